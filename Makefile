@@ -1,0 +1,48 @@
+# make demo | test | check | wheel | bench: each sets up .venv first, once.
+# PYTHON is the interpreter that makes it; WORKERS is the number of test processes.
+
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+SETUP := .venv/.installed
+TORCH := $(shell grep '^torch==' constraints.txt)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+MAX_WHEEL_BYTES := 20000000
+
+.PHONY: .venv demo test check wheel bench clean
+
+.venv: $(SETUP)
+
+# torch comes first and alone: the constraint then holds the build that the machine's own index prefers
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,plots]'
+	touch $@
+
+demo: $(SETUP)
+	$(BIN)/llmppl demo
+
+test: $(SETUP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(PYTEST) -m "not slow"
+
+# the statistical and fuzz tests at full count, and the slow ones
+check: $(SETUP)
+	LLMPPL_FULL=1 $(PYTEST)
+
+wheel: $(SETUP)
+	rm -rf dist
+	$(BIN)/python -m build --wheel
+	@for wheel in dist/*.whl; do \
+		size=$$(wc -c < $$wheel); \
+		echo "$$wheel: $$size bytes"; \
+		test $$size -lt $(MAX_WHEEL_BYTES) || { echo "over $(MAX_WHEEL_BYTES) bytes" >&2; exit 1; }; \
+	done
+
+bench: $(SETUP)
+	$(BIN)/python benchmarks/steering.py
+
+clean:
+	rm -rf .venv build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

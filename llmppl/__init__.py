@@ -1,0 +1,68 @@
+"""llmppl: probabilistic programming with language models.
+
+A Model is a program; each step draws and weighs; inference advances many copies of it; the runtime turns what they ask
+into one batch; the lm answers from a trie of cached keys and values. Nothing heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmppl.inference.exact import enumerate_exact as enumerate_exact
+    from llmppl.inference.particles import Particles as Particles
+    from llmppl.inference.smc import importance_sampling as importance_sampling
+    from llmppl.inference.smc import smc_standard as smc_standard
+    from llmppl.inference.smc import smc_steer as smc_steer
+    from llmppl.lm.transformer import CachedTransformer as CachedTransformer
+    from llmppl.lm.vocab import EOS as EOS
+    from llmppl.lm.vocab import Vocabulary as Vocabulary
+    from llmppl.models.distributions import Bernoulli as Bernoulli
+    from llmppl.models.distributions import Categorical as Categorical
+    from llmppl.models.distributions import Delta as Delta
+    from llmppl.models.distributions import Geometric as Geometric
+    from llmppl.models.distributions import Uniform as Uniform
+    from llmppl.models.distributions import mixture as mixture
+    from llmppl.models.distributions import product as product
+    from llmppl.models.model import Model as Model
+    from llmppl.models.programs import ConstrainedText as ConstrainedText
+    from llmppl.models.programs import Infilling as Infilling
+    from llmppl.models.programs import PromptIntersection as PromptIntersection
+
+_HOME = {
+    "Model": "models.model",
+    "EOS": "lm.vocab",
+    "CachedTransformer": "lm.transformer",
+    "Vocabulary": "lm.vocab",
+    "Bernoulli": "models.distributions",
+    "Categorical": "models.distributions",
+    "Geometric": "models.distributions",
+    "Uniform": "models.distributions",
+    "Delta": "models.distributions",
+    "product": "models.distributions",
+    "mixture": "models.distributions",
+    "smc_steer": "inference.smc",
+    "smc_standard": "inference.smc",
+    "importance_sampling": "inference.smc",
+    "enumerate_exact": "inference.exact",
+    "Particles": "inference.particles",
+    "ConstrainedText": "models.programs",
+    "Infilling": "models.programs",
+    "PromptIntersection": "models.programs",
+}
+
+__all__ = list(_HOME)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"llmppl has no {name!r}; it has {', '.join(_HOME)}")
+    value = getattr(importlib.import_module(f"llmppl.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,1 @@
+"""Inference: advance many weighted copies of a model, and what that returns."""

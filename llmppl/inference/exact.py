@@ -1,0 +1,114 @@
+"""The posterior by enumeration: every path of choices through a program, with its exact weight.
+
+Only `Model.draw` is replaced. A step is replayed with a list of choices; where it makes one more, it is left there and
+replayed once for each value the choice can take. So the truth against which samplers are tested shares their program,
+and nothing of their loop.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import numpy as np
+
+from llmppl.inference.particles import Death, Particles
+from llmppl.models.distributions import Distribution, Impossible
+from llmppl.models.model import Model
+from llmppl.runtime import Runtime
+
+M = TypeVar("M", bound=Model)
+
+_TOGETHER = 512                                         # replays that share a forward pass
+
+
+class _Branch(BaseException):
+    """Leaves a replay at the first choice that its path does not hold."""
+
+
+class _NoStream:
+    """Stands for a particle's random stream: what is drawn from it directly cannot be enumerated."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise TypeError(f"enumerate_exact cannot enumerate self.rng.{name}(); draw with self.sample(dist)")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _NoStream:
+        return self
+
+
+class _Replay:
+    """One run of a step with its first choices fixed."""
+
+    def __init__(self, state: Model, path: tuple[int, ...]) -> None:
+        self.state, self.path = state, path
+        self.particle = state.copy()
+        self.particle.rng = _NoStream()                 # type: ignore[assignment]
+        self.particle.draw = self._draw                 # type: ignore[method-assign]
+        self.made = 0                                   # choices so far
+        self.log_q = 0.0
+        self.ahead: list[int] | None = None             # where the step was left: what can be chosen there
+
+    def run(self) -> None:
+        try:
+            self.particle.step()
+        except _Branch:
+            return
+        del self.particle.draw
+        self.particle.log_weight += self.log_q
+
+    def _draw(self, dist: Distribution) -> Any:
+        log_probs = dist.log_probs()
+        assert dist.support is not None
+        if self.made == len(self.path):
+            self.ahead = np.flatnonzero(log_probs > -np.inf).tolist()
+            if not self.ahead:
+                self.ahead = None
+                raise Impossible(f"{dist!r} has no value of positive probability")
+            raise _Branch
+        place = self.path[self.made]
+        self.made += 1
+        self.log_q += float(log_probs[place])
+        return dist.support[place]
+
+
+def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
+    """Every outcome of positive weight, with its exact log weight; `log_ml` is log Z itself.
+
+    Parameters
+    ----------
+    model : Model
+        A program all of whose choices have finite support, else TypeError. The number of outcomes grows exponentially
+        with the number of choices.
+    max_steps : int, optional
+        As in `smc_steer`: what has not finished by then is returned marked `cut`, and Z is that of the cut program.
+
+    Returns
+    -------
+    Particles
+        One for each path of choices; two paths may lead to the same text.
+    """
+    if not isinstance(model, Model):
+        raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
+    runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
+    states = [model.copy()]
+    while states and t != max_steps:
+        t += 1
+        todo = [_Replay(state, ()) for state in states if not state.finished]
+        done += [state for state in states if state.finished]
+        states = []
+        while todo:
+            batch, todo = todo[-_TOGETHER:], todo[:-_TOGETHER]
+            runtime.run([replay.run for replay in batch], [f"an outcome at step {t}"] * len(batch))
+            for replay in batch:
+                particle: Any = replay.particle
+                if replay.ahead is not None:
+                    todo += [_Replay(replay.state, (*replay.path, place)) for place in replay.ahead]
+                elif particle.log_weight == -math.inf:
+                    deaths.append(Death(t, particle.death or "weight zero"))
+                else:
+                    (done if particle.finished else states).append(particle)
+    for particle in states:
+        if not particle.finished:
+            particle.untwist()
+            particle.finished = particle.cut = True
+    return Particles(done + states, stats=runtime.stats, deaths=deaths)

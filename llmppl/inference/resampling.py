@@ -1,0 +1,211 @@
+"""Resampling: choose N of M weighted particles without biasing sums over them.
+
+Every scheme is `scheme(rng, log_weights, N) -> (ancestors, log_weights)`: `ancestors` indexes the M old particles, in
+increasing order, and the new weights satisfy  E[sum_i w'_i f(x_i)] = sum_j w_j f(x_j)  for every f. Weights need not
+be normalised, and their sum is kept exactly, not only on average.
+
+A particle is *dead* if its log weight is -inf. No scheme returns a dead particle; if all are dead, two empty arrays.
+
+`multinomial`, `residual`, `stratified` and `systematic` return N particles of equal weight, with repeats. They differ
+in how the number of copies varies: multinomial most, then residual and stratified (never more than multinomial), and
+systematic with one uniform in all. `optimal` returns N distinct particles of unequal weight: it never copies, which is
+what a down-sampler of M > N different particles wants.
+
+Sources: Fearnhead & Clifford (2003), "On-line inference for hidden Markov models via particle filters", for `optimal`;
+Carpenter, Clifford & Fearnhead (1999), "Improved particle filter for nonlinear problems", for `systematic`; Douc,
+Cappe & Moulines (2005), "Comparison of resampling schemes for particle filtering", for the others.
+"""
+
+import operator
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["Scheme", "logsumexp", "multinomial", "optimal", "residual", "stratified", "systematic", "threshold"]
+
+Resampled = tuple[NDArray[np.int64], NDArray[np.float64]]
+Scheme = Callable[[np.random.Generator, ArrayLike, int], Resampled]
+
+
+def logsumexp(log_weights: ArrayLike) -> float:
+    """log sum_j exp(log_weights[j]), or -inf if there is nothing to sum."""
+    log_weights = np.asarray(log_weights, dtype=np.float64)
+    peak = np.max(log_weights, initial=-np.inf)
+    if not np.isfinite(peak):                       # -inf - -inf would be NaN
+        return float(peak)
+    return float(peak + np.log(np.sum(np.exp(log_weights - peak))))
+
+
+def multinomial(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
+    """N independent draws by weight.
+
+    Parameters
+    ----------
+    rng : np.random.Generator
+    log_weights : (M,) array_like of float
+        -inf for a dead particle; ValueError for NaN and +inf.
+    N : int, at least 1
+
+    Returns
+    -------
+    ancestors : (N,) int64 ndarray, increasing
+    log_weights : (N,) float64 ndarray
+        logsumexp of the old ones - log N, for each. Both are empty if every particle is dead.
+    """
+    alive, log_weights, N = _checked(log_weights, N)
+    if not alive.size:
+        return alive, log_weights
+    points = np.sort(rng.random(N))
+    return alive[_owners(log_weights, points)], _equal(log_weights, N)
+
+
+def residual(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
+    """floor(N W_j) copies of particle j for certain, the rest by independent draws from what is left (W_j normalised).
+
+    Parameters, returns and errors are those of `multinomial`.
+    """
+    alive, log_weights, N = _checked(log_weights, N)
+    if not alive.size:
+        return alive, log_weights
+    weights = np.exp(log_weights - np.max(log_weights))
+    share = N * (weights / np.sum(weights))         # (M,) the expected number of copies, sum N
+    copies = np.floor(share * (1 + 1e-12))          # a share of 3 may be computed as 2.9999999999999996
+    ancestors = np.repeat(np.arange(alive.size), copies.astype(np.int64))
+    num_left = N - ancestors.size
+    if num_left:
+        with np.errstate(divide="ignore"):          # log 0 is -inf
+            log_left = np.log(np.maximum(share - copies, 0.0))
+        drawn = _owners(log_left, np.sort(rng.random(num_left)))
+        ancestors = np.sort(np.concatenate([ancestors, drawn]))
+    return alive[ancestors], _equal(log_weights, N)
+
+
+def stratified(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
+    """One draw from each of N equal strata of the cumulated weight, each with a uniform of its own.
+
+    Parameters, returns and errors are those of `multinomial`.
+    """
+    alive, log_weights, N = _checked(log_weights, N)
+    if not alive.size:
+        return alive, log_weights
+    points = (np.arange(N) + rng.random(N)) / N
+    return alive[_owners(log_weights, points)], _equal(log_weights, N)
+
+
+def systematic(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
+    """One draw from each of N equal strata of the cumulated weight, all at the same place in their stratum.
+
+    Particle j has floor(N W_j) or ceil(N W_j) copies (W_j normalised). Parameters, returns and errors are those of
+    `multinomial`.
+    """
+    alive, log_weights, N = _checked(log_weights, N)
+    if not alive.size:
+        return alive, log_weights
+    points = (np.arange(N) + rng.random()) / N
+    return alive[_owners(log_weights, points)], _equal(log_weights, N)
+
+
+def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
+    """N distinct particles: those with c w >= 1 for certain, the others with probability c w; sum_j min(c w_j, 1) = N.
+
+    One kept for certain has its weight unchanged, another the weight 1/c, chosen by systematic sampling. Of all
+    unbiased schemes that leave at most N positive weights, this one has the least expected squared change of the
+    weights (Fearnhead & Clifford 2003). If at most N are alive, all of them are returned as they are.
+
+    Parameters
+    ----------
+    rng : np.random.Generator
+    log_weights : (M,) array_like of float
+        -inf for a dead particle; ValueError for NaN and +inf.
+    N : int, at least 1
+
+    Returns
+    -------
+    ancestors : (n,) int64 ndarray, strictly increasing
+        n is N, or the number of those alive if that is less.
+    log_weights : (n,) float64 ndarray
+    """
+    alive, log_weights, N = _checked(log_weights, N)
+    if alive.size <= N:
+        return alive, log_weights
+    log_c, certain = threshold(log_weights, N)
+    undecided = np.flatnonzero(~certain)
+    n = N - np.count_nonzero(certain)               # at least 1
+    # No share of the undecided weight is above 1/n, so that points 1/n apart never meet one twice. Where a share is
+    # just 1/n, rounding may break that: move a repeat one on, and what then runs past the end back.
+    i = np.arange(n)
+    chosen = _owners(log_weights[undecided], (i + rng.random()) / n)
+    chosen = i + np.maximum.accumulate(chosen - i)
+    chosen = np.minimum(chosen, undecided.size - n + i)
+    kept = certain.copy()
+    kept[undecided[chosen]] = True
+    return alive[kept], np.where(certain, log_weights, -log_c)[kept]
+
+
+def threshold(log_weights: ArrayLike, N: int) -> tuple[float, NDArray[np.bool_]]:
+    """log c with sum_j min(c w_j, 1) = N, and which particles reach it.
+
+    With the k largest kept for certain, k + c (sum of the others) = N; the right k is the least one for which the
+    next weight w has c w <= 1. It is below N, so only the N largest are sorted: O(M + N log N).
+
+    Parameters
+    ----------
+    log_weights : (M,) array_like of float, more than N of them above -inf
+    N : int, at least 1
+
+    Returns
+    -------
+    log_c : float
+    certain : (M,) bool ndarray
+        True where c w >= 1, fewer than N of them. A weight with c w = 1 to rounding may be on either side, which
+        changes neither its probability nor its weight.
+
+    Raises
+    ------
+    ValueError
+        If at most N weights are positive; no c, or every c from some one on, has the sum.
+    """
+    alive, log_alive, N = _checked(log_weights, N)
+    if alive.size <= N:
+        raise ValueError(f"a threshold for N={N} needs more than {N} particles alive; there are {alive.size}")
+    order = np.argpartition(log_alive, alive.size - N)
+    rest, top = order[: alive.size - N], order[alive.size - N :]
+    top = top[np.argsort(-log_alive[top], kind="stable")]
+    rising = np.append(logsumexp(log_alive[rest]), log_alive[top[::-1]])
+    log_tails = np.logaddexp.accumulate(rising)[:0:-1]              # (N,) log of the sum without the k largest
+    k = int(np.argmax(np.log(np.arange(N, 0, -1)) + log_alive[top] <= log_tails))   # true at N - 1, if nowhere before
+    certain = np.zeros(np.size(log_weights), dtype=np.bool_)
+    certain[alive[top[:k]]] = True
+    left = np.asarray(log_weights, dtype=np.float64)[~certain]
+    return float(np.log(N - k) - logsumexp(left)), certain
+
+
+def _checked(log_weights: ArrayLike, N: int) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
+    """The indices of those alive, their log weights, and N; errors for what has no meaning."""
+    try:
+        N = operator.index(N)
+    except TypeError:
+        raise TypeError(f"N counts particles and must be a whole number, at least 1; got {N!r}") from None
+    if N < 1:
+        raise ValueError(f"N counts particles and must be at least 1; got {N}")
+    log_weights = np.asarray(log_weights, dtype=np.float64)
+    if log_weights.ndim != 1:
+        raise ValueError(f"log_weights must have one dimension; got shape {log_weights.shape}")
+    wrong = np.flatnonzero(~(log_weights < np.inf))
+    if wrong.size:
+        raise ValueError(f"log_weights[{wrong[0]}] is {log_weights[wrong[0]]}; a log weight is finite, or -inf if dead")
+    alive = np.flatnonzero(log_weights > -np.inf).astype(np.int64, copy=False)
+    return alive, log_weights[alive], N
+
+
+def _owners(log_weights: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The particle in whose part of [0, 1), cut in proportion to the weights, each point lies; (n,) for (n,) points."""
+    cum = np.cumsum(np.exp(log_weights - np.max(log_weights)))
+    cum /= cum[-1]
+    points = np.minimum(points, np.nextafter(1.0, 0.0))             # (i + u) / n may round to 1, which nobody owns
+    return np.searchsorted(cum, points, side="right").astype(np.int64, copy=False)   # a part of length 0 is passed
+
+
+def _equal(log_weights: NDArray[np.float64], N: int) -> NDArray[np.float64]:
+    return np.full(N, logsumexp(log_weights) - np.log(N))

@@ -1,0 +1,1 @@
+"""Language models: what a text may be followed by, and with what probability."""

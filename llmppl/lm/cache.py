@@ -1,0 +1,290 @@
+"""The only cache: a trie of contexts (the index) and the bytes they keep (the store).
+
+A `Node` of the trie is a context: its tokens are those on the path from the root, so what a node keeps depends on the
+full path and never on a suffix. A node can keep the keys and values of its last token (in a *slot* of the backend's
+slab), its *row* (the logits of the next token), and the scalar log-probability of its token given its parent.
+
+`Store` holds slots and rows under one budget in bytes. A node with a slot has parents with slots, so slots are given up
+from the leaves, least recently used first; rows are given up before slots. What was given up is recomputed if asked
+for again. A node itself lives while a `Context`, a child, a slot or a row holds it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Row(NamedTuple):
+    """The law of the next token: log p(v) = logits[v] - log_z."""
+
+    logits: NDArray[Any]                                # (V,) float32, or float64 of a float64 model
+    log_z: float
+
+
+@dataclass
+class Batch:
+    """Tokens to run, as the rows of one forward pass.
+
+    tokens : (B, Q) int64, right-padded with 0
+    starts : (B,) int64, how many tokens of the row's context come before
+    lengths : (B,) int64, how many of the Q tokens are real
+    slots : (B, T) int64, the slots of the row's whole context, its new tokens included, right-padded with 0; T is the
+        longest context. None: starts are 0, and nothing is read or written.
+    asked : list of (row, column) whose logits are wanted
+    """
+
+    tokens: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    slots: NDArray[np.int64] | None
+    asked: list[tuple[int, int]]
+
+
+class Backend(Protocol):
+    """A language model as the cache sees it: from tokens to logits, keeping keys and values in slots if it can.
+
+    slot_bytes : bytes of keys and values per token; 0 for a backend that keeps none (its contexts are recomputed)
+    max_length : the longest context it can read, or None
+    """
+
+    slot_bytes: int
+    max_length: int | None
+
+    def reserve(self, slots: int) -> None:
+        """Make room for slots 0 .. slots - 1, keeping what is in them."""
+
+    def forward(self, batch: Batch) -> NDArray[Any]:
+        """(len(batch.asked), >= V) float32 or float64 logits of the token after each asked place."""
+
+
+class Node:
+    """A context: the path of tokens from the root to here."""
+
+    __slots__ = ("parent", "token", "depth", "children", "contexts", "slot", "kept", "row", "log_prob", "used")
+
+    def __init__(self, parent: Node | None, token: int) -> None:
+        self.parent = parent
+        self.token = token
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.children: dict[int, Node] = {}
+        self.contexts = 0                               # how many Context objects point here
+        self.slot = -1
+        self.kept = 0                                   # how many children have a slot
+        self.row: Row | None = None
+        self.log_prob: float | None = None              # of `token` given `parent`
+        self.used = 0                                   # when last asked for
+
+    def path(self) -> Iterator[Node]:
+        """The nodes from here up to the root, which is left out."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def tokens(self) -> list[int]:
+        return [node.token for node in self.path()][::-1]
+
+    def child(self, token: int) -> Node:
+        """The node one token further, made if it is not there."""
+        node = self.children.get(token)
+        if node is None:
+            node = self.children[token] = Node(self, token)
+        return node
+
+    def prune(self) -> None:
+        """Leave the trie, and with it every parent that nothing else holds."""
+        node = self
+        while node.parent is not None and not (node.contexts or node.children or node.slot >= 0 or node.row is not None):
+            del node.parent.children[node.token]
+            node = node.parent
+
+
+class Store:
+    """Slots and rows under one budget.
+
+    Parameters
+    ----------
+    budget : int
+        The most bytes that slots and rows may take together.
+    slot_bytes : int
+        Bytes of a slot; 0 if the backend has none.
+    reserve : callable
+        `reserve(n)` makes the backend hold n slots.
+    """
+
+    def __init__(self, budget: int, slot_bytes: int, reserve: Callable[[int], None]) -> None:
+        self.budget, self.slot_bytes, self._reserve = budget, slot_bytes, reserve
+        self.owners: list[Node | None] = []             # by slot
+        self.evictions = 0                              # slots given up so far
+        self.peak_bytes = 0
+        self._free: list[int] = []
+        self._rows: OrderedDict[Node, int] = OrderedDict()      # node -> bytes, least recently used first
+        self._row_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held now: the whole slab, its free slots included, and the rows."""
+        return len(self.owners) * self.slot_bytes + self._row_bytes
+
+    @property
+    def slots_used(self) -> int:
+        return len(self.owners) - len(self._free)
+
+    @property
+    def rows_used(self) -> int:
+        return len(self._rows)
+
+    # ---- rows
+
+    def put_row(self, node: Node, row: Row) -> None:
+        """Keep `row` if it fits beside the slab, in place of the least recently used rows."""
+        size = row.logits.nbytes
+        room = self.budget - len(self.owners) * self.slot_bytes
+        if size > room:
+            return
+        self._shrink_rows(room - size)
+        node.row = row
+        self._rows[node] = size
+        self._row_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+    def touch_row(self, node: Node) -> None:
+        self._rows.move_to_end(node)
+
+    def _shrink_rows(self, most: int) -> None:
+        while self._row_bytes > most:
+            node, size = self._rows.popitem(last=False)
+            self._row_bytes -= size
+            node.row = None
+            node.prune()
+
+    # ---- slots
+
+    def room(self, wanted: int, keep: Iterable[Node]) -> int:
+        """Free up to `wanted` slots and return how many there are now; the paths of `keep` stay."""
+        if len(self._free) < wanted:
+            self._grow(wanted - len(self._free))
+        if len(self._free) < wanted:
+            self._evict(wanted - len(self._free), keep)
+        return min(wanted, len(self._free))
+
+    def _grow(self, more: int) -> None:
+        """Enlarge the slab by at least `more` slots if the budget allows, by half of it where there is room to spare."""
+        if not self.slot_bytes:
+            return
+        size, most = len(self.owners), self.budget // self.slot_bytes
+        generous = max(more, size // 2, 64)
+        new = min(size + generous, (self.budget - self._row_bytes) // self.slot_bytes)
+        if new < size + more:                           # rows make way
+            new = min(size + more, most)
+        if new <= size:
+            return
+        self._shrink_rows(self.budget - new * self.slot_bytes)
+        self._reserve(new)
+        self.owners.extend([None] * (new - size))
+        self._free.extend(range(new - 1, size - 1, -1))
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+    def _evict(self, wanted: int, keep: Iterable[Node]) -> None:
+        """Give up the slots of the least recently used leaves: `wanted`, and an eighth of all to have some in hand."""
+        safe = {id(node) for end in keep for node in end.path()}
+        wanted = max(wanted, len(self.owners) // 8)
+        heap = [
+            (node.used, node.slot, node)
+            for node in self.owners
+            if node is not None and not node.kept and id(node) not in safe
+        ]
+        heapq.heapify(heap)
+        while heap and wanted > 0:
+            used, _, node = heapq.heappop(heap)
+            parent = node.parent
+            assert parent is not None
+            self.free(node)
+            self.evictions += 1
+            wanted -= 1
+            parent.used = max(parent.used, used)
+            if parent.slot >= 0 and not parent.kept and id(parent) not in safe:
+                heapq.heappush(heap, (parent.used, parent.slot, parent))
+
+    def take(self, node: Node) -> None:
+        """Give `node`, whose parent has a slot or is the root, a free slot."""
+        node.slot = self._free.pop()
+        self.owners[node.slot] = node
+        assert node.parent is not None
+        node.parent.kept += 1
+
+    def free(self, node: Node) -> None:
+        """Take the slot of a node none of whose children has one."""
+        self.owners[node.slot] = None
+        self._free.append(node.slot)
+        node.slot = -1
+        assert node.parent is not None
+        node.parent.kept -= 1
+        node.prune()
+
+
+class Trie:
+    """All contexts of one language model. `print(trie)` draws them: what they share, who is there, and what is kept."""
+
+    def __init__(self, tokens: list[bytes], store: Store) -> None:
+        self.root = Node(None, -1)
+        self.store = store
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        """The number of contexts."""
+        return sum(1 for _ in self._below(self.root))
+
+    @staticmethod
+    def _below(root: Node) -> Iterator[Node]:
+        stack = [root]
+        while stack:
+            children = stack.pop().children.values()
+            stack.extend(children)
+            yield from children
+
+    def __repr__(self) -> str:
+        store = self.store
+        return (
+            f"<Trie of {len(self)} contexts: keys and values of {store.slots_used}, next-token laws of {store.rows_used}; "
+            f"{store.bytes / 1e6:.1f} of {store.budget / 1e6:.1f} MB>"
+        )
+
+    def draw(self, most: int = 60) -> str:
+        """The trie as text, one line for each run of tokens without a branch, at most `most` lines.
+
+        `▪` stands for a token whose keys and values are kept and `▫` for one without; `◆` marks a kept next-token law;
+        `(n)` says that n contexts, of particles or of the caller, stand at the end of the line.
+        """
+        lines: list[str] = []
+        stack: list[tuple[Node, str, str]] = [(node, "", "") for node in reversed(self.root.children.values())]
+        while stack and len(lines) < most:
+            node, lead, below = stack.pop()
+            run = [node]
+            while len(node.children) == 1 and not node.contexts:
+                node = next(iter(node.children.values()))
+                run.append(node)
+            data = b"".join(self._tokens[each.token] or f"<{each.token}>".encode() for each in run)
+            text = repr(data.decode("utf-8", "replace"))
+            text = text if len(text) <= 72 else text[:34] + " ... " + text[-33:]
+            kept = "".join("▪" if each.slot >= 0 else "▫" for each in run)
+            kept = kept if len(kept) <= 12 else f"{kept[0]}x{len(kept)}" if len(set(kept)) == 1 else kept[:11] + "…"
+            law, here = " ◆" if node.row is not None else "", f" ({node.contexts})" if node.contexts else ""
+            lines.append(f"{lead}{text} {kept}{law}{here}")
+            children = list(node.children.values())
+            for i, child in reversed(list(enumerate(children))):
+                last = i == len(children) - 1
+                stack.append((child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  ")))
+        if stack:
+            lines.append(f"... and {sum(1 + sum(1 for _ in self._below(node)) for node, *_ in stack)} contexts more")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.draw()}"

@@ -1,0 +1,1 @@
+"""Probabilistic models: the programs that users write, and what they are made of."""

@@ -1,0 +1,331 @@
+"""Distributions: what a program samples from and observes.
+
+A `Distribution` has `sample(rng)`, `log_prob(value)`, and a `support`; where the support is finite, `log_probs()` gives
+all log-probabilities in the order of the support. Asking a distribution anything changes nothing.
+
+A `Finite` distribution is given by log-weights over its support that need not be normalised and are computed when first
+asked for. Everything derived from it (`masked`, `tempered`, `top_k`, `top_p`, `product`, `mixture`) is Finite again.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+class Impossible(ValueError):
+    """A value was asked of a distribution that has none: every log-probability is -inf."""
+
+
+class Distribution(ABC):
+    """The law of a random value.
+
+    Attributes
+    ----------
+    support : Sequence or None
+        The values it can take, in the order of `log_probs()`; None where they are infinitely many.
+    """
+
+    support: Sequence[Any] | None = None
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator) -> Any:
+        """One value drawn with `rng`. Raises `Impossible` where no value has positive probability."""
+
+    @abstractmethod
+    def log_prob(self, value: Any) -> float:
+        """Log-probability of `value`; -inf outside the support."""
+
+    def log_probs(self) -> Floats:
+        """(n,) read-only float64: the log-probability of each value of the support. TypeError if that is infinite."""
+        if self.support is None:
+            raise TypeError(f"{self} has no finite support, so its log-probabilities cannot be listed")
+        return _frozen(np.array([self.log_prob(value) for value in self.support]))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self                                     # immutable
+
+
+class Finite(Distribution):
+    """A distribution with finite support.
+
+    Parameters
+    ----------
+    support : Sequence
+        The values.
+    log_weights : (n,) array, or a callable that returns one
+        Log-probabilities up to a constant; -inf marks what cannot happen. A callable is called once, when needed.
+    """
+
+    support: Sequence[Any]
+
+    def __init__(self, support: Sequence[Any], log_weights: ArrayLike | Callable[[], Floats]) -> None:
+        self.support = support
+        self._compute = log_weights if callable(log_weights) else None
+        self._log_weights = None if callable(log_weights) else np.asarray(log_weights, dtype=np.float64)
+        self._cumulative: Floats | None = None          # (n,) of exp(log_weights - max)
+        self._log_total = math.nan
+        self._log_probs: Floats | None = None
+
+    def log_weights(self) -> Floats:
+        """(n,) float64, not normalised."""
+        if self._log_weights is None:
+            assert self._compute is not None
+            self._log_weights, self._compute = self._compute(), None
+        return self._log_weights
+
+    def _normalise(self) -> Floats:
+        """The cumulative weights, with `_log_total` set; all zero where nothing is possible."""
+        if self._cumulative is None:
+            log_weights = self.log_weights()
+            top = log_weights.max()
+            if top == -np.inf:
+                self._cumulative, self._log_total = np.zeros(len(log_weights)), -math.inf
+            else:
+                self._cumulative = np.cumsum(np.exp(log_weights - top))
+                self._log_total = float(top) + math.log(self._cumulative[-1])
+        return self._cumulative
+
+    def log_probs(self) -> Floats:
+        if self._log_probs is None:
+            self._normalise()
+            log_weights = self.log_weights()
+            impossible = self._log_total == -math.inf
+            self._log_probs = _frozen(log_weights.copy() if impossible else log_weights - self._log_total)
+        return self._log_probs
+
+    def log_prob(self, value: Any) -> float:
+        try:
+            place = self.support.index(value)
+        except ValueError:
+            return -math.inf
+        return float(self.log_probs()[place])
+
+    def sample(self, rng: np.random.Generator) -> Any:
+        cumulative = self._normalise()
+        total = cumulative[-1]
+        if total == 0.0:
+            raise Impossible(f"{self} has no value of positive probability")
+        place = int(cumulative.searchsorted(rng.random() * total, side="right"))
+        if place == len(cumulative):                    # rounding: the last value of positive probability
+            place = int(cumulative.searchsorted(total, side="left"))
+        return self.support[place]
+
+    def _derive(self, compute: Callable[[], Floats]) -> Finite:
+        return Finite(self.support, compute)
+
+    def masked(self, mask: ArrayLike) -> Finite:
+        """This law given that the value is one that `mask` allows.
+
+        Parameters
+        ----------
+        mask : (n,) bool
+            True at the allowed values. Where the allowed values have no probability, sampling raises `Impossible` (in a
+            program, the particle dies).
+        """
+        allowed = np.asarray(mask)
+        if allowed.dtype != np.bool_:
+            raise TypeError(f"a mask is an array of bool, not of {allowed.dtype}")
+        if allowed.shape != (len(self.support),):
+            raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
+        return self._derive(lambda: np.where(allowed, self.log_weights(), -np.inf))
+
+    def tempered(self, temperature: float) -> Finite:
+        """This law with every probability raised to the power 1 / `temperature`, and normalised again."""
+        if not 0.0 < temperature < math.inf:
+            raise ValueError(f"the temperature must be positive and finite, not {temperature!r} (greedy is top_k(1))")
+        return self._derive(lambda: (self.log_weights() - self.log_weights().max()) / temperature)
+
+    def top_k(self, k: int) -> Finite:
+        """This law given that the value is among the `k` most probable ones; of equals, the first in the support."""
+        if k != int(k) or k < 1:
+            raise ValueError(f"top_k wants an integer of at least 1, not {k!r}")
+
+        def compute() -> Floats:
+            log_weights = self.log_weights()
+            if k >= len(log_weights):
+                return log_weights
+            least = np.partition(log_weights, len(log_weights) - k)[len(log_weights) - k]
+            keep = log_weights > least
+            keep[np.flatnonzero(log_weights == least)[: k - int(keep.sum())]] = True
+            return np.where(keep, log_weights, -np.inf)
+
+        return self._derive(compute)
+
+    def top_p(self, p: float) -> Finite:
+        """This law given that the value is in the smallest set of most probable ones of probability at least `p`."""
+        if not 0.0 < p <= 1.0:
+            raise ValueError(f"top_p wants a probability in (0, 1], not {p!r}")
+
+        def compute() -> Floats:
+            log_probs = self.log_probs()
+            order = np.argsort(-log_probs, kind="stable")
+            before = np.cumsum(np.exp(log_probs[order])) - np.exp(log_probs[order])
+            keep = np.zeros(len(order), dtype=np.bool_)
+            keep[order[before < p]] = True
+            return np.where(keep, log_probs, -np.inf)
+
+        return self._derive(compute)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.support)} values)"
+
+
+class Categorical(Finite):
+    """One of finitely many values, with the probabilities given.
+
+    Parameters
+    ----------
+    probs : (n,) array of probabilities that sum to 1, or a dict from value to probability
+    values : sequence of n values, optional
+        0, 1, ..., n - 1 if left out.
+    """
+
+    def __init__(self, probs: ArrayLike | dict[Any, float], values: Sequence[Any] | None = None) -> None:
+        if isinstance(probs, dict):
+            if values is not None:
+                raise ValueError("Categorical takes its values from the dict; leave `values` out")
+            values, probs = tuple(probs), list(probs.values())
+        array = _probabilities(probs, "Categorical")
+        if values is not None and len(values) != len(array):
+            raise ValueError(f"Categorical got {len(array)} probabilities for {len(values)} values")
+        with np.errstate(divide="ignore"):
+            super().__init__(range(len(array)) if values is None else tuple(values), np.log(array))
+
+    def __repr__(self) -> str:
+        pairs = zip(self.support, np.exp(self.log_probs()), strict=True)
+        return f"Categorical({{{', '.join(f'{value!r}: {p:.4g}' for value, p in pairs)}}})"
+
+
+class Bernoulli(Finite):
+    """True with probability `p`, else False."""
+
+    def __init__(self, p: float) -> None:
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"Bernoulli wants a probability in [0, 1], not {p!r}")
+        self.p = float(p)
+        with np.errstate(divide="ignore"):
+            super().__init__((False, True), np.log([1.0 - self.p, self.p]))
+
+    def __repr__(self) -> str:
+        return f"Bernoulli({self.p:g})"
+
+
+class Uniform(Finite):
+    """An integer from `low` to `high`, both included, all equally likely."""
+
+    def __init__(self, low: int, high: int) -> None:
+        if low != int(low) or high != int(high) or low > high:
+            raise ValueError(f"Uniform wants integers low <= high, not {low!r} and {high!r}")
+        super().__init__(range(int(low), int(high) + 1), np.zeros(int(high) - int(low) + 1))
+
+    def __repr__(self) -> str:
+        return f"Uniform({self.support[0]}, {self.support[-1]})"
+
+
+class Geometric(Distribution):
+    """The number of failures before the first success: P(n) = p (1 - p)^n on n = 0, 1, 2, ...
+
+    Parameters
+    ----------
+    p : float in (0, 1]
+    most : int, optional
+        The law given n <= most; its support is then finite.
+    """
+
+    def __init__(self, p: float, most: int | None = None) -> None:
+        if not 0.0 < p <= 1.0:
+            raise ValueError(f"Geometric wants a probability in (0, 1], not {p!r}")
+        if most is not None and (most != int(most) or most < 0):
+            raise ValueError(f"Geometric wants an integer most >= 0, not {most!r}")
+        self.p, self.most = float(p), most
+        self.support = None if most is None else range(int(most) + 1)
+        self._log_fail = math.log1p(-self.p) if self.p < 1.0 else -math.inf
+        self._mass = 1.0 if most is None else -math.expm1((most + 1) * self._log_fail)      # P(n <= most) untruncated
+
+    def sample(self, rng: np.random.Generator) -> int:
+        if self.p == 1.0:
+            return 0
+        n = int(math.log1p(-rng.random() * self._mass) / self._log_fail)
+        return n if self.most is None else min(n, self.most)
+
+    def log_prob(self, value: Any) -> float:
+        if value != int(value) or value < 0 or (self.most is not None and value > self.most):
+            return -math.inf
+        return math.log(self.p / self._mass) + (int(value) * self._log_fail if value else 0.0)
+
+    def __repr__(self) -> str:
+        return f"Geometric({self.p:g})" if self.most is None else f"Geometric({self.p:g}, most={self.most})"
+
+
+class Delta(Distribution):
+    """Always `value`: `sample(dist, proposal=Delta(v))` is `observe(dist, v)`."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.support = (value,)
+
+    def sample(self, rng: np.random.Generator) -> Any:
+        return self.value
+
+    def log_prob(self, value: Any) -> float:
+        return 0.0 if value == self.value else -math.inf
+
+    def __repr__(self) -> str:
+        return f"Delta({self.value!r})"
+
+
+def product(*dists: Finite) -> Finite:
+    """The law proportional to the product of the probabilities (a product of experts; Hinton 2002).
+
+    All must be Finite with the same support (for tokens: the same vocabulary), else a ValueError says which differ.
+    Where no value is possible under all of them, sampling raises `Impossible`.
+    """
+    first = _same_support("product", dists)
+    return first._derive(lambda: np.sum([dist.log_probs() for dist in dists], axis=0))
+
+
+def mixture(dists: Sequence[Finite], weights: ArrayLike) -> Finite:
+    """The law sum_k weights[k] dists[k]; `weights` are probabilities, the supports are the same."""
+    first = _same_support("mixture", dists)
+    probs = _probabilities(weights, "mixture")
+    if len(probs) != len(dists):
+        raise ValueError(f"mixture got {len(probs)} weights for {len(dists)} distributions")
+    parts = [(math.log(p), dist) for p, dist in zip(probs, dists, strict=True) if p > 0.0]
+    return first._derive(lambda: np.logaddexp.reduce([log_p + dist.log_probs() for log_p, dist in parts]))
+
+
+def _same_support(name: str, dists: Sequence[Finite]) -> Finite:
+    if not dists:
+        raise ValueError(f"{name} of no distributions")
+    for dist in dists:
+        if not isinstance(dist, Finite):
+            raise TypeError(f"{name} wants distributions with finite support, not {dist!r}")
+        if dist.support is not dists[0].support and dist.support != dists[0].support:
+            raise ValueError(f"{name} of distributions over different values: {dists[0].support} and {dist.support}")
+    return dists[0]
+
+
+def _probabilities(probs: ArrayLike, name: str) -> Floats:
+    """`probs` as a (n,) array that sums to 1 exactly, or an error that says what is wrong with them."""
+    array = np.asarray(probs, dtype=np.float64)
+    if array.ndim != 1 or len(array) == 0:
+        raise ValueError(f"{name} wants a list of probabilities, not an array of shape {array.shape}")
+    if not np.all(np.isfinite(array)) or array.min() < 0.0:
+        raise ValueError(f"{name} wants probabilities, not {array.tolist()}")
+    if abs(array.sum() - 1.0) > 1e-6:
+        raise ValueError(f"{name} wants probabilities that sum to 1; divide these by their sum, {array.sum():.6g}")
+    normalised: Floats = array / array.sum()
+    return normalised
+
+
+def _frozen(array: Floats) -> Floats:
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,210 @@
+"""Model: a probabilistic program, one step at a time.
+
+A step draws and weighs. Read as a Feynman-Kac model, the draws of step t are its kernel M_t and the weights its
+potential G_t; the target after t steps is  prod_s M_s G_s  up to the constant Z_t. `log_weight` carries the log of the
+product of the potentials, corrected for every proposal, so the same program is a sampler, a density and a search space.
+Source: Lew et al. 2023, Sec. 2 and 3.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from llmppl.lm.transformer import Context
+from llmppl.lm.vocab import Text
+from llmppl.models.distributions import Distribution, Impossible
+from llmppl.models.tokens import NextToken
+
+
+class _Dead(BaseException):
+    """Leaves the step of a particle that died; no `except Exception` of a program holds it up."""
+
+
+class Model:
+    """Subclass it and write `step`, which draws and weighs until `finish()`.
+
+    Attributes
+    ----------
+    s : str
+        The text so far; what `__init__` leaves is the initial state s_0. Adding tokens keeps their bytes.
+    log_weight : float
+        Log of the weight, any twist of the last step included.
+    log_twist : float
+        The twist of the last step.
+    finished, cut : bool
+        Whether the particle has ended, and whether it was `max_steps` that ended it.
+    death : str or None
+        The statement that gave it weight zero, and where it stands.
+    rng : np.random.Generator
+        The particle's own stream; `sample` draws from it, and a step that needs other randomness may.
+
+    A model can be stepped by hand: `model.step()` runs one step, and after a zero weight just returns.
+    """
+
+    s: str = Text()
+    log_weight: float = 0.0
+    log_twist: float = 0.0
+    finished: bool = False
+    cut: bool = False
+    death: str | None = None
+    _rng: np.random.Generator | None = None
+    _stepping: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "step" in cls.__dict__:
+            setattr(cls, "step", _whole(cls.__dict__["step"]))     # noqa: B010
+
+    def step(self) -> None:
+        """Draw and weigh once; the user's to write."""
+        raise NotImplementedError(f"{type(self).__name__} has no step(): write `def step(self)` in the class")
+
+    @property
+    def rng(self) -> np.random.Generator:
+        if self._rng is None:
+            self._rng = np.random.default_rng()
+        return self._rng
+
+    @rng.setter
+    def rng(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    # ---- verbs
+
+    def sample(self, dist: Distribution, proposal: Distribution | None = None) -> Any:
+        """Draw a value from `dist`, or from `proposal` with the importance weight p(x) / q(x).
+
+        What the proposal q cannot draw is removed from the target: q's support is part of the model.
+        Where there is nothing to draw the particle dies.
+        """
+        self._still("sample")
+        try:
+            value = self.draw(dist if proposal is None else proposal)
+        except Impossible as error:
+            self._die(f"sample: {error}")
+            return None
+        if proposal is not None:
+            log_p = dist.log_prob(value)
+            if log_p == -math.inf:
+                self._die(f"sample: {dist!r} gives {value!r}, which the proposal drew, probability 0")
+            else:
+                self.log_weight += log_p - proposal.log_prob(value)
+        return value
+
+    def observe(self, dist: Distribution, value: Any) -> None:
+        """Weigh by the probability of `value` under `dist`, as `sample(dist, proposal=Delta(value))` would."""
+        self._still("observe")
+        log_p = dist.log_prob(value)
+        if log_p == -math.inf:
+            self._die(f"observe: {dist!r} gives {value!r} probability 0")
+        else:
+            self.score(log_p)
+
+    def condition(self, holds: bool) -> None:
+        """Demand that `holds`; where it does not, the particle ends here with weight zero."""
+        if not holds:
+            self._die("condition is false")
+
+    def score(self, log_w: float) -> None:
+        """Multiply the weight by exp(`log_w`); -inf ends the particle, NaN and +inf are a ValueError."""
+        log_w = float(log_w)
+        if math.isnan(log_w) or log_w == math.inf:
+            raise ValueError(f"score({log_w}): a log weight is finite, or -inf for what must not happen")
+        if log_w == -math.inf:
+            self._die("score(-inf)")
+        else:
+            self.log_weight += log_w
+
+    def twist(self, log_w: float) -> None:
+        """Guide which particles survive this step by exp(`log_w`), without changing the target.
+
+        It is added when the step ends and taken back before the next one begins, when the particle finishes and when
+        `max_steps` cuts it; several in a step add up. Infinite or NaN is a ValueError: a dead end is
+        `condition(False)`.
+        """
+        log_w = float(log_w)
+        if not math.isfinite(log_w):
+            raise ValueError(f"twist({log_w}): a twist is finite; what must not happen is condition(False)")
+        self.log_twist += log_w
+
+    def transformer(self, context: Context) -> NextToken:
+        """The law of the next token after `context`. One forward pass answers all that were asked for by then."""
+        return NextToken(context)
+
+    def finish(self) -> None:
+        """End the particle, with the weight it has."""
+        self.finished = True
+
+    # ---- seams
+
+    def draw(self, dist: Distribution) -> Any:
+        """The one place where a choice is made; `enumerate_exact` replaces it."""
+        return dist.sample(self.rng)
+
+    def copy(self) -> Self:
+        """An independent copy, as the runtime makes of a particle that is continued more than once.
+
+        Attributes are deep-copied, except what is immutable or shared by design: language models, contexts, tokens,
+        vocabularies and distributions. The random stream is not copied but replaced. Override it to share more.
+        """
+        return copy.deepcopy(self, {id(self._rng): None})
+
+    def untwist(self) -> None:
+        """Take the twist of the last step back."""
+        self.log_weight -= self.log_twist
+        self.log_twist = 0.0
+
+    def _still(self, verb: str) -> None:
+        if self.finished:
+            raise RuntimeError(f"{verb}() after the particle has finished: return from step() after finish()")
+
+    def _die(self, reason: str) -> None:
+        """Give the particle weight zero and leave its step."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename == __file__:
+            frame = frame.f_back
+        self.death = f"{reason} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+        self.log_weight, self.log_twist, self.finished = -math.inf, 0.0, True
+        if self._stepping:
+            raise _Dead
+
+    def __str__(self) -> str:
+        return self.s
+
+    def __repr__(self) -> str:
+        dead = self.log_weight == -math.inf
+        state = "dead" if dead else "cut" if self.cut else "finished" if self.finished else "active"
+        return f"<{type(self).__name__} {str(self)!r} log_weight={self.log_weight:.4g} {state}>"
+
+
+def _whole(step: Callable[[Model], None]) -> Callable[[Model], None]:
+    """`step` with what belongs to every step around it: the twist taken back and added, and the leaving on death."""
+
+    @functools.wraps(step)
+    def whole(self: Model) -> None:
+        if self._stepping:                              # super().step() is part of the step that calls it
+            return step(self)
+        if self.finished:
+            raise RuntimeError(f"step() of a particle that has finished: {self!r}")
+        self.untwist()
+        self._stepping = True
+        try:
+            step(self)
+        except _Dead:
+            pass
+        finally:
+            self._stepping = False
+        if self.finished:
+            self.log_twist = 0.0
+        else:
+            self.log_weight += self.log_twist
+
+    return whole

@@ -1,0 +1,320 @@
+"""Ready-made programs: text under a constraint, text with holes, text that follows several prompts at once.
+
+They are ordinary Models, written as a user would write them, and meant to be read. All share what `Program` takes: a
+bound on the tokens, and the temperature, top-k and top-p that turn the model's law into the one that counts as the
+target. Source: Lew et al. 2023, Sec. 2.2.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.lm.transformer import CachedTransformer, Context
+from llmppl.lm.vocab import EOS, Text, Token, Vocabulary
+from llmppl.models.distributions import Distribution, Finite, Geometric, product
+from llmppl.models.model import Model
+from llmppl.models.tokens import NextToken, TokenDistribution
+from llmppl.runtime import masking
+
+Mask = NDArray[np.bool_]
+BLANK = "[BLANK]"
+
+
+class Program(Model):
+    """What the programs below share.
+
+    Parameters
+    ----------
+    min_tokens, max_tokens : int
+        The text has no EOS before `min_tokens` tokens (each time with the probability of that as a weight), and is cut
+        off, with no weight, after `max_tokens`.
+    temperature, top_k, top_p
+        The target's law of a token: the model's, tempered, then cut to the k likeliest, then to probability p.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_tokens: int = 0,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ) -> None:
+        super().__init__()
+        if min_tokens < 0 or (max_tokens is not None and max_tokens < max(1, min_tokens)):
+            raise ValueError(f"0 <= min_tokens <= max_tokens and 1 <= max_tokens, not {min_tokens} and {max_tokens}")
+        self.min_tokens, self.max_tokens = min_tokens, max_tokens
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.num_tokens = 0
+
+    def law(self, context: Context) -> TokenDistribution:
+        """The target's law of the token after `context`."""
+        law: Any = self.transformer(context)
+        if self.temperature != 1.0:
+            law = law.tempered(self.temperature)
+        if self.top_k is not None:
+            law = law.top_k(self.top_k)
+        if self.top_p is not None:
+            law = law.top_p(self.top_p)
+        return law                                      # type: ignore[no-any-return]
+
+    def early(self) -> bool:
+        """Whether the text may not end yet."""
+        return self.num_tokens < self.min_tokens
+
+    def write(self, token: Token) -> bool:
+        """Append `token` to the text; whether the text goes on after it."""
+        if token == EOS:
+            self.finish()
+            return False
+        self.s += token
+        self.num_tokens += 1
+        if self.num_tokens == self.max_tokens:
+            self.finish()
+        return True
+
+
+class ConstrainedText(Program):
+    """The model's continuation of a prompt, given that it obeys a constraint.
+
+    Parameters
+    ----------
+    lm : CachedTransformer
+    prompt : str or Context
+    constraint : callable, optional
+        `constraint(text) -> bool` must hold of the text so far after every token (the prompt is not part of it).
+    mask : callable, optional
+        `mask(text) -> (V,) bool` are the tokens that may follow the text so far, EOS among them where it may end.
+        Tokens are then proposed from the allowed ones, with the exact importance weight, so that nothing is drawn in
+        vain.
+    **options
+        Those of `Program`.
+    """
+
+    def __init__(
+        self,
+        lm: CachedTransformer,
+        prompt: str | Context,
+        constraint: Callable[[str], bool] | None = None,
+        *,
+        mask: Callable[[str], Mask] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        for name, function in (("constraint", constraint), ("mask", mask)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be a function of the text so far, not {function!r}")
+        self.context = lm.context(prompt) if isinstance(prompt, str) else prompt
+        self.constraint, self.mask = constraint, mask
+        self.go_on = without_eos(lm.vocab)
+
+    def step(self) -> None:
+        law = self.law(self.context)
+        proposal: Finite | None = None
+        if self.mask is not None:
+            with masking():
+                allowed = self.mask(self.s)
+            proposal = law.masked(allowed)
+        if self.early():
+            proposal = (proposal or law).masked(self.go_on)
+        token = self.sample(law, proposal=proposal)
+        if self.write(token):
+            self.context += token
+            if self.constraint is not None:
+                self.condition(self.constraint(self.s))
+
+
+class Infilling(Program):
+    """Text with holes: given fragments, and between them what the model would write.
+
+    The first fragment is the prompt. A step fills one hole: it draws a length and tokens, and observes the next
+    fragment.
+
+    The target is the joint law of the tokens in all holes, each hole followed by the tokens that `context + fragment`
+    appends. A string therefore counts once for every way in which it can be cut into hole tokens and fragments: with
+    fragments "a" and "a", the text "aaa" has a hole "a", and so has "aaaa" with "aa", written as one token or as two.
+
+    Parameters
+    ----------
+    lm : CachedTransformer
+    fragments : list of str, or a str with [BLANK] for each hole
+    lengths : Distribution over 0, 1, 2, ...
+        Where hole lengths are drawn from.
+    prior : bool
+        Whether `lengths` is part of the target. If not, it is only the proposal: every length has the same weight
+        before the model is asked (-log P(length) is added; Lew et al. 2023, Sec. 2.2).
+    eos : bool
+        Whether the text must end after the last fragment. EOS inside a hole has weight zero in any case.
+    **options
+        Those of `Program`; `min_tokens` and `max_tokens` bound the tokens in all holes together.
+    """
+
+    def __init__(
+        self,
+        lm: CachedTransformer,
+        fragments: str | Sequence[str],
+        *,
+        lengths: Distribution | None = None,
+        prior: bool = False,
+        eos: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        fragments = fragments.split(BLANK) if isinstance(fragments, str) else list(fragments)
+        if len(fragments) < 2:
+            raise ValueError(f"a text with holes has two fragments or more; put {BLANK} where a hole is: {fragments!r}")
+        self.context = lm.context(fragments[0])
+        self.s = Text(fragments[0])
+        self.fragments = tuple(fragments[1:])
+        self.lengths = Geometric(0.5) if lengths is None else lengths
+        self.prior, self.eos = prior, eos
+        self.go_on = without_eos(lm.vocab)
+
+    def step(self) -> None:
+        length = self.sample(self.lengths)
+        if not self.prior:
+            self.score(-self.lengths.log_prob(length))
+        self.num_tokens += length
+        self.condition(self.max_tokens is None or self.num_tokens <= self.max_tokens)
+        for _ in range(length):
+            law = self.law(self.context)
+            token = self.sample(law, proposal=law.masked(self.go_on))
+            self.s += token
+            self.context += token
+        fragment, *self.fragments = self.fragments      # type: ignore[assignment]
+        self.read(fragment)
+        if not self.fragments:
+            self.condition(not self.early())
+            if self.eos:
+                self.observe(self.law(self.context), EOS)
+            self.finish()
+
+    def read(self, fragment: str) -> None:
+        """Observe `fragment`, all its tokens in one forward pass."""
+        if not fragment:
+            return
+        end = self.context + fragment
+        tokens = end.tokens[len(self.context) :]
+        if (self.temperature, self.top_k, self.top_p) == (1.0, None, None):
+            self.observe(NextToken(self.context).string(), tokens)
+        else:
+            contexts = [self.context]
+            for token in tokens[:-1]:
+                contexts.append(contexts[-1] + token)
+            for law, token in zip([self.law(context) for context in contexts], tokens, strict=True):
+                self.observe(law, token)
+        self.s += fragment
+        self.context = end
+
+
+class PromptIntersection(Program):
+    """Text that is likely after every one of several prompts: the product of their laws.
+
+    Parameters
+    ----------
+    lm : CachedTransformer, or one for each prompt
+        Several models must share a tokenizer.
+    prompts : sequence of str (or Context)
+    proposal : "product" or "first"
+        Both have the same target. "first" draws a token from the first prompt's law and observes it under the others;
+        "product" draws from the normalised product of the laws, the locally optimal proposal.
+    until : str or callable, optional
+        Stop, with no weight, when the text ends with this string, or when `until(text)` is true (`ends_sentence`).
+    **options
+        Those of `Program`.
+    """
+
+    def __init__(
+        self,
+        lm: CachedTransformer | Sequence[CachedTransformer],
+        prompts: Sequence[str | Context],
+        *,
+        proposal: str = "product",
+        until: str | Callable[[str], bool] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if isinstance(prompts, str) or not prompts:
+            raise ValueError(f"prompts must be a list of at least one prompt, not {prompts!r}")
+        if proposal not in ("product", "first"):
+            raise ValueError(f'proposal must be "product" or "first", not {proposal!r}')
+        lms = list(lm) if isinstance(lm, Sequence) else [lm] * len(prompts)
+        if len(lms) != len(prompts):
+            raise ValueError(f"{len(lms)} models for {len(prompts)} prompts: give one model, or one for each prompt")
+        for other in lms[1:]:
+            if other.vocab != lms[0].vocab:
+                raise ValueError(f"the models must share a tokenizer: {lms[0].vocab} and {other.vocab} differ")
+        pairs = zip(lms, prompts, strict=True)
+        self.contexts = [lm.context(prompt) if isinstance(prompt, str) else prompt for lm, prompt in pairs]
+        self.proposal = proposal
+        self.until = functools.partial(_ends_with, until) if isinstance(until, str) else until
+        self.go_on = without_eos(lms[0].vocab)
+
+    def step(self) -> None:
+        first, *others = [self.law(context) for context in self.contexts]
+        proposal: Finite = first if self.proposal == "first" else product(first, *others)
+        if self.early():
+            proposal = proposal.masked(self.go_on)
+        token = self.sample(first, proposal=None if proposal is first else proposal)
+        for other in others:
+            self.observe(other, token)
+        if self.write(token):
+            self.contexts = [context + token for context in self.contexts]
+            if self.until is not None and self.until(self.s):
+                self.finish()
+
+
+def ends_sentence(text: str) -> bool:
+    """Whether the text ends with a full stop, an exclamation mark or a question mark, quotes after it allowed."""
+    return re.search(r"[.!?][\"'”’)]*\s*$", text) is not None
+
+
+def _ends_with(end: str, text: str) -> bool:
+    return text.endswith(end)
+
+
+def without_eos(vocab: Vocabulary) -> Mask:
+    """(V,) read-only bool: every token but those that end a text."""
+    mask = np.ones(len(vocab), dtype=np.bool_)
+    mask[list(vocab.eos_ids)] = False
+    mask.setflags(write=False)
+    return mask
+
+
+def short_words(vocab: Vocabulary, most: int) -> Callable[[str], Mask]:
+    """A mask function for `ConstrainedText`: no word of more than `most` letters (Lew et al. 2023, Sec. 2).
+
+    A word is a run of letters. Tokens that hold part of a character, and special tokens other than EOS, are left out.
+    The masks for the `most` + 1 lengths that the last word can have are computed here, once.
+    """
+    if most < 1:
+        raise ValueError(f"a word has at least one letter, so most must be at least 1, not {most}")
+    head = np.zeros(len(vocab), dtype=np.int64)         # letters that lengthen the last word
+    fits = np.zeros(len(vocab), dtype=np.bool_)         # every further word of the token is short
+    for i, data in enumerate(vocab.tokens):
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            continue
+        words = "".join(c if c.isalpha() else " " for c in text).split(" ")
+        head[i] = len(words[0])
+        fits[i] = bool(data) and all(len(word) <= most for word in words[1:])
+    fits[list(vocab.eos_ids)] = True
+    masks = [fits & (head <= most - n) for n in range(most + 1)]
+    for mask in masks:
+        mask.setflags(write=False)
+
+    def mask_after(text: str) -> Mask:
+        n = 0
+        while n < min(len(text), most) and text[-1 - n].isalpha():
+            n += 1
+        return masks[n]
+
+    return mask_after

@@ -1,0 +1,31 @@
+"""Fixtures and settings for all tests: hypothesis profiles, threads, the embedded model.
+
+LLMPPL_FULL=1 (`make check`) asks for the full counts, everything else is the quick profile; see tests/support.py.
+"""
+
+import os
+
+import pytest
+from hypothesis import settings
+from support import FULL
+
+settings.register_profile("quick", max_examples=30, deadline=None, derandomize=True)
+settings.register_profile("full", max_examples=500, deadline=None)
+settings.load_profile("full" if FULL else "quick")
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")        # no test needs a network
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+if "PYTEST_XDIST_WORKER" in os.environ:             # one thread a worker, or they fight over the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def embedded():
+    """The language model that ships with the package, loaded once a process."""
+    from llmppl.lm.transformer import CachedTransformer
+
+    return CachedTransformer.from_pretrained()

@@ -1,0 +1,23 @@
+"""Every example opens with what it shows, and runs: `python examples/NAME.py --quick`."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+each_example = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+
+
+@each_example
+def test_an_example_opens_with_a_docstring(path):
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{path.name}: say first what it shows"
+
+
+@each_example
+def test_an_example_runs(path, tmp_path):
+    command = [sys.executable, str(path), "--quick"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}\n{result.stderr}"

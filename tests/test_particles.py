@@ -1,0 +1,199 @@
+"""Particles, checked against sums written out by hand."""
+
+import warnings
+from dataclasses import FrozenInstanceError, dataclass
+from math import exp, log
+
+import numpy as np
+import pytest
+
+from llmppl.inference.particles import Death, Particles
+
+
+@dataclass
+class Run:
+    text: str
+    log_weight: float
+    cut: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def three() -> Particles[Run]:
+    """Weights 1, 5, 2 of Z-hat 8, and a dead one."""
+    return Particles([Run("a", log(1)), Run("b", log(5)), Run("dead", -np.inf), Run("c", log(2))])
+
+
+def test_only_particles_of_positive_weight_are_kept_in_their_order():
+    particles = three()
+    assert len(particles) == 3
+    assert [str(particle) for particle in particles] == ["a", "b", "c"]
+    assert str(particles[0]) == "a" and str(particles[-1]) == "c"
+    assert [str(particle) for particle in particles[1:]] == ["b", "c"]
+    assert isinstance(particles[1:], list)
+    assert particles[1] in particles
+    with pytest.raises(IndexError):
+        particles[3]
+
+
+def test_weights_log_ml_and_ess_are_those_computed_by_hand():
+    particles = three()
+    np.testing.assert_allclose(particles.log_weights, [log(1), log(5), log(2)])
+    np.testing.assert_allclose(particles.weights, [1 / 8, 5 / 8, 2 / 8])
+    assert particles.log_ml == pytest.approx(log(8))
+    assert particles.ess == pytest.approx(64 / (1 + 25 + 4))
+    assert particles.best.text == "b"
+
+
+def test_weights_are_right_far_from_one():
+    for shift in [-1e5, 800.0]:
+        particles = Particles([Run("a", shift), Run("b", shift + log(3)), Run("c", shift - 2000)])
+        np.testing.assert_allclose(particles.weights, [0.25, 0.75, 0])
+        assert particles.log_ml == pytest.approx(shift + log(4))
+        assert particles.ess == pytest.approx(1 / (1 / 16 + 9 / 16))
+
+
+def test_weights_are_read_only():
+    for array in [three().log_weights, three().weights]:
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1.0
+
+
+def test_expect_averages_numbers_truth_values_and_arrays_by_weight():
+    particles = three()
+    value = {"a": 1.0, "b": 2.0, "c": 4.0}
+    mean = particles.expect(lambda particle: value[particle.text])
+    assert mean == pytest.approx((1 + 10 + 8) / 8) and isinstance(mean, float)
+    probability = particles.expect(lambda particle: particle.text in "ac")
+    assert probability == pytest.approx(3 / 8) and isinstance(probability, float)
+    array = particles.expect(lambda particle: np.array([[value[particle.text]], [1.0]]))
+    np.testing.assert_allclose(array, [[19 / 8], [1.0]])
+
+
+def test_sample_draws_by_weight_within_the_standard_error():
+    drawn = [particle.text for particle in three().sample(4000, seed=1)]
+    for text, weight in [("a", 1 / 8), ("b", 5 / 8), ("c", 2 / 8)]:
+        assert abs(drawn.count(text) / 4000 - weight) < 4.5 * np.sqrt(weight * (1 - weight) / 4000)
+
+
+def test_sample_gives_a_particle_or_a_list_of_particles():
+    particles = three()
+    assert isinstance(particles.sample(), Run)
+    assert isinstance(particles.sample(rng=np.random.default_rng(0)), Run)
+    assert len(particles.sample(2)) == 2 and particles.sample(0) == []
+    assert particles.sample(9, seed=7) == particles.sample(9, rng=np.random.default_rng(7))
+    with pytest.raises(ValueError, match="a seed or an rng, not both"):
+        particles.sample(seed=1, rng=np.random.default_rng(1))
+    with pytest.raises(ValueError, match="cannot draw n=-1 particles"):
+        particles.sample(-1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_log_weight_that_is_none_is_an_error_naming_the_particle(bad):
+    with pytest.raises(ValueError, match=f"particle 1 has log weight {bad}"):
+        Particles([Run("a", 0.0), Run("b", bad)])
+
+
+def test_all_dead_gives_log_ml_minus_infinity_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for particles in [Particles([]), Particles([Run("dead", -np.inf)] * 3)]:
+            assert len(particles) == 0 and list(particles) == []
+            assert particles.log_ml == -np.inf and exp(particles.log_ml) == 0
+            assert particles.ess == 0.0
+            assert particles.log_weights.shape == particles.weights.shape == (0,)
+
+
+def test_asking_for_a_particle_when_all_died_says_when_and_why():
+    deaths = [Death(1, "observe('q')")] * 2 + [Death(3, "condition(False) at model.py:12", count=28)]
+    particles = Particles([], deaths=deaths)
+    message = (
+        "no particle is left: all died by step 3: 28 at step 3 by condition(False) at model.py:12; "
+        "2 at step 1 by observe('q'); log_ml is -inf"
+    )
+    for ask in [particles.sample, lambda: particles.sample(3), lambda: particles.best, lambda: particles.expect(len)]:
+        with pytest.raises(ValueError) as error:
+            ask()
+        assert str(error.value) == message
+    with pytest.raises(ValueError, match="none was given a positive weight, and no death was recorded; log_ml is -inf"):
+        Particles([]).sample()
+
+
+def test_only_the_five_commonest_deaths_are_told():
+    deaths = [Death(step, f"reason {step}", count=10 - step) for step in range(1, 9)]
+    with pytest.raises(ValueError) as error:
+        Particles([], deaths=deaths).sample()
+    assert "all died by step 8: 9 at step 1 by reason 1; " in str(error.value)
+    assert "5 at step 5 by reason 5; 9 for other reasons; log_ml" in str(error.value)      # 4 + 3 + 2
+    assert "reason 6" not in str(error.value)
+
+
+def test_deaths_of_one_step_and_reason_are_counted_together():
+    deaths = [Death(2, "x"), Death(1, "y"), Death(2, "x", 3), Death(2, "z", 9)]
+    assert Particles([], deaths=deaths).deaths == (Death(1, "y", 1), Death(2, "z", 9), Death(2, "x", 4))
+    with pytest.raises(FrozenInstanceError):
+        deaths[0].count = 5
+
+
+def test_repr_is_a_table_the_heaviest_first():
+    assert repr(Particles(three(), stats="7 tokens run")) == "\n".join(
+        [
+            "Particles(3 of positive weight, log_ml=2.08, ess=2.1)",
+            "",
+            "weight  log weight  text",
+            " 0.625        1.61  b",
+            " 0.250        0.69  c",
+            " 0.125        0.00  a",
+            "",
+            "7 tokens run",
+        ]
+    )
+
+
+def test_repr_marks_what_was_cut_and_keeps_each_text_on_one_short_line():
+    long = "begin " + "x" * 500 + " end"
+    rows = repr(Particles([Run("a\nb\tc \u00e9", 0.0), Run("more", -1.0, cut=True), Run(long, -2.0)])).split("\n")[3:]
+    assert rows[0].endswith("  a\\nb\\tc \u00e9")
+    assert rows[1].endswith("  more [cut by max_steps]")
+    assert "begin xxx" in rows[2] and " … " in rows[2] and rows[2].endswith("xxx end")
+    assert len(rows[2]) == len(" 0.090       -2.00  ") + 90
+
+
+def test_repr_shows_twenty_and_counts_the_rest():
+    particles = Particles([Run(f"text {i}", -float(i)) for i in range(32)])
+    assert repr(particles).endswith("text 19\n... and 12 more")
+    assert "... and 12 more" in particles._repr_html_()
+    assert "more" not in repr(Particles(particles[:20]))
+
+
+def test_repr_of_no_particles_says_why():
+    particles = Particles([], deaths=[Death(3, "condition(x < 2)", 28)])
+    assert repr(particles) == (
+        "Particles(0 of positive weight, log_ml=-inf, ess=0.0)\n"
+        "all died by step 3: 28 at step 3 by condition(x < 2)"
+    )
+    assert "28 at step 3 by condition(x &lt; 2)" in particles._repr_html_()
+    assert "<table" not in particles._repr_html_()
+
+
+def test_the_notebook_view_escapes_text_and_sets_no_colour():
+    page = Particles([Run("<script>&", 0.0, cut=True)], stats="<7 tokens>")._repr_html_()
+    assert "&lt;script&gt;&amp; [cut by max_steps]" in page and "<script>" not in page
+    assert "&lt;7 tokens&gt;" in page
+    assert "color" not in page and "background" not in page
+    assert page.count("<tr>") == page.count("</tr>") == 2
+
+
+def test_particles_are_equal_only_to_themselves_and_can_be_keys():
+    particles = three()
+    assert particles == particles and particles != three()
+    assert {particles: 1}[particles] == 1
+
+
+def test_nothing_here_changes_a_particle():
+    runs = [Run("a", 0.0), Run("b", -1.0)]
+    particles = Particles(runs)
+    particles.sample(3, seed=0), particles.best, particles.expect(lambda run: 1.0), repr(particles)
+    assert runs == [Run("a", 0.0), Run("b", -1.0)]
+    assert particles[0] is runs[0]
