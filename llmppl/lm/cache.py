@@ -35,8 +35,8 @@ class Batch:
     tokens : (B, Q) int64, right-padded with 0
     starts : (B,) int64, how many tokens of the row's context come before
     lengths : (B,) int64, how many of the Q tokens are real
-    slots : (B, T) int64, the slots of the row's whole context, its new tokens included, right-padded with 0; T is the
-        longest context. None: starts are 0, and nothing is read or written.
+    slots : (B, T) int64, the slots of the row's whole context, its new tokens included, right-padded with the first of
+        them; T is the longest context. None: starts are 0, and nothing is read or written.
     asked : list of (row, column) whose logits are wanted
     """
 
@@ -230,6 +230,15 @@ class Store:
         node.prune()
 
 
+    def forget(self, node: Node) -> None:
+        """Give up the slot of `node` and with it those of all nodes below."""
+        nodes = [node]
+        for each in nodes:
+            nodes.extend(child for child in each.children.values() if child.slot >= 0)
+        for each in reversed(nodes):
+            self.free(each)
+
+
 class Trie:
     """All contexts of one language model. `print(trie)` draws them: what they share, who is there, and what is kept."""
 
@@ -246,7 +255,7 @@ class Trie:
     def _below(root: Node) -> Iterator[Node]:
         stack = [root]
         while stack:
-            children = stack.pop().children.values()
+            children = list(stack.pop().children.values())
             stack.extend(children)
             yield from children
 

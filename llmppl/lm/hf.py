@@ -13,16 +13,24 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
 import torch
+from huggingface_hub import constants
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.utils import logging
 
 from llmppl.lm.cache import Backend, Batch
 from llmppl.lm.embedded import PATH as EMBEDDED
@@ -34,30 +42,82 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
     if device is not None and device_map is not None:
         raise ValueError("give device= (one device for the whole model) or device_map= (accelerate spreads it), not both")
     source = str(EMBEDDED if name is None else name)
-    on_cpu = device_map is None and torch.device(device or "cpu").type == "cpu"
+    folder = os.path.isdir(source)
+    if not folder and not options.get("local_files_only") and not _hub_answers():
+        options["local_files_only"] = True              # what was downloaded before still loads
+    alone = device_map is None or device_map in ("cpu", {"": "cpu"}) or not torch.accelerator.is_available()
+    on_cpu = alone and torch.device(device or "cpu").type == "cpu"
     shared = {k: options[k] for k in ("revision", "token", "trust_remote_code", "cache_dir", "local_files_only") if k in options}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **shared)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype or (torch.float32 if on_cpu else "auto"), device_map=device_map, **options
-        )
-    except OSError as error:
-        what = "the folder holds no model that transformers can load" if os.path.isdir(source) else "no such folder is here"
+        with _progress_bars(name is not None):
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=dtype or (torch.float32 if on_cpu else "auto"), device_map=device_map, **options
+            )
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) and folder and _complete(source):
+            raise                                       # there is a model; what is wrong is something else
+        if folder:
+            what = f"the folder holds no model and tokenizer that transformers can load ({_first_line(error)})"
+        else:
+            what = f"no such folder is here, and it could not be had from the hub either ({_first_line(error)})"
         raise FileNotFoundError(
-            f"no language model {source!r}: {what}, and it could not be had from the hub either ({_first_line(error)}). "
-            "Give a hub id such as 'gpt2' (with a network), a folder written by save_pretrained, or nothing for the "
-            "small model that ships with the package"
+            f"no language model {source!r}: {what}. Give a hub id such as 'gpt2' (with a network), a folder written by "
+            "save_pretrained of a model and its tokenizer, or nothing for the small model that ships with the package"
         ) from error
     return (model if device is None else model.to(device)).eval(), tokenizer
 
 
+def _complete(folder: str) -> bool:
+    """Whether a folder has what a saved model and its tokenizer have."""
+    names = os.listdir(folder)
+    weights = any(name.endswith((".safetensors", ".bin", ".index.json")) for name in names)
+    return weights and "config.json" in names and any("token" in name or name.startswith("vocab") for name in names)
+
+
+def _hub_answers(seconds: float = 5.0) -> bool:
+    """Whether something listens where the hub is; transformers itself would try for most of a minute."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    hub = urlsplit(constants.ENDPOINT)
+    proxy = None if proxy_bypass(hub.hostname or "") else getproxies().get(hub.scheme)
+    place = urlsplit(proxy if proxy and "//" in proxy else f"//{proxy}") if proxy else hub
+    found: list[bool] = []
+
+    def knock() -> None:
+        try:
+            port = place.port or (443 if place.scheme == "https" else 80)
+            socket.create_connection((place.hostname or "", port), timeout=seconds).close()
+            found.append(True)
+        except (OSError, ValueError):
+            pass
+
+    thread = threading.Thread(target=knock, daemon=True)     # a name server that is gone heeds no timeout
+    thread.start()
+    thread.join(seconds)
+    return bool(found)
+
+
+@contextmanager
+def _progress_bars(shown: bool) -> Iterator[None]:
+    """Leave transformers' progress bars as they are, or hide them for a while."""
+    if shown or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
 def eos_ids(model: Any, tokenizer: Any) -> list[int]:
-    """The ids that end a text: the tokenizer's, the model's and its generation config's."""
+    """The ids that end a text: the tokenizer's, the model's and its generation config's, where there is such a token."""
     found: set[int] = set()
     owners = tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None)
     for ids in (getattr(owner, "eos_token_id", None) for owner in owners):
         found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
-    return sorted(found)
+    return sorted(i for i in found if tokenizer.convert_ids_to_tokens(i) is not None)
 
 
 def is_transformer(model: Any) -> bool:
@@ -67,21 +127,15 @@ def is_transformer(model: Any) -> bool:
 def backend(model: Any, vocab: Vocabulary) -> Backend:
     """The backend that gives the model's own probabilities: by the slab where that meets plain forwards, else without."""
     model.eval()
-    window = _window(model.config)
-    size = 8 if window is None or window > 64 else window + 4
-    most = _max_length(model.config)
-    size = size if most is None else min(size, most)
-    ids = [i for i in range(len(vocab)) if vocab.known[i] and i not in vocab.special_ids][: 4 * size] or [0]
-    main = [ids[(3 * i) % len(ids)] for i in range(size)]
-    fork = main[: size // 2] + [ids[(5 * i + 1) % len(ids)] for i in range(size // 2, size - 1)]
     plain = Recomputed(model)
-    truth = [plain.forward(Batch(np.array([row]), np.zeros(1, int), np.array([len(row)]), None, _all(row))) for row in (main, fork)]
+    rows = _sample_rows(model, vocab)
+    truth = [plain.forward(Batch(np.array([row]), np.zeros(1, int), np.array([len(row)]), None, _all(row))) for row in rows]
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
     problems = []
     for by_type in ((True,) if len(_layer_types(model.config)) > 1 else (False, True)):
         try:
             slab = Slab(model, by_type)
-            found = _by_slab(slab, main, fork)
+            found = _by_slab(slab, rows)
         except Exception as error:                      # whatever a model that was not made for this may raise
             problems.append(f"{type(error).__name__}: {_first_line(error)}")
             continue
@@ -90,43 +144,59 @@ def backend(model: Any, vocab: Vocabulary) -> Backend:
             slab.clear()
             return slab
         problems.append(f"its logits are off by {max(errors):.2g} of their spread")
+    attention = getattr(model.config, "_attn_implementation", None)
+    advice = "" if attention in (None, "eager", "sdpa") else f"; attn_implementation='sdpa' may work where {attention!r} does not"
     warnings.warn(
         f"{type(model).__name__} cannot be cached token by token ({problems[0]}); every context is recomputed from its start: "
-        "the probabilities are right, and long texts slow",
+        f"the probabilities are right, and long texts slow{advice}",
         stacklevel=4,
     )
     return plain
 
 
-def _by_slab(slab: Slab, main: list[int], fork: list[int]) -> list[NDArray[Any]]:
-    """The logits of two sequences that share their first half: run as a prefix, then a ragged batch, then single tokens."""
-    size, half = len(main), len(main) // 2
-    order = np.concatenate([np.arange(half, size) + 5, np.arange(half)[::-1]])     # slots in no order
-    paths = [np.concatenate([order[-half:], order[: size - half]])] if half else [order]
-    paths.append(np.concatenate([order[-half:] if half else order[:0], np.arange(size - 1 - half) + size + 10]))
-    slab.reserve(2 * size + 16)
-    logits: list[list[NDArray[Any]]] = [[], []]
-    if half:
-        prefix = slab.forward(Batch(np.array([main[:half]]), np.zeros(1, int), np.array([half]), paths[0][None, :half], _all(main[:half])))
-        logits = [list(prefix), list(prefix)]
-    done = [half, half]
-    for step in (2, 1, size):
-        rows = [i for i, row in enumerate((main, fork)) if done[i] < len(row)]
-        if not rows:
-            break
-        parts = [(main, fork)[i][done[i] : done[i] + step] for i in rows]
-        lengths, starts = np.array([len(part) for part in parts]), np.array([done[i] for i in rows])
-        tokens = np.zeros((len(rows), lengths.max()), dtype=np.int64)
-        slots = np.zeros((len(rows), int((starts + lengths).max())), dtype=np.int64)
-        for k, i in enumerate(rows):
-            tokens[k, : lengths[k]] = parts[k]
-            slots[k, : starts[k] + lengths[k]] = paths[i][: starts[k] + lengths[k]]
-        asked = [(k, j) for k in range(len(rows)) for j in range(lengths[k])]
-        for (k, _), values in zip(asked, slab.forward(Batch(tokens, starts, lengths, slots, asked)), strict=True):
-            logits[rows[k]].append(values)
-        for k, i in enumerate(rows):
-            done[i] += int(lengths[k])
-    return [np.stack(rows) for rows in logits]
+def _sample_rows(model: Any, vocab: Vocabulary) -> list[list[int]]:
+    """Two token sequences that share their first half, longer than what a layer looks back where that is cheap enough."""
+    config = _text_config(model.config)
+    spans = [n for key, n in vars(config).items() if ("window" in key or "chunk" in key) and type(n) is int]
+    size, most = max([8, *(n + 4 for n in spans)]), _max_length(config)
+    if size * sum(p.numel() for p in model.parameters()) > 1e11:
+        size = 8
+    size = size if most is None else min(size, most)
+    top = min(len(vocab), model.get_input_embeddings().weight.shape[0])
+    ids = [i for i in range(top) if vocab.known[i] and i not in vocab.special_ids]
+    rng = np.random.default_rng(0)                      # no regular pattern: of equal tokens all orders look alike
+    main, other = rng.choice(ids if len(ids) > 1 else top, (2, size)).tolist()
+    fork = main[: size // 2] + other[size // 2 : size - 1]
+    return [main, fork] if fork else [main]
+
+
+def _by_slab(slab: Slab, rows: list[list[int]]) -> list[NDArray[Any]]:
+    """The logits of sequences that share their first half: run as a prefix, then in batches of unequal starts and lengths."""
+    size, half = len(rows[0]), len(rows[0]) // 2
+    places = np.random.default_rng(1).permutation(2 * size + 8)                     # slots in no order
+    paths = [np.append(places[:half], places[half + i * size :][: len(row) - half]) for i, row in enumerate(rows)]
+    slab.reserve(len(places))
+    stops = [(half, half), (size - 1, half + 1), (size, size)]                      # of each row after each pass
+    logits: list[list[NDArray[Any]]] = [[] for _ in rows]
+    done = [0] * len(rows)
+    for k, ends in enumerate(stops):
+        upto = [min(end, len(row)) for end, row in zip(ends, rows, strict=False)]
+        run = [i for i in range(len(rows)) if upto[i] > done[i] and (k > 0 or i == 0)]
+        if run:
+            starts = np.array([done[i] for i in run])
+            lengths = np.array([upto[i] for i in run]) - starts
+            tokens = np.zeros((len(run), lengths.max()), dtype=np.int64)
+            slots = np.repeat([paths[i][:1] for i in run], (starts + lengths).max(), axis=1)
+            for j, i in enumerate(run):
+                tokens[j, : lengths[j]] = rows[i][done[i] : upto[i]]
+                slots[j, : upto[i]] = paths[i][: upto[i]]
+            asked = [(j, q) for j in range(len(run)) for q in range(lengths[j])]
+            for (j, _), values in zip(asked, slab.forward(Batch(tokens, starts, lengths, slots, asked)), strict=True):
+                logits[run[j]].append(values)
+        if k == 0:
+            logits = [list(logits[0]) for _ in rows]
+        done = upto
+    return [np.stack(row) for row in logits]
 
 
 def _all(row: list[int]) -> list[tuple[int, int]]:
@@ -135,9 +205,12 @@ def _all(row: list[int]) -> list[tuple[int, int]]:
 
 def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
     """Largest difference of two laws, as a share of the spread of the second; inf where either is not finite."""
-    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+    if a.shape != b.shape:
         return float("inf")
-    a, b = a - a.mean(-1, keepdims=True), b - b.mean(-1, keepdims=True)
+    heads = np.isfinite(b).all(0)                       # a model may rule ids out by -inf
+    if not heads.any() or not (np.isfinite(a) == np.isfinite(b)).all():
+        return float("inf")
+    a, b = (x[:, heads] - x[:, heads].mean(-1, keepdims=True) for x in (a, b))
     return float(np.abs(a - b).max() / max(float(b.std()), 1e-12))
 
 
@@ -183,14 +256,15 @@ class _Model:
         """(len(asked), V) float32 or float64."""
         columns = sorted({column for _, column in batch.asked})
         if "logits_to_keep" in self._accepted:
-            arguments["logits_to_keep"] = torch.tensor(columns, device=self.device)
+            arguments["logits_to_keep"] = torch.tensor(columns, dtype=torch.long, device=self.device)
         else:
             columns = list(range(batch.tokens.shape[1]))
         arguments = {k: v for k, v in arguments.items() if self._any or k in self._accepted}
         with torch.inference_mode():
             logits = self.model(input_ids=torch.from_numpy(batch.tokens).to(self.device), **arguments).logits
             place = {column: k for k, column in enumerate(columns)}
-            chosen = logits[[row for row, _ in batch.asked], [place[column] for _, column in batch.asked]]
+            which = torch.tensor([(row, place[column]) for row, column in batch.asked], dtype=torch.long, device=logits.device)
+            chosen = logits[tuple(which.reshape(-1, 2).T)]
             if chosen.dtype not in (torch.float32, torch.float64):
                 chosen = chosen.float()
             return np.asarray(chosen.cpu().numpy())

@@ -7,6 +7,7 @@ chain that continues another chain waits for the next pass; equal prefixes are o
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 import weakref
@@ -86,6 +87,7 @@ class Context:
 
     def log_probs(self) -> NDArray[np.float64]:
         """(V,) read-only float64: the model's log-probability of every token after this context."""
+        self.lm.check_length(self)
         row: Row = ask(self.lm, (self.node,))
         log_probs = row.logits.astype(np.float64) - row.log_z
         log_probs.setflags(write=False)
@@ -96,6 +98,7 @@ class Context:
         nodes = [node for node, _ in zip(self.node.path(), range(len(self) - len(start)), strict=False)][::-1]
         if len(self) < len(start) or (nodes[0].parent if nodes else self.node) is not start.node:
             raise ValueError(f"{self!r} does not continue {start!r}")
+        self.lm.check_length(self, but=1)               # the last token is not read
         return sum(ask(self.lm, (start.node, *nodes))) if nodes else 0.0
 
     def announce(self, asker: object) -> None:
@@ -160,6 +163,7 @@ class CachedTransformer:
         self.trie = Trie(self.vocab.tokens, self.store)
         self.announced: list[tuple[weakref.ref[Any], Node]] = []
         self._paths: dict[Node, NDArray[np.int64]] = {}         # slots of the contexts of the last rounds
+        self._ran: list[Node] = []                      # whose slots the round under way has written
         self._round = 0
         self._unknown = np.flatnonzero(~self.vocab.known)
         self._warned = False
@@ -236,12 +240,12 @@ class CachedTransformer:
         self.check_length(context)
         return context
 
-    def check_length(self, context: Context) -> None:
-        """ValueError if the model cannot read so long a context."""
+    def check_length(self, context: Context, but: int = 0) -> None:
+        """ValueError if the model cannot read so long a context, its last `but` tokens left out."""
         most = self.backend.max_length
-        if most is not None and len(context) > most:
+        if most is not None and len(context) - but > most:
             raise ValueError(
-                f"a context of {len(context)} tokens, and the model reads at most {most}: shorten the prompt, or bound "
+                f"a context of {len(context) - but} tokens, and the model reads at most {most}: shorten the prompt, or bound "
                 f"the program with max_tokens or max_steps ({context!r})"
             )
 
@@ -280,8 +284,23 @@ class CachedTransformer:
         for node, row in [(node, node.row) for node in needs if node.row is not None]:
             self._give(row, needs.pop(node), node, rows)
         computed = len(needs)
-        while needs:
-            self._forward(needs, rows)
+        held = list(needs)                              # or a collected Context could take its node from under us
+        for node in held:
+            node.contexts += 1
+        try:
+            while needs:
+                self._forward(needs, rows)
+        except BaseException:
+            for node in self._ran:                      # what is in these slots is not known to be right
+                if node.slot >= 0:
+                    self.store.forget(node)
+            self._paths.clear()
+            raise
+        finally:
+            self._ran = []
+            for node in held:
+                node.contexts -= 1
+                node.prune()
         self.stats.rounds += 1
         self.stats.rows += computed
         self.stats.hits += max(0, len(questions) - computed)
@@ -343,14 +362,14 @@ class CachedTransformer:
 
     def _fitting(self, chains: list[list[Node]]) -> list[list[Node]]:
         """The first chains that go together into one pass and into the store; none if not even one does."""
-        chains.sort(key=len, reverse=True)
-        longest = 0
-        group: list[list[Node]] = []
-        for chain in chains:
-            longest = max(longest, chain[-1].depth)
-            if group and ((len(group) + 1) * longest > self.max_batch_tokens or 2 * len(chain) < len(group[0])):
-                break
-            group.append(chain)
+        first, *others = chains                         # the first need always gets on, so that all are answered
+        group, longest = [first], first[-1].depth
+        for chain in sorted(others, key=len, reverse=True):
+            deepest = max(longest, chain[-1].depth)
+            alike = len(first) <= 2 * len(chain) and len(chain) <= 2 * len(first)
+            if alike and (len(group) + 1) * deepest <= self.max_batch_tokens:
+                group.append(chain)
+                longest = deepest
         while group:
             wanted = sum(node.slot < 0 for chain in group for node in chain)
             before = self.store.evictions
@@ -371,18 +390,14 @@ class CachedTransformer:
             tokens[i, : len(chain)] = [node.token for node in chain]
         asked = [(i, j) for i, chain in enumerate(chains) for j, node in enumerate(chain) if node in needs]
         nodes = [chains[i][j] for i, j in asked]
-        new = [node for chain in chains for node in chain if node.slot < 0] if slots else []
-        for node in new:
-            self.store.take(node)
-        try:
-            paths = self._slots(chains, int((starts + lengths).max())) if slots else None
-            logits = self.backend.forward(Batch(tokens, starts, lengths, paths, asked))
-            laws = [self._row(values, node) for values, node in zip(logits, nodes, strict=True)]
-        except BaseException:
-            for node in reversed(new):                  # what is in these slots is not known to be right
-                self.store.free(node)
-            self._paths.clear()
-            raise
+        if slots:
+            for node in itertools.chain(*chains):
+                self._ran.append(node)
+                if node.slot < 0:
+                    self.store.take(node)
+        paths = self._slots(chains, int((starts + lengths).max())) if slots else None
+        logits = self.backend.forward(Batch(tokens, starts, lengths, paths, asked))
+        laws = [self._row(values, node) for values, node in zip(logits, nodes, strict=True)]
         self.stats.tokens += int(lengths.sum())
         for chain in chains:
             chain[-1].used = self._round
@@ -394,8 +409,8 @@ class CachedTransformer:
                     self.store.put_row(node, row)
 
     def _slots(self, chains: list[list[Node]], longest: int) -> NDArray[np.int64]:
-        """(B, longest) slots of the whole context of each chain, right-padded with 0."""
-        slots = np.zeros((len(chains), longest), dtype=np.int64)
+        """(B, longest) slots of the whole context of each chain, right-padded with its first."""
+        slots = np.empty((len(chains), longest), dtype=np.int64)
         for i, chain in enumerate(chains):
             end, start = chain[-1], chain[0].parent
             assert start is not None
@@ -404,6 +419,7 @@ class CachedTransformer:
                 before = np.array([node.slot for node in start.path()][::-1], dtype=np.int64)
             slots[i, : start.depth] = before
             slots[i, start.depth : end.depth] = [node.slot for node in chain]
+            slots[i, end.depth :] = slots[i, 0]         # never another's, nor what nobody wrote: NaN spreads through a mask
         if len(self._paths) * longest > 1 << 20:
             self._paths.clear()
         for i, chain in enumerate(chains):

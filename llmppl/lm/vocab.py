@@ -369,7 +369,8 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
     """Token ids whose bytes joined are exactly `text`, as the tokenizer writes it in the middle of a text.
 
     No special token comes of it: what looks like one in `text` is spelled as text. Where the tokenizer itself cannot
-    write `text` exactly (it normalises it, say), the fewest tokens that spell it are taken.
+    write `text` exactly (it normalises it, say), the fewest tokens that spell it are taken, and so they are where
+    `tokenizer` is None.
 
     Raises
     ------
@@ -379,6 +380,8 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
     data = _bytes_of(text)
     if not data:
         return []
+    if tokenizer is None:
+        return vocab.spell(data)
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     # After a guard there is no space that a tokenizer puts before a text; several, as the text may merge with one.
     for guard in ("", "\n", "a", "."):

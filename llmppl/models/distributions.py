@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+_BLOCK = 256                            # values summed together when a value is drawn
 
 
 class Impossible(ValueError):
@@ -70,7 +71,8 @@ class Finite(Distribution):
         self.support = support
         self._compute = log_weights if callable(log_weights) else None
         self._log_weights = None if callable(log_weights) else np.asarray(log_weights, dtype=np.float64)
-        self._cumulative: Floats | None = None          # (n,) of exp(log_weights - max)
+        self._weights: Floats | None = None             # (n,) exp(log_weights - max)
+        self._blocks: Floats | None = None              # (ceil(n / _BLOCK),) sums of the weights, cumulated
         self._log_total = math.nan
         self._log_probs: Floats | None = None
 
@@ -81,42 +83,48 @@ class Finite(Distribution):
             self._log_weights, self._compute = self._compute(), None
         return self._log_weights
 
-    def _normalise(self) -> Floats:
-        """The cumulative weights, with `_log_total` set; all zero where nothing is possible."""
-        if self._cumulative is None:
+    def _normalise(self) -> tuple[Floats, Floats]:
+        """The weights, and their sums by blocks, cumulated, with `_log_total` set; zero where nothing is possible."""
+        if self._weights is None or self._blocks is None:
             log_weights = self.log_weights()
-            top = log_weights.max()
-            if top == -np.inf:
-                self._cumulative, self._log_total = np.zeros(len(log_weights)), -math.inf
-            else:
-                self._cumulative = np.cumsum(np.exp(log_weights - top))
-                self._log_total = float(top) + math.log(self._cumulative[-1])
-        return self._cumulative
+            top = float(log_weights.max())
+            self._weights = log_weights - (0.0 if top == -math.inf else top)
+            np.exp(self._weights, out=self._weights)
+            self._blocks = np.add.reduceat(self._weights, range(0, len(log_weights), _BLOCK)).cumsum()
+            self._log_total = top if top == -math.inf else top + math.log(self._blocks[-1])
+        return self._weights, self._blocks
+
+    def log_total(self) -> float:
+        """Log of the sum of the weights; -inf where nothing is possible."""
+        self._normalise()
+        return self._log_total
 
     def log_probs(self) -> Floats:
         if self._log_probs is None:
-            self._normalise()
-            log_weights = self.log_weights()
-            impossible = self._log_total == -math.inf
-            self._log_probs = _frozen(log_weights.copy() if impossible else log_weights - self._log_total)
+            log_total = self.log_total()
+            self._log_probs = _frozen(self.log_weights() - (0.0 if log_total == -math.inf else log_total))
         return self._log_probs
 
     def log_prob(self, value: Any) -> float:
         try:
-            place = self.support.index(value)
+            return self.log_prob_at(self.support.index(value))
         except ValueError:
             return -math.inf
-        return float(self.log_probs()[place])
+
+    def log_prob_at(self, place: int) -> float:
+        """Log-probability of the value at `place` of the support."""
+        log_weight = float(self.log_weights()[place])
+        return log_weight if log_weight == -math.inf else log_weight - self.log_total()
 
     def sample(self, rng: np.random.Generator) -> Any:
-        cumulative = self._normalise()
-        total = cumulative[-1]
-        if total == 0.0:
+        weights, blocks = self._normalise()
+        if blocks[-1] == 0.0:
             raise Impossible(f"{self} has no value of positive probability")
-        place = int(cumulative.searchsorted(rng.random() * total, side="right"))
-        if place == len(cumulative):                    # rounding: the last value of positive probability
-            place = int(cumulative.searchsorted(total, side="left"))
-        return self.support[place]
+        target = rng.random() * blocks[-1]              # searched in two stages: a sum over all is the slow part
+        block = _above(blocks, target)
+        before = blocks[block - 1] if block else 0.0
+        start = block * _BLOCK
+        return self.support[start + _above(np.cumsum(weights[start : start + _BLOCK]), target - before)]
 
     def _derive(self, compute: Callable[[], Floats]) -> Finite:
         return Finite(self.support, compute)
@@ -135,7 +143,15 @@ class Finite(Distribution):
             raise TypeError(f"a mask is an array of bool, not of {allowed.dtype}")
         if allowed.shape != (len(self.support),):
             raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
-        return self._derive(lambda: np.where(allowed, self.log_weights(), -np.inf))
+
+        def compute() -> Floats:
+            with np.errstate(divide="ignore"):          # adds 1 - 1/allowed, 0 or -inf: five times as fast as np.where
+                log_weights: Floats = np.divide(1.0, allowed)
+            np.subtract(1.0, log_weights, out=log_weights)
+            log_weights += self.log_weights()
+            return log_weights
+
+        return self._derive(compute)
 
     def tempered(self, temperature: float) -> Finite:
         """This law with every probability raised to the power 1 / `temperature`, and normalised again."""
@@ -324,6 +340,12 @@ def _probabilities(probs: ArrayLike, name: str) -> Floats:
         raise ValueError(f"{name} wants probabilities that sum to 1; divide these by their sum, {array.sum():.6g}")
     normalised: Floats = array / array.sum()
     return normalised
+
+
+def _above(cumulative: Floats, target: float) -> int:
+    """The first place whose cumulative weight exceeds `target`: one of positive weight, whatever the rounding."""
+    place = int(cumulative.searchsorted(target, side="right"))
+    return place if place < len(cumulative) else int(cumulative.searchsorted(cumulative[-1], side="left"))
 
 
 def _frozen(array: Floats) -> Floats:

@@ -60,8 +60,8 @@ class Model:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "step" in cls.__dict__:
-            setattr(cls, "step", _whole(cls.__dict__["step"]))     # noqa: B010
+        if not hasattr(cls.step, "_whole"):             # a step written here, or come with a mixin
+            setattr(cls, "step", _whole(cls.step))      # noqa: B010
 
     def step(self) -> None:
         """Draw and weigh once; the user's to write."""
@@ -207,4 +207,5 @@ def _whole(step: Callable[[Model], None]) -> Callable[[Model], None]:
         else:
             self.log_weight += self.log_twist
 
+    setattr(whole, "_whole", True)                      # noqa: B010
     return whole

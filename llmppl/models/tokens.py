@@ -32,8 +32,8 @@ class TokenDistribution(Finite):
 
     def log_prob(self, value: Any) -> float:
         if value is EOS:
-            return float(np.logaddexp.reduce(self.log_probs()[list(self.support.eos_ids)], initial=-math.inf))
-        return float(self.log_probs()[self.support.token(value)])
+            return float(np.logaddexp.reduce([self.log_prob_at(i) for i in self.support.eos_ids], initial=-math.inf))
+        return self.log_prob_at(self.support.token(value))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.support!r})"
@@ -49,8 +49,11 @@ class NextToken(TokenDistribution):
         self.context = context
         context.announce(self)
 
+    def log_total(self) -> float:
+        return 0.0                                      # the model's law is normalised already
+
     def log_probs(self) -> Floats:
-        return self.log_weights()                       # normalised already
+        return self.log_weights()
 
     def string(self) -> StringDistribution:
         """The probability of several tokens in a row after the context, for `observe`."""

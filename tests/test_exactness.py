@@ -1,0 +1,363 @@
+"""Exactness: for every program and every algorithm, Z-hat and the weighted sums are right on average.
+
+The truth of each program is a sum over all its runs, written out as loops over token sequences, whose probabilities
+come from plain forward passes of the torch model: nothing of llmppl is in it. `enumerate_exact` must give it exactly.
+Of an algorithm, a run gives one number for each cell of the posterior: the weight of its particles in that cell. The
+mean of these numbers over many runs must be the unnormalised posterior, and the mean of their sum Z, within 4.5 of
+their own standard errors. Cells that few runs reach have no usable standard error and are taken together; which these
+are is found in other runs, so that it cannot bias the test.
+"""
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product as cartesian
+from typing import Any
+
+import numpy as np
+import pytest
+from support import repetitions
+from tiny import add_up, law_by_hand, log_prob_by_hand, spelled, texts_of, tiny_lm, tiny_vocab
+
+from llmppl import (
+    EOS,
+    Bernoulli,
+    Categorical,
+    ConstrainedText,
+    Geometric,
+    Infilling,
+    Model,
+    PromptIntersection,
+    enumerate_exact,
+    importance_sampling,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.inference.resampling import multinomial, residual, stratified
+
+V = 6
+END = V - 1
+A, B, C, SPACE, AB = range(5)
+RUNS = repetitions(3000, 200)
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Callable[[], Model]
+    truth: Callable[[], dict[Any, float]]
+    key: Callable[[Any], Any] = str
+
+
+# ---- hard constraint by a predicate, and by a mask
+
+
+def no_doubles(text: str) -> bool:
+    """No character twice in a row."""
+    return all(x != y for x, y in zip(text, text[1:], strict=False))
+
+
+def no_doubles_mask(text: str) -> np.ndarray:
+    """The tokens that keep to it; the text may end only after an odd number of characters."""
+    allowed = [no_doubles(text + token.decode()) for token in tiny_vocab(V).tokens]
+    allowed[END] = len(text) % 2 == 1
+    return np.array(allowed)
+
+
+def constrained(odd: bool) -> dict[str, float]:
+    lm = tiny_lm(V)
+    return add_up(
+        (spelled(ids), log_prob_by_hand(lm, [A], ids))
+        for ids in texts_of(V, 4)
+        if no_doubles(spelled(ids)) and not (odd and ids[-1] == END and len(spelled(ids)) % 2 == 0)
+    )
+
+
+# ---- min_tokens, max_tokens, and a law that is tempered and cut
+
+
+def tempered_and_cut(before: list[int]) -> np.ndarray:
+    """(V,) probabilities: to the power 1 / 1.5, then the four largest, then the fewest that reach 0.9."""
+    weights = np.exp(law_by_hand(tiny_lm(V), before) / 1.5)
+    weights[np.argsort(weights)[: V - 4]] = 0.0
+    probs = weights / weights.sum()
+    kept, total = np.zeros(V), 0.0
+    for i in np.argsort(-probs):
+        if total < 0.9:
+            kept[i] = probs[i]
+        total += probs[i]
+    return kept / kept.sum()
+
+
+def bounded() -> dict[str, float]:
+    pairs = []
+    for ids in texts_of(V, 5):
+        if len(ids) < 3 and ids[-1] == END:             # EOS before two tokens
+            continue
+        prob = math.prod(tempered_and_cut([B, *ids[:i]])[ids[i]] for i in range(len(ids)))
+        if prob:
+            pairs.append((spelled(ids), math.log(prob)))
+    return add_up(pairs)
+
+
+# ---- infilling
+
+
+def geometric(n: int, p: float, most: int) -> float:
+    return p * (1 - p) ** n / sum(p * (1 - p) ** k for k in range(most + 1))
+
+
+def infilled(prior: bool, eos: bool) -> dict[str, float]:
+    """ "a" hole "b" hole "c" (then EOS), holes of 0 to 2 tokens."""
+    lm, pairs = tiny_lm(V), []
+    holes = [ids for n in range(3) for ids in cartesian(range(V - 1), repeat=n)]
+    for first, second in cartesian(holes, repeat=2):
+        rest = [*first, B, *second, C]
+        log_weight = log_prob_by_hand(lm, [A], [*rest, END] if eos else rest)
+        if prior:
+            log_weight += sum(math.log(geometric(len(hole), 0.6, 2)) for hole in (first, second))
+        pairs.append((spelled([A, *rest]), log_weight))
+    return add_up(pairs)
+
+
+# ---- prompt intersection
+
+
+def intersected() -> dict[str, float]:
+    """After "a", after "b" and after "c a": the product of the three laws, up to the first "c" or four tokens."""
+    texts = {ids for ids in texts_of(V, 4) if C not in ids[:-1]}
+    texts |= {(*ids, C) for n in range(4) for ids in cartesian([A, B, SPACE, AB], repeat=n)}
+    prompts = [A], [B], [C, SPACE, A]
+    return add_up((spelled(ids), sum(log_prob_by_hand(tiny_lm(V), p, ids) for p in prompts)) for ids in texts)
+
+
+# ---- soft scores, a twist, a choice that is no text
+
+
+class Soft(Model):
+    """Weighs a text after every token: an even number of "a" so far is e times better than an odd one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = tiny_lm(V).context("b")
+        self.left = 4
+
+    def step(self) -> None:
+        token = self.sample(self.transformer(self.context))
+        if token == EOS:
+            self.finish()
+            return
+        self.s += token
+        self.context += token
+        self.left -= 1
+        self.score(0.5 if self.s.count("a") % 2 == 0 else -0.5)
+        if not self.left:
+            self.finish()
+
+
+def soft() -> dict[str, float]:
+    pairs = []
+    for ids in texts_of(V, 4):
+        log_weight = log_prob_by_hand(tiny_lm(V), [B], ids)
+        for i in range(1, 5):
+            if len(ids) >= i and ids[i - 1] != END:
+                log_weight += 0.5 if spelled(ids[:i]).count("a") % 2 == 0 else -0.5
+        pairs.append((spelled(ids), log_weight))
+    return add_up(pairs)
+
+
+class Twisted(Model):
+    """Five tokens, "c" among the last two; what looks promising is kept by a twist, once as the sum of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = tiny_lm(V).context("c")
+
+    def step(self) -> None:
+        law = self.transformer(self.context)
+        token = self.sample(law, proposal=law.masked(law.support.token(END) != np.arange(V)))
+        self.s += token
+        self.context += token
+        self.twist(0.9 * self.s.count("c"))
+        if len(self.context) < 4:
+            self.twist(-0.7 * self.s.count("b"))
+        if len(self.context) == 6:
+            self.condition("c" in self.s[-2:])
+            self.finish()
+
+
+def twisted() -> dict[str, float]:
+    lm = tiny_lm(V)
+    texts = cartesian(range(V - 1), repeat=5)
+    return add_up((spelled(ids), log_prob_by_hand(lm, [C], ids)) for ids in texts if "c" in spelled(ids)[-2:])
+
+
+class Branching(Model):
+    """A topic, proposed from the wrong law, chooses the prompt; on one topic a coin says whether "c" must come next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        lm = tiny_lm(V)
+        self.prompts = {"calm": lm.context("a"), "loud": lm.context("bb")}
+        self.topic: str | None = None
+        self.flips = ""
+
+    def step(self) -> None:
+        if self.topic is None:
+            self.topic = self.sample(Categorical({"calm": 0.3, "loud": 0.7}), Categorical({"loud": 0.4, "calm": 0.6}))
+            self.context = self.prompts[self.topic]
+            return
+        law = self.transformer(self.context)
+        if self.topic == "loud" and self.sample(Bernoulli(0.4)):
+            self.flips += "!"
+            token = law.support[C]
+            self.observe(law, token)
+        else:
+            self.flips += "."
+            token = self.sample(law)
+        if token == EOS:
+            self.finish()
+            return
+        self.s += token
+        self.context += token
+        if len(self.flips) == 3:
+            self.finish()
+
+
+def branching() -> dict[tuple[str, str, str], float]:
+    lm, pairs = tiny_lm(V), []
+    for ids in texts_of(V, 3):
+        log_p = log_prob_by_hand(lm, [A], ids)
+        pairs.append((("calm", "." * len(ids), spelled(ids)), math.log(0.3) + log_p))
+        log_p = log_prob_by_hand(lm, [B, B], ids)
+        for flips in cartesian("!.", repeat=len(ids)):
+            if all(i == C for i, flip in zip(ids, flips, strict=True) if flip == "!"):
+                log_flips = sum(math.log(0.4 if flip == "!" else 0.6) for flip in flips)
+                pairs.append((("loud", "".join(flips), spelled(ids)), math.log(0.7) + log_flips + log_p))
+    return add_up(pairs)
+
+
+HOLES = {"lengths": Geometric(0.6, most=2)}
+PROMPTS = ["a", "b", "c a"]
+CASES = {
+    "predicate": Case(lambda: ConstrainedText(tiny_lm(V), "a", no_doubles, max_tokens=4), lambda: constrained(False)),
+    "mask": Case(
+        lambda: ConstrainedText(tiny_lm(V), "a", mask=no_doubles_mask, max_tokens=4), lambda: constrained(True)
+    ),
+    "bounds": Case(
+        lambda: ConstrainedText(
+            tiny_lm(V), "b", min_tokens=2, max_tokens=5, temperature=1.5, top_k=4, top_p=0.9
+        ),
+        bounded,
+    ),
+    "infilling": Case(lambda: Infilling(tiny_lm(V), ["a", "b", "c"], **HOLES), lambda: infilled(False, False)),
+    "infilling with a prior and EOS": Case(
+        lambda: Infilling(tiny_lm(V), "a[BLANK]b[BLANK]c", prior=True, eos=True, **HOLES), lambda: infilled(True, True)
+    ),
+    "intersection, product": Case(
+        lambda: PromptIntersection(tiny_lm(V), PROMPTS, until="c", max_tokens=4), intersected
+    ),
+    "intersection, first": Case(
+        lambda: PromptIntersection(tiny_lm(V), PROMPTS, proposal="first", until="c", max_tokens=4), intersected
+    ),
+    "soft": Case(Soft, soft),
+    "twist": Case(Twisted, twisted),
+    "branching": Case(Branching, branching, lambda particle: (particle.topic, particle.flips, str(particle))),
+}
+ALGORITHMS = {
+    "steer N=4 K=2": lambda model, rng: smc_steer(model, 4, 2, rng=rng),
+    "steer N=3 K=3": lambda model, rng: smc_steer(model, 3, 3, rng=rng),
+    "importance N=4": lambda model, rng: importance_sampling(model, 4, rng=rng),
+    "standard N=4, systematic": lambda model, rng: smc_standard(model, 4, rng=rng),
+    "standard N=4, systematic always": lambda model, rng: smc_standard(model, 4, ess_threshold=1.0, rng=rng),
+}
+SCHEMES = {
+    f"standard N=4, {scheme.__name__}": lambda model, rng, scheme=scheme: smc_standard(
+        model, 4, ess_threshold=0.9, resample=scheme, rng=rng
+    )
+    for scheme in (multinomial, residual, stratified)
+}
+
+
+@functools.cache
+def truth_of(name: str) -> dict[Any, float]:
+    """The unnormalised posterior by hand; its sum is Z."""
+    return CASES[name].truth()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_enumerate_exact_gives_the_Z_and_the_posterior_that_are_summed_by_hand(name):
+    case, truth = CASES[name], truth_of(name)
+    Z = sum(truth.values())
+    particles = enumerate_exact(case.model())
+    found: dict[Any, float] = {}
+    for particle, weight in zip(particles, particles.weights, strict=True):
+        found[case.key(particle)] = found.get(case.key(particle), 0.0) + weight
+    assert particles.log_ml == pytest.approx(math.log(Z), abs=1e-9)
+    assert found.keys() == truth.keys()
+    for key, weight in truth.items():
+        assert found[key] == pytest.approx(weight / Z, rel=1e-9)
+
+
+def runs_of(case: Case, algorithm: Callable[[Model, np.random.Generator], Any], runs: int, seed: int) -> list[Counter]:
+    """For each run, the summed weights of its particles in each cell."""
+    model, found = case.model(), []
+    for rng in np.random.default_rng(seed).spawn(runs):
+        cells: Counter = Counter()
+        for particle in algorithm(model, rng):
+            cells[case.key(particle)] += math.exp(particle.log_weight)
+        found.append(cells)
+    return found
+
+
+def check(name: str, algorithm: Callable[[Model, np.random.Generator], Any], seed: int) -> None:
+    case, truth = CASES[name], truth_of(name)
+    pilot = Counter(key for cells in runs_of(case, algorithm, RUNS // 3, seed + 1) for key in cells)
+
+    def cell(key: Any) -> Any:
+        """The outcome itself, if at least about 24 of the runs will reach it, else all rare ones of its length."""
+        return key if pilot[key] >= 8 else f"others of length {len(key if isinstance(key, str) else key[-1])}"
+
+    expected = Counter({"Z": sum(truth.values())})
+    for key, weight in truth.items():
+        expected[cell(key)] += weight
+    found = np.zeros((RUNS, len(expected)))             # for each run, the weight in each cell
+    place = {key: i for i, key in enumerate(expected)}
+    for run, cells in enumerate(runs_of(case, algorithm, RUNS, seed)):
+        for key, weight in cells.items():
+            assert key in truth, f"{key!r} is impossible, and has weight {weight}"
+            found[run, place[cell(key)]] += weight
+            found[run, place["Z"]] += weight
+    means, errors = found.mean(axis=0), found.std(axis=0, ddof=1) / math.sqrt(RUNS)
+    off = [
+        f"{key!r}: {mean:.5g} +- {error:.2g}, not {expected[key]:.5g}"
+        for key, mean, error in zip(expected, means, errors, strict=True)
+        if not abs(mean - expected[key]) <= 4.5 * error + 1e-9 * expected["Z"]
+        and (pilot[key] or error or expected[key] > 0.02 * expected["Z"])       # else too rare to have been met
+    ]
+    assert not off, "\n".join(off)
+    assert len(expected) > 3
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("name", CASES)
+def test_Z_hat_and_the_weighted_histogram_are_right_on_average(name, algorithm):
+    check(name, ALGORITHMS[algorithm], seed=len(name) * 100 + len(algorithm))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", ["predicate", "soft"])
+def test_every_other_resampling_scheme_is_right_on_average_too(name, scheme):
+    check(name, SCHEMES[scheme], seed=len(name) * 100 + len(scheme))
+
+
+def test_a_biased_algorithm_is_found_out():
+    """Weights that a resampling forgets to divide among the copies are off by far more than 4.5 sigma."""
+
+    def forgetful(rng, log_weights, N):
+        ancestors, _ = multinomial(rng, log_weights, N)
+        return ancestors, log_weights[ancestors]
+
+    with pytest.raises(AssertionError, match="'Z': "):
+        check("soft", lambda model, rng: smc_standard(model, 4, ess_threshold=1.0, resample=forgetful, rng=rng), seed=1)
