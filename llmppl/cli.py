@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
-
-import llmppl
 
 if TYPE_CHECKING:
     from llmppl.lm.transformer import CachedTransformer
@@ -55,7 +55,7 @@ def _share(value: float | None) -> float | None:
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"llmppl {llmppl.__version__}")
+        typer.echo(f"llmppl {import_module('llmppl').__version__}")
         raise typer.Exit
 
 
@@ -69,14 +69,20 @@ Lm = Annotated[
 ]
 Count = Annotated[int, typer.Option(min=1, metavar="N", help="Particles kept after each step.")]
 Factor = Annotated[int, typer.Option(min=1, metavar="K", help="Extensions tried of each particle in each step.")]
-Seed = Annotated[int | None, typer.Option(min=0, show_default="a new one", help="Same seed, same output.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Cut a text off after so many tokens.")]
-HoleTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="The most tokens in all holes together.")]
-Temperature = Annotated[float, typer.Option(callback=_positive, help="Below 1, likely tokens become likelier.")]
-TopK = Annotated[int | None, typer.Option(min=1, show_default="all", help="Only the TOP-K likeliest tokens.")]
+Seed = Annotated[
+    int | None, typer.Option(min=0, metavar="S", show_default="a new one", help="The same seed draws the same texts.")
+]
+MaxTokens = Annotated[int, typer.Option(min=1, metavar="T", help="Cut a text off after T tokens.")]
+HoleTokens = Annotated[
+    int, typer.Option("--max-tokens", min=1, metavar="T", help="The most tokens in all holes together.")
+]
+Temperature = Annotated[
+    float, typer.Option(callback=_positive, metavar="X", help="Below 1, likely tokens become likelier.")
+]
+TopK = Annotated[int | None, typer.Option(min=1, metavar="N", show_default="all", help="Only the N likeliest tokens.")]
 TopP = Annotated[
     float | None,
-    typer.Option(callback=_share, show_default="all", help="Only the likeliest tokens, up to this probability."),
+    typer.Option(callback=_share, metavar="P", show_default="all", help="Only the likeliest tokens, P together."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON object for each particle, one a line, nothing else.")]
 
@@ -129,7 +135,7 @@ def generate(
         model = _load(lm)
         from llmppl.models.programs import ConstrainedText, short_words
 
-        mask, title = None, f"{prompt!r} goes on"
+        title, mask = f"{prompt!r} goes on", None
         if max_letters is not None:
             fits = short_words(model.vocab, max_letters)
             mask = lambda text: fits(prompt + text)     # noqa: E731  (the prompt may end inside a word)
@@ -143,7 +149,7 @@ def infill(
     template: Annotated[str, typer.Argument(help="A text with [BLANK] for each hole.")],
     lm: Lm = None,
     particles: Count = 8,
-    factor: Factor = 10,
+    factor: Factor = 10,                                # a step fills a whole hole, so many tries pay
     seed: Seed = None,
     max_tokens: HoleTokens = 40,
     temperature: Temperature = 1.0,
@@ -159,15 +165,13 @@ def infill(
         model = _load(lm)
         from llmppl.models.programs import Infilling
 
-        program = Infilling(
-            model, template, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p
-        )
+        program = Infilling(model, template, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
         _steer(f"{template!r} with its holes filled", program, particles, factor, seed, as_json)
 
 
 @app.command()
 def intersect(
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT PROMPT ...", help="Texts to continue alike.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Texts to continue alike.")],
     proposal: Annotated[
         Proposal,
         typer.Option(help="Draw tokens from the product of the prompts' laws, or from that of the first prompt."),
@@ -210,19 +214,21 @@ class Row(NamedTuple):
 
 @functools.cache
 def _load(name: str | None) -> CachedTransformer:
-    from transformers.utils import logging
+    from llmppl.lm.transformer import CachedTransformer
 
-    if name is None or not sys.stderr.isatty():
-        logging.disable_progress_bar()                  # else "Loading weights: 100%" where nobody waits for it
-    return llmppl.CachedTransformer.from_pretrained(name)
+    # the library itself says when a prompt is too long
+    logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
+    return CachedTransformer.from_pretrained(name)
 
 
 def _steer(
     title: str, program: Program, N: int, K: int, seed: int | None, as_json: bool, max_steps: int | None = None
 ) -> None:
     """Run the program and show what came of it."""
+    from llmppl.inference.smc import smc_steer
+
     seed = random.randrange(1_000_000) if seed is None else seed
-    particles = llmppl.smc_steer(program, N, K, seed=seed, max_steps=max_steps)
+    particles = smc_steer(program, N, K, seed=seed, max_steps=max_steps)
     if not particles:
         try:
             particles.best                              # noqa: B018  (its error tells what they died of)
@@ -256,15 +262,14 @@ def _print_table(title: str, rows: list[Row], total: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=Text(title, "bold"), title_justify="left", caption=Text(total), caption_justify="left", box=SIMPLE_HEAD
-    )
+    table = Table(box=SIMPLE_HEAD)
     table.add_column("weight", justify="right")
     table.add_column("log weight", justify="right")
     table.add_column("text", overflow="fold")
     for row in rows:
         table.add_row(f"{row.weight:.3f}", f"{row.log_weight:.2f}", Text(_line(row)))
-    Console().print(table)
+    console = Console(highlight=False)
+    console.print(Text(title, "bold"), table, Text(total), sep="\n")
 
 
 def _line(row: Row) -> str:

@@ -154,7 +154,8 @@ class Runtime:
                     try:
                         replies = entries[0][1].answer([question for _, _, question in entries])
                     except Exception as error:          # into a step that asked, so that the traceback shows its line
-                        resume(entries[0][0], workers[entries[0][0]].throw, error)
+                        i = entries[0][0]
+                        resume(i, workers[i].throw, type(error), error, error.__traceback__)
                         raise
                     answers.update((i, reply) for (i, _, _), reply in zip(entries, replies, strict=True))
                 for i, _, _ in batch:

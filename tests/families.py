@@ -1,4 +1,4 @@
-"""Small transformers of every family, with random weights, and the truth about them: a plain forward pass without a cache.
+"""Small transformers of every family, with random weights, and the truth about them: a plain, uncached pass.
 
 `family_lm(name)` is a fresh `CachedTransformer` around a model of 50 tokens, each one byte of its own (0 and 1 are
 special, 2 is EOS). `truth(lm, ids)` asks the torch model directly. `check_books(lm)` compares what the cache says of
@@ -14,17 +14,18 @@ import transformers as T
 
 from llmppl.lm.cache import Node
 from llmppl.lm.transformer import CachedTransformer, Context
-from llmppl.lm.vocab import Vocabulary
+from llmppl.lm.vocab import Text, Vocabulary
+from llmppl.runtime import Runtime
 
 V = 50
 VOCAB = Vocabulary([bytes([40 + i]) for i in range(V)], eos_ids=[2], special_ids=[0, 1])
 
-_LLAMA = dict(
-    vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
-_GPT = dict(vocab_size=V, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
-_GEMMA = dict(_LLAMA, head_dim=8, query_pre_attn_scalar=8, sliding_window=8)
+_LLAMA = {
+    "vocab_size": V, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_GPT = {"vocab_size": V, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+_GEMMA = {**_LLAMA, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}
 
 TRIE = {                                                # these keep keys and values
     "gpt2": lambda: T.GPT2Config(**_GPT),
@@ -103,6 +104,11 @@ def family_lm(name, dtype=torch.float32, **limits):
     return quietly(CachedTransformer, model_of(name, dtype), VOCAB, **limits)
 
 
+def together(functions):
+    """Run functions as the particles of one step: what they ask is answered in common rounds."""
+    Runtime().run(functions, [f"function {i}" for i in range(len(functions))])
+
+
 _truths: dict = {}
 
 
@@ -139,11 +145,10 @@ def nodes_of(lm):
 
 def at(lm, ids):
     """The context of token ids, whatever a tokenizer would make of their text."""
-    context = None
+    node = lm.trie.root
     for i in ids:
-        node = (lm.trie.root if context is None else context.node).child(int(i))
-        context = Context(lm, node, lm.vocab[int(ids[0])] and "" + lm.vocab[int(ids[0])], 1)
-    return context
+        node = node.child(int(i))
+    return Context(lm, node, Text(), 0)
 
 
 def check_books(lm, contexts=None):

@@ -101,7 +101,9 @@ class Node:
     def prune(self) -> None:
         """Leave the trie, and with it every parent that nothing else holds."""
         node = self
-        while node.parent is not None and not (node.contexts or node.children or node.slot >= 0 or node.row is not None):
+        while node.parent is not None:
+            if node.contexts or node.children or node.slot >= 0 or node.row is not None:
+                return
             del node.parent.children[node.token]
             node = node.parent
 
@@ -176,7 +178,7 @@ class Store:
         return min(wanted, len(self._free))
 
     def _grow(self, more: int) -> None:
-        """Enlarge the slab by at least `more` slots if the budget allows, by half of it where there is room to spare."""
+        """Enlarge the slab by at least `more` slots if the budget allows; by half of it where there is room."""
         if not self.slot_bytes:
             return
         size, most = len(self.owners), self.budget // self.slot_bytes
@@ -262,8 +264,8 @@ class Trie:
     def __repr__(self) -> str:
         store = self.store
         return (
-            f"<Trie of {len(self)} contexts: keys and values of {store.slots_used}, next-token laws of {store.rows_used}; "
-            f"{store.bytes / 1e6:.1f} of {store.budget / 1e6:.1f} MB>"
+            f"<Trie of {len(self)} contexts: keys and values of {store.slots_used}, "
+            f"next-token laws of {store.rows_used}; {store.bytes / 1e6:.1f} of {store.budget / 1e6:.1f} MB>"
         )
 
     def draw(self, most: int = 60) -> str:

@@ -38,16 +38,17 @@ from llmppl.lm.vocab import Vocabulary
 
 
 def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, **options: Any) -> tuple[Any, Any]:
-    """(model, tokenizer) of a hub id or folder; None is the model of the package. FileNotFoundError if there is none."""
+    """(model, tokenizer) of a hub id or folder, or FileNotFoundError; None is the model of the package."""
     if device is not None and device_map is not None:
-        raise ValueError("give device= (one device for the whole model) or device_map= (accelerate spreads it), not both")
+        raise ValueError("give device= (one for the whole model) or device_map= (accelerate spreads it), not both")
     source = str(EMBEDDED if name is None else name)
     folder = os.path.isdir(source)
     if not folder and not options.get("local_files_only") and not _hub_answers():
         options["local_files_only"] = True              # what was downloaded before still loads
     alone = device_map is None or device_map in ("cpu", {"": "cpu"}) or not torch.accelerator.is_available()
     on_cpu = alone and torch.device(device or "cpu").type == "cpu"
-    shared = {k: options[k] for k in ("revision", "token", "trust_remote_code", "cache_dir", "local_files_only") if k in options}
+    names = "revision", "token", "trust_remote_code", "cache_dir", "local_files_only"
+    shared = {name: options[name] for name in names if name in options}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **shared)
         with _progress_bars(name is not None):
@@ -104,15 +105,15 @@ def _progress_bars(shown: bool) -> Iterator[None]:
     if shown or not logging.is_progress_bar_enabled():
         yield
         return
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()                      # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        logging.enable_progress_bar()
+        logging.enable_progress_bar()                   # type: ignore[no-untyped-call]
 
 
 def eos_ids(model: Any, tokenizer: Any) -> list[int]:
-    """The ids that end a text: the tokenizer's, the model's and its generation config's, where there is such a token."""
+    """The ids that end a text, by the tokenizer, the model and its generation config, where there is such a token."""
     found: set[int] = set()
     owners = tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None)
     for ids in (getattr(owner, "eos_token_id", None) for owner in owners):
@@ -125,11 +126,11 @@ def is_transformer(model: Any) -> bool:
 
 
 def backend(model: Any, vocab: Vocabulary) -> Backend:
-    """The backend that gives the model's own probabilities: by the slab where that meets plain forwards, else without."""
+    """The backend that gives the model's own probabilities: the slab where that meets plain forwards, else none."""
     model.eval()
     plain = Recomputed(model)
     rows = _sample_rows(model, vocab)
-    truth = [plain.forward(Batch(np.array([row]), np.zeros(1, int), np.array([len(row)]), None, _all(row))) for row in rows]
+    truth = [plain.forward(_whole(row)) for row in rows]
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
     problems = []
     for by_type in ((True,) if len(_layer_types(model.config)) > 1 else (False, True)):
@@ -145,17 +146,18 @@ def backend(model: Any, vocab: Vocabulary) -> Backend:
             return slab
         problems.append(f"its logits are off by {max(errors):.2g} of their spread")
     attention = getattr(model.config, "_attn_implementation", None)
-    advice = "" if attention in (None, "eager", "sdpa") else f"; attn_implementation='sdpa' may work where {attention!r} does not"
+    usual = attention in (None, "eager", "sdpa")
+    advice = "" if usual else f"; attn_implementation='sdpa' may work where {attention!r} does not"
     warnings.warn(
-        f"{type(model).__name__} cannot be cached token by token ({problems[0]}); every context is recomputed from its start: "
-        f"the probabilities are right, and long texts slow{advice}",
+        f"{type(model).__name__} cannot be cached token by token ({problems[0]}); every context is recomputed from its "
+        f"start: the probabilities are right, and long texts slow{advice}",
         stacklevel=4,
     )
     return plain
 
 
 def _sample_rows(model: Any, vocab: Vocabulary) -> list[list[int]]:
-    """Two token sequences that share their first half, longer than what a layer looks back where that is cheap enough."""
+    """Two token sequences that share their first half; longer than what a layer looks back, where that is cheap."""
     config = _text_config(model.config)
     spans = [n for key, n in vars(config).items() if ("window" in key or "chunk" in key) and type(n) is int]
     size, most = max([8, *(n + 4 for n in spans)]), _max_length(config)
@@ -171,7 +173,7 @@ def _sample_rows(model: Any, vocab: Vocabulary) -> list[list[int]]:
 
 
 def _by_slab(slab: Slab, rows: list[list[int]]) -> list[NDArray[Any]]:
-    """The logits of sequences that share their first half: run as a prefix, then in batches of unequal starts and lengths."""
+    """The logits of sequences that share their first half: a prefix, then batches of unequal starts and lengths."""
     size, half = len(rows[0]), len(rows[0]) // 2
     places = np.random.default_rng(1).permutation(2 * size + 8)                     # slots in no order
     paths = [np.append(places[:half], places[half + i * size :][: len(row) - half]) for i, row in enumerate(rows)]
@@ -199,8 +201,9 @@ def _by_slab(slab: Slab, rows: list[list[int]]) -> list[NDArray[Any]]:
     return [np.stack(row) for row in logits]
 
 
-def _all(row: list[int]) -> list[tuple[int, int]]:
-    return [(0, j) for j in range(len(row))]
+def _whole(row: list[int]) -> Batch:
+    asked = [(0, j) for j in range(len(row))]
+    return Batch(np.array([row]), np.zeros(1, dtype=np.int64), np.array([len(row)]), None, asked)
 
 
 def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
@@ -263,8 +266,8 @@ class _Model:
         with torch.inference_mode():
             logits = self.model(input_ids=torch.from_numpy(batch.tokens).to(self.device), **arguments).logits
             place = {column: k for k, column in enumerate(columns)}
-            which = torch.tensor([(row, place[column]) for row, column in batch.asked], dtype=torch.long, device=logits.device)
-            chosen = logits[tuple(which.reshape(-1, 2).T)]
+            asked = np.array([(row, place[column]) for row, column in batch.asked], dtype=np.int64).reshape(-1, 2)
+            chosen = logits[tuple(torch.from_numpy(asked.T).to(logits.device))]
             if chosen.dtype not in (torch.float32, torch.float64):
                 chosen = chosen.float()
             return np.asarray(chosen.cpu().numpy())
@@ -293,17 +296,17 @@ class _Plan:
     shape: tuple[int, int] = (0, 0)                     # B, T
 
     def on(self, device: torch.device) -> _Plan:
-        tensors = [None if t is None else t.to(device) for t in (self.write, self.real, self.read)]
-        return _Plan(self.capacity, *tensors, self.shape)
+        write, real, read = (None if t is None else t.to(device) for t in (self.write, self.real, self.read))
+        return _Plan(self.capacity, write, real, read, self.shape)
 
 
-class _SlabLayer(CacheLayerMixin):
+class _SlabLayer(CacheLayerMixin):                       # type: ignore[no-untyped-call]
     """The slab of one layer: keys and values are (slots, kv_heads, head_dim)."""
 
     is_sliding = False
 
     def __init__(self, slab: Slab) -> None:
-        super().__init__()
+        super().__init__()                              # type: ignore[no-untyped-call]
         self.slab = slab
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -317,10 +320,14 @@ class _SlabLayer(CacheLayerMixin):
                 new[: len(old)] = old
                 setattr(self, name, new)
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         plan = self.slab.plan_on(key_states.device)
         if self.keys is None:
-            self.keys, self.values = (x.new_empty((plan.capacity, x.shape[1], x.shape[3])) for x in (key_states, value_states))
+            states = key_states, value_states
+            self.keys, self.values = (x.new_empty((plan.capacity, x.shape[1], x.shape[3])) for x in states)
+        assert self.keys is not None and self.values is not None
         return self._through(self.keys, key_states, plan), self._through(self.values, value_states, plan)
 
     @staticmethod
@@ -329,7 +336,7 @@ class _SlabLayer(CacheLayerMixin):
         flat = new.transpose(1, 2).flatten(0, 1)        # (B Q, H, D)
         slab[plan.write] = flat if plan.real is None else flat[plan.real]
         assert plan.read is not None
-        return slab.index_select(0, plan.read).unflatten(0, plan.shape).transpose(1, 2)
+        return slab.index_select(0, plan.read).reshape(*plan.shape, *slab.shape[1:]).transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.slab.plan.shape[1], 0
@@ -354,6 +361,11 @@ class Slab(_Model):
         super().__init__(model)
         config = _text_config(model.config)
         self.types, self.window, self.by_type = _layer_types(config), _window(config), by_type
+        ropes = getattr(config, "rope_parameters", None) or {}
+        if ropes.get("rope_type") == "longrope":        # longer texts turn the keys of their first tokens otherwise
+            first = getattr(config, "original_max_position_embeddings", None)
+            first = first or ropes.get("original_max_position_embeddings")
+            self.max_length = min(self.max_length or first, first) if first else self.max_length
         strange = self.types - {"full_attention", "sliding_attention"}
         if strange:
             raise NotImplementedError(f"layers of type {', '.join(sorted(strange))}")
@@ -408,13 +420,14 @@ class Slab(_Model):
         )
 
     def _masks(self, positions: NDArray[np.int64], length: int) -> Any:
-        """(B, 1, Q, T) additive: 0 where the query may look, the least float elsewhere; a dict by layer type if wanted."""
+        """(B, 1, Q, T) additive: 0 where a query may look, the least float elsewhere; a dict by type if wanted."""
         places = torch.from_numpy(positions.astype(np.int32)).to(self.device)
         back = places[:, None, :, None] - torch.arange(length, dtype=torch.int32, device=self.device)
-        full = torch.zeros(back.shape, dtype=self.dtype, device=self.device).masked_fill_(back < 0, torch.finfo(self.dtype).min)
+        least = torch.finfo(self.dtype).min             # not -inf: half-precision kernels may make NaN of it
+        full = torch.zeros(back.shape, dtype=self.dtype, device=self.device).masked_fill_(back < 0, least)
         if self.window is None:
-            return {kind: full for kind in self.types} if self.by_type else full
-        sliding = full.masked_fill(back >= self.window, torch.finfo(self.dtype).min)
+            return dict.fromkeys(self.types, full) if self.by_type else full
+        sliding = full.masked_fill(back >= self.window, least)
         if not self.by_type:
             return sliding
         return {kind: sliding if kind == "sliding_attention" else full for kind in self.types}

@@ -245,8 +245,8 @@ class CachedTransformer:
         most = self.backend.max_length
         if most is not None and len(context) - but > most:
             raise ValueError(
-                f"a context of {len(context) - but} tokens, and the model reads at most {most}: shorten the prompt, or bound "
-                f"the program with max_tokens or max_steps ({context!r})"
+                f"a context of {len(context) - but} tokens, and the model reads at most {most}: shorten the prompt, or "
+                f"bound the program with max_tokens or max_steps ({context!r})"
             )
 
     # ---- answers
@@ -405,7 +405,7 @@ class CachedTransformer:
             need = needs.pop(node, None)
             if need is not None:                        # else another row answered the same node
                 self._give(row, need, node, rows)
-                if need.row:
+                if need.row or any(child.slot < 0 for child in need.children):     # nothing else may keep the child
                     self.store.put_row(node, row)
 
     def _slots(self, chains: list[list[Node]], longest: int) -> NDArray[np.int64]:
@@ -419,7 +419,7 @@ class CachedTransformer:
                 before = np.array([node.slot for node in start.path()][::-1], dtype=np.int64)
             slots[i, : start.depth] = before
             slots[i, start.depth : end.depth] = [node.slot for node in chain]
-            slots[i, end.depth :] = slots[i, 0]         # never another's, nor what nobody wrote: NaN spreads through a mask
+            slots[i, end.depth :] = slots[i, 0]         # never another's: NaN spreads through a mask
         if len(self._paths) * longest > 1 << 20:
             self._paths.clear()
         for i, chain in enumerate(chains):
@@ -456,7 +456,7 @@ def _backend(model: Any, vocab: Vocabulary) -> Backend:
         return hf.backend(model, vocab)
     if callable(model):
         return _Function(model)
-    raise TypeError(f"{model!r} is no language model: give a transformers model, or a function from token ids to logits")
+    raise TypeError(f"{model!r} is no language model: give a transformers model, or a function from ids to logits")
 
 
 class _Function:

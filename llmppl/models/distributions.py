@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -143,6 +143,8 @@ class Finite(Distribution):
             raise TypeError(f"a mask is an array of bool, not of {allowed.dtype}")
         if allowed.shape != (len(self.support),):
             raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
+        if allowed.flags.writeable:                     # the law must not change with what the caller does to the mask
+            allowed = allowed.copy()
 
         def compute() -> Floats:
             with np.errstate(divide="ignore"):          # adds 1 - 1/allowed, 0 or -inf: five times as fast as np.where
@@ -157,7 +159,13 @@ class Finite(Distribution):
         """This law with every probability raised to the power 1 / `temperature`, and normalised again."""
         if not 0.0 < temperature < math.inf:
             raise ValueError(f"the temperature must be positive and finite, not {temperature!r} (greedy is top_k(1))")
-        return self._derive(lambda: (self.log_weights() - self.log_weights().max()) / temperature)
+
+        def compute() -> Floats:
+            log_weights = self.log_weights()
+            top = log_weights.max()
+            return (log_weights - top) / temperature if top > -np.inf else log_weights      # -inf - -inf would be NaN
+
+        return self._derive(compute)
 
     def top_k(self, k: int) -> Finite:
         """This law given that the value is among the `k` most probable ones; of equals, the first in the support."""
@@ -212,6 +220,8 @@ class Categorical(Finite):
         array = _probabilities(probs, "Categorical")
         if values is not None and len(values) != len(array):
             raise ValueError(f"Categorical got {len(array)} probabilities for {len(values)} values")
+        if values is not None and _repeats(values):
+            raise ValueError(f"Categorical wants distinct values, not {list(values)}: give equal ones one probability")
         with np.errstate(divide="ignore"):
             super().__init__(range(len(array)) if values is None else tuple(values), np.log(array))
 
@@ -273,9 +283,13 @@ class Geometric(Distribution):
         return n if self.most is None else min(n, self.most)
 
     def log_prob(self, value: Any) -> float:
-        if value != int(value) or value < 0 or (self.most is not None and value > self.most):
+        try:
+            n = int(value)
+        except (TypeError, ValueError, OverflowError):  # what is no number, NaN, infinity
             return -math.inf
-        return math.log(self.p / self._mass) + (int(value) * self._log_fail if value else 0.0)
+        if n != value or n < 0 or (self.most is not None and n > self.most):
+            return -math.inf
+        return math.log(self.p / self._mass) + (n * self._log_fail if n else 0.0)
 
     def __repr__(self) -> str:
         return f"Geometric({self.p:g})" if self.most is None else f"Geometric({self.p:g}, most={self.most})"
@@ -346,6 +360,11 @@ def _above(cumulative: Floats, target: float) -> int:
     """The first place whose cumulative weight exceeds `target`: one of positive weight, whatever the rounding."""
     place = int(cumulative.searchsorted(target, side="right"))
     return place if place < len(cumulative) else int(cumulative.searchsorted(cumulative[-1], side="left"))
+
+
+def _repeats(values: Sequence[Any]) -> bool:
+    """Whether some value occurs twice; False where that cannot be told by hashing."""
+    return all(isinstance(value, Hashable) for value in values) and len(set(values)) < len(values)
 
 
 def _frozen(array: Floats) -> Floats:

@@ -1,0 +1,95 @@
+"""Hard constraints: texts in which no word has more than five letters.
+
+Two programs that differ in one line. *Local masking* draws each token from those that fit and forgets how improbable
+they were; it walks into places where all that fits is improbable. *Steering* draws the same way and weighs a text by
+the probability that its tokens fit, so that texts which can go on in short words take over.
+
+What to look for: both obey the constraint and have the same number of tokens, but by the language model's own
+log-probability the steered texts are far likelier, and fewer of their words are the stump of a longer one. The mean is
+over the weighted particles; +- is its standard error over independent runs.
+
+    The Fed says ... (30 tokens, no word of more than five letters)
+
+      local masking: mean log-probability -94.4 +- 2.1 (10 runs, N=10)
+        ..., "Wow!" The two of them were so happy. They were all so proud. The shapt lived in a small green tree.
+        .... "I'm sorry, Ben," Lily said. "The name is Billy. I don't know you are here." Ben did
+        ...: 'This is not for her. She will not hide or less merry more than it is. She is wolf, than you meird
+
+      steering: mean log-probability -75.6 +- 3.6 (10 runs, N=10)
+        ..., "That is okay. What do you want for me? I want to be happy and mean to you!" Ted says,
+        ...that it is not the c since still and that is all clean. Today, we have to go to sea to the other side of the
+        ...where the ball is," it says. "Can you ask me?" Asked his mom. "Yes," Pedro. He open
+
+    Once upon a time ... (30 tokens, no word of more than five letters)
+
+      local masking: mean log-probability -66.6 +- 1.3 (10 runs, N=10)
+      steering: mean log-probability -53.7 +- 3.6 (10 runs, N=10)
+
+    The little girl ... (30 tokens, no word of more than five letters)
+
+      local masking: mean log-probability -96.5 +- 3.2 (10 runs, N=10)
+      steering: mean log-probability -71.4 +- 3.2 (10 runs, N=10)
+"""
+
+import argparse
+
+import numpy as np
+
+from llmppl import CachedTransformer, Model, importance_sampling, smc_steer
+from llmppl.models.programs import short_words, without_eos
+
+PROMPTS = ["The Fed says", "Once upon a time", "The little girl"]      # the first is that of Lew et al. 2023, Sec. 2
+
+
+class ShortWords(Model):
+    """A prompt goes on for `num_tokens` tokens, each of which `mask(text so far)` allows."""
+
+    def __init__(self, lm, prompt, mask, num_tokens, local=False):
+        super().__init__()
+        self.context = lm.context(prompt)
+        self.mask, self.num_tokens, self.local = mask, num_tokens, local
+        self.log_prob = 0.0                             # of the text, under the language model alone
+
+    def step(self):
+        p = self.transformer(self.context)
+        allowed = p.masked(self.mask(self.s))
+        if self.local:
+            token = self.sample(allowed)                # no weight: where hardly anything fits costs nothing
+        else:
+            token = self.sample(p, proposal=allowed)    # weight: the probability that what p draws fits
+        self.log_prob += p.log_prob(token)
+        self.s += token
+        self.context += token
+        self.num_tokens -= 1
+        if self.num_tokens == 0:
+            self.finish()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    prompts, num_tokens, num_runs, N, K = (PROMPTS[:2], 12, 3, 4, 2) if args.quick else (PROMPTS, 30, 10, 10, 3)
+
+    lm = CachedTransformer.from_pretrained(args.lm)
+    fits, go_on = short_words(lm.vocab, 5), without_eos(lm.vocab)
+    for prompt in prompts:
+        print(f"\n{prompt} ... ({num_tokens} tokens, no word of more than five letters)")
+        for local in (True, False):
+            model = ShortWords(lm, prompt, lambda text, start=prompt: fits(start + text) & go_on, num_tokens, local)
+            log_probs, texts = [], []
+            for seed in range(args.seed, args.seed + num_runs):
+                posterior = importance_sampling(model, N, seed=seed) if local else smc_steer(model, N, K, seed=seed)
+                log_probs.append(posterior.expect(lambda particle: particle.log_prob))
+                texts.append(posterior.sample(seed=seed).s)
+            mean, error = np.mean(log_probs), np.std(log_probs, ddof=1) / np.sqrt(num_runs)
+            name = "local masking" if local else "steering"
+            print(f"\n  {name}: mean log-probability {mean:.1f} +- {error:.1f} ({num_runs} runs, N={N})")
+            for text in texts[:3]:
+                print(f"    ...{' '.join(text.split())}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Infilling: the model fills the holes of a text, of which nobody said how long they are.
+
+A step of `Infilling` draws the length of a hole, then its tokens, and weighs the particle by the probability of the
+fragment that follows. So what stands in a hole depends on what comes after it, too, which left-to-right generation
+cannot do.
+
+What to look for: fillings that make the rest of the sentence likely ("play with you"), of different lengths; weights
+that are far from equal, since a whole hole is drawn in one step, which is why each particle is extended K=10
+times; particles that share what was decided early.
+
+    To tell the truth, every[BLANK] he[BLANK] to[BLANK] another[BLANK].
+      log Z-hat -10.65, ess 5.7
+      0.381  To tell the truth, every year, without a bit, but he promised to like anything on another in the world.
+      0.104  To tell the truth, every year, without a bit, but he promised to like anything on another day.
+      0.072  To tell the truth, every year, without a bit, but he promised to be anotherorn.
+
+    The dog was very[BLANK] because he had lost his[BLANK].
+      log Z-hat -8.71, ess 8.6
+      0.235  The dog was very sad because he had lost his game to go home.
+      0.200  The dog was very upset because he had lost his trousers.
+      0.064  The dog was very upset because he had lost his friend.
+
+    "Please,[BLANK]," said the bear. "I want to[BLANK] with you."
+      log Z-hat -20.36, ess 4.9
+      0.366  "Please, Amy," said the bear. "I want to come with you."
+      0.170  "Please, baby," said the bear. "I want to play with you."
+      0.129  "Please, Amy," said the bear. "I want to slide with you."
+"""
+
+import argparse
+
+from llmppl import CachedTransformer, Infilling, smc_steer
+
+TEMPLATES = [
+    "To tell the truth, every[BLANK] he[BLANK] to[BLANK] another[BLANK].",      # Lew et al. 2023, Sec. 2.2
+    "The dog was very[BLANK] because he had lost his[BLANK].",
+    "Once upon a time, there was a little[BLANK] who lived in a[BLANK]. One day, she found a[BLANK] under the bed.",
+    '"Please,[BLANK]," said the bear. "I want to[BLANK] with you."',
+]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    templates, N, K = (TEMPLATES[:2], 4, 5) if args.quick else (TEMPLATES, 20, 10)
+
+    lm = CachedTransformer.from_pretrained(args.lm)
+    for template in templates:
+        posterior = smc_steer(Infilling(lm, template, max_tokens=30), N, K, seed=args.seed)
+        print(f"\n{template}\n  log Z-hat {posterior.log_ml:.2f}, ess {posterior.ess:.1f}")
+        for i in (-posterior.weights).argsort(kind="stable")[:5]:
+            print(f"  {posterior.weights[i]:.3f}  {posterior[i]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The command line: every command, what it prints, and what it says of bad input."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from llmppl import __version__, cli
+
+TEMPLATE = "The dog was very[BLANK] because he had lost his[BLANK]."
+PROMPTS = ["The little boy went to the park and", "The old king went to the sea and"]
+SMALL = ["--particles", "3", "--factor", "2", "--max-tokens", "6", "--seed", "1"]
+COMMANDS = [
+    ["generate", "Once upon a time", "--max-letters", "4"],
+    ["generate", "Once upon a time"],
+    ["infill", TEMPLATE],
+    ["intersect", *PROMPTS, "--until-sentence"],
+    ["intersect", *PROMPTS, "--proposal", "first"],
+]
+each_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command[0]}-{command[-1][:14]}")
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def particles(*arguments):
+    """The JSON objects that a command prints."""
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@each_command
+def test_a_command_prints_its_particles_heaviest_first_and_log_Z_hat(command):
+    result = run(*command, *SMALL)
+    assert result.exit_code == 0, result.output
+    title, _, heading, *rows, _, total = result.stdout.splitlines()
+    assert command[1] in title
+    assert heading == "weight  log weight  text"
+    weights = [float(row.split()[0]) for row in rows]
+    assert 1 <= len(rows) <= 3 and weights == sorted(weights, reverse=True)
+    assert re.fullmatch(rf"log Z-hat -?\d+\.\d\d, ess \d\.\d of {len(rows)} particles", total)
+    assert result.stderr.startswith("seed 1: ") and "tokens run" in result.stderr
+
+
+@each_command
+def test_json_is_one_object_for_each_particle_and_the_weights_sum_to_1(command):
+    rows = particles(*command, *SMALL)
+    assert 1 <= len(rows) <= 3
+    assert all(list(row) == ["text", "log_weight", "weight", "cut"] for row in rows)
+    assert sum(row["weight"] for row in rows) == pytest.approx(1.0)
+
+
+@each_command
+def test_the_same_seed_gives_the_same_output_and_another_seed_another(command):
+    assert run(*command, *SMALL).stdout == run(*command, *SMALL).stdout
+    assert run(*command, *SMALL).stdout != run(*command, *SMALL[:-1], "2").stdout
+
+
+def test_without_a_seed_the_one_that_was_drawn_is_told():
+    command = ["generate", "The cat", "--particles", "2", "--max-tokens", "5"]
+    result = run(*command)
+    seed = re.match(r"seed (\d+): ", result.stderr).group(1)
+    assert run(*command, "--seed", seed).stdout == result.stdout
+
+
+def test_generate_keeps_words_short_the_one_that_the_prompt_ends_in_included():
+    for row in particles("generate", "The bird", "--max-letters", "4", "--max-tokens", "20", "--seed", "3"):
+        assert max(map(len, re.findall(r"[^\W\d_]+", "The bird" + row["text"]))) <= 4
+
+
+def test_infill_keeps_the_fragments_in_their_order():
+    pattern = ".*".join(map(re.escape, TEMPLATE.split("[BLANK]")))
+    assert all(re.fullmatch(pattern, row["text"], re.DOTALL) for row in particles("infill", TEMPLATE, *SMALL))
+
+
+def test_intersect_stops_after_a_sentence_or_marks_what_was_cut():
+    rows = particles("intersect", *PROMPTS, "--until-sentence", "--max-tokens", "8", "--seed", "1")
+    assert any(not row["cut"] for row in rows)
+    assert all(row["cut"] or re.search(r"[.!?][\"']?$", row["text"]) for row in rows)
+    assert all(row["cut"] for row in particles("intersect", *PROMPTS, "--max-tokens", "2", "--seed", "1"))
+
+
+def test_top_k_and_temperature_change_the_law():
+    greedy = ["generate", "Once upon a time", "--top-k", "1", "--max-tokens", "5"]
+    assert len({row["text"] for row in particles(*greedy)}) == 1
+    cold = ["generate", "Once upon a time", "--temperature", "0.001", "--max-tokens", "5"]
+    assert {row["text"] for row in particles(*cold)} == {row["text"] for row in particles(*greedy)}
+    narrow = ["generate", "Once upon a time", "--top-p", "0.000001", "--max-tokens", "5"]
+    assert {row["text"] for row in particles(*narrow)} == {row["text"] for row in particles(*greedy)}
+
+
+def test_demo_shows_three_programs():
+    result = run("demo")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("weight  log weight  text") == result.stdout.count("log Z-hat") == 3
+    assert "no word of more than 5 letters" in result.stdout
+
+
+def test_a_terminal_gets_a_table(monkeypatch):
+    monkeypatch.setattr(cli, "_on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    result = run("infill", "[red] or[BLANK] blue.", *SMALL)
+    assert "───" in result.stdout and "log Z-hat" in result.stdout
+    assert "[red] or" in result.stdout                  # not taken for markup
+    assert max(map(len, result.stdout.splitlines())) <= 60
+
+
+def test_what_cannot_be_printed_is_escaped_and_a_cut_is_marked():
+    assert cli._line(cli.Row("a\nb\x1b[1m é", -1.0, 1.0, True)) == "a\\nb\\x1b[1m é [cut]"
+
+
+@pytest.mark.parametrize(
+    "arguments, code, message",
+    [
+        (["infill", "no hole in it"], 2, r"put \[BLANK\] where a hole is"),
+        (["generate", "Hi", "--lm", "no-such-model-anywhere"], 2, "no language model 'no-such-model-anywhere'"),
+        (["generate", "Hi", "--lm", "."], 2, "no language model '.'"),
+        (["generate", "word " * 2000], 2, "the model reads at most 1024"),
+        (["generate", "Girl", "--max-letters", "1", "--top-k", "1"], 1, "no particle is left: all died by step"),
+    ],
+)
+def test_what_the_library_refuses_is_one_line_on_stderr(arguments, code, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)                         # an empty folder
+    for json_option in ([], ["--json"]):
+        result = run(*arguments, *json_option)
+        assert result.exit_code == code
+        assert result.stdout == ""
+        assert re.match("llmppl: .*" + message, result.stderr)
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        (["generate", "Hi", "--particles", "0"], "--particles"),
+        (["infill", TEMPLATE, "--factor", "0"], "--factor"),
+        (["generate", "Hi", "--temperature", "-1"], "--temperature"),
+        (["generate", "Hi", "--temperature", "0"], "--top-k 1"),
+        (["generate", "Hi", "--top-p", "1.5"], "--top-p"),
+        (["generate", "Hi", "--top-k", "0"], "--top-k"),
+        (["generate", "Hi", "--max-letters", "0"], "--max-letters"),
+        (["intersect", *PROMPTS, "--max-tokens", "0"], "--max-tokens"),
+        (["intersect", *PROMPTS, "--proposal", "third"], "--proposal"),
+        (["intersect"], "PROMPT"),
+    ],
+)
+def test_an_option_out_of_range_is_named_before_anything_is_loaded(arguments, name, monkeypatch):
+    monkeypatch.setattr(cli, "_load", None)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == "" and name in result.stderr and "Traceback" not in result.stderr
+
+
+def test_an_unexpected_error_is_let_through(monkeypatch):
+    def broken(name):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(cli, "_load", broken)
+    assert isinstance(run("generate", "Hi").exception, ZeroDivisionError)
+
+
+def test_version():
+    assert run("--version").stdout == f"llmppl {__version__}\n"
+
+
+def test_help_loads_neither_torch_nor_transformers_and_names_the_commands():
+    program = (
+        "import sys\nfrom llmppl.cli import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
+        "print([name for name in ('torch', 'transformers', 'numba') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for name in ("demo", "generate", "infill", "intersect"):
+        assert name in result.stdout
+    assert result.stdout.endswith("[]\n")

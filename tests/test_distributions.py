@@ -1,0 +1,446 @@
+"""Distributions against their formulas, samples against their probabilities, and the laws of tokens."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from support import repetitions
+from tiny import cold_lm, law_by_hand, log_prob_by_hand, table_lm, tiny_lm, tiny_vocab
+
+from llmppl import (
+    EOS,
+    Bernoulli,
+    CachedTransformer,
+    Categorical,
+    Delta,
+    Geometric,
+    Model,
+    Uniform,
+    Vocabulary,
+    mixture,
+    product,
+)
+from llmppl.models.distributions import Finite, Impossible
+from llmppl.models.tokens import NextToken, TokenDistribution
+
+V = 6
+END = V - 1
+
+LAWS = {
+    "bernoulli": (Bernoulli(0.3), {False: 0.7, True: 0.3}),
+    "never": (Bernoulli(0.0), {False: 1.0, True: 0.0}),
+    "categorical": (Categorical([0.1, 0.0, 0.6, 0.3]), {0: 0.1, 1: 0.0, 2: 0.6, 3: 0.3}),
+    "values": (Categorical([0.25, 0.75], values=["x", "y"]), {"x": 0.25, "y": 0.75}),
+    "dict": (Categorical({"x": 0.25, (1, 2): 0.75}), {"x": 0.25, (1, 2): 0.75}),
+    "uniform": (Uniform(-1, 2), dict.fromkeys(range(-1, 3), 0.25)),
+    "one": (Uniform(5, 5), {5: 1.0}),
+    "delta": (Delta("x"), {"x": 1.0}),
+    "geometric, at most 3": (Geometric(0.4, most=3), {n: 0.4 * 0.6**n / (1 - 0.6**4) for n in range(4)}),
+    "geometric, at most 0": (Geometric(0.4, most=0), {0: 1.0}),
+    "certain geometric": (Geometric(1.0, most=2), {0: 1.0, 1: 0.0, 2: 0.0}),
+    "masked": (Uniform(0, 3).masked([True, False, True, False]), {0: 0.5, 1: 0.0, 2: 0.5, 3: 0.0}),
+    "tempered": (Categorical([0.2, 0.8]).tempered(0.5), {0: 0.04 / 0.68, 1: 0.64 / 0.68}),
+    "top_k": (Categorical([0.1, 0.2, 0.3, 0.4]).top_k(2), {0: 0.0, 1: 0.0, 2: 3 / 7, 3: 4 / 7}),
+    "top_p": (Categorical([0.125, 0.25, 0.5, 0.125]).top_p(0.6), {0: 0.0, 1: 1 / 3, 2: 2 / 3, 3: 0.0}),
+    "product": (product(Bernoulli(0.2), Bernoulli(0.6)), {False: 0.32 / 0.44, True: 0.12 / 0.44}),
+    "mixture": (mixture([Bernoulli(0.2), Bernoulli(0.6)], [0.75, 0.25]), {False: 0.7, True: 0.3}),
+}
+every_law = pytest.mark.parametrize(("law", "probs"), LAWS.values(), ids=LAWS)
+
+
+def log(p: float) -> float:
+    return math.log(p) if p > 0 else -math.inf
+
+
+@every_law
+def test_log_prob_is_that_of_the_formula(law, probs):
+    for value, p in probs.items():
+        assert law.log_prob(value) == pytest.approx(log(p), abs=1e-12)
+        assert isinstance(law.log_prob(value), float)
+
+
+@every_law
+def test_log_probs_are_read_only_float64_in_the_order_of_the_support_and_sum_to_one(law, probs):
+    log_probs = law.log_probs()
+    assert list(law.support) == list(probs)
+    np.testing.assert_allclose(log_probs, [log(p) for p in probs.values()], atol=1e-12)
+    assert log_probs.dtype == np.float64 and np.exp(log_probs).sum() == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="read-only"):
+        log_probs[0] = 0.0
+
+
+@every_law
+def test_what_is_outside_the_support_has_log_probability_minus_infinity(law, probs):
+    for value in ("no such value", None, -7, 99, 0.5, math.nan, math.inf):
+        assert law.log_prob(value) == -math.inf
+
+
+@every_law
+def test_samples_have_their_probabilities_within_the_standard_error(law, probs):
+    n, rng = repetitions(20000, 4000), np.random.default_rng(len(probs))
+    drawn = [law.sample(rng) for _ in range(n)]
+    assert set(drawn) <= set(probs)
+    for value, p in probs.items():
+        assert abs(drawn.count(value) / n - p) <= 4.5 * math.sqrt(p * (1 - p) / n) + 1e-9
+
+
+@every_law
+def test_asking_changes_nothing_and_a_copy_is_the_law_itself(law, probs):
+    before = law.log_probs().copy()
+    rng = np.random.default_rng(0)
+    for value in probs:
+        law.log_prob(value)
+        law.sample(rng)
+    np.testing.assert_array_equal(law.log_probs(), before)
+    assert copy.deepcopy(law) is law and copy.deepcopy([law])[0] is law
+
+
+def test_the_same_stream_draws_the_same_values():
+    for law, _ in LAWS.values():
+        assert [law.sample(np.random.default_rng(3)) for _ in range(5)] == [law.sample(np.random.default_rng(3))] * 5
+
+
+# ---- Geometric without an end
+
+
+@pytest.mark.parametrize("p", [0.02, 0.5, 0.97])
+def test_geometric_counts_failures_before_the_first_success(p):
+    law, n = Geometric(p), repetitions(40000, 5000)
+    for k in (0, 1, 5, 40):
+        assert law.log_prob(k) == pytest.approx(math.log(p) + k * math.log(1 - p))
+    drawn = np.array([law.sample(rng) for rng in [np.random.default_rng(0)] for _ in range(n)])
+    assert abs(drawn.mean() - (1 - p) / p) <= 4.5 * math.sqrt((1 - p) / p**2 / n)
+    for k in (0, 1, 3):
+        tail = (1 - p) ** (k + 1)
+        assert abs(np.mean(drawn > k) - tail) <= 4.5 * math.sqrt(tail * (1 - tail) / n)
+
+
+def test_geometric_without_an_end_has_no_list_of_log_probabilities():
+    with pytest.raises(TypeError, match=r"Geometric\(0.5\) has no finite support"):
+        Geometric(0.5).log_probs()
+    assert Geometric(1.0).sample(np.random.default_rng(0)) == 0
+    assert Geometric(1.0).log_prob(0) == 0.0 and Geometric(1.0).log_prob(1) == -math.inf
+
+
+# ---- derived laws
+
+weights = st.lists(st.integers(0, 12), min_size=2, max_size=7).filter(any)
+
+
+def categorical(counts) -> Categorical:
+    return Categorical(np.array(counts) / sum(counts))
+
+
+def assert_law(law: Finite, expected) -> None:
+    np.testing.assert_allclose(np.exp(law.log_probs()), np.asarray(expected) / np.sum(expected), atol=1e-12)
+    assert np.exp(law.log_probs()).sum() == pytest.approx(1.0)
+
+
+@given(weights, st.data())
+def test_masked_is_the_law_given_the_allowed_values(counts, data):
+    mask = data.draw(st.lists(st.booleans(), min_size=len(counts), max_size=len(counts)))
+    assume(any(c and m for c, m in zip(counts, mask, strict=True)))
+    assert_law(categorical(counts).masked(mask), np.array(counts) * np.array(mask))
+
+
+@given(weights, st.floats(0.1, 10.0))
+def test_tempered_raises_the_probabilities_to_a_power(counts, temperature):
+    assert_law(categorical(counts).tempered(temperature), (np.array(counts) / max(counts)) ** (1 / temperature))
+
+
+@given(weights, st.integers(1, 9))
+def test_top_k_keeps_the_k_most_probable_and_of_equals_the_first(counts, k):
+    best = sorted(range(len(counts)), key=lambda i: (-counts[i], i))[:k]
+    assert_law(categorical(counts).top_k(k), [c if i in best else 0 for i, c in enumerate(counts)])
+
+
+@given(weights, st.integers(1, 64))
+def test_top_p_keeps_the_fewest_that_reach_p(counts, numerator):
+    p = numerator / 64
+    order, kept, total = sorted(range(len(counts)), key=lambda i: (-counts[i], i)), [], 0
+    for i in order:
+        assume(abs(total / sum(counts) - p) > 1e-9)     # at the boundary itself see below
+        if total / sum(counts) < p:
+            kept.append(i)
+        total += counts[i]
+    assert_law(categorical(counts).top_p(p), [c if i in kept else 0 for i, c in enumerate(counts)])
+
+
+def test_top_p_at_the_boundary_stops_when_p_is_reached():
+    law = Categorical([0.25, 0.5, 0.125, 0.125])
+    assert_law(law.top_p(0.5), [0, 1, 0, 0])
+    assert_law(law.top_p(0.75), [0.25, 0.5, 0, 0])
+    assert_law(law.top_p(0.875), [0.25, 0.5, 0.125, 0])     # of the two equal ones, the first
+    assert_law(law.top_p(1.0), [0.25, 0.5, 0.125, 0.125])
+    assert_law(law.top_p(1e-300), [0, 1, 0, 0])
+
+
+@given(st.lists(weights, min_size=1, max_size=3))
+def test_product_multiplies_and_mixture_adds(several):
+    n = min(map(len, several))
+    several = [counts[:n] for counts in several]
+    assume(all(any(counts) for counts in several))
+    laws = [categorical(counts) for counts in several]
+    probs = [np.array(counts) / sum(counts) for counts in several]
+    together = np.prod(probs, axis=0)
+    if together.sum() > 0:
+        assert_law(product(*laws), together)
+    else:
+        with pytest.raises(Impossible):
+            product(*laws).sample(np.random.default_rng(0))
+    shares = np.arange(1, len(laws) + 1) / sum(range(1, len(laws) + 1))
+    assert_law(mixture(laws, shares), np.sum([s * p for s, p in zip(shares, probs, strict=True)], axis=0))
+
+
+def test_a_mixture_leaves_out_what_has_no_share():
+    assert_law(mixture([Bernoulli(0.5), Bernoulli(1.0)], [0.0, 1.0]), [0, 1])
+
+
+def test_derived_laws_can_be_derived_again():
+    law = product(Uniform(0, 3), Categorical([0.1, 0.2, 0.3, 0.4])).masked([True, True, True, False]).top_k(2)
+    assert_law(law.tempered(0.5), [0, 4, 9, 0])
+
+
+def test_a_derived_law_does_not_change_with_the_array_it_was_made_from():
+    mask = np.array([True, False])
+    law = Bernoulli(0.3).masked(mask)
+    mask[:] = True
+    assert_law(law, [1, 0])
+    probs = np.array([0.25, 0.75])
+    law = Categorical(probs)
+    probs[0] = 0.5
+    assert_law(law, [0.25, 0.75])
+
+
+IMPOSSIBLE = Bernoulli(0.3).masked([False, False])
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        IMPOSSIBLE,
+        IMPOSSIBLE.tempered(0.5),
+        IMPOSSIBLE.top_k(1),
+        IMPOSSIBLE.top_p(0.5),
+        IMPOSSIBLE.masked([True, True]),
+        product(Bernoulli(0.0), Bernoulli(1.0)),
+        product(IMPOSSIBLE, Bernoulli(0.5)),
+        mixture([IMPOSSIBLE, IMPOSSIBLE], [0.5, 0.5]),
+    ],
+)
+def test_drawing_from_an_impossible_law_raises_and_every_value_has_probability_zero(law):
+    with pytest.raises(Impossible, match="has no value of positive probability"):
+        law.sample(np.random.default_rng(0))
+    assert np.all(law.log_probs() == -np.inf) and law.log_prob(True) == -math.inf
+
+
+class Ones:
+    """A stream whose uniforms are as large as they can be."""
+
+    def random(self):
+        return float(np.nextafter(1.0, 0.0))
+
+
+class Zeros:
+    def random(self):
+        return 0.0
+
+
+@given(weights)
+def test_the_least_and_the_largest_uniform_draw_a_value_of_positive_probability(counts):
+    law = categorical(counts)
+    positive = np.flatnonzero(counts)
+    assert law.sample(Zeros()) == positive[0] and law.sample(Ones()) == positive[-1]
+
+
+def test_far_apart_weights_neither_overflow_nor_vanish():
+    law = Finite(range(3), [-1e5, -1e5 + math.log(3), -3e5])
+    np.testing.assert_allclose(np.exp(law.log_probs()), [0.25, 0.75, 0])
+    np.testing.assert_allclose(np.exp(law.tempered(1e-3).log_probs()), [0, 1, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Bernoulli(1.5), ValueError, r"Bernoulli wants a probability in \[0, 1\], not 1.5"),
+        (lambda: Bernoulli(math.nan), ValueError, "not nan"),
+        (lambda: Categorical([0.5, 0.6]), ValueError, "sum to 1"),
+        (lambda: Categorical([-0.5, 1.5]), ValueError, "wants probabilities, not"),
+        (lambda: Categorical([math.nan, 1.0]), ValueError, "wants probabilities, not"),
+        (lambda: Categorical([]), ValueError, "wants a list of probabilities"),
+        (lambda: Categorical([[0.5, 0.5]]), ValueError, r"shape \(1, 2\)"),
+        (lambda: Categorical([0.5, 0.5], values=["x"]), ValueError, "2 probabilities for 1 values"),
+        (lambda: Categorical([0.5, 0.5], values=["x", "x"]), ValueError, "distinct values"),
+        (lambda: Categorical({"x": 1.0}, values=["x"]), ValueError, "leave `values` out"),
+        (lambda: Uniform(3, 2), ValueError, "integers low <= high, not 3 and 2"),
+        (lambda: Uniform(0, 1.5), ValueError, "integers low <= high"),
+        (lambda: Geometric(0.0), ValueError, r"Geometric wants a probability in \(0, 1\], not 0.0"),
+        (lambda: Geometric(0.5, most=-1), ValueError, "most >= 0, not -1"),
+        (lambda: Geometric(0.5, most=1.5), ValueError, "most >= 0, not 1.5"),
+        (lambda: Bernoulli(0.5).masked([True]), ValueError, r"shape \(1,\); Bernoulli\(0.5\) wants \(2,\)"),
+        (lambda: Bernoulli(0.5).masked([[True, False]]), ValueError, r"shape \(1, 2\)"),
+        (lambda: Bernoulli(0.5).masked([0, 1]), TypeError, "array of bool, not of int64"),
+        (lambda: Bernoulli(0.5).masked([0.0, 1.0]), TypeError, "array of bool, not of float64"),
+        (lambda: Bernoulli(0.5).tempered(0.0), ValueError, r"must be positive and finite, not 0.0 \(greedy is top_k"),
+        (lambda: Bernoulli(0.5).tempered(math.inf), ValueError, "positive and finite"),
+        (lambda: Bernoulli(0.5).tempered(math.nan), ValueError, "positive and finite"),
+        (lambda: Bernoulli(0.5).top_k(0), ValueError, "at least 1, not 0"),
+        (lambda: Bernoulli(0.5).top_k(1.5), ValueError, "at least 1, not 1.5"),
+        (lambda: Bernoulli(0.5).top_p(0.0), ValueError, r"in \(0, 1\], not 0.0"),
+        (lambda: Bernoulli(0.5).top_p(1.1), ValueError, r"in \(0, 1\], not 1.1"),
+        (lambda: product(), ValueError, "product of no distributions"),
+        (lambda: product(Bernoulli(0.5), Uniform(0, 3)), ValueError, "over different values"),
+        (lambda: product(Geometric(0.5), Geometric(0.5)), TypeError, "finite support, not Geometric"),
+        (lambda: mixture([Bernoulli(0.5)], [0.5, 0.5]), ValueError, "2 weights for 1 distributions"),
+        (lambda: mixture([Bernoulli(0.5)], [0.5]), ValueError, "mixture wants probabilities that sum to 1"),
+        (lambda: mixture([Bernoulli(0.5), Uniform(0, 3)], [0.5, 0.5]), ValueError, "over different values"),
+    ],
+)
+def test_what_is_no_law_is_refused_by_name(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_laws_show_what_they_are():
+    assert repr(Bernoulli(0.25)) == "Bernoulli(0.25)"
+    assert repr(Categorical({"x": 0.25, "y": 0.75})) == "Categorical({'x': 0.25, 'y': 0.75})"
+    assert repr(Uniform(1, 6)) == "Uniform(1, 6)" and repr(Delta("x")) == "Delta('x')"
+    assert repr(Geometric(0.5)) == "Geometric(0.5)" and repr(Geometric(0.5, most=3)) == "Geometric(0.5, most=3)"
+    assert repr(Uniform(1, 6).top_k(2)) == "Finite(6 values)"
+
+
+# ---- laws of tokens
+
+
+def law_after(text: str, lm: CachedTransformer | None = None) -> NextToken:
+    lm = tiny_lm(V) if lm is None else lm
+    return NextToken(lm.context(text))
+
+
+def test_the_law_of_the_next_token_is_that_of_a_plain_forward_pass():
+    law = law_after("ab")
+    np.testing.assert_allclose(law.log_probs(), law_by_hand(tiny_lm(V), law.context.tokens), atol=1e-9)
+    assert law.log_probs().dtype == np.float64 and not law.log_probs().flags.writeable
+    assert law.log_probs().shape == (V,) and law.support is tiny_lm(V).vocab
+    token = law.sample(np.random.default_rng(0))
+    assert token is law.support[int(token)]
+    for value in (token, int(token), np.int64(token)):
+        assert law.log_prob(value) == law.log_probs()[int(token)]
+
+
+def test_the_log_probability_of_EOS_is_the_log_sum_over_all_eos_ids():
+    vocab = Vocabulary([b"a", b"b", b"", b""], eos_ids=[2, 3])
+    lm = CachedTransformer(lambda ids: [1.0, 0.0, 0.5, -0.5], vocab)
+    law = law_after("a", lm)
+    p = np.exp([1.0, 0.0, 0.5, -0.5])
+    p /= p.sum()
+    assert law.log_prob(EOS) == pytest.approx(math.log(p[2] + p[3]))
+    assert law.log_prob(vocab[2]) == pytest.approx(math.log(p[2]))
+    assert law.masked([True, True, False, True]).log_prob(EOS) == pytest.approx(math.log(p[3] / (1 - p[2])))
+    assert law.masked([True, True, False, False]).log_prob(EOS) == -math.inf
+
+
+def test_the_log_probability_of_EOS_is_minus_infinity_where_no_id_ends_a_text():
+    lm = CachedTransformer(lambda ids: [0.0, 0.0], Vocabulary([b"a", b"b"]))
+    assert law_after("a", lm).log_prob(EOS) == -math.inf
+
+
+def test_a_token_of_another_vocabulary_is_a_ValueError_and_a_str_a_TypeError():
+    other = tiny_vocab(5)
+    with pytest.raises(ValueError, match="belongs to another vocabulary"):
+        law_after("a").log_prob(other[0])
+    with pytest.raises(ValueError, match="is not in this vocabulary"):
+        law_after("a").log_prob(V)
+    for value in ("a", b"a"):
+        with pytest.raises(TypeError, match="is not a token"):
+            law_after("a").masked(np.ones(V, bool)).log_prob(value)
+    same = Vocabulary(tiny_vocab(V).tokens, eos_ids=[END])
+    assert law_after("a").log_prob(same[0]) == law_after("a").log_prob(0)
+
+
+def test_derived_laws_of_tokens_are_laws_of_tokens_over_the_same_vocabulary():
+    p = np.exp(law_by_hand(tiny_lm(V), [0]))
+    q = np.exp(law_by_hand(tiny_lm(V), [1]))
+    first, second = law_after("a"), law_after("b")
+    for law, expected in (
+        (first.tempered(0.5), p**2),
+        (first.masked(np.arange(V) < 3), p * (np.arange(V) < 3)),
+        (first.top_k(1), p * (p == p.max())),
+        (first.top_p(1e-9), p * (p == p.max())),
+        (product(first, second), p * q),
+        (mixture([first, second], [0.25, 0.75]), 0.25 * p + 0.75 * q),
+    ):
+        assert isinstance(law, TokenDistribution) and law.support is first.support
+        assert_law(law, expected)
+        assert law.log_prob(EOS) == law.log_prob(END)
+
+
+def test_a_product_over_different_vocabularies_is_a_ValueError_that_shows_both():
+    other = table_lm(lambda ids: [0.0, 0.0, 0.0])
+    with pytest.raises(ValueError, match=r"different values: Vocabulary\(6 tokens.*Vocabulary\(3 tokens"):
+        product(law_after("a"), law_after("a", other))
+    with pytest.raises(ValueError, match="different values"):
+        mixture([law_after("a"), Uniform(0, V - 1)], [0.5, 0.5])
+    with pytest.raises(TypeError, match="finite support"):
+        product(law_after("a"), law_after("a").string())
+
+
+def test_a_string_has_the_sum_of_the_log_probabilities_of_its_tokens():
+    lm = tiny_lm(V)
+    law = law_after("a")
+    for text, ids in {"bc": [1, 2], "ab": [4], "": [], "c ab b": [2, 3, 4, 3, 1]}.items():
+        assert law.string().log_prob(text) == pytest.approx(log_prob_by_hand(lm, [0], ids), abs=1e-9)
+        assert law.string().log_prob(ids) == pytest.approx(log_prob_by_hand(lm, [0], ids), abs=1e-9)
+    assert law.string().log_prob([0, 1]) == pytest.approx(log_prob_by_hand(lm, [0], [0, 1]), abs=1e-9)
+    assert law.string().log_prob([lm.vocab[1], lm.vocab[END]]) == pytest.approx(log_prob_by_hand(lm, [0], [1, END]))
+
+
+def test_a_string_costs_one_forward_pass_and_no_more_the_second_time():
+    lm = cold_lm(V)
+    start = lm.context("a")
+    end = start + "cbc c"                               # what nobody holds, and no key stands for, is forgotten
+    string = NextToken(start).string()
+    string.log_prob("cbc c")
+    assert (lm.stats.rounds, lm.stats.tokens) == (1, 5) and len(end) == 6       # nothing follows the last of the six
+    string.log_prob("cbc c")
+    string.log_prob("cbc")
+    assert (lm.stats.rounds, lm.stats.tokens) == (1, 5)
+
+
+def test_a_string_only_scores():
+    with pytest.raises(TypeError, match=r"string\(\) only scores"):
+        law_after("a").string().sample(np.random.default_rng(0))
+    with pytest.raises(TypeError, match="no finite support"):
+        law_after("a").string().log_probs()
+    with pytest.raises(ValueError, match="no tokens of this vocabulary spell"):
+        law_after("a").string().log_prob("z")
+
+
+def test_several_prompts_of_a_step_cost_one_round():
+    class Several(Model):
+        def __init__(self, lm):
+            super().__init__()
+            self.contexts = [lm.context(prompt) for prompt in ("a", "ba", "cc", "b a")]
+
+        def step(self):
+            laws = [self.transformer(context) for context in self.contexts]
+            token = self.sample(product(*laws))
+            for law in laws:
+                self.observe(law, token)
+
+    lm = cold_lm(V)
+    Several(lm).step()
+    assert (lm.stats.rounds, lm.stats.rows) == (1, 4)
+
+
+def test_nothing_is_run_before_a_law_is_needed_and_nothing_for_a_law_that_is_gone():
+    lm = cold_lm(V)
+    law = NextToken(lm.context("abc"))
+    law.tempered(0.5).masked(np.ones(V, bool))
+    assert lm.stats.rounds == 0
+    del law
+    NextToken(lm.context("b")).log_probs()
+    assert (lm.stats.rounds, lm.stats.rows, lm.stats.tokens) == (1, 1, 1)

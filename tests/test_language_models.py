@@ -1,0 +1,466 @@
+"""Language models as a user meets them: loading, contexts, chat, errors, drawings."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from families import TRIE, VOCAB, build, error_of, family_lm, model_of, together, truth
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support import repetitions
+from test_vocab import byte_level, llama, unigram
+from transformers.utils import logging
+
+from llmppl.lm import hf
+from llmppl.lm.embedded import PATH as EMBEDDED
+from llmppl.lm.transformer import CachedTransformer
+from llmppl.lm.vocab import EOS, Vocabulary
+from llmppl.models.model import Model
+from llmppl.models.tokens import NextToken
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def uniform(tokenizer):
+    """An lm of a tokenizer, with a model that knows nothing."""
+    V = len(Vocabulary.from_tokenizer(tokenizer))
+    return CachedTransformer(lambda ids: np.zeros(V), tokenizer)
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_embedded_model_loads_without_a_network_and_without_a_word():
+    code = (
+        "from llmppl.lm.transformer import CachedTransformer; lm = CachedTransformer.from_pretrained();"
+        "print(lm.backend.slot_bytes > 0, lm.model.dtype, abs(sum(map(float, 2.718281828459045 ** lm.context('The')"
+        ".log_probs())) - 1) < 1e-6)"
+    )
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(hf.__file__).parents[2])}
+    out = subprocess.run([sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True)
+    assert (out.stdout, out.stderr) == ("True torch.float32 True\n", "")
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_progress_bars_of_transformers_are_as_before_after_loading(shown, capfd):
+    (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
+    try:
+        hf.load(None, dtype=None, device=None, device_map=None)
+        assert logging.is_progress_bar_enabled() == shown
+    finally:
+        logging.enable_progress_bar()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_model_that_does_not_exist_is_an_error_that_says_what_would_work_and_comes_soon(offline, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")        # where nobody listens
+    start = time.perf_counter()
+    with pytest.raises(FileNotFoundError) as caught:
+        CachedTransformer.from_pretrained("nobody/no-such-model")
+    assert time.perf_counter() - start < 10
+    message = str(caught.value)
+    assert "no language model 'nobody/no-such-model': no such folder is here" in message
+    assert "Give a hub id such as 'gpt2'" in message and "or nothing for the small model" in message
+
+
+def test_a_name_server_that_does_not_answer_holds_nobody_up(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(hf.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hf.socket, "create_connection", lambda *_, **__: release.wait(30) and socket.socket())
+    start = time.perf_counter()
+    assert not hf._hub_answers(0.05)
+    assert time.perf_counter() - start < 5
+    release.set()
+
+
+def test_the_hub_is_found_where_something_listens_or_behind_a_proxy(monkeypatch):
+    asked = []
+
+    class Connection:
+        def close(self):
+            pass
+
+    def connect(place, timeout):
+        asked.append(place)
+        return Connection()
+
+    monkeypatch.setattr(hf.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hf.socket, "create_connection", connect)
+    monkeypatch.setattr(hf, "proxy_bypass", lambda host: False)
+    for proxies in ({}, {"https": "http://proxy.here:3128"}, {"https": "proxy.here:3128"}):
+        monkeypatch.setattr(hf, "getproxies", lambda proxies=proxies: proxies)
+        assert hf._hub_answers()
+    assert asked == [("huggingface.co", 443), ("proxy.here", 3128), ("proxy.here", 3128)]
+
+
+def test_a_folder_without_a_model_is_an_error_that_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="the folder holds no model and tokenizer that transformers can load"):
+        CachedTransformer.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="the folder holds no model and tokenizer"):
+        CachedTransformer.from_pretrained(str(tmp_path))
+
+
+def test_a_folder_without_weights_or_without_a_tokenizer_is_an_error_that_says_so(tmp_path):
+    for missing in ("model.safetensors", "tokenizer"):
+        folder = tmp_path / missing
+        shutil.copytree(EMBEDDED, folder)
+        for path in folder.iterdir():
+            if path.name.startswith(missing):
+                path.unlink()
+        with pytest.raises(FileNotFoundError, match="the folder holds no model and tokenizer"):
+            CachedTransformer.from_pretrained(folder)
+
+
+def test_a_folder_with_a_model_is_loaded(tmp_path, embedded):
+    shutil.copytree(EMBEDDED, tmp_path / "model")
+    for name in (tmp_path / "model", str(tmp_path / "model")):
+        lm = CachedTransformer.from_pretrained(name)
+        assert lm.vocab == embedded.vocab
+        assert (lm.context("The cat").log_probs() == embedded.context("The cat").log_probs()).all()
+
+
+def test_device_and_device_map_together_are_refused():
+    with pytest.raises(ValueError, match="give device= .* or device_map= .*, not both"):
+        CachedTransformer.from_pretrained(device="cpu", device_map="auto")
+
+
+@pytest.mark.parametrize("options", [
+    {"device": "cpu"}, {"device": torch.device("cpu")}, {"device_map": "cpu"}, {"device_map": {"": "cpu"}},
+    pytest.param({"device_map": "auto"}, marks=pytest.mark.skipif(
+        torch.cuda.is_available(), reason="auto means the GPU here")),
+], ids=str)  # fmt: skip
+def test_wherever_the_model_is_put_on_a_cpu_it_says_the_same(options, embedded):
+    lm = CachedTransformer.from_pretrained(**options)
+    assert lm.model.dtype == torch.float32 and lm.backend.slot_bytes == embedded.backend.slot_bytes
+    text = "Once upon a time there was"
+    assert np.allclose(lm.context(text).log_probs(), embedded.context(text).log_probs(), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype, slot", [("float64", 2.0), (torch.float64, 2.0), ("bfloat16", 0.5), (None, 1.0)])
+def test_dtype_is_that_of_the_weights_and_of_the_cache(dtype, slot, embedded):
+    lm = CachedTransformer.from_pretrained(dtype=dtype)
+    assert lm.model.dtype == (getattr(torch, dtype) if isinstance(dtype, str) else dtype or torch.float32)
+    assert lm.backend.slot_bytes == slot * embedded.backend.slot_bytes
+    difference = np.abs(np.exp(lm.context("The").log_probs()) - np.exp(embedded.context("The").log_probs())).max()
+    assert difference < (0.05 if dtype == "bfloat16" else 1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU")
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"device_map": "auto"}], ids=str)
+def test_a_gpu_says_the_same(options, embedded):
+    lm = CachedTransformer.from_pretrained(dtype="float32", **options)
+    text = "Once upon a time there was"
+    assert lm.model.device.type == "cuda" and lm.backend.slot_bytes > 0
+    assert np.allclose(lm.context(text).log_probs(), embedded.context(text).log_probs(), atol=1e-3)
+
+
+def test_what_is_no_language_model_is_refused():
+    with pytest.raises(TypeError, match="7 is no language model"):
+        CachedTransformer(7, VOCAB)
+
+
+@pytest.mark.skipif(not (SHARED / "models/stories260K").is_dir(), reason="stories260K is not here")
+def test_stories260K_is_cached_right():
+    lm = CachedTransformer.from_pretrained(SHARED / "models/stories260K")
+    assert lm.backend.slot_bytes > 0
+    context = lm.context("Once upon a time, there was a little girl")
+    assert error_of(lm, context) <= 1e-4 and error_of(lm, context + " named Lily. She") <= 1e-4
+    assert (context + " naïve 🙂").text == "Once upon a time, there was a little girl naïve 🙂"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base", "mistral_v3"])
+def test_contexts_of_real_vocabularies_add_up(name):
+    from transformers import AutoTokenizer
+
+    if not (SHARED / "vocab" / name).is_dir():
+        pytest.skip(f"the vocabulary of {name} is not here")
+    lm = uniform(AutoTokenizer.from_pretrained(SHARED / "vocab" / name))
+    for start in ("The theory", "naïve", "日本"):
+        for text in (" of", "s", " 日本語 🙂", "é\n\n  x", "<s>"):
+            context = lm.context(start)
+            assert context.text == start and (context + text).text == start + text
+
+
+# --- contexts ---------------------------------------------------------------------------------------------------------
+
+
+def with_bos(tokenizer):
+    """A tokenizer that puts its BOS before every text."""
+    from tokenizers.processors import TemplateProcessing
+
+    bos = (tokenizer.bos_token, tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
+    return tokenizer
+
+
+def test_an_empty_prompt_is_BOS_where_there_is_one_and_an_error_elsewhere():
+    lm = uniform(llama())
+    (token,) = lm.context("").tokens
+    assert int(token) == lm.tokenizer.bos_token_id and lm.context("") == lm.context() and lm.context("").text == ""
+    for tokenizer in (byte_level(), VOCAB):
+        lm = uniform(tokenizer) if tokenizer is not VOCAB else family_lm("llama")
+        with pytest.raises(ValueError, match="an empty prompt needs a BOS token, and this tokenizer has none"):
+            lm.context("")
+
+
+def test_no_BOS_is_added_to_an_encoding_that_lacks_one_and_none_taken_from_one_that_has_it():
+    lm = uniform(llama())
+    assert lm.tokenizer.bos_token_id not in map(int, lm.context("the").tokens)
+    lm = uniform(with_bos(llama()))
+    context = lm.context("the")
+    assert [int(i) for i in context.tokens] == lm.tokenizer.encode("the")
+    assert int(context.tokens[0]) == lm.tokenizer.bos_token_id and context.text == "the"
+    assert int(lm.context("").tokens[0]) == lm.tokenizer.bos_token_id and len(lm.context("")) == 1
+
+
+@pytest.mark.parametrize("make", [byte_level, llama, unigram, lambda: with_bos(llama())],
+                         ids=["byte-level", "llama", "unigram", "llama with BOS"])  # fmt: skip
+def test_the_text_of_a_context_and_a_text_is_both_texts(make):
+    lm = uniform(make())
+
+    @settings(max_examples=repetitions(300, 30), derandomize=True)
+    @given(UNICODE.filter(bool), st.lists(UNICODE, max_size=3))
+    @example("the", [" cat", "é", "日本", "🙂"])
+    @example(" ", [" ", "the", " the"])
+    def check(start, texts):
+        context = lm.context(start)
+        assert context.text == start
+        for text in texts:
+            start += text
+            context = context + text
+            assert context.text == start
+            assert lm.vocab.tokens and len(context) == len(context.tokens)
+
+    check()
+
+
+def test_a_character_split_over_tokens_comes_out_whole():
+    lm = uniform(byte_level())
+    by_byte = {data: lm.vocab[i] for i, data in enumerate(lm.vocab.tokens) if len(data) == 1}
+    context = lm.context("the ")
+    for byte in "🙂".encode():
+        assert context.text.bytes + bytes([byte]) == (context + by_byte[bytes([byte])]).text.bytes
+        context = context + by_byte[bytes([byte])]
+    assert context.text == "the 🙂" and len(context) == len(lm.context("the ")) + 4
+
+
+def test_contexts_are_immutable_and_equal_where_they_stand_at_the_same_place():
+    lm = family_lm("llama")
+    context = lm.context("ABC")
+    more = context + "D"
+    assert context.text == "ABC" and len(context) == 3 and len(more) == 4
+    assert more == lm.context("ABCD") and hash(more) == hash(lm.context("ABCD")) and more != context
+    assert context + "" == context and context != "ABC"
+    assert family_lm("llama").context("ABC") != context
+    token = lm.vocab[5]
+    assert (context + token) == (context + 5) == (context + np.int64(5))
+    assert context + EOS == context + lm.vocab[2] and (context + EOS).text == "ABC"
+
+
+def test_a_context_wants_a_text():
+    with pytest.raises(TypeError, match=r"context\(\) wants a text, not \[3, 4\]"):
+        family_lm("llama").context([3, 4])
+    with pytest.raises(ValueError, match="no tokens of this vocabulary spell"):
+        family_lm("llama").context("é")
+
+
+def test_a_token_of_another_model_is_refused():
+    lm, other = family_lm("llama"), Vocabulary(VOCAB.tokens[:10])
+    with pytest.raises(ValueError, match="belongs to another vocabulary"):
+        lm.context("ABC") + other[5]
+    with pytest.raises(ValueError, match="id 50 is not in this vocabulary"):
+        lm.context("ABC") + 50
+    with pytest.raises(ValueError, match="belongs to another vocabulary"):
+        NextToken(lm.context("ABC")).log_prob(other[5])
+    equal = Vocabulary(VOCAB.tokens, eos_ids=[2], special_ids=[0, 1])         # the same tokens by another name
+    assert lm.context("ABC") + equal[5] == lm.context("ABC") + 5
+
+
+def test_EOS_of_several_has_to_be_named():
+    lm = CachedTransformer(model_of("llama"), Vocabulary(VOCAB.tokens, eos_ids=[2, 3]))
+    with pytest.raises(ValueError, match=r"context \+ EOS is ambiguous; add one of the eos ids \(2, 3\)"):
+        lm.context("ABC") + EOS
+
+
+def test_a_context_that_does_not_continue_another_has_no_log_prob_since_it():
+    lm = family_lm("llama")
+    context = lm.context("ABC")
+    for other in (lm.context("ABD"), lm.context("ABCD"), lm.context("BC")):
+        with pytest.raises(ValueError, match="does not continue"):
+            context.log_prob_since(other)
+    assert context.log_prob_since(context) == 0.0
+
+
+# --- chat -------------------------------------------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+
+
+def test_chat_applies_the_template_of_the_tokenizer():
+    tokenizer = byte_level()
+    tokenizer.chat_template = TEMPLATE
+    lm = uniform(tokenizer)
+    context = lm.chat([{"role": "user", "content": "the end?"}])
+    assert context.text == "user: the end?\nassistant:"
+    assert (context + " yes").text == "user: the end?\nassistant: yes"
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level, lambda: Vocabulary([b"a", b"b"])], ids=["tokenizer", "vocabulary"])
+def test_chat_without_a_template_says_what_to_do(tokenizer):
+    lm = CachedTransformer(lambda ids: [0.0], tokenizer())
+    with pytest.raises(ValueError, match=r"no chat template; write the conversation out and use context\(text\)"):
+        lm.chat([{"role": "user", "content": "the"}])
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------------
+
+
+def short_lm():
+    config = TRIE["gpt2"]()
+    config.n_positions = 6
+    return CachedTransformer(build(config), VOCAB)
+
+
+def test_a_prompt_longer_than_the_model_reads_is_an_error_that_names_both_lengths():
+    lm = short_lm()
+    with pytest.raises(ValueError, match="a context of 7 tokens, and the model reads at most 6"):
+        lm.context("ABCDEFG")
+    assert error_of(lm, lm.context("ABCDEF")) <= 1e-4
+    assert len(lm.trie) == 6
+
+
+def test_a_text_that_outgrows_the_model_is_an_error_that_names_both_lengths():
+    lm = short_lm()
+    full = lm.context("ABCDEF")
+    beyond = full + "G"
+    for ask in (beyond.log_probs, lambda: NextToken(beyond), lambda: (beyond + "H").log_prob_since(full)):
+        with pytest.raises(ValueError, match="a context of 7 tokens, and the model reads at most 6: shorten"):
+            ask()
+    right = truth(lm, full.tokens)[int(beyond.tokens[-1])]
+    assert abs(beyond.log_prob_since(full) - right) < 1e-4        # the last token need not be read
+
+
+def test_generation_that_reaches_the_end_of_the_model_is_an_error_with_particle_and_step():
+    from llmppl.inference.smc import smc_standard
+
+    class Endless(Model):
+        def __init__(self, lm):
+            super().__init__()
+            self.context = lm.context("ABC")
+
+        def step(self):
+            self.context = self.context + self.sample(self.transformer(self.context))
+
+    with pytest.raises(ValueError, match="a context of 7 tokens, and the model reads at most 6") as caught:
+        smc_standard(Endless(short_lm()), N=2, seed=0)
+    assert caught.value.__notes__ == ["in particle 0 at step 5"]
+
+
+# --- drawings ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_trie_draws_what_contexts_share_who_is_there_and_what_is_kept():
+    lm = family_lm("llama")
+    prompt = lm.context("ABC")
+    together([prompt.log_probs])
+    left, right, also = prompt + "D", prompt + "EF", prompt + "EF"
+    together([left.log_probs])
+    other = lm.context("XY")
+    assert str(lm.trie).splitlines() == [
+        f"<Trie of 8 contexts: keys and values of 4, next-token laws of 2; {lm.store.bytes / 1e6:.1f} of 2147.5 MB>",
+        "'ABC' ▪▪▪ ◆ (1)",
+        "├─ 'D' ▪ ◆ (1)",
+        "└─ 'EF' ▫▫ (2)",
+        "'XY' ▫▫ (1)",
+    ]
+    del left, also, other
+    lm.store._shrink_rows(0)
+    further = right + "G" + "H"
+    twig = right + "I"
+    assert lm.trie.draw().splitlines() == [
+        "'ABC' ▪▪▪ (1)",
+        "├─ 'D' ▪",
+        "└─ 'EF' ▫▫ (1)",
+        "   ├─ 'GH' ▫▫ (1)",
+        "   └─ 'I' ▫ (1)",
+    ]
+    assert len(further) + len(twig) == 13
+    assert lm.trie.draw(most=2).splitlines()[-1] == "... and 5 contexts more"
+
+
+def test_a_long_run_of_tokens_is_drawn_short():
+    lm = family_lm("llama")
+    context = lm.context("ABCDEFGHIJKLMNOP")
+    assert lm.trie.draw() == "'ABCDEFGHIJKLMNOP' ▫x16 (1)"
+    (lm.context("ABCDE")).log_probs()
+    assert lm.trie.draw() == "'ABCDEFGHIJKLMNOP' ▪▪▪▪▪▫▫▫▫▫▫… (1)"
+    assert len(context) == 16
+
+
+def test_everything_has_a_repr_that_says_what_it_is():
+    lm = family_lm("llama")
+    assert repr(lm) == "CachedTransformer(LlamaForCausalLM, Vocabulary(50 tokens, eos=2))"
+    assert repr(lm.context("ABC")) == "Context('ABC')"
+    assert repr(lm.context("ABC" * 20 + "DEFG")) == (
+        "Context('ABCABCABCABCABCABCAB' ... 'BCABCABCABCABCABCABCABCABCDEFG')"
+    )
+    assert repr(lm.trie) == "<Trie of 0 contexts: keys and values of 0, next-token laws of 0; 0.0 of 2147.5 MB>"
+    assert str(lm.stats).startswith("0 rounds, 0 rows, 0 tokens run, 0 cache hits; ")
+
+
+def test_the_repr_of_the_embedded_model_names_where_it_came_from(embedded):
+    assert "embedded" in repr(embedded) and "4096 tokens" in repr(embedded)
+
+
+# --- any function is an lm --------------------------------------------------------------------------------------------
+
+
+def bigrams(ids):
+    """After an a, b is three times as likely as a or the end; after a b, the end is certain."""
+    return np.log([1.0, 3.0, 1.0]) if not ids or ids[-1] == 0 else [-np.inf, -np.inf, 0.0]
+
+
+def test_any_function_from_token_ids_to_logits_is_an_lm():
+    lm = CachedTransformer(bigrams, Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    assert np.allclose(np.exp(lm.context("aa").log_probs()), [0.2, 0.6, 0.2])
+    assert np.allclose(np.exp(lm.context("ab").log_probs()), [0, 0, 1])
+    assert np.isclose(np.exp(NextToken(lm.context("a")).string().log_prob("ab")), 0.2 * 0.6)
+    assert NextToken(lm.context("a")).string().log_prob([1, 0]) == -np.inf
+    assert NextToken(lm.context("ab")).log_prob(EOS) == 0.0
+    assert lm.backend.slot_bytes == 0 and lm.backend.max_length is None
+    assert lm.context("aab").text == "aab" and lm.context("a") + EOS == lm.context("a") + 2
+
+
+def test_a_function_is_asked_once_for_each_context_and_only_for_these():
+    asked = []
+
+    def function(ids):
+        asked.append(tuple(ids))
+        return bigrams(ids)
+
+    lm = CachedTransformer(function, Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    together([lm.context(text).log_probs for text in ("a", "aa", "a", "aab", "b")])
+    together([lm.context(text).log_probs for text in ("a", "aa", "ba")])
+    assert sorted(asked) == [(0,), (0, 0), (0, 0, 1), (1,), (1, 0)]
+
+
+def test_a_function_may_give_torch_tensors_and_fewer_logits_than_tokens():
+    lm = CachedTransformer(lambda ids: torch.tensor([0.0, 0.0]), Vocabulary([b"a", b"b", b"c"]))
+    assert np.allclose(np.exp(lm.context("a").log_probs()), [0.5, 0.5, 0])

@@ -1,0 +1,160 @@
+"""Memory: keys, values and laws stay under the budget, and what nobody holds leaves."""
+
+import gc
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from families import VOCAB, V, at, build, check_books, error_of, family_lm, model_of, together
+from support import repetitions
+
+from llmppl.inference.smc import smc_standard, smc_steer
+from llmppl.lm.transformer import CachedTransformer
+from llmppl.lm.vocab import Vocabulary
+from llmppl.models.model import Model
+
+SLOT, ROW = 256, 4 * V                                  # bytes, of "llama"
+
+
+class Ramble(Model):
+    """Text that goes on: every token but EOS, and a weight that makes resampling happen."""
+
+    def __init__(self, lm, prompt):
+        super().__init__()
+        self.context = at(lm, prompt)
+        self.mask = np.ones(V, dtype=bool)
+        self.mask[list(lm.vocab.special_ids)] = False
+
+    def step(self):
+        token = self.sample(self.transformer(self.context).masked(self.mask))
+        self.score(0.3 * (int(token) % 3))
+        self.context = self.context + token
+
+
+def long_model():
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=V, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512,
+    )  # fmt: skip
+    return build(config)
+
+
+@pytest.mark.parametrize("how", ["steer", "standard"])
+@pytest.mark.parametrize("slots, rows", [(350, 3), (700, 40), (3000, 200), (100_000, 10_000)])
+def test_a_long_run_stays_under_its_budget(how, slots, rows):
+    steps = 300 if how == "standard" and slots == 3000 else repetitions(300, 60)
+    budget = slots * SLOT + rows * ROW
+    lm = CachedTransformer(long_model(), VOCAB, cache_bytes=budget, max_batch_tokens=4096)
+    watched = []
+
+    def watch(step):
+        if step.index % 20 == 0:
+            check_books(lm)
+        watched.append(lm.store.bytes)
+
+    program = Ramble(lm, range(3, 33))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if slots == 350 else "error")
+        if how == "steer":
+            particles = smc_steer(program, 32, 2, seed=1, max_steps=steps, on_step=watch)
+        else:
+            particles = smc_standard(program, 32, seed=1, max_steps=steps, on_step=watch)
+    assert len(particles) > 0 and len(watched) == steps
+    assert max(watched) <= lm.store.peak_bytes <= budget
+    assert error_of(lm, particles[0].context) <= 1e-4
+    check_books(lm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "falcon", "gemma3"])
+def test_the_books_equal_the_tensors_and_rows_that_are_there(name, dtype):
+    lm = family_lm(name, dtype)
+    contexts = [at(lm, [i, *range(4, 20)]) for i in range(3, 10)]
+    together([context.log_probs for context in contexts])
+    tensors = [tensor for layer in lm.backend.layers for tensor in (layer.keys, layer.values)]
+    assert len(tensors) == 4 and {len(tensor) for tensor in tensors} == {len(lm.store.owners)}
+    rows = sum(context.node.row.logits.nbytes for context in contexts)
+    assert lm.store.bytes == sum(t.numel() * t.element_size() for t in tensors) + rows
+    assert rows == 7 * V * (8 if dtype == torch.float64 else 4)
+    assert lm.store.slots_used == 7 * 17 and lm.store.rows_used == 7
+    check_books(lm, contexts)
+
+
+def test_a_slab_that_grows_keeps_what_is_in_it():
+    lm = family_lm("llama")
+    contexts = [at(lm, [3, 4, 5])]
+    for n in range(40):
+        error_of(lm, contexts[-1])
+        size = len(lm.store.owners)
+        contexts += [at(lm, [3 + n, *range(10, 40)]), contexts[0] + lm.vocab[3 + n]]
+        together([context.log_probs for context in contexts[-2:]])
+        assert len(lm.store.owners) >= size
+    assert lm.store.evictions == 0 and len(lm.store.owners) > 1000
+    assert max(error_of(lm, context + 5) for context in contexts[:20]) <= 1e-4
+
+
+def test_contexts_that_nobody_holds_leave_the_trie_when_the_budget_needs_their_place():
+    lm = family_lm("llama", cache_bytes=40 * SLOT + 2 * ROW)
+    prompt = at(lm, range(3, 13))
+    prompt.log_probs()
+    for i in range(3, 30):
+        for j in range(3, 8):
+            (prompt + lm.vocab[i] + lm.vocab[j]).log_probs()
+    gc.collect()
+    assert len(lm.trie) <= 41                           # slots may take the place of rows
+    del prompt
+    other = at(lm, range(20, 40))
+    other.log_probs()
+    other = at(lm, range(4, 45))
+    other.log_probs()
+    gc.collect()
+    check_books(lm, [other])
+    assert len(lm.trie) <= 41                           # slots may take the place of rows
+    assert 3 not in lm.trie.root.children               # the first prompt is gone, and all that followed it
+
+
+def test_contexts_without_slot_or_row_leave_at_once():
+    lm = family_lm("llama", cache_bytes=0)
+    prompt = at(lm, range(3, 13))
+    size = len(lm.trie)
+    fork = prompt + lm.vocab[5] + lm.vocab[6]
+    assert (size, len(lm.trie)) == (10, 12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fork.log_probs()
+    del fork
+    assert len(lm.trie) == size
+    del prompt
+    assert len(lm.trie) == 0 and lm.trie.root.children == {}
+
+
+def test_after_a_run_the_trie_is_the_prompt_and_what_the_budget_kept():
+    lm = family_lm("llama", cache_bytes=30 * SLOT + 4 * ROW)
+    prompt = at(lm, range(3, 13))
+    smc_standard(Ramble(lm, range(3, 13)), 8, seed=0, max_steps=15)
+    gc.collect()
+    assert len(lm.trie) <= 10 + 30 + 4
+    check_books(lm, [prompt])
+
+
+def test_a_function_as_a_model_keeps_rows_within_the_budget():
+    vocab = Vocabulary([b"a", b"b", b""], eos_ids=[2])
+    lm = CachedTransformer(lambda ids: [0.0, 1.0, len(ids)], vocab, cache_bytes=100)
+    contexts = [lm.context("ab" * n) for n in range(1, 20)]
+    for context in contexts:
+        context.log_probs()
+        check_books(lm)
+    assert lm.store.rows_used == 4 and lm.store.peak_bytes == 96        # 24 bytes a row
+
+
+def test_a_row_that_alone_is_over_the_budget_is_not_kept():
+    lm = CachedTransformer(model_of("llama"), Vocabulary([bytes([i]) for i in range(V)]), cache_bytes=ROW - 1)
+    context = at(lm, [3, 4])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert error_of(lm, context) <= 1e-4
+    assert lm.store.rows_used == 0
+    check_books(lm, [context])

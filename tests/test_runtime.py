@@ -1,0 +1,280 @@
+"""The runtime, with answerers that write down what they are asked."""
+
+import contextvars
+import time
+import traceback
+
+import pytest
+
+from llmppl.runtime import Runtime, Stats, ask, masking
+
+
+class Doubling:
+    """Answers x with 2 x; knows what it has answered if it `remembers`."""
+
+    def __init__(self, remembers=False):
+        self.stats = Stats()
+        self.batches = []
+        self.memory = {} if remembers else None
+
+    def known(self, question):
+        return None if self.memory is None else self.memory.get(question)
+
+    def answer(self, questions):
+        self.batches.append(list(questions))
+        self.stats.rounds += 1
+        self.stats.rows += len(questions)
+        if self.memory is not None:
+            self.memory.update((question, 2 * question) for question in questions)
+        return [2 * question for question in questions]
+
+
+NAMES = [f"function {i}" for i in range(9)]
+
+
+def test_what_all_wait_for_is_one_batch_in_the_order_of_the_functions():
+    lm, done = Doubling(), []
+
+    def function(i):
+        first = ask(lm, i)
+        second = ask(lm, 100 + first)
+        done.append((i, first, second))
+
+    Runtime().run([lambda i=i: function(i) for i in range(4)], NAMES)
+    assert lm.batches == [[0, 1, 2, 3], [100, 102, 104, 106]]
+    assert done == [(i, 2 * i, 200 + 4 * i) for i in range(4)]
+
+
+def test_functions_that_ask_more_or_less_often_share_the_rounds_that_they_have():
+    lm, seen = Doubling(), []
+
+    def function(i):
+        for k in range(i):
+            seen.append((i, k, ask(lm, 10 * i + k)))
+
+    Runtime().run([lambda i=i: function(i) for i in (0, 2, 1, 3)], NAMES)
+    assert lm.batches == [[20, 10, 30], [21, 31], [32]]
+    assert all(answer == 2 * (10 * i + k) for i, k, answer in seen)
+
+
+def test_every_answerer_gets_its_own_questions():
+    one, two, got = Doubling(), Doubling(), {}
+
+    def function(i):
+        got[i] = ask(one if i % 2 else two, i)
+
+    Runtime().run([lambda i=i: function(i) for i in range(5)], NAMES)
+    assert one.batches == [[1, 3]] and two.batches == [[0, 2, 4]]
+    assert got == {i: 2 * i for i in range(5)}
+
+
+def test_what_is_known_is_answered_at_once():
+    lm, order = Doubling(remembers=True), []
+
+    def function(i):
+        ask(lm, 7)
+        order.append(i)
+        ask(lm, 7)
+        order.append(i)
+
+    ask(lm, 7)
+    Runtime().run([lambda i=i: function(i) for i in range(2)], NAMES)
+    assert lm.batches == [[7]] and order == [0, 0, 1, 1]
+
+
+def test_no_functions_and_functions_that_ask_nothing_need_no_round():
+    ran = []
+    Runtime().run([], NAMES)
+    Runtime().run([lambda: ran.append(0), lambda: ran.append(1)], NAMES)
+    assert ran == [0, 1]
+
+
+def test_outside_a_run_a_question_is_simply_asked():
+    lm = Doubling()
+    assert ask(lm, 3) == 6 and lm.batches == [[3]]
+
+
+def test_a_run_inside_a_function_batches_for_itself():
+    lm, got = Doubling(), []
+
+    def inner(i):
+        got.append(ask(lm, i))
+
+    def outer(i):
+        Runtime().run([lambda k=k: inner(10 * i + k) for k in range(2)], NAMES)
+        got.append(ask(lm, 100 + i))
+
+    Runtime().run([lambda: outer(1), lambda: outer(2)], NAMES)
+    assert lm.batches == [[10, 11], [20, 21], [101, 102]]
+    assert got == [20, 22, 40, 42, 202, 204]
+
+
+def test_an_exception_in_a_function_is_raised_with_a_note_of_who_it_was():
+    lm = Doubling()
+
+    def function(i):
+        if ask(lm, i) == 4:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        Runtime().run([lambda i=i: function(i) for i in range(4)], NAMES)
+    assert caught.value.__notes__ == ["in function 2"]
+    assert caught.traceback[-1].name == "function"
+
+
+def test_an_exception_before_any_question_is_raised_with_the_note_too():
+    def function():
+        raise RuntimeError("early")
+
+    with pytest.raises(RuntimeError, match="early") as caught:
+        Runtime().run([lambda: None, function], NAMES)
+    assert caught.value.__notes__ == ["in function 1"]
+
+
+class Broken(Doubling):
+    def answer(self, questions):
+        raise FloatingPointError("the model gave NaN")
+
+
+def test_an_exception_in_an_answerer_shows_the_line_that_asked_and_who_it_was():
+    def function(i):
+        if i:
+            ask(Broken(), i)
+
+    with pytest.raises(FloatingPointError, match="gave NaN") as caught:
+        Runtime().run([lambda i=i: function(i) for i in range(2)], NAMES)
+    assert caught.value.__notes__ == ["in function 1"]
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "ask(Broken(), i)" in shown and "in answer" in shown
+
+
+def test_a_function_that_swallows_what_an_answerer_raised_does_not_hide_it():
+    def function():
+        try:
+            ask(Broken(), 1)
+        except FloatingPointError:
+            pass
+
+    with pytest.raises(FloatingPointError, match="gave NaN"):
+        Runtime().run([function], NAMES)
+
+
+def test_what_an_exception_leaves_hanging_is_unwound():
+    lm, unwound = Doubling(), []
+
+    def waits(i):
+        try:
+            ask(lm, i)
+            ask(lm, i)
+        finally:
+            unwound.append(i)
+
+    def raises():
+        ask(lm, 0)
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        Runtime().run([lambda: waits(1), lambda: waits(2), raises, lambda: waits(3)], NAMES)
+    assert sorted(unwound) == [1, 2, 3] and len(lm.batches) == 1
+
+
+def test_an_interrupt_while_answering_unwinds_everything():
+    class Interrupted(Doubling):
+        def answer(self, questions):
+            raise KeyboardInterrupt
+
+    unwound = []
+
+    def function(i):
+        try:
+            ask(Interrupted(), i)
+        finally:
+            unwound.append(i)
+
+    with pytest.raises(KeyboardInterrupt):
+        Runtime().run([lambda i=i: function(i) for i in range(3)], NAMES)
+    assert sorted(unwound) == [0, 1, 2]
+
+
+def test_a_number_of_answers_other_than_that_of_the_questions_is_an_error():
+    class Short(Doubling):
+        def answer(self, questions):
+            return [0]
+
+    lm = Short()
+    with pytest.raises(ValueError):
+        Runtime().run([lambda i=i: ask(lm, i) for i in range(2)], NAMES)
+
+
+def test_an_answer_may_be_any_object_but_None_means_unknown():
+    class Zero(Doubling):
+        def known(self, question):
+            return 0
+
+    lm = Zero()
+    got = []
+    Runtime().run([lambda: got.append(ask(lm, 1))], NAMES)
+    assert got == [0] and lm.batches == []
+
+
+def test_functions_see_the_context_variables_of_the_caller_and_set_only_their_own():
+    variable = contextvars.ContextVar("variable", default="default")
+    variable.set("caller")
+    lm, seen = Doubling(), []
+
+    def function(i):
+        seen.append(variable.get())
+        variable.set(i)
+        ask(lm, i)
+        assert variable.get() == i
+
+    Runtime().run([lambda i=i: function(i) for i in range(3)], NAMES)
+    assert seen == ["caller"] * 3 and variable.get() == "caller"
+
+
+# ---- statistics
+
+
+def test_stats_add_subtract_and_show_themselves():
+    a, b = Stats(1, 2, 3, 4, 5.0, 6.0, 7.0), Stats(10, 20, 30, 40, 50.0, 60.0, 70.0)
+    assert a + b == Stats(11, 22, 33, 44, 55.0, 66.0, 77.0)
+    assert b - a == Stats(9, 18, 27, 36, 45.0, 54.0, 63.0)
+    assert a + Stats() == a and a - a == Stats()
+    assert str(a) == (
+        "1 rounds, 2 rows, 3 tokens run, 4 cache hits; 5.00 s in the lm, 6.00 s in masks, 7.00 s elsewhere"
+    )
+
+
+def test_a_runtime_counts_what_its_answerers_did_since_it_met_them():
+    lm, other = Doubling(), Doubling()
+    ask(lm, 1)
+    runtime = Runtime()
+    assert runtime.stats.rounds == 0
+    runtime.run([lambda: ask(lm, 1), lambda: ask(other, 2), lambda: ask(lm, 3)], NAMES)
+    assert (runtime.stats.rounds, runtime.stats.rows) == (2, 3)
+    runtime.run([lambda: ask(lm, 4)], NAMES)
+    assert (runtime.stats.rounds, runtime.stats.rows) == (3, 4)
+    assert lm.stats.rounds == 3                         # its own count goes on
+
+
+def test_time_in_masks_is_counted_apart_and_only_inside_a_run():
+    def function():
+        with masking():
+            time.perf_counter()
+
+    runtime = Runtime()
+    runtime.run([function], NAMES)
+    stats = runtime.stats
+    assert stats.seconds_masks > 0.0 and stats.seconds_lm == 0.0 and stats.seconds_user > 0.0
+    before = runtime.seconds_masks
+    function()
+    assert runtime.seconds_masks == before
+
+
+def test_masking_lets_exceptions_through():
+    def function():
+        with masking():
+            raise ValueError("in a mask")
+
+    with pytest.raises(ValueError, match="in a mask"):
+        Runtime().run([function], NAMES)
