@@ -165,6 +165,7 @@ class Method:
 
     name: str
     prepare: Callable[[Task], Callable[[Run], None]]
+    other: bool = False                                 # another library
     runs: list[Run] = field(default_factory=list)
     memory: float | None = None                         # bytes of resident memory, peak over what was there
 
@@ -358,24 +359,31 @@ def once(method: Method, task: Task) -> Run:
 
 
 def measure(task: Task, methods: list[Method], repeats: int) -> None:
-    """Fill in `methods`: a first run for the memory, which is not timed, then `repeats` timed ones in turns."""
-    for method in list(methods):
-        found: list[float] = []
-        try:
+    """Fill in `methods`: a first run for the memory, which is not timed, then `repeats` timed ones in turns.
+
+    Those of other libraries run once, for both: they can take minutes.
+    """
+    for method in methods:
+        if not method.other:
+            found: list[float] = []
             call = method.prepare(task)
             with peak(found):
                 call(Run())
-        except Exception as error:
-            if method.name.startswith(("llmppl", "generate")):
-                raise
-            methods.remove(method)                      # another library, on a task that it was perhaps not made for
-            print(f"({method.name} left out: {type(error).__name__}: {error})")
-            continue
-        del call
-        method.memory = found[0] if found else None
+            del call
+            method.memory = found[0] if found else None
     for _ in range(repeats):
         for method in methods:
-            method.runs.append(once(method, task))
+            if not method.other:
+                method.runs.append(once(method, task))
+    for method in [method for method in methods if method.other]:
+        found = []
+        try:
+            with peak(found):
+                method.runs.append(once(method, task))
+        except Exception as error:                      # on a task that it was perhaps not made for
+            methods.remove(method)
+            print(f"({method.name} left out: {type(error).__name__}: {error})")
+        method.memory = found[0] if found else None
 
 
 def median(method: Method, what: str) -> float:
@@ -383,7 +391,7 @@ def median(method: Method, what: str) -> float:
 
 
 def ratio(method: Method, baseline: Method, what: str = "wall") -> float:
-    pairs = zip(method.runs, baseline.runs, strict=True)
+    pairs = zip(method.runs, baseline.runs, strict=not method.other)
     return statistics.median(getattr(run, what) / getattr(base, what) for run, base in pairs)
 
 
@@ -513,10 +521,10 @@ def main() -> None:
                 Method("generate, beams", generate(True)),
             ]
             if llamppl is not None and not options.without_others:
-                methods.append(Method("llamppl, standard", with_llamppl(None)))
-                methods.append(Method(f"llamppl, steer K={K}", with_llamppl(K)))
+                methods.append(Method("llamppl, standard", with_llamppl(None), other=True))
+                methods.append(Method(f"llamppl, steer K={K}", with_llamppl(K), other=True))
             if genlm_control is not None and not options.without_others:
-                methods.append(Method("genlm-control", with_genlm_control()))
+                methods.append(Method("genlm-control", with_genlm_control(), other=True))
             task = Task(subject, N, steps, prompt)
             measure(task, methods, options.repeats)
             report(task, methods)

@@ -36,7 +36,7 @@ import argparse
 import numpy as np
 
 from llmppl import CachedTransformer, Model, importance_sampling, smc_steer
-from llmppl.models.programs import short_words, without_eos
+from llmppl.models.programs import short_words
 
 PROMPTS = ["The Fed says", "Once upon a time", "The little girl"]      # the first is that of Lew et al. 2023, Sec. 2
 
@@ -74,7 +74,7 @@ def main():
     prompts, num_tokens, num_runs, N, K = (PROMPTS[:2], 12, 3, 4, 2) if args.quick else (PROMPTS, 30, 10, 10, 3)
 
     lm = CachedTransformer.from_pretrained(args.lm)
-    fits, go_on = short_words(lm.vocab, 5), without_eos(lm.vocab)
+    fits, go_on = short_words(lm.vocab, 5), lm.vocab.not_eos
     for prompt in prompts:
         print(f"\n{prompt} ... ({num_tokens} tokens, no word of more than five letters)")
         for local in (True, False):

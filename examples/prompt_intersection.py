@@ -1,39 +1,51 @@
-"""Prompt intersection: a sentence that goes on from two prompts, and how to find one.
+"""Prompt intersection: text that goes on from two prompts, and what a good proposal is worth.
 
 The target is the product of what the model says after each prompt. Two formulations of it differ in what a token is
 drawn from: the law after the first prompt, weighed by the second ("first"), or the normalised product of both
 ("product"). This is Fig. 4 of Lew et al. 2023 in kind: the mean of log Z-hat against the number of particles.
 
-What to look for: the mean of log Z-hat grows with N towards log Z, which it cannot exceed on average, and where it is
-higher the particles are closer to the target (docs/inference.md). On the first pair the product needs fewer particles.
-On the second, the paper's, the small model likes best a sentence that is over at once, "."; the product is the best
-proposal one token ahead and no further, and goes for the longer sentences.
+What to look for: the mean of log Z-hat grows with N towards log Z, which it cannot exceed on average, and the higher it
+is, the closer the particles are to the target (docs/inference.md). Where ten tokens are drawn, the product needs fewer
+particles. Where a text ends with its sentence, most of log Z is in how early it ends (the small model likes "." best),
+which a proposal that is the best one token ahead does not see: the two are alike. Ten runs show no more than that;
+with --runs 40, product against first at N=1, 2, 5, 10, 20, 50 is
 
-    'In the winter, the children like to' and 'In the summer, the children like to': mean log Z-hat of 10 runs, K=3
+    ten tokens   -29.2 -28.5 -27.3 -26.6 -25.9 -25.6   against   -37.0 -31.3 -28.1 -27.1 -26.8 -25.7   (+- 0.2 to 1.0)
+    a sentence   -24.6 -21.8 -14.3 -10.6  -9.1  -7.4   against   -34.4 -24.6 -13.8 -10.3  -8.7  -7.4   (+- 0.2 to 4.2)
+
+The output, with a plot of it in prompt_intersection.png:
+
+    'For breakfast, the bear ate' and 'In the garden, the princess saw', ten tokens: mean log Z-hat of 10 runs, K=3
 
       N   from the product of both laws     from the first prompt's law
-      1    -23.59 +- 7.72                    -28.28 +- 6.01
-      2    -14.38 +- 2.32                    -19.06 +- 4.79
-      5    -11.18 +- 0.29                    -11.66 +- 0.71
-      10   -10.92 +- 0.24                    -11.27 +- 0.86
-      20    -9.92 +- 0.44                    -10.36 +- 0.34
-      50   -10.06 +- 0.33                     -9.74 +- 0.41
+      1    -29.10 +- 0.97                    -37.79 +- 2.15
+      2    -28.29 +- 1.15                    -29.42 +- 1.11
+      5    -28.21 +- 0.45                    -27.70 +- 0.54
+      10   -26.13 +- 0.41                    -26.55 +- 0.60
+      20   -25.55 +- 0.28                    -26.59 +- 0.50
+      50   -26.21 +- 0.36                    -25.96 +- 0.32
 
       one text of each:
-      N=1   product   come along.
-      N=1   first     play in the snow.
+      N=1   product  ...the delicious treat. She was very happy and
+      N=1   first    ...her little her evil love, and she was not
       ...
-      N=50  product   go home.
-      N=50  first     play.
+      N=50  product  ...the butterfly. She was so happy and
+      N=50  first    ...the dishwasher and the dish
 
-    'My favorite writer is probably' and 'My favorite physicist is probably': mean log Z-hat of 10 runs, K=3
+    'My favorite writer is probably' and 'My favorite physicist is probably', a sentence: mean log Z-hat of 10 runs, K=3
 
       N   from the product of both laws     from the first prompt's law
       1    -25.07 +- 5.22                    -29.13 +- 9.48
-      ...
+      2    -37.26 +- 8.09                    -16.74 +- 1.99
+      5    -14.94 +- 2.11                    -13.12 +- 2.24
+      10   -10.30 +- 1.57                     -8.15 +- 0.85
+      20    -8.53 +- 1.11                     -7.05 +- 0.19
       50    -7.11 +- 0.20                     -7.10 +- 0.14
 
-    The plot is in prompt_intersection.png
+      one text of each:
+      N=1   product  ...a real thing to do.
+      N=1   first    ...her brother.
+      ...
 """
 
 import argparse

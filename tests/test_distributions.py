@@ -309,7 +309,7 @@ def test_laws_show_what_they_are():
     assert repr(Categorical({"x": 0.25, "y": 0.75})) == "Categorical({'x': 0.25, 'y': 0.75})"
     assert repr(Uniform(1, 6)) == "Uniform(1, 6)" and repr(Delta("x")) == "Delta('x')"
     assert repr(Geometric(0.5)) == "Geometric(0.5)" and repr(Geometric(0.5, most=3)) == "Geometric(0.5, most=3)"
-    assert repr(Uniform(1, 6).top_k(2)) == "Finite(6 values)"
+    assert repr(Uniform(1, 6).top_k(2)) == "Uniform(1, 6).top_k(2)"
 
 
 # ---- laws of tokens

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from llmppl.inference.particles import Death, Particles
+from llmppl.inference.resampling import count
 from llmppl.models.distributions import Distribution, Impossible
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
@@ -41,8 +42,7 @@ class _Replay:
 
     def __init__(self, state: Model, path: tuple[int, ...]) -> None:
         self.state, self.path = state, path
-        self.particle = state.copy()
-        self.particle.rng = _NoStream()                 # type: ignore[assignment]
+        self.particle = state.spawn(_NoStream())
         self.particle.draw = self._draw                 # type: ignore[method-assign]
         self.made = 0                                   # choices so far
         self.log_q = 0.0
@@ -89,8 +89,10 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     """
     if not isinstance(model, Model):
         raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
+    if max_steps is not None:
+        count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
-    states = [model.copy()]
+    states = [model.spawn(_NoStream())]
     while states and t != max_steps:
         t += 1
         todo = [_Replay(state, ()) for state in states if not state.finished]

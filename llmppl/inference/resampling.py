@@ -16,13 +16,12 @@ Carpenter, Clifford & Fearnhead (1999), "Improved particle filter for nonlinear 
 Cappe & Moulines (2005), "Comparison of resampling schemes for particle filtering", for the others.
 """
 
-import operator
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Scheme", "logsumexp", "multinomial", "optimal", "residual", "stratified", "systematic", "threshold"]
+__all__ = ["Scheme", "count", "logsumexp", "multinomial", "optimal", "residual", "stratified", "systematic", "threshold"]
 
 Resampled = tuple[NDArray[np.int64], NDArray[np.float64]]
 Scheme = Callable[[np.random.Generator, ArrayLike, int], Resampled]
@@ -35,6 +34,15 @@ def logsumexp(log_weights: ArrayLike) -> float:
     if not np.isfinite(peak):                       # -inf - -inf would be NaN
         return float(peak)
     return float(peak + np.log(np.sum(np.exp(log_weights - peak))))
+
+
+def count(name: str, value: int) -> int:
+    """`value`, if it is an integer of at least 1; a TypeError or ValueError that calls it `name` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+    return int(value)
 
 
 def multinomial(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
@@ -183,12 +191,7 @@ def threshold(log_weights: ArrayLike, N: int) -> tuple[float, NDArray[np.bool_]]
 
 def _checked(log_weights: ArrayLike, N: int) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
     """The indices of those alive, their log weights, and N; errors for what has no meaning."""
-    try:
-        N = operator.index(N)
-    except TypeError:
-        raise TypeError(f"N counts particles and must be a whole number, at least 1; got {N!r}") from None
-    if N < 1:
-        raise ValueError(f"N counts particles and must be at least 1; got {N}")
+    N = count("N", N)
     log_weights = np.asarray(log_weights, dtype=np.float64)
     if log_weights.ndim != 1:
         raise ValueError(f"log_weights must have one dimension; got shape {log_weights.shape}")

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.inference.particles import Death, Particles
-from llmppl.inference.resampling import logsumexp, optimal, systematic
+from llmppl.inference.resampling import count, logsumexp, optimal, systematic
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
 
@@ -87,8 +87,8 @@ def smc_steer(
     Particles
         At most N, all of positive weight; `log_ml` is the log of an unbiased estimate of Z. Length 0 if all died.
     """
-    _count("N", N)
-    _count("K", K)
+    count("N", N)
+    count("K", K)
 
     def select(rng: np.random.Generator, log_weights: Floats, active: bool) -> tuple[Indices, Floats]:
         return optimal(rng, log_weights, N)
@@ -113,7 +113,7 @@ def smc_standard(
     Source: Doucet & Johansen 2009, Sec. 3.5. `resample` is a scheme of `llmppl.inference.resampling`; `optimal` is
     refused, since it leaves N of N particles as they are. The other parameters are those of `smc_steer`.
     """
-    _count("N", N)
+    count("N", N)
     if resample is optimal:
         raise ValueError("optimal keeps N of N particles as they are, so it cannot resample here; use systematic")
     if not 0.0 <= ess_threshold <= 1.0:
@@ -161,10 +161,10 @@ def _smc(
     if not isinstance(model, Model):
         raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
     if max_steps is not None:
-        _count("max_steps", max_steps)
+        count("max_steps", max_steps)
     rng = _generator(seed, rng)
     runtime, deaths = Runtime(), list[Death]()
-    particles = [_copy(model, stream) for stream in rng.spawn(N)]
+    particles = [model.spawn(stream) for stream in rng.spawn(N)]
     for particle in particles:
         particle.log_weight -= math.log(N)
     t = 0
@@ -197,7 +197,7 @@ def _expand(particles: list[M], K: int) -> tuple[list[M], Indices]:
         copies = [particle]
         if not particle.finished:
             particle.log_weight -= math.log(K)
-            copies += [_copy(particle, stream) for stream in particle.rng.spawn(K - 1)]
+            copies += [particle.spawn(stream) for stream in particle.rng.spawn(K - 1)]
         candidates += copies
         parents += [i] * len(copies)
     return candidates, np.array(parents)
@@ -210,26 +210,11 @@ def _take(candidates: list[M], ancestors: Indices, log_weights: Floats) -> list[
     for ancestor, log_weight in zip(ancestors.tolist(), log_weights.tolist(), strict=True):
         particle = candidates[ancestor]
         if ancestor in seen:
-            particle = _copy(particle, particle.rng.spawn(1)[0])
+            particle = particle.spawn(particle.rng.spawn(1)[0])
         seen.add(ancestor)
         particle.log_weight = log_weight
         taken.append(particle)
     return taken
-
-
-def _copy(model: M, stream: np.random.Generator) -> M:
-    particle = model.copy()
-    if particle is model:
-        raise TypeError(f"{type(model).__name__}.copy() returned the model itself; it must return a new one")
-    particle.rng = stream
-    return particle
-
-
-def _count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def _generator(seed: int | None, rng: np.random.Generator | None) -> np.random.Generator:

@@ -214,7 +214,7 @@ class CachedTransformer:
             raise TypeError(f"context() wants a text, not {text!r}")
         if self.tokenizer is None:
             return self._at(self.vocab.spell(text.encode()), text)
-        return self._at(self.tokenizer.encode(text), text)
+        return self._at(self.tokenizer.encode(text, verbose=False), text)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> Context:
         """The tokenizer's chat template applied to `messages`, up to where the assistant's answer begins."""

@@ -303,6 +303,14 @@ class Vocabulary(Sequence[Token]):
         return max(reached)
 
     @cached_property
+    def not_eos(self) -> npt.NDArray[np.bool_]:
+        """(V,) bool, read-only: every token but those that end a text."""
+        mask = np.ones(len(self), dtype=np.bool_)
+        mask[list(self.eos_ids)] = False
+        mask.flags.writeable = False
+        return mask
+
+    @cached_property
     def _spelling(self) -> tuple[dict[bytes, int], list[int]]:
         """Bytes -> lowest id, and the lengths that occur, ascending."""
         ids = {data: i for i, data in reversed(list(enumerate(self.tokens))) if data}

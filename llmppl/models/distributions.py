@@ -75,6 +75,7 @@ class Finite(Distribution):
         self._blocks: Floats | None = None              # (ceil(n / _BLOCK),) sums of the weights, cumulated
         self._log_total = math.nan
         self._log_probs: Floats | None = None
+        self._describe: Callable[[], str] | None = None
 
     def log_weights(self) -> Floats:
         """(n,) float64, not normalised."""
@@ -126,8 +127,11 @@ class Finite(Distribution):
         start = block * _BLOCK
         return self.support[start + _above(np.cumsum(weights[start : start + _BLOCK]), target - before)]
 
-    def _derive(self, compute: Callable[[], Floats]) -> Finite:
-        return Finite(self.support, compute)
+    def derive(self, compute: Callable[[], Floats], describe: Callable[[], str]) -> Finite:
+        """A law over the same values, with other log-weights; `describe` is its repr."""
+        law = Finite(self.support, compute)
+        law._describe = describe
+        return law
 
     def masked(self, mask: ArrayLike) -> Finite:
         """This law given that the value is one that `mask` allows.
@@ -153,7 +157,7 @@ class Finite(Distribution):
             log_weights += self.log_weights()
             return log_weights
 
-        return self._derive(compute)
+        return self.derive(compute, lambda: f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)")
 
     def tempered(self, temperature: float) -> Finite:
         """This law with every probability raised to the power 1 / `temperature`, and normalised again."""
@@ -165,7 +169,7 @@ class Finite(Distribution):
             top = log_weights.max()
             return (log_weights - top) / temperature if top > -np.inf else log_weights      # -inf - -inf would be NaN
 
-        return self._derive(compute)
+        return self.derive(compute, lambda: f"{self!r}.tempered({temperature:g})")
 
     def top_k(self, k: int) -> Finite:
         """This law given that the value is among the `k` most probable ones; of equals, the first in the support."""
@@ -181,7 +185,7 @@ class Finite(Distribution):
             keep[np.flatnonzero(log_weights == least)[: k - int(keep.sum())]] = True
             return np.where(keep, log_weights, -np.inf)
 
-        return self._derive(compute)
+        return self.derive(compute, lambda: f"{self!r}.top_k({k})")
 
     def top_p(self, p: float) -> Finite:
         """This law given that the value is in the smallest set of most probable ones of probability at least `p`."""
@@ -196,10 +200,10 @@ class Finite(Distribution):
             keep[order[before < p]] = True
             return np.where(keep, log_probs, -np.inf)
 
-        return self._derive(compute)
+        return self.derive(compute, lambda: f"{self!r}.top_p({p:g})")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.support)} values)"
+        return self._describe() if self._describe is not None else f"Finite({len(self.support)} values)"
 
 
 class Categorical(Finite):
@@ -319,7 +323,10 @@ def product(*dists: Finite) -> Finite:
     Where no value is possible under all of them, sampling raises `Impossible`.
     """
     first = _same_support("product", dists)
-    return first._derive(lambda: np.sum([dist.log_probs() for dist in dists], axis=0))
+    return first.derive(
+        lambda: np.sum([dist.log_probs() for dist in dists], axis=0),
+        lambda: f"product({', '.join(map(repr, dists))})",
+    )
 
 
 def mixture(dists: Sequence[Finite], weights: ArrayLike) -> Finite:
@@ -329,7 +336,10 @@ def mixture(dists: Sequence[Finite], weights: ArrayLike) -> Finite:
     if len(probs) != len(dists):
         raise ValueError(f"mixture got {len(probs)} weights for {len(dists)} distributions")
     parts = [(math.log(p), dist) for p, dist in zip(probs, dists, strict=True) if p > 0.0]
-    return first._derive(lambda: np.logaddexp.reduce([log_p + dist.log_probs() for log_p, dist in parts]))
+    return first.derive(
+        lambda: np.logaddexp.reduce([log_p + dist.log_probs() for log_p, dist in parts]),
+        lambda: f"mixture([{', '.join(map(repr, dists))}], {probs.round(4).tolist()})",
+    )
 
 
 def _same_support(name: str, dists: Sequence[Finite]) -> Finite:

@@ -157,6 +157,14 @@ class Model:
         """
         return copy.deepcopy(self, {id(self._rng): None})
 
+    def spawn(self, rng: Any) -> Self:
+        """A copy whose stream of random numbers is `rng`."""
+        particle = self.copy()
+        if particle is self:
+            raise TypeError(f"{type(self).__name__}.copy() returned the model itself; it must return a new one")
+        particle._rng, particle._stepping = rng, False
+        return particle
+
     def untwist(self) -> None:
         """Take the twist of the last step back."""
         self.log_weight -= self.log_twist

@@ -53,17 +53,20 @@ class Program(Model):
         self.min_tokens, self.max_tokens = min_tokens, max_tokens
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
         self.num_tokens = 0
+        self.shape(Finite((0,), [0.0]))                 # their errors now, not in the first step
 
-    def law(self, context: Context) -> TokenDistribution:
-        """The target's law of the token after `context`."""
-        law: Any = self.transformer(context)
+    def shape(self, law: Any) -> Any:
+        """`law` tempered and cut as the target's are."""
         if self.temperature != 1.0:
             law = law.tempered(self.temperature)
         if self.top_k is not None:
             law = law.top_k(self.top_k)
-        if self.top_p is not None:
-            law = law.top_p(self.top_p)
-        return law                                      # type: ignore[no-any-return]
+        return law if self.top_p is None else law.top_p(self.top_p)
+
+    def law(self, context: Context) -> TokenDistribution:
+        """The target's law of the token after `context`."""
+        law: TokenDistribution = self.shape(self.transformer(context))
+        return law
 
     def early(self) -> bool:
         """Whether the text may not end yet."""
@@ -113,7 +116,6 @@ class ConstrainedText(Program):
                 raise TypeError(f"{name} must be a function of the text so far, not {function!r}")
         self.context = lm.context(prompt) if isinstance(prompt, str) else prompt
         self.constraint, self.mask = constraint, mask
-        self.go_on = without_eos(lm.vocab)
 
     def step(self) -> None:
         law = self.law(self.context)
@@ -123,7 +125,7 @@ class ConstrainedText(Program):
                 allowed = self.mask(self.s)
             proposal = law.masked(allowed)
         if self.early():
-            proposal = (proposal or law).masked(self.go_on)
+            proposal = (proposal or law).masked(law.support.not_eos)
         token = self.sample(law, proposal=proposal)
         if self.write(token):
             self.context += token
@@ -175,7 +177,6 @@ class Infilling(Program):
         self.fragments = tuple(fragments[1:])
         self.lengths = Geometric(0.5) if lengths is None else lengths
         self.prior, self.eos = prior, eos
-        self.go_on = without_eos(lm.vocab)
 
     def step(self) -> None:
         length = self.sample(self.lengths)
@@ -185,7 +186,7 @@ class Infilling(Program):
         self.condition(self.max_tokens is None or self.num_tokens <= self.max_tokens)
         for _ in range(length):
             law = self.law(self.context)
-            token = self.sample(law, proposal=law.masked(self.go_on))
+            token = self.sample(law, proposal=law.masked(law.support.not_eos))
             self.s += token
             self.context += token
         fragment, *self.fragments = self.fragments      # type: ignore[assignment]
@@ -255,13 +256,12 @@ class PromptIntersection(Program):
         self.contexts = [lm.context(prompt) if isinstance(prompt, str) else prompt for lm, prompt in pairs]
         self.proposal = proposal
         self.until = functools.partial(_ends_with, until) if isinstance(until, str) else until
-        self.go_on = without_eos(lms[0].vocab)
 
     def step(self) -> None:
         first, *others = [self.law(context) for context in self.contexts]
         proposal: Finite = first if self.proposal == "first" else product(first, *others)
         if self.early():
-            proposal = proposal.masked(self.go_on)
+            proposal = proposal.masked(first.support.not_eos)
         token = self.sample(first, proposal=None if proposal is first else proposal)
         for other in others:
             self.observe(other, token)
@@ -280,18 +280,10 @@ def _ends_with(end: str, text: str) -> bool:
     return text.endswith(end)
 
 
-def without_eos(vocab: Vocabulary) -> Mask:
-    """(V,) read-only bool: every token but those that end a text."""
-    mask = np.ones(len(vocab), dtype=np.bool_)
-    mask[list(vocab.eos_ids)] = False
-    mask.setflags(write=False)
-    return mask
-
-
 def short_words(vocab: Vocabulary, most: int) -> Callable[[str], Mask]:
     """A mask function for `ConstrainedText`: no word of more than `most` letters (Lew et al. 2023, Sec. 2).
 
-    A word is a run of letters. Tokens that hold part of a character, and special tokens other than EOS, are left out.
+    A word is a run of letters; where the prompt may end inside one, use `lambda text: mask(prompt + text)`. Tokens that hold part of a character, and special tokens other than EOS, are left out.
     The masks for the `most` + 1 lengths that the last word can have are computed here, once.
     """
     if most < 1:

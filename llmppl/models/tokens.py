@@ -27,16 +27,15 @@ class TokenDistribution(Finite):
 
     support: Vocabulary
 
-    def _derive(self, compute: Callable[[], Floats]) -> TokenDistribution:
-        return TokenDistribution(self.support, compute)
+    def derive(self, compute: Callable[[], Floats], describe: Callable[[], str]) -> TokenDistribution:
+        law = TokenDistribution(self.support, compute)
+        law._describe = describe
+        return law
 
     def log_prob(self, value: Any) -> float:
         if value is EOS:
             return float(np.logaddexp.reduce([self.log_prob_at(i) for i in self.support.eos_ids], initial=-math.inf))
         return self.log_prob_at(self.support.token(value))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.support!r})"
 
 
 class NextToken(TokenDistribution):
