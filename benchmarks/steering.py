@@ -460,6 +460,7 @@ def others() -> str:
 def kept(subject: Subject, cache_bytes: int | None, N: int, steps: int, prompt: int) -> None:
     """Print what a long run leaves behind, against `cache_bytes`."""
     budget = cache_bytes or BUDGETS[subject.name]
+    once(Method("", ours(None, budget)), Task(subject, N, 3, prompt))       # torch allocates some things once
     task = Task(subject, N, steps, prompt)
     lm = CachedTransformer(subject.model, subject.vocab, cache_bytes=budget)
     program = ConstrainedText(lm, context_of(lm, task.ids), mask=lambda text: task.mask, max_tokens=steps)
