@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers as T
 
-from llmppl.lm.cache import Node
+from llmppl.lm.cache import _ROW, Node
 from llmppl.lm.transformer import CachedTransformer, Context
 from llmppl.lm.vocab import Text, Vocabulary
 from llmppl.runtime import Runtime
@@ -166,12 +166,12 @@ def check_books(lm, contexts=None):
         assert node.contexts or node.children or node.slot >= 0 or node.row is not None, "a node that nothing holds"
         assert node.kept == sum(child.slot >= 0 for child in node.children.values())
         assert node.slot < 0 or node.parent is lm.trie.root or node.parent.slot >= 0, "a slot above a gap"
-    rows = {node: node.row.logits.nbytes for node in nodes if node.row is not None}
+    rows = {node: node.row.logits.nbytes + _ROW for node in nodes if node.row is not None}
     assert rows == dict(store._rows)
     slab = sum(t.numel() * t.element_size() for layer in getattr(lm.backend, "layers", ())
                for t in (layer.keys, layer.values) if t is not None)  # fmt: skip
-    assert slab in (0, len(store.owners) * store.slot_bytes)
-    assert store.bytes == len(store.owners) * store.slot_bytes + sum(rows.values())
+    assert slab in (0, len(store.owners) * lm.backend.slot_bytes)
+    assert store.bytes == len(store.owners) * store.slot_cost + sum(rows.values())
     assert store.bytes <= store.peak_bytes <= store.budget
     assert store.slots_used == len(slotted) and store.rows_used == len(rows)
     if contexts is not None:

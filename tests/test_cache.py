@@ -27,6 +27,7 @@ from support import repetitions
 
 from llmppl.inference.smc import smc_standard
 from llmppl.lm import hf
+from llmppl.lm.cache import _NODE, _ROW
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.lm.vocab import Vocabulary
 from llmppl.models.model import Model
@@ -111,7 +112,8 @@ BATCHES = st.sampled_from([1, 3, 16, 1 << 16])
 
 def limits(slot_bytes, budget, batch, size=V):
     slots, rows = budget
-    return {"cache_bytes": slots * (slot_bytes or 100) + rows * 4 * size, "max_batch_tokens": batch}
+    slot, row = (slot_bytes or 100) + _NODE, 4 * size + _ROW
+    return {"cache_bytes": slots * slot + rows * row, "max_batch_tokens": batch}
 
 
 def work(lms, ops):

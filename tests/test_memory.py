@@ -10,11 +10,12 @@ from families import VOCAB, V, at, build, check_books, error_of, family_lm, mode
 from support import repetitions
 
 from llmppl.inference.smc import smc_standard, smc_steer
+from llmppl.lm.cache import _NODE, _ROW
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.lm.vocab import Vocabulary
 from llmppl.models.model import Model
 
-SLOT, ROW = 256, 4 * V                                  # bytes, of "llama"
+SLOT, ROW = 256 + _NODE, 4 * V + _ROW                   # bytes, of "llama"
 
 
 class Ramble(Model):
@@ -77,7 +78,8 @@ def test_the_books_equal_the_tensors_and_rows_that_are_there(name, dtype):
     tensors = [tensor for layer in lm.backend.layers for tensor in (layer.keys, layer.values)]
     assert len(tensors) == 4 and {len(tensor) for tensor in tensors} == {len(lm.store.owners)}
     rows = sum(context.node.row.logits.nbytes for context in contexts)
-    assert lm.store.bytes == sum(t.numel() * t.element_size() for t in tensors) + rows
+    slab = sum(t.numel() * t.element_size() for t in tensors)
+    assert lm.store.bytes == slab + rows + _NODE * len(lm.store.owners) + _ROW * 7
     assert rows == 7 * V * (8 if dtype == torch.float64 else 4)
     assert lm.store.slots_used == 7 * 17 and lm.store.rows_used == 7
     check_books(lm, contexts)
@@ -142,12 +144,12 @@ def test_after_a_run_the_trie_is_the_prompt_and_what_the_budget_kept():
 
 def test_a_function_as_a_model_keeps_rows_within_the_budget():
     vocab = Vocabulary([b"a", b"b", b""], eos_ids=[2])
-    lm = CachedTransformer(lambda ids: [0.0, 1.0, len(ids)], vocab, cache_bytes=100)
+    lm = CachedTransformer(lambda ids: [0.0, 1.0, len(ids)], vocab, cache_bytes=4 * (24 + _ROW) + 4)
     contexts = [lm.context("ab" * n) for n in range(1, 20)]
     for context in contexts:
         context.log_probs()
         check_books(lm)
-    assert lm.store.rows_used == 4 and lm.store.peak_bytes == 96        # 24 bytes a row
+    assert lm.store.rows_used == 4 and lm.store.peak_bytes == 4 * (24 + _ROW)
 
 
 def test_a_row_that_alone_is_over_the_budget_is_not_kept():

@@ -21,7 +21,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Scheme", "count", "logsumexp", "multinomial", "optimal", "residual", "stratified", "systematic", "threshold"]
+__all__ = [
+    "Scheme", "count", "logsumexp", "multinomial", "optimal", "residual", "stratified", "systematic", "threshold",
+]  # fmt: skip
 
 Resampled = tuple[NDArray[np.int64], NDArray[np.float64]]
 Scheme = Callable[[np.random.Generator, ArrayLike, int], Resampled]

@@ -12,6 +12,7 @@ for again. A node itself lives while a `Context`, a child, a slot or a row holds
 from __future__ import annotations
 
 import heapq
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ class Row(NamedTuple):
 
     logits: NDArray[Any]                                # (V,) float32, or float64 of a float64 model
     log_z: float
+
+    def log_probs(self) -> NDArray[np.float64]:
+        """(V,) float64, read-only."""
+        log_probs: NDArray[np.float64] = np.subtract(self.logits, self.log_z, dtype=np.float64)
+        log_probs.setflags(write=False)
+        return log_probs
 
 
 @dataclass
@@ -64,10 +71,13 @@ class Backend(Protocol):
         """(len(batch.asked), >= V) float32 or float64 logits of the token after each asked place."""
 
 
+_NODE, _ROW = 768, 384                                  # bytes of the objects around a slot and a row, measured
+
+
 class Node:
     """A context: the path of tokens from the root to here."""
 
-    __slots__ = ("parent", "token", "depth", "children", "contexts", "slot", "kept", "row", "log_prob", "used")
+    __slots__ = ("parent", "token", "depth", "children", "contexts", "slot", "kept", "row", "log_prob", "used", "law")
 
     def __init__(self, parent: Node | None, token: int) -> None:
         self.parent = parent
@@ -80,6 +90,7 @@ class Node:
         self.row: Row | None = None
         self.log_prob: float | None = None              # of `token` given `parent`
         self.used = 0                                   # when last asked for
+        self.law: weakref.ref[Any] | None = None        # who turned the row into a distribution, while it lives
 
     def path(self) -> Iterator[Node]:
         """The nodes from here up to the root, which is left out."""
@@ -114,7 +125,7 @@ class Store:
     Parameters
     ----------
     budget : int
-        The most bytes that slots and rows may take together.
+        The most bytes that slots and rows may take together, with what Python needs around them.
     slot_bytes : int
         Bytes of a slot; 0 if the backend has none.
     reserve : callable
@@ -122,7 +133,8 @@ class Store:
     """
 
     def __init__(self, budget: int, slot_bytes: int, reserve: Callable[[int], None]) -> None:
-        self.budget, self.slot_bytes, self._reserve = budget, slot_bytes, reserve
+        self.budget, self._reserve = budget, reserve
+        self.slot_cost = slot_bytes + _NODE if slot_bytes else 0
         self.owners: list[Node | None] = []             # by slot
         self.evictions = 0                              # slots given up so far
         self.peak_bytes = 0
@@ -133,7 +145,7 @@ class Store:
     @property
     def bytes(self) -> int:
         """Bytes held now: the whole slab, its free slots included, and the rows."""
-        return len(self.owners) * self.slot_bytes + self._row_bytes
+        return len(self.owners) * self.slot_cost + self._row_bytes
 
     @property
     def slots_used(self) -> int:
@@ -147,8 +159,8 @@ class Store:
 
     def put_row(self, node: Node, row: Row) -> None:
         """Keep `row` if it fits beside the slab, in place of the least recently used rows."""
-        size = row.logits.nbytes
-        room = self.budget - len(self.owners) * self.slot_bytes
+        size = row.logits.nbytes + _ROW
+        room = self.budget - len(self.owners) * self.slot_cost
         if size > room:
             return
         self._shrink_rows(room - size)
@@ -179,16 +191,16 @@ class Store:
 
     def _grow(self, more: int) -> None:
         """Enlarge the slab by at least `more` slots if the budget allows; by half of it where there is room."""
-        if not self.slot_bytes:
+        if not self.slot_cost:
             return
-        size, most = len(self.owners), self.budget // self.slot_bytes
+        size, most = len(self.owners), self.budget // self.slot_cost
         generous = max(more, size // 2, 64)
-        new = min(size + generous, (self.budget - self._row_bytes) // self.slot_bytes)
+        new = min(size + generous, (self.budget - self._row_bytes) // self.slot_cost)
         if new < size + more:                           # rows make way
             new = min(size + more, most)
         if new <= size:
             return
-        self._shrink_rows(self.budget - new * self.slot_bytes)
+        self._shrink_rows(self.budget - new * self.slot_cost)
         self._reserve(new)
         self.owners.extend([None] * (new - size))
         self._free.extend(range(new - 1, size - 1, -1))
@@ -230,7 +242,6 @@ class Store:
         assert node.parent is not None
         node.parent.kept -= 1
         node.prune()
-
 
     def forget(self, node: Node) -> None:
         """Give up the slot of `node` and with it those of all nodes below."""

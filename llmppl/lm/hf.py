@@ -328,15 +328,17 @@ class _SlabLayer(CacheLayerMixin):                       # type: ignore[no-untyp
             states = key_states, value_states
             self.keys, self.values = (x.new_empty((plan.capacity, x.shape[1], x.shape[3])) for x in states)
         assert self.keys is not None and self.values is not None
-        return self._through(self.keys, key_states, plan), self._through(self.values, value_states, plan)
+        keys = self._through("keys", self.keys, key_states, plan)
+        return keys, self._through("values", self.values, value_states, plan)
 
-    @staticmethod
-    def _through(slab: torch.Tensor, new: torch.Tensor, plan: _Plan) -> torch.Tensor:
+    def _through(self, name: str, slab: torch.Tensor, new: torch.Tensor, plan: _Plan) -> torch.Tensor:
         """Write (B, H, Q, D), and read (B, H, T, D)."""
         flat = new.transpose(1, 2).flatten(0, 1)        # (B Q, H, D)
         slab[plan.write] = flat if plan.real is None else flat[plan.real]
         assert plan.read is not None
-        return slab.index_select(0, plan.read).reshape(*plan.shape, *slab.shape[1:]).transpose(1, 2)
+        read = self.slab.buffer(name, slab, len(plan.read))
+        torch.index_select(slab, 0, plan.read, out=read)
+        return read.reshape(*plan.shape, *slab.shape[1:]).transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.slab.plan.shape[1], 0
@@ -374,6 +376,7 @@ class Slab(_Model):
         self.slot_bytes = 0                             # known when `clear` is called after a pass
         self.plan = _Plan(0)
         self._plans: dict[torch.device, _Plan] = {}
+        self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
         self.layers = [_SlabLayer(self) for _ in range(config.num_hidden_layers)]
 
     def clear(self) -> None:
@@ -388,6 +391,15 @@ class Slab(_Model):
         self.plan.capacity = slots
         for layer in self.layers:
             layer.reserve(slots)
+
+    def buffer(self, name: str, slab: torch.Tensor, size: int) -> torch.Tensor:
+        """(size, kv_heads, head_dim), uninitialised: one for all layers of a pass, since fresh memory costs more to
+        touch than the keys do to copy. (A model whose layers share keys would see them overwritten: the check at load
+        finds that.)"""
+        key = name, slab.device, slab.dtype, slab.shape[1:]
+        if key not in self._buffers:
+            self._buffers[key] = slab.new_empty((size, *slab.shape[1:]))
+        return self._buffers[key]
 
     def plan_on(self, device: torch.device) -> _Plan:
         if device not in self._plans:
@@ -410,7 +422,7 @@ class Slab(_Model):
             torch.from_numpy(batch.slots.reshape(-1)),
             (rows, batch.slots.shape[1]),
         )
-        self._plans = {}
+        self._plans, self._buffers = {}, {}
         return self._logits(
             batch,
             position_ids=torch.from_numpy(positions).to(self.device),

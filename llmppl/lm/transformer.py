@@ -85,13 +85,15 @@ class Context:
         text = str(self.text)
         return f"Context({text!r})" if len(text) <= 60 else f"Context({text[:20]!r} ... {text[-30:]!r})"
 
-    def log_probs(self) -> NDArray[np.float64]:
-        """(V,) read-only float64: the model's log-probability of every token after this context."""
+    def row(self) -> Row:
+        """The logits of the next token as they are kept, and the log of their sum of exponentials."""
         self.lm.check_length(self)
         row: Row = ask(self.lm, (self.node,))
-        log_probs = row.logits.astype(np.float64) - row.log_z
-        log_probs.setflags(write=False)
-        return log_probs
+        return row
+
+    def log_probs(self) -> NDArray[np.float64]:
+        """(V,) read-only float64: the model's log-probability of every token after this context."""
+        return self.row().log_probs()
 
     def log_prob_since(self, start: Context) -> float:
         """Log-probability of the tokens of this context after `start`, which it must continue, given `start`."""
@@ -429,11 +431,13 @@ class CachedTransformer:
     def _row(self, values: NDArray[Any], node: Node) -> Row:
         """The law of the next token from the model's output; ids that no token stands behind are impossible."""
         size = len(self.vocab)
-        logits = np.full(size, -np.inf, dtype=values.dtype)
+        logits = values[:size].copy() if len(values) >= size else np.full(size, -np.inf, dtype=values.dtype)
         logits[: len(values)] = values[:size]
         logits[self._unknown] = -np.inf
-        top = float(logits.max())
-        log_z = top + math.log(float(np.exp(logits.astype(np.float64) - top).sum())) if math.isfinite(top) else math.nan
+        top, log_z = float(logits.max()), math.nan
+        if math.isfinite(top):
+            weights = np.subtract(logits, top, dtype=np.float64)
+            log_z = top + math.log(float(np.exp(weights, out=weights).sum()))
         if math.isnan(log_z):
             kind = "NaN" if np.isnan(values).any() else "+inf" if top == math.inf else "-inf alone"
             at = Context(self, node, Text(), 0)

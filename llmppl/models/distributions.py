@@ -10,6 +10,7 @@ asked for. Everything derived from it (`masked`, `tempered`, `top_k`, `top_p`, `
 from __future__ import annotations
 
 import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
@@ -63,12 +64,17 @@ class Finite(Distribution):
         The values.
     log_weights : (n,) array, or a callable that returns one
         Log-probabilities up to a constant; -inf marks what cannot happen. A callable is called once, when needed.
+    parents : sequence of Finite
+        The laws that the callable asks.
     """
 
     support: Sequence[Any]
 
-    def __init__(self, support: Sequence[Any], log_weights: ArrayLike | Callable[[], Floats]) -> None:
+    def __init__(
+        self, support: Sequence[Any], log_weights: ArrayLike | Callable[[], Floats], parents: Sequence[Finite] = ()
+    ) -> None:
         self.support = support
+        self._parents = tuple(parents)
         self._compute = log_weights if callable(log_weights) else None
         self._log_weights = None if callable(log_weights) else np.asarray(log_weights, dtype=np.float64)
         self._weights: Floats | None = None             # (n,) exp(log_weights - max)
@@ -76,22 +82,28 @@ class Finite(Distribution):
         self._log_total = math.nan
         self._log_probs: Floats | None = None
         self._describe: Callable[[], str] | None = None
+        self._masked: weakref.WeakValueDictionary[int, Finite] | None = None
 
     def log_weights(self) -> Floats:
         """(n,) float64, not normalised."""
+        for parent in self._parents:                    # may wait for a language model, and others ask us meanwhile
+            parent.log_weights()
         if self._log_weights is None:
             assert self._compute is not None
-            self._log_weights, self._compute = self._compute(), None
+            self._log_weights, self._compute, self._parents = self._compute(), None, ()
         return self._log_weights
 
     def _normalise(self) -> tuple[Floats, Floats]:
         """The weights, and their sums by blocks, cumulated, with `_log_total` set; zero where nothing is possible."""
+        log_weights = self.log_weights()
         if self._weights is None or self._blocks is None:
-            log_weights = self.log_weights()
             top = float(log_weights.max())
-            self._weights = log_weights - (0.0 if top == -math.inf else top)
-            np.exp(self._weights, out=self._weights)
-            self._blocks = np.add.reduceat(self._weights, range(0, len(log_weights), _BLOCK)).cumsum()
+            weights = log_weights - (0.0 if top == -math.inf else top)
+            np.maximum(weights, -700.0, out=weights)    # np.exp is ten times as slow where it underflows
+            np.exp(weights, out=weights)
+            np.multiply(weights, weights > 1e-300, out=weights)
+            self._weights = weights
+            self._blocks = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).cumsum()
             self._log_total = top if top == -math.inf else top + math.log(self._blocks[-1])
         return self._weights, self._blocks
 
@@ -127,11 +139,16 @@ class Finite(Distribution):
         start = block * _BLOCK
         return self.support[start + _above(np.cumsum(weights[start : start + _BLOCK]), target - before)]
 
-    def derive(self, compute: Callable[[], Floats], describe: Callable[[], str]) -> Finite:
-        """A law over the same values, with other log-weights; `describe` is its repr."""
-        law = Finite(self.support, compute)
+    def derive(
+        self, compute: Callable[[], Floats], describe: Callable[[], str], parents: Sequence[Finite] | None = None
+    ) -> Finite:
+        """A law over the same values, its log-weights computed from those of `parents` (this one); and its repr."""
+        law = self._like(compute, [self] if parents is None else parents)
         law._describe = describe
         return law
+
+    def _like(self, compute: Callable[[], Floats], parents: Sequence[Finite]) -> Finite:
+        return Finite(self.support, compute, parents)
 
     def masked(self, mask: ArrayLike) -> Finite:
         """This law given that the value is one that `mask` allows.
@@ -149,6 +166,11 @@ class Finite(Distribution):
             raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
         if allowed.flags.writeable:                     # the law must not change with what the caller does to the mask
             allowed = allowed.copy()
+        if self._masked is None:
+            self._masked = weakref.WeakValueDictionary()
+        law = self._masked.get(id(allowed))             # particles in one place share their laws; it holds `allowed`
+        if law is not None:
+            return law
 
         def compute() -> Floats:
             with np.errstate(divide="ignore"):          # adds 1 - 1/allowed, 0 or -inf: five times as fast as np.where
@@ -157,7 +179,9 @@ class Finite(Distribution):
             log_weights += self.log_weights()
             return log_weights
 
-        return self.derive(compute, lambda: f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)")
+        law = self.derive(compute, lambda: f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)")
+        self._masked[id(allowed)] = law
+        return law
 
     def tempered(self, temperature: float) -> Finite:
         """This law with every probability raised to the power 1 / `temperature`, and normalised again."""
@@ -326,6 +350,7 @@ def product(*dists: Finite) -> Finite:
     return first.derive(
         lambda: np.sum([dist.log_probs() for dist in dists], axis=0),
         lambda: f"product({', '.join(map(repr, dists))})",
+        dists,
     )
 
 
@@ -339,6 +364,7 @@ def mixture(dists: Sequence[Finite], weights: ArrayLike) -> Finite:
     return first.derive(
         lambda: np.logaddexp.reduce([log_p + dist.log_probs() for log_p, dist in parts]),
         lambda: f"mixture([{', '.join(map(repr, dists))}], {probs.round(4).tolist()})",
+        [dist for _, dist in parts],
     )
 
 

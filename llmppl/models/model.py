@@ -21,7 +21,7 @@ import numpy as np
 from llmppl.lm.transformer import Context
 from llmppl.lm.vocab import Text
 from llmppl.models.distributions import Distribution, Impossible
-from llmppl.models.tokens import NextToken
+from llmppl.models.tokens import NextToken, next_token
 
 
 class _Dead(BaseException):
@@ -137,7 +137,7 @@ class Model:
 
     def transformer(self, context: Context) -> NextToken:
         """The law of the next token after `context`. One forward pass answers all that were asked for by then."""
-        return NextToken(context)
+        return next_token(context)
 
     def finish(self) -> None:
         """End the particle, with the weight it has."""

@@ -283,7 +283,8 @@ def _ends_with(end: str, text: str) -> bool:
 def short_words(vocab: Vocabulary, most: int) -> Callable[[str], Mask]:
     """A mask function for `ConstrainedText`: no word of more than `most` letters (Lew et al. 2023, Sec. 2).
 
-    A word is a run of letters; where the prompt may end inside one, use `lambda text: mask(prompt + text)`. Tokens that hold part of a character, and special tokens other than EOS, are left out.
+    A word is a run of letters; where the prompt may end inside one, use `lambda text: mask(prompt + text)`. Tokens that
+    hold part of a character, and special tokens other than EOS, are left out.
     The masks for the `most` + 1 lengths that the last word can have are computed here, once.
     """
     if most < 1:

@@ -8,6 +8,7 @@ program has asked for is answered in the same forward pass. `masked`, `tempered`
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,10 +28,8 @@ class TokenDistribution(Finite):
 
     support: Vocabulary
 
-    def derive(self, compute: Callable[[], Floats], describe: Callable[[], str]) -> TokenDistribution:
-        law = TokenDistribution(self.support, compute)
-        law._describe = describe
-        return law
+    def _like(self, compute: Callable[[], Floats], parents: Sequence[Finite]) -> TokenDistribution:
+        return TokenDistribution(self.support, compute, parents)
 
     def log_prob(self, value: Any) -> float:
         if value is EOS:
@@ -48,6 +47,13 @@ class NextToken(TokenDistribution):
         self.context = context
         context.announce(self)
 
+    def log_weights(self) -> Floats:
+        if self._log_weights is None:
+            row = self.context.row()                    # may wait; of all who wait here, the first to go on computes
+            if self._log_weights is None:
+                self._log_weights = row.log_probs()
+        return self._log_weights
+
     def log_total(self) -> float:
         return 0.0                                      # the model's law is normalised already
 
@@ -60,6 +66,16 @@ class NextToken(TokenDistribution):
 
     def __repr__(self) -> str:
         return f"NextToken(after {self.context!r})"
+
+
+def next_token(context: Context) -> NextToken:
+    """The law of the next token after `context`: one object for all who ask while it lives."""
+    known = context.node.law if isinstance(context, Context) else None
+    law: NextToken | None = None if known is None else known()
+    if law is None:
+        law = NextToken(context)
+        context.node.law = weakref.ref(law)
+    return law
 
 
 class StringDistribution(Distribution):
@@ -89,4 +105,4 @@ class StringDistribution(Distribution):
         return f"NextToken(after {self.context!r}).string()"
 
 
-__all__ = ["EOS", "NextToken", "StringDistribution", "Token", "TokenDistribution"]
+__all__ = ["EOS", "NextToken", "StringDistribution", "Token", "TokenDistribution", "next_token"]
