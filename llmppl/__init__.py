@@ -10,6 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llmppl.automata.grammar import Grammar as Grammar
+    from llmppl.automata.index import TokenIndex as TokenIndex
+    from llmppl.automata.json_schema import JsonSchema as JsonSchema
+    from llmppl.automata.regex import Regex as Regex
     from llmppl.inference.exact import enumerate_exact as enumerate_exact
     from llmppl.inference.particles import Particles as Particles
     from llmppl.inference.smc import importance_sampling as importance_sampling
@@ -50,6 +54,10 @@ _HOME = {
     "ConstrainedText": "models.programs",
     "Infilling": "models.programs",
     "PromptIntersection": "models.programs",
+    "Regex": "automata.regex",
+    "Grammar": "automata.grammar",
+    "JsonSchema": "automata.json_schema",
+    "TokenIndex": "automata.index",
 }
 
 __all__ = list(_HOME)

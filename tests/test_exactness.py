@@ -10,7 +10,9 @@ Which these are is found in other runs, so that it cannot bias the test.
 """
 
 import functools
+import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +22,22 @@ from typing import Any
 import numpy as np
 import pytest
 from support import repetitions
-from tiny import add_up, law_by_hand, log_prob_by_hand, spelled, texts_of, tiny_lm, tiny_vocab
+from tiny import add_up, law_by_hand, log_prob_by_hand, spelled, texts_of, tiny_lm, tiny_model, tiny_vocab
 
 from llmppl import (
     EOS,
     Bernoulli,
+    CachedTransformer,
     Categorical,
     ConstrainedText,
     Geometric,
+    Grammar,
     Infilling,
+    JsonSchema,
     Model,
     PromptIntersection,
+    Regex,
+    Vocabulary,
     enumerate_exact,
     importance_sampling,
     smc_standard,
@@ -240,6 +247,56 @@ def branching() -> dict[tuple[str, str, str], float]:
     return add_up(pairs)
 
 
+# ---- a regex, a grammar and a JSON schema: cut at max_tokens, or ended by then
+
+
+def matched(fits: Callable[[str, bool], bool], most: int, must_end: bool) -> dict[str, float]:
+    """Texts after "a" such that `fits(text, whether EOS follows)`."""
+    texts = (ids for ids in texts_of(V, most + must_end) if ids[-1] == END or not must_end)
+    return add_up(
+        (spelled(ids), log_prob_by_hand(tiny_lm(V), [A], ids)) for ids in texts if fits(spelled(ids), ids[-1] == END)
+    )
+
+
+def in_regex(text: str, complete: bool) -> bool:
+    """Whether (ab|b)*c? matches, or matches after one more "b"."""
+    return any(re.fullmatch("(ab|b)*c?", text + more) for more in ([""] if complete else ["", "b"]))
+
+
+def in_grammar(text: str, complete: bool) -> bool:
+    """Whether the text is a^n c b^n, or begins one."""
+    found = re.fullmatch("(a*)(c?)(b*)", text)
+    if found is None or (found[3] and not found[2]):
+        return False
+    n, m = len(found[1]), len(found[3])
+    return bool(found[2]) and n == m if complete else n >= m
+
+
+@functools.cache
+def json_lm() -> CachedTransformer:
+    """The tiny transformer with tokens of JSON."""
+    vocab = Vocabulary([b"[", b"]", b"1", b"2", b",", b"[1", b""], eos_ids=[6])
+    return CachedTransformer(tiny_model(7), vocab)
+
+
+JSON_PAIR = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2}
+
+
+def in_schema() -> dict[str, float]:
+    """Arrays of at most two items, each 1 or 2, in at most five tokens, after "["."""
+    lm, pairs = json_lm(), []
+    for n in range(6):
+        for ids in cartesian(range(6), repeat=n):
+            text = b"".join(lm.vocab.tokens[i] for i in ids).decode()
+            try:
+                items = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(items, list) and len(items) <= 2 and all(item in (1, 2) for item in items):
+                pairs.append((text, log_prob_by_hand(lm, [0], [*ids, 6])))
+    return add_up(pairs)
+
+
 HOLES = {"lengths": Geometric(0.6, most=2)}
 PROMPTS = ["a", "b", "c a"]
 CASES = {
@@ -260,6 +317,20 @@ CASES = {
     ),
     "intersection, first": Case(
         lambda: PromptIntersection(tiny_lm(V), PROMPTS, proposal="first", until="c", max_tokens=4), intersected
+    ),
+    "regex": Case(
+        lambda: ConstrainedText(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=4), lambda: matched(in_regex, 4, False)
+    ),
+    "regex that must end": Case(
+        lambda: ConstrainedText(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, at_max="end"),
+        lambda: matched(in_regex, 3, True),
+    ),
+    "grammar": Case(
+        lambda: ConstrainedText(tiny_lm(V), "a", Grammar('start: "a" start "b" | "c"'), max_tokens=4),
+        lambda: matched(in_grammar, 4, False),
+    ),
+    "JSON schema": Case(
+        lambda: ConstrainedText(json_lm(), "[", JsonSchema(JSON_PAIR), max_tokens=5, at_max="end"), in_schema
     ),
     "soft": Case(Soft, soft),
     "twist": Case(Twisted, twisted),

@@ -155,7 +155,7 @@ def test_repr_marks_what_was_cut_and_keeps_each_text_on_one_short_line():
     long = "begin " + "x" * 500 + " end"
     rows = repr(Particles([Run("a\nb\tc \u00e9", 0.0), Run("more", -1.0, cut=True), Run(long, -2.0)])).split("\n")[3:]
     assert rows[0].endswith("  a\\nb\\tc \u00e9")
-    assert rows[1].endswith("  more [cut by max_steps]")
+    assert rows[1].endswith("  more [cut]")
     assert "begin xxx" in rows[2] and " … " in rows[2] and rows[2].endswith("xxx end")
     assert len(rows[2]) == len(" 0.090       -2.00  ") + 90
 
@@ -179,7 +179,7 @@ def test_repr_of_no_particles_says_why():
 
 def test_the_notebook_view_escapes_text_and_sets_no_colour():
     page = Particles([Run("<script>&", 0.0, cut=True)], stats="<7 tokens>")._repr_html_()
-    assert "&lt;script&gt;&amp; [cut by max_steps]" in page and "<script>" not in page
+    assert "&lt;script&gt;&amp; [cut]" in page and "<script>" not in page
     assert "&lt;7 tokens&gt;" in page
     assert "color" not in page and "background" not in page
     assert page.count("<tr>") == page.count("</tr>") == 2

@@ -200,7 +200,7 @@ class Particles(Sequence[P]):
         """Weight, log weight and text of the heaviest, one line each."""
         heaviest = np.argsort(-self.log_weights, kind="stable")[:MAX_ROWS]
         return [
-            (self.weights[i], self.log_weights[i], _line(self[i]) + " [cut by max_steps]" * bool(self[i].cut))
+            (self.weights[i], self.log_weights[i], _line(self[i]) + " [cut]" * bool(self[i].cut))
             for i in heaviest
         ]
 

@@ -311,6 +311,13 @@ class Vocabulary(Sequence[Token]):
         return mask
 
     @cached_property
+    def only_eos(self) -> npt.NDArray[np.bool_]:
+        """(V,) bool, read-only: the tokens that end a text, and no other."""
+        mask = ~self.not_eos
+        mask.flags.writeable = False
+        return mask
+
+    @cached_property
     def _spelling(self) -> tuple[dict[bytes, int], list[int]]:
         """Bytes -> lowest id, and the lengths that occur, ascending."""
         ids = {data: i for i, data in reversed(list(enumerate(self.tokens))) if data}

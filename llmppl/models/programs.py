@@ -2,19 +2,20 @@
 
 They are ordinary Models, written as a user would write them, and meant to be read. All share what `Program` takes: a
 bound on the tokens, and the temperature, top-k and top-p that turn the model's law into the one that counts as the
-target. Source: Lew et al. 2023, Sec. 2.2.
+target. Sources: Lew et al. 2023, Sec. 2.2; Willard & Louf 2023 for the masks of `ConstrainedText`.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.automata.index import TokenIndex
 from llmppl.lm.transformer import CachedTransformer, Context
 from llmppl.lm.vocab import EOS, Text, Token, Vocabulary
 from llmppl.models.distributions import Distribution, Finite, Geometric, product
@@ -33,7 +34,7 @@ class Program(Model):
     ----------
     min_tokens, max_tokens : int
         The text has no EOS before `min_tokens` tokens (each time with the probability of that as a weight), and is cut
-        off, with no weight, after `max_tokens`.
+        off after `max_tokens`, with no weight, and marked `cut`.
     temperature, top_k, top_p
         The target's law of a token: the model's, tempered, then cut to the k likeliest, then to probability p.
     """
@@ -80,19 +81,65 @@ class Program(Model):
         self.s += token
         self.num_tokens += 1
         if self.num_tokens == self.max_tokens:
+            self.cut = True
             self.finish()
         return True
+
+
+class Index(Protocol):
+    """Which tokens may follow in every state of a constraint: a `TokenIndex`, or what behaves like one."""
+
+    start: Any
+
+    def mask(self, state: Any) -> Mask: ...
+    def advance(self, state: Any, token: int) -> Any: ...
+
+
+def index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
+    """The index of a constraint over `vocab`; None for one that is a function of the text.
+
+    Raises
+    ------
+    TypeError
+        If it is no constraint.
+    ValueError
+        If it is an index over another vocabulary, or no token of this one begins a string of its language.
+    """
+    if hasattr(constraint, "advance") and hasattr(constraint, "mask"):
+        if constraint.vocab is not vocab and constraint.vocab != vocab:
+            raise ValueError(f"{constraint!r} is an index over another vocabulary than the model's, {vocab!r}")
+        index: Index = constraint
+        return index
+    if hasattr(constraint, "step") and hasattr(constraint, "accepts"):
+        return TokenIndex(constraint, vocab)
+    if hasattr(constraint, "index"):
+        index = constraint.index(vocab)
+        return index
+    if constraint is None or callable(constraint):
+        return None
+    raise TypeError(
+        "a constraint is a Regex, a Grammar, a JsonSchema, an index of one, or a function of the text, not "
+        f"{constraint!r}"
+    )
 
 
 class ConstrainedText(Program):
     """The model's continuation of a prompt, given that it obeys a constraint.
 
+    Tokens are proposed from those that fit, with the exact importance weight: the target is the model's own law of
+    texts, restricted to the language of the constraint. EOS fits where the text is complete, and only there.
+
     Parameters
     ----------
     lm : CachedTransformer
     prompt : str or Context
-    constraint : callable, optional
-        `constraint(text) -> bool` must hold of the text so far after every token (the prompt is not part of it).
+        It is not part of the text that is constrained.
+    constraint : Regex, Grammar, JsonSchema, TokenIndex, any recognizer, or callable
+        A callable `constraint(text) -> bool` must hold of the text so far after every token; it is checked after the
+        draw, so give `mask` as well where many tokens fail.
+    at_max : "cut" or "end"
+        What `max_tokens` means: cut the text there, or condition on its ending (by EOS, which is not counted) until
+        then. In the second case no token is proposed after which the text cannot be finished in the tokens left.
     mask : callable, optional
         `mask(text) -> (V,) bool` are the tokens that may follow the text so far, EOS among them where it may end.
         Tokens are then proposed from the allowed ones, with the exact importance weight, so that nothing is drawn in
@@ -105,32 +152,57 @@ class ConstrainedText(Program):
         self,
         lm: CachedTransformer,
         prompt: str | Context,
-        constraint: Callable[[str], bool] | None = None,
+        constraint: Any = None,
         *,
         mask: Callable[[str], Mask] | None = None,
+        at_max: str = "cut",
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        for name, function in (("constraint", constraint), ("mask", mask)):
-            if function is not None and not callable(function):
-                raise TypeError(f"{name} must be a function of the text so far, not {function!r}")
+        if mask is not None and not callable(mask):
+            raise TypeError(f"mask must be a function of the text so far, not {mask!r}")
+        if at_max not in ("cut", "end") or (at_max == "end" and self.max_tokens is None):
+            raise ValueError(f'at_max must be "cut", or "end" with max_tokens given, not {at_max!r}')
         self.context = lm.context(prompt) if isinstance(prompt, str) else prompt
-        self.constraint, self.mask = constraint, mask
+        self.index = index_of(constraint, lm.vocab)
+        self.constraint = constraint if self.index is None else None
+        self.mask = mask
+        self.state = None if self.index is None else self.index.start
+        self.must_end_by = None
+        if at_max == "end":
+            self.must_end_by, self.max_tokens = self.max_tokens, None
 
     def step(self) -> None:
         law = self.law(self.context)
-        proposal: Finite | None = None
+        proposal: Finite = law
+        for mask in self.masks(law.support):
+            proposal = proposal.masked(mask)
+        token = self.sample(law, proposal=None if proposal is law else proposal)
+        if self.write(token):
+            self.context += token
+            if self.index is not None:
+                with masking():
+                    self.state = self.index.advance(self.state, token)
+            if self.constraint is not None:
+                self.condition(self.constraint(self.s))
+
+    def masks(self, vocab: Vocabulary) -> Iterator[Mask]:
+        """What the next token must meet."""
+        left = None if self.must_end_by is None else self.must_end_by - self.num_tokens
+        if self.index is not None:
+            with masking():
+                if left is not None and isinstance(self.index, TokenIndex):
+                    yield self.index.mask_within(self.state, left)
+                else:
+                    yield self.index.mask(self.state)
         if self.mask is not None:
             with masking():
                 allowed = self.mask(self.s)
-            proposal = law.masked(allowed)
+            yield allowed
         if self.early():
-            proposal = (proposal or law).masked(law.support.not_eos)
-        token = self.sample(law, proposal=proposal)
-        if self.write(token):
-            self.context += token
-            if self.constraint is not None:
-                self.condition(self.constraint(self.s))
+            yield vocab.not_eos
+        if left == 0:
+            yield vocab.only_eos
 
 
 class Infilling(Program):
@@ -269,6 +341,45 @@ class PromptIntersection(Program):
             self.contexts = [context + token for context in self.contexts]
             if self.until is not None and self.until(self.s):
                 self.finish()
+
+
+class Conformity(NamedTuple):
+    """How far a constraint goes against the model at one token.
+
+    `mass` is the probability p(A) of the tokens allowed; `kl` the divergence KL(p( . | A) || p) = -log p(A), in nats;
+    `agrees` whether the likeliest token of all is allowed.
+    """
+
+    token: Token
+    mass: float
+    kl: float
+    agrees: bool
+
+
+def conformity(
+    lm: CachedTransformer, prompt: str | Context, constraint: Any, *, max_tokens: int = 100, seed: int | None = None
+) -> list[Conformity]:
+    """One text drawn by local masking, and at each of its tokens how well the model conforms to the constraint.
+
+    Source: Willard & Louf 2023, Sec. 5. The text ends at EOS, where no token fits, or after `max_tokens`.
+    """
+    index, rng = index_of(constraint, lm.vocab), np.random.default_rng(seed)
+    if index is None:
+        raise TypeError(f"conformity wants a constraint that has masks, not {constraint!r}")
+    context, state = lm.context(prompt) if isinstance(prompt, str) else prompt, index.start
+    found: list[Conformity] = []
+    for _ in range(max_tokens):
+        law, mask = NextToken(context), index.mask(state)
+        log_probs = law.log_probs()
+        if not np.any(log_probs[mask] > -np.inf):
+            break
+        log_mass = float(np.logaddexp.reduce(log_probs[mask]))
+        token = law.masked(mask).sample(rng)
+        found.append(Conformity(token, float(np.exp(log_mass)), -log_mass, bool(mask[np.argmax(log_probs)])))
+        if token == EOS:
+            break
+        context, state = context + token, index.advance(state, token)
+    return found
 
 
 def ends_sentence(text: str) -> bool:

@@ -1,0 +1,1058 @@
+"""Automata over bytes: languages of text as machines that read UTF-8.
+
+The one idea: a language is a deterministic automaton whose states are small integers, 0 the dead one, whose rows
+(256 next states) are worked out when they are first asked for. No state is ever given out from which nothing is
+accepted, so whoever follows a row without reaching 0 can still finish.
+
+Words. A *fragment* is a set of code points as a small graph over UTF-8 bytes. An `NFA` is made of fragments and
+ordered epsilon edges, as `re` would try them; *guards* on its states are conditions on the text before (`Behind`) and
+on the text to come (`Ahead`). A *thread* is an NFA state with what it still has to see (its obligations). `DFA`
+follows all threads at once and forgets their order; `Leftmost` keeps the order and so knows which match `re` reports.
+
+The universe is all UTF-8 text: complements hold every string of code points that the language does not hold (lone
+surrogates are not text). Lengths are counted in characters.
+
+Sources: Thompson (1968), "Regular expression search algorithm"; Rabin & Scott (1959), for the subset construction;
+Moore (1956), for minimisation; Cox (2010), "Regular expression matching in the wild", for leftmost-first automata.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ANY", "DEAD", "DFA", "NFA", "Ahead", "Behind", "Leftmost", "utf8"]
+
+MAX_CODE_POINT = 0x10FFFF
+DEAD = -1                                           # the NFA state that is not there: nothing is accepted from it
+ACCEPT, FOUND = 0, 1                                # NFA states: the text is matched; a look-ahead is satisfied
+MAX_STATES = 500_000                                # of an NFA: a{1000000} is refused, not attempted
+SHOWN = 50                                          # states in a notebook's table
+MAX_GUARDED = 50_000                                # states of a DFA that must be worked out whole
+
+Ranges = tuple[tuple[int, int], ...]                # sorted, disjoint, inclusive
+Edge = tuple[int, int, int]                         # bytes lo..hi lead to a target
+Fragment = tuple[tuple[Edge, ...], ...]             # node -> edges; target -1 leaves the fragment; node 0 is the entry
+SIZES = (1, 64, 64 * 64, 64 * 64 * 64)              # code points below a byte with 0, 1, 2, 3 bytes to come
+LEADS = (                                           # code points by the bytes after the first; no surrogates
+    (0x0, 0x7F, 0),
+    (0x80, 0x7FF, 1),
+    (0x800, 0xD7FF, 2),
+    (0xE000, 0xFFFF, 2),
+    (0x10000, MAX_CODE_POINT, 3),
+)
+_BYTES = ((0x00, 0x7F), (0xC0, 0xDF), (0xE0, 0xEF), (0xF0, 0xF7), (0x80, 0xBF))     # leads of 0..3, and the rest
+LEAD_BYTE = (0x00, 0xC0, 0xE0, 0xF0)
+
+
+@lru_cache(4096)
+def utf8(ranges: Ranges) -> Fragment:
+    """The UTF-8 encodings of a set of code points, as a minimal acyclic graph over bytes.
+
+    Parameters
+    ----------
+    ranges : (lo, hi) pairs of code points, sorted and disjoint; surrogates in them are left out
+
+    Returns
+    -------
+    nodes, each a tuple of (lo, hi, target) with bytes lo..hi in order; node 0 is the entry, target -1 the end. An
+    empty set gives an empty tuple.
+    """
+    nodes: list[tuple[Edge, ...]] = [()]
+    memo: dict[tuple[int, Ranges], int] = {}
+
+    def node(pending: int, inside: list[tuple[int, int]]) -> int:
+        """The node that reads `pending` continuation bytes of the code points `inside`, counted from its first."""
+        if not pending:
+            return -1
+        key = (pending, tuple(inside))
+        if key not in memo:
+            memo[key] = 0                           # claims the key; children come first
+            edges = fan(pending - 1, inside, 0x80)
+            memo[key] = len(nodes)
+            nodes.append(edges)
+        return memo[key]
+
+    def fan(pending: int, inside: list[tuple[int, int]], first_byte: int) -> tuple[Edge, ...]:
+        size, full = SIZES[pending], [(0, SIZES[pending] - 1)]
+        blocks: list[tuple[int, int, list[tuple[int, int]]]] = []     # first and last block, what of it is inside
+        for lo, hi in inside:
+            first, last = lo // size, hi // size
+            pieces = [(first, first, [(lo % size, hi % size if first == last else size - 1)])]
+            if last > first + 1:
+                pieces.append((first + 1, last - 1, full))
+            if last > first:
+                pieces.append((last, last, [(0, hi % size)]))
+            for piece in pieces:
+                if blocks and blocks[-1][0] == blocks[-1][1] == piece[0]:
+                    blocks[-1][2].extend(piece[2])
+                else:
+                    blocks.append(piece)
+        edges: list[Edge] = []
+        for first, last, part in blocks:
+            target = node(pending, part)
+            if edges and edges[-1][2] == target and edges[-1][1] + 1 == first_byte + first:
+                edges[-1] = (edges[-1][0], first_byte + last, target)
+            else:
+                edges.append((first_byte + first, first_byte + last, target))
+        return tuple(edges)
+
+    root: list[Edge] = []
+    for low, high, pending in LEADS:
+        inside = [(max(lo, low), min(hi, high)) for lo, hi in ranges if lo <= high and hi >= low]
+        root += fan(pending, inside, LEAD_BYTE[pending])
+    nodes[0] = tuple(root)
+    return tuple(nodes) if root else ()
+
+
+ANY = utf8(((0, MAX_CODE_POINT),))                  # one character
+
+
+class Behind(NamedTuple):
+    """A guard: the text read so far is (or, unless `positive`, is not) in the language of `tracker`."""
+
+    tracker: DFA
+    positive: bool
+
+
+class Ahead(NamedTuple):
+    """A guard: some prefix of the text to come leads (or, unless `positive`, none leads) from `entry` to FOUND."""
+
+    entry: int
+    positive: bool
+
+
+class NFA:
+    """An ordered automaton with epsilon edges, built from its end: every method takes the state that comes next.
+
+    `epsilon[q]` are the states that q becomes without reading, first choice first. `edges(q)` are the bytes it reads.
+    `guards[q]`, if there, must hold for q to become its epsilon target. `accept` ends a match, `start` begins one
+    (DEAD where nothing matches). What would lead to DEAD only is never built, so every state can reach the end if its
+    guards let it.
+    """
+
+    accept = ACCEPT
+
+    def __init__(self) -> None:
+        self.start = DEAD
+        self.epsilon: list[tuple[int, ...]] = [(), ()]
+        self.guards: dict[int, Behind | Ahead] = {}
+        self._rows: list[tuple[Edge, ...]] = [(), ()]
+        self._base: list[int] = [0, 0]              # of the fragment a state belongs to
+        self._follow: list[int] = [DEAD, DEAD]      # where its target -1 leads
+        self._closures: dict[int, tuple[int, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self.epsilon)
+
+    def __repr__(self) -> str:
+        return f"NFA({len(self)} states{f', {len(self.guards)} guards' if self.guards else ''})"
+
+    def read(self, fragment: Fragment, follow: int) -> int:
+        """A state that reads one path of `fragment` and becomes `follow`."""
+        if not fragment or follow == DEAD:
+            return DEAD
+        base, size = len(self.epsilon), len(fragment)
+        if base + size > MAX_STATES:
+            raise OverflowError(f"more than {MAX_STATES:,} states")
+        self._rows += fragment
+        self._base += [base] * size
+        self._follow += [follow] * size
+        self.epsilon += [()] * size
+        return base
+
+    def split(self, choices: Iterable[int]) -> int:
+        """A state that becomes each of `choices`, in order of preference."""
+        alive = tuple(dict.fromkeys(choice for choice in choices if choice != DEAD))
+        if len(alive) < 2:
+            return alive[0] if alive else DEAD
+        return self.add(alive)
+
+    def plus(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
+        """A state that reads `body`, a function from what follows to an entry, once or more, then becomes `follow`."""
+        if follow == DEAD:
+            return DEAD
+        again = self.add(())
+        entry = body(again)
+        if entry == DEAD:
+            return DEAD
+        if not greedy:
+            self.epsilon[again] = (follow, entry)
+        elif again in (choices := self._ordered(entry)) and not self.guards.keys() & set(choices):
+            # An iteration that reads nothing is the last: `re` goes on to what follows, before it tries other choices.
+            self.epsilon[again] = tuple(dict.fromkeys(follow if q == again else q for q in [*choices, follow]))
+        else:
+            self.epsilon[again] = (entry, follow)
+        return entry
+
+    def star(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
+        """The same for any number of times; as x+ or nothing, so that (|a)* prefers what `re` does: to stop at once."""
+        entry = self.plus(body, follow, greedy)
+        return self.split((entry, follow) if greedy else (follow, entry))
+
+    def guard(self, condition: Behind | Ahead, follow: int) -> int:
+        """A state that becomes `follow` where `condition` holds."""
+        if isinstance(condition, Ahead) and condition.entry == DEAD:
+            return DEAD if condition.positive else follow
+        if follow == DEAD:
+            return DEAD
+        state = self.add((follow,))
+        self.guards[state] = condition
+        return state
+
+    def graph(self, rows: Sequence[Sequence[Edge]], exits: Mapping[int, int]) -> tuple[int, list[int]]:
+        """Add a whole automaton: node i reads `rows[i]`, whose targets are nodes, and may become `exits[i]` instead.
+
+        Returns (first, entries): node i without its exit is state `first + i`; with it, `entries[i]`.
+        """
+        first, size = len(self.epsilon), len(rows)
+        entries = [first + i for i in range(size)]
+        for rank, i in enumerate(exits):
+            entries[i] = first + size + rank
+        self.read(tuple(tuple((lo, hi, entries[t] - first) for lo, hi, t in row) for row in rows), ACCEPT)
+        for i, follow in exits.items():
+            self.add((first + i, follow) if rows[i] else (follow,))
+        return first, entries
+
+    def include(self, dfa: DFA, follow: int) -> int:
+        """A state that reads a string of `dfa` and becomes `follow`; going on is preferred to stopping."""
+        if not dfa.start or follow == DEAD:
+            return DEAD
+        rows = [[(lo, hi, target - 1) for lo, hi, target in row] for row in dfa.edges()]
+        exits = {int(state) - 1: follow for state in np.flatnonzero(dfa.accepting)}
+        return self.graph(rows, exits)[1][dfa.start - 1]
+
+    def add(self, choices: tuple[int, ...]) -> int:
+        """A state that becomes exactly these, which may still be changed in `epsilon`."""
+        if len(self.epsilon) >= MAX_STATES:
+            raise OverflowError(f"more than {MAX_STATES:,} states")
+        self.epsilon.append(choices)
+        self._rows.append(())
+        self._base.append(0)
+        self._follow.append(DEAD)
+        return len(self.epsilon) - 1
+
+    def edges(self, state: int) -> list[Edge]:
+        """(lo, hi, target) for the bytes that `state` reads, ascending and disjoint."""
+        base, follow = self._base[state], self._follow[state]
+        return [(lo, hi, base + target if target >= 0 else follow) for lo, hi, target in self._rows[state]]
+
+    def closure(self, state: int) -> tuple[int, ...]:
+        """What `state` becomes without reading: states that read bytes and `accept`, most preferred first.
+
+        It stops at states with a guard, which are in the result too: what holds them is not known here.
+        """
+        found = self._closures.get(state)
+        if found is None:
+            found = self._closures[state] = tuple(self._ordered(state))
+        return found
+
+    def _ordered(self, state: int) -> list[int]:
+        """What `state` becomes without reading, up to states without epsilon edges and guards, in order."""
+        seen, stack, order = set[int](), [state], []
+        while stack:
+            q = stack.pop()
+            if q in seen:
+                continue
+            seen.add(q)
+            if not self.epsilon[q] or q in self.guards:
+                order.append(q)
+            else:
+                stack.extend(reversed(self.epsilon[q]))
+        return order
+
+
+class Thread(NamedTuple):
+    """An NFA state, the obligations it still owes, and, if it has matched and waits for them, for how many bytes."""
+
+    state: int
+    owes: Owes = frozenset()
+    since: int = 0
+
+
+Obligation = tuple[bool, frozenset[Thread]]         # positive: one of the threads must reach FOUND; else none may
+Owes = frozenset[Obligation]
+Context = tuple[int, ...]                           # the state of every tracker
+
+
+class _Subsets:
+    """Rabin & Scott: the set of NFA states that a text leads to, for an NFA without guards."""
+
+    def __init__(self, nfa: NFA, start: Iterable[int]) -> None:
+        self.nfa = nfa
+        self.start = frozenset(start)
+        self._unions: dict[frozenset[int], frozenset[int]] = {}
+
+    def accepts(self, key: frozenset[int]) -> bool:
+        return ACCEPT in key
+
+    def moves(self, key: frozenset[int]) -> Iterator[tuple[int, int, frozenset[int]]]:
+        edges = [edge for state in key for edge in self.nfa.edges(state)]
+        if len(key) == 1:
+            for lo, hi, target in edges:
+                yield lo, hi, self._union(frozenset((target,)))
+            return
+        events: dict[int, list[int]] = {}           # byte -> targets that begin (t) or end (~t) there
+        for lo, hi, target in edges:
+            events.setdefault(lo, []).append(target)
+            events.setdefault(hi + 1, []).append(~target)
+        active: dict[int, int] = {}
+        before = 0
+        for byte in sorted(events):
+            if active:
+                yield before, byte - 1, self._union(frozenset(active))
+            for event in events[byte]:
+                target, sign = (event, 1) if event >= 0 else (~event, -1)
+                active[target] = active.get(target, 0) + sign
+                if not active[target]:
+                    del active[target]
+            before = byte
+
+    def _union(self, targets: frozenset[int]) -> frozenset[int]:
+        union = self._unions.get(targets)
+        if union is None:
+            union = self._unions[targets] = frozenset().union(*map(self.nfa.closure, targets))
+        return union
+
+
+class _Threads:
+    """Threads with obligations: the same construction for an NFA with guards, in order (leftmost first) or without.
+
+    A key is (threads, context). Every thread reads the same text, so trackers run beside them, once for all. A
+    positive obligation is dropped when one of its threads reaches FOUND, and kills its owner when none is left; a
+    negative one the other way round. A thread that owes more than another in the same state is not kept.
+    """
+
+    def __init__(self, nfa: NFA, ordered: bool = False) -> None:
+        self.nfa, self.ordered = nfa, ordered
+        self.pending = False                        # whether some match had to wait for the text after it
+        behinds = [guard.tracker for guard in nfa.guards.values() if isinstance(guard, Behind)]
+        self.trackers = list(dict.fromkeys(behinds))
+        context = tuple(tracker.start for tracker in self.trackers)
+        self._closures: dict[tuple[int, tuple[bool, ...]], tuple[Thread, ...]] = {}
+        self.start = (self._settle(self.closure(nfa.start, context) if nfa.start != DEAD else ()), context)
+
+    def facts(self, context: Context) -> tuple[bool, ...]:
+        return tuple(t.accepts(state) for t, state in zip(self.trackers, context, strict=True))
+
+    def closure(self, state: int, context: Context) -> tuple[Thread, ...]:
+        """What `state` becomes without reading, where `context` is what came before, most preferred first."""
+        facts = self.facts(context)
+        found = self._closures.get((state, facts))
+        if found is not None:
+            return found
+        seen, order = set[Thread](), []
+        stack = [Thread(state)]
+        while stack:
+            thread = stack.pop()
+            if thread in seen:
+                continue
+            seen.add(thread)
+            guard, owes = self.nfa.guards.get(thread.state), thread.owes
+            if isinstance(guard, Behind):
+                if facts[self.trackers.index(guard.tracker)] != guard.positive:
+                    continue
+            elif guard is not None:
+                more = self._owe(guard.positive, self.closure(guard.entry, context))
+                if more is None:
+                    continue
+                owes |= more
+            elif not self.nfa.epsilon[thread.state]:
+                order.append(thread)
+            stack.extend(Thread(choice, owes) for choice in reversed(self.nfa.epsilon[thread.state]))
+        return self._closures.setdefault((state, facts), tuple(order))
+
+    def _owe(self, positive: bool, threads: Iterable[Thread]) -> Owes | None:
+        """The obligation that one (no) thread reaches FOUND, as a set: empty if it is met, None if it cannot be."""
+        kept = self._prune(threads)
+        if any(thread.state == FOUND and not thread.owes for thread in kept):
+            return frozenset() if positive else None
+        if not kept:
+            return None if positive else frozenset()
+        return frozenset(((positive, frozenset(kept)),))
+
+    def _prune(self, threads: Iterable[Thread]) -> list[Thread]:
+        """The threads that owe least, of those in the same state."""
+        least: dict[int, list[Owes]] = {}
+        for state, owes, _ in sorted(threads, key=lambda thread: len(thread.owes)):
+            rest = least.setdefault(state, [])
+            if not any(other <= owes for other in rest):
+                rest.append(owes)
+        return [Thread(state, owes) for state, rest in least.items() for owes in rest]
+
+    def _settle(self, threads: Iterable[Thread]) -> frozenset[Thread] | tuple[Thread, ...]:
+        """The threads worth following: in order, and none after a match that is certain; or all, as a set."""
+        if not self.ordered:
+            return frozenset(self._prune(threads))
+        kept = []
+        for thread in dict.fromkeys(threads):
+            kept.append(thread)
+            if thread.state == ACCEPT and not thread.owes:
+                break
+        return tuple(kept)
+
+    def _advance(self, threads: Iterable[Thread], byte: int, context: Context) -> Iterator[Thread]:
+        """The threads after one more byte, where `context` holds after it."""
+        for state, owes, since in threads:
+            if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its obligations
+                if owes and (rest := self._pay(owes, byte, context)) is not None:
+                    yield Thread(state, rest, since + (state == ACCEPT))
+                continue
+            for lo, hi, target in self.nfa.edges(state):
+                if lo <= byte <= hi:
+                    rest = self._pay(owes, byte, context)
+                    if rest is not None:
+                        for new in self.closure(target, context):
+                            yield new if not rest else Thread(new.state, new.owes | rest)
+                    break
+
+    def _pay(self, owes: Owes, byte: int, context: Context) -> Owes | None:
+        """The obligations after one more byte; None if one of them can no longer be met."""
+        left: set[Obligation] = set()
+        for positive, threads in owes:
+            rest = self._owe(positive, self._advance(threads, byte, context))
+            if rest is None:
+                return None
+            left |= rest
+        return frozenset(left)
+
+    def _holds(self, owes: Owes) -> bool:
+        """Whether the obligations are met if the text ends here."""
+        return all(
+            positive == any(thread.state == FOUND and self._holds(thread.owes) for thread in threads)
+            for positive, threads in owes
+        )
+
+    def accepts(self, key: Any) -> bool:
+        self.pending |= any(thread.state == ACCEPT and thread.owes for thread in key[0])
+        return any(thread.state == ACCEPT and self._holds(thread.owes) for thread in key[0])
+
+    def moves(self, key: Any) -> Iterator[tuple[int, int, Any]]:
+        threads, context = key
+        cuts = {0, 256}
+        waiting = [threads]
+        while waiting:
+            for state, owes, _ in waiting.pop():
+                cuts.update(cut for lo, hi, _ in self.nfa.edges(state) for cut in (lo, hi + 1))
+                waiting += [inner for _, inner in owes]
+        for tracker, state in zip(self.trackers, context, strict=True):
+            cuts.update((np.flatnonzero(np.diff(tracker.row(state))) + 1).tolist())
+        for lo, hi in itertools.pairwise(sorted(cuts)):
+            after = tuple(tracker.step(state, lo) or 0 for tracker, state in zip(self.trackers, context, strict=True))
+            rest = self._settle(self._advance(threads, lo, after))
+            if rest:
+                yield lo, hi - 1, (rest, after)
+
+
+class _Machine:
+    """States numbered as they are met, 0 the dead one, and rows of next states worked out when first asked for."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._keys: list[Any] = [None]
+        self._numbers: dict[Any, int] = {}
+        self._table = np.zeros((16, 256), np.int32)
+        self._ready = np.zeros(16, bool)
+        self._ready[0] = True
+        self._accepting = np.zeros(16, bool)
+        self.start = self._number(source.start)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def _number(self, key: Any) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._keys)
+            self._keys.append(key)
+            if number == len(self._table):
+                self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+                self._ready = np.concatenate([self._ready, np.zeros_like(self._ready)])
+                self._accepting = np.concatenate([self._accepting, np.zeros_like(self._accepting)])
+            self._accepting[number] = self._source.accepts(key)
+        return number
+
+    @property
+    def num_states(self) -> int:
+        """The number of states met so far, without the dead one; all of them after `explore`."""
+        return len(self._keys) - 1
+
+    def explore(self, limit: int | None = None) -> Self:
+        """Work out every row, and return itself. ValueError if there are more than `limit` states."""
+        state = 0
+        while state < len(self._keys):
+            if not self._ready[state]:
+                self.row(state)
+            if limit is not None and self.num_states > limit:
+                raise ValueError(f"{self!r} has more than {limit:,} states")
+            state += 1
+        return self
+
+    def edges(self) -> list[list[Edge]]:
+        """For every state from 1 on, (lo, hi, target) for the bytes that do not lead to 0, ascending and disjoint."""
+        table = self.explore()._table[: len(self._keys)]
+        state, lo = np.nonzero(np.diff(table, axis=1, prepend=-1))
+        hi = np.append(lo[1:] - 1, 255)
+        hi[hi < 0] = 255
+        rows: list[list[Edge]] = [[] for _ in table]
+        for s, a, b, t in zip(state.tolist(), lo.tolist(), hi.tolist(), table[state, lo].tolist(), strict=True):
+            if t:
+                rows[s].append((a, b, t))
+        return rows[1:]
+
+    def row(self, state: int) -> NDArray[np.int32]:
+        """The next state for every byte.
+
+        Returns
+        -------
+        (256,) int32 ndarray, read-only
+            0 where the text can no longer be completed.
+        """
+        if not self._ready[state]:
+            segments = [(lo, hi, self._number(key)) for lo, hi, key in self._source.moves(self._keys[state])]
+            into = self._table[state]               # after numbering: it may have moved the table
+            for lo, hi, number in segments:
+                into[lo : hi + 1] = number
+            self._ready[state] = True
+            self._keys[state] = None                # not needed again; `_numbers` knows it
+        view: NDArray[np.int32] = self._table[state]
+        view.flags.writeable = False
+        return view
+
+    def step(self, state: int, byte: int) -> int | None:
+        """The state after one more byte, or None where no accepted string goes on so."""
+        if not self._ready[state]:
+            self.row(state)
+        return int(self._table[state, byte]) or None
+
+
+class Leftmost(_Machine):
+    """The match that `re.match(pattern, text)` reports, as a machine over bytes that reads on to the right.
+
+    Follow `start` and `step(state, byte)` until None. After each byte, `matched(state)` says whether a match is now
+    known, and it replaces every earlier one; the last one known when the machine is dead, or `at_end(state)` where
+    the text ends, is what `re` reports. Look-behind sees the text from where the machine started.
+    """
+
+    def __init__(self, nfa: NFA) -> None:
+        self._matched: list[int | None] = [None]
+        self._at_end: list[int | None] = [None]
+        self._threads = _Threads(nfa, ordered=True)
+        super().__init__(self._threads)
+        if nfa.start == DEAD:
+            self.start = 0
+
+    def _number(self, key: Any) -> int:
+        number = super()._number(key)
+        if number == len(self._matched):
+            accepted = [thread for thread in key[0] if thread.state == ACCEPT]
+            sure = [thread.since for thread in accepted if not thread.owes]
+            held = [thread.since for thread in accepted if self._threads._holds(thread.owes)]
+            self._matched.append(sure[0] if sure else None)
+            self._at_end.append(held[0] if held else None)
+        return number
+
+    def __repr__(self) -> str:
+        return f"Leftmost({self.num_states} states)"
+
+    def matched(self, state: int) -> int | None:
+        """How many bytes before `state` a match ended that is known to be one now, and was not before; or None."""
+        return self._matched[state]
+
+    def at_end(self, state: int) -> int | None:
+        """How many bytes before the end the match ends, if the text ends at `state`; None to keep the last known."""
+        return self._at_end[state]
+
+
+class DFA(_Machine):
+    """A language of text, as a deterministic automaton over its UTF-8 bytes.
+
+    It is a recognizer: `start` (0 if the language is empty), `step(state, byte)`, `accepts(state)`. States are small
+    integers; 0 is dead and never given out by `step`. Rows are worked out when first asked for: `table`, `ready` and
+    `accepting` show what is known so far, and are to be fetched again after `row`, `step` or `explore`, which may have
+    replaced them. Copies are the automaton itself.
+
+    Parameters
+    ----------
+    nfa : NFA
+        What to determinise. If it has guards that no start of the text decides, all states are worked out at once
+        (those from which nothing is accepted are known only then).
+    """
+
+    def __init__(self, nfa: NFA) -> None:
+        self._pending = False
+        self._counts: list[list[list[int]]] = []
+        if nfa.start == DEAD:
+            self._set(np.zeros((1, 256), np.int32), np.zeros(1, bool), 0)
+            return
+        if not nfa.guards:
+            super().__init__(_Subsets(nfa, nfa.closure(nfa.start)))
+            return
+        threads = _Threads(nfa)
+        if _unguarded(nfa, threads.start[0]):
+            super().__init__(_Subsets(nfa, (thread.state for thread in threads.start[0])))
+        else:
+            super().__init__(threads)
+            self._set(*_trimmed(*self.explore(MAX_GUARDED)._arrays(), self.start))
+        self._pending = threads.pending
+
+    def _set(self, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int) -> None:
+        self._source, self._keys, self._numbers = None, [None] * len(table), {}
+        self._table, self._accepting, self._ready = table, accepting, np.ones(len(table), bool)
+        self.start, self._pending, self._counts = start, False, []
+
+    @classmethod
+    def from_table(cls, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int) -> DFA:
+        """The automaton with these arrays, without the states that lead nowhere; states are numbered anew.
+
+        Parameters
+        ----------
+        table : (S, 256) int array of next states, 0 the dead one
+        accepting : (S,) bool array
+        start : int
+        """
+        dfa = DFA.__new__(DFA)
+        dfa._set(*_trimmed(np.asarray(table, np.int32), np.asarray(accepting, bool), start))
+        return dfa
+
+    @classmethod
+    def from_strings(cls, words: Iterable[str]) -> DFA:
+        """The language of exactly these strings."""
+        rows: list[dict[int, int]] = [{}, {}]
+        final = set()
+        for word in words:
+            state = 1
+            for byte in word.encode():
+                if byte not in rows[state]:
+                    rows[state][byte] = len(rows)
+                    rows.append({})
+                state = rows[state][byte]
+            final.add(state)
+        table, accepting = np.zeros((len(rows), 256), np.int32), np.zeros(len(rows), bool)
+        for state, row in enumerate(rows):
+            table[state, list(row)] = list(row.values())
+        accepting[list(final)] = True
+        return cls.from_table(table, accepting, 1)
+
+    @classmethod
+    def from_interegular(cls, fsm: Any) -> DFA:
+        """The language of an `interegular` automaton over characters (`interegular.FSM`)."""
+        from interegular.fsm import anything_else
+
+        named = sorted(ord(c) for c in fsm.alphabet if c is not anything_else)
+        groups: dict[int, list[tuple[int, int]]] = {}
+        for code in named:
+            groups.setdefault(fsm.alphabet[chr(code)], []).append((code, code))
+        if anything_else in fsm.alphabet:
+            others = [(a + 1, b - 1) for a, b in itertools.pairwise([-1, *named, MAX_CODE_POINT + 1]) if b - a > 1]
+            groups.setdefault(fsm.alphabet[anything_else], []).extend(others)
+        nfa = NFA()
+        entry = {state: nfa.add(()) for state in fsm.states}
+        for state, moves in fsm.map.items():
+            choices = [ACCEPT] if state in fsm.finals else []
+            for symbol, target in moves.items():
+                if symbol in groups and target in entry:
+                    choices.append(nfa.read(utf8(merged(groups[symbol])), entry[target]))
+            nfa.epsilon[entry[state]] = tuple(choices)
+        nfa.start = entry[fsm.initial]
+        lazy = DFA.__new__(DFA)
+        _Machine.__init__(lazy, _Subsets(nfa, nfa.closure(nfa.start)))
+        return cls.from_table(*lazy.explore()._arrays(), lazy.start)     # dead states of the original go
+
+    # ---- what it knows
+
+    @property
+    def table(self) -> NDArray[np.int32]:
+        """(S, 256) int32 ndarray: `table[state, byte]` is the next state where `ready[state]`; S states so far."""
+        return self._table[: len(self._keys)]
+
+    @property
+    def ready(self) -> NDArray[np.bool_]:
+        """(S,) bool ndarray: which rows of `table` are worked out."""
+        return self._ready[: len(self._keys)]
+
+    @property
+    def accepting(self) -> NDArray[np.bool_]:
+        """(S,) bool ndarray: which states accept."""
+        return self._accepting[: len(self._keys)]
+
+    def accepts(self, state: int) -> bool:
+        """Whether a text that leads to `state` is in the language."""
+        return bool(self._accepting[state])
+
+    def accepts_text(self, text: str) -> bool:
+        """Whether `text` is in the language; text with lone surrogates never is."""
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            return False
+        state: int | None = self.start
+        for byte in data:
+            if not state:
+                return False
+            state = self.step(state, byte)
+        return bool(state) and self.accepts(state or 0)
+
+    __contains__ = accepts_text
+
+    def is_empty(self) -> bool:
+        """Whether no text at all is in the language."""
+        return not self.start
+
+    def is_finite(self) -> bool:
+        """Whether the language has finitely many strings: no state can be met twice, as each leads to the end."""
+        targets = [list({t for _, _, t in row}) for row in self.edges()]
+        entering = [0] * (len(targets) + 1)
+        for row in targets:
+            for t in row:
+                entering[t] += 1
+        todo = [state for state in range(1, len(entering)) if not entering[state]]
+        for state in todo:                          # grows: a state is done when all that lead to it are
+            for t in targets[state - 1]:
+                entering[t] -= 1
+                if not entering[t]:
+                    todo.append(t)
+        return len(todo) == len(targets)
+
+    def equivalent(self, other: DFA) -> bool:
+        """Whether both have the same language."""
+        return (self ^ other).is_empty()
+
+    # ---- counting by length: how many texts lead from a state to the end
+
+    def _completions(self, length: int) -> list[list[int]]:
+        """For p = 0..3, per state: the texts that finish a character by p bytes and go on for `length` characters."""
+        if not self._counts:
+            rows = [[], *self.edges()]
+            self._arcs = [[_within(row, a, b) for row in rows] for a, b in _BYTES]
+            self._ways = [{state: _ways(row) for state, row in enumerate(arcs) if row} for arcs in self._arcs]
+            self._counts.append(self._mid([int(accepts) for accepts in self.accepting]))
+        while len(self._counts) <= length:
+            counts = [0] * len(self._keys)
+            for ways, after in zip(self._ways, self._counts[-1], strict=False):      # a lead byte with p to come
+                for state, choices in ways.items():
+                    counts[state] += sum([number * after[t] for t, number in choices])
+            self._counts.append(self._mid(counts))
+        return self._counts[length]
+
+    def _mid(self, counts: list[int]) -> list[list[int]]:
+        """`counts` of the states between characters, then of those inside one, 1 to 3 bytes before its end."""
+        found = [counts]
+        for _ in range(3):
+            after, counts = counts, [0] * len(counts)
+            for state, choices in self._ways[4].items():
+                counts[state] = sum([number * after[t] for t, number in choices])
+            found.append(counts)
+        return found
+
+    def count(self, length: int, unit: str = "characters") -> int:
+        """The number of strings of exactly `length` characters (or, with `unit="bytes"`, UTF-8 bytes), exactly."""
+        if unit == "characters":
+            return self._completions(length)[0][self.start]
+        if unit != "bytes":
+            raise ValueError(f"unit {unit!r}: 'characters' or 'bytes'")
+        weights = {self.start: 1}
+        rows = [[], *self.edges()]
+        for _ in range(length):
+            after: dict[int, int] = {}
+            for state, weight in weights.items():
+                for lo, hi, t in rows[state]:
+                    after[t] = after.get(t, 0) + weight * (hi - lo + 1)
+            weights = after
+        return sum(weight for state, weight in weights.items() if self._accepting[state])
+
+    def enumerate(self) -> Iterator[str]:
+        """The strings of the language, shorter ones first, those of one length by code points; it may never end."""
+        for length in itertools.count():
+            counts = self._completions(length)[0]
+            if not any(counts):                     # of no state, so of no greater length
+                return
+            if not counts[self.start]:
+                continue
+            stack = [(self.start, length, 0, b"")]
+            while stack:
+                state, left, pending, text = stack.pop()
+                if not left and not pending:
+                    yield text.decode()
+                    continue
+                for lo, hi, t, left_then, pending_then in reversed(self._continuations(state, left, pending)):
+                    if self._completions(left_then)[pending_then][t]:
+                        stack += [(t, left_then, pending_then, text + bytes((byte,))) for byte in range(hi, lo - 1, -1)]
+
+    def _continuations(self, state: int, left: int, pending: int) -> list[tuple[int, int, int, int, int]]:
+        """(lo, hi, target, characters left, bytes pending) for the bytes from a state inside or between characters."""
+        if pending:
+            return [(lo, hi, t, left, pending - 1) for lo, hi, t in self._arcs[4][state]]
+        return [(lo, hi, t, left - 1, p) for p in range(4) for lo, hi, t in self._arcs[p][state]]
+
+    def shortest(self) -> str | None:
+        """The first string by `enumerate`, or None if there is none."""
+        return next(self.enumerate(), None) if self.start else None
+
+    def sample(self, rng: np.random.Generator, max_length: int) -> str:
+        """One of the strings of at most `max_length` characters, all equally likely.
+
+        ValueError if there are none.
+        """
+        self._completions(max_length)
+        sizes = [self._counts[length][0][self.start] for length in range(max_length + 1)]
+        if not sum(sizes):
+            raise ValueError(f"{self!r} has no string of at most {max_length} characters")
+        rank = _below(rng, sum(sizes))
+        left = 0
+        while rank >= sizes[left]:
+            rank -= sizes[left]
+            left += 1
+        state, pending, text = self.start, 0, bytearray()
+        while left or pending:
+            for lo, hi, t, left_then, pending_then in self._continuations(state, left, pending):
+                each = self._counts[left_then][pending_then][t]
+                if rank < (hi - lo + 1) * each:
+                    break
+                rank -= (hi - lo + 1) * each
+            text.append(lo + rank // each)
+            state, left, pending, rank = t, left_then, pending_then, rank % each
+        return text.decode()
+
+    # ---- to look at
+
+    def __repr__(self) -> str:
+        known = "" if self.ready.all() else " so far"
+        return f"DFA({self.num_states} states{known})"
+
+    def to_dot(self) -> str:
+        """The automaton in the language of Graphviz (`dot -Tsvg`)."""
+        lines = ["digraph {", "  rankdir=LR; node [shape=circle]; start [shape=point];"]
+        lines += [f"  {state} [shape=doublecircle];" for state in np.flatnonzero(self.explore().accepting)]
+        lines += [f"  start -> {self.start};"] if self.start else []
+        for state, row in enumerate(self.edges(), 1):
+            labels: dict[int, list[str]] = {}
+            for lo, hi, t in row:
+                labels.setdefault(t, []).append(_shown(lo) if lo == hi else f"{_shown(lo)}-{_shown(hi)}")
+            lines += [f'  {state} -> {t} [label="{" ".join(names)}"];' for t, names in labels.items()]
+        return "\n".join([*lines, "}"])
+
+    def _repr_html_(self) -> str:
+        """A table of the first states, for notebooks."""
+        body = "".join(
+            f"<tr><td>{state}{' (accepts)' if self._accepting[state] else ''}</td><td>"
+            + html.escape(", ".join(f"{_shown(a)}{'-' + _shown(b) if b > a else ''} → {t}" for a, b, t in row))
+            + "</td></tr>"
+            for state, row in enumerate(self.edges()[:SHOWN], 1)
+        )
+        return f"<p>{html.escape(repr(self))}</p><table><tr><th>state</th><th>byte → state</th></tr>{body}</table>"
+
+    # ---- operations: each gives a new automaton
+
+    def __or__(self, other: DFA) -> DFA:
+        """Texts of either."""
+        return self._product(other, lambda a, b: a | b, (True, True))
+
+    def __and__(self, other: DFA) -> DFA:
+        """Texts of both."""
+        return self._product(other, lambda a, b: a & b, (False, False))
+
+    def __sub__(self, other: DFA) -> DFA:
+        """Texts of the first that are not of the second."""
+        return self._product(other, lambda a, b: a & ~b, (True, False))
+
+    def __xor__(self, other: DFA) -> DFA:
+        """Texts of one of the two only."""
+        return self._product(other, lambda a, b: a ^ b, (True, True))
+
+    def __invert__(self) -> DFA:
+        """All other texts."""
+        return anything() - self
+
+    def __add__(self, other: DFA) -> DFA:
+        """A text of the first followed by a text of the second."""
+        nfa = NFA()
+        nfa.start = nfa.include(self, nfa.include(other, ACCEPT))
+        return DFA(nfa)
+
+    def star(self) -> DFA:
+        """Any number of texts, none included, one after the other."""
+        nfa = NFA()
+        nfa.start = nfa.star(lambda again: nfa.include(self, again), ACCEPT)
+        return DFA(nfa)
+
+    def optional(self) -> DFA:
+        """The language and the empty text."""
+        nfa = NFA()
+        nfa.start = nfa.split([nfa.include(self, ACCEPT), ACCEPT])
+        return DFA(nfa)
+
+    def _product(
+        self, other: DFA, accept: Callable[[Any, Any], Any], alone: tuple[bool, bool]
+    ) -> DFA:  # `alone[i]`: whether a text can be in the result when only the i-th automaton is not dead
+        left, right = self.explore(), other.explore()
+        width = len(right.table)
+        numbers = {0: 0, left.start * width + right.start: 1}
+        todo, rows = [left.start * width + right.start], []
+        while todo:
+            a, b = np.divmod(np.array(todo), width)
+            next_a, next_b = left.table[a], right.table[b]              # (F, 256)
+            if not alone[0]:
+                next_a = np.where(next_b > 0, next_a, 0)
+            if not alone[1]:
+                next_b = np.where(next_a > 0, next_b, 0)
+            pairs = next_a.astype(np.int64) * width + next_b
+            distinct, where = np.unique(pairs, return_inverse=True)
+            todo = [pair for pair in distinct.tolist() if pair not in numbers]
+            numbers.update(zip(todo, itertools.count(len(numbers))))
+            rows.append(np.array([numbers[pair] for pair in distinct.tolist()], np.int32)[where.reshape(pairs.shape)])
+        a, b = np.divmod(np.array(list(numbers)), width)
+        table = np.concatenate([np.zeros((1, 256), np.int32), *rows])
+        return DFA.from_table(table[: len(numbers)], accept(left.accepting[a], right.accepting[b]), 1)
+
+    def minimise(self) -> DFA:
+        """The automaton of this language with the fewest states.
+
+        Moore's refinement: states of one class are split where their rows lead to different classes. Only states
+        before those that changed class are looked at again, and the largest part of a class keeps its number.
+        """
+        rows = [[], *self.edges()]
+        if not self.start:
+            return self
+        before: list[set[int]] = [set() for _ in rows]
+        for state, row in enumerate(rows):
+            for _, _, t in row:
+                before[t].add(state)
+        classes = [int(accepts) for accepts in self.accepting]
+        members = [{s for s in range(1, len(rows)) if classes[s] == c} for c in (0, 1)]
+        signatures: list[tuple[Edge, ...]] = [()] * len(rows)
+        unsettled = set(range(1, len(rows)))
+        while unsettled:
+            parts: list[dict[tuple[Edge, ...], set[int]]] = [{} for _ in members]
+            touched = dict.fromkeys(classes[state] for state in unsettled)
+            for state in unsettled:
+                signature: list[Edge] = []
+                for lo, hi, t in rows[state]:
+                    if signature and signature[-1][1] == lo - 1 and signature[-1][2] == classes[t]:
+                        signature[-1] = (signature[-1][0], hi, classes[t])
+                    else:
+                        signature.append((lo, hi, classes[t]))
+                signatures[state] = tuple(signature)
+                parts[classes[state]].setdefault(signatures[state], set()).add(state)
+            changed: list[int] = []
+            for c in touched:
+                settled = members[c] - unsettled
+                if settled:                         # they agree with each other, as nothing after them has changed
+                    parts[c].setdefault(signatures[next(iter(settled))], set()).update(settled)
+                members[c], *others = sorted(parts[c].values(), key=len, reverse=True)
+                for part in others:
+                    for state in part:
+                        classes[state] = len(members)
+                    members.append(part)
+                    changed += part
+            unsettled = set().union(*(before[state] for state in changed))
+        live = [part for part in members if part]
+        number = np.zeros(len(rows), np.int32)
+        for new, part in enumerate(live, 1):
+            number[list(part)] = new
+        kept = [0, *(min(part) for part in live)]
+        return DFA.from_table(number[self.table[kept]], self.accepting[kept], int(number[self.start]))
+
+    def _arrays(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        return self.table, self.accepting
+
+
+def _within(row: list[Edge], low: int, high: int) -> list[Edge]:
+    """The edges of a row for the bytes low..high."""
+    return [(max(lo, low), min(hi, high), t) for lo, hi, t in row if lo <= high and hi >= low]
+
+
+def _ways(row: list[Edge]) -> list[tuple[int, int]]:
+    """(target, number of bytes that lead there)."""
+    ways: dict[int, int] = {}
+    for lo, hi, t in row:
+        ways[t] = ways.get(t, 0) + hi - lo + 1
+    return list(ways.items())
+
+
+def _below(rng: np.random.Generator, bound: int) -> int:
+    """A whole number in [0, bound), uniformly, however large."""
+    bits = (bound - 1).bit_length()
+    while True:
+        draw = int.from_bytes(rng.bytes((bits + 7) // 8), "little") & ((1 << bits) - 1)
+        if draw < bound:
+            return draw
+
+
+def _shown(byte: int) -> str:
+    """A byte as a label: itself where it can be printed and means nothing to Graphviz, else in hexadecimal."""
+    return chr(byte) if 0x20 < byte < 0x7F and chr(byte) not in '"\\' else f"x{byte:02x}"
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The same code points as sorted, disjoint ranges that do not touch."""
+    out: list[tuple[int, int]] = []
+    for lo, hi in sorted(ranges):
+        if out and lo <= out[-1][1] + 1:
+            out[-1] = (out[-1][0], max(out[-1][1], hi))
+        else:
+            out.append((lo, hi))
+    return tuple(out)
+
+
+@lru_cache(1)
+def anything() -> DFA:
+    """All text."""
+    nfa = NFA()
+    nfa.start = nfa.star(lambda again: nfa.read(ANY, again), ACCEPT)
+    return DFA(nfa).explore()
+
+
+def _unguarded(nfa: NFA, threads: Iterable[Thread]) -> bool:
+    """Whether the threads owe nothing and no guard is met from them on."""
+    seen, todo = set[int](), []
+    for thread in threads:
+        if thread.owes:
+            return False
+        todo.append(thread.state)
+    while todo:
+        state = todo.pop()
+        if state in seen:
+            continue
+        if state in nfa.guards:
+            return False
+        seen.add(state)
+        todo += nfa.epsilon[state]
+        todo += [target for _, _, target in nfa.edges(state)]
+    return True
+
+
+def _trimmed(
+    table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int
+) -> tuple[NDArray[np.int32], NDArray[np.bool_], int]:
+    """The arrays without the states that the start does not reach or that reach no accepting one, start first."""
+    before: list[list[int]] = [[] for _ in table]
+    after: list[list[int]] = [[] for _ in table]
+    source, byte = np.nonzero(np.diff(table, axis=1, prepend=-1))
+    for s, t in dict.fromkeys(zip(source.tolist(), table[source, byte].tolist(), strict=True)):
+        if s and t:
+            before[t].append(s)
+            after[s].append(t)
+
+    def reached(todo: list[int], arrows: list[list[int]]) -> list[int]:
+        seen = set(todo)
+        for state in todo:                          # grows
+            new = [t for t in arrows[state] if t not in seen]
+            seen.update(new)
+            todo += new
+        return todo
+
+    alive = set(reached(np.flatnonzero(accepting).tolist(), before)) - {0}
+    kept = [0] + [state for state in reached([start] if start in alive else [], after) if state in alive]
+    number = np.zeros(len(table), np.int32)
+    number[kept] = np.arange(len(kept))
+    return number[table[kept]], accepting[kept], int(number[start])

@@ -1,0 +1,301 @@
+"""JSON Schema: which tokens may follow in a text that is to be an instance of a schema.
+
+The one idea: llguidance reads the schema, and a state is the tuple of tokens so far. Behind every state that was met
+lately stands a *matcher*, llguidance's parser with what it has read, copied from that of the longest known prefix, so
+that what texts share is read once. It is told not to force canonical tokens: a mask holds all tokens that fit.
+
+A matcher reads tokens of the vocabulary and, by ids past its end, single bytes: thus a state may begin with bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmppl.automata.index import END, VocabularyLike
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+__all__ = ["JsonSchema", "JsonSchemaIndex"]
+
+Bools = npt.NDArray[np.bool_]
+State = Any                                         # END, or a tuple of ids, which bytes may precede
+
+MATCHERS = 256                                      # kept by an index; each has some 30 bytes per byte of its text
+MASK_BYTES = 1 << 26                                # of masks kept by an index
+
+
+class JsonSchema:
+    """The JSON texts that are instances of a schema, as far as llguidance knows JSON Schema (draft 2020-12).
+
+    Narrower than the standard: properties come in the order of the schema, after them those it does not name; integers
+    have no fraction or exponent; a `format` must be met; the text has no whitespace around it. Wider: names that the
+    schema does not list may repeat.
+
+    Parameters
+    ----------
+    schema : dict, bool, or str of JSON
+        Its "x-guidance" may hold llguidance's own options, such as {"coerce_one_of": true}: read `oneOf` as `anyOf`.
+        Where it says nothing else, a string without a pattern may have `\\u` escapes of any character.
+    whitespace : bool or str
+        Between the tokens of JSON: True for any, as JSON has it; False for none; a regex for what it matches.
+    lenient : bool
+        Pass over what llguidance does not know, instead of raising an error; `warnings` says what that was.
+
+    Raises
+    ------
+    ImportError
+        If llguidance is not installed.
+    ValueError
+        If the schema is not JSON, is no schema, uses what llguidance does not know, or has no instances as far as
+        llguidance can tell. Names the place and the keyword.
+    """
+
+    def __init__(self, schema: dict[str, Any] | bool | str, *, whitespace: bool | str = True, lenient: bool = False):
+        LLMatcher = _llguidance().LLMatcher
+        try:
+            self.schema: Any = json.loads(schema if isinstance(schema, str) else json.dumps(schema))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the schema is not JSON: {error}") from None
+        if not isinstance(self.schema, (dict, bool)):
+            raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(self.schema)}")
+        self._given = (f", whitespace={whitespace!r}" if whitespace is not True else "") + ", lenient=True" * lenient
+        self._options: dict[str, Any] = {"lenient": True} if lenient else {}
+        if whitespace is not True:
+            self._options |= {"whitespace_flexible": bool(whitespace), "whitespace_pattern": whitespace or None}
+        if message := self._error(self.schema):
+            raise ValueError(self._located(message))
+        self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {self._json(self.schema)}'
+        self.warnings: list[str] = LLMatcher.validate_grammar_with_warnings(self._grammar)[1]
+
+    def index(self, vocab: VocabularyLike) -> JsonSchemaIndex:
+        """Which tokens of a vocabulary may follow: what `TokenIndex(recognizer, vocab)` is to a recognizer."""
+        return JsonSchemaIndex(self, vocab)
+
+    def __repr__(self) -> str:
+        text = json.dumps(self.schema)
+        return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{self._given})"
+
+    def __deepcopy__(self, memo: object) -> JsonSchema:
+        return self
+
+    def _error(self, schema: dict[str, Any] | bool) -> str:
+        """What llguidance says against the schema, "" if nothing."""
+        LLMatcher = _llguidance().LLMatcher
+        return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(self._json(schema)))).strip()
+
+    def _json(self, schema: dict[str, Any] | bool) -> str:
+        """The schema with all options in it."""
+        inside = schema if isinstance(schema, dict) else {}
+        given = inside.get("x-guidance", {})
+        if schema is False or not isinstance(given, dict):                      # either way it is an error
+            return json.dumps(schema)
+        return json.dumps(inside | {"x-guidance": {"json_allow_general_unicode_escapes": True} | given | self._options})
+
+    def _located(self, message: str) -> str:
+        """The message with its place: the innermost schema that has the error, and the keys without which it has not.
+
+        llguidance does not tell, so parts of the schema are tried in its place, the first few hundred.
+        """
+        place, node = "#", self.schema if isinstance(self.schema, dict) else {}
+        shared = {key: node[key] for key in ("$defs", "definitions", "x-guidance") if key in node}
+        tries = itertools.count()
+        inner: tuple[str, dict[str, Any]] | None = ("", node)
+        while inner is not None:
+            place, node = place + inner[0], inner[1]
+            parts = (part for part in _parts(node) if next(tries) < 300)
+            inner = next((part for part in parts if self._error(shared | part[1]) == message), None)
+        rests = {key: {other: node[other] for other in node if other != key} for key in node if key not in shared}
+        keys = ", ".join(repr(key) for key, rest in rests.items() if self._error(shared | rest) != message)
+        hint = "; lenient=True passes over it" if message.startswith(("Unimplemented", "Unknown format")) else ""
+        return f"JSON schema at {place}{keys and ', ' + keys}: {message}{hint}"
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas right inside a schema, definitions first, with the ways there (JSON pointers)."""
+    for key in sorted(schema, key=lambda key: key not in ("$defs", "definitions")):
+        value, inner = schema[key], [("", schema[key])]
+        if isinstance(value, list):
+            inner = [(f"/{i}", part) for i, part in enumerate(value)]
+        elif key in ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas"):
+            inner = [(f"/{name}", value[name]) for name in value] if isinstance(value, dict) else []
+        if key not in ("enum", "const", "default", "examples", "x-guidance"):
+            yield from ((f"/{key}{way}", part) for way, part in inner if isinstance(part, dict))
+
+
+class JsonSchemaIndex:
+    """For every text so far, which tokens of a vocabulary may follow; its methods mean what those of TokenIndex mean.
+
+    States are tuples of tokens, and END after an eos; `after` gives (bytes,), to which tokens are added. Copies are the
+    index itself, so that particles share what it has read: `num_read` tokens, one for a new state with a known prefix.
+
+    Raises
+    ------
+    ValueError
+        If no token of the vocabulary can begin an instance; by any method, if a state is not one of this index.
+    RuntimeError
+        By any method, if llguidance reaches one of its limits, which only schemas of extreme size do.
+    """
+
+    start: State = ()
+    end: State = END
+
+    def __init__(self, constraint: JsonSchema, vocab: VocabularyLike) -> None:
+        self.constraint, self.vocab, self.num_read = constraint, vocab, 0
+        tokenizer, self._tokens = _tokenizer_of(vocab)
+        self._eos = sorted(vocab.eos_ids)
+        self._root: LLMatcher = _llguidance().LLMatcher(tokenizer, constraint._grammar, log_level=0)
+        self._matchers: OrderedDict[State, LLMatcher] = OrderedDict()
+        self._distinct: weakref.WeakValueDictionary[bytes, Bools] = weakref.WeakValueDictionary()
+        self._look = functools.lru_cache(max(64, MASK_BYTES // len(self._tokens)))(self._find)
+        if not self.mask(()).any():
+            found = f"none of the {sum(map(bool, self._tokens))} tokens of this vocabulary fits"
+            raise ValueError(f"{constraint!r} at the start: {self._wishes(())}, and {found}")
+
+    def __repr__(self) -> str:
+        kept = self._look.cache_info().currsize
+        return f"JsonSchemaIndex({self.constraint!r}, {len(self._tokens)} tokens, {kept} masks)"
+
+    def __deepcopy__(self, memo: object) -> JsonSchemaIndex:
+        return self
+
+    def mask(self, state: State) -> Bools:
+        """Tokens that may follow `state`: (V,) bool ndarray, read-only, True at every eos iff `state` accepts."""
+        return self._look(state)[0]
+
+    def allowed(self, state: State) -> npt.NDArray[np.int64]:
+        """Tokens that may follow `state`: (n,) int64 ndarray of ids, ascending."""
+        return np.flatnonzero(self.mask(state))
+
+    def accepts(self, state: State) -> bool:
+        """Whether the text may end in `state`; at END it has."""
+        return self._look(state)[1]
+
+    def wanted(self, state: State) -> bytes:
+        """The bytes that may follow `state`, ascending; b"" if none may."""
+        if state is END:
+            return b""
+        bits = np.unpackbits(np.frombuffer(self._matcher(state).compute_bitmask(), np.uint8), bitorder="little")
+        return bytes(np.flatnonzero(bits[len(self._tokens) :][:256]).tolist())
+
+    def advance(self, state: State, token: int) -> State:
+        """The state after `token`, END after an eos; a ValueError if `token` may not follow `state`."""
+        if not 0 <= token < len(self._tokens):
+            raise ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(self._tokens) - 1}")
+        data = self._tokens[token]
+        if self.mask(state)[token]:
+            return (*state, int(token)) if data else END
+        if state is END:
+            raise ValueError(f"token {int(token)} cannot follow: an eos has ended the text")
+        what = f"token {int(token)} ({'eos' if token in self._eos else repr(data) if data else 'special'})"
+        text = b"".join(part if isinstance(part, bytes) else self._tokens[part] for part in state)
+        raise ValueError(f"{self.constraint!r}: {what} cannot follow {text[-60:]!r}: {self._wishes(state)}")
+
+    def after(self, text: str | bytes) -> State:
+        """The state after a text that is already there; a ValueError if no instance begins with it."""
+        data = text if isinstance(text, bytes) else getattr(text, "bytes", None) or text.encode()
+        at = self._root.deep_copy().try_consume_tokens(self._ids((data,)))
+        if at < len(data):
+            where = f"byte {at} of the text, {data[at : at + 1]!r} after {data[:at][-60:]!r}, leaves the language"
+            raise ValueError(f"{self.constraint!r}: {where}: {self._wishes(self.after(data[:at]))}")
+        return (data,) if data else ()
+
+    def masks(self, tokens: Sequence[int]) -> Bools:
+        """The mask before each token of a text, (T, V) bool ndarray; a ValueError names the place of a misfit."""
+        out, state = np.empty((len(tokens), len(self._tokens)), bool), self.start
+        for t, token in enumerate(tokens):
+            out[t] = self.mask(state)
+            try:
+                state = self.advance(state, token)
+            except ValueError as error:
+                raise ValueError(f"tokens[{t}]: {error}") from None
+        return out
+
+    def _find(self, state: State) -> tuple[Bools, bool]:
+        """The mask, which states with equal sets share, and whether the text may end."""
+        mask, accepts = np.zeros(len(self._tokens), bool), state is END
+        if state is not END:
+            matcher = self._matcher(state)
+            bits, accepts = np.frombuffer(matcher.compute_bitmask(), np.uint8), matcher.is_accepting()
+            if matcher.is_error():
+                why = matcher.get_error().partition("<state>")[0].strip()       # after it comes all that it knows
+                raise RuntimeError(f"{self.constraint!r}: llguidance gave up: {why}")
+            mask = np.unpackbits(bits, count=mask.size, bitorder="little").view(bool)
+            mask[self._eos] = accepts
+        mask.flags.writeable = False
+        return self._distinct.setdefault(np.packbits(mask).tobytes(), mask), accepts
+
+    def _matcher(self, state: State) -> LLMatcher:
+        """The matcher that has read `state`, begun by that of the longest prefix that is kept."""
+        if not isinstance(state, tuple):
+            raise ValueError(f"{state!r} is not a state of this index, whose states are tuples of tokens and END")
+        known = len(state)
+        while known and state[:known] not in self._matchers:
+            known -= 1
+        matcher = self._matchers[state[:known]] if known else self._root
+        if known < len(state):
+            ids, matcher = self._ids(state[known:]), matcher.deep_copy()
+            if (read := matcher.try_consume_tokens(ids)) < len(ids):
+                raise ValueError(f"{state!r} is not a state of this index: its text leaves {self.constraint!r}")
+            self.num_read += read
+            self._matchers[state] = matcher
+        if state:
+            self._matchers.move_to_end(state)
+        while len(self._matchers) > MATCHERS:
+            self._matchers.popitem(last=False)
+        return matcher
+
+    def _ids(self, parts: tuple[Any, ...]) -> list[int]:
+        """What a matcher reads for parts of a state; byte 255, which never fits, where a part is no token."""
+        V, ids = len(self._tokens), list[int]()
+        for part in parts:
+            is_token = isinstance(part, (int, np.integer)) and 0 <= part < V and self._tokens[part]
+            ids += [V + byte for byte in part] if isinstance(part, bytes) else [int(part) if is_token else V + 255]
+        return ids
+
+    def _wishes(self, state: State) -> str:
+        wanted = [repr(b"%c" % byte) for byte in self.wanted(state)]
+        more = f" and {len(wanted) - 12} more" if len(wanted) > 12 else ""
+        ends = ", or the text must end" if self.accepts(state) else ""
+        return f"the next byte must be one of {', '.join(wanted[:12])}{more}{ends}" if wanted else "the text must end"
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise ImportError("JsonSchema needs llguidance: pip install llmppl[json-schema]") from error
+    return llguidance
+
+
+_tokenizers: weakref.WeakKeyDictionary[Any, tuple[LLTokenizer, list[bytes]]] = weakref.WeakKeyDictionary()
+
+
+def _tokenizer_of(vocab: VocabularyLike) -> tuple[LLTokenizer, list[bytes]]:
+    """The tokens and 256 bytes, as llguidance wants them; and the tokens, b"" where special. Once for equal ones.
+
+    llguidance has an eos of its own, past the bytes: those of the vocabulary are the index's business.
+    """
+    hashable = isinstance(vocab, Hashable)
+    found = _tokenizers.get(vocab) if hashable else None
+    if found is None:
+        special = {*vocab.eos_ids, *getattr(vocab, "special_ids", ())}
+        tokens = [b"" if id in special else token for id, token in enumerate(vocab.tokens)]
+        shown = [*tokens, *(b"%c" % byte for byte in range(256)), b""]
+        shown = [b"" if b"\xff" in token else token for token in shown]         # 0xFF marks special tokens there
+        facts = SimpleNamespace(eos_token_id=len(tokens) + 256, bos_token_id=None, tokens=shown, special_token_ids=[])
+        ll = _llguidance()
+        found = ll.LLTokenizer(ll.TokenizerWrapper(facts), slices=ll.LLTokenizer.json_slices()), tokens
+        if hashable:
+            _tokenizers[vocab] = found
+    return found

@@ -1,0 +1,469 @@
+"""Regular expressions: Python's own syntax and meaning, as automata over bytes.
+
+`Regex(pattern)` is the language of the texts that `re.fullmatch` accepts. The pattern is read by Python's own parser
+and its classes are asked of `re` itself, so `\\w`, `\\d`, `\\s` and the rules of letter case are those of the running
+Python. On top, `\\p{L}` and `\\P{Letter}` are general categories of Unicode.
+
+Everything regular is understood, the constructs that look around included: anchors, `\\b` and look-behind ask what came
+before, look-ahead and what may not match again after a possessive quantifier or an atomic group ask what comes
+(`Behind` and `Ahead` in `llmppl.automata.dfa`). Backreferences and conditional groups are not regular and are refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+from re import _compiler, _parser  # type: ignore[attr-defined]
+from re import _constants as op  # type: ignore[attr-defined]
+from typing import Any
+
+import numpy as np
+
+from llmppl.automata.dfa import (
+    ACCEPT,
+    ANY,
+    DEAD,
+    DFA,
+    FOUND,
+    MAX_CODE_POINT,
+    MAX_GUARDED,
+    MAX_STATES,
+    NFA,
+    Ahead,
+    Behind,
+    Fragment,
+    Leftmost,
+    Ranges,
+    merged,
+    utf8,
+)
+
+__all__ = ["Regex", "escape", "parse"]
+
+NEWLINE = ((10, 10),)
+MANY = 8                                            # literal choices from which on they are read as a trie
+
+escape = re.escape
+
+
+class Regex(DFA):
+    """The texts that `re.fullmatch(pattern, text, flags)` accepts: a recognizer over bytes.
+
+    Parameters
+    ----------
+    pattern : str
+    flags : int
+        Of `re`: I, M, S, X, A, U; also inside the pattern, `(?i)` or `(?i:...)`.
+
+    Raises
+    ------
+    ValueError
+        The pattern has an error or a construct that is not regular; a caret shows where.
+    TypeError
+        The pattern is bytes: recognizers read the bytes of text, and `.`, `\\w`, ... mean characters.
+    """
+
+    def __init__(self, pattern: str, flags: int = 0) -> None:
+        self.pattern, self.flags = pattern, int(flags)
+        super().__init__(parse(pattern, flags, to_end=True))
+
+    def __repr__(self) -> str:
+        return f"Regex({self.pattern!r}{f', {re.RegexFlag(self.flags)!r}' if self.flags else ''})"
+
+
+def parse(pattern: str, flags: int = 0, *, to_end: bool = False) -> NFA:
+    """The ordered automaton of a pattern, whose first choices are those that `re` tries first.
+
+    With `to_end`, a match must reach the end of the text (`re.fullmatch`), which decides `$` and `\\Z` at the pattern's
+    end. Errors as for `Regex`.
+    """
+    if not isinstance(pattern, str):
+        raise TypeError(f"a regex is a str, not {type(pattern).__name__}: its classes are sets of characters")
+    return _Builder(pattern, int(flags), to_end).nfa
+
+
+class _Builder:
+    """Turns the syntax tree into an NFA, from its end to its start."""
+
+    def __init__(self, pattern: str, flags: int, to_end: bool) -> None:
+        self.pattern, self.to_end, self.nfa = pattern, to_end, NFA()
+        text, self.properties, cuts = _without_properties(pattern)
+        if flags & op.SRE_FLAG_LOCALE:
+            raise ValueError("the flag re.LOCALE is for patterns of bytes")
+        try:
+            tree = _parser.parse(text, flags & ~op.SRE_FLAG_DEBUG)
+        except (re.error, OverflowError, RecursionError) as error:
+            at = getattr(error, "pos", None)
+            at = None if at is None else at + sum(length - 1 for start, length in cuts if start < at)
+            raise ValueError(_pointed(pattern, f"error in regex: {getattr(error, 'msg', error)}", at)) from None
+        try:
+            self.nfa.start = self.sequence(tree, tree.state.flags, ACCEPT)
+        except OverflowError as error:
+            raise ValueError(_pointed(pattern, f"regex too large: {error}", None)) from None
+
+    def sequence(self, items: Any, flags: int, follow: int) -> int:
+        """The state that matches the items in order and becomes `follow`."""
+        plain = not flags & op.SRE_FLAG_IGNORECASE
+        end = len(items)
+        while end and follow != DEAD:
+            begin = end - 1
+            while plain and begin >= 0 and (item := items[begin])[0] is op.LITERAL and item[1] < 0xD800:
+                begin -= 1
+            if begin + 1 < end:                     # a run of literals: one byte after the other
+                run = "".join(chr(code) for _, code in items[begin + 1 : end]).encode()
+                follow = self.nfa.read(_chain(run), follow)
+                end = begin + 1
+            else:
+                kind, value = items[begin]
+                follow = self.item(kind, value, flags, follow)
+                end = begin
+        return follow
+
+    def item(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        """The state that matches one item and becomes `follow`."""
+        nfa = self.nfa
+        if kind in (op.LITERAL, op.NOT_LITERAL, op.IN, op.ANY):
+            return nfa.read(self.fragment(kind, value, flags), follow)
+        if kind is op.BRANCH:
+            words = self.words(value[1], flags)
+            if words and follow != DEAD:
+                return self.trie(words, follow)
+            return nfa.split([self.sequence(choice, flags, follow) for choice in value[1]])
+        if kind is op.SUBPATTERN:
+            _, added, removed, inner = value
+            return self.sequence(inner, _compiler._combine_flags(flags, added, removed), follow)
+        if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
+            return self.repeat(value, flags, follow, kind is op.MAX_REPEAT)
+        if kind is op.AT:
+            return self.at(value, flags, follow)
+        if kind in (op.ASSERT, op.ASSERT_NOT):
+            direction, inner = value
+            look = self.ahead if direction > 0 else self.behind
+            return look(inner, flags, kind is op.ASSERT, follow)
+        if kind is op.ATOMIC_GROUP:
+            return self.atomic(value, flags, follow)
+        if kind is op.POSSESSIVE_REPEAT:
+            return self.atomic([(op.MAX_REPEAT, value)], flags, follow)
+        raise ValueError(self.refusal(kind))
+
+    def words(self, choices: Sequence[Any], flags: int) -> list[bytes]:
+        """The choices as bytes, if they are many, all literal, and their order does not matter; else nothing."""
+        if len(choices) < MANY or not self.to_end or flags & op.SRE_FLAG_IGNORECASE:
+            return []
+        words = []
+        for choice in choices:
+            if not all(kind is op.LITERAL and not 0xD800 <= code < 0xE000 for kind, code in choice):
+                return []
+            words.append("".join([chr(code) for _, code in choice]).encode())
+        return words
+
+    def trie(self, words: list[bytes], follow: int) -> int:
+        """A state that reads one of the words, prefixes shared."""
+        rows: list[dict[int, int]] = [{}]
+        exits: dict[int, int] = {}
+        for word in words:
+            node = 0
+            for byte in word:
+                row = rows[node]
+                node = row.get(byte, 0)
+                if not node:
+                    node = row[byte] = len(rows)
+                    rows.append({})
+            exits[node] = follow
+        return self.nfa.graph([[(byte, byte, row[byte]) for byte in sorted(row)] for row in rows], exits)[1][0]
+
+    def repeat(self, value: Any, flags: int, follow: int, greedy: bool) -> int:
+        least, most, body = value
+
+        def once(after: int) -> int:
+            return self.sequence(body, flags, after)
+
+        def perhaps(after: int) -> int:
+            entry = once(after)
+            return self.nfa.split((entry, follow) if greedy else (follow, entry))
+
+        state = follow
+        if most is op.MAXREPEAT:
+            state = self.nfa.plus(once, follow, greedy) if least else self.nfa.star(once, follow, greedy)
+            most = least = max(least - 1, 0)
+        for copy, number in ((perhaps, most - least), (once, least)):
+            before = len(self.nfa)
+            for i in range(number):
+                state = copy(state)
+                if i == 0 and (len(self.nfa) - before) * number > MAX_STATES:       # known before it is built
+                    raise OverflowError(f"more than {MAX_STATES:,} states")
+        return state
+
+    def at(self, place: Any, flags: int, follow: int) -> int:
+        """Anchors and word boundaries, as conditions on the text before and after."""
+        nfa, multiline = self.nfa, flags & op.SRE_FLAG_MULTILINE
+        if place in (op.AT_END, op.AT_END_STRING) and follow == ACCEPT and self.to_end:
+            return follow
+        if place in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
+            lines = multiline and place is op.AT_BEGINNING
+            return nfa.guard(Behind(_line_start() if lines else _text_start(), True), follow)
+        if place is op.AT_END_STRING:
+            return nfa.guard(Ahead(nfa.read(ANY, FOUND), False), follow)
+        if place is op.AT_END:                      # at the end or before a newline; the last one only, unless re.M
+            newline = DEAD if multiline else nfa.read(utf8(NEWLINE), nfa.read(ANY, FOUND))
+            other = nfa.read(utf8(_negated(NEWLINE)), FOUND)
+            return nfa.guard(Ahead(nfa.split([other, newline]), False), follow)
+        word = _category("w", bool(flags & op.SRE_FLAG_ASCII))
+        tracker, boundary = _after(word), place is op.AT_BOUNDARY
+
+        def ahead(positive: bool) -> int:
+            return nfa.guard(Ahead(nfa.read(utf8(word), FOUND), positive), follow)
+
+        after_word, after_other = ahead(not boundary), ahead(boundary)
+        if not boundary and sys.version_info < (3, 14):     # there, \B does not match in an empty text
+            start, some = _text_start(), nfa.guard(Ahead(nfa.read(ANY, FOUND), True), after_other)
+            after_other = nfa.split(
+                [nfa.guard(Behind(start, False), after_other), nfa.guard(Behind(start, True), some)]
+            )
+        return nfa.split(
+            [nfa.guard(Behind(tracker, True), after_word), nfa.guard(Behind(tracker, False), after_other)]
+        )
+
+    def ahead(self, inner: Any, flags: int, positive: bool, follow: int) -> int:
+        return self.nfa.guard(Ahead(self.sequence(inner, flags, FOUND), positive), follow)
+
+    def behind(self, inner: Any, flags: int, positive: bool, follow: int) -> int:
+        shortest, longest = inner.getwidth()
+        if shortest != longest:
+            raise ValueError(self.refusal("look-behind of varying width", r"\(\?<[=!]"))
+        outer, self.nfa = self.nfa, (nfa := NFA())
+        end = nfa.add((ACCEPT,))                    # not ACCEPT itself: `$` would take it for the end of the text
+        nfa.start = nfa.star(lambda again: nfa.read(ANY, again), self.sequence(inner, flags, end))
+        self.nfa = outer
+        tracker = DFA(nfa)
+        if tracker._pending:
+            raise ValueError(self.refusal("look-behind that ends in a look-ahead, $ or \\b", r"\(\?<[=!]"))
+        return self.nfa.guard(Behind(tracker, positive), follow)
+
+    def atomic(self, inner: Any, flags: int, follow: int) -> int:
+        """What `inner` matches first, and no other of its matches.
+
+        Its leftmost-first automaton is put in twice: to be read, and, as a look-ahead from where a match ends, to
+        make sure that no preferred (here: longer) match comes.
+        """
+        outer, to_end = self.nfa, self.to_end
+        self.nfa, self.to_end = (nfa := NFA()), False       # the order of choices matters inside
+        nfa.start = self.sequence(inner, flags, ACCEPT)
+        self.nfa, self.to_end = outer, to_end
+        if nfa.guards:
+            what = "look-around, anchor, \\b or atomic group inside an atomic group or possessive repeat"
+            raise ValueError(self.refusal(what, r"\(\?>|[*+?}]\+"))
+        if nfa.start == DEAD or follow == DEAD:
+            return DEAD
+        machine = Leftmost(nfa).explore(MAX_GUARDED)
+        rows = [[(lo, hi, target - 1) for lo, hi, target in row] for row in machine.edges()]
+        ends = [state for state in range(len(rows)) if machine.matched(state + 1) is not None]
+        first, _ = self.nfa.graph(rows, dict.fromkeys(ends, FOUND))
+        exits = {end: self.nfa.guard(Ahead(first + end if rows[end] else DEAD, False), follow) for end in ends}
+        return self.nfa.graph(rows, exits)[1][machine.start - 1]
+
+    def fragment(self, kind: Any, value: Any, flags: int) -> Fragment:
+        """The characters that one item matches."""
+        if kind is op.ANY:
+            return ANY if flags & op.SRE_FLAG_DOTALL else utf8(_negated(NEWLINE))
+        items = value if kind is op.IN else [(op.LITERAL, value)]
+        negate = kind is op.NOT_LITERAL or items[0][0] is op.NEGATE
+        inside: list[tuple[int, int]] = []
+        rest = []
+        for item in items[negate and kind is op.IN :]:
+            name = self.properties.get(item[1]) if item[0] is op.LITERAL else None
+            if name:
+                inside += _property(name, bool(flags & op.SRE_FLAG_IGNORECASE))
+            else:
+                rest.append(item)
+        inside += _characters(tuple(rest), flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII))
+        ranges = merged(inside)
+        return utf8(_negated(ranges) if negate else ranges)
+
+    def refusal(self, kind: Any, where: str = "") -> str:
+        """The error for a construct that is not understood, which the tree does not place: its first place is shown."""
+        if kind is op.GROUPREF:
+            kind, where = "backreference", r"\\[1-9]|\(\?P="
+        elif kind is op.GROUPREF_EXISTS:
+            kind, where = "conditional group", r"\(\?\("
+        skip = r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)"
+        found = (m for m in re.finditer(rf"{skip}|(?P<it>{where})|\\.", self.pattern, re.DOTALL) if m["it"])
+        match = next(found, None)
+        return _pointed(self.pattern, f"regex not supported: {kind}", match.start() if match else None)
+
+
+def _pointed(pattern: str, message: str, position: int | None) -> str:
+    """The message, the pattern and a caret under the character at `position`."""
+    if position is None:
+        return f"{message}\n    {pattern}"
+    start = pattern.rfind("\n", 0, position) + 1
+    line = pattern[start:].partition("\n")[0]
+    return f"{message} at position {position}\n    {line}\n    {' ' * (position - start)}^"
+
+
+def _negated(ranges: Ranges) -> Ranges:
+    """All other code points."""
+    edges = [-1, *(code for lo, hi in ranges for code in (lo - 1, hi + 1)), MAX_CODE_POINT + 1]
+    gaps = zip([0, *edges[2::2]], [*edges[1:-1:2], MAX_CODE_POINT], strict=True)
+    return tuple((lo, hi) for lo, hi in gaps if lo <= hi)
+
+
+@lru_cache(1)
+def _text_start() -> DFA:
+    """Nothing has been read."""
+    return DFA.from_strings([""])
+
+
+@lru_cache(8)
+def _after(last: Ranges) -> DFA:
+    """The last character is one of these."""
+    nfa = NFA()
+    nfa.start = nfa.star(lambda again: nfa.read(ANY, again), nfa.read(utf8(last), ACCEPT))
+    return DFA(nfa)
+
+
+@lru_cache(1)
+def _line_start() -> DFA:
+    """Nothing has been read, or a newline last."""
+    return _after(NEWLINE).optional()
+
+
+def _chain(text: bytes) -> Fragment:
+    return tuple(((byte, byte, i),) for i, byte in enumerate(text[:-1], 1)) + (((text[-1], text[-1], -1),),)
+
+
+# ---- classes of characters: what `re` says, for all code points
+
+
+def _characters_of(*planes: int) -> str:
+    """All code points of some planes of 65,536."""
+    codes = np.concatenate([np.arange(65536, dtype="<u4") + 65536 * plane for plane in planes])
+    return codes.tobytes().decode("utf-32-le", "surrogatepass")
+
+
+# Planes 4 to 13 are not assigned, 15 and 16 are private: nothing there is in a class of `re` or has a case.
+PLANES = (0, 1, 2, 3, 14)
+
+
+@lru_cache(6)
+def _category(letter: str, ascii_only: bool) -> Ranges:
+    """The code points of `\\w`, `\\d` or `\\s`."""
+    runs = re.compile(rf"(\{letter}*)\{letter.upper()}*", re.ASCII if ascii_only else 0)     # runs of both are fast
+    planes = PLANES[: 1 if ascii_only else None]
+    spans = [(65536 * plane, match.span(1)) for plane in planes for match in runs.finditer(_characters_of(plane))]
+    return merged((base + start, base + end - 1) for base, (start, end) in spans if end > start)
+
+
+@lru_cache(1)
+def _cased() -> str:
+    """The characters that differ from another one by case only: all those that re.IGNORECASE may treat apart."""
+    text = _characters_of(*PLANES)
+    blocks = (text[i : i + 256] for i in range(0, len(text), 256))
+    varied = (block for block in blocks if not block == block.lower() == block.upper())
+    return "".join(c for block in varied for c in block if not c == c.lower() == c.upper())
+
+
+_CATEGORY = {
+    op.CATEGORY_DIGIT: ("d", False),
+    op.CATEGORY_NOT_DIGIT: ("d", True),
+    op.CATEGORY_WORD: ("w", False),
+    op.CATEGORY_NOT_WORD: ("w", True),
+    op.CATEGORY_SPACE: ("s", False),
+    op.CATEGORY_NOT_SPACE: ("s", True),
+}
+
+
+@lru_cache(4096)
+def _characters(items: tuple[Any, ...], flags: int) -> Ranges:
+    """The code points of a class without its negation, under re.IGNORECASE and re.ASCII as `flags` say."""
+    inside: list[tuple[int, int]] = []
+    text = ""
+    for kind, value in items:
+        if kind is op.CATEGORY:
+            letter, negate = _CATEGORY[value]
+            ranges = _category(letter, bool(flags & op.SRE_FLAG_ASCII))
+            inside += _negated(ranges) if negate else ranges
+            text += "\\" + (letter.upper() if negate else letter)
+        else:
+            lo, hi = value if kind is op.RANGE else (value, value)
+            inside.append((lo, hi))
+            text += f"\\U{lo:08x}-\\U{hi:08x}"
+    if text and flags & op.SRE_FLAG_IGNORECASE:      # `re` decides about cased characters; the others keep to the class
+        cased = _cased()
+        matched = set(re.findall(f"[{text}]", cased, flags))
+        others = _negated(merged((ord(c), ord(c)) for c in cased))
+        inside = [*_intersected(merged(inside), others), *((ord(c), ord(c)) for c in matched)]
+    return merged(inside)
+
+
+def _intersected(left: Ranges, right: Ranges) -> Ranges:
+    return _negated(merged([*_negated(left), *_negated(right)]))
+
+
+# ---- \p{...}
+
+_NAMES = """
+    L Letter, LC Cased_Letter, Lu Uppercase_Letter, Ll Lowercase_Letter, Lt Titlecase_Letter, Lm Modifier_Letter,
+    Lo Other_Letter, M Mark, Mn Nonspacing_Mark, Mc Spacing_Mark, Me Enclosing_Mark, N Number, Nd Decimal_Number,
+    Nl Letter_Number, No Other_Number, P Punctuation, Pc Connector_Punctuation, Pd Dash_Punctuation,
+    Ps Open_Punctuation, Pe Close_Punctuation, Pi Initial_Punctuation, Pf Final_Punctuation, Po Other_Punctuation,
+    S Symbol, Sm Math_Symbol, Sc Currency_Symbol, Sk Modifier_Symbol, So Other_Symbol, Z Separator, Zs Space_Separator,
+    Zl Line_Separator, Zp Paragraph_Separator, C Other, Cc Control, Cf Format, Cs Surrogate, Co Private_Use,
+    Cn Unassigned
+"""
+_SHORT = {name.lower().replace("_", ""): pair.split()[0] for pair in _NAMES.split(",") for name in pair.split()}
+
+
+def _without_properties(pattern: str) -> tuple[str, dict[int, tuple[str, bool]], list[tuple[int, int]]]:
+    """The pattern with each `\\p{...}` as one lone surrogate, which no text has, so that `re` can parse it.
+
+    Returns the pattern, what each surrogate stands for (category, negated), and (position, old length) of each.
+    """
+    if "\\p" not in pattern and "\\P" not in pattern:
+        return pattern, {}, []
+    free = (code for code in range(0xD800, 0xE000) if chr(code) not in pattern)
+    names: dict[int, tuple[str, bool]] = {}
+    cuts: list[tuple[int, int]] = []
+    text, done = "", 0
+    for match in re.finditer(r"\\(?:(?P<p>[pP])(?:\{(?P<long>[^}]*)\}|(?P<short>[A-Z]))?|.)", pattern, re.DOTALL):
+        if not match["p"]:
+            continue
+        name = match["long"] or match["short"]
+        short = _SHORT.get(re.sub(r"[\s_-]", "", name).lower()) if name else None
+        if short is None:
+            wrong = "is not a general category such as L, Lu or Letter" if name else r"is written \p{L} or \p{Letter}"
+            raise ValueError(_pointed(pattern, f"error in regex: {match[0]} {wrong}", match.start()))
+        code = next(free)
+        names[code] = short, match["p"] == "P"
+        text += pattern[done : match.start()]
+        cuts.append((len(text), len(match[0])))
+        text, done = text + chr(code), match.end()
+    return text + pattern[done:], names, cuts
+
+
+@lru_cache(1)
+def _categories() -> dict[str, Ranges]:
+    """The code points of each two-letter general category."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    code = 0
+    for name, run in itertools.groupby(map(unicodedata.category, _characters_of(*range(17)))):
+        size = sum(1 for _ in run)
+        ranges.setdefault(name, []).append((code, code + size - 1))
+        code += size
+    return {name: tuple(some) for name, some in ranges.items()}
+
+
+@lru_cache(128)
+def _property(name: tuple[str, bool], ignore_case: bool) -> Ranges:
+    """The code points of a general category; without regard to case, of all that a change of case brings into it."""
+    short, negate = name
+    parts = ("Lu", "Ll", "Lt") if short == "LC" else (short,)
+    ranges = merged(pair for key, some in _categories().items() if key.startswith(parts) for pair in some)
+    if ignore_case:
+        inside = set("".join(chr(code) for lo, hi in ranges for code in range(lo, hi + 1)))
+        ranges = merged([*ranges, *((ord(c), ord(c)) for c in _cased() if {c.lower(), c.upper()} & inside)])
+    return _negated(ranges) if negate else ranges

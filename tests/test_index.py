@@ -1,0 +1,674 @@
+"""TokenIndex: masks and steps against tokens tried byte by byte, and against the paper's algorithms written plainly."""
+
+import copy
+import math
+import pickle
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import repetitions
+
+from llmppl.automata import index as index_module
+from llmppl.automata.index import END, TabledRecognizer, TokenIndex, Trie, WholeIndex
+from llmppl.automata.regex import Regex
+from llmppl.lm.vocab import Vocabulary
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+class Machine:
+    """A tabled recognizer whose rows are shown when they are asked for; every state can reach an accepting one."""
+
+    def __init__(self, table, accepting, start=1):
+        table, accepting = np.array(table, np.int32), np.array(accepting, bool)
+        alive = accepting.copy()
+        alive[0] = False
+        for _ in table:
+            alive |= alive[table].any(1)
+            alive[0] = False
+        self.full = np.where(alive[table] & alive[:, None], table, 0).astype(np.int32)
+        self.accepting = accepting & alive
+        self.start = start if alive[start] else 0
+        self.table, self.ready = np.zeros_like(self.full), np.arange(len(table)) == 0
+
+    def __repr__(self):
+        return "Machine()"
+
+    def step(self, state, byte):
+        return int(self.full[state, byte]) or None
+
+    def accepts(self, state):
+        return bool(self.accepting[state])
+
+    def row(self, state):
+        if not self.ready[state]:
+            self.table, self.ready = self.table.copy(), self.ready.copy()  # as if they had grown
+            self.table[state], self.ready[state] = self.full[state], True
+        return self.table[state]
+
+    def explore(self):
+        for state in range(len(self.full)):
+            self.row(state)
+
+
+class Plain:
+    """The same language with nothing but start, step and accepts; its states are tuples."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.start = ("state", machine.start)
+
+    def __repr__(self):
+        return "Plain()"
+
+    def step(self, state, byte):
+        found = self.machine.step(state[1], byte)
+        return None if found is None else ("state", found)
+
+    def accepts(self, state):
+        return self.machine.accepts(state[1])
+
+
+class Nested:
+    """Balanced parentheses around at most one x: a language with infinitely many states."""
+
+    start = (0, False)
+
+    def step(self, state, byte):
+        depth, closing = state
+        if byte == ord("(") and not closing:
+            return depth + 1, False
+        if byte == ord("x") and not closing:
+            return depth, True
+        return (depth - 1, True) if byte == ord(")") and depth else None
+
+    def accepts(self, state):
+        return state == (0, True)
+
+
+def run(recognizer, state, data):
+    """The state after some bytes, or None: Algorithm 3 for one token."""
+    for byte in data:
+        state = recognizer.step(state, byte)
+        if state is None:
+            return None
+    return state
+
+
+def brute_force(recognizer, vocab, state):
+    """The mask of `state`, every byte of every token tried."""
+    out = np.zeros(len(vocab.tokens), bool)
+    for id, data in enumerate(vocab.tokens):
+        if id in vocab.eos_ids:
+            out[id] = recognizer.accepts(state)
+        elif data and id not in getattr(vocab, "special_ids", ()):
+            out[id] = run(recognizer, state, data) is not None
+    return out
+
+
+def algorithm_4(recognizer, vocab):
+    """Willard & Louf's Algorithm 4: state -> {token: next state} for all states that tokens reach from the start."""
+    sigma, todo = {}, [recognizer.start]
+    while todo:
+        state = todo.pop()
+        if state in sigma:
+            continue
+        steps = {}
+        for id, data in enumerate(vocab.tokens):
+            target = run(recognizer, state, data) if data and id not in vocab.eos_ids else None
+            if target is not None:
+                steps[id] = target
+        sigma[state] = steps
+        todo += steps.values()
+    return sigma
+
+
+ALPHABET = [0, ord("a"), ord("b"), 0xC3, 0xA9, 0xFF]
+PIECES = st.lists(st.sampled_from(ALPHABET), max_size=5).map(bytes)
+
+
+@st.composite
+def machines(draw):
+    """A random automaton over a few bytes that accepts something."""
+    size = draw(st.integers(2, 6))
+    table = np.zeros((size, 256), np.int32)
+    for state in range(1, size):
+        table[state, ALPHABET] = draw(st.lists(st.integers(0, size - 1), min_size=6, max_size=6))
+    accepting = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    accepting[draw(st.integers(1, size - 1))] = True
+    machine = Machine(table, accepting)
+    return machine if machine.start else Machine(table, [True] * size)
+
+
+@st.composite
+def vocabularies(draw):
+    """Tokens with duplicates, empty ones, halves of characters, specials and eos; all bytes in use are there."""
+    tokens = [bytes([byte]) for byte in ALPHABET] + draw(st.lists(PIECES, max_size=30))
+    tokens += draw(st.lists(st.sampled_from(tokens), max_size=5)) + [b"</s>", b"<pad>"]
+    order = draw(st.permutations(range(len(tokens))))
+    tokens = [tokens[i] for i in order]
+    others = [i for i, token in enumerate(tokens) if len(token) != 1]
+    eos = [tokens.index(b"</s>")] + draw(st.lists(st.sampled_from(others), max_size=1))
+    return Vocabulary(tokens, eos, [tokens.index(b"<pad>")])
+
+
+@pytest.fixture(params=["numpy", "numba"])
+def walk(request, monkeypatch):
+    """The test runs with either walk, whatever the index would choose."""
+    if request.param == "numba":
+        pytest.importorskip("numba")
+    monkeypatch.setattr(index_module, "_use_numba", lambda trie: request.param == "numba")
+    return request.param
+
+
+def explore(index, limit=50):
+    """States that tokens reach."""
+    seen, todo = {index.start}, [index.start]
+    while todo and len(seen) < limit:
+        state = todo.pop()
+        for id in index.allowed(state).tolist():
+            target = index.advance(state, id)
+            if target is not END and target not in seen:
+                seen.add(target)
+                todo.append(target)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["numpy", "numba", "generic, numpy", "generic, numba", "plain Python"])
+def test_masks_and_steps_are_those_of_every_token_tried_byte_by_byte(kind, monkeypatch):
+    if "numba" in kind:
+        pytest.importorskip("numba")
+    monkeypatch.setattr(index_module, "_use_numba", lambda trie: "num" not in kind or "numba" in kind)
+    if kind == "plain Python":                      # what numba compiles, as it is written
+        monkeypatch.setattr(index_module, "_compiled", lambda: (index_module._walk, index_module._walk_many))
+
+    @given(machines(), vocabularies())
+    def check(machine, vocab):
+        recognizer = Plain(machine) if "generic" in kind else machine
+        index = TokenIndex(recognizer, vocab)
+        for state in explore(index):
+            mask = brute_force(recognizer, vocab, state)
+            np.testing.assert_array_equal(index.mask(state), mask)
+            np.testing.assert_array_equal(index.allowed(state), np.flatnonzero(mask))
+            assert index.accepts(state) == recognizer.accepts(state)
+            for id, data in enumerate(vocab.tokens):
+                if not mask[id]:
+                    with pytest.raises(ValueError, match="cannot follow"):
+                        index.advance(state, id)
+                elif id in vocab.eos_ids:
+                    assert index.advance(state, id) is END
+                else:
+                    assert index.advance(state, id) == run(recognizer, state, data)
+
+    check()
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_the_whole_index_is_that_of_the_papers_algorithm(walk, generic):
+    @given(machines(), vocabularies())
+    def check(machine, vocab):
+        recognizer = Plain(machine) if generic else machine
+        expected = algorithm_4(recognizer, vocab)
+        lazy, index = TokenIndex(recognizer, vocab), TokenIndex(recognizer, vocab)
+        whole = index.build_all()
+        assert len(whole) == len(expected)
+        assert set(whole.states) == set(expected)
+        assert whole.states[0] == recognizer.start
+        for i, state in enumerate(whole.states):
+            tokens, rows = whole.row(i)
+            assert tokens.tolist() == sorted(expected[state])
+            assert {t: whole.states[r] for t, r in zip(tokens.tolist(), rows.tolist(), strict=True)} == expected[state]
+            assert whole.accepting[i] == recognizer.accepts(state)
+            np.testing.assert_array_equal(index.mask(state), lazy.mask(state))
+
+    check()
+
+
+def test_both_walks_number_the_rows_alike_and_go_on_where_an_array_is_full(monkeypatch):
+    pytest.importorskip("numba")
+    vocab = Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"cd", b"abc"], ())
+    found = []
+    for numba, chunk in [(True, 1 << 20), (True, 30), (False, 1 << 20), (False, 30)]:
+        monkeypatch.setattr(index_module, "_use_numba", lambda trie, numba=numba: numba)
+        monkeypatch.setattr(index_module, "CHUNK", chunk)
+        whole = TokenIndex(Regex("(ab|[a-m]c|[c-z]*d){3}"), vocab).build_all()
+        rows = [(t.tolist(), r.tolist()) for t, r in map(whole.row, range(len(whole)))]
+        found.append((whole.accepting.tolist(), rows))
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_example_1_of_willard_and_louf(walk):
+    vocab = Vocabulary([b"A", b".", b"42", b".2", b"1"])
+    index = TokenIndex(Regex(r"([0-9]*)?\.?[0-9]*"), vocab)
+
+    def words(state):
+        return [vocab.tokens[id] for id in index.allowed(state)]
+
+    assert words(index.start) == [b".", b"42", b".2", b"1"]
+    assert words(index.advance(index.start, 3)) == [b"42", b"1"]
+    assert words(index.advance(index.start, 4)) == [b".", b"42", b".2", b"1"]
+    assert len(index.build_all()) <= 4
+
+
+def test_eos_fits_where_the_text_may_end_and_leads_to_the_end():
+    vocab = Vocabulary([b"a", b"", b"", b"b"], eos_ids=[1, 2])
+    index = TokenIndex(Regex("a"), vocab)
+    assert index.mask(index.start).tolist() == [True, False, False, False]
+    done = index.advance(index.start, 0)
+    assert index.accepts(done) and index.allowed(done).tolist() == [1, 2]
+    assert index.advance(done, 1) is index.advance(done, 2) is index.end is END
+    assert index.accepts(END) and not index.mask(END).any() and index.allowed(END).size == 0
+    assert index.wanted(END) == b"" and index.tokens_to_accept(END) == 0
+    with pytest.raises(ValueError, match=r"token 0 \(b'a'\) cannot follow: an eos has ended the text"):
+        index.advance(END, 0)
+    with pytest.raises(ValueError, match=r"token 1 \(eos\) cannot follow: an eos has ended the text"):
+        index.advance(END, 1)
+
+
+def test_every_allowed_token_can_be_advanced_by_eos_too():
+    """outlines-core#227: eos was allowed but could not be taken."""
+    vocab = Vocabulary([b"a", b"b", b"ab", b"<eos>"], eos_ids=[3])
+    index = TokenIndex(Regex("(ab)*"), vocab)
+    for state in explore(index):
+        for id in index.allowed(state).tolist():
+            assert index.advance(state, id) is not None
+
+
+def test_without_an_eos_the_state_tells_that_the_text_may_end():
+    index = TokenIndex(Regex("a?"), Vocabulary([b"a"]))
+    assert index.accepts(index.start)
+    assert index.mask(index.advance(index.start, 0)).tolist() == [False]
+
+
+def test_any_object_with_tokens_and_eos_ids_is_a_vocabulary():
+    vocab = SimpleNamespace(tokens=[b"a", b"<s>", b"</s>"], eos_ids=[2], special_ids={1})
+    index = TokenIndex(Regex("(a|<s>|</s>)*"), vocab)
+    assert index.mask(index.start).tolist() == [True, False, True]
+
+
+def test_equal_vocabularies_share_one_trie():
+    first, second = Vocabulary([b"a", b"b"], [1]), Vocabulary([b"a", b"b"], [1])
+    assert TokenIndex(Regex("a"), first).trie is TokenIndex(Regex("b|a"), second).trie
+
+
+def test_masks_are_read_only_and_shared_by_states_with_equal_sets():
+    index = TokenIndex(Regex("[ab]{5}"), Vocabulary([b"a", b"b", b"c"]))
+    state = index.advance(index.start, 0)
+    assert index.mask(index.start) is index.mask(state)
+    for array in (index.mask(state), index.allowed(state)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+def test_masks_that_were_let_go_come_back_the_same(monkeypatch):
+    monkeypatch.setattr(index_module, "MASK_BYTES", 200)
+    vocab = Vocabulary([bytes([97 + i]) for i in range(26)] * 3)
+    index = TokenIndex(Regex("[a-z][a-c][d-z]a[^a]"), vocab)
+    states = sorted(explore(index, limit=1000))
+    first = {state: index.mask(state).copy() for state in states}
+    assert len(index._unpacked) <= 2 < len({mask.tobytes() for mask in first.values()})
+    for state in states:
+        np.testing.assert_array_equal(index.mask(state), first[state])
+
+
+@given(machines(), vocabularies(), st.randoms(use_true_random=False))
+def test_masks_of_a_text_are_the_masks_along_its_path(machine, vocab, rng):
+    index = TokenIndex(machine, vocab)
+    state, tokens, expected = index.start, [], []
+    while index.mask(state).any() and len(tokens) < 10:
+        expected.append(index.mask(state))
+        tokens.append(rng.choice(index.allowed(state).tolist()))
+        state = index.advance(state, tokens[-1])
+    masks = index.masks(tokens)
+    assert masks.shape == (len(tokens), len(vocab)) and masks.dtype == bool
+    assert all(np.array_equal(a, b) for a, b in zip(masks, expected, strict=True))
+    if tokens:
+        with pytest.raises(ValueError, match=rf"^tokens\[{len(tokens)}\]: "):
+            index.masks([*tokens, next(id for id in range(-1, len(vocab)) if id < 0 or not index.mask(state)[id])])
+
+
+@given(machines(), PIECES)
+def test_after_is_the_state_after_bytes(machine, data):
+    index = TokenIndex(machine, Vocabulary([bytes([byte]) for byte in ALPHABET]))
+    state = run(machine, machine.start, data)
+    if state is None:
+        with pytest.raises(ValueError, match="leaves the language"):
+            index.after(data)
+    else:
+        assert index.after(data) == state
+
+
+def test_after_takes_text_and_names_the_byte_that_leaves_the_language():
+    index = TokenIndex(Regex("é[0-9]+"), Vocabulary([bytes([i]) for i in range(256)]))
+    assert index.after("é1") == index.after("é1".encode()) == index.after("é25")
+    with pytest.raises(ValueError) as error:
+        index.after("é1x")
+    assert str(error.value) == (
+        "Regex('é[0-9]+'): byte 3 of the text, b'x' after 'é1', leaves the language: "
+        "the next byte must be one of b'0'..b'9', or the text must end"
+    )
+
+
+def naive_distances(recognizer, vocab):
+    """Tokens to acceptance by Algorithm 4's index and rounds over all states."""
+    sigma = algorithm_4(recognizer, vocab)
+    distance = {state: 0 if recognizer.accepts(state) else math.inf for state in sigma}
+    for _ in sigma:
+        for state, steps in sigma.items():
+            distance[state] = min([distance[state], *(1 + distance[target] for target in steps.values())])
+    return sigma, distance
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_tokens_to_accept_is_the_shortest_way(walk, generic):
+    @given(machines(), st.lists(PIECES, min_size=1, max_size=8), st.integers(0, 4))
+    def check(machine, tokens, n):
+        vocab = Vocabulary([*tokens, b"</s>"], [len(tokens)])  # with dead ends, as bytes may be missing
+        recognizer = Plain(machine) if generic else machine
+        sigma, distance = naive_distances(recognizer, vocab)
+        try:
+            index = TokenIndex(recognizer, vocab)
+        except ValueError:
+            assert distance[recognizer.start] == math.inf
+            return
+        assert distance[recognizer.start] < math.inf
+        for state in sigma:
+            assert index.tokens_to_accept(state) == distance[state]
+            for left in (n, math.inf):
+                expected = np.zeros(len(vocab), bool)
+                expected[[id for id, target in sigma[state].items() if distance[target] <= left - 1]] = True
+                expected[-1] = recognizer.accepts(state)
+                np.testing.assert_array_equal(index.mask_within(state, left), expected)
+
+    check()
+
+
+def test_tokens_left_are_never_too_few_when_masks_look_ahead():
+    vocab = Vocabulary([b"a", b"ab", b"b", b"aba", b""], eos_ids=[4])
+    index = TokenIndex(Regex("(ab){1,9}"), vocab)
+    for seed in range(20):
+        rng, state = random.Random(seed), index.start
+        for left in range(5, -1, -1):
+            token = rng.choice(np.flatnonzero(index.mask_within(state, left)).tolist())
+            state = index.advance(state, token)
+            if state is END:
+                break
+        assert state is END
+
+
+def test_a_recognizer_with_infinitely_many_states_is_walked_as_far_as_it_is_used():
+    vocab = Vocabulary([b"(", b"((", b"x", b")", b"x))", b"()", b""], eos_ids=[6])
+    index = TokenIndex(Nested(), vocab)
+    state = index.start
+    for token in [0, 1, 4, 3]:
+        np.testing.assert_array_equal(index.mask(state), brute_force(index.recognizer, vocab, state))
+        state = index.advance(state, token)
+    assert index.allowed(state).tolist() == [6]
+    assert [index.tokens_to_accept((depth, False)) for depth in range(6)] == [1, 1, 1, 2, 3, 4]
+    assert index.mask_within((3, False), 2).tolist() == [False, False, False, False, True, False, False]
+    with pytest.raises(ValueError, match="more than 100 states are reached"):
+        index.build_all(max_states=100)
+    with pytest.raises(TypeError, match="only the index of a recognizer with a table can be saved"):
+        index.save("unused.npz")
+
+
+def test_a_recognizer_may_know_a_faster_way_to_its_masks():
+    class Quick(Nested):
+        asked = 0
+
+        def token_mask(self, state, trie):
+            self.asked += 1
+            assert isinstance(trie, Trie)
+            return brute_force(self, SimpleNamespace(tokens=trie.tokens, eos_ids=()), state)
+
+    vocab = Vocabulary([b"(", b"x", b")", b"x)", b""], eos_ids=[4])
+    quick, slow = TokenIndex(Quick(), vocab), TokenIndex(Nested(), vocab)
+    for state in explore(slow, limit=20):
+        np.testing.assert_array_equal(quick.mask(state), slow.mask(state))
+        np.testing.assert_array_equal(quick.mask(state), slow.mask(state))
+    assert quick.recognizer.asked == len(quick._sets)
+
+
+def test_memory_of_a_recognizer_without_a_table_is_bounded(monkeypatch):
+    monkeypatch.setattr(index_module, "NUMBERED", 10)
+    index = TokenIndex(Nested(), Vocabulary([b"(", b"((", b"x", b")"]))
+    for depth in range(100):
+        assert index.mask((depth, False)).tolist() == [True, True, True, depth > 0]
+    assert len(index._graph.states) < 20
+
+
+def test_an_index_is_saved_and_loaded_without_its_recognizer(tmp_path, walk):
+    @settings(max_examples=10)
+    @given(machines(), vocabularies())
+    def check(machine, vocab):
+        index = TokenIndex(machine, vocab)
+        index.save(tmp_path / "index.npz")
+        loaded = TokenIndex.load(tmp_path / "index.npz", vocab, machine)
+        for state in index.build_all().states:
+            np.testing.assert_array_equal(loaded.mask(state), index.mask(state))
+            assert loaded.accepts(state) == index.accepts(state)
+            assert loaded.wanted(state) == index.wanted(state)
+            assert loaded.tokens_to_accept(state) == index.tokens_to_accept(state)
+        for i in range(len(index.build_all())):
+            for a, b in zip(index.build_all().row(i), loaded.build_all().row(i), strict=True):
+                np.testing.assert_array_equal(a, b)
+        assert loaded.start == index.start and repr(loaded.recognizer) == repr(machine)
+
+    check()
+
+
+def test_a_saved_index_is_refused_for_another_vocabulary_or_recognizer(tmp_path):
+    vocab, path = Vocabulary([b"a", b"b", b""], [2]), tmp_path / "index"
+    TokenIndex(Regex("(a|b)*"), vocab).save(path)
+    assert "Regex('(a|b)*')" in repr(TokenIndex.load(path, vocab))
+    TokenIndex.load(path, vocab, Regex("[ab]*"))    # the same language
+    with pytest.raises(ValueError, match="is not the language of Regex"):
+        TokenIndex.load(path, vocab, Regex("(a|b)+"))
+    for other in (Vocabulary([b"b", b"a", b""], [2]), Vocabulary([b"a", b"b", b""]), Vocabulary([b"a", b"b"])):
+        with pytest.raises(ValueError, match="over another vocabulary"):
+            TokenIndex.load(path, other)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="holds no saved TokenIndex"):
+        TokenIndex.load(path, vocab)
+    np.savez(tmp_path / "other.npz", numbers=np.arange(3))
+    with pytest.raises(ValueError, match="holds no saved TokenIndex"):
+        TokenIndex.load(tmp_path / "other.npz", vocab)
+
+
+def test_copies_of_an_index_are_the_index_and_END_stays_END():
+    index = TokenIndex(Regex("a"), Vocabulary([b"a"]))
+    assert copy.copy(index) is copy.deepcopy(index) is copy.deepcopy([index])[0] is index
+    assert copy.deepcopy(END) is copy.copy(END) is pickle.loads(pickle.dumps(END)) is END
+    assert repr(index) == "TokenIndex(Regex('a'), 1 tokens, 0 masks)" and repr(END) == "END"
+    assert repr(index.build_all()) == "WholeIndex(2 states, 1 steps, 27 bytes)"
+
+
+def test_a_constraint_that_no_tokens_can_meet_is_refused():
+    with pytest.raises(ValueError) as error:
+        TokenIndex(Regex("[0-9]{3}"), Vocabulary([b"a", b"b", b"1x"]))
+    assert str(error.value) == (
+        "Regex('[0-9]{3}') at the start: the next byte must be one of b'0'..b'9', and none of the 3 tokens of this "
+        "vocabulary fits, though 1 begins with one."
+    )
+    with pytest.raises(ValueError) as error:
+        TokenIndex(Regex("[0-9]{3}"), Vocabulary([b"22", b"b"]))
+    assert str(error.value) == (
+        "Regex('[0-9]{3}') after '22': the next byte must be one of b'0'..b'9', and none of the 2 tokens of this "
+        "vocabulary fits, though 1 begins with one."
+    )
+    with pytest.raises(ValueError, match="no sequence of tokens of this vocabulary spells a string"):
+        TokenIndex(Regex("a*b"), Vocabulary([b"a"]))
+    with pytest.raises(ValueError, match="accepts no string at all"):
+        TokenIndex(Machine(np.zeros((2, 256)), [False, False]), Vocabulary([b"a"]))
+
+
+def test_a_token_that_does_not_fit_is_refused_with_what_would():
+    vocab = Vocabulary([b"1", b"a1", b"12x", b"", b"2", b"3"], eos_ids=[3])
+    index = TokenIndex(Regex("[0-9]{3}"), vocab)
+    state = index.advance(index.start, 0)
+    for _ in range(2):                              # before and after the mask is known
+        with pytest.raises(ValueError) as error:
+            index.advance(state, 2)
+        assert str(error.value) == (
+            f"Regex('[0-9]{{3}}'): token 2 (b'12x') cannot follow state {state}: after b'12' the text must end, "
+            "not b'x'. Tokens that can: 0 (b'1'), 4 (b'2'), 5 (b'3')"
+        )
+        index.mask(state)
+    with pytest.raises(ValueError, match=r"token 1 \(b'a1'\) cannot follow .*: the next byte must be one of b'0'"):
+        index.advance(state, 1)
+    with pytest.raises(ValueError, match=r"token 3 \(eos\) cannot follow"):
+        index.advance(state, 3)
+    for token in (-1, 6):
+        with pytest.raises(ValueError, match=f"token {token} is not in this vocabulary, whose ids are 0 to 5"):
+            index.advance(state, token)
+
+
+def test_a_state_of_another_index_is_refused_where_it_can_be_told():
+    index = TokenIndex(Regex("ab"), Vocabulary([b"a", b"b"]))
+    for state in (0, -3, 10_000, ("state", 1), None, "a"):
+        for ask in (index.mask, index.allowed, index.accepts, index.wanted, index.tokens_to_accept):
+            with pytest.raises(ValueError, match="is not a state of this index"):
+                ask(state)
+        with pytest.raises(ValueError, match="is not a state of this index"):
+            index.advance(state, 0)
+    plain = TokenIndex(Nested(), Vocabulary([b"x"]))
+    with pytest.raises(TypeError) as error:
+        plain.mask(3)
+    assert "is it one of TokenIndex(" in error.value.__notes__[0]
+
+
+def test_tries_hold_every_token_once_in_the_order_of_their_bytes():
+    @given(st.lists(st.binary(max_size=20) | PIECES | st.binary(max_size=3).map(lambda b: b"\0" * 9 + b), max_size=40))
+    def check(tokens):
+        trie = Trie(tokens)
+        assert trie.order.tolist() == sorted((i for i, t in enumerate(tokens) if t), key=tokens.__getitem__)
+        spelled = []
+        path = bytearray()
+        for node in range(len(trie)):
+            del path[trie.depth[node] :]
+            path.append(trie.byte[node])
+            below = [n for n in range(node + 1, len(trie)) if trie.depth[n] <= trie.depth[node]]
+            assert trie.skip[node] == (below[0] if below else len(trie))
+            spelled += [bytes(path)] * int(trie.first[node + 1] - trie.first[node])
+        assert spelled == [tokens[i] for i in trie.order]
+
+    check()
+
+
+def test_our_automata_are_tabled_and_users_need_not_be():
+    assert isinstance(Regex("a"), TabledRecognizer)
+    assert not isinstance(Nested(), TabledRecognizer)
+
+
+def test_numba_is_loaded_only_when_it_pays():
+    program = (
+        "import sys; from llmppl.automata.regex import Regex; from llmppl.automata.index import TokenIndex\n"
+        "from llmppl.lm.vocab import Vocabulary; import llmppl.automata.index as index\n"
+        "vocab = Vocabulary([bytes([i]) for i in range(256)])\n"
+        "index.WARM_UP = 40_000; states = TokenIndex(Regex('[a-z]{1,99}'), vocab)\n"
+        "state = states.start; states.mask(state); print('numba' in sys.modules)\n"
+        "for _ in range(90): state = states.advance(state, 98); states.mask(state)\n"
+        "print('numba' in sys.modules, states.trie.visited > 40_000)"
+    )
+    pytest.importorskip("numba")
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.split() == ["False", "True", "True"], result.stderr
+
+
+def test_without_numba_numpy_does_the_same(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(index_module, "_compiled", index_module.functools.cache(index_module._compiled.__wrapped__))
+    monkeypatch.setattr(index_module, "WARM_UP", 0)
+    index = TokenIndex(Regex("[ab]+"), Vocabulary([b"a", b"b", b"c"]))
+    assert index.mask(index.start).tolist() == [True, True, False] and isinstance(index.build_all(), WholeIndex)
+
+
+# ---- real vocabularies
+
+REAL = ["gpt2", "cl100k_base", "o200k_base", "mistral_v3"]
+PATTERNS = [
+    r"([0-9]*)?\.?[0-9]*",
+    r"[^\W\d]\w*",
+    r"\s*([Yy]es|[Nn]o|[Nn]ever|[Aa]lways)",
+    r"((25[0-5]|2[0-4]\d|[01]?\d\d?)\.){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)",
+    r"[a-zA-Z0-9._%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}",
+    r".{0,200}",
+    r'\{"name": "([^"\\\x00-\x1f]|\\["\\/bfnrt])*", "age": [0-9]+\}',
+    r"(é|日本|🙂)+",
+]
+
+
+@pytest.fixture(scope="module", params=REAL)
+def real(request):
+    folder = SHARED / "vocab" / request.param
+    if not folder.exists():
+        pytest.skip(f"the vocabulary {request.param} is not at {folder}")
+    from transformers import AutoTokenizer
+
+    return Vocabulary.from_tokenizer(AutoTokenizer.from_pretrained(folder))
+
+
+def check_random_walks(vocab, monkeypatch, states, seed=0):
+    """Masks of some states per pattern, met on random walks with many short tokens, which stop inside characters."""
+    rng = random.Random(seed)
+    for pattern in PATTERNS:
+        walks = []
+        for numba in (False, True):
+            monkeypatch.setattr(index_module, "_use_numba", lambda trie, numba=numba: numba)
+            walks.append(TokenIndex(Regex(pattern), vocab))
+            walks[-1].mask(walks[-1].start)
+        index = walks[0]
+        checked, paths = set(), 0
+        while len(checked) < states and paths < 2 * states:
+            state, text, paths = index.start, b"", paths + 1
+            for _ in range(12):
+                if state not in checked:
+                    checked.add(state)
+                    expected = brute_force(index.recognizer, vocab, state)
+                    for numba, each in enumerate(walks):
+                        monkeypatch.setattr(index_module, "_use_numba", lambda trie, numba=numba: bool(numba))
+                        np.testing.assert_array_equal(each.mask(each.after(text)), expected)
+                ids = index.allowed(state).tolist()
+                short = [id for id in ids if len(vocab.tokens[id]) == 1]
+                if not ids or len(checked) >= states:
+                    break
+                token = rng.choice(short if short and rng.random() < 0.5 else ids)
+                state, text = index.advance(state, token), text + vocab.tokens[token]
+                if state is END:
+                    break
+    monkeypatch.undo()
+
+
+def test_masks_of_real_vocabularies_are_exact_on_random_walks(real, monkeypatch):
+    pytest.importorskip("numba")
+    check_random_walks(real, monkeypatch, states=repetitions(20, 2))
+
+
+def test_masks_of_the_embedded_vocabulary_are_exact_on_random_walks(embedded, monkeypatch):
+    pytest.importorskip("numba")
+    check_random_walks(embedded.vocab, monkeypatch, states=repetitions(100, 10))
+
+
+def test_what_is_known_is_answered_in_microseconds(real):
+    index = TokenIndex(Regex(r"[^\W\d]\w*"), real)
+    state, path = index.start, []
+    for id in index.allowed(index.start)[::50].tolist():
+        path.append((state, id))
+        index.mask(state)
+        state = index.advance(state, id) if index.mask(state)[id] else index.start
+    path = [(state, id) for state, id in path if index.mask(state)[id]]
+    seconds = []
+    for state, id in path:
+        start = time.perf_counter()
+        index.mask(state)
+        index.advance(state, id)
+        seconds.append(time.perf_counter() - start)
+    assert np.median(seconds) < 20e-6               # 4 microseconds with room for a busy machine
