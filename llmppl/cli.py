@@ -2,7 +2,8 @@
 
 Each command makes one program, steers it, and shows its particles: a table on a terminal, plain lines elsewhere, JSON
 where asked. What goes to stdout depends on the arguments alone; what the run cost goes to stderr. Bad input is one line
-on stderr and exit code 2; a run that no particle survives is one line on stderr and exit code 1.
+on stderr (more where a caret shows the place in a pattern) and exit code 2; a run that no particle survives is one line
+on stderr and exit code 1.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import functools
 import json
 import logging
 import random
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -84,6 +87,22 @@ TopP = Annotated[
     float | None,
     typer.Option(callback=_share, metavar="P", show_default="all", help="Only the likeliest tokens, P together."),
 ]
+File = {"metavar": "FILE", "exists": True, "dir_okay": False, "readable": True}
+Pattern = Annotated[
+    str | None, typer.Option("--regex", metavar="R", show_default="any", help="Only texts that R matches as a whole.")
+]
+GrammarFile = Annotated[
+    Path | None,
+    typer.Option("--grammar", show_default="any", help="Only texts that lark parses with this grammar.", **File),
+]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option("--json-schema", show_default="any", help="Only JSON texts that this schema admits.", **File),
+]
+Choices = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", show_default="any", help="Only this text; give it again for each further choice."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON object for each particle, one a line, nothing else.")]
 
 
@@ -117,6 +136,13 @@ def generate(
     max_letters: Annotated[
         int | None, typer.Option(min=1, metavar="L", show_default="any", help="No word of more than L letters.")
     ] = None,
+    regex: Pattern = None,
+    grammar: GrammarFile = None,
+    json_schema: SchemaFile = None,
+    choices: Choices = None,
+    must_end: Annotated[
+        bool, typer.Option("--must-end", help="Only texts that end within --max-tokens, instead of cutting them off.")
+    ] = False,
     lm: Lm = None,
     particles: Count = 8,
     factor: Factor = 3,
@@ -127,21 +153,84 @@ def generate(
     top_p: TopP = None,
     as_json: Json = False,
 ) -> None:
-    """Continue a prompt, in short words if you like.
+    """Continue a prompt; if you like, in short words, by a pattern, a grammar or a schema, or by one of some choices.
 
-    Example: llmppl generate "Once upon a time" --max-letters 5
+    The constraint is on what follows the prompt, the space between included.
+
+    Examples: llmppl generate "Once upon a time" --max-letters 5
+
+    llmppl generate "The cat was" --regex " [0-9]+ years old[.]"
+
+    llmppl generate "Tim was very" --choices " happy" --choices " sad"
     """
+    limits = {
+        "--max-letters": max_letters,
+        "--regex": regex,
+        "--grammar": grammar,
+        "--json-schema": json_schema,
+        "--choices": choices or None,
+    }
+    given = [name for name, value in limits.items() if value is not None]
+    if len(given) > 1:
+        raise typer.BadParameter(f"{' and '.join(given)} exclude each other: give one of them.")
     with _plain_errors():
+        title, constraint, mask = f"{prompt!r} goes on", None, None
+        if regex is not None:
+            constraint, title = _constraint("regex", regex), f"{title}, matching {regex}"
+        elif grammar is not None:
+            constraint, title = _constraint("grammar", grammar), f"{title}, as {grammar} has it"
+        elif json_schema is not None:
+            constraint, title = _constraint("json-schema", json_schema), f"{title}, as {json_schema} has it"
+        elif choices:
+            constraint, title = _constraint("choices", choices), f"{title}, with {' or '.join(map(repr, choices))}"
         model = _load(lm)
         from llmppl.models.programs import ConstrainedText, short_words
 
-        title, mask = f"{prompt!r} goes on", None
         if max_letters is not None:
             fits = short_words(model.vocab, max_letters)
             mask = lambda text: fits(prompt + text)     # noqa: E731  (the prompt may end inside a word)
             title += f", with no word of more than {max_letters} letter{'s' * (max_letters > 1)}"
-        program = ConstrainedText(model, prompt, mask=mask, temperature=temperature, top_k=top_k, top_p=top_p)
-        _steer(title, program, particles, factor, seed, as_json, max_steps=max_tokens)
+        program = ConstrainedText(
+            model,
+            prompt,
+            constraint,
+            mask=mask,
+            at_max="end" if must_end else "cut",
+            max_tokens=max_tokens if must_end else None,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+        )
+        _steer(title, program, particles, factor, seed, as_json, max_steps=None if must_end else max_tokens)
+
+
+@app.command()
+def check(
+    pattern: Annotated[str, typer.Argument(help="A regex, or the file that an option says it is.")],
+    text: Annotated[str, typer.Argument(help="The text to look at.")],
+    grammar: Annotated[bool, typer.Option("--grammar", help="PATTERN is a file: a grammar in lark's syntax.")] = False,
+    json_schema: Annotated[bool, typer.Option("--json-schema", help="PATTERN is a file: a JSON schema.")] = False,
+) -> None:
+    """Say whether a text matches a pattern, and if not, where it leaves the language and what could stand there.
+
+    The exit code is 0 if it matches and 1 if it does not, also where it is the beginning of a match.
+
+    Example: llmppl check "[0-9]{4}-[0-9]{2}" "2023/07"
+    """
+    if grammar and json_schema:
+        raise typer.BadParameter("--grammar and --json-schema exclude each other: give one of them.")
+    with _plain_errors():
+        kind = "grammar" if grammar else "json-schema" if json_schema else "regex"
+        reading = _read(_constraint(kind, pattern), text)
+        line, caret = _pointed(text, reading.length)
+        if reading.length < len(text):
+            typer.echo(f"{line}\n{caret}\nno match: {reading.expected}, not {text[reading.length]!r}")
+        elif not reading.complete:
+            typer.echo(f"{line}\n{caret}\nonly the beginning of a match: {reading.expected}")
+        else:
+            typer.echo(f"{line}\ncomplete: it matches; {reading.expected}")
+        if reading.length < len(text) or not reading.complete:
+            raise typer.Exit(1)
 
 
 @app.command()
@@ -201,6 +290,96 @@ def intersect(
         )
         title = " and ".join(map(repr, prompts)) + " go on alike"
         _steer(title, program, particles, factor, seed, as_json, max_steps=max_tokens)
+
+
+def _constraint(kind: str, given: Any) -> Any:
+    """The constraint that an option gives: a pattern, a file, some texts."""
+    if kind == "regex":
+        from llmppl.automata.regex import Regex
+
+        return Regex(given)
+    if kind == "choices":
+        from llmppl.automata.dfa import DFA
+
+        return DFA.from_strings(given)
+    try:
+        if kind == "grammar":
+            from llmppl.automata.grammar import Grammar
+
+            return Grammar.from_file(given)
+        from llmppl.automata.json_schema import JsonSchema
+
+        return JsonSchema(Path(given).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {given}: {error.strerror}") from None
+
+
+class Reading(NamedTuple):
+    """How far a text stays in a language."""
+
+    length: int                                         # characters that are the beginning of a match
+    complete: bool                                      # whether they are one as they stand
+    expected: str                                       # what may come after it
+
+
+def _read(constraint: Any, text: str) -> Reading:
+    """Read the text byte by byte, each byte being a token."""
+    from llmppl.automata.index import TokenIndex
+    from llmppl.lm.vocab import Vocabulary
+
+    bytes_alone = Vocabulary([*(b"%c" % byte for byte in range(256)), b""], eos_ids=[256])
+    if hasattr(constraint, "index"):
+        index = constraint.index(bytes_alone)
+    elif constraint.start:
+        index = TokenIndex(constraint, bytes_alone)
+    else:
+        raise ValueError(f"no text at all matches {constraint!r}")
+    state = index.start
+    for length, character in enumerate(text):
+        before = state
+        for byte in character.encode():
+            if not index.mask(state)[byte]:
+                return Reading(length, index.accepts(before), _expected(index, before))
+            state = index.advance(state, byte)
+    return Reading(len(text), index.accepts(state), _expected(index, state))
+
+
+def _expected(index: Any, state: Any, most: int = 12) -> str:
+    """What may come in a state between two characters, in words: runs of ASCII, and the first few other characters."""
+    wanted = index.wanted(state)
+    ends = "it ends here" if index.accepts(state) else ""
+    ascii_runs: list[list[int]] = []
+    for byte in wanted:
+        if byte < 128 and ascii_runs and ascii_runs[-1][1] == byte - 1:
+            ascii_runs[-1][1] = byte
+        elif byte < 128:
+            ascii_runs.append([byte, byte])
+    named = []
+    for low, high in ascii_runs:
+        shown = range(low, high + 1) if high - low < 3 else (low, high)
+        named.append((", " if high - low < 3 else " to ").join(repr(chr(code)) for code in shown))
+    todo, others = [(state, bytes([byte])) for byte in reversed(wanted) if byte > 127], list[str]()
+    while todo and len(others) <= most:
+        at, start = todo.pop()
+        at = index.advance(at, start[-1])
+        size = 2 if start[0] < 0xE0 else 3 if start[0] < 0xF0 else 4
+        if len(start) == size:
+            others.append(start.decode())
+        else:
+            todo += [(at, start + bytes([byte])) for byte in reversed(index.wanted(at))]
+    named += ["characters beyond ASCII"] if len(others) > most else [repr(other) for other in others]
+    if not named:
+        return ends or "nothing may come here"
+    return f"{ends}, or goes on with {', '.join(named)}" if ends else f"here may come {', '.join(named)}"
+
+
+def _pointed(text: str, at: int, before: int = 60, after: int = 20) -> tuple[str, str]:
+    """The line to show of a text, and a line with a caret below the character `at`."""
+    from rich.cells import cell_len
+
+    left, right = _printable(text[max(at - before, 0) : at]), _printable(text[at : at + after])
+    left, right = "..." * (at > before) + left, right + "..." * (at + after < len(text))
+    return left + right, " " * cell_len(left) + "^"
 
 
 class Row(NamedTuple):
@@ -274,8 +453,11 @@ def _print_table(title: str, rows: list[Row], total: str) -> None:
 
 def _line(row: Row) -> str:
     """The text on one line, what cannot be printed escaped, and whether it was cut off."""
-    text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in row.text)
-    return text + " [cut]" * row.cut
+    return _printable(row.text) + " [cut]" * row.cut
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _on_terminal() -> bool:
@@ -292,5 +474,6 @@ def _plain_errors() -> Iterator[None]:
 
 
 def _leave(code: int, message: str) -> NoReturn:
-    typer.echo(f"llmppl: {' '.join(message.split())}", err=True)
+    points = re.search(r"\n *\^", message)               # a caret needs the line above it
+    typer.echo(f"llmppl: {message.rstrip() if points else ' '.join(message.split())}", err=True)
     raise typer.Exit(code)

@@ -1,5 +1,6 @@
 """The command line: every command, what it prints, and what it says of bad input."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -17,6 +18,8 @@ COMMANDS = [
     ["generate", "Once upon a time", "--max-letters", "4"],
     ["generate", "Once upon a time"],
     ["infill", TEMPLATE],
+    ["generate", "The cat was", "--regex", " [0-9]+ years old[.]"],
+    ["generate", "Tim was very", "--choices", " happy", "--choices", " sad", "--must-end"],
     ["intersect", *PROMPTS, "--until-sentence"],
     ["intersect", *PROMPTS, "--proposal", "first"],
 ]
@@ -74,6 +77,33 @@ def test_generate_keeps_words_short_the_one_that_the_prompt_ends_in_included():
         assert max(map(len, re.findall(r"[^\W\d_]+", "The bird" + row["text"]))) <= 4
 
 
+def test_generate_keeps_to_a_regex():
+    for row in particles("generate", "Tim was", "--regex", " [0-9]{1,2} years (old|young)[.]", "--seed", "1"):
+        assert re.fullmatch(" [0-9]{1,2} years (old|young)[.]", row["text"]) and not row["cut"]
+
+
+def test_generate_keeps_to_choices():
+    rows = particles("generate", "Tim was very", "--choices", " happy", "--choices", " sad.", "--seed", "1")
+    assert {row["text"] for row in rows} <= {" happy", " sad."} and not any(row["cut"] for row in rows)
+
+
+def test_generate_keeps_to_a_grammar_and_ends_in_time_if_it_must(tmp_path):
+    grammar = tmp_path / "sentence.lark"
+    grammar.write_text('start: (" " WORD)+ "."\nWORD: /[a-z]+/')
+    command = ["generate", "Tim was", "--grammar", str(grammar), "--max-tokens", "6", "--seed", "1"]
+    rows = particles(*command, "--must-end")
+    assert rows and all(re.fullmatch("( [a-z]+)+[.]", row["text"]) and not row["cut"] for row in rows)
+    assert any(row["cut"] for row in particles(*command))
+
+
+def test_generate_keeps_to_a_json_schema(tmp_path):
+    pytest.importorskip("llguidance")
+    schema = tmp_path / "age.json"
+    schema.write_text('{"type": "object", "properties": {"age": {"enum": [3, 4]}}, "required": ["age"]}')
+    for row in particles("generate", "Tim: ", "--json-schema", str(schema), "--max-tokens", "60", "--seed", "1"):
+        assert row["cut"] or json.loads(row["text"])["age"] in (3, 4)
+
+
 def test_infill_keeps_the_fragments_in_their_order():
     pattern = ".*".join(map(re.escape, TEMPLATE.split("[BLANK]")))
     assert all(re.fullmatch(pattern, row["text"], re.DOTALL) for row in particles("infill", TEMPLATE, *SMALL))
@@ -122,12 +152,16 @@ def test_what_cannot_be_printed_is_escaped_and_a_cut_is_marked():
         (["generate", "Hi", "--lm", "no-such-model-anywhere"], 2, "no language model 'no-such-model-anywhere'"),
         (["generate", "Hi", "--lm", "."], 2, "no language model '.'"),
         (["generate", "word " * 2000], 2, "the model reads at most 1024"),
+        (["generate", "Hi", "--regex", "a(?!a)a"], 2, "accepts no string at all"),
+        (["generate", "Hi", "--regex", "zebra quartz", "--must-end", "--max-tokens", "2"], 2, "within max_tokens=2"),
+        (["check", "--grammar", ".", "a"], 2, "cannot read .: "),
+        (["check", "a(?!a)a", "a"], 2, "no text at all matches"),
         (["generate", "Girl", "--max-letters", "1", "--top-k", "1"], 1, "no particle is left: all died by step"),
     ],
 )
 def test_what_the_library_refuses_is_one_line_on_stderr(arguments, code, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)                         # an empty folder
-    for json_option in ([], ["--json"]):
+    for json_option in [[], ["--json"]][: 1 if arguments[0] == "check" else 2]:
         result = run(*arguments, *json_option)
         assert result.exit_code == code
         assert result.stdout == ""
@@ -148,6 +182,11 @@ def test_what_the_library_refuses_is_one_line_on_stderr(arguments, code, message
         (["intersect", *PROMPTS, "--max-tokens", "0"], "--max-tokens"),
         (["intersect", *PROMPTS, "--proposal", "third"], "--proposal"),
         (["intersect"], "PROMPT"),
+        (["generate", "Hi", "--regex", "a", "--choices", "b"], "--regex and --choices exclude each other"),
+        (["generate", "Hi", "--max-letters", "3", "--regex", "a"], "--max-letters and --regex exclude each other"),
+        (["generate", "Hi", "--grammar", "no-such-file.lark"], "--grammar"),
+        (["generate", "Hi", "--json-schema", "no-such-file.json"], "--json-schema"),
+        (["check", "--grammar", "--json-schema", "a", "b"], "exclude each other"),
     ],
 )
 def test_an_option_out_of_range_is_named_before_anything_is_loaded(arguments, name, monkeypatch):
@@ -155,6 +194,72 @@ def test_an_option_out_of_range_is_named_before_anything_is_loaded(arguments, na
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.stdout == "" and name in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_pattern_with_an_error_is_shown_with_a_caret_before_anything_is_loaded(monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "_load", None)
+    for command in (["generate", "Hi", "--regex", "ab(c"], ["check", "ab(c", "x"]):
+        result = run(*command)
+        assert result.exit_code == 2 and result.stdout == ""
+        message, pattern, caret = result.stderr.splitlines()
+        assert message.startswith("llmppl: error in regex: missing )")
+        assert pattern[caret.index("^")] == "(" and pattern.strip() == "ab(c"
+    wrong = tmp_path / "wrong.lark"
+    wrong.write_text('start: "a" |\n  = "b"\n')
+    assert "line 2" in run("generate", "Hi", "--grammar", str(wrong)).stderr
+
+
+@pytest.mark.parametrize(
+    "pattern, text, code, lines",
+    [
+        ("[0-9]{4}-[01]", "2023/07", 1, ["2023/07", "    ^", "no match: here may come '-', not '/'"]),
+        ("[0-9]{4}", "20", 1, ["20", "  ^", "only the beginning of a match: here may come '0' to '9'"]),
+        ("a+b?", "aa", 0, ["aa", "complete: it matches; it ends here, or goes on with 'a', 'b'"]),
+        ("a", "ab", 1, ["ab", " ^", "no match: it ends here, not 'b'"]),
+        ("", "", 0, ["", "complete: it matches; it ends here"]),
+        ("日(本|é|x)", "日木", 1, ["日木", "  ^", "no match: here may come 'x', 'é', '本', not '木'"]),
+        (".b", "\n", 1, ["\\n", "^", None]),
+    ],
+)
+def test_check_points_at_the_character_where_a_text_leaves_the_language(pattern, text, code, lines):
+    result = run("check", pattern, text)
+    assert result.exit_code == code and result.stderr == ""
+    shown = result.stdout.removesuffix("\n").split("\n")
+    assert len(shown) == len(lines)
+    assert all(line is None or line == each for line, each in zip(lines, shown, strict=True))
+
+
+def test_check_agrees_with_re_on_every_short_text():
+    for pattern in ("(ab|a)*c?", "a(?=b)[bc]+", "(?!c)[abc]{1,3}"):
+        for text in ("".join(letters) for n in range(4) for letters in itertools.product("abc", repeat=n)):
+            assert (run("check", pattern, text).exit_code == 0) == bool(re.fullmatch(pattern, text))
+
+
+def test_check_shows_the_part_of_a_long_text_around_the_place():
+    line, caret, _ = run("check", "a*", "a" * 500 + "b" + "a" * 500).stdout.splitlines()
+    assert line[caret.index("^")] == "b" and len(line) < 90 and line.startswith("...a") and line.endswith("a...")
+
+
+def test_check_reads_grammars_and_schemas(tmp_path):
+    grammar = tmp_path / "list.lark"
+    grammar.write_text('start: "[" [NUMBER ("," NUMBER)*] "]"\nNUMBER: /[0-9]+/')
+    assert run("check", "--grammar", str(grammar), "[1,22]").exit_code == 0
+    result = run("check", "--grammar", str(grammar), "[1;2]")
+    assert result.exit_code == 1 and "here may come ',', '0' to '9', ']', not ';'" in result.stdout
+    pytest.importorskip("llguidance")
+    schema = tmp_path / "small.json"
+    schema.write_text('{"type": "integer", "minimum": 1, "maximum": 30}')
+    assert run("check", "--json-schema", str(schema), "30").exit_code == 0
+    assert run("check", "--json-schema", str(schema), "31").stdout.splitlines()[1] == " ^"
+
+
+def test_check_loads_no_language_model():
+    program = (
+        "import sys\nfrom llmppl.cli import app\ntry: app(['check', 'a', 'a'])\nexcept SystemExit: pass\n"
+        "print([name for name in ('torch', 'transformers', 'numba') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.endswith("[]\n"), result.stderr
 
 
 def test_an_unexpected_error_is_let_through(monkeypatch):
@@ -176,6 +281,6 @@ def test_help_loads_neither_torch_nor_transformers_and_names_the_commands():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    for name in ("demo", "generate", "infill", "intersect"):
+    for name in ("demo", "generate", "check", "infill", "intersect"):
         assert name in result.stdout
     assert result.stdout.endswith("[]\n")

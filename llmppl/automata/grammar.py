@@ -62,10 +62,13 @@ from llmppl.automata.regex import parse
 __all__ = ["Grammar", "json_grammar"]
 
 END = "$END"
-HEIGHTS = (4, 8, 16, 32, 1 << 30)                   # to which stacks are cut for masks, one after the other
-FEW = 16                                            # tokens that are read one by one
+WHOLE = 1 << 30
+HEIGHTS = (4, WHOLE)                                # to which stacks are cut for masks, the next if FEW do not suffice
+FEW = 200                                           # tokens that are read one by one
+MAX_STATES = 1 << 18                                # that are remembered
 MAX_CUTS = 1 << 14                                  # states with cut stacks that are kept
 States = frozenset[int]
+Bytes = npt.NDArray[np.uint8]
 
 
 class Rest(NamedTuple):
@@ -175,6 +178,8 @@ class _Scans:
         self._rest_number: dict[Rest, int] = {}
         self._starts: dict[tuple[int, int], tuple[int, ...]] = {}
         self._rows: list[list[Outcome | None]] = []
+        self._tracker_cuts: dict[tuple[int, int], list[int]] = {}
+        self._outcomes: dict[Outcome, Outcome] = {}     # equal ones are one object
         self._cuts: list[list[int]] = []
         self._order: dict[int, tuple[list[str], dict[str, list[str]]]] = {}
         self.first = self.rest_number(
@@ -226,7 +231,8 @@ class _Scans:
         index = bisect_right(self._cuts[number], byte) - 1
         outcome = row[index]
         if outcome is None:
-            outcome = row[index] = self._read(number, byte)
+            outcome = self._read(number, byte)
+            outcome = row[index] = self._outcomes.setdefault(outcome, outcome)
         return outcome
 
     def classes(self, number: int) -> list[int]:
@@ -236,6 +242,16 @@ class _Scans:
             self._rows[number] = [None] * len(self._cuts[number])
         return self._cuts[number]
 
+    def joint_classes(self, numbers: Sequence[int]) -> tuple[Bytes, list[tuple[Outcome, ...]]]:
+        """(256,) uint8 classes of bytes that none of the scans tells apart, and the outcomes of each class."""
+        cuts = sorted({0}.union(*map(self.classes, numbers)))
+        found: dict[tuple[Outcome, ...], int] = {}
+        classes = []
+        for cut in cuts:
+            outcomes = tuple([self.step(number, cut) for number in numbers])
+            classes.append(found.setdefault(outcomes, len(found)))
+        return np.repeat(np.array(classes, np.uint8), np.diff([*cuts, 256])), list(found)
+
     def _find_cuts(self, number: int) -> list[int]:
         scan = self.scans[number]
         cuts = {0}
@@ -244,9 +260,11 @@ class _Scans:
             for lo, hi, _ in self.automata.edges[q]:
                 cuts.add(lo)
                 cuts.add(hi + 1)
-        for tracker, state in zip(self.automata.trackers, scan.rest.trackers, strict=True):
-            steps = [tracker.step(state, byte) for byte in range(256)] if state else []
-            cuts.update(byte for byte in range(1, len(steps)) if steps[byte] != steps[byte - 1])
+        for which, state in enumerate(scan.rest.trackers):
+            if (which, state) not in self._tracker_cuts:
+                row = self.automata.trackers[which].row(state) if state else np.zeros(256)
+                self._tracker_cuts[which, state] = (np.flatnonzero(np.diff(row)) + 1).tolist()
+            cuts.update(self._tracker_cuts[which, state])
         if self.newline:
             cuts.update((9, 10, 11, 32, 33))
         return sorted(cut for cut in cuts if cut < 256)
@@ -402,6 +420,7 @@ class _Parser:
     def avoid(self, terminals: set[str]) -> None:
         """Count on no completion with these terminals."""
         self._avoided, rules = terminals, self._lalr.parser_conf.rules
+        self._items_of: dict[int, list[tuple[int, tuple[str, ...], str | None]]] = {}
         self._shortest = _shortest_yields(rules, terminals)
         finished = all(str(rule.origin.name) in self._shortest for rule in rules)
         self.sure = finished and not (terminals or self._lalr.conflicts or self.indenter)
@@ -465,7 +484,9 @@ class _Parser:
 
     def _items(self, state: int) -> list[tuple[int, tuple[str, ...], str | None]]:
         """Of a state's items: symbols on the stack, the fewest terminals that finish it, its rule (None: the text)."""
-        items = []
+        if state in self._items_of:
+            return self._items_of[state]
+        items = self._items_of[state] = []
         for pointer in self._lalr.kernels[state]:
             rest = [self._yield(symbol) for symbol in pointer.rule.expansion[pointer.index :]]
             origin = str(pointer.rule.origin.name)
@@ -711,7 +732,7 @@ class _Spellings:
     ):
         self.scans, self.automata = scans, scans.automata
         self._settled: dict[tuple[int, int], bool] = {}
-        self._soon: dict[int, tuple[Ended, ...]] = {}
+        self._soon: dict[tuple[int, bool], tuple[Ended, ...]] = {}
         self._firsts: dict[int, set[int]] = {}
         self.tails = self._find_tails()
         self._guarded = {self.automata.names[q] for q in self.automata.guards}
@@ -721,7 +742,7 @@ class _Spellings:
         self.words: dict[str, bytes] = {}
         self.missing: set[str] = set()                  # terminals without a spelling
         lexed = {terminal.name for lexer in scans.lexers for terminal in lexer.terminals}
-        ignored = self._ignored_names = frozenset[str]().union(*(lexer.ignore_types for lexer in scans.lexers))
+        ignored = self.ignored = frozenset[str]().union(*(lexer.ignore_types for lexer in scans.lexers))
         ranked = sorted(terminals, key=lambda t: (-t.priority, -t.pattern.max_width, -len(t.pattern.value), t.name))
         self._ranked = [terminal for terminal in ranked if terminal.name in lexed]
         self._carved = _carve(self._ranked, flags)[1]
@@ -758,18 +779,19 @@ class _Spellings:
             )
         return self._settled[key]
 
-    def soon(self, scan: int) -> tuple[Ended, ...]:
-        """Some ways in which the token of a scan may end: along the shortest text of every terminal under way."""
-        if scan not in self._soon:
+    def soon(self, scan: int, keywords: bool = False) -> tuple[Ended, ...]:
+        """Some ways in which the token of a scan may end: along the shortest text of all terminals (keywords)."""
+        if (scan, keywords) not in self._soon:
             first: dict[str, int] = {}
-            for q in self.scans.scans[scan].threads:
+            current = self.scans.scans[scan]
+            for q in current.keywords if keywords else current.threads:
                 first.setdefault(self.automata.names[q], q)
             found: dict[Ended, None] = {}
             for q in first.values():
                 for ended in self.read((scan,), self.tails.get(q, b"")):
                     found.update(dict.fromkeys(ended))
-            self._soon[scan] = tuple(found)
-        return self._soon[scan]
+            self._soon[scan, keywords] = tuple(found)
+        return self._soon[scan, keywords]
 
     def read(self, scans: Iterable[int], text: bytes) -> list[tuple[Ended, ...]]:
         """The ways in which a token that is under way may end after each byte of a text."""
@@ -864,7 +886,7 @@ class _Spellings:
     def _spells(self, terminal: TerminalDef, w: bytes, s: bytes) -> bool:
         """Whether w s is read as `terminal` and ignored text in every lexer that has it."""
         hosts = self._hosts(terminal)
-        if any(host.name in self._ignored_names for host in hosts):
+        if any(host.name in self.ignored for host in hosts):
             return False
         if self._guarded.intersection(t.name for t in [terminal, *hosts]):
             return False
@@ -923,11 +945,12 @@ class _Spellings:
 class _State:
     """A state of the recognizer: its hypotheses, and whether the text may end. Equal states are one object."""
 
-    __slots__ = ("hypotheses", "accepting", "next")
+    __slots__ = ("hypotheses", "accepting", "next", "alike")
 
     def __init__(self, hypotheses: tuple[tuple[_Stack, int], ...], accepting: bool):
         self.hypotheses, self.accepting = hypotheses, accepting
-        self.next: dict[int, _State | None] = {}
+        self.next: dict[int, _State | None] = {}        # by byte
+        self.alike: dict[tuple[int, ...], _State | None] = {}   # by the outcomes of the scans
 
     def __repr__(self) -> str:
         return f"<grammar state: {len(self.hypotheses)} hypotheses{', accepting' if self.accepting else ''}>"
@@ -943,23 +966,31 @@ UNKNOWN = _State((), False)                         # where a stack that is cut 
 UNKNOWN.next.update(dict.fromkeys(range(256), UNKNOWN))
 
 
-class _Cutter:
-    """The recognizer that keeps no more than `height` states of every stack: its states are few, and soon all known."""
+class _Cutter(_Numbered):
+    """The graph of states that keep no more than `height` states of every stack: they are few, and soon all known."""
 
     def __init__(self, grammar: Grammar, bottom: _Stack, height: int):
+        super().__init__(grammar)
         self.grammar, self.bottom, self.height = grammar, bottom, height
-        self.start = self.cut(grammar.start)
 
-    def step(self, state: _State, byte: int) -> _State | None:
-        after = self.grammar.step(state, byte)
-        return after and self.cut(after)
+    def settle(self, numbers: Any, bytes: Any) -> None:
+        for number in set(numbers.tolist()):
+            self.settle_below(number)
 
-    def accepts(self, state: _State) -> bool:
-        return state.accepting
+    def settle_below(self, number: int, trie: Any = None, node: int = 0) -> None:
+        state = self.states[number]
+        if state is UNKNOWN:
+            self.table[number] = number
+            return
+        classes, after = self.grammar.row(state)
+        targets = [0 if each is None else self.number(self.cut(each)) for each in after]
+        self.table[number] = np.array(targets, np.int32)[classes]
 
     def cut(self, state: _State) -> _State:
-        hypotheses = {(self._top(stack), scan) for stack, scan in state.hypotheses}
-        if all(stack is top for (stack, _), (top, _) in zip(state.hypotheses, hypotheses)):
+        if self.height == WHOLE:
+            return state
+        hypotheses = [(self._top(stack), scan) for stack, scan in state.hypotheses]
+        if all(stack is top for (stack, _), (top, _) in zip(state.hypotheses, hypotheses, strict=True)):
             return state
         return self.grammar.intern(frozenset(hypotheses), False)
 
@@ -988,15 +1019,14 @@ class _Masks:
     def __init__(self, grammar: Grammar, trie: Trie):
         self.grammar, self.trie = grammar, trie
         bottom = _Stack(CUT, None, None)
-        cutters = [_Cutter(grammar, bottom, height) for height in HEIGHTS]
-        self.graphs = [(cutter, _Numbered(cutter)) for cutter in cutters]
-        self.known: dict[tuple[int, _State], tuple[npt.NDArray[np.uint8], list[int]]] = {}
+        self.graphs = [_Cutter(grammar, bottom, height) for height in HEIGHTS]
+        self.known: dict[tuple[int, _State], tuple[Bytes, list[int]]] = {}
 
     def mask(self, state: _State) -> npt.NDArray[np.bool_]:
         """(V,) bool: the tokens that may follow."""
-        for cutter, graph in self.graphs:
-            cut = cutter.cut(state)
-            bits, unknown = self.known.get((cutter.height, cut)) or self._walk(cutter.height, cut, graph)
+        for graph in self.graphs:
+            cut = graph.cut(state)
+            bits, unknown = self.known.get((graph.height, cut)) or self._walk(graph, cut)
             if len(unknown) <= FEW:
                 break
         mask = np.unpackbits(bits, count=len(self.trie.tokens)).view(bool)
@@ -1011,7 +1041,7 @@ class _Masks:
             state = self.grammar.step(state, byte)
         return state is not None
 
-    def _walk(self, height: int, cut: _State, graph: _Numbered) -> tuple[npt.NDArray[np.uint8], list[int]]:
+    def _walk(self, graph: _Cutter, cut: _State) -> tuple[Bytes, list[int]]:
         if len(graph.states) > MAX_CUTS:
             graph.clear()
             self.known.clear()
@@ -1019,12 +1049,33 @@ class _Masks:
         unknown = ids[ends == graph.number(UNKNOWN)]
         mask = np.zeros(len(self.trie.tokens), bool)
         mask[ids] = True
-        self.known[height, cut] = np.packbits(mask), unknown.tolist()
-        return self.known[height, cut]
+        self.known[graph.height, cut] = np.packbits(mask), unknown.tolist()
+        return self.known[graph.height, cut]
 
 
 class Grammar:
-    """A recognizer of the texts that lark parses with a grammar."""
+    """The texts that `lark.Lark(grammar, parser="lalr", lexer="contextual", start=start)` parses, as a recognizer.
+
+    `step(state, byte)` is None iff no text that goes on so is accepted. States are immutable, hashable and shared:
+    equal ones are one object (until MAX_STATES are kept; then old ones are only equal to themselves).
+
+    Parameters
+    ----------
+    grammar : str, in Lark's syntax
+    start : name of the rule that a text is
+    import_paths : where lark looks for what is imported, before its own grammars
+    g_regex_flags : flags of `re`, for all terminals
+    postlex : a lark.indenter.Indenter, for indented text
+        A text that may end is told exactly. What can follow one that may not is decided by completions made of the
+        shortest tokens that finish the open rules: exact where some such completion exists, as with lark's python.lark.
+    source_path : file that the grammar is from, for relative imports
+
+    Raises
+    ------
+    ValueError
+        A syntax error (with a caret), a conflict (lark's report), an unknown start, a terminal that is not regular or
+        matches the empty text (named), a grammar with which no text parses, a postlex that is no plain Indenter.
+    """
 
     def __init__(
         self,
@@ -1060,6 +1111,7 @@ class Grammar:
         self._masks: _Masks | None = None
         if self._parser.sure and self._spellings.usable:
             self.token_mask = self._token_mask
+        self._classes: dict[tuple[int, ...], tuple[Bytes, list[tuple[Outcome, ...]]]] = {}
         begun = self._state([(self._parser.bottom, self._scans.first)], [])
         if begun is None:
             raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r})")
@@ -1077,11 +1129,18 @@ class Grammar:
             return state.next[byte]
         except KeyError:
             pass
+        found = state.next[byte] = self._follow(state, tuple([self._scans.step(q, byte) for _, q in state.hypotheses]))
+        return found
+
+    def _follow(self, state: _State, outcomes: tuple[Outcome, ...]) -> _State | None:
+        """The state after a byte of which the scans of `state` make `outcomes`."""
+        key = tuple(map(id, outcomes))
+        if key in state.alike:                          # another byte of the same class
+            return state.alike[key]
         ended: list[tuple[_Stack, int]] = []
         going_on: list[tuple[_Stack, int]] = []
         try:
-            for stack, scan in state.hypotheses:
-                scans, ends = self._scans.step(scan, byte)
+            for (stack, _), (scans, ends) in zip(state.hypotheses, outcomes, strict=True):
                 going_on += [(stack, number) for number in scans]
                 for symbol, rest in ends:
                     top = stack if symbol is None else self._parser.feed(stack, symbol)
@@ -1090,11 +1149,19 @@ class Grammar:
             found = self._state(ended, going_on)
         except _Cut:
             found = UNKNOWN
-        state.next[byte] = found
+        state.alike[key] = found
         return found
 
+    def row(self, state: _State) -> tuple[Bytes, list[_State | None]]:
+        """(256,) uint8 classes of bytes, and the state after a byte of each class."""
+        scans = tuple([scan for _, scan in state.hypotheses])
+        known = self._classes.get(scans)
+        if known is None:
+            known = self._classes[scans] = self._scans.joint_classes(scans)
+        return known[0], [self._follow(state, outcomes) for outcomes in known[1]]
+
     def _token_mask(self, state: _State, trie: Trie) -> npt.NDArray[np.bool_]:
-        """The tokens that may follow, where every shift shows that a text can be completed."""
+        """(V,) bool: the tokens that may follow a state, where no question needs all of a stack."""
         if self._masks is None or self._masks.trie is not trie:
             self._masks = _Masks(self, trie)
         return self._masks.mask(state)
@@ -1120,6 +1187,11 @@ class Grammar:
 
     def intern(self, hypotheses: frozenset[tuple[_Stack, int]], accepting: bool) -> _State:
         """The one state with these hypotheses."""
+        if len(self._states) > MAX_STATES:              # whoever holds old ones keeps them
+            self._states.clear()
+            for memo in (self.start.next, self.start.alike, self._parser.bottom.pushed, self._parser.bottom.fed):
+                memo.clear()
+            self._masks = None
         state = self._states.get((hypotheses, accepting))
         if state is None:
             state = self._states[hypotheses, accepting] = _State(tuple(hypotheses), accepting)
@@ -1156,13 +1228,18 @@ class Grammar:
 
     def _search_indented(self, stack: _Stack, scan: int, layout: Layout) -> bool:
         """The same for indented text, whose blocks are without number: a line end and any column that fits is tried."""
-        current = self._scans.scans[scan]
-        column = max(current.column, 0)
+        if any(self._sure(stack, end) for end in self._spellings.soon(scan, keywords=True)):
+            return True
+        current, spellings = self._scans.scans[scan], self._spellings
+        names = {self._scans.automata.names[q] for q in current.threads}
+        if names.isdisjoint({self._scans.newline, *spellings.ignored}):
+            return False
         columns = [*layout.columns, layout.columns[-1] + 1]
-        lines = [b"\n" + b" " * indent for indent in columns] + [b" " * max(indent - column, 0) for indent in columns]
-        tails = sorted({self._spellings.tails.get(q, b"") for q in (*current.threads, *current.keywords)})
-        texts = [*tails, *lines, *(tail + line for tail in tails for line in lines)]
-        return any(self._sure(stack, end) for text in texts for end in self._spellings.read((scan,), text)[-1])
+        lines = [b"\n" + b" " * column for column in columns]
+        lines += [b" " * max(column - max(current.column, 0), 0) for column in columns]
+        tails = {spellings.tails.get(q, b"") for q in current.threads}
+        texts = [*lines, *(tail + line for tail in sorted(tails) for line in lines)]
+        return any(self._sure(stack, end) for text in texts for end in spellings.read((scan,), text)[-1])
 
     def _sure(self, stack: _Stack, end: Ended) -> bool:
         """Whether it is easily seen that a text can be completed if a token ends so."""
@@ -1205,10 +1282,9 @@ class _Unchecked(ContextualLexer):
 
 
 def _load(grammar: str, start: str, import_paths: Any, flags: int, postlex: Any, source_path: str | None) -> Lark:
-    if postlex is not None and not (
-        isinstance(postlex, Indenter)
-        and all(getattr(type(postlex), name) is getattr(Indenter, name) for name in ("process", "_process", "handle_NL"))
-    ):
+    methods = "process", "_process", "handle_NL"
+    plain = all(getattr(type(postlex), name, None) is getattr(Indenter, name) for name in methods)
+    if postlex is not None and not plain:
         raise ValueError(f"postlex: a lark.indenter.Indenter that only names its terminals, not {postlex!r}")
     try:
         lark = Lark(

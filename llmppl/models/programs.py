@@ -112,7 +112,7 @@ def index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
         return index
     if hasattr(constraint, "step") and hasattr(constraint, "accepts"):
         return TokenIndex(constraint, vocab)
-    if hasattr(constraint, "index"):
+    if hasattr(constraint, "index") and not isinstance(constraint, Sequence):       # strings and lists have one
         index = constraint.index(vocab)
         return index
     if constraint is None or callable(constraint):
@@ -139,7 +139,8 @@ class ConstrainedText(Program):
         draw, so give `mask` as well where many tokens fail.
     at_max : "cut" or "end"
         What `max_tokens` means: cut the text there, or condition on its ending (by EOS, which is not counted) until
-        then. In the second case no token is proposed after which the text cannot be finished in the tokens left.
+        then. In the second case no token is proposed after which the text cannot be finished in the tokens left, as
+        far as the constraint can tell: that of a JsonSchema or a function cannot, and texts that do not end die.
     mask : callable, optional
         `mask(text) -> (V,) bool` are the tokens that may follow the text so far, EOS among them where it may end.
         Tokens are then proposed from the allowed ones, with the exact importance weight, so that nothing is drawn in
@@ -170,7 +171,11 @@ class ConstrainedText(Program):
         self.state = None if self.index is None else self.index.start
         self.must_end_by = None
         if at_max == "end":
-            self.must_end_by, self.max_tokens = self.max_tokens, None
+            most = self.must_end_by = self.max_tokens
+            self.max_tokens = None
+            if isinstance(self.index, TokenIndex) and (n := self.index.tokens_to_accept(self.state)) > (most or 0):
+                shortest = "" if n == np.inf else f", the shortest takes {n} tokens"
+                raise ValueError(f"{self.index!r}: no text ends within max_tokens={most}{shortest}")
 
     def step(self) -> None:
         law = self.law(self.context)

@@ -1,0 +1,917 @@
+"""What constraints cost: masks of regular expressions and grammars, beside other libraries that compute them.
+
+Fifteen regular expressions and four grammars (`grammars/`), over the vocabularies of real tokenizers. All libraries read
+the same tokens in the same process and take turns; figures are medians of CPU time in one thread, and `x` is the time
+of the other library over ours. That masks are right is the business of the tests; here they are only timed.
+
+    python benchmarks/constraints.py --quick                        # four patterns, one vocabulary, a minute
+    python benchmarks/constraints.py --vocab FOLDER ...             # of tokenizers, or of folders of them
+    python benchmarks/constraints.py --tokenizer gpt2               # by name, as transformers finds it
+    python benchmarks/constraints.py --only memory start
+    python benchmarks/constraints.py --plot cost.png                # cost per token against number of tokens
+
+outlines-core, llguidance, xgrammar and lm-format-enforcer run where they are installed (`pip install
+'llmppl[bench]'`). llguidance is told to give full masks, as all the others do. A library that refuses a token of a text
+is timed on what it read before (marked -); one that takes more than `--limit` seconds is stopped where it can be (>).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import gc
+import json
+import logging
+import os
+import pickle
+import platform
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are imported
+
+import numpy as np
+
+from llmppl import Grammar, Regex, TokenIndex, Vocabulary
+from llmppl.automata import dfa, index, regex
+from llmppl.lm.vocab import encode_fragment
+
+try:
+    import psutil
+except ImportError:
+    psutil = None
+try:
+    import outlines_core
+except ImportError:
+    outlines_core = None
+try:
+    import llguidance
+except ImportError:
+    llguidance = None
+try:
+    import xgrammar
+except ImportError:
+    xgrammar = None
+try:
+    import lmformatenforcer
+except ImportError:
+    lmformatenforcer = None
+
+HERE = Path(__file__).resolve().parent
+VOCABULARIES = HERE.parents[1] / "shared" / "vocab"     # beside the checkout, if it is there
+MS, US = 1e3, 1e6
+
+
+def words(number: int = 500, seed: int = 7) -> list[str]:
+    """Made-up words, always the same."""
+    rng, found = random.Random(seed), set[str]()
+    while len(found) < number:
+        syllables = [rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(2, 5))]
+        found.add("".join(syllables) + rng.choice(["", "n", "s", "r"]))
+    return sorted(found)
+
+
+CHAR = r'([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'      # of a JSON string
+DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+PATTERNS = {
+    "float": r"([0-9]*)?\.?[0-9]*",
+    "identifier": r"[^\W\d]\w*",
+    "yes_no": r"(yes|no|maybe|never)",
+    "year": r"\s*19[0-9]{2}",
+    "ipv4": r"((25[0-5]|2[0-4]\d|[01]?\d\d?)\.){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)",
+    "iso_datetime": f"{DATE}T{TIME}",
+    "email": r"[a-zA-Z0-9._%+-]+@[a-zA-Z0-9-]+(\.[a-zA-Z0-9-]+)*\.[a-zA-Z]{2,10}",
+    "url": r"(https?|ftp)://[a-zA-Z0-9.-]+(:[0-9]{1,5})?(/[^\s?#]*)?(\?[^\s#]*)?(#[^\s]*)?",
+    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "phone": r"(\+[0-9]{1,3} )?(\([0-9]{3}\) |[0-9]{3}-)[0-9]{3}-[0-9]{4}",
+    "abb": r"(a|b)*abb",
+    "az100": r"[a-z]{1,100}",
+    "dot200": r".{0,200}",
+    "json6": r'\{[ ]?"name"[ ]?:[ ]?"' + CHAR + r'{0,40}"[ ]?,[ ]?"age"[ ]?:[ ]?(-)?(0|[1-9][0-9]*)'
+    r'[ ]?,[ ]?"email"[ ]?:[ ]?"' + CHAR + r'*"[ ]?,[ ]?"active"[ ]?:[ ]?(true|false)'
+    r'[ ]?,[ ]?"score"[ ]?:[ ]?((-)?(0|[1-9][0-9]*))(\.[0-9]+)?([eE][+-][0-9]+)?'
+    r'[ ]?,[ ]?"tags"[ ]?:[ ]?\[[ ]?(("' + CHAR + r'*")(,[ ]?("' + CHAR + r'*")){0,3})?[ ]?\][ ]?\}',
+    "words500": "(" + "|".join(words()) + ")",
+}
+QUICK = ("float", "year", "az100", "json6")
+OBJECTS = [                                         # what is read with json6; with the others, tokens drawn at random
+    '{"name": "Ada Lovelace", "age": 36, "email": "ada@example.org", "active": true, "score": 9.75, "tags": []}',
+    '{"name": "Zoë \\"Z\\" Müller","age":7,"email":"z@example.org","active":false,"score":-1.5e+3,"tags":["é","b c"]}',
+    '{"name": "", "age": 120, "email": "", "active": true, "score": 0, "tags": ["one", "two", "three", "日本語 🙂"]}',
+]
+TEXTS = {
+    "json": [
+        '{\n  "id": 17, "name": "Zoë Müller", "tags": ["a", "b c", "日本語 🙂"],\n  "nested": {"pi": 3.14159, "e": '
+        '-2.7e-3, "ok": true, "none": null, "list": [1, [2, [3, []]], {}]},\n  "text": "line\\nbreak and \\"quotes\\" '
+        'and \\u00e9 plus a longer sentence to have some ordinary words in it."\n}',
+        '[{"user":"ada","scores":[10,20,30],"meta":{"created":"2024-01-05T10:11:12Z","flags":[true,false,null]}},'
+        '{"user":"bob","scores":[],"meta":{}}]',
+    ],
+    "arith": [
+        "(alpha + 3.5) * beta_2 / (gamma - max(delta, 7, x1 % 3)) - -foo(bar(1, 2), 3) + 1000000 * (((zeta)))",
+        "1 + 2 * 3 - 4 / (5 + 6) % 7 + f() + g(x) + h(x, y, z) * 0.001",
+    ],
+    "sql": [
+        "SELECT c.name, COUNT(*) AS n, SUM(o.total) AS revenue FROM customers AS c LEFT JOIN orders AS o ON "
+        "o.customer_id = c.id WHERE c.country IN ('FR', 'DE', 'US') AND o.created_at BETWEEN '2023-01-01' AND "
+        "'2023-12-31' AND NOT o.status = 'cancelled' GROUP BY c.name HAVING COUNT(*) > 5 ORDER BY revenue DESC, c.name "
+        "LIMIT 20;",
+        "SELECT DISTINCT a, b + 1 AS b1 FROM (SELECT * FROM t WHERE x IS NOT NULL) AS sub INNER JOIN u AS v ON sub.id "
+        "= v.id WHERE a LIKE 'it''s%' OR b IN (SELECT id FROM w);",
+    ],
+    "python": [
+        "import os.path as osp\nfrom collections import defaultdict, Counter\nx, y = 1, 2.5e-3\nresult = [f(i) ** 2 for "
+        "i in range(10) if i % 2 == 0]\nd = {'a': 1, \"b\": [1, 2, 3][::-1]}\n",
+        "def add(a: int, b=2, *args, **kwargs) -> int: return a + b * len(args)\nfor item in sorted(data.items(), "
+        "key=lambda kv: kv[1], reverse=True): print(f'{item}', item[0].upper(), sep='\\t')\nif x not in y and not (z is "
+        "None or w >= 3): total += x if x > 0 else -x\nassert isinstance(result, list), 'expected a list'; del d['a']",
+    ],
+}
+
+
+@dataclass
+class Subject:
+    """A vocabulary, with the tokenizer it is of."""
+
+    name: str
+    tokenizer: Any
+    vocab: Vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        return encode_fragment(self.tokenizer, self.vocab, text)
+
+
+# ---- the libraries: `regex(pattern)` and `grammar(name)` compile, and give a reader
+
+
+class Reader:
+    """One text, token by token; what is timed is `mask()` and `read(token)`."""
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def mask(self) -> Any:
+        raise NotImplementedError
+
+    def read(self, token: int) -> Any:
+        """False if the token is refused."""
+        raise NotImplementedError
+
+
+class Ours(Reader):
+    def __init__(self, recognizer: Any, subject: Subject) -> None:
+        self.index = TokenIndex(recognizer, subject.vocab)
+        self.begin()
+
+    def begin(self) -> None:
+        self.state = self.index.start
+
+    def mask(self) -> Any:
+        return self.index.mask(self.state)
+
+    def read(self, token: int) -> None:
+        self.state = self.index.advance(self.state, token)
+
+
+class Llmppl:
+    name, package = "llmppl", "llmppl"
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        index._trie_of(subject.vocab)
+
+    def regex(self, pattern: str) -> Reader:
+        return Ours(Regex(pattern), self.subject)
+
+    def grammar(self, name: str) -> Reader:
+        return Ours(Grammar(lark(name)), self.subject)
+
+
+class OutlinesCore:
+    name, package, module = "outlines-core", "outlines-core", outlines_core
+
+    def __init__(self, subject: Subject) -> None:
+        ids: dict[bytes, list[int]] = {}
+        for id, token in enumerate(subject.vocab.tokens):
+            if token:
+                ids.setdefault(token, []).append(id)
+        self.vocab = outlines_core.Vocabulary(subject.vocab.eos_ids[0], ids)
+        self.bits = np.zeros((len(subject.vocab) + 31) // 32, np.int32)
+
+    def regex(self, pattern: str) -> Reader:
+        guide, bits = outlines_core.Guide(outlines_core.Index(pattern, self.vocab)), self.bits
+
+        class Guided(Reader):
+            def begin(self) -> None:
+                guide.reset()
+
+            def mask(self) -> None:
+                guide.write_mask_into(bits.ctypes.data, bits.size, 4)
+
+            def read(self, token: int) -> bool:
+                try:
+                    guide.advance(token, False)
+                except ValueError:
+                    return False
+                return True
+
+        return Guided()
+
+
+class LLGuidance:
+    name, package, module = "llguidance", "llguidance", llguidance
+
+    def __init__(self, subject: Subject) -> None:
+        vocab = subject.vocab
+        special = sorted({*vocab.eos_ids, *vocab.special_ids})
+        tokens = [b"\xff<%d>" % id if id in special else token for id, token in enumerate(vocab.tokens)]
+        facts = SimpleNamespace(
+            eos_token_id=vocab.eos_ids[0], bos_token_id=None, tokens=tokens, special_token_ids=special
+        )
+        self.tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(facts))
+        self.bits = np.zeros((len(vocab) + 31) // 32, np.int32)
+
+    def regex(self, pattern: str) -> Reader:
+        return self._reader("start: /" + re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", pattern) + "/")
+
+    def grammar(self, name: str) -> Reader:
+        return self._reader(lark(name))
+
+    def _reader(self, text: str) -> Reader:
+        matcher = llguidance.LLMatcher(self.tokenizer, '%llguidance {"no_forcing": true}\n' + text)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        bits = self.bits
+
+        class Matched(Reader):
+            def begin(self) -> None:
+                matcher.reset()
+
+            def mask(self) -> None:
+                matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+
+            def read(self, token: int) -> bool:
+                return bool(matcher.consume_token(token))
+
+        return Matched()
+
+
+class XGrammar:
+    name, package, module = "xgrammar", "xgrammar", xgrammar
+
+    def __init__(self, subject: Subject) -> None:
+        vocab = subject.vocab
+        tokens = list(vocab.tokens)                 # special tokens have no bytes there
+        info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, stop_token_ids=[int(i) for i in vocab.eos_ids])
+        self.compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self.bits = xgrammar.allocate_token_bitmask(1, len(vocab))
+
+    def regex(self, pattern: str) -> Reader:
+        return self._reader(self.compiler.compile_regex(pattern))
+
+    def grammar(self, name: str) -> Reader:
+        """JSON by its own grammar of it, which is much faster than ours is there."""
+        compiler = self.compiler
+        return self._reader(
+            compiler.compile_builtin_json_grammar() if name == "json" else compiler.compile_lark(lark(name))
+        )
+
+    def _reader(self, compiled: Any) -> Reader:
+        matcher, bits = xgrammar.GrammarMatcher(compiled), self.bits
+
+        class Matched(Reader):
+            def begin(self) -> None:
+                matcher.reset()
+
+            def mask(self) -> None:
+                matcher.fill_next_token_bitmask(bits)
+
+            def read(self, token: int) -> bool:
+                return bool(matcher.accept_token(token))
+
+        return Matched()
+
+
+class LMFormatEnforcer:
+    name, package, module = "lm-format-enforcer", "lm-format-enforcer", lmformatenforcer
+
+    def __init__(self, subject: Subject) -> None:
+        vocab = subject.vocab
+        tokens = vocab.tokens
+        shown = [(id, token.decode("utf-8", "replace")) for id, token in enumerate(tokens) if token]
+
+        def decode(ids: Sequence[int]) -> str:
+            return b"".join([tokens[id] for id in ids]).decode("utf-8", "replace")
+
+        self.data = lmformatenforcer.TokenEnforcerTokenizerData(
+            [(id, text, "\ufffd" not in text) for id, text in shown], decode, vocab.eos_ids[0], False, len(vocab)
+        )
+
+    def regex(self, pattern: str) -> Reader:
+        enforcer = lmformatenforcer.TokenEnforcer(self.data, lmformatenforcer.RegexParser(pattern))
+
+        class Enforced(Reader):
+            def begin(self) -> None:
+                self.ids: list[int] = []
+
+            def mask(self) -> None:
+                self.allowed = enforcer.get_allowed_tokens(self.ids)
+
+            def read(self, token: int) -> None:
+                self.ids.append(token)
+
+        reader = Enforced()
+        reader.begin()
+        return reader
+
+
+OTHERS: list[Any] = [OutlinesCore, LLGuidance, XGrammar, LMFormatEnforcer]
+
+
+@functools.cache
+def lark(name: str) -> str:
+    return (HERE / "grammars" / f"{name}.lark").read_text()
+
+
+# ---- measuring
+
+
+clock = time.process_time_ns
+TICK = 0                                            # what reading the clock costs
+
+
+def set_clock() -> None:
+    global TICK
+    TICK = int(statistics.median([-clock() + clock() for _ in range(2001)]))
+
+
+class TooLong(BaseException):                       # no library may catch it as an error of its own
+    pass
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise TooLong after so much time; native code is only stopped where it comes back to Python."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)        # (a timer of CPU time would make the clock coarse)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@dataclass
+class Time:
+    """Seconds: the median, how much worse it gets, and a mark for what went wrong."""
+
+    median: float = float("nan")
+    high: float = float("nan")
+    mark: str = ""
+
+    def show(self, unit: float, high: bool = False) -> str:
+        if self.median != self.median:
+            return self.mark
+        worst = f"/{digits(self.high * unit)}" if high else ""
+        return f"{'>' if self.mark == '>' else ''}{digits(self.median * unit)}{worst}{'-' if self.mark == '-' else ''}"
+
+
+def digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.3g}"
+
+
+def times(values: Sequence[float], mark: str = "", high: float = 1.0) -> Time:
+    """`high` is the quantile that is shown beside the median."""
+    if not values:
+        return Time(mark=mark)
+    return Time(statistics.median(values), sorted(values)[min(int(high * len(values)), len(values) - 1)], mark)
+
+
+def in_turns(calls: dict[str, Callable[[], object]], repeats: int, limit: float) -> dict[str, Time]:
+    """Each call `repeats` times, in turns; fewer (one at least) of those that have taken more than `limit` seconds."""
+    spent: dict[str, list[float]] = {name: [] for name in calls}
+    marks = dict.fromkeys(calls, "")
+    with no_collection():
+        for name, call in list(calls.items()) * repeats:
+            if marks[name] or sum(spent[name]) > limit:
+                continue
+            begin = clock()
+            try:
+                with limited(limit):
+                    begin = clock()
+                    call()
+                    end = clock()
+            except TooLong:
+                marks[name], end = ">", clock()
+            except Exception as error:
+                marks[name] = f"({type(error).__name__})"
+                continue
+            spent[name].append((end - begin - TICK) / 1e9)
+    return {name: times(spent[name], marks[name]) for name in calls}
+
+
+def read(reader: Reader, texts: Sequence[Sequence[int]], limit: float) -> tuple[list[float], str]:
+    """Seconds of mask and read for each token of some texts, and a mark."""
+    spent: list[float] = []
+    mark = ""
+    try:
+        with no_collection(), limited(limit):
+            for text in texts:
+                reader.begin()
+                for token in text:
+                    begin = clock()
+                    reader.mask()
+                    fits = reader.read(token)
+                    spent.append((clock() - begin - TICK) / 1e9)
+                    if fits is False:
+                        mark = "-"
+                        break
+    except TooLong:
+        mark = ">"
+    except Exception:
+        mark = "-"
+    return spent, mark
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Collect garbage now and not while measuring: to collect reads all of memory and empties the processor's caches."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def without_numba() -> Iterator[None]:
+    """The masks by numpy, as they are until a process has made a few wide ones, or where numba is missing."""
+    use, index._use_numba = index._use_numba, lambda trie: False
+    try:
+        yield
+    finally:
+        index._use_numba = use
+
+
+def forget() -> None:
+    """What was kept of other patterns: the classes of characters and their automata."""
+    re.purge()
+    for module in (dfa, regex):
+        for each in vars(module).values():
+            if hasattr(each, "cache_clear"):
+                each.cache_clear()
+
+
+def walk(subject: Subject, pattern: str, number: int = 100, longest: int = 25) -> list[list[int]]:
+    """Texts of `number` tokens altogether, each drawn evenly from those that may follow; no end of text."""
+    index, rng = TokenIndex(Regex(pattern), subject.vocab), np.random.default_rng(0)
+    texts: list[list[int]] = []
+    left = number
+    while left > 0:
+        text: list[int] = []
+        state = index.start
+        while len(text) < min(longest, left):
+            ids = index.allowed(state)
+            ids = ids[~np.isin(ids, subject.vocab.eos_ids)]
+            if not ids.size:
+                break
+            text.append(int(rng.choice(ids)))
+            state = index.advance(state, text[-1])
+        texts.append(text)
+        left -= len(text)
+    return texts
+
+
+def resident() -> int:
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(psutil.Process().memory_info().rss)
+
+
+# ---- what is printed
+
+
+def table(title: str, rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print(f"\n{title}")
+    for first, *rest in rows:
+        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        print("  ".join([first.ljust(widths[0]), *cells]))
+    sys.stdout.flush()
+
+
+def summary(ratios: dict[str, list[float]]) -> None:
+    for name, found in ratios.items():
+        if found:
+            slower = sum(ratio < 1 for ratio in found)
+            print(f"  {name}: x {digits(statistics.median(found))} in the median, {digits(min(found))} to "
+                  f"{digits(max(found))}; {len(found) - slower} of {len(found)} no slower than it")
+    sys.stdout.flush()
+
+
+def ratio(other: Time, ours: Time) -> float:
+    return other.median / ours.median
+
+
+def first_masks(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
+    others = [name for name in engines if name != "llmppl"]
+    rows = [["pattern", "llmppl", "new classes", "numpy", *others, *[f"x {name}" for name in others]]]
+    ratios: dict[str, list[float]] = {name: [] for name in others}
+
+    def call(name: str, pattern: str, numba: bool = True) -> None:
+        reader = engines[name].regex(pattern)
+        if numba:
+            reader.mask()
+        else:
+            with without_numba():
+                reader.mask()
+
+    for label, pattern in patterns.items():
+        calls: dict[str, Callable[[], object]] = {}
+        calls["forget"] = forget
+        calls["new classes"] = functools.partial(call, "llmppl", pattern)
+        calls["llmppl"] = functools.partial(call, "llmppl", pattern)
+        calls["numpy"] = functools.partial(call, "llmppl", pattern, numba=False)
+        calls |= {name: functools.partial(call, name, pattern) for name in others}
+        found = in_turns(calls, options.repeats, options.limit)
+        rates = [ratio(found[name], found["llmppl"]) for name in others]
+        rows.append([
+            label,
+            *[found[name].show(MS) for name in ("llmppl", "new classes", "numpy", *others)],
+            *["" if rate != rate else digits(rate) for rate in rates],
+        ])
+        for name, rate in zip(others, rates, strict=True):
+            if rate == rate:
+                ratios[name].append(rate)
+    table(f"{subject.name}: compile + first mask, ms (of outlines-core this is the whole index)", rows)
+    summary(ratios)
+
+
+def tokens(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
+    others = [name for name in engines if name != "llmppl"]
+    rows = [["pattern", "llmppl", "new states", *others, *[f"x {name}" for name in others]]]
+    ratios: dict[str, list[float]] = {name: [] for name in others}
+    for label, pattern in patterns.items():
+        texts = [subject.encode(text) for text in OBJECTS] if label == "json6" else walk(subject, pattern)
+        shown: dict[str, Time] = {}
+        new: list[float] = []
+        for name, engine in engines.items():
+            try:
+                with limited(options.limit):
+                    reader = engine.regex(pattern)
+            except TooLong:
+                shown[name] = Time(mark=">")
+                continue
+            except Exception as error:
+                shown[name] = Time(mark=f"({type(error).__name__})")
+                continue
+            if name == "llmppl":
+                new = new_states(reader.index, texts)
+            _, mark = read(reader, texts, options.limit)
+            again: list[float] = []
+            for _ in range(options.repeats if not mark else 1):
+                again += read(reader, texts, options.limit)[0]
+            shown[name] = times(again, mark, 0.99)
+        rates = [ratio(shown[name], shown["llmppl"]) for name in others]
+        rows.append([
+            label,
+            shown["llmppl"].show(US, high=True),
+            times(new).show(US, high=True),
+            *[shown[name].show(US, high=True) for name in others],
+            *["" if rate != rate else digits(rate) for rate in rates],
+        ])
+        for name, rate in zip(others, rates, strict=True):
+            if rate == rate:
+                ratios[name].append(rate)
+    table(f"{subject.name}: mask + advance of a token, us, median/p99, states met before; new states: our mask where it "
+          "is not known, median/max", rows)
+    summary(ratios)
+
+
+def new_states(index: TokenIndex, texts: Sequence[Sequence[int]]) -> list[float]:
+    """Seconds of the mask of each state that some texts meet, the first time."""
+    spent, seen = [], set()
+    with no_collection():
+        for text in texts:
+            state = index.start
+            for token in text:
+                if state not in seen:
+                    seen.add(state)
+                    begin = clock()
+                    index.mask(state)
+                    spent.append((clock() - begin - TICK) / 1e9)
+                state = index.advance(state, token)
+    return spent
+
+
+def whole(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
+    rows = [["pattern", "states", "llmppl", "new classes", "numpy", "outlines-core", "x", "our arrays, MB"]]
+    ratios: list[float] = []
+
+    def build(pattern: str, numba: bool = True) -> Any:
+        index = TokenIndex(Regex(pattern), subject.vocab)
+        if numba:
+            return index.build_all()
+        with without_numba():
+            return index.build_all()
+
+    for label, pattern in patterns.items():
+        calls: dict[str, Callable[[], object]] = {
+            "forget": forget,
+            "new classes": functools.partial(build, pattern),
+            "llmppl": functools.partial(build, pattern),
+            "numpy": functools.partial(build, pattern, False),
+        }
+        if "outlines-core" in engines:
+            calls["outlines-core"] = functools.partial(outlines_core.Index, pattern, engines["outlines-core"].vocab)
+        found = in_turns(calls, options.repeats, options.limit)
+        other = found.get("outlines-core", Time())
+        rate = ratio(other, found["llmppl"])
+        made = build(pattern)
+        rows.append([
+            label, str(len(made)), *[found[name].show(MS) for name in ("llmppl", "new classes", "numpy")],
+            other.show(MS), "" if rate != rate else digits(rate), f"{made.nbytes / 1e6:.2f}",
+        ])
+        if rate == rate:
+            ratios.append(rate)
+    table(f"{subject.name}: regex to whole index, ms", rows)
+    summary({"outlines-core": ratios})
+
+
+def memory(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
+    if psutil is None:
+        print("\nmemory: psutil is not installed (pip install 'llmppl[bench]')")
+        return
+    kept: list[Any] = []
+    TokenIndex(Regex("a"), subject.vocab).build_all()       # allocates what all share
+    rows = [["pattern", "llmppl, arrays", "llmppl", *[name for name in engines if name == "outlines-core"]]]
+    for label in [label for label in ("dot200", "json6", "words500") if label in patterns]:
+        before = resident()
+        kept.append(TokenIndex(Regex(patterns[label]), subject.vocab))
+        kept.append(kept[-1].build_all())
+        row = [label, f"{kept[-1].nbytes / 1e6:.1f}", f"{(resident() - before) / 1e6:.1f}"]
+        if "outlines-core" in engines:
+            before = resident()
+            kept.append(outlines_core.Index(patterns[label], engines["outlines-core"].vocab))
+            row.append(f"{(resident() - before) / 1e6:.1f}")
+        rows.append(row)
+    table(f"{subject.name}: memory of the whole index, MB (its arrays; growth of resident memory)", rows)
+
+
+def grammars(subject: Subject, engines: dict[str, Any], options: Any) -> None:
+    can = {name: engine for name, engine in engines.items() if hasattr(engine, "grammar")}
+    rows = [["grammar", "library", "compile ms", "first pass us", "sum ms", "second pass us", "sum ms", "x first",
+             "x first, sum", "x second", "x second, sum"]]
+    for label in TEXTS if not options.quick else ["json", "arith"]:
+        texts = [subject.encode(text) for text in TEXTS[label]]
+        ours: list[float] = []
+        for name, engine in can.items():
+            made, compile, first, second, marks = 0, [], [], [], [""]
+            # every first pass is over a grammar that is compiled anew
+            while made < options.repeats and sum(compile) + sum(map(sum, first)) < options.limit and marks == [""]:
+                try:
+                    with limited(options.limit):
+                        begin = clock()
+                        reader = engine.grammar(label)
+                        compile.append((clock() - begin) / 1e9)
+                except TooLong:
+                    marks = [">"]
+                    break
+                except Exception as error:
+                    marks = [f"({type(error).__name__})"]
+                    break
+                spent, mark = read(reader, texts, options.limit)
+                first.append(spent)
+                marks = [mark]
+                if not mark:
+                    second.append(read(reader, texts, options.limit)[0])
+                made += 1
+            if not first:
+                rows.append([label, name, *[marks[0]] * 1, *[""] * 8])
+                continue
+            # one token's figure is its median over the passes
+            one, two = ([statistics.median(each) for each in zip(*passes)] for passes in (first, second))
+            sums = [sum(one), sum(two)]
+            cells = [times(one, marks[0], 0.99).show(US, high=True), digits(sums[0] * MS),
+                     times(two, "", 0.99).show(US, high=True), digits(sums[1] * MS)]
+            figures = [statistics.median(one), sums[0], statistics.median(two) if two else 0, sums[1]]
+            if name == "llmppl":
+                ours = figures
+            rates = [digits(a / b) if a and not marks[0] else "" for a, b in zip(figures, ours, strict=True)]
+            rows.append([label, name, digits(statistics.median(compile) * MS), *cells, *rates])
+    table(f"{subject.name}: grammars, mask + advance of a token, median/p99 over the texts and sum", rows)
+
+
+START = """
+import pickle, sys, time
+from types import SimpleNamespace
+with open(sys.argv[1], "rb") as file:
+    tokens, eos_ids, special_ids = pickle.load(file)
+class Vocabulary:
+    pass
+vocab = Vocabulary()
+vocab.tokens, vocab.eos_ids, vocab.special_ids = tokens, eos_ids, special_ids
+wall, cpu = time.perf_counter(), time.process_time()
+from llmppl import Regex, TokenIndex
+index = TokenIndex(Regex(sys.argv[2]), vocab)
+index.mask(index.start)
+print(time.perf_counter() - wall, time.process_time() - cpu, "numba" in sys.modules, "transformers" in sys.modules)
+"""
+
+
+def start(subject: Subject, patterns: dict[str, str], options: Any) -> None:
+    """From `from llmppl import ...` to the first mask, in processes of their own."""
+    rows = [["pattern", "wall s", "cpu s", "imported"]]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vocabulary.pickle"
+        vocab = subject.vocab
+        path.write_bytes(pickle.dumps((list(vocab.tokens), tuple(vocab.eos_ids), tuple(vocab.special_ids))))
+        for label in [label for label in ("year", "az100", "dot200", "json6") if label in patterns]:
+            found = []
+            for _ in range(options.repeats):
+                command = [sys.executable, "-c", START, str(path), patterns[label]]
+                found.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+            wall, cpu = (statistics.median(float(each[i]) for each in found) for i in (0, 1))
+            also = [name for i, name in ((2, "numba"), (3, "transformers")) if found[0][i] == "True"]
+            rows.append([label, f"{wall:.3f}", f"{cpu:.3f}", ", ".join(also) or "neither numba nor transformers"])
+    table(f"{subject.name}: a new process, from the import to the first mask, with the tokens at hand", rows)
+
+
+def plot(subject: Subject, path: str, engines: dict[str, Any]) -> None:
+    """Willard & Louf's comparison: cost per token, by the length of the text, of the index and of rescanning."""
+    import regex as partial
+    from matplotlib import pyplot as plt
+
+    pattern = partial.compile(PATTERNS["float"])
+    spelled = [token.decode("utf-8", "replace") for token in subject.vocab.tokens]
+    index = TokenIndex(Regex(PATTERNS["float"]), subject.vocab)
+    rng, state = np.random.default_rng(0), index.start
+    text: list[int] = []
+    while len(text) < 256:
+        ids = index.allowed(state)
+        ids = ids[~np.isin(ids, subject.vocab.eos_ids)]
+        text.append(int(rng.choice(ids)))
+        state = index.advance(state, text[-1])
+    lengths = [2**n for n in range(9)]
+    curves: dict[str, list[float]] = {"all tokens tried at every step": []}
+    for n in lengths:
+        before = b"".join([subject.vocab.tokens[id] for id in text[: n - 1]]).decode()
+        begin = clock()
+        allowed = [bool(pattern.fullmatch(before + token, partial=True)) for token in spelled if token]
+        curves["all tokens tried at every step"].append((clock() - begin) / 1e9)
+        assert any(allowed)
+    for name, engine in engines.items():
+        for label, whole_too in ((name, False), ("llmppl, whole index first", True)):
+            if whole_too and name != "llmppl":
+                continue
+            curve: list[float] = []
+            for n in lengths:
+                passes = []
+                for _ in range(3):
+                    begin = clock()
+                    reader = engine.regex(PATTERNS["float"])
+                    if whole_too:
+                        reader.index.build_all()
+                    for token in text[:n]:
+                        reader.mask()
+                        if reader.read(token) is False:
+                            break
+                    passes.append((clock() - begin - TICK) / 1e9 / n)
+                curve.append(statistics.median(passes))
+            curves[label] = curve
+    figure, axes = plt.subplots(figsize=(6.4, 4.2))
+    for label, curve in curves.items():
+        axes.plot(lengths, [1e3 * each for each in curve], marker="o", markersize=3, label=label,
+                  linewidth=2 if label.startswith(("llmppl", "all")) else 1)
+    axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="CPU ms per token, compilation included",
+             title=f"{PATTERNS['float']} over {subject.name} ({len(subject.vocab):,} tokens)")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    rows = [["tokens", *map(str, lengths)]]
+    rows += [[label, *[digits(1e3 * each) for each in curve]] for label, curve in curves.items()]
+    table(f"{path}: CPU ms per token, compilation included", rows)
+
+
+# ---- the command
+
+
+def machine() -> str:
+    cpu = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as lines:
+            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    except OSError:
+        pass
+    names = [(name, name) for name in ("llmppl", "numpy", "numba", "lark")]
+    names += [(engine.package, engine.name) for engine in OTHERS if engine.module is not None]
+    found = []
+    for package, name in names:
+        try:
+            found.append(f"{name} {version(package)}")
+        except PackageNotFoundError:
+            found.append(name)
+    missing = [engine.name for engine in OTHERS if engine.module is None]
+    more = f"\nnot installed (pip install 'llmppl[bench]'): {', '.join(missing)}" if missing else ""
+    return f"{cpu}, {os.cpu_count()} cores; Python {platform.python_version()}, {', '.join(found)}{more}"
+
+
+def subjects(options: Any) -> Iterator[Subject]:
+    from transformers import AutoTokenizer
+
+    places = [(name, name) for name in options.tokenizer]
+    for folder in [Path(folder) for folder in options.vocab]:
+        inside = [folder] if (folder / "tokenizer_config.json").exists() else sorted(folder.iterdir())
+        places += [(each.name, str(each)) for each in inside if (each / "tokenizer_config.json").exists()]
+    if not places:
+        names = ("gpt2", "cl100k_base", "o200k_base")
+        places = [(name, str(VOCABULARIES / name)) for name in names if (VOCABULARIES / name).is_dir()]
+    if options.quick:
+        places = places[:1]
+    for name, place in places:
+        tokenizer = AutoTokenizer.from_pretrained(place)
+        yield Subject(name, tokenizer, Vocabulary.from_tokenizer(tokenizer))
+    if not places:
+        from llmppl import CachedTransformer
+
+        lm = CachedTransformer.from_pretrained()
+        yield Subject("embedded", lm.tokenizer, lm.vocab)
+
+
+PARTS = ("first", "tokens", "whole", "memory", "grammars", "start")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocab", nargs="+", default=[], metavar="FOLDER", help="of a tokenizer, or of such folders")
+    parser.add_argument("--tokenizer", nargs="+", default=[], metavar="NAME", help="as transformers finds it")
+    parser.add_argument("--patterns", nargs="+", choices=PATTERNS, default=list(PATTERNS), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
+    parser.add_argument("--repeats", type=int, default=5, help="of each measurement, in turns")
+    parser.add_argument("--limit", type=float, default=10, help="CPU seconds for a measurement of one library")
+    parser.add_argument("--without", nargs="+", default=[], metavar="LIBRARY", help="leave it out")
+    parser.add_argument("--plot", metavar="PNG", help="only draw cost per token against number of tokens")
+    parser.add_argument("--quick", action="store_true", help="four patterns, two grammars, one vocabulary")
+    options = parser.parse_args()
+    if options.quick:
+        options.patterns, options.repeats, options.limit = list(QUICK), 3, 2
+        options.without = [*options.without, "lm-format-enforcer"]
+    patterns = {label: PATTERNS[label] for label in options.patterns}
+    logging.disable(logging.CRITICAL)               # some libraries print errors that they go on after
+    warnings.filterwarnings("ignore")
+    print(machine())
+    present = [Llmppl] + [each for each in OTHERS if each.module is not None and each.name not in options.without]
+    set_clock()
+    for subject in subjects(options):
+        engines, setup = {}, []
+        for engine in present:
+            begin = clock()
+            engines[engine.name] = engine(subject)
+            setup.append(f"{engine.name} {(clock() - begin) / 1e9:.2f}")
+        print(f"\n== {subject.name}, {len(subject.vocab):,} tokens; once for the vocabulary, s: {', '.join(setup)}")
+        index._trie_of(subject.vocab).visited = index.WARM_UP + 1     # as in a process that has made some masks
+        engines["llmppl"].regex(r"[a-z]*").mask()
+        if options.plot:
+            plot(subject, options.plot, engines)
+            return
+        if "first" in options.only:
+            first_masks(subject, engines, patterns, options)
+        if "tokens" in options.only:
+            tokens(subject, engines, patterns, options)
+        if "whole" in options.only:
+            whole(subject, engines, patterns, options)
+        if "memory" in options.only:
+            memory(subject, engines, patterns, options)
+        if "grammars" in options.only:
+            grammars(subject, engines, options)
+        if "start" in options.only:
+            start(subject, patterns, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Conformity: how much a constraint takes away from a model, compared between models.
+
+At every token of a text drawn by local masking: the probability that the model itself gives to the tokens allowed
+(*mass*), the divergence KL(masked, model) = -log mass, and whether the model's favourite is allowed (Willard & Louf
+2023, Sec. 5). A model that would obey anyway loses nothing. Give two models of your own with --lm and --other; with the
+embedded model alone, the prompt makes the difference.
+
+What to look for: after a prompt that leads up to the constraint the first token all but conforms, after the other it
+does not; the rest of the text, once it has begun, costs about the same after both.
+
+     "(Yes|No|Hello|Thank you|I am sorry|I am [a-z]+)[.!,]", 100 texts each
+
+                                                first token            the others
+    model                prompt                 mass   kl  agrees      mass   kl  agrees     kl of a text
+    embedded             The girl smiled and sa 0.983   0.0  100%      0.352   3.9   50%          18.9
+    embedded             The big house stood at 0.012   4.4    0%      0.328   3.8   42%          25.7
+"""
+
+import argparse
+
+import numpy as np
+
+from llmppl import CachedTransformer, Regex
+from llmppl.models.programs import conformity
+
+PATTERN = r' "(Yes|No|Hello|Thank you|I am sorry|I am [a-z]+)[.!,]"'
+PROMPTS = ["The girl smiled and said,", "The big house stood at the sea."]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--other", help="hub id or folder of a second model (default: none)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    num_texts = 5 if args.quick else 100
+
+    names = [args.lm] if args.other is None else [args.lm, args.other]
+    print(f"{PATTERN}, {num_texts} texts each\n")
+    print("                                            first token            the others")
+    print("model                prompt                 mass   kl  agrees      mass   kl  agrees     kl of a text")
+    for name in names:
+        lm = CachedTransformer.from_pretrained(name)
+        regex = Regex(PATTERN)
+        for prompt in PROMPTS:
+            texts = [conformity(lm, prompt, regex, seed=args.seed + i) for i in range(num_texts)]
+            parts = [text[0] for text in texts], [found for text in texts for found in text[1:]]
+            cells = [
+                f"{np.mean([found.mass for found in part]):.3f} {np.mean([found.kl for found in part]):5.1f}"
+                f" {np.mean([found.agrees for found in part]):5.0%}"
+                for part in parts
+            ]
+            whole = np.mean([sum(found.kl for found in text) for text in texts])
+            print(f"{(name or 'embedded')[-20:]:20} {prompt[:22]:22} {cells[0]:22} {cells[1]:22} {whole:8.1f}")
+
+
+if __name__ == "__main__":
+    main()

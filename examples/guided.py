@@ -1,0 +1,87 @@
+"""Guided beside unguided: what a language model says when it must answer in a form.
+
+The listings of Willard & Louf 2023, Sec. 3: yes or no, a year, an IP address, and a name for a variable at
+temperature 0.1 (with several bounds on its length, one run each). Each question is continued for 30 tokens as the model
+likes, and in the language of a regular expression. A guided answer ends where nothing can follow, without asking the
+model for EOS, which a writer of stories hardly gives after one word.
+
+What to look for: the guided answer has the form that was asked for, whatever the model knows. The embedded model knows
+nothing of the questions and has seen few digits: form is not content, and log Z-hat says how far from the form the
+model would have been by itself.
+
+    Is 1+1=2?
+      unguided  'fer to InTake envoc his garden held. Maxbye, Sally, grabbed his foot and headed off the straw' ...
+      guided    'Yes'  (log Z-hat -5.2)
+
+    In what year was Noam Chomsky born?
+      unguided  'Just as they had only seen a sympture, coming outside, but when, all in the city of the bloom was ...
+      guided    ' 1900'  (log Z-hat -18.2)
+
+    What is the IP address of the Google DNS servers?
+      unguided  " conduct to Guardan, immering together, carry each to all hands, nonsense to your life, littleDon't...
+      guided    '40.44.3.000'  (log Z-hat -23.9)
+
+    What is a good Python variable name? (temperature 0.1)
+      unguided     'Yes, I am glad to see you are a good friend."\\n"I am glad you are," said the old man. "I am ...
+      at most 1    'Yes' [cut]
+      at most 2    'Yesterday' [cut]
+      at most 4    'Yesterday'
+      at most 8    'Yesterday'
+"""
+
+import argparse
+
+from llmppl import CachedTransformer, ConstrainedText, Regex, smc_steer
+
+
+class Guided(ConstrainedText):
+    """Text that matches, up to where the match can only end."""
+
+    def step(self):
+        super().step()
+        if not self.finished and not self.index.wanted(self.state):
+            self.finish()
+
+
+BYTE = r"(25[0-5]|2[0-4]\d|[01]?\d\d?)"
+QUESTIONS = [
+    ("Is 1+1=2? ", r"\s*([Yy]es|[Nn]o|[Nn]ever|[Aa]lways)"),
+    ("In what year was Noam Chomsky born?\n", r"\s*19[0-9]{2}"),
+    ("What is the IP address of the Google DNS servers? ", rf"({BYTE}\.){{3}}{BYTE}"),
+]
+NAME = ("What is a good Python variable name? ", r"[^\W\d]\w*")
+
+
+def shown(posterior):
+    """One text of the posterior, on one line."""
+    text = posterior.sample(seed=0)
+    return repr(text.s) + " [cut]" * text.cut
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    num_tokens, N, K = (8, 2, 2) if args.quick else (30, 10, 3)
+
+    lm = CachedTransformer.from_pretrained(args.lm)
+    for question, pattern in QUESTIONS:
+        unguided = smc_steer(ConstrainedText(lm, question, max_tokens=num_tokens), 1, 1, seed=args.seed)
+        guided = smc_steer(Guided(lm, question, Regex(pattern), max_tokens=30, at_max="end"), N, K, seed=args.seed)
+        print(f"\n{question.strip()}")
+        print(f"  unguided  {shown(unguided)}")
+        print(f"  guided    {shown(guided)}  (log Z-hat {guided.log_ml:.1f})")
+
+    question, pattern = NAME
+    print(f"\n{question.strip()} (temperature 0.1)")
+    unguided = smc_steer(ConstrainedText(lm, question, max_tokens=num_tokens, temperature=0.1), 1, 1, seed=args.seed)
+    print(f"  unguided     {shown(unguided)}")
+    for most in (1, 2, 4, 8):
+        program = ConstrainedText(lm, question, Regex(pattern), max_tokens=most, temperature=0.1)
+        print(f"  at most {most}    {shown(smc_steer(program, 1, 1, seed=args.seed))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""JSON records: objects that a schema admits, with fields that a language model fills.
+
+The schema says which fields there are; the model's law says what is in them. `max_tokens` must leave room: a text that
+has not ended by then is dropped (`at_max="end"`), and a schema cannot tell how far its end is. Needs llguidance:
+pip install 'llmppl[json-schema]'.
+
+What to look for: every text is JSON and an instance of the schema. A record costs the embedded model hundreds of nats
+(log Z-hat), for it has never seen JSON; so its records have the form, and little to do with the prompt.
+
+    Once upon a time, there was a little girl named Lily. She was three years old and liked cake.
+      log Z-hat -327.6, 12 particles
+      Sue, 3, likes cake: 'I want at borrowede.'
+      Sue, 3, likes cake: 'I want at borroweds.'
+      {"name":"Sue","age":3,"likes":"cake","said":"I want at borrowede."}
+
+    Tom was a boy who had a big dog. He was happy.
+      log Z-hat -335.4, 12 particles
+      Sue, 6, likes cats: 'I want to ask a rib.'
+      Sue, 6, likes cats: 'I want to ask a rug.'
+      {"name":"Sue","age":6,"likes":"cats","said":"I want to ask a rug."}
+"""
+
+import argparse
+import json
+
+from llmppl import CachedTransformer, ConstrainedText, JsonSchema, smc_steer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["Tim", "Lily", "Tom", "Sue"]},
+        "age": {"type": "integer", "minimum": 2, "maximum": 9},
+        "likes": {"enum": ["dogs", "cats", "cake", "books"]},
+        "said": {"type": "string", "pattern": "^I (am|like|want) [a-z ]{3,12}[.!]$"},
+    },
+    "required": ["name", "age", "likes", "said"],
+    "additionalProperties": False,
+}
+PROMPTS = [
+    "Once upon a time, there was a little girl named Lily. She was three years old and liked cake.\n",
+    "Tom was a boy who had a big dog. He was happy.\n",
+]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    N, K = (3, 2) if args.quick else (12, 4)
+
+    try:
+        schema = JsonSchema(SCHEMA, whitespace=False)
+    except ImportError as error:
+        return print(error)
+    lm = CachedTransformer.from_pretrained(args.lm)
+    for prompt in PROMPTS:
+        program = ConstrainedText(lm, prompt, schema, max_tokens=80, at_max="end")
+        posterior = smc_steer(program, N, K, seed=args.seed)
+        print(f"{prompt}  log Z-hat {posterior.log_ml:.1f}, {len(posterior)} particles")
+        for text in sorted({particle.s for particle in posterior})[:3]:
+            record = json.loads(text)
+            print(f"  {record['name']}, {record['age']}, likes {record['likes']}: {record['said']!r}")
+        print(f"  {posterior.best}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Local versus global: one constraint at three levels, beside the exact posterior.
+
+The text is one of a few choices, given by a regular expression. *Local masking* draws each token from those that fit,
+without a weight. The *masked proposal* draws the same, and weighs it by the probability that the model's token fits.
+*Plain conditioning* draws from the model itself and throws away what does not fit. The truth is the sum over all ways
+to spell the choices in tokens (`enumerate_exact`).
+
+What to look for: local masking is wrong however many particles it has: its mean is far from the truth, and so is each
+run. The masked proposal is nearer, and comes as near as you like with more particles (--particles). Steering chooses
+the survivors by what they have paid so far; where a choice pays at its end, that misjudges it, and weighted runs
+without it do better. Plain conditioning is right, too, and seldom alive. Each column is the mean posterior over the
+runs that are alive; distance is the mean total variation to the truth.
+
+    Lily saw ... (40 runs of 20 particles; Z = 0.0057)
+
+                                  truth            local           masked  masked, steered            plain
+      ... a big dog.              0.122            0.568            0.161            0.272            0.000
+      ... a big cake.             0.007            0.269            0.009            0.018            0.000
+      ... it.                     0.871            0.164            0.830            0.711            1.000
+      distance                                     0.708            0.068            0.191            0.129
+      runs alive                                      40               40               40                4
+
+    Tom went to the ... (40 runs of 20 particles; Z = 0.05)
+
+                                  truth            local           masked  masked, steered            plain
+      ... park with Lily.         0.002            0.326            0.002            0.001            0.000
+      ... park to play.           0.471            0.424            0.481            0.487            0.500
+      ... store.                  0.527            0.250            0.517            0.512            0.500
+      distance                                     0.346            0.106            0.118            0.369
+      runs alive                                      40               40               40               23
+"""
+
+import argparse
+
+import numpy as np
+
+from llmppl import EOS, CachedTransformer, Model, Regex, TokenIndex, enumerate_exact, importance_sampling, smc_steer
+
+CASES = [
+    ("Lily saw", [" a big dog.", " a big cake.", " it."]),
+    ("Tom went to the", [" park with Lily.", " park to play.", " store."]),
+]
+
+
+class Choice(Model):
+    """A text in the language of `index`, at one of three levels."""
+
+    def __init__(self, lm, prompt, index, level):
+        super().__init__()
+        self.context, self.index, self.state, self.level = lm.context(prompt), index, index.start, level
+
+    def step(self):
+        p, mask = self.transformer(self.context), self.index.mask(self.state)
+        if self.level == "local":
+            token = self.sample(p.masked(mask))
+        elif self.level == "masked":
+            token = self.sample(p, proposal=p.masked(mask))
+        else:
+            token = self.sample(p)
+            self.condition(mask[token])
+        if token == EOS:
+            return self.finish()
+        self.s += token
+        self.context += token
+        self.state = self.index.advance(self.state, token)
+        if not self.index.wanted(self.state):           # complete, and nothing can follow: EOS is not asked for
+            self.finish()
+
+
+METHODS = {                                             # heading: level, how it is run
+    "local": ("local", lambda model, N, seed: importance_sampling(model, N, seed=seed)),
+    "masked": ("masked", lambda model, N, seed: importance_sampling(model, N, seed=seed)),
+    "masked, steered": ("masked", lambda model, N, seed: smc_steer(model, N, 3, seed=seed)),
+    "plain": ("plain", lambda model, N, seed: importance_sampling(model, N, seed=seed)),
+}
+
+
+def probabilities(posterior, texts):
+    """(number of texts,) posterior probabilities."""
+    return np.array([posterior.expect(lambda particle, text=text: particle.s == text) for text in texts])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--particles", type=int, default=20)
+    args = parser.parse_args()
+    cases, num_runs, N = (CASES[:1], 5, 5) if args.quick else (CASES, 40, args.particles)
+
+    lm = CachedTransformer.from_pretrained(args.lm)
+    for prompt, texts in cases:
+        index = TokenIndex(Regex("|".join(text.replace(".", "[.]") for text in texts)), lm.vocab)
+        exact = enumerate_exact(Choice(lm, prompt, index, "masked"))
+        truth = probabilities(exact, texts)
+        print(f"\n{prompt} ... ({num_runs} runs of {N} particles; Z = {np.exp(exact.log_ml):.2g})\n")
+        print(f"  {'':26}{'truth':>7}" + "".join(f"{name:>17}" for name in METHODS))
+        means, distances, alive = [], [], []
+        for level, run in METHODS.values():
+            model = Choice(lm, prompt, index, level)
+            runs = [run(model, N, seed) for seed in range(args.seed, args.seed + num_runs)]
+            found = np.array([probabilities(posterior, texts) for posterior in runs if len(posterior)])
+            alive.append(len(found))
+            means.append(found.mean(axis=0) if len(found) else np.full(len(texts), np.nan))
+            distances.append(0.5 * np.abs(found - truth).sum(axis=1).mean() if len(found) else np.nan)
+        for i, text in enumerate(texts):
+            print(f"  ...{text:23}{truth[i]:7.3f}" + "".join(f"{mean[i]:17.3f}" for mean in means))
+        print(f"  {'distance':33}" + "".join(f"{distance:17.3f}" for distance in distances))
+        print(f"  {'runs alive':33}" + "".join(f"{number:17}" for number in alive))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Python by a grammar: functions that parse, with the names that are there.
+
+The grammar is a small part of Python: a function of one line, its arguments, and an expression of them or of others. A
+name is no keyword, which its terminal says by looking ahead. Python parses each text, and its names are shown.
+
+What to look for: every text parses, and ends within its tokens. The embedded model has never seen a program: it adds
+names that look like its words, and avoids whatever else it can.
+
+    How do I know if a dog is big?  (log Z-hat -106.8)
+      def biteye(slade, jumps, cloths, chews, energy): return now    # names used: now
+      def biteye(slade, jumps, cloths, chews, etc): return a    # names used: a
+      def biteye(slade, jumps, cloths, chews, etc): return to    # names used: to
+      def biteye(slade, jumps, cloths, chews, etter): return the    # names used: the
+
+    def is_happy(friend): return friend == "happy"  (log Z-hat -92.1)
+      def clerks(tness, yezel, ya, etcter, etc): return to    # names used: to
+      def clerks(tness, yezel, ya, etcter, etter): return to    # names used: to
+      def clerks(tness, yezel, yay, juicy, up, y): return the    # names used: the
+      def clerks(tness, yezy, cold, yarhy, grazy): return the    # names used: the
+"""
+
+import argparse
+import ast
+import keyword
+
+from llmppl import CachedTransformer, ConstrainedText, Grammar, smc_steer
+
+GRAMMAR = r"""
+start: "def " NAME "(" NAME ("," " " NAME)* "):" " " body
+body: "return " test | NAME " = " test "; return " test
+test: sum [" if " sum " " COMPARE " " sum " else " test]
+sum: term (" " SIGN " " term)*
+term: NAME | NUMBER | STRING | NAME "(" test ("," " " test)* ")" | "not " term
+COMPARE: "<" | ">" | "==" | "in"
+SIGN: "+" | "-" | "*"
+NAME: /(?!KEYWORDS)[a-z]{1,6}(_[a-z]{1,6})?/
+NUMBER: /0|[1-9][0-9]*/
+STRING: /"[a-z ]*"/
+""".replace("KEYWORDS", rf"({'|'.join(keyword.kwlist)})\b")
+PROMPTS = ["How do I know if a dog is big?\n", "def is_happy(friend): return friend == \"happy\"\n"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    N, K, num_tokens = (3, 2, 20) if args.quick else (20, 4, 30)
+
+    lm, grammar = CachedTransformer.from_pretrained(args.lm), Grammar(GRAMMAR)
+    for prompt in PROMPTS:
+        program = ConstrainedText(lm, prompt, grammar, max_tokens=num_tokens, at_max="end", temperature=0.8)
+        posterior = smc_steer(program, N, K, seed=args.seed)
+        print(f"{prompt.strip()}  (log Z-hat {posterior.log_ml:.1f})")
+        for text in sorted({particle.s for particle in posterior})[:4]:
+            names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+            print(f"  {text}    # names used: {', '.join(sorted(names)) or 'none'}")
+        print()
+
+
+if __name__ == "__main__":
+    main()

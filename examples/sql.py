@@ -1,0 +1,68 @@
+"""SQL by a grammar: queries over tables that exist, their columns among them.
+
+The grammar, in lark's syntax, allows only the tables and columns of one database, and only columns of the table that is
+asked. Two programs differ in their prompt alone.
+
+What to look for: every query parses (lark is asked) and ends within the tokens it has. Each piece of SQL costs the
+embedded model, which has seen none, many nats (log Z-hat), so that the question has little say in what is asked. Give a
+model that knows SQL with --lm. The number before a query is its weight.
+
+    The girl had a dog and a cat. What color was the dog?  (log Z-hat -204.5)
+      0.300  SELECT age, age FROM pets WHERE color = 'mmediingbritterratulation';
+      0.150  SELECT age, age FROM pets WHERE color = 'miblookedrettylophail';
+      0.150  SELECT age, age FROM pets WHERE color = 'mmediingbritterratulats';
+
+    The man lived in a big town. He had a job in the town.  (log Z-hat -117.6)
+      1.000  SELECT town, height FROM people;
+      0.000  SELECT town, height FROM people WHERE height = 100;
+      0.000  SELECT town, height FROM people WHERE height > 610;
+"""
+
+import argparse
+
+from llmppl import CachedTransformer, ConstrainedText, Grammar, smc_steer
+
+GRAMMAR = r"""
+start: " SELECT " (pets | people) ";"
+pets: pet_columns " FROM pets" [" WHERE " pet_test (" AND " pet_test)*]
+people: person_columns " FROM people" [" WHERE " person_test (" AND " person_test)*]
+pet_columns: pet_column [", " pet_column]
+person_columns: person_column [", " person_column]
+pet_column: "kind" | "color" | "age"
+person_column: "town" | "job" | "height"
+pet_test: ("kind" | "color") " = " STRING | "age " COMPARE " " NUMBER
+person_test: ("town" | "job") " = " STRING | "height " COMPARE " " NUMBER
+COMPARE: "=" | "<" | ">"
+STRING: /'[a-z]+'/
+NUMBER: /[0-9]{1,3}/
+"""
+QUESTIONS = [
+    "The girl had a dog and a cat. What color was the dog?",
+    "The man lived in a big town. He had a job in the town.",
+]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    N, K, num_tokens = (3, 2, 24) if args.quick else (20, 4, 40)
+
+    lm, grammar = CachedTransformer.from_pretrained(args.lm), Grammar(GRAMMAR)
+    for question in QUESTIONS:
+        program = ConstrainedText(lm, question, grammar, max_tokens=num_tokens, at_max="end")
+        posterior = smc_steer(program, N, K, seed=args.seed)
+        weights = {}
+        for particle, weight in zip(posterior, posterior.weights, strict=True):
+            grammar.lark.parse(particle.s)              # an error if it does not parse
+            weights[particle.s] = weights.get(particle.s, 0.0) + weight
+        print(f"{question}  (log Z-hat {posterior.log_ml:.1f})")
+        for text in sorted(weights, key=weights.get, reverse=True)[:3]:
+            print(f"  {weights[text]:.3f} {text}")
+        print()
+
+
+if __name__ == "__main__":
+    main()
