@@ -1,8 +1,8 @@
 """What constraints cost: masks of regular expressions and grammars, beside other libraries that compute them.
 
-Fifteen regular expressions and four grammars (`grammars/`), over the vocabularies of real tokenizers. All libraries read
-the same tokens in the same process and take turns; figures are medians of CPU time in one thread, and `x` is the time
-of the other library over ours. That masks are right is the business of the tests; here they are only timed.
+Fifteen regular expressions and four grammars (`grammars/`), over the vocabularies of real tokenizers. All libraries
+read the same tokens in the same process and take turns; figures are medians of CPU time in one thread, and `x` is the
+time of the other library over ours. That masks are right is the business of the tests; here they are only timed.
 
     python benchmarks/constraints.py --quick                        # four patterns, one vocabulary, a minute
     python benchmarks/constraints.py --vocab FOLDER ...             # of tokenizers, or of folders of them
@@ -21,7 +21,6 @@ import argparse
 import ctypes
 import functools
 import gc
-import json
 import logging
 import os
 import pickle
@@ -48,7 +47,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are
 import numpy as np
 
 from llmppl import Grammar, Regex, TokenIndex, Vocabulary
-from llmppl.automata import dfa, index, regex
+from llmppl.automata import dfa, regex
 from llmppl.lm.vocab import encode_fragment
 
 try:
@@ -136,10 +135,10 @@ TEXTS = {
         "= v.id WHERE a LIKE 'it''s%' OR b IN (SELECT id FROM w);",
     ],
     "python": [
-        "import os.path as osp\nfrom collections import defaultdict, Counter\nx, y = 1, 2.5e-3\nresult = [f(i) ** 2 for "
+        "import os.path as osp\nfrom collections import defaultdict, Counter\nx = y = 2.5e-3\nresult = [f(i) ** 2 for "
         "i in range(10) if i % 2 == 0]\nd = {'a': 1, \"b\": [1, 2, 3][::-1]}\n",
         "def add(a: int, b=2, *args, **kwargs) -> int: return a + b * len(args)\nfor item in sorted(data.items(), "
-        "key=lambda kv: kv[1], reverse=True): print(f'{item}', item[0].upper(), sep='\\t')\nif x not in y and not (z is "
+        "key=len, reverse=True): print(f'{item}', item[0].upper(), sep='\\t')\nif x not in y and not (z is "
         "None or w >= 3): total += x if x > 0 else -x\nassert isinstance(result, list), 'expected a list'; del d['a']",
     ],
 }
@@ -194,7 +193,7 @@ class Llmppl:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        index._trie_of(subject.vocab)
+        self.trie = TokenIndex(Regex("a"), subject.vocab).trie      # one for all indices over a vocabulary
 
     def regex(self, pattern: str) -> Reader:
         return Ours(Regex(pattern), self.subject)
@@ -458,7 +457,7 @@ def read(reader: Reader, texts: Sequence[Sequence[int]], limit: float) -> tuple[
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Collect garbage now and not while measuring: to collect reads all of memory and empties the processor's caches."""
+    """Collect garbage now and not while measuring: it reads all of memory, and empties the processor's caches."""
     gc.collect()
     gc.disable()
     try:
@@ -468,13 +467,14 @@ def no_collection() -> Iterator[None]:
 
 
 @contextmanager
-def without_numba() -> Iterator[None]:
+def without_numba(trie: Any) -> Iterator[None]:
     """The masks by numpy, as they are until a process has made a few wide ones, or where numba is missing."""
-    use, index._use_numba = index._use_numba, lambda trie: False
+    module: Any = sys.modules[type(trie).__module__]
+    use, module._use_numba = module._use_numba, lambda trie: False
     try:
         yield
     finally:
-        index._use_numba = use
+        module._use_numba = use
 
 
 def forget() -> None:
@@ -526,7 +526,8 @@ def table(title: str, rows: list[list[str]]) -> None:
 
 
 def summary(ratios: dict[str, list[float]]) -> None:
-    for name, found in ratios.items():
+    for name, rates in ratios.items():
+        found = [rate for rate in rates if rate == rate]
         if found:
             slower = sum(ratio < 1 for ratio in found)
             print(f"  {name}: x {digits(statistics.median(found))} in the median, {digits(min(found))} to "
@@ -534,21 +535,27 @@ def summary(ratios: dict[str, list[float]]) -> None:
     sys.stdout.flush()
 
 
-def ratio(other: Time, ours: Time) -> float:
-    return other.median / ours.median
+def compared(found: dict[str, Time], others: Sequence[str], ratios: dict[str, list[float]]) -> list[str]:
+    """The time of each of the others over ours, to be shown, and added to `ratios`."""
+    cells = []
+    for name in others:
+        rate = found[name].median / found["llmppl"].median
+        ratios.setdefault(name, []).append(rate)
+        cells.append("" if rate != rate else digits(rate))
+    return cells
 
 
 def first_masks(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
     others = [name for name in engines if name != "llmppl"]
     rows = [["pattern", "llmppl", "new classes", "numpy", *others, *[f"x {name}" for name in others]]]
-    ratios: dict[str, list[float]] = {name: [] for name in others}
+    ratios: dict[str, list[float]] = {}
 
     def call(name: str, pattern: str, numba: bool = True) -> None:
         reader = engines[name].regex(pattern)
         if numba:
             reader.mask()
         else:
-            with without_numba():
+            with without_numba(engines["llmppl"].trie):
                 reader.mask()
 
     for label, pattern in patterns.items():
@@ -559,15 +566,8 @@ def first_masks(subject: Subject, engines: dict[str, Any], patterns: dict[str, s
         calls["numpy"] = functools.partial(call, "llmppl", pattern, numba=False)
         calls |= {name: functools.partial(call, name, pattern) for name in others}
         found = in_turns(calls, options.repeats, options.limit)
-        rates = [ratio(found[name], found["llmppl"]) for name in others]
-        rows.append([
-            label,
-            *[found[name].show(MS) for name in ("llmppl", "new classes", "numpy", *others)],
-            *["" if rate != rate else digits(rate) for rate in rates],
-        ])
-        for name, rate in zip(others, rates, strict=True):
-            if rate == rate:
-                ratios[name].append(rate)
+        shown = [found[name].show(MS) for name in ("llmppl", "new classes", "numpy", *others)]
+        rows.append([label, *shown, *compared(found, others, ratios)])
     table(f"{subject.name}: compile + first mask, ms (of outlines-core this is the whole index)", rows)
     summary(ratios)
 
@@ -575,7 +575,7 @@ def first_masks(subject: Subject, engines: dict[str, Any], patterns: dict[str, s
 def tokens(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
     others = [name for name in engines if name != "llmppl"]
     rows = [["pattern", "llmppl", "new states", *others, *[f"x {name}" for name in others]]]
-    ratios: dict[str, list[float]] = {name: [] for name in others}
+    ratios: dict[str, list[float]] = {}
     for label, pattern in patterns.items():
         texts = [subject.encode(text) for text in OBJECTS] if label == "json6" else walk(subject, pattern)
         shown: dict[str, Time] = {}
@@ -597,19 +597,10 @@ def tokens(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], 
             for _ in range(options.repeats if not mark else 1):
                 again += read(reader, texts, options.limit)[0]
             shown[name] = times(again, mark, 0.99)
-        rates = [ratio(shown[name], shown["llmppl"]) for name in others]
-        rows.append([
-            label,
-            shown["llmppl"].show(US, high=True),
-            times(new).show(US, high=True),
-            *[shown[name].show(US, high=True) for name in others],
-            *["" if rate != rate else digits(rate) for rate in rates],
-        ])
-        for name, rate in zip(others, rates, strict=True):
-            if rate == rate:
-                ratios[name].append(rate)
-    table(f"{subject.name}: mask + advance of a token, us, median/p99, states met before; new states: our mask where it "
-          "is not known, median/max", rows)
+        cells = [each.show(US, high=True) for each in (shown["llmppl"], times(new), *[shown[name] for name in others])]
+        rows.append([label, *cells, *compared(shown, others, ratios)])
+    table(f"{subject.name}: mask + advance of a token, us, median/p99, states met before; new states: our mask where "
+          "it is not known, median/max", rows)
     summary(ratios)
 
 
@@ -630,14 +621,16 @@ def new_states(index: TokenIndex, texts: Sequence[Sequence[int]]) -> list[float]
 
 
 def whole(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
-    rows = [["pattern", "states", "llmppl", "new classes", "numpy", "outlines-core", "x", "our arrays, MB"]]
-    ratios: list[float] = []
+    rows: list[list[str]] = []
+    others = [name for name in engines if name == "outlines-core"]
+    ratios: dict[str, list[float]] = {}
+    rows.append(["pattern", "states", "llmppl", "new classes", "numpy", *others, *["x"] * len(others), "arrays, MB"])
 
     def build(pattern: str, numba: bool = True) -> Any:
         index = TokenIndex(Regex(pattern), subject.vocab)
         if numba:
             return index.build_all()
-        with without_numba():
+        with without_numba(index.trie):
             return index.build_all()
 
     for label, pattern in patterns.items():
@@ -647,20 +640,15 @@ def whole(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], o
             "llmppl": functools.partial(build, pattern),
             "numpy": functools.partial(build, pattern, False),
         }
-        if "outlines-core" in engines:
-            calls["outlines-core"] = functools.partial(outlines_core.Index, pattern, engines["outlines-core"].vocab)
+        for name in others:
+            calls[name] = functools.partial(outlines_core.Index, pattern, engines[name].vocab)
         found = in_turns(calls, options.repeats, options.limit)
-        other = found.get("outlines-core", Time())
-        rate = ratio(other, found["llmppl"])
         made = build(pattern)
-        rows.append([
-            label, str(len(made)), *[found[name].show(MS) for name in ("llmppl", "new classes", "numpy")],
-            other.show(MS), "" if rate != rate else digits(rate), f"{made.nbytes / 1e6:.2f}",
-        ])
-        if rate == rate:
-            ratios.append(rate)
+        shown = [found[name].show(MS) for name in ("llmppl", "new classes", "numpy", *others)]
+        size = f"{made.nbytes / 1e6:.2f}"
+        rows.append([label, str(len(made)), *shown, *compared(found, others, ratios), size])
     table(f"{subject.name}: regex to whole index, ms", rows)
-    summary({"outlines-core": ratios})
+    summary(ratios)
 
 
 def memory(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
@@ -684,47 +672,46 @@ def memory(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], 
 
 
 def grammars(subject: Subject, engines: dict[str, Any], options: Any) -> None:
-    can = {name: engine for name, engine in engines.items() if hasattr(engine, "grammar")}
+    """One token's time is its median over the passes; every first pass is over a grammar that is compiled anew."""
     rows = [["grammar", "library", "compile ms", "first pass us", "sum ms", "second pass us", "sum ms", "x first",
-             "x first, sum", "x second", "x second, sum"]]
-    for label in TEXTS if not options.quick else ["json", "arith"]:
+             "x sum", "x second", "x sum"]]
+    for label in list(TEXTS)[: 2 if options.quick else None]:
         texts = [subject.encode(text) for text in TEXTS[label]]
-        ours: list[float] = []
-        for name, engine in can.items():
-            made, compile, first, second, marks = 0, [], [], [], [""]
-            # every first pass is over a grammar that is compiled anew
-            while made < options.repeats and sum(compile) + sum(map(sum, first)) < options.limit and marks == [""]:
-                try:
-                    with limited(options.limit):
-                        begin = clock()
-                        reader = engine.grammar(label)
-                        compile.append((clock() - begin) / 1e9)
-                except TooLong:
-                    marks = [">"]
-                    break
-                except Exception as error:
-                    marks = [f"({type(error).__name__})"]
-                    break
-                spent, mark = read(reader, texts, options.limit)
-                first.append(spent)
-                marks = [mark]
-                if not mark:
-                    second.append(read(reader, texts, options.limit)[0])
-                made += 1
-            if not first:
-                rows.append([label, name, *[marks[0]] * 1, *[""] * 8])
+        passes: dict[str, tuple[list[float], list[list[float]], list[list[float]]]] = {}
+        marks: dict[str, str] = {}
+        turns = [name for name, engine in engines.items() if hasattr(engine, "grammar")] * options.repeats
+        for name in turns:
+            compiling, first, second = passes.setdefault(name, ([], [], []))
+            if marks.get(name) or sum(map(sum, first)) > options.limit:
                 continue
-            # one token's figure is its median over the passes
-            one, two = ([statistics.median(each) for each in zip(*passes)] for passes in (first, second))
-            sums = [sum(one), sum(two)]
-            cells = [times(one, marks[0], 0.99).show(US, high=True), digits(sums[0] * MS),
-                     times(two, "", 0.99).show(US, high=True), digits(sums[1] * MS)]
-            figures = [statistics.median(one), sums[0], statistics.median(two) if two else 0, sums[1]]
-            if name == "llmppl":
-                ours = figures
-            rates = [digits(a / b) if a and not marks[0] else "" for a, b in zip(figures, ours, strict=True)]
-            rows.append([label, name, digits(statistics.median(compile) * MS), *cells, *rates])
-    table(f"{subject.name}: grammars, mask + advance of a token, median/p99 over the texts and sum", rows)
+            try:
+                with no_collection(), limited(options.limit):
+                    begin = clock()
+                    reader = engines[name].grammar(label)
+                    compiling.append((clock() - begin) / 1e9)
+            except TooLong:
+                marks[name] = ">"
+                continue
+            except Exception as error:
+                marks[name] = f"({type(error).__name__})"
+                continue
+            spent, marks[name] = read(reader, texts, options.limit)
+            first.append(spent)
+            if not marks[name]:
+                second.append(read(reader, texts, options.limit)[0])
+        figures: dict[str, list[float]] = {}
+        for name, (compiling, first, second) in passes.items():
+            cells, figures[name] = [], []
+            for some in (first, second):
+                each = [statistics.median(token) for token in zip(*some, strict=False)]
+                shown = times(each, marks[name] if some is first or not some else "", 0.99)
+                cells += [shown.show(US, high=True), digits(sum(each) * MS) if each else ""]
+                figures[name] += [shown.median, sum(each) if each and not marks[name] else float("nan")]
+            rates = [other / ours for other, ours in zip(figures[name], figures["llmppl"], strict=True)]
+            shown_rates = ["" if rate != rate else digits(rate) for rate in rates]
+            compiled = digits(statistics.median(compiling) * MS) if compiling else marks[name]
+            rows.append([label, name, compiled, *cells, *shown_rates])
+    table(f"{subject.name}: grammars, mask + advance of a token, median/p99 over the texts, and sum", rows)
 
 
 START = """
@@ -894,8 +881,8 @@ def main() -> None:
             engines[engine.name] = engine(subject)
             setup.append(f"{engine.name} {(clock() - begin) / 1e9:.2f}")
         print(f"\n== {subject.name}, {len(subject.vocab):,} tokens; once for the vocabulary, s: {', '.join(setup)}")
-        index._trie_of(subject.vocab).visited = index.WARM_UP + 1     # as in a process that has made some masks
-        engines["llmppl"].regex(r"[a-z]*").mask()
+        engines["llmppl"].trie.visited = 1 << 60        # as in a process that has made some masks: it loads numba
+        engines["llmppl"].regex("[a-z]*").mask()
         if options.plot:
             plot(subject, options.plot, engines)
             return

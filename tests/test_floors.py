@@ -14,9 +14,9 @@ FLOORS = {
     5: ["models.model"],
     4: ["models.tokens"],
     3: ["lm.transformer", "automata.grammar", "automata.json_schema"],
-    2: ["lm.hf", "automata.regex", "automata.edits"],
+    2: ["lm.hf", "automata.index", "automata.regex", "automata.edits"],
     1: ["runtime", "models.distributions", "inference.particles", "inference.resampling", "lm.vocab", "lm.cache",
-        "lm.embedded", "automata.dfa", "automata.index"],
+        "lm.embedded", "automata.dfa", "automata.trie"],
 }  # fmt: skip
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
 STRANGERS = {"inference": ["lm", "automata"], "automata": ["lm"]}       # folder: the folders it may not know

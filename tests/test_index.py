@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support import repetitions
 
 from llmppl.automata import index as index_module
+from llmppl.automata import trie as trie_module
 from llmppl.automata.index import END, TabledRecognizer, TokenIndex, Trie, WholeIndex
 from llmppl.automata.regex import Regex
 from llmppl.lm.vocab import Vocabulary
@@ -165,7 +166,7 @@ def walk(request, monkeypatch):
     """The test runs with either walk, whatever the index would choose."""
     if request.param == "numba":
         pytest.importorskip("numba")
-    monkeypatch.setattr(index_module, "_use_numba", lambda trie: request.param == "numba")
+    monkeypatch.setattr(trie_module, "_use_numba", lambda trie: request.param == "numba")
     return request.param
 
 
@@ -186,9 +187,9 @@ def explore(index, limit=50):
 def test_masks_and_steps_are_those_of_every_token_tried_byte_by_byte(kind, monkeypatch):
     if "numba" in kind:
         pytest.importorskip("numba")
-    monkeypatch.setattr(index_module, "_use_numba", lambda trie: "num" not in kind or "numba" in kind)
+    monkeypatch.setattr(trie_module, "_use_numba", lambda trie: "num" not in kind or "numba" in kind)
     if kind == "plain Python":                      # what numba compiles, as it is written
-        monkeypatch.setattr(index_module, "_compiled", lambda: (index_module._walk, index_module._walk_many))
+        monkeypatch.setattr(trie_module, "_compiled", lambda: (trie_module._walk, trie_module._walk_many))
 
     @given(machines(), vocabularies())
     def check(machine, vocab):
@@ -237,8 +238,8 @@ def test_both_walks_number_the_rows_alike_and_go_on_where_an_array_is_full(monke
     vocab = Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"cd", b"abc"], ())
     found = []
     for numba, chunk in [(True, 1 << 20), (True, 30), (False, 1 << 20), (False, 30)]:
-        monkeypatch.setattr(index_module, "_use_numba", lambda trie, numba=numba: numba)
-        monkeypatch.setattr(index_module, "CHUNK", chunk)
+        monkeypatch.setattr(trie_module, "_use_numba", lambda trie, numba=numba: numba)
+        monkeypatch.setattr(trie_module, "CHUNK", chunk)
         whole = TokenIndex(Regex("(ab|[a-m]c|[c-z]*d){3}"), vocab).build_all()
         rows = [(t.tolist(), r.tolist()) for t, r in map(whole.row, range(len(whole)))]
         found.append((whole.accepting.tolist(), rows))
@@ -571,9 +572,9 @@ def test_our_automata_are_tabled_and_users_need_not_be():
 def test_numba_is_loaded_only_when_it_pays():
     program = (
         "import sys; from llmppl.automata.regex import Regex; from llmppl.automata.index import TokenIndex\n"
-        "from llmppl.lm.vocab import Vocabulary; import llmppl.automata.index as index\n"
+        "from llmppl.lm.vocab import Vocabulary; import llmppl.automata.trie as trie\n"
         "vocab = Vocabulary([bytes([i]) for i in range(256)])\n"
-        "index.WARM_UP = 40_000; states = TokenIndex(Regex('[a-z]{1,99}'), vocab)\n"
+        "trie.WARM_UP = 40_000; states = TokenIndex(Regex('[a-z]{1,99}'), vocab)\n"
         "state = states.start; states.mask(state); print('numba' in sys.modules)\n"
         "for _ in range(90): state = states.advance(state, 98); states.mask(state)\n"
         "print('numba' in sys.modules, states.trie.visited > 40_000)"
@@ -585,8 +586,8 @@ def test_numba_is_loaded_only_when_it_pays():
 
 def test_without_numba_numpy_does_the_same(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.setattr(index_module, "_compiled", index_module.functools.cache(index_module._compiled.__wrapped__))
-    monkeypatch.setattr(index_module, "WARM_UP", 0)
+    monkeypatch.setattr(trie_module, "_compiled", trie_module.functools.cache(trie_module._compiled.__wrapped__))
+    monkeypatch.setattr(trie_module, "WARM_UP", 0)
     index = TokenIndex(Regex("[ab]+"), Vocabulary([b"a", b"b", b"c"]))
     assert index.mask(index.start).tolist() == [True, True, False] and isinstance(index.build_all(), WholeIndex)
 
@@ -622,7 +623,7 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
     for pattern in PATTERNS:
         walks = []
         for numba in (False, True):
-            monkeypatch.setattr(index_module, "_use_numba", lambda trie, numba=numba: numba)
+            monkeypatch.setattr(trie_module, "_use_numba", lambda trie, numba=numba: numba)
             walks.append(TokenIndex(Regex(pattern), vocab))
             walks[-1].mask(walks[-1].start)
         index = walks[0]
@@ -634,7 +635,7 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
                     checked.add(state)
                     expected = brute_force(index.recognizer, vocab, state)
                     for numba, each in enumerate(walks):
-                        monkeypatch.setattr(index_module, "_use_numba", lambda trie, numba=numba: bool(numba))
+                        monkeypatch.setattr(trie_module, "_use_numba", lambda trie, numba=numba: bool(numba))
                         np.testing.assert_array_equal(each.mask(each.after(text)), expected)
                 ids = index.allowed(state).tolist()
                 short = [id for id in ids if len(vocab.tokens[id]) == 1]

@@ -56,8 +56,8 @@ from lark.parsers.lalr_parser import LALR_Parser
 from lark.parsers.lalr_parser import _Parser as _Loop
 
 from llmppl.automata.dfa import DEAD, NFA, Ahead, Behind
-from llmppl.automata.index import Trie, _Numbered, _walk_state
 from llmppl.automata.regex import parse
+from llmppl.automata.trie import Numbered, Trie, walk_state
 
 __all__ = ["Grammar", "json_grammar"]
 
@@ -65,7 +65,7 @@ END = "$END"
 WHOLE = 1 << 30
 HEIGHTS = (4, WHOLE)                                # to which stacks are cut for masks, the next if FEW do not suffice
 FEW = 200                                           # tokens that are read one by one
-MAX_STATES = 1 << 18                                # that are remembered
+MAX_STATES = 1 << 16                                # that are remembered
 MAX_CUTS = 1 << 14                                  # states with cut stacks that are kept
 States = frozenset[int]
 Bytes = npt.NDArray[np.uint8]
@@ -966,7 +966,7 @@ UNKNOWN = _State((), False)                         # where a stack that is cut 
 UNKNOWN.next.update(dict.fromkeys(range(256), UNKNOWN))
 
 
-class _Cutter(_Numbered):
+class _Cutter(Numbered):
     """The graph of states that keep no more than `height` states of every stack: they are few, and soon all known."""
 
     def __init__(self, grammar: Grammar, bottom: _Stack, height: int):
@@ -1045,7 +1045,7 @@ class _Masks:
         if len(graph.states) > MAX_CUTS:
             graph.clear()
             self.known.clear()
-        ids, ends = _walk_state(graph, self.trie, graph.number(cut))
+        ids, ends = walk_state(graph, self.trie, graph.number(cut))
         unknown = ids[ends == graph.number(UNKNOWN)]
         mask = np.zeros(len(self.trie.tokens), bool)
         mask[ids] = True
