@@ -248,6 +248,8 @@ class NFA:
 
         It stops at states with a guard, which are in the result too: what holds them is not known here.
         """
+        if not self.epsilon[state] and state not in self.guards:
+            return (state,)
         found = self._closures.get(state)
         if found is None:
             found = self._closures[state] = tuple(self._ordered(state))
@@ -288,16 +290,18 @@ class _Subsets:
         self.nfa = nfa
         self.start = frozenset(start)
         self._unions: dict[frozenset[int], frozenset[int]] = {}
+        self._singles: dict[int, frozenset[int]] = {}
 
     def accepts(self, key: frozenset[int]) -> bool:
         return ACCEPT in key
 
     def moves(self, key: frozenset[int]) -> Iterator[tuple[int, int, frozenset[int]]]:
-        edges = [edge for state in key for edge in self.nfa.edges(state)]
-        if len(key) == 1:
-            for lo, hi, target in edges:
-                yield lo, hi, self._union(frozenset((target,)))
+        found = [edges for state in key if (edges := self.nfa.edges(state))]
+        if len(found) == 1:
+            for lo, hi, target in found[0]:
+                yield lo, hi, self._single(target)
             return
+        edges = [edge for each in found for edge in each]
         events: dict[int, list[int]] = {}           # byte -> targets that begin (t) or end (~t) there
         for lo, hi, target in edges:
             events.setdefault(lo, []).append(target)
@@ -314,7 +318,16 @@ class _Subsets:
                     del active[target]
             before = byte
 
+    def _single(self, target: int) -> frozenset[int]:
+        single = self._singles.get(target)
+        if single is None:
+            single = self._singles[target] = frozenset(self.nfa.closure(target))
+        return single
+
     def _union(self, targets: frozenset[int]) -> frozenset[int]:
+        if len(targets) == 1:
+            (target,) = targets
+            return self._single(target)
         union = self._unions.get(targets)
         if union is None:
             union = self._unions[targets] = frozenset().union(*map(self.nfa.closure, targets))
@@ -627,21 +640,25 @@ class DFA(_Machine):
     @classmethod
     def from_strings(cls, words: Iterable[str]) -> DFA:
         """The language of exactly these strings."""
-        rows: list[dict[int, int]] = [{}, {}]
-        final = set()
+        steps: dict[int, int] = {}                  # state * 256 + byte -> state
+        final, size = set(), 2
         for word in words:
             state = 1
             for byte in word.encode():
-                if byte not in rows[state]:
-                    rows[state][byte] = len(rows)
-                    rows.append({})
-                state = rows[state][byte]
+                key = state << 8 | byte
+                state = steps.get(key, 0)
+                if not state:
+                    state = steps[key] = size
+                    size += 1
             final.add(state)
-        table, accepting = np.zeros((len(rows), 256), np.int32), np.zeros(len(rows), bool)
-        for state, row in enumerate(rows):
-            table[state, list(row)] = list(row.values())
+        if not final:
+            return cls.from_table(np.zeros((1, 256), np.int32), np.zeros(1, bool), 0)
+        table, accepting = np.zeros((size, 256), np.int32), np.zeros(size, bool)
+        table.ravel()[list(steps)] = list(steps.values())
         accepting[list(final)] = True
-        return cls.from_table(table, accepting, 1)
+        dfa = cls.__new__(cls)                      # every state leads to the end: nothing to trim
+        dfa._set(table, accepting, 1)
+        return dfa
 
     @classmethod
     def from_interegular(cls, fsm: Any) -> DFA:

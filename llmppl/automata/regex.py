@@ -17,8 +17,7 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
-from re import _compiler, _parser  # type: ignore[attr-defined]
-from re import _constants as op  # type: ignore[attr-defined]
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -44,10 +43,16 @@ from llmppl.automata.dfa import (
 
 __all__ = ["Regex", "escape", "parse"]
 
+_compiler: Any = import_module("re._compiler")       # Python's own parser of patterns; mypy knows nothing of it
+_parser: Any = import_module("re._parser")
+op: Any = import_module("re._constants")
+
 NEWLINE = ((10, 10),)
 MANY = 8                                            # literal choices from which on they are read as a trie
 
 escape = re.escape
+_LITERAL = r"[^\\.^$*+?{}\[\]()|\ud800-\udfff]+"
+_CHOICES = re.compile(rf"(?:{_LITERAL}(?:\|{_LITERAL})*|\((?:\?:)?{_LITERAL}(?:\|{_LITERAL})*\))")
 
 
 class Regex(DFA):
@@ -69,6 +74,11 @@ class Regex(DFA):
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         self.pattern, self.flags = pattern, int(flags)
+        if not flags and isinstance(pattern, str) and pattern.count("|") >= MANY and _CHOICES.fullmatch(pattern):
+            bare = pattern.removeprefix("(").removeprefix("?:").removesuffix(")")
+            dfa = DFA.from_strings(bare.split("|"))
+            self._set(dfa._table, dfa._accepting, dfa.start)
+            return
         super().__init__(parse(pattern, flags, to_end=True))
 
     def __repr__(self) -> str:
