@@ -311,3 +311,14 @@ def test_choices_are_ordered_as_re_tries_them():
         nfa = parse(pattern)
         letters = ["$" if q == nfa.accept else chr(nfa.edges(q)[0][0]) for q in nfa.closure(nfa.start)]
         assert "".join(letters) == order, pattern
+
+
+def test_a_guard_that_no_text_meets_makes_the_language_empty():
+    for pattern in ("(?!).*", "(?!)", "a(?!)|(?!)b", r"(?=a)(?!a).*"):
+        assert Regex(pattern).is_empty() and Regex(pattern).minimise().num_states == 0, pattern
+        assert re.fullmatch(pattern, "") is None and re.fullmatch(pattern, "a") is None
+
+
+def test_operations_on_two_empty_languages_are_empty():
+    a, b = Regex("(?!)"), Regex(r"[^\s\S]")
+    assert all(result.is_empty() for result in (a | b, a & b, a - b, a ^ b)) and a.equivalent(b)

@@ -604,13 +604,13 @@ class DFA(_Machine):
     def __init__(self, nfa: NFA) -> None:
         self._pending = False
         self._counts: list[list[list[int]]] = []
-        if nfa.start == DEAD:
-            self._set(np.zeros((1, 256), np.int32), np.zeros(1, bool), 0)
-            return
-        if not nfa.guards:
+        if nfa.start != DEAD and not nfa.guards:
             super().__init__(_Subsets(nfa, nfa.closure(nfa.start)))
             return
         threads = _Threads(nfa)
+        if not threads.start[0]:                    # no start, or a guard that no text meets
+            self._set(np.zeros((1, 256), np.int32), np.zeros(1, bool), 0)
+            return
         if _unguarded(nfa, threads.start[0]):
             super().__init__(_Subsets(nfa, (thread.state for thread in threads.start[0])))
         else:
@@ -913,8 +913,9 @@ class DFA(_Machine):
     ) -> DFA:  # `alone[i]`: whether a text can be in the result when only the i-th automaton is not dead
         left, right = self.explore(), other.explore()
         width = len(right.table)
-        numbers = {0: 0, left.start * width + right.start: 1}
-        todo, rows = [left.start * width + right.start], []
+        start = left.start * width + right.start
+        numbers = {0: 0} | ({start: 1} if start else {})
+        todo, rows = [start] if start else [], list[NDArray[np.int32]]()
         while todo:
             a, b = np.divmod(np.array(todo), width)
             next_a, next_b = left.table[a], right.table[b]              # (F, 256)
@@ -929,7 +930,7 @@ class DFA(_Machine):
             rows.append(np.array([numbers[pair] for pair in distinct.tolist()], np.int32)[where.reshape(pairs.shape)])
         a, b = np.divmod(np.array(list(numbers)), width)
         table = np.concatenate([np.zeros((1, 256), np.int32), *rows])
-        return DFA.from_table(table[: len(numbers)], accept(left.accepting[a], right.accepting[b]), 1)
+        return DFA.from_table(table[: len(numbers)], accept(left.accepting[a], right.accepting[b]), numbers[start])
 
     def minimise(self) -> DFA:
         """The automaton of this language with the fewest states.
