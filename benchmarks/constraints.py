@@ -833,6 +833,8 @@ def subjects(options: Any) -> Iterator[Subject]:
 
     places = [(name, name) for name in options.tokenizer]
     for folder in [Path(folder) for folder in options.vocab]:
+        if not folder.is_dir():
+            raise SystemExit(f"--vocab {folder}: no such folder; give one that holds a tokenizer, or folders that do")
         inside = [folder] if (folder / "tokenizer_config.json").exists() else sorted(folder.iterdir())
         places += [(each.name, str(each)) for each in inside if (each / "tokenizer_config.json").exists()]
     if not places:
