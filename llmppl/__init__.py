@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from llmppl.models.programs import ConstrainedText as ConstrainedText
     from llmppl.models.programs import Infilling as Infilling
     from llmppl.models.programs import PromptIntersection as PromptIntersection
+    from llmppl.queries import search as search
 
 _HOME = {
     "Model": "models.model",
@@ -58,6 +59,7 @@ _HOME = {
     "Grammar": "automata.grammar",
     "JsonSchema": "automata.json_schema",
     "TokenIndex": "automata.index",
+    "search": "queries",
 }
 
 __all__ = list(_HOME)

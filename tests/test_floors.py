@@ -8,15 +8,18 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "llmppl"
 
 FLOORS = {
-    8: ["cli", "__init__"],
-    7: ["queries", "trace"],
-    6: ["models.programs", "inference.smc", "inference.exact"],
-    5: ["models.model"],
-    4: ["models.tokens"],
-    3: ["lm.transformer", "automata.grammar", "automata.json_schema"],
-    2: ["lm.hf", "automata.index", "automata.regex", "automata.edits"],
-    1: ["runtime", "models.distributions", "inference.particles", "inference.resampling", "lm.vocab", "lm.cache",
-        "lm.embedded", "automata.dfa", "automata.trie"],
+    11: ["cli", "__init__"],
+    10: ["queries", "trace"],
+    9: ["queries.mass"],
+    8: ["queries.matches"],
+    7: ["queries.best_first", "queries.sampling"],
+    6: ["models.programs", "inference.smc", "inference.exact", "queries.space"],
+    5: ["models.model", "queries.rules"],
+    4: ["models.tokens", "queries.language"],
+    3: ["lm.transformer", "automata.grammar", "automata.json_schema", "automata.edits", "automata.rewrites"],
+    2: ["lm.hf", "automata.index", "automata.regex"],
+    1: ["runtime", "compare", "models.distributions", "inference.particles", "inference.resampling", "lm.vocab",
+        "lm.cache", "lm.embedded", "automata.dfa", "automata.trie"],
 }  # fmt: skip
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
 STRANGERS = {"inference": ["lm", "automata"], "automata": ["lm"]}       # folder: the folders it may not know

@@ -318,6 +318,20 @@ class Vocabulary(Sequence[Token]):
         return mask
 
     @cached_property
+    def ids_by_bytes(self) -> dict[bytes, list[int]]:
+        """The ids of the tokens that add given bytes to a text, ascending; special tokens are not among them."""
+        found: dict[bytes, list[int]] = {}
+        for id, data in enumerate(self.tokens):
+            if data:
+                found.setdefault(data, []).append(id)
+        return found
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """(V,) int64: how many bytes each token adds to a text."""
+        return np.fromiter(map(len, self.tokens), np.int64, len(self.tokens))
+
+    @cached_property
     def _spelling(self) -> tuple[dict[bytes, int], list[int]]:
         """Bytes -> lowest id, and the lengths that occur, ascending."""
         ids = {data: i for i, data in reversed(list(enumerate(self.tokens))) if data}

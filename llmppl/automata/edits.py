@@ -1,0 +1,295 @@
+"""Edits: the strings within k edits of a language, and how a text differs from the nearest member.
+
+The one idea: a state of the language together with what has been spent on edits. To *insert* reads a character and
+stays, to *delete* goes on by a character without reading it, to *substitute* does both; k + 1 copies of the language
+hold all that is within k (Levenshtein). An edit is one of a whole character, made to a member of the language: a text
+lacks what was deleted. Each kind has its cost, a positive integer, 1 unless told; None forbids it.
+
+`within` makes the automaton, determinised as it is read, so that no string is in it twice. `distance` and `alignment`
+look for the cheapest way through the same states, and for that need only those of the language that they pass.
+
+A cap that differs by region is a concatenation: `within(prefix, 0) + within(suffix, 2)`.
+
+Sources: Levenshtein (1966), "Binary codes capable of correcting deletions, insertions and reversals"; Schulz & Mihov
+(2002), "Fast string correction with Levenshtein automata", for the automaton; Wagner (1974), "Order-n correction for
+regular languages", for the distance.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from functools import lru_cache
+from heapq import heappop, heappush
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from llmppl.automata.dfa import ACCEPT, ANY, DFA, NFA, Fragment
+from llmppl.automata.regex import Regex
+
+__all__ = ["Edit", "alignment", "distance", "within"]
+
+
+class Edit(NamedTuple):
+    """One edit that a member of the language has undergone.
+
+    Attributes
+    ----------
+    kind : "insert", "delete" or "substitute"
+    place : int
+        The index in the text of the character that was put in, or before which one is missing.
+    wanted : str
+        The character of the member that was deleted or replaced; "" for an insertion. Where several would do, the one
+        of the lowest code point.
+    found : str
+        The character of the text that was inserted or put in its place; "" for a deletion.
+    """
+
+    kind: Literal["insert", "delete", "substitute"]
+    place: int
+    wanted: str
+    found: str
+
+
+class _Costs(NamedTuple):
+    insert: int | None
+    delete: int | None
+    substitute: int | None
+
+
+def within(
+    language: DFA,
+    k: int,
+    *,
+    insert: int | None = 1,
+    delete: int | None = 1,
+    substitute: int | None = 1,
+    alphabet: str | Iterable[str] | None = None,
+) -> DFA:
+    """The strings that edits of total cost k or less make of a member of the language: `within(Regex("cat"), 1)`.
+
+    Parameters
+    ----------
+    language : DFA
+        All its states are worked out; those of the result are when they are asked for.
+    k : int, at least 0
+        With k = 0, the language itself.
+    insert, delete, substitute : int or None
+        What one such edit costs, at least 1; None: there are none.
+    alphabet : str or iterable of str, optional
+        The characters that may be inserted or put in place of others: a regex that matches single characters, such as
+        "[ -~]", or the characters themselves. Any character if None.
+
+    Raises
+    ------
+    ValueError
+        k is negative, a cost is not positive, the alphabet has no or more than single characters, or the automaton
+        would be too large.
+    TypeError
+        The language is not a DFA, or a number is not an integer.
+    """
+    costs = _checked(language, insert, delete, substitute)
+    characters = _fragment(_alphabet(alphabet))
+    _whole("k", k, 0, "an integer of at least 0")
+    nfa = NFA()
+    if language.is_empty():
+        return DFA(nfa)
+    rows = [[(lo, hi, target - 1) for lo, hi, target in row] for row in language.edges()]
+    nexts = {language.start: _onward(language, language.start)}
+    todo = [language.start]                         # the states between characters
+    for state in todo:                              # grows
+        new = [target for target in nexts[state] if target not in nexts]
+        nexts.update((target, _onward(language, target)) for target in new)
+        todo += new
+    layers: list[list[int]] = []                    # layers[left][state - 1]: the NFA state with `left` to spend
+    try:
+        for left in range(k + 1):
+            exits = {}
+            for state, onward in nexts.items():
+                choices = [ACCEPT] if language.accepts(state) else []
+                reading: dict[int, list[int]] = {}  # what is left to spend -> where a character of the alphabet leads
+                if costs.insert is not None and costs.insert <= left:
+                    reading.setdefault(left - costs.insert, []).append(state)
+                if costs.substitute is not None and costs.substitute <= left:
+                    reading.setdefault(left - costs.substitute, []).extend(onward)
+                if costs.delete is not None and costs.delete <= left:
+                    choices += [layers[left - costs.delete][target - 1] for target in onward]
+                for rest, targets in reading.items():
+                    choices.append(nfa.read(characters, nfa.split(layers[rest][target - 1] for target in targets)))
+                if choices:
+                    exits[state - 1] = nfa.split(choices)
+            layers.append(nfa.graph(rows, exits)[1])
+    except OverflowError as error:
+        raise ValueError(
+            f"the strings within k={k} edits of {language!r} need {error}; a smaller k, or fewer states "
+            f"(language.minimise()), would work"
+        ) from None
+    nfa.start = layers[k][language.start - 1]
+    return DFA(nfa)
+
+
+def distance(
+    language: DFA,
+    text: str,
+    *,
+    insert: int | None = 1,
+    delete: int | None = 1,
+    substitute: int | None = 1,
+    alphabet: str | Iterable[str] | None = None,
+) -> int | None:
+    """The least k for which `text` is in `within(language, k)`, or None if there is none.
+
+    There is none if the language is empty, if `text` has lone surrogates, or if the edits allowed do not suffice.
+    Parameters and errors as for `within`.
+    """
+    found = _cheapest(language, text, None, _checked(language, insert, delete, substitute), _alphabet(alphabet))
+    return None if found is None else found[0]
+
+
+def alignment(
+    language: DFA,
+    text: str,
+    k: int | None = None,
+    *,
+    insert: int | None = 1,
+    delete: int | None = 1,
+    substitute: int | None = 1,
+    alphabet: str | Iterable[str] | None = None,
+) -> list[Edit] | None:
+    """One cheapest way to make `text` of a member of the language, in the order of the text.
+
+    Returns
+    -------
+    list of Edit, empty if `text` is a member; or None if no edits, or none of total cost k or less, make it of one.
+        The same each time; other ways may cost as much. Parameters and errors as for `within`.
+    """
+    if k is not None:
+        _whole("k", k, 0, "an integer of at least 0, or None for any number")
+    found = _cheapest(language, text, k, _checked(language, insert, delete, substitute), _alphabet(alphabet))
+    return None if found is None else found[1]
+
+
+Node = tuple[int, int]                              # characters of the text read, state of the language
+
+
+def _cheapest(
+    language: DFA, text: str, k: int | None, costs: _Costs, alphabet: DFA | None
+) -> tuple[int, list[Edit]] | None:
+    """Dijkstra's search over (characters read, state): the cost and the edits."""
+    try:
+        encoded = [char.encode() for char in text]
+    except UnicodeEncodeError:                      # a lone surrogate is in no language
+        return None
+    if language.is_empty():
+        return None
+    may_come = [alphabet is None or char in alphabet for char in text]
+    onward: dict[int, dict[int, str]] = {}
+    start = (0, language.start)
+    least: dict[Node, int] = {start: 0}
+    came: dict[Node, tuple[Node, Edit | None]] = {}
+    order = itertools.count()                       # decides between equal costs, whatever the states' numbers
+    todo = [(0, next(order), start)]
+
+    def reach(node: Node, cost: int, before: Node, edit: Edit | None) -> None:
+        if (k is None or cost <= k) and (node not in least or cost < least[node]):
+            least[node] = cost
+            came[node] = before, edit
+            heappush(todo, (cost, next(order), node))
+
+    while todo:
+        cost, _, node = heappop(todo)
+        place, state = node
+        if cost > least[node]:
+            continue
+        if place == len(text) and language.accepts(state):
+            edits = []
+            while node in came:
+                node, edit = came[node]
+                edits += [] if edit is None else [edit]
+            return cost, edits[::-1]
+        if place < len(text):
+            after: int | None = state
+            for byte in encoded[place]:
+                after = language.step(after, byte) if after else None
+            if after:
+                reach((place + 1, after), cost, node, None)
+            if costs.insert is not None and may_come[place]:
+                reach((place + 1, state), cost + costs.insert, node, Edit("insert", place, "", text[place]))
+        if costs.delete is None and costs.substitute is None:
+            continue
+        if state not in onward:
+            onward[state] = _onward(language, state)
+        for target, char in onward[state].items():
+            if costs.delete is not None:
+                reach((place, target), cost + costs.delete, node, Edit("delete", place, char, ""))
+            if costs.substitute is not None and place < len(text) and may_come[place]:
+                edit = Edit("substitute", place, char, text[place])
+                reach((place + 1, target), cost + costs.substitute, node, edit)
+    return None
+
+
+def _onward(language: DFA, state: int) -> dict[int, str]:
+    """The states one character after `state`, and the lowest character that leads to each, in its order."""
+    found: dict[int, bytes] = {}
+    todo = [(state, b"", 1)]
+    while todo:
+        at, read, pending = todo.pop()
+        targets, first = np.unique(language.row(at), return_index=True)
+        for target, byte in zip(targets.tolist(), first.tolist(), strict=True):
+            more = (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0) if not read else pending - 1
+            if not target:
+                continue
+            text = read + bytes((byte,))
+            if more:
+                todo.append((target, text, more))
+            else:
+                found[target] = min(found.get(target, text), text)
+    return {target: text.decode() for target, text in sorted(found.items(), key=lambda pair: pair[1])}
+
+
+def _whole(name: str, value: int, least: int, wanted: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} is {value!r}; it is {wanted}")
+    if value < least:
+        raise ValueError(f"{name} is {value}; it is {wanted}")
+
+
+def _checked(language: DFA, insert: int | None, delete: int | None, substitute: int | None) -> _Costs:
+    if not isinstance(language, DFA):
+        raise TypeError(f"edits are made to a DFA, such as Regex({str(language)!r}), not a {type(language).__name__}")
+    costs = _Costs(insert, delete, substitute)
+    for name, cost in costs._asdict().items():
+        if cost is not None:
+            _whole(name, cost, 1, "the cost of one such edit, at least 1, or None where there are none")
+    return costs
+
+
+def _alphabet(alphabet: str | Iterable[str] | None) -> DFA | None:
+    """The language of the single characters of an alphabet, None if they are all."""
+    if alphabet is None:
+        return None
+    return _characters(alphabet if isinstance(alphabet, str) else tuple(alphabet))
+
+
+@lru_cache(64)
+def _characters(alphabet: str | tuple[str, ...]) -> DFA:
+    if not all(isinstance(char, str) for char in alphabet):
+        raise TypeError(f"the alphabet {alphabet!r} holds what is no str; ['a', 'b'] or '[ab]' would work")
+    chars: DFA = Regex(alphabet) if isinstance(alphabet, str) else DFA.from_strings(alphabet)
+    if chars.is_empty():
+        raise ValueError(f"the alphabet {alphabet!r} has no character; '[ -~]' or ['a', 'b'] has some, None has all")
+    longer = (chars - Regex("(?s).")).shortest()
+    if longer is not None:
+        raise ValueError(
+            f"the alphabet {alphabet!r} holds {longer!r}; it holds single characters only, as '[ab]' or ['a', 'b'] does"
+        )
+    return chars.minimise()
+
+
+def _fragment(alphabet: DFA | None) -> Fragment:
+    """One character of the alphabet, as a graph over bytes."""
+    if alphabet is None:
+        return ANY
+    rows, ends = alphabet.edges(), alphabet.accepting
+    return tuple(tuple((lo, hi, -1 if ends[target] else target - 1) for lo, hi, target in row) for row in rows)

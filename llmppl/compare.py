@@ -1,0 +1,349 @@
+"""Compare: do two distributions over strings differ, and by how much?
+
+Two samples are tested for homogeneity, a sample against an exactly known distribution (`Exact`) for goodness of fit.
+The statistic is Pearson's,  X2 = sum (observed - expected)^2 / expected. Its p is not read off the chi-square
+distribution, which is wrong where counts are small, but counted: of R tables drawn under the null hypothesis (for two
+samples with both margins fixed, which is to permute the labels),  p = (1 + #{X2_r >= X2}) / (1 + R). A test at level
+alpha then rejects with probability alpha at most, whatever the counts.
+
+How far apart they are is the total variation,  TV = sum |a - b| / 2: the most by which the probabilities of any set of
+strings differ. Between samples it is too large on average, and resampling them makes it larger still: where the true
+TV is near 0, percentile bootstrap intervals hardly ever hold it. The interval here is Newcombe's for a difference of
+two probabilities, those of the strings S that are more frequent in a, from Wilson's intervals for each. Its lower end
+is moved down by what choosing S from the samples may have added,  sum (E|Z| - |E Z|) / 2  with Z normal, of the
+variance of a - b and of the least |E Z| that is still plausible. It needs no draws, and covers more often than told
+rather than less, the more so the more strings there are.
+
+Sources: Pearson (1900), "On the criterion ..."; Fisher (1935), "The Design of Experiments", for permutations; Phipson &
+Smyth (2010), "Permutation p-values should never be zero"; Wilson (1927), "Probable inference"; Newcombe (1998),
+"Interval estimation for the difference between independent proportions", method 10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ChiSquare", "Comparison", "Exact", "chi_square_tail", "compare"]
+
+Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
+
+CELLS = 1_000_000                                   # of the tables drawn at a time
+SAME = 1e-9                                         # statistics that differ by less, relatively, are equal
+MAX_ROWS = 20                                       # strings shown
+MAX_TEXT = 60                                       # characters shown of each
+
+
+class Exact:
+    """A distribution that is known, not sampled: `Exact({"yes": 0.7, "no": 0.3})`.
+
+    Parameters
+    ----------
+    probabilities : mapping of str to float
+        At least 0, and 1 together (to 1e-6; what rounding left over is divided out). Else a ValueError.
+    """
+
+    def __init__(self, probabilities: Mapping[str, float]) -> None:
+        _strings("Exact", probabilities)
+        for text, probability in probabilities.items():
+            if not probability >= 0:                # nor is NaN
+                raise ValueError(f"Exact: the probability of {text!r} is {probability}; it is at least 0")
+        total = math.fsum(probabilities.values())
+        if not abs(total - 1) <= 1e-6:
+            raise ValueError(f"Exact: the probabilities sum to {total:.6g}, not to 1; counts are given without Exact")
+        self.probabilities = {text: float(p) / total for text, p in probabilities.items() if p}
+
+    def __repr__(self) -> str:
+        return f"Exact({self.probabilities!r})"
+
+
+class ChiSquare(NamedTuple):
+    """A test of the null hypothesis that both sides have one distribution.
+
+    Attributes
+    ----------
+    p : float
+        The probability under it of a statistic as large; at least 1 / (1 + draws).
+    statistic : float
+        Pearson's chi-square; inf where a sample has a string to which the exact side gives probability 0.
+    df : int
+        Its degrees of freedom: the number of strings that either side has (the exact side, if there is one) less 1.
+    draws : int
+        The number R of tables drawn.
+    p_asymptotic : float
+        What the chi-square distribution says of the statistic, as the literature reports it: near p where all expected
+        counts are 5 or more; where p is at its least, an order of magnitude.
+    """
+
+    p: float
+    statistic: float
+    df: int
+    draws: int
+    p_asymptotic: float
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Comparison:
+    """What `compare` found; shown as a table.
+
+    Attributes
+    ----------
+    categories : tuple of C str
+        The strings that either side has, the most frequent first.
+    a, b : (C,) ndarray, read-only
+        int64 counts of samples; float64 probabilities where the side is exact.
+    num_a, num_b : int or None
+        The number of samples; None where the side is exact.
+    test : ChiSquare or None
+        None if both sides are exact, which leaves nothing to chance.
+    tv : float
+        The total variation between the frequencies or probabilities; from samples, on average too large.
+    tv_interval : (float, float) or None
+        For the total variation between the two distributions, at `level`; None if both sides are exact.
+    level : float
+    cramers_v : float or None
+        sqrt(X2 / (num_a + num_b)), from 0 to 1, for two samples.
+    kl : float or None
+        The Kullback-Leibler divergence KL(a || b) in nats, if both sides are exact; inf if b lacks a string of a.
+    """
+
+    categories: tuple[str, ...]
+    a: Array
+    b: Array
+    num_a: int | None
+    num_b: int | None
+    test: ChiSquare | None
+    tv: float
+    tv_interval: tuple[float, float] | None
+    level: float
+    cramers_v: float | None
+    kl: float | None
+
+    @property
+    def p(self) -> float | None:
+        """The p of the test; None if both sides are exact."""
+        return None if self.test is None else self.test.p
+
+    def __repr__(self) -> str:
+        sides = (("a", self.a, self.num_a), ("b", self.b, self.num_b))
+        told = [f"{name}: exact" if num is None else f"{name}: {num:,} drawn" for name, _, num in sides]
+        columns = [[name, *_column(some[:MAX_ROWS], num)] for name, some, num in sides]
+        difference = self.a / (self.num_a or 1) - self.b / (self.num_b or 1)
+        columns += [["a - b", *(f"{100 * some:+.1f} %" for some in difference[:MAX_ROWS])]]
+        widths = [max(map(len, column)) for column in columns]
+        lines = [f"Comparison({', '.join(told)}, strings: {len(self.categories):,})", ""]
+        for *cells, text in zip(*columns, ["string", *map(_shown, self.categories[:MAX_ROWS])], strict=True):
+            aligned = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
+            lines.append("  ".join([*aligned, text]))
+        if len(self.categories) > MAX_ROWS:
+            lines.append(f"... and {len(self.categories) - MAX_ROWS:,} more")
+        lines += ["", f"total variation {self.tv:.4f}"]
+        if self.tv_interval is not None:
+            lines[-1] += f", between {self.tv_interval[0]:.4f} and {self.tv_interval[1]:.4f} at {100 * self.level:g} %"
+        if self.cramers_v is not None:
+            lines[-1] += f"; Cramer's V {self.cramers_v:.4f}"
+        if self.test is None:
+            lines.append(f"KL(a || b) {self.kl:.4f} nats; both sides are exact: there is nothing to test")
+        else:
+            p, statistic, df, draws, p_asymptotic = self.test
+            least = " (the least they can show)" if p < 1.5 / (1 + draws) else ""
+            lines.append(
+                f"p = {p:.2g} by {draws:,} draws{least}; X2 = {statistic:.2f}, for which the chi-square distribution "
+                f"of {df} df has {p_asymptotic:.2g}"
+            )
+        return "\n".join(lines)
+
+
+def compare(
+    a: Iterable[str] | Mapping[str, int] | Exact,
+    b: Iterable[str] | Mapping[str, int] | Exact,
+    *,
+    permutations: int = 10_000,
+    level: float = 0.95,
+    seed: int | None = None,
+    rng: np.random.Generator | None = None,
+) -> Comparison:
+    """Whether two distributions over strings differ, and by how much.
+
+    Parameters
+    ----------
+    a, b : iterable of str, mapping of str to int, or Exact
+        Samples, their counts, or a known distribution. Samples must be independent of each other, which draws from one
+        set of weighted particles are not: many are copies of a few, and the test would reject far too often.
+    permutations : int, at least 1
+        The number R of tables drawn for p.
+    level : float between 0 and 1
+        How probably the interval holds the total variation.
+
+    Raises
+    ------
+    ValueError
+        A count is not a whole number of at least 0, a side has no sample, or an option is out of its range.
+    TypeError
+        A side is a str, or has things that are not strings.
+    """
+    if isinstance(permutations, bool) or not isinstance(permutations, int | np.integer) or permutations < 1:
+        raise ValueError(f"permutations is {permutations!r}; it is an integer of at least 1")
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level!r}; it is between 0 and 1, as 0.95 is")
+    if seed is not None and rng is not None:
+        raise ValueError("compare takes a seed or an rng, not both")
+    rng = np.random.default_rng(seed) if rng is None else rng
+    by_text_a, num_a = _side("a", a)
+    by_text_b, num_b = _side("b", b)
+    weight = {
+        text: by_text_a.get(text, 0) / (num_a or 1) + by_text_b.get(text, 0) / (num_b or 1)
+        for text in [*by_text_a, *by_text_b]
+    }
+    categories = tuple(sorted(weight, key=lambda text: (-weight[text], text)))
+    left = np.array([by_text_a.get(text, 0) for text in categories], np.float64 if num_a is None else np.int64)
+    right = np.array([by_text_b.get(text, 0) for text in categories], np.float64 if num_b is None else np.int64)
+    left.flags.writeable = right.flags.writeable = False
+    p_a, p_b = left / (num_a or 1), right / (num_b or 1)
+    test = interval = cramers_v = kl = None
+    if num_a is not None and num_b is not None:
+        test = _homogeneity(left, right, permutations, rng)
+        cramers_v = math.sqrt(test.statistic / (num_a + num_b))
+    elif num_a is not None:
+        test = _goodness(left, p_b, permutations, rng)
+    elif num_b is not None:
+        test = _goodness(right, p_a, permutations, rng)
+    else:
+        kl = math.inf if (p_b[p_a > 0] == 0).any() else float(np.sum(p_a[p_a > 0] * np.log((p_a / p_b)[p_a > 0])))
+    if test is not None:
+        interval = _interval(p_a, num_a or math.inf, p_b, num_b or math.inf, NormalDist().inv_cdf((1 + level) / 2))
+    tv = float(np.abs(p_a - p_b).sum() / 2)
+    return Comparison(categories, left, right, num_a, num_b, test, tv, interval, level, cramers_v, kl)
+
+
+def chi_square_tail(statistic: float, df: int) -> float:
+    """P(X >= statistic) for a chi-square variable X with `df` degrees of freedom; 1 for df = 0.
+
+    The regularised upper incomplete gamma function Q(df / 2, statistic / 2), which for whole df is a finite sum of
+    positive terms: no cancellation however small it is.
+    """
+    half = statistic / 2
+    if df == 0 or half <= 0:
+        return 1.0
+    if math.isinf(half):
+        return 0.0
+    powers = np.arange(df % 2 / 2, df / 2 - 0.25)   # 0, 1, ... or 0.5, 1.5, ..., below df / 2
+    terms = [math.exp(s * math.log(half) - half - math.lgamma(s + 1)) for s in powers.tolist()]
+    return min(1.0, math.fsum([*terms, math.erfc(math.sqrt(half)) if df % 2 else 0.0]))
+
+
+# ---- the sides
+
+
+def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[Mapping[str, float], int | None]:
+    """The counts or probabilities above 0, and the number of samples, None if `given` is exact."""
+    if isinstance(given, Exact):
+        return given.probabilities, None
+    if isinstance(given, str):
+        raise TypeError(f"{name} is the str {given!r}; samples are strings in a list, as in [{given!r}]")
+    given = given if isinstance(given, Mapping) else list(given)
+    _strings(name, given)
+    counts: Mapping[str, Any] = given if isinstance(given, Mapping) else Counter(given)
+    for text, count in counts.items():
+        if not isinstance(count, int | np.integer) or count < 0:
+            raise ValueError(
+                f"{name}: {count!r} of {text!r} is no count, which is an integer of at least 0; known probabilities "
+                f"are given as Exact({{...}}), and weighted samples have no counts to compare"
+            )
+    found = {text: int(count) for text, count in counts.items() if count}
+    if not found:
+        raise ValueError(f"{name} has no sample; at least one is needed")
+    return found, sum(found.values())
+
+
+def _strings(name: str, texts: Iterable[object]) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{name}: {text!r} is a {type(text).__name__}; distributions are compared over strings")
+
+
+# ---- tests
+
+
+def _homogeneity(left: Array, right: Array, draws: int, rng: np.random.Generator) -> ChiSquare:
+    """Two samples: tables of the same margins."""
+    total, num_left, num_right = left + right, int(left.sum()), int(right.sum())
+    num = num_left + num_right
+    expected = total * (num_left / num)
+    # (o - e)^2 / e of both rows together: they are off by the same, and 1 / e_left + 1 / e_right = 1 / scale
+    scale = expected * (num_right / num)
+    return _tested(
+        left, expected, scale, lambda size: rng.multivariate_hypergeometric(total, num_left, size), draws
+    )
+
+
+def _goodness(counts: Array, probabilities: Array, draws: int, rng: np.random.Generator) -> ChiSquare:
+    """A sample and a known distribution: samples from it."""
+    possible = probabilities > 0
+    num, df = int(counts.sum()), int(possible.sum()) - 1
+    if counts[~possible].any():
+        return ChiSquare(1 / (1 + draws), math.inf, df, draws, 0.0)
+    p = probabilities[possible] / probabilities[possible].sum()
+    return _tested(counts[possible], num * p, num * p, lambda size: rng.multinomial(num, p, size), draws)
+
+
+def _tested(observed: Array, expected: Array, scale: Array, draw: Callable[[int], Array], draws: int) -> ChiSquare:
+    """X2 = sum (observed - expected)^2 / scale, among those of tables `draw(size)`, (size, C)."""
+    statistic = float(((observed - expected) ** 2 / scale).sum())
+    as_large, left = 0, draws
+    while left:
+        size = min(left, max(1, CELLS // observed.size))
+        drawn = ((draw(size) - expected) ** 2 / scale).sum(axis=1)
+        as_large += int((drawn >= statistic * (1 - SAME)).sum())
+        left -= size
+    df = observed.size - 1
+    return ChiSquare((1 + as_large) / (1 + draws), statistic, df, draws, chi_square_tail(statistic, df))
+
+
+# ---- the interval
+
+
+def _interval(p_a: Array, num_a: float, p_b: Array, num_b: float, z: float) -> tuple[float, float]:
+    """For the total variation of what two samples, of num_a and num_b (inf if exact), were drawn from."""
+    more = p_a > p_b
+    high, low = float(p_a[more].sum()), float(p_b[more].sum())
+    below_high, above_high = _wilson(high, num_a, z)
+    below_low, above_low = _wilson(low, num_b, z)
+    pooled = (p_a + p_b) / 2
+    sd = np.sqrt(pooled * (1 - pooled) * (1 / num_a + 1 / num_b))
+    some = sd > 0
+    sd, least = sd[some], np.maximum(0, np.abs(p_a - p_b)[some] - z * sd[some])
+    tails = np.array([math.erfc(x / math.sqrt(2)) for x in (least / sd).tolist()])
+    chosen = float((sd * math.sqrt(2 / math.pi) * np.exp(-((least / sd) ** 2) / 2) - least * tails).sum() / 2)
+    lower = high - low - chosen - math.hypot(high - below_high, above_low - low)
+    upper = high - low + math.hypot(above_high - high, low - below_low)
+    return max(0.0, lower), min(1.0, upper)
+
+
+def _wilson(p: float, num: float, z: float) -> tuple[float, float]:
+    """Wilson's interval for a probability, from a frequency among `num` samples."""
+    if math.isinf(num):
+        return p, p
+    middle = (p + z * z / (2 * num)) / (1 + z * z / num)
+    half = z / (1 + z * z / num) * math.sqrt(max(0.0, p * (1 - p)) / num + (z / num) ** 2 / 4)
+    return middle - half, middle + half
+
+
+# ---- to look at
+
+
+def _column(counts: Array, num: int | None) -> list[str]:
+    if num is None:
+        return [f"{100 * p:.1f} %" for p in counts.tolist()]
+    return [f"{count:,} ({100 * count / num:.1f} %)" for count in counts.tolist()]
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]!r}…"

@@ -1,0 +1,38 @@
+"""Queries: which strings of a language a model would write, how probable they are, and why not others.
+
+    for match in search(lm, "My phone number is ([0-9]{3}) ([0-9]{4})", prefix="My phone number is", top_k=40):
+        print(match.log_prob, match.text)
+
+Source: Kuchnik, Smith & Amvrosiadis 2023, "Validating Large Language Models with ReLM" (MLSys 2023).
+"""
+
+from __future__ import annotations
+
+from llmppl.automata.rewrites import any_case, any_whitespace, optional_punctuation, synonyms
+from llmppl.compare import Comparison, compare
+from llmppl.queries.language import Edits
+from llmppl.queries.mass import Probability, probability
+from llmppl.queries.matches import Matches, search
+from llmppl.queries.rules import Certificate, DecisionRule, Explanation, Rule, can_generate, explain
+from llmppl.queries.space import Match
+
+__all__ = [
+    "search",
+    "probability",
+    "explain",
+    "can_generate",
+    "compare",
+    "Match",
+    "Matches",
+    "Probability",
+    "Explanation",
+    "Certificate",
+    "Comparison",
+    "Rule",
+    "DecisionRule",
+    "Edits",
+    "any_case",
+    "any_whitespace",
+    "optional_punctuation",
+    "synonyms",
+]

@@ -1,0 +1,120 @@
+"""Samples of a language under a model: weighted ones that follow the posterior, and what ReLM draws instead.
+
+The program draws a text token by token from the model's law cut to what the language allows, and weighs it by the
+probability of what was allowed; a particle filter resamples by these weights. The weights of a block of samples sum to
+an unbiased estimate of the probability of the language, and weighted averages follow the model given the language.
+Without the weights the samples follow another law: every token is likely given the tokens before it, though what must
+come after may be improbable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from llmppl.inference.particles import Particles
+from llmppl.inference.smc import importance_sampling, smc_standard
+from llmppl.lm.vocab import EOS, Text
+from llmppl.models.distributions import Bernoulli, Categorical, Finite
+from llmppl.models.model import Model
+from llmppl.models.tokens import next_token
+from llmppl.queries.space import Match, Node, Space, Start, edits_of
+
+PATIENCE = 64                                           # blocks without a match after which it is an error
+
+
+class Sampled(Model):
+    """A string of the language, drawn from its left to its right; Z is its probability.
+
+    Parameters
+    ----------
+    space : Space
+    starts : list of Start
+        Prefix strings, of which one is drawn by its own probability among them.
+    """
+
+    def __init__(self, space: Space, starts: list[Start]) -> None:
+        super().__init__()
+        self.space, self.starts = space, starts
+        self.node: Node | None = space.root(starts[0]) if len(starts) == 1 else None
+        self.log_prob = 0.0                             # of the text so far, under the rule
+
+    def copy(self) -> Sampled:
+        other = Sampled.__new__(Sampled)
+        other.__dict__.update(self.__dict__)            # everything is immutable or shared
+        return other
+
+    def step(self) -> None:
+        if self.node is None:
+            log_probs = np.array([start.log_prob for start in self.starts])
+            weights = np.exp(log_probs - log_probs.max())
+            self.node = self.space.root(self.sample(Categorical(weights / weights.sum(), self.starts)))
+        space, node = self.space, self.node
+        ids, accepts = space.allowed(node), space.accepts(node)
+        self.condition(accepts or ids.size > 0)
+        if accepts and space.end == "prefix" and not ids.size:
+            return self.finish()
+        law: Finite = next_token(node.context)
+        if space.rule is not None:
+            law = space.rule(law)
+        mask = np.zeros(len(space.lm.vocab), bool)
+        mask[ids] = True
+        if accepts and space.end == "eos":
+            mask[list(space.lm.vocab.eos_ids)] = True
+        elif accepts:
+            inside = math.exp(min(0.0, float(np.logaddexp.reduce(law.log_probs()[ids], initial=-math.inf))))
+            if space.end == "boundary":                 # it ends iff the next token leaves the language
+                stop = 1.0 - inside
+            else:                                       # ending here is a match whatever follows: its measure is 1
+                stop = 1.0 / (1.0 + inside)
+                self.score(math.log1p(inside))
+            if self.sample(Bernoulli(stop)):
+                if space.end == "boundary":
+                    self.log_prob += math.log(stop)
+                return self.finish()
+        if accepts and space.end != "eos":              # the weight of going on is in the choice already
+            token = self.sample(law.masked(mask))
+        else:
+            token = self.sample(law, proposal=law.masked(mask))
+        if token == EOS:
+            self.log_prob += law.log_prob(EOS)
+            return self.finish()
+        log_prob = law.log_prob(token)
+        self.log_prob += log_prob
+        self.node = space.child(node, int(token), log_prob)
+
+    def match(self, log_weight: float) -> Match:
+        """What a finished particle found."""
+        assert self.node is not None and self.node.start is not None
+        node, start = self.node, self.node.start
+        return Match(
+            text=Text(start.prefix.encode() + node.data),
+            prefix=start.prefix,
+            tokens=tuple(node.context.tokens[len(start.context) :]),
+            log_prob=self.log_prob,
+            log_prob_upper=self.log_prob,
+            log_joint=start.log_prob + self.log_prob,
+            log_weight=log_weight,
+            edits=edits_of(self.space, node),
+        )
+
+
+def samples(
+    space: Space, blocks: Iterator[list[Start]], N: int, rng: np.random.Generator, *, local: bool, normalise: bool
+) -> Iterator[Match]:
+    """Matches without end, in blocks of at most N; `local` ones come without weights and without resampling."""
+    run: Callable[..., Particles[Sampled]] = importance_sampling if local else smc_standard
+    barren = 0
+    for starts in blocks:
+        particles = run(Sampled(space, starts), N, rng=rng.spawn(1)[0], progress=False)
+        barren = 0 if len(particles) else barren + 1
+        if barren == PATIENCE:
+            raise ValueError(
+                f"none of {N * PATIENCE} samples finished: {particles.deaths[0].reason}. The language may have no "
+                f"token path of this length: a larger max_tokens, or strategy='shortest_path', would tell"
+            )
+        for particle in particles:
+            log_weight = 0.0 if local else particle.log_weight - (particles.log_ml if normalise else 0.0)
+            yield particle.match(log_weight)
