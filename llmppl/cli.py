@@ -9,6 +9,7 @@ on stderr and exit code 1.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 import random
@@ -42,6 +43,39 @@ class Proposal(StrEnum):
 
     product = "product"
     first = "first"
+
+
+class Strategy(StrEnum):
+    """How `query` looks for matches."""
+
+    shortest_path = "shortest_path"
+    beam = "beam"
+    sample = "sample"
+    local = "local"
+    distinct = "distinct"
+
+
+class Tokenization(StrEnum):
+    """Which token sequences `query` takes."""
+
+    all = "all"
+    canonical = "canonical"
+    canonical_prefix = "canonical_prefix"
+
+
+class End(StrEnum):
+    """What a match of `query` is."""
+
+    eos = "eos"
+    prefix = "prefix"
+    boundary = "boundary"
+
+
+class Results(StrEnum):
+    """What `query` counts as one match."""
+
+    strings = "strings"
+    tokens = "tokens"
 
 
 def _positive(value: float) -> float:
@@ -231,6 +265,91 @@ def check(
             typer.echo(f"{line}\ncomplete: it matches; {reading.expected}")
         if reading.length < len(text) or not reading.complete:
             raise typer.Exit(1)
+
+
+@app.command()
+def query(
+    pattern: Annotated[str, typer.Argument(help="A regex of whole texts, the prefix included.")],
+    prefix: Annotated[str, typer.Option(metavar="R", help="A regex of what is given; no rule applies to it.")] = "",
+    strategy: Annotated[
+        Strategy, typer.Option(help="Best first, by a beam, by weighted samples, by ReLM's samples, or all different.")
+    ] = Strategy.shortest_path,
+    tokenization: Annotated[
+        Tokenization, typer.Option(help="Any tokens that spell a text, or the tokenizer's own encoding.")
+    ] = Tokenization.all,
+    end: Annotated[
+        End, typer.Option(help="The text ends with a match, begins with one, or leaves the language behind it.")
+    ] = End.eos,
+    results: Annotated[
+        Results, typer.Option(help="Each string once, summed over its spellings, or each token sequence.")
+    ] = Results.strings,
+    edits: Annotated[int, typer.Option(min=0, metavar="N", help="Also texts within N edits behind the prefix.")] = 0,
+    ignore: Annotated[
+        str | None, typer.Option(metavar="R", show_default="none", help="Leave out matches that go on so.")
+    ] = None,
+    most: Annotated[int, typer.Option("--matches", "-n", min=1, metavar="N", help="Stop after N matches.")] = 10,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=0, metavar="T", show_default="any", help="At most T tokens behind the prefix.")
+    ] = None,
+    lm: Lm = None,
+    seed: Seed = None,
+    temperature: Temperature = 1.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    batch: Annotated[int, typer.Option(min=1, metavar="B", help="Contexts, or samples, at a time.")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each match, one a line.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what the query comes to, and do not run it.")] = False,
+) -> None:
+    """Find the texts of a pattern that a language model would write, and how probable they are.
+
+    Matches are printed as they are found, the most probable first; Ctrl-C keeps what was found.
+
+    Example: llmppl query "The ((cat)|(dog)) (was|ran)" --prefix "The" --end prefix
+    """
+    with _plain_errors():
+        from llmppl.queries import search
+
+        matches = search(
+            _load(lm),
+            pattern,
+            prefix=prefix,
+            strategy=strategy.value,
+            tokenization=tokenization.value,
+            end=end.value,
+            results=results.value,
+            edits=edits,
+            ignore=ignore,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            batch=batch,
+            seed=seed,
+        )
+        if plan:
+            typer.echo(matches.plan())
+            return
+        weighted = strategy is Strategy.sample
+        if not as_json:
+            typer.echo(f"log prob  {'log weight  ' if weighted else ''}text")
+        try:
+            for match in itertools.islice(matches, most):
+                if as_json:
+                    typer.echo(json.dumps(match.as_dict()))
+                else:
+                    weight = f"{match.log_weight:10.3f}  " if weighted else ""
+                    typer.echo(f"{match.log_prob:8.3f}  {weight}{_printable(str(match))}{_edited(match.edits)}")
+        except KeyboardInterrupt:
+            typer.echo("stopped", err=True)
+        typer.echo(f"{matches.expansions} expansions: {matches.stats}", err=True)
+        if not matches.num_matches:
+            _leave(1, "no match" + (": --top-k or --top-p leaves none" if top_k or top_p else ""))
+
+
+def _edited(edits: Any) -> str:
+    """The edits of a match, in brackets behind it."""
+    shown = [f"{edit.kind} at {edit.place}: {edit.wanted!r} -> {edit.found!r}" for edit in edits]
+    return f"  [{'; '.join(shown)}]" if shown else ""
 
 
 @app.command()

@@ -284,3 +284,55 @@ def test_help_loads_neither_torch_nor_transformers_and_names_the_commands():
     for name in ("demo", "generate", "check", "infill", "intersect"):
         assert name in result.stdout
     assert result.stdout.endswith("[]\n")
+
+
+# ---- query
+
+
+def matches(*arguments):
+    """The JSON objects that `query` prints."""
+    result = run("query", *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_query_prints_the_matches_of_search_in_their_order(embedded):
+    from llmppl import search
+
+    arguments = ["The ((cat)|(dog)) (was|ran)", "--prefix", "The", "--end", "prefix"]
+    expected = list(search(embedded, "The ((cat)|(dog)) (was|ran)", prefix="The", end="prefix"))
+    rows = matches(*arguments)
+    assert [row["text"] for row in rows] == [str(match) for match in expected]
+    assert [row["log_prob"] for row in rows] == pytest.approx([match.log_prob for match in expected], abs=1e-5)
+    heading, *lines = run("query", *arguments).stdout.splitlines()
+    assert heading == "log prob  text"
+    assert [line.split(maxsplit=1)[1] for line in lines] == [row["text"] for row in rows]
+
+
+def test_query_stops_after_so_many_matches_and_says_what_it_took():
+    result = run("query", "[a-z ]*", "--prefix", "[a]", "--end", "prefix", "-n", "3", "--results", "tokens")
+    assert len(result.stdout.splitlines()) == 4 and "expansions" in result.stderr
+
+
+def test_query_shows_weights_of_samples_and_edits():
+    result = run("query", "The (cat|dog)", "--prefix", "The", "--strategy", "sample", "-n", "4", "--seed", "1")
+    assert result.stdout.startswith("log prob  log weight  text\n") and len(result.stdout.splitlines()) == 5
+    edited = run("query", "The (cat|dog)", "--prefix", "The", "--edits", "1", "-n", "3")
+    assert "substitute at" in edited.stdout or "insert at" in edited.stdout or "delete at" in edited.stdout
+
+
+def test_query_plan_runs_nothing():
+    result = run("query", "The (cat|dog)", "--prefix", "The", "--plan")
+    assert "a finite language" in result.stdout and "tokens may come first" in result.stdout
+
+
+def test_query_says_what_is_wrong_with_a_pattern_and_where():
+    result = run("query", "The (cat")
+    assert result.exit_code == 2 and re.search(r"\n *\^", result.stderr)
+    result = run("query", "The cat", "--prefix", "A")
+    assert result.exit_code == 2 and "no prefix of the pattern" in result.stderr
+
+
+def test_query_without_a_match_says_so():
+    result = run("query", "The zzzz", "--prefix", "The", "--top-k", "1")
+    assert result.exit_code == 1 and "no match: --top-k or --top-p leaves none" in result.stderr

@@ -63,6 +63,19 @@ class Match:
     def __str__(self) -> str:
         return str(self.text)
 
+    def as_dict(self) -> dict[str, Any]:
+        """What JSON can hold of it; tokens by their ids."""
+        return {
+            "text": str(self.text),
+            "prefix": self.prefix,
+            "tokens": [int(token) for token in self.tokens],
+            "log_prob": self.log_prob,
+            "log_prob_upper": self.log_prob_upper,
+            "log_joint": self.log_joint,
+            "log_weight": self.log_weight,
+            "edits": [edit._asdict() for edit in self.edits],
+        }
+
 
 class Start(NamedTuple):
     """A prefix string: its context, what its tokens cost, and what may follow."""
