@@ -103,6 +103,7 @@ class TokenIndex:
         self._eos = np.array(sorted(vocab.eos_ids), np.int32)
         self._sets: dict[State, _Set] = {}          # by state
         self._distinct: dict[bytes, _Set] = {}
+        self._packed: dict[tuple[bytes, bool], _Set] = {}
         self._unpacked: deque[_Set] = deque()
         self._within: dict[tuple[State, float], _Set] = {}
         self._steps: dict[tuple[State, int], State] = {}
@@ -173,18 +174,10 @@ class TokenIndex:
         ValueError
             If `token` may not follow `state`, or is not in the vocabulary.
         """
-        data = self.trie.tokens[token] if 0 <= token < len(self.trie.tokens) else b""
-        if data and self._tabled and state in self._sets:  # the walk that found the set has made all rows ready
-            step = self._graph.table.item
-            at = state
-            for byte in data:
-                at = step(at, byte)
-                if not at:
-                    raise self._refused(state, token)
-            return at
         key = (state, token)
         found = self._steps.get(key)
         if found is None:
+            data = self.trie.tokens[token] if 0 <= token < len(self.trie.tokens) else b""
             found = self._advance(state, token, data)
             if len(self._steps) > NUMBERED:
                 self._steps.clear()
@@ -411,10 +404,18 @@ class TokenIndex:
         state = self._checked(state)
         try:
             accepts = bool(self.recognizer.accepts(state))
-            if self._token_mask is None:
+            mask = None if self._token_mask is None else self._token_mask(state, self.trie)
+            if isinstance(mask, bytes):
+                found = self._packed.get((mask, accepts))
+                if found is None:
+                    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(self.trie.tokens))
+                    found = self._packed[mask, accepts] = self._share(np.flatnonzero(bits).astype(np.int32), accepts)
+                self._sets[state] = found
+                return found
+            if mask is None:
                 ids, _ = walk_state(self._graph, self.trie, self._number(state))
             else:
-                ids = np.flatnonzero(self._token_mask(state, self.trie)).astype(np.int32)
+                ids = np.flatnonzero(mask).astype(np.int32)
         except Exception as error:
             error.add_note(f"in TokenIndex.mask of the state {state!r}; is it one of {self!r}?")
             raise
