@@ -245,12 +245,12 @@ def test_errors_say_what_is_wrong_and_what_works():
         ({"a": 0}, ValueError, "a has no sample; at least one is needed"),
         ([], ValueError, "a has no sample"),
         ("yes", TypeError, r"a is the str 'yes'; samples are strings in a list, as in \['yes'\]"),
-        ({1: 3}, TypeError, "a: 1 is a int; distributions are compared over strings"),
-        ([("a", 0.5)], TypeError, r"a: \('a', 0.5\) is a tuple; distributions are compared over strings"),
+        ({1: 3}, TypeError, "a: 1 is no str; distributions are compared over strings"),
+        ([("a", 0.5)], TypeError, r"a: \('a', 0.5\) is no str; distributions are compared over strings"),
     ]:
         with pytest.raises(error, match=message):
             compare(a, ok)
-    with pytest.raises(TypeError, match="b: namespace.* is a SimpleNamespace; distributions are compared over strings"):
+    with pytest.raises(TypeError, match="b: namespace.* is no str; distributions are compared over strings"):
         compare(ok, [particle])
     for probabilities, message in [
         ({"a": 0.5}, "the probabilities sum to 0.5, not to 1; counts are given without Exact"),
