@@ -237,7 +237,7 @@ class Search:
                 yield self.match(heapq.heappop(self.heap))
             else:
                 self.expand()
-        if self.space.canonical and self.space.rule is None and not self.closed:
+        if self.space.canonical and self.space.rule is None and self.space.max_tokens is None and not self.closed:
             raise ValueError(
                 "no text of the language is the tokenizer's own encoding behind that of the prefix; "
                 'tokenization="all" takes any tokens that spell it'

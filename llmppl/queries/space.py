@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from operator import or_
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.automata.canonical import Canonical, CanonicalState
 from llmppl.automata.dfa import DFA
 from llmppl.automata.edits import Edit
 from llmppl.automata.index import TokenIndex
@@ -77,6 +79,9 @@ class Match:
         }
 
 
+_tails: WeakKeyDictionary[CachedTransformer, Canonical | None] = WeakKeyDictionary()
+
+
 class Start(NamedTuple):
     """A prefix string: its context, what its tokens cost, and what may follow."""
 
@@ -96,18 +101,10 @@ class Node(NamedTuple):
     context: Context
     state: Any
     log_prob: float
-    tail: Any = None                                    # of the tokens, as `Canonical` needs it
+    tail: CanonicalState | None = None                  # where the tokens must be the tokenizer's own
     noise: float = 0.0                                  # of the perturbed maximum below, in strategy "distinct"
     data: bytes = b""                                   # what is spelled after the prefix
     depth: int = 0
-
-
-class Canonical(Protocol):
-    """Which token sequences a tokenizer itself produces, told while they grow; None where none can any more."""
-
-    def after(self, tokens: Sequence[int]) -> Any: ...
-    def mask(self, state: Any) -> NDArray[np.bool_]: ...
-    def advance(self, state: Any, token: int) -> Any: ...
 
 
 @dataclass
@@ -123,13 +120,20 @@ class Space:
     end: str = "eos"
     max_tokens: int | None = None
     canonical: bool = False
-    tails: Canonical | None = None
     _indices: dict[int, TokenIndex] = field(default_factory=dict)
 
     @cached_property
     def prefixes(self) -> DFA:
         """All prefix strings."""
         return reduce(or_, [part.prefixes for part in self.query.parts])
+
+    @cached_property
+    def tails(self) -> Canonical | None:
+        """What tells early that tokens are not the tokenizer's own; None where it has no rules to read."""
+        if self.lm not in _tails:
+            known = hasattr(self.lm.tokenizer, "backend_tokenizer")
+            _tails[self.lm] = Canonical(self.lm.tokenizer, self.lm.vocab) if known else None
+        return _tails[self.lm]
 
     def index(self, node: Node) -> TokenIndex:
         """The tokens of the language after a prefix, or of the prefixes; one index for all who ask."""
@@ -168,7 +172,7 @@ class Space:
         return laws
 
     def root(self, start: Start) -> Node:
-        tail = None if self.tails is None else self.tails.after(start.context.tokens)
+        tail = self.tails.after(start.context.tokens) if self.canonical and self.tails is not None else None
         return Node(start, start.context, start.part.start, 0.0, tail)
 
     def prefix_root(self) -> Node:
@@ -183,7 +187,7 @@ class Space:
         begin = self._begin()
         for token in itertools.takewhile(lambda token: not token.bytes, context.tokens):
             begin += token
-        return Node(None, begin, self.prefixes.start, 0.0)
+        return Node(None, begin, self.prefixes.start, 0.0, None if self.tails is None else self.tails.start)
 
     def allowed(self, node: Node) -> Ints:
         """The tokens that may follow a node, no eos among them."""
@@ -193,7 +197,7 @@ class Space:
         ids = index.allowed(node.state)
         if index.accepts(node.state):
             ids = ids[~np.isin(ids, self.lm.vocab.eos_ids)]
-        if self.tails is not None and node.start is not None and ids.size:
+        if node.tail is not None and self.tails is not None and ids.size:
             ids = ids[self.tails.mask(node.tail)[ids]]
         return ids
 
@@ -203,7 +207,7 @@ class Space:
             node.context + token,
             self.index(node).advance(node.state, token),
             node.log_prob + log_prob,
-            None if self.tails is None or node.start is None else self.tails.advance(node.tail, token),
+            None if node.tail is None or self.tails is None else self.tails.advance(node.tail, token),
             noise,
             node.data + self.lm.vocab.tokens[token],
             node.depth + 1,
