@@ -25,7 +25,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from llmppl.automata.dfa import ACCEPT, ANY, DFA, NFA, Fragment
+from llmppl.automata.dfa import DFA
+from llmppl.automata.nfa import ACCEPT, ANY, NFA, Fragment
 from llmppl.automata.regex import Regex
 
 __all__ = ["Edit", "alignment", "distance", "within"]
@@ -122,7 +123,7 @@ def within(
             layers.append(nfa.graph(rows, exits)[1])
     except OverflowError as error:
         raise ValueError(
-            f"the strings within k={k} edits of {language!r} need {error}; a smaller k, or fewer states "
+            f"the strings within k={k} edits of {repr(language)[:60]} need {error}; a smaller k, or fewer states "
             f"(language.minimise()), would work"
         ) from None
     nfa.start = layers[k][language.start - 1]

@@ -20,6 +20,7 @@ from llmppl.queries.space import Match, Space, Start
 
 STRATEGIES = "shortest_path", "beam", "sample", "local", "distinct"
 TOKENIZATIONS = "all", "canonical", "canonical_prefix"
+MOST_STATES = 20_000                                    # that a plan counts
 ENDS = "eos", "prefix", "boundary"
 
 
@@ -187,13 +188,15 @@ def plan(space: Space) -> str:
     for part in space.query.parts:
         strings = list(itertools.islice(part.prefixes.enumerate(), 3))
         shown = " | ".join(map(repr, strings[:2])) + (" | ..." if len(strings) > 2 else "")
-        follow = part.follow.explore(100_000)
-        size = "finite" if follow.is_finite() else "infinite"
+        try:
+            follow = part.follow.explore(MOST_STATES)
+            size = f"{'a finite' if follow.is_finite() else 'an infinite'} language, {follow.num_states} states"
+        except ValueError:
+            size = f"a language of more than {MOST_STATES:,} states, worked out as they are met"
         start = Start(strings[0], space.lm.context(strings[0]), 0.0, part)
         tokens = space.allowed(space.root(start)).size
         lines.append(
-            f"after {shown}: a {size} language, {follow.num_states} states; {tokens} of {len(space.lm.vocab)} tokens "
-            f"may come first"
+            f"after {shown}: {size}; {tokens} of {len(space.lm.vocab)} tokens may come first"
         )
     if space.query.ignored is not None:
         lines.append("ignored strings are left out as they are met: the difference would be too large")
