@@ -285,6 +285,17 @@ def test_an_infinite_language_is_searched_as_far_as_is_asked():
     np.testing.assert_allclose([m.log_prob for m in some], best, atol=1e-7)
 
 
+@pytest.mark.parametrize("results", ["strings", "tokens"])
+def test_probabilities_below_the_least_float_keep_their_order(results):
+    lm = tiny.table_lm(lambda ids: [-800.0, -900.0, 0.0])
+    matches = list(search(lm, "a(bb|ab|aa)", prefix="a", results=results))
+    assert [str(m) for m in matches] == ["aaa", "aab", "abb"]
+    np.testing.assert_allclose([m.log_prob for m in matches], [-1600.0, -1700.0, -1800.0])
+    assert [str(m) for m in search(lm, "a(bb|ab|aa)", prefix="a", strategy="beam", results=results)] == [
+        str(m) for m in matches
+    ]
+
+
 def test_memory_does_not_grow_with_the_vocabulary():
     vocab = Vocabulary([*(bytes([65 + i // 26, 97 + i % 26]) for i in range(600)), b""], eos_ids=[600])
     lm = CachedTransformer(lambda ids: np.linspace(0.0, 3.0, 601), vocab)

@@ -23,14 +23,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from llmppl.lm.vocab import Text
 from llmppl.queries.language import FEW
-from llmppl.queries.space import Floats, Ints, Match, Node, Space, Start, edits_of, log_of
+from llmppl.queries.space import Floats, Ints, Match, Node, Space, Start, edits_of, log_sum
 
 WIDTH = 16                                              # tokens that are pushed at once, and four times as many later
 
@@ -56,8 +56,10 @@ class Search:
     ----------
     expansions : int
         Nodes whose next-token law was looked at.
-    log_found, log_open : float
-        Log of the mass of the matches found so far, and of what may still be found.
+    num_found : int
+        Matches that were met, each token sequence for itself.
+    closed : float
+        Their probability together.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Search:
         self.expansions = 0
         self.heap: list[Item] = []
         self.watch: _Bound | None = None
-        self.closed = 0.0                               # mass of all matches met
+        self.num_found, self.closed = 0, 0.0            # matches met, and their mass
         self._numbers = itertools.count()
 
     # ---- the heap
@@ -213,6 +215,7 @@ class Search:
 
     def _match(self, node: Node, ending: float, noise: float = 0.0) -> None:
         self._push(0, node, 0, ending, noise=noise)
+        self.num_found += 1
         self.closed += math.exp(self._base(node.start) + node.log_prob + ending)
 
     def open_mass(self) -> float:
@@ -232,12 +235,31 @@ class Search:
 
     def sequences(self) -> Iterator[Match]:
         """Every token sequence by itself, the most probable first."""
+        yield from map(self.match, self._matches())
+
+    def summed(self, items: Iterable[Item], tolerance: float) -> Iterator[Match]:
+        """The strings among some matches, once each, with the sum over all token sequences."""
+        known = set[tuple[int, bytes]]()
+        for item in items:
+            if (match := self._sum(item, known, tolerance)) is not None:
+                yield match
+
+    def _sum(self, item: Item, known: set[tuple[int, bytes]], tolerance: float) -> Match | None:
+        """What a match found, summed; None if it is `known`."""
+        start, data = item.node.start, item.node.data
+        assert start is not None
+        if (id(start), data) in known:
+            return None
+        known.add((id(start), data))
+        return self.match(item, *_total(self.space, start, data, self.batch, tolerance))
+
+    def _matches(self) -> Iterator[Item]:
         while self.heap:
             if self.heap[0].kind == 0:
-                yield self.match(heapq.heappop(self.heap))
+                yield heapq.heappop(self.heap)
             else:
                 self.expand()
-        if self.space.canonical and self.space.rule is None and self.space.max_tokens is None and not self.closed:
+        if self.space.canonical and self.space.rule is None and self.space.max_tokens is None and not self.num_found:
             raise ValueError(
                 "no text of the language is the tokenizer's own encoding behind that of the prefix; "
                 'tokenization="all" takes any tokens that spell it'
@@ -245,29 +267,23 @@ class Search:
 
     def strings(self, tolerance: float) -> Iterator[Match]:
         """Every string once, with the sum over its token sequences."""
-        if self.space.canonical or self.rng is not None:
-            seen = set[tuple[str, bytes]]()
-            for match in self.sequences():              # of perturbed spellings the first one met is their maximum
-                key = match.prefix, match.text.bytes
-                if key not in seen:
-                    if self.rng is not None:
-                        seen.add(key)
-                    yield match
+        if self.space.canonical:                        # one token sequence each
+            yield from self.sequences()
+            return
+        if self.rng is not None:                        # the first spelling that is met has the maximum of them all
+            yield from self.summed(self._matches(), tolerance)
             return
         self.watch = _Bound(self)
         known = set[tuple[int, bytes]]()
-        ready: list[tuple[float, int, Match]] = []
+        ready: list[tuple[float, int, Match]] = []      # known, and not yet out
         while self.heap or ready:
             while self.heap and self.heap[0].kind == 0:
                 item = heapq.heappop(self.heap)
                 self.watch.remove(item)
-                start, data = item.node.start, item.node.data
-                if start is not None and (id(start), data) not in known:
-                    known.add((id(start), data))
-                    lower, upper = _total(self.space, start, data, self.batch, tolerance)
-                    match = self.match(item, lower, upper)
-                    heapq.heappush(ready, (-(self._base(start) + upper), item.number, match))
-            if ready and (not self.heap or math.log(max(self.watch.best(), 1e-300)) <= -ready[0][0]):
+                if (match := self._sum(item, known, tolerance)) is not None:
+                    cost = -(self._base(item.node.start) + match.log_prob_upper)
+                    heapq.heappush(ready, (cost, item.number, match))
+            if ready and (not self.heap or self.watch.best() <= -ready[0][0]):
                 yield heapq.heappop(ready)[2]
             elif self.heap:
                 self.expand()
@@ -294,13 +310,13 @@ class _Place:
     __slots__ = ("own", "below", "children")
 
     def __init__(self) -> None:
-        self.own: dict[int, float] = {}
-        self.below = 0.0                                # the most of all children
+        self.own: dict[int, float] = {}                 # log-probabilities, by item
+        self.below = -math.inf                          # the most of all children
         self.children: dict[int, _Place] = {}
 
     @property
     def best(self) -> float:
-        return sum(self.own.values()) + self.below
+        return log_sum([*self.own.values(), self.below])
 
 
 class _Bound:
@@ -314,10 +330,10 @@ class _Bound:
             self.add(item)
 
     def best(self) -> float:
-        """Probability that no unknown string exceeds."""
-        most = max((place.best for place in self.roots.values()), default=0.0)
+        """Log-probability that no unknown string exceeds."""
+        most = max((place.best for place in self.roots.values()), default=-math.inf)
         if self.under_way and self.search.heap:         # a prefix has one path only
-            most = max(most, math.exp(-self.search.heap[0].cost))
+            most = max(most, -self.search.heap[0].cost)
         return most
 
     def add(self, item: Item) -> None:
@@ -342,7 +358,7 @@ class _Bound:
             if not below.own and not below.children:
                 del place.children[data[i]]
             if changed:
-                place.below = max((child.best for child in place.children.values()), default=0.0)
+                place.below = max((child.best for child in place.children.values()), default=-math.inf)
             before = was
         if not path[0].own and not path[0].children:
             del self.roots[id(item.node.start)]
@@ -365,7 +381,7 @@ class _Bound:
 
     def _mass(self, item: Item) -> float:
         base = self.search._base(item.node.start) + item.node.log_prob
-        return math.exp(base + (min(item.mass, item.one) if item.kind == 2 else item.log_prob))
+        return base + (min(item.mass, item.one) if item.kind == 2 else item.log_prob)
 
 
 def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float) -> tuple[float, float]:
@@ -377,8 +393,8 @@ def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float
     longest = max(map(len, ids))
     heap = [(0.0, 0, space.root(start))]
     numbers = itertools.count(1)
-    found, left = 0.0, 1.0
-    while heap and left > tolerance * found:
+    found, left = list[float](), 0.0
+    while heap and (tolerance == 0.0 or left > math.log(tolerance) + log_sum(found)):
         nodes = [heapq.heappop(heap)[2] for _ in range(min(batch, len(heap)))]
         asked = [node for node in nodes if node.data != data or space.end != "prefix"]
         laws = dict(zip(map(id, asked), space.laws(asked), strict=True))
@@ -386,12 +402,12 @@ def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float
             law, at = laws.get(id(node)), len(node.data)
             if at == len(data):
                 allowed = space.allowed(node) if space.end == "boundary" else np.zeros(0, np.int64)
-                found += math.exp(node.log_prob + space.ending(node, law, allowed))
+                found.append(node.log_prob + space.ending(node, law, allowed))
             elif law is not None and node.depth != space.max_tokens:
                 for n in range(1, min(longest, len(data) - at) + 1):
                     for token in ids.get(data[at : at + n], ()):
                         if law[token] > -math.inf:
                             child = space.child(node, token, float(law[token]))
                             heapq.heappush(heap, (-child.log_prob, next(numbers), child))
-        left = sum(math.exp(-cost) for cost, _, _ in heap)
-    return log_of(found), log_of(found + left)
+        left = log_sum([-cost for cost, _, _ in heap])
+    return log_sum(found), log_sum([*found, left])

@@ -89,7 +89,7 @@ def search(
         The longest part after the prefix; an eos does not count.
     results : str
         "strings": each once, with the sum over all token sequences that spell it, in the order of the sums. "tokens":
-        each token sequence by itself.
+        each token sequence by itself. Samples with and without weights are token sequences in any case.
     order : str
         "joint": by the probability of prefix and match. "conditional": of the match given its prefix.
     prefixes : str
@@ -132,7 +132,7 @@ def search(
         local, normalise = strategy == "local", prefixes == "uniform"
         return Matches(space, None, samples(space, blocks, batch, rng, local=local, normalise=normalise), progress)
     if strategy == "beam":
-        return Matches(space, None, _beam(space, order, batch, results), progress)
+        return Matches(space, None, _beam(space, order, batch, results, tolerance), progress)
     if strategy == "distinct" and end == "prefix" and any(_continues(space, part) for part in space.query.parts):
         raise ValueError(
             'strategy="distinct" draws from disjoint events, and with end="prefix" a match here can begin another: '
@@ -267,7 +267,7 @@ def _start(space: Space, prefix: str) -> Start:
     return Start(prefix, space.lm.context(prefix), 0.0, space.part_of(prefix))
 
 
-def _beam(space: Space, order: str, width: int, results: str) -> Iterator[Match]:
+def _beam(space: Space, order: str, width: int, results: str, tolerance: float) -> Iterator[Match]:
     """The best matches of a beam search, the most probable first."""
     search = Search(space, order=order, batch=width, width=width)
     search.add_all()
@@ -280,13 +280,10 @@ def _beam(space: Space, order: str, width: int, results: str) -> Iterator[Match]
         if len(matches) == width:                       # what goes on only becomes less probable
             open_items = [item for item in open_items if item.cost < matches[-1].cost]
         search.heap = open_items
-    seen = set[tuple[str, bytes]]()
-    for item in matches:
-        match = search.match(item)
-        key = match.prefix, match.text.bytes
-        if results == "tokens" or key not in seen:
-            yield match
-        seen.add(key)
+    if results == "tokens":
+        yield from map(search.match, matches)
+    else:
+        yield from sorted(search.summed(matches, tolerance), key=lambda match: -match.log_joint)
 
 
 def _shown(matches: Iterator[Match], of: Matches) -> Iterator[Match]:

@@ -232,7 +232,8 @@ class Space:
             return float(np.logaddexp.reduce(law[list(self.lm.vocab.eos_ids)], initial=-math.inf))
         outside = np.exp(law)
         outside[allowed] = 0.0
-        return log_of(float(outside.sum()))
+        total = float(outside.sum())
+        return math.log(total) if total > 0.0 else -math.inf
 
     def _begin(self) -> Context:
         return Context(self.lm, self.lm.trie.root, Text(), 0)
@@ -248,6 +249,7 @@ def edits_of(space: Space, node: Node) -> tuple[Edit, ...]:
     return tuple(space.query.edits.alignment(node.start.part.unedited, node.data.decode()))
 
 
-def log_of(p: float) -> float:
-    """log p; -inf at zero."""
-    return math.log(p) if p > 0.0 else -math.inf
+def log_sum(logs: Sequence[float]) -> float:
+    """Log of the sum of the exponentials; -inf of none."""
+    top = max(logs, default=-math.inf)
+    return top if top == -math.inf else top + math.log(math.fsum(math.exp(each - top) for each in logs))
