@@ -67,7 +67,7 @@ def probability(
     tolerance: float = 1e-3,
     max_expansions: int = 2000,
     particles: int = 32,
-    runs: int = 16,
+    runs: int = 32,
     batch: int = 32,
     seed: int | None = None,
 ) -> Probability:

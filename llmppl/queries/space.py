@@ -79,7 +79,7 @@ class Match:
         }
 
 
-_tails: WeakKeyDictionary[CachedTransformer, Canonical | None] = WeakKeyDictionary()
+_tails: WeakKeyDictionary[Any, Canonical] = WeakKeyDictionary()        # by tokenizer
 
 
 class Start(NamedTuple):
@@ -120,6 +120,7 @@ class Space:
     end: str = "eos"
     max_tokens: int | None = None
     canonical: bool = False
+    alignments: dict[tuple[int, bytes], tuple[Edit, ...]] = field(default_factory=dict)    # of matches, by their part
     _indices: dict[int, TokenIndex] = field(default_factory=dict)
 
     @cached_property
@@ -130,10 +131,12 @@ class Space:
     @cached_property
     def tails(self) -> Canonical | None:
         """What tells early that tokens are not the tokenizer's own; None where it has no rules to read."""
-        if self.lm not in _tails:
-            known = hasattr(self.lm.tokenizer, "backend_tokenizer")
-            _tails[self.lm] = Canonical(self.lm.tokenizer, self.lm.vocab) if known else None
-        return _tails[self.lm]
+        tokenizer = self.lm.tokenizer
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            return None
+        if tokenizer not in _tails:
+            _tails[tokenizer] = Canonical(tokenizer, self.lm.vocab)
+        return _tails[tokenizer]
 
     def index(self, node: Node) -> TokenIndex:
         """The tokens of the language after a prefix, or of the prefixes; one index for all who ask."""
@@ -246,7 +249,11 @@ def edits_of(space: Space, node: Node) -> tuple[Edit, ...]:
     """What makes the part after the prefix from the nearest string of the pattern."""
     if space.query.edits is None or node.start is None:
         return ()
-    return tuple(space.query.edits.alignment(node.start.part.unedited, node.data.decode()))
+    key = id(node.start.part), node.data
+    if key not in space.alignments:
+        found = space.query.edits.alignment(node.start.part.unedited, node.data.decode())
+        space.alignments[key] = tuple(found)
+    return space.alignments[key]
 
 
 def log_sum(logs: Sequence[float]) -> float:
