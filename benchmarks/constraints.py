@@ -47,7 +47,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are
 import numpy as np
 
 from llmppl import Grammar, Regex, TokenIndex, Vocabulary
-from llmppl.automata import dfa, regex
+from llmppl.automata import dfa, nfa, regex
 from llmppl.lm.vocab import encode_fragment
 
 try:
@@ -480,7 +480,7 @@ def without_numba(trie: Any) -> Iterator[None]:
 def forget() -> None:
     """What was kept of other patterns: the classes of characters and their automata."""
     re.purge()
-    for module in (dfa, regex):
+    for module in (nfa, dfa, regex):
         for each in vars(module).values():
             if hasattr(each, "cache_clear"):
                 each.cache_clear()
@@ -738,10 +738,10 @@ def start(subject: Subject, patterns: dict[str, str], options: Any) -> None:
         path = Path(folder) / "vocabulary.pickle"
         vocab = subject.vocab
         path.write_bytes(pickle.dumps((list(vocab.tokens), tuple(vocab.eos_ids), tuple(vocab.special_ids))))
-        for label in [label for label in ("year", "az100", "dot200", "json6") if label in patterns]:
+        for label, pattern in patterns.items():
             found = []
             for _ in range(options.repeats):
-                command = [sys.executable, "-c", START, str(path), patterns[label]]
+                command = [sys.executable, "-c", START, str(path), pattern]
                 found.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
             wall, cpu = (statistics.median(float(each[i]) for each in found) for i in (0, 1))
             also = [name for i, name in ((2, "numba"), (3, "transformers")) if found[0][i] == "True"]

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import repetitions
 
-from llmppl.automata.dfa import ANY, DEAD, DFA, NFA, Leftmost, anything, merged, utf8
+from llmppl.automata.dfa import DFA, Leftmost, anything
+from llmppl.automata.nfa import ANY, DEAD, NFA, merged, utf8
 from llmppl.automata.regex import Regex, parse
 
 LETTERS = "abé"

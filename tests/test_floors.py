@@ -14,12 +14,13 @@ FLOORS = {
     8: ["queries.matches"],
     7: ["queries.best_first", "queries.sampling"],
     6: ["models.programs", "inference.smc", "inference.exact", "queries.space"],
-    5: ["models.model", "queries.rules"],
-    4: ["models.tokens", "queries.language"],
-    3: ["lm.transformer", "automata.grammar", "automata.json_schema", "automata.edits", "automata.rewrites"],
-    2: ["lm.hf", "automata.index", "automata.regex"],
+    5: ["models.model", "queries.rules", "queries.language", "automata.grammar"],
+    4: ["models.tokens", "automata.grammar_masks", "automata.edits", "automata.rewrites"],
+    3: ["lm.transformer", "automata.json_schema", "automata.regex", "automata.completion"],
+    2: ["lm.hf", "automata.index", "automata.dfa", "automata.canonical", "automata.lalr",
+        "automata.lexing"],
     1: ["runtime", "compare", "models.distributions", "inference.particles", "inference.resampling", "lm.vocab",
-        "lm.cache", "lm.embedded", "automata.dfa", "automata.trie"],
+        "lm.cache", "lm.embedded", "automata.nfa", "automata.trie", "automata.pretokens"],
 }  # fmt: skip
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
 STRANGERS = {"inference": ["lm", "automata"], "automata": ["lm"]}       # folder: the folders it may not know

@@ -1,12 +1,12 @@
 """Regular expressions: Python's own syntax and meaning, as automata over bytes.
 
 `Regex(pattern)` is the language of the texts that `re.fullmatch` accepts. The pattern is read by Python's own parser
-and its classes are asked of `re` itself, so `\\w`, `\\d`, `\\s` and the rules of letter case are those of the running
-Python. On top, `\\p{L}` and `\\P{Letter}` are general categories of Unicode.
+and its classes are asked of Python itself, so `\\w`, `\\d`, `\\s` and the rules of letter case are those of the running
+version. On top, `\\p{L}` and `\\P{Letter}` are general categories of Unicode.
 
 Everything regular is understood, the constructs that look around included: anchors, `\\b` and look-behind ask what came
 before, look-ahead and what may not match again after a possessive quantifier or an atomic group ask what comes
-(`Behind` and `Ahead` in `llmppl.automata.dfa`). Backreferences and conditional groups are not regular and are refused.
+(`Behind` and `Ahead` in `llmppl.automata.nfa`). Backreferences and conditional groups are not regular and are refused.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ import itertools
 import re
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from llmppl.automata.dfa import (
+from llmppl.automata.dfa import DFA, MAX_GUARDED, Leftmost
+from llmppl.automata.nfa import (
     ACCEPT,
     ANY,
     DEAD,
-    DFA,
     FOUND,
     MAX_CODE_POINT,
-    MAX_GUARDED,
     MAX_STATES,
     NFA,
     Ahead,
     Behind,
     Fragment,
-    Leftmost,
     Ranges,
     merged,
     utf8,
@@ -101,6 +100,7 @@ class _Builder:
 
     def __init__(self, pattern: str, flags: int, to_end: bool) -> None:
         self.pattern, self.to_end, self.nfa = pattern, to_end, NFA()
+        self.fragments: dict[tuple[Any, int, int], Fragment] = {}       # by item of the tree: repeats read it again
         text, self.properties, cuts = _without_properties(pattern)
         if flags & op.SRE_FLAG_LOCALE:
             raise ValueError("the flag re.LOCALE is for patterns of bytes")
@@ -118,6 +118,7 @@ class _Builder:
     def sequence(self, items: Any, flags: int, follow: int) -> int:
         """The state that matches the items in order and becomes `follow`."""
         plain = not flags & op.SRE_FLAG_IGNORECASE
+        items = getattr(items, "data", items)       # the list in a SubPattern, whose own indexing is slow
         end = len(items)
         while end and follow != DEAD:
             begin = end - 1
@@ -137,7 +138,11 @@ class _Builder:
         """The state that matches one item and becomes `follow`."""
         nfa = self.nfa
         if kind in (op.LITERAL, op.NOT_LITERAL, op.IN, op.ANY):
-            return nfa.read(self.fragment(kind, value, flags), follow)
+            key = kind, id(value), flags
+            fragment = self.fragments.get(key)
+            if fragment is None:
+                fragment = self.fragments[key] = self.fragment(kind, value, flags)
+            return nfa.read(fragment, follow)
         if kind is op.BRANCH:
             words = self.words(value[1], flags)
             if words and follow != DEAD:
@@ -361,11 +366,27 @@ PLANES = (0, 1, 2, 3, 14)
 
 @lru_cache(6)
 def _category(letter: str, ascii_only: bool) -> Ranges:
-    """The code points of `\\w`, `\\d` or `\\s`."""
-    runs = re.compile(rf"(\{letter}*)\{letter.upper()}*", re.ASCII if ascii_only else 0)     # runs of both are fast
-    planes = PLANES[: 1 if ascii_only else None]
-    spans = [(65536 * plane, match.span(1)) for plane in planes for match in runs.finditer(_characters_of(plane))]
-    return merged((base + start, base + end - 1) for base, (start, end) in spans if end > start)
+    """The code points of `\\w`, `\\d` or `\\s`, by the methods of str that `re` goes by; no plane left out has any."""
+    if ascii_only:
+        inside = np.array([re.match(rf"\{letter}", chr(code), re.ASCII) is not None for code in range(128)])
+    elif letter == "s":
+        inside = _asked(np.char.isspace, np.arange(0x4000))
+    elif letter == "d":                             # always ten in a row: ask for one of ten, then around it
+        some = 10 * np.flatnonzero(_asked(np.char.isdecimal, np.arange(0, 2 * 65536, 10)))
+        near = some[:, None] + np.arange(-9, 10)
+        inside = np.zeros(2 * 65536, bool)
+        inside[near] = _asked(np.char.isdecimal, near)
+    else:
+        inside = _asked(np.char.isalnum, np.arange(4 * 65536))
+        inside[ord("_")] = True
+    ends = np.flatnonzero(np.diff(inside, prepend=False, append=False)).tolist()
+    return tuple(zip(ends[::2], [end - 1 for end in ends[1::2]], strict=True))
+
+
+def _asked(method: Callable[[Any], Any], codes: NDArray[Any]) -> NDArray[np.bool_]:
+    """What a method of str says of each code point."""
+    answers: NDArray[np.bool_] = method(codes.astype(np.uint32).view("U1"))
+    return answers
 
 
 @lru_cache(1)

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmppl.automata.dfa import ACCEPT, DFA, NFA
+from llmppl.automata.dfa import DFA
+from llmppl.automata.nfa import ACCEPT, NFA
 from llmppl.automata.regex import Regex
 
 __all__ = ["any_case", "any_whitespace", "homoglyphs", "optional_punctuation", "rewrite", "synonyms"]

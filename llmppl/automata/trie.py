@@ -264,8 +264,15 @@ class Tabled:
             self.recognizer.row(number)
 
     def settle_below(self, number: int, trie: Trie, node: int) -> None:
-        """The same for the bytes of `node` and of the nodes after it under the same parent."""
-        self.recognizer.row(number)
+        """The same for the bytes of `node` and of the nodes after it under the same parent, and so on down from `node`.
+
+        Where the walk goes down next, the rows are made ready now: it comes back here less often.
+        """
+        while number:
+            number = self.recognizer.row(number).item(trie.byte.item(node))
+            node += 1
+            if node == len(trie) or trie.depth.item(node) <= trie.depth.item(node - 1):
+                break
 
 
 class Numbered:
@@ -361,6 +368,9 @@ def _walk(  # type: ignore[no-untyped-def]  # compiled by numba; as it stands it
 ):
     """One state's walk in preorder, from `node` on; `stack[d]` is the state before the byte at depth d.
 
+    At every node that is reached the next token of `order` is written, and is counted if it ends there: processors
+    guess badly whether one does. The last node ends one, so there always is a next.
+
     Returns the node where it stopped, n or one at which the table is not known yet, and how many tokens were found.
     """
     one = np.uint64(1)                              # numba looks for negative indices wherever they are signed
@@ -377,11 +387,13 @@ def _walk(  # type: ignore[no-untyped-def]  # compiled by numba; as it stands it
         stack[d + one] = t
         k = np.uint64(first[at])
         at += one
-        while k < first[at]:
-            ids[count] = order[k]
-            ends[count] = t
-            count += one
-            k += one
+        more = np.uint64(first[at]) - k
+        ids[count] = order[k]
+        ends[count] = t
+        for i in range(one, more):
+            ids[count + i] = order[k + i]
+            ends[count + i] = t
+        count += more
     return np.int64(at), np.int64(count)
 
 
@@ -409,21 +421,22 @@ def _walk_many(  # type: ignore[no-untyped-def]  # as above
             stack[d + one] = t
             k = np.uint64(first[at])
             at += one
-            if k < first[at]:
-                r = row_of[np.uint32(t)]
+            more = np.uint64(first[at]) - k
+            r = row_of[np.uint32(t)]
+            if (r < 0 or mark[np.uint32(r)] != row) and more:
                 if r < 0:
                     r = row_of[np.uint32(t)] = num
                     states[num] = t
                     num += 1
-                if mark[np.uint32(r)] != row:
-                    mark[np.uint32(r)] = row
-                    edges[num_edges] = r
-                    num_edges += one
-                while k < first[at]:
-                    ids[count] = order[k]
-                    nexts[count] = r
-                    count += one
-                    k += one
+                mark[np.uint32(r)] = row
+                edges[num_edges] = r
+                num_edges += one
+            ids[count] = order[k]
+            nexts[count] = r
+            for i in range(one, more):
+                ids[count + i] = order[k + i]
+                nexts[count + i] = r
+            count += more
         row += 1
         done += 1
         begin[done] = count

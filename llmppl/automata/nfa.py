@@ -1,0 +1,497 @@
+"""Ordered automata over bytes, made of fragments and guards, and the sets of their threads that a text leads to.
+
+Words. A *fragment* is a set of code points as a small graph over UTF-8 bytes. An `NFA` is made of fragments and
+ordered epsilon edges, as `re` would try them; *guards* on its states are conditions on the text before (`Behind`) and
+on the text to come (`Ahead`). A *thread* is an NFA state with what it still has to see (its obligations). What is made
+deterministic (`llmppl.automata.dfa`) are keys: `Subsets` follows all threads at once where there are no guards, and
+`Threads` follows them with their obligations, in order or as a set.
+
+Sources: Thompson (1968), "Regular expression search algorithm"; Rabin & Scott (1959), for the subset construction;
+Cox (2010), "Regular expression matching in the wild", for leftmost-first automata.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ANY", "DEAD", "NFA", "Ahead", "Behind", "utf8"]
+
+MAX_CODE_POINT = 0x10FFFF
+DEAD = -1                                           # the NFA state that is not there: nothing is accepted from it
+ACCEPT, FOUND = 0, 1                                # NFA states: the text is matched; a look-ahead is satisfied
+MAX_STATES = 500_000                                # of an NFA: a{1000000} is refused, not attempted
+
+Ranges = tuple[tuple[int, int], ...]                # sorted, disjoint, inclusive
+Edge = tuple[int, int, int]                         # bytes lo..hi lead to a target
+Fragment = tuple[tuple[Edge, ...], ...]             # node -> edges; target -1 leaves the fragment; node 0 is the entry
+LEADS = (                                           # code points by the bytes after the first; no surrogates
+    (0x0, 0x7F, 0),
+    (0x80, 0x7FF, 1),
+    (0x800, 0xD7FF, 2),
+    (0xE000, 0xFFFF, 2),
+    (0x10000, MAX_CODE_POINT, 3),
+)
+LEAD_BYTE = (0x00, 0xC0, 0xE0, 0xF0)
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The same code points as sorted, disjoint ranges that do not touch."""
+    out: list[tuple[int, int]] = []
+    for lo, hi in sorted(ranges):
+        if out and lo <= out[-1][1] + 1:
+            out[-1] = (out[-1][0], max(out[-1][1], hi))
+        else:
+            out.append((lo, hi))
+    return tuple(out)
+
+
+@lru_cache(4096)
+def utf8(ranges: Ranges) -> Fragment:
+    """The UTF-8 encodings of a set of code points, as a minimal acyclic graph over bytes.
+
+    Parameters
+    ----------
+    ranges : (lo, hi) pairs of code points, as `merged` makes them; surrogates in them are left out
+
+    Returns
+    -------
+    nodes, each a tuple of (lo, hi, target) with bytes lo..hi in order; node 0 is the entry, target -1 the end. An
+    empty set gives an empty tuple.
+    """
+    nodes: list[tuple[Edge, ...]] = [()]
+    numbers: dict[tuple[Edge, ...], int] = {}
+
+    def folded(edges: list[Edge]) -> list[Edge]:
+        """Edges over numbers as edges over these // 64, to nodes that read the byte of what is left of them."""
+        blocks: list[tuple[int, int, list[Edge]]] = []          # first and last, and what all of them read
+        for lo, hi, target in edges:
+            first, last = lo >> 6, hi >> 6
+            head = 0x80 | lo & 63, 0xBF if first < last else 0x80 | hi & 63, target
+            if blocks and blocks[-1][1] == first:
+                blocks[-1][2].append(head)
+            else:
+                blocks.append((first, first, [head]))
+            if last > first + 1:
+                blocks.append((first + 1, last - 1, [(0x80, 0xBF, target)]))
+            if last > first:
+                blocks.append((last, last, [(0x80, 0x80 | hi & 63, target)]))
+        found: list[Edge] = []
+        for first, last, row in blocks:
+            key = tuple(row)
+            number = numbers.get(key)
+            if number is None:
+                number = numbers[key] = len(nodes)
+                nodes.append(key)
+            if found and found[-1][2] == number and found[-1][1] == first - 1:
+                found[-1] = (found[-1][0], last, number)
+            else:
+                found.append((first, last, number))
+        return found
+
+    root: list[Edge] = []
+    for low, high, pending in LEADS:
+        edges = [(max(lo, low), min(hi, high), -1) for lo, hi in ranges if lo <= high and hi >= low]
+        for _ in range(pending):
+            edges = folded(edges)
+        root += [(LEAD_BYTE[pending] + lo, LEAD_BYTE[pending] + hi, target) for lo, hi, target in edges]
+    nodes[0] = tuple(root)
+    return tuple(nodes) if root else ()
+
+
+ANY = utf8(((0, MAX_CODE_POINT),))                  # one character
+
+
+class Automaton(Protocol):
+    """A deterministic automaton (`llmppl.automata.dfa.DFA`), as far as an NFA looks at one."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def accepting(self) -> NDArray[np.bool_]: ...
+    def edges(self) -> list[list[Edge]]: ...
+    def row(self, state: int) -> NDArray[np.int32]: ...
+    def step(self, state: int, byte: int) -> int | None: ...
+    def accepts(self, state: int) -> bool: ...
+
+
+class Behind(NamedTuple):
+    """A guard: the text read so far is (or, unless `positive`, is not) in the language of `tracker`."""
+
+    tracker: Automaton
+    positive: bool
+
+
+class Ahead(NamedTuple):
+    """A guard: some prefix of the text to come leads (or, unless `positive`, none leads) from `entry` to FOUND."""
+
+    entry: int
+    positive: bool
+
+
+class NFA:
+    """An ordered automaton with epsilon edges, built from its end: every method takes the state that comes next.
+
+    `epsilon[q]` are the states that q becomes without reading, first choice first. `edges(q)` are the bytes it reads.
+    `guards[q]`, if there, must hold for q to become its epsilon target. `accept` ends a match, `start` begins one
+    (DEAD where nothing matches). What would lead to DEAD only is never built, so every state can reach the end if its
+    guards let it.
+    """
+
+    accept = ACCEPT
+
+    def __init__(self) -> None:
+        self.start = DEAD
+        self.epsilon: list[tuple[int, ...]] = [(), ()]
+        self.guards: dict[int, Behind | Ahead] = {}
+        self._rows: list[tuple[Edge, ...]] = [(), ()]
+        self._base: list[int] = [0, 0]              # of the fragment a state belongs to
+        self._follow: list[int] = [DEAD, DEAD]      # where its target -1 leads
+        self._closures: dict[int, tuple[int, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self.epsilon)
+
+    def __repr__(self) -> str:
+        return f"NFA({len(self)} states{f', {len(self.guards)} guards' if self.guards else ''})"
+
+    def read(self, fragment: Fragment, follow: int) -> int:
+        """A state that reads one path of `fragment` and becomes `follow`."""
+        if not fragment or follow == DEAD:
+            return DEAD
+        base, size = len(self.epsilon), len(fragment)
+        if base + size > MAX_STATES:
+            raise OverflowError(f"more than {MAX_STATES:,} states")
+        self._rows += fragment
+        self._base += [base] * size
+        self._follow += [follow] * size
+        self.epsilon += [()] * size
+        return base
+
+    def split(self, choices: Iterable[int]) -> int:
+        """A state that becomes each of `choices`, in order of preference."""
+        alive = tuple(dict.fromkeys(choice for choice in choices if choice != DEAD))
+        if len(alive) < 2:
+            return alive[0] if alive else DEAD
+        return self.add(alive)
+
+    def plus(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
+        """A state that reads `body`, a function from what follows to an entry, once or more, then becomes `follow`."""
+        if follow == DEAD:
+            return DEAD
+        again = self.add(())
+        entry = body(again)
+        if entry == DEAD:
+            return DEAD
+        if not greedy:
+            self.epsilon[again] = (follow, entry)
+        elif again in (choices := self._ordered(entry)) and not self.guards.keys() & set(choices):
+            # An iteration that reads nothing is the last: `re` goes on to what follows, before it tries other choices.
+            self.epsilon[again] = tuple(dict.fromkeys(follow if q == again else q for q in [*choices, follow]))
+        else:
+            self.epsilon[again] = (entry, follow)
+        return entry
+
+    def star(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
+        """The same for any number of times; as x+ or nothing, so that (|a)* prefers what `re` does: to stop at once."""
+        entry = self.plus(body, follow, greedy)
+        return self.split((entry, follow) if greedy else (follow, entry))
+
+    def guard(self, condition: Behind | Ahead, follow: int) -> int:
+        """A state that becomes `follow` where `condition` holds."""
+        if isinstance(condition, Ahead) and condition.entry == DEAD:
+            return DEAD if condition.positive else follow
+        if follow == DEAD:
+            return DEAD
+        state = self.add((follow,))
+        self.guards[state] = condition
+        return state
+
+    def graph(self, rows: Sequence[Sequence[Edge]], exits: Mapping[int, int]) -> tuple[int, list[int]]:
+        """Add a whole automaton: node i reads `rows[i]`, whose targets are nodes, and may become `exits[i]` instead.
+
+        Returns (first, entries): node i without its exit is state `first + i`; with it, `entries[i]`.
+        """
+        first, size = len(self.epsilon), len(rows)
+        entries = [first + i for i in range(size)]
+        for rank, i in enumerate(exits):
+            entries[i] = first + size + rank
+        self.read(tuple(tuple((lo, hi, entries[t] - first) for lo, hi, t in row) for row in rows), ACCEPT)
+        for i, follow in exits.items():
+            self.add((first + i, follow) if rows[i] else (follow,))
+        return first, entries
+
+    def include(self, dfa: Automaton, follow: int) -> int:
+        """A state that reads a string of `dfa` and becomes `follow`; going on is preferred to stopping."""
+        if not dfa.start or follow == DEAD:
+            return DEAD
+        rows = [[(lo, hi, target - 1) for lo, hi, target in row] for row in dfa.edges()]
+        exits = {int(state) - 1: follow for state in np.flatnonzero(dfa.accepting)}
+        return self.graph(rows, exits)[1][dfa.start - 1]
+
+    def add(self, choices: tuple[int, ...]) -> int:
+        """A state that becomes exactly these, which may still be changed in `epsilon`."""
+        if len(self.epsilon) >= MAX_STATES:
+            raise OverflowError(f"more than {MAX_STATES:,} states")
+        self.epsilon.append(choices)
+        self._rows.append(())
+        self._base.append(0)
+        self._follow.append(DEAD)
+        return len(self.epsilon) - 1
+
+    def edges(self, state: int) -> list[Edge]:
+        """(lo, hi, target) for the bytes that `state` reads, ascending and disjoint."""
+        base, follow = self._base[state], self._follow[state]
+        return [(lo, hi, base + target if target >= 0 else follow) for lo, hi, target in self._rows[state]]
+
+    def closure(self, state: int) -> tuple[int, ...]:
+        """What `state` becomes without reading: states that read bytes and `accept`, most preferred first.
+
+        It stops at states with a guard, which are in the result too: what holds them is not known here.
+        """
+        if not self.epsilon[state] and state not in self.guards:
+            return (state,)
+        found = self._closures.get(state)
+        if found is None:
+            found = self._closures[state] = tuple(self._ordered(state))
+        return found
+
+    def _ordered(self, state: int) -> list[int]:
+        """What `state` becomes without reading, up to states without epsilon edges and guards, in order."""
+        seen, stack, order = set[int](), [state], []
+        while stack:
+            q = stack.pop()
+            if q in seen:
+                continue
+            seen.add(q)
+            if not self.epsilon[q] or q in self.guards:
+                order.append(q)
+            else:
+                stack.extend(reversed(self.epsilon[q]))
+        return order
+
+
+class Thread(NamedTuple):
+    """An NFA state, the obligations it still owes, and, if it has matched and waits for them, for how many bytes."""
+
+    state: int
+    owes: Owes = frozenset()
+    since: int = 0
+
+
+Obligation = tuple[bool, frozenset[Thread]]         # positive: one of the threads must reach FOUND; else none may
+Owes = frozenset[Obligation]
+Context = tuple[int, ...]                           # the state of every tracker
+Key = int | frozenset[int]
+
+
+class Subsets:
+    """Rabin & Scott: the set of NFA states that a text leads to, for an NFA without guards.
+
+    A key is such a set, or the state itself where it is one.
+    """
+
+    def __init__(self, nfa: NFA, start: Iterable[int]) -> None:
+        self.nfa = nfa
+        self.start = _key(start)
+        self._unions: dict[frozenset[int], Key] = {}
+        self._singles: dict[int, Key] = {}
+
+    def accepts(self, key: Key) -> bool:
+        return key == ACCEPT if isinstance(key, int) else ACCEPT in key
+
+    def moves(self, key: Key) -> list[tuple[int, int, Key]]:
+        found = [self.nfa.edges(key)] if isinstance(key, int) else [e for q in key if (e := self.nfa.edges(q))]
+        if len(found) == 1:
+            epsilon = self.nfa.epsilon
+            return [(lo, hi, self._single(t) if epsilon[t] else t) for lo, hi, t in found[0]]
+        edges = [edge for each in found for edge in each]
+        events: dict[int, list[int]] = {}           # byte -> targets that begin (t) or end (~t) there
+        for lo, hi, target in edges:
+            events.setdefault(lo, []).append(target)
+            events.setdefault(hi + 1, []).append(~target)
+        active: dict[int, int] = {}
+        before, moves = 0, []
+        for byte in sorted(events):
+            if active:
+                moves.append((before, byte - 1, self._union(frozenset(active))))
+            for event in events[byte]:
+                target, sign = (event, 1) if event >= 0 else (~event, -1)
+                active[target] = active.get(target, 0) + sign
+                if not active[target]:
+                    del active[target]
+            before = byte
+        return moves
+
+    def _single(self, target: int) -> Key:
+        single = self._singles.get(target)
+        if single is None:
+            single = self._singles[target] = _key(self.nfa.closure(target))
+        return single
+
+    def _union(self, targets: frozenset[int]) -> Key:
+        if len(targets) == 1:
+            (target,) = targets
+            return self._single(target)
+        union = self._unions.get(targets)
+        if union is None:
+            union = self._unions[targets] = _key(itertools.chain(*map(self.nfa.closure, targets)))
+        return union
+
+
+def _key(states: Iterable[int]) -> Key:
+    found = frozenset(states)
+    return found if len(found) != 1 else next(iter(found))
+
+
+class Threads:
+    """Threads with obligations: the same construction for an NFA with guards, in order (leftmost first) or without.
+
+    A key is (threads, context). Every thread reads the same text, so trackers run beside them, once for all. A
+    positive obligation is dropped when one of its threads reaches FOUND, and kills its owner when none is left; a
+    negative one the other way round. A thread that owes more than another in the same state is not kept.
+    """
+
+    def __init__(self, nfa: NFA, ordered: bool = False) -> None:
+        self.nfa, self.ordered = nfa, ordered
+        self.pending = False                        # whether some match had to wait for the text after it
+        behinds = [guard.tracker for guard in nfa.guards.values() if isinstance(guard, Behind)]
+        self.trackers = list(dict.fromkeys(behinds))
+        context = tuple(tracker.start for tracker in self.trackers)
+        self._closures: dict[tuple[int, tuple[bool, ...]], tuple[Thread, ...]] = {}
+        self.start = (self._settle(self.closure(nfa.start, context) if nfa.start != DEAD else ()), context)
+
+    def facts(self, context: Context) -> tuple[bool, ...]:
+        return tuple(t.accepts(state) for t, state in zip(self.trackers, context, strict=True))
+
+    def closure(self, state: int, context: Context) -> tuple[Thread, ...]:
+        """What `state` becomes without reading, where `context` is what came before, most preferred first."""
+        facts = self.facts(context)
+        found = self._closures.get((state, facts))
+        if found is not None:
+            return found
+        seen, order = set[Thread](), []
+        stack = [Thread(state)]
+        while stack:
+            thread = stack.pop()
+            if thread in seen:
+                continue
+            seen.add(thread)
+            guard, owes = self.nfa.guards.get(thread.state), thread.owes
+            if isinstance(guard, Behind):
+                if facts[self.trackers.index(guard.tracker)] != guard.positive:
+                    continue
+            elif guard is not None:
+                more = self._owe(guard.positive, self.closure(guard.entry, context))
+                if more is None:
+                    continue
+                owes |= more
+            elif not self.nfa.epsilon[thread.state]:
+                order.append(thread)
+            stack.extend(Thread(choice, owes) for choice in reversed(self.nfa.epsilon[thread.state]))
+        return self._closures.setdefault((state, facts), tuple(order))
+
+    def _owe(self, positive: bool, threads: Iterable[Thread]) -> Owes | None:
+        """The obligation that one (no) thread reaches FOUND, as a set: empty if it is met, None if it cannot be."""
+        kept = self._prune(threads)
+        if any(thread.state == FOUND and not thread.owes for thread in kept):
+            return frozenset() if positive else None
+        if not kept:
+            return None if positive else frozenset()
+        return frozenset(((positive, frozenset(kept)),))
+
+    def _prune(self, threads: Iterable[Thread]) -> list[Thread]:
+        """The threads that owe least, of those in the same state."""
+        least: dict[int, list[Owes]] = {}
+        for state, owes, _ in sorted(threads, key=lambda thread: len(thread.owes)):
+            rest = least.setdefault(state, [])
+            if not any(other <= owes for other in rest):
+                rest.append(owes)
+        return [Thread(state, owes) for state, rest in least.items() for owes in rest]
+
+    def _settle(self, threads: Iterable[Thread]) -> frozenset[Thread] | tuple[Thread, ...]:
+        """The threads worth following: in order, and none after a match that is certain; or all, as a set."""
+        if not self.ordered:
+            return frozenset(self._prune(threads))
+        kept = []
+        for thread in dict.fromkeys(threads):
+            kept.append(thread)
+            if thread.state == ACCEPT and not thread.owes:
+                break
+        return tuple(kept)
+
+    def _advance(self, threads: Iterable[Thread], byte: int, context: Context) -> Iterator[Thread]:
+        """The threads after one more byte, where `context` holds after it."""
+        for state, owes, since in threads:
+            if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its obligations
+                if owes and (rest := self._pay(owes, byte, context)) is not None:
+                    yield Thread(state, rest, since + (state == ACCEPT))
+                continue
+            for lo, hi, target in self.nfa.edges(state):
+                if lo <= byte <= hi:
+                    rest = self._pay(owes, byte, context)
+                    if rest is not None:
+                        for new in self.closure(target, context):
+                            yield new if not rest else Thread(new.state, new.owes | rest)
+                    break
+
+    def _pay(self, owes: Owes, byte: int, context: Context) -> Owes | None:
+        """The obligations after one more byte; None if one of them can no longer be met."""
+        left: set[Obligation] = set()
+        for positive, threads in owes:
+            rest = self._owe(positive, self._advance(threads, byte, context))
+            if rest is None:
+                return None
+            left |= rest
+        return frozenset(left)
+
+    def holds(self, owes: Owes) -> bool:
+        """Whether the obligations are met if the text ends here."""
+        return all(
+            positive == any(thread.state == FOUND and self.holds(thread.owes) for thread in threads)
+            for positive, threads in owes
+        )
+
+    def accepts(self, key: Any) -> bool:
+        self.pending |= any(thread.state == ACCEPT and thread.owes for thread in key[0])
+        return any(thread.state == ACCEPT and self.holds(thread.owes) for thread in key[0])
+
+    def moves(self, key: Any) -> Iterator[tuple[int, int, Any]]:
+        threads, context = key
+        cuts = {0, 256}
+        waiting = [threads]
+        while waiting:
+            for state, owes, _ in waiting.pop():
+                cuts.update(cut for lo, hi, _ in self.nfa.edges(state) for cut in (lo, hi + 1))
+                waiting += [inner for _, inner in owes]
+        for tracker, state in zip(self.trackers, context, strict=True):
+            cuts.update((np.flatnonzero(np.diff(tracker.row(state))) + 1).tolist())
+        for lo, hi in itertools.pairwise(sorted(cuts)):
+            after = tuple(tracker.step(state, lo) or 0 for tracker, state in zip(self.trackers, context, strict=True))
+            rest = self._settle(self._advance(threads, lo, after))
+            if rest:
+                yield lo, hi - 1, (rest, after)
+
+
+def unguarded(nfa: NFA, threads: Iterable[Thread]) -> bool:
+    """Whether the threads owe nothing and no guard is met from them on."""
+    seen, todo = set[int](), []
+    for thread in threads:
+        if thread.owes:
+            return False
+        todo.append(thread.state)
+    while todo:
+        state = todo.pop()
+        if state in seen:
+            continue
+        if state in nfa.guards:
+            return False
+        seen.add(state)
+        todo += nfa.epsilon[state]
+        todo += [target for _, _, target in nfa.edges(state)]
+    return True
