@@ -6,6 +6,7 @@ begin so; and where it says that one is, a short one is found by search and lark
 """
 
 import copy
+import functools
 import heapq
 import itertools
 import random
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import lark as lark_package
+import numpy as np
 import pytest
 from lark import Lark
 from lark.exceptions import GrammarError, LarkError
@@ -22,6 +24,11 @@ from support import repetitions
 
 from llmppl.automata.grammar import Grammar, json_grammar
 from llmppl.automata.index import TokenIndex
+from llmppl.automata.trie import trie_of
+from llmppl.lm.embedded import PATH
+from llmppl.lm.vocab import Vocabulary
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def parses(lark, text):
@@ -637,3 +644,112 @@ def test_masks_are_what_reading_the_tokens_says(known):
             if token == len(tokens) - 1:
                 break
             state, text = index.advance(state, token), text + tokens[token]
+
+
+class Bare:
+    """A grammar as a recognizer that knows no way to its masks but the steps of every token's bytes."""
+
+    def __init__(self, grammar):
+        self.start, self.step, self.accepts = grammar.start, grammar.step, grammar.accepts
+
+
+def masks_agree(grammar, vocab, rng, walks, length):
+    """Compare the masks of both ways in every state of some random walks; return how many states these were."""
+    index, bare, seen = TokenIndex(grammar, vocab), TokenIndex(Bare(grammar), vocab), 0
+    for _ in range(walks):
+        state, text = index.start, b""
+        for _ in range(length):
+            mask = index.mask(state)
+            wrong = np.flatnonzero(mask != bare.mask(state))
+            assert not wrong.size, (grammar.text, text, [vocab.tokens[i] for i in wrong[:5]], mask[wrong[:5]])
+            seen += 1
+            ids = index.allowed(state)
+            ids = ids[~np.isin(ids, vocab.eos_ids)]
+            if not ids.size:
+                break
+            short = rng.permutation(ids)[:8].tolist()
+            token = min(short, key=lambda i: len(vocab.tokens[i])) if rng.random() < 0.6 else short[0]
+            state, text = index.advance(state, token), text + vocab.tokens[token]
+    return seen
+
+
+def test_masks_of_random_grammars_are_what_reading_the_tokens_says():
+    """With look-aheads, keywords and ignored text; by numba and by numpy."""
+    rng, shuffled = random.Random(10), np.random.default_rng(10)
+    tokens = [bytes(text) for n in range(1, 5) for text in itertools.product(b"abc ", repeat=n)]
+    vocab = Vocabulary([*tokens, b""], eos_ids=[len(tokens)])
+    done = seen = 0
+    while done < repetitions(300, 30):
+        try:
+            grammar = Grammar(random_grammar(rng))
+        except (ValueError, AttributeError):
+            continue
+        for visited in (0, 1 << 60):
+            trie_of(vocab).visited = visited
+            seen += masks_agree(grammar, vocab, shuffled, 2, 8)
+        done += 1
+    assert seen > 4 * done
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base", "mistral_v3", "embedded"])
+def test_masks_of_whole_vocabularies_are_what_reading_the_tokens_says(known, name):
+    grammar, lark, words, letters = known
+    rng = np.random.default_rng(11)
+    assert masks_agree(grammar, vocabulary(name), rng, repetitions(10, 1), repetitions(20, 5)) > 2
+
+
+@functools.cache
+def vocabulary(name):
+    from transformers import AutoTokenizer
+
+    place = Path(PATH) if name == "embedded" else SHARED / "vocab" / name
+    if not place.is_dir():
+        pytest.skip(f"needs the tokenizer in shared/vocab/{name}, which is not here")
+    return Vocabulary.from_tokenizer(AutoTokenizer.from_pretrained(place))
+
+
+RESOLVED = {
+    "else": 'start: s\ns: "if" s ["else" s] | "x" | "y" s ";"\n%ignore " "',
+    "targets": 'start: (t "=")* l\nt: p ("," p)*\nl: p ("," p)* ","?\n'
+    'p: NAME | "(" l ")" | "[" t "]"\nNAME: /[a-z]+/\n%ignore " "',
+    "annotations": 'start: e\ne: "lambda" q ("," q)* ":" e | NAME\nq: NAME [":" e] ["=" e]\n'
+    'NAME: /[a-z]+/\n%ignore " "',
+    "benchmark": (Path(__file__).parents[1] / "benchmarks" / "grammars" / "python.lark").read_text(),
+}
+
+
+@pytest.mark.parametrize("name", RESOLVED)
+def test_where_conflicts_were_resolved_the_plan_promises_what_the_search_finds(name):
+    """Two recognizers, one without the plan by which every stack is completed: they know the same bytes everywhere."""
+    planned, searching = Grammar(RESOLVED[name]), Grammar(RESOLVED[name])
+    assert planned._parser.sure
+    searching._parser.sure = False
+    rng, letters = random.Random(12), b"ifelsxy;=,()[]:ab \nlmd\"'"
+    for _ in range(repetitions(100, 8)):
+        one, other, text = planned.start, searching.start, b""
+        for _ in range(rng.randrange(60)):
+            steps = [(byte, planned.step(one, byte)) for byte in letters]
+            fits = [(byte, after) for byte, after in steps if after is not None]
+            assert [byte for byte, _ in fits] == [byte for byte in letters if searching.step(other, byte)], text
+            if not fits:
+                break
+            byte, one = rng.choice(fits)
+            other, text = searching.step(other, byte), text + bytes([byte])
+            assert planned.accepts(one) == searching.accepts(other), text
+
+
+def test_a_vocabulary_read_at_once_is_all_that_masks_need(known):
+    grammar = Grammar(known[0].text)
+    vocab = vocabulary("embedded")
+    masks = grammar.read_all(trie_of(vocab))
+    number, size = len(masks), masks.nbytes
+    assert 0 < size < 50e6
+    assert masks_agree(grammar, vocab, np.random.default_rng(13), repetitions(20, 2), 8) > 2
+    assert len(masks) == number
+
+
+def test_an_indented_grammar_cannot_be_read_at_once(python):
+    with pytest.raises(ValueError, match="postlex"):
+        python[0].read_all(trie_of(vocabulary("embedded")))
+    with pytest.raises(ValueError, match="more than 10 quotients"):
+        json_grammar().read_all(trie_of(vocabulary("embedded")), max_quotients=10)

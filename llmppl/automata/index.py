@@ -406,11 +406,7 @@ class TokenIndex:
             accepts = bool(self.recognizer.accepts(state))
             mask = None if self._token_mask is None else self._token_mask(state, self.trie)
             if isinstance(mask, bytes):
-                found = self._packed.get((mask, accepts))
-                if found is None:
-                    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(self.trie.tokens))
-                    found = self._packed[mask, accepts] = self._share(np.flatnonzero(bits).astype(np.int32), accepts)
-                self._sets[state] = found
+                found = self._sets[state] = self._packed.get((mask, accepts)) or self._share_packed(mask, accepts)
                 return found
             if mask is None:
                 ids, _ = walk_state(self._graph, self.trie, self._number(state))
@@ -446,6 +442,19 @@ class TokenIndex:
             found = self._distinct[key] = _Set(key)
             if mask is not None:
                 self._hold(found, mask)
+        return found
+
+    def _share_packed(self, bits: bytes, accepts: bool) -> _Set:
+        """The same of a mask that is given as bits."""
+        mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(self.trie.tokens)).view(bool)
+        if np.count_nonzero(mask) * 32 < mask.size:
+            found = self._share(np.flatnonzero(mask).astype(np.int32), accepts)
+        else:
+            mask[self._eos] = accepts
+            key = np.packbits(mask).tobytes() if accepts else bits
+            found = self._distinct.setdefault(key, _Set(key))
+            self._hold(found, mask)
+        self._packed[bits, accepts] = found
         return found
 
     def _narrow(self, found: _Set) -> bool:

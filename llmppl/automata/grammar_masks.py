@@ -1,0 +1,460 @@
+"""Masks of grammars: the reading of a vocabulary's tokens kept apart from the parser.
+
+One idea: what terminals a token's bytes make depends on where the lexer stands, not on the parser's stack, but for the
+choice of the lexer that reads on. So the vocabulary is read once for each scan, whatever the stack: a *quotient* holds
+its tokens in classes that no stack tells apart, and says which terminals may end within tokens, and where. A mask is
+then made of the quotient's classes by giving the parser those terminals, some hundred at most; what has ended within
+tokens leads to quotients of the parts of tokens behind. What is found holds for all stacks whose topmost states are
+equal down to the lowest that was read, and is kept by these.
+
+Words: an *outcome* is what bytes make of scans: the scans in which the token goes on, and the ways in which it ends.
+
+Source: Willard & Louf (2023), "Efficient Guided Generation for Large Language Models", section 4.2: an index by the
+terminals that begin and end in a token, and by the tops of the stacks that admit them.
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from llmppl.automata.completion import Judge
+from llmppl.automata.lalr import Stack
+from llmppl.automata.lexing import Ended, Outcome, Scans
+from llmppl.automata.trie import Ints, Trie, _use_numba
+
+WIDE = 32                                           # sets of more than V / WIDE tokens are kept as bits
+Bits = npt.NDArray[np.uint8]
+NOTHING = np.zeros(0, np.int32)
+
+
+class Found:
+    """Tokens that may follow: some by `ids` (int32), more by their `bits`; all together `packed`, where asked for."""
+
+    __slots__ = ("ids", "bits", "packed")
+
+    def __init__(self, ids: list[npt.NDArray[np.int32]], bits: list[Bits]) -> None:
+        self.ids = ids[0] if len(ids) == 1 else np.concatenate(ids) if ids else NOTHING
+        self.bits = bits
+        self.packed: bytes | None = None
+
+
+class Tokens(NamedTuple):
+    """Tokens of a quotient that end alike: where the token goes on, and what has just ended.
+
+    They may follow a stack if one of `soon` may be fed to it, or one of `ends`; and if neither, those of each part may
+    if some text completes the stack with one of its scans.
+    """
+
+    soon: tuple[Ended, ...]                         # ways to end that some more bytes lead to
+    ends: tuple[Ended, ...]
+    parts: tuple[tuple[tuple[int, ...], int], ...]  # scans, and where their tokens end among `ids`
+    ids: npt.NDArray[Any]                           # int32 ids, or uint8 bits of the vocabulary
+
+
+class Quotient(NamedTuple):
+    """The tokens below some nodes of the trie, read from some scans, in classes that no parser stack tells apart.
+
+    A way is what may end within tokens, the nodes where it does (int32), and by lexer the quotient of what is below.
+    """
+
+    tokens: list[Tokens]
+    ways: list[tuple[Ended, bytes, dict[int, Quotient]]]
+    tops: dict[int, Any]                            # state of the parser -> the same for those below, in the end Found
+
+
+class _Outcomes:
+    """The outcomes of bytes, numbered as they are met: `table[outcome, byte]` is the one after one more byte.
+
+    0 is where the token cannot go on, and -1 stands where the next is not known yet. What may come behind a token that
+    ends is `heads[heads_of[outcome]]`, (256,) bool.
+    """
+
+    def __init__(self, scans: Scans) -> None:
+        self.scans = scans
+        self.outcomes: list[Outcome] = []
+        self.table = np.full((256, 256), -1, np.int32)
+        self.heads_of = np.zeros(256, np.int32)
+        self.heads = np.zeros((1, 256), bool)
+        self._number: dict[Outcome, int] = {}
+        self._heads_number: dict[tuple[Ended, ...], int] = {(): 0}
+        self.number((), ())
+
+    def number(self, scans: tuple[int, ...], ends: tuple[Ended, ...]) -> int:
+        found = self._number.setdefault((scans, ends), len(self.outcomes))
+        if found == len(self.outcomes):
+            self.outcomes.append((scans, ends))
+            if found == len(self.table):
+                self.table = np.concatenate([self.table, np.full_like(self.table, -1)])
+                self.heads_of = np.concatenate([self.heads_of, np.zeros_like(self.heads_of)])
+            if not scans:
+                self.table[found] = 0
+            heads = self._heads_number.setdefault(ends, len(self.heads))
+            if heads == len(self.heads):
+                rows = [self.scans.heads(end.rest) for end in ends]
+                self.heads = np.concatenate([self.heads, np.logical_or.reduce(rows)[None]])
+            self.heads_of[found] = heads
+        return found
+
+    def settle(self, number: int, bytes: Iterable[int]) -> None:
+        """Make known where an outcome goes with some bytes, and with those that its scans do not tell from them."""
+        scans = self.outcomes[number][0]
+        cuts = self.scans.classes(scans[0]) if len(scans) == 1 else sorted(set().union(*map(self.scans.classes, scans)))
+        for i in {bisect_right(cuts, byte) for byte in bytes}:
+            steps = [self.scans.step(scan, cuts[i - 1]) for scan in scans]
+            if len(steps) > 1:
+                going_on = tuple(sorted({scan for step in steps for scan in step[0]}))
+                steps = [(going_on, tuple(dict.fromkeys(end for step in steps for end in step[1])))]
+            after = self.number(*steps[0])          # which may replace the table
+            self.table[number, cuts[i - 1] : cuts[i] if i < len(cuts) else 256] = after
+
+
+class Masks:
+    """The masks of a grammar over a vocabulary."""
+
+    def __init__(self, judge: Judge, trie: Trie) -> None:
+        self.judge, self.trie = judge, trie
+        self.made = 0                               # masks worked out since `forget`
+        self._outcomes = _Outcomes(judge.scans)
+        self._quotients: dict[tuple[bytes, tuple[int, ...]], Quotient] = {}
+        self._joined: dict[frozenset[bytes], bytes] = {}
+        self._equal: dict[bytes, bytes] = {}        # equal ones are one object
+        self._soon: dict[tuple[int, ...], tuple[Ended, ...]] = {}
+
+    def forget(self) -> None:
+        """Drop all that is kept by stack."""
+        self.made = 0
+        self._joined.clear()
+        self._equal.clear()
+        for quotient in self._quotients.values():
+            quotient.tops.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the quotients: their tokens, and the nodes where something ends within tokens."""
+        return sum(
+            sum(tokens.ids.nbytes for tokens in quotient.tokens) + sum(len(nodes) for _, nodes, _ in quotient.ways)
+            for quotient in self._quotients.values()
+        )
+
+    def __len__(self) -> int:
+        """The number of quotients read so far."""
+        return len(self._quotients)
+
+    def read_all(self, max_quotients: int) -> None:
+        """Read the vocabulary from every scan that a text may lead to, and all that quotients lead to.
+
+        Raises
+        ------
+        ValueError
+            If there are more than `max_quotients`.
+        """
+        judge, scans = self.judge, self.judge.scans
+        after = judge.parser.lexers_after(judge.lexer_of)
+        every = set(range(len(scans.lexers)))
+        begun = {(judge.lexer_of[judge.parser.bottom.state], scans.first)}
+        todo = list(begun)
+        for lexer, rest in todo:
+            for scan in scans.start(lexer, rest):
+                for symbol, left in judge.completion.ends(scan):
+                    new = {(each, left) for each in ({lexer} if symbol is None else after[str(symbol)])} - begun
+                    begun |= new
+                    todo += new
+            self._refuse_more(max(len(todo), len(scans.scans)), max_quotients)
+        quotients = [self._quotient(b"", (scan,)) for scan in range(len(scans.scans))]
+        seen = set(map(id, quotients))
+        for quotient in quotients:
+            for (symbol, rest), nodes, children in quotient.ways:
+                for lexer in every if symbol is None else after[str(symbol)]:
+                    child = children[lexer] = self._quotient(nodes, scans.start(lexer, rest))
+                    if id(child) not in seen:
+                        seen.add(id(child))
+                        quotients.append(child)
+            self._refuse_more(len(quotients), max_quotients)
+
+    def _refuse_more(self, number: int, most: int) -> None:
+        if number > most:
+            raise ValueError(f"more than {most} quotients: terminals leave too much behind them that may still match")
+
+    def bits(self, hypotheses: Iterable[tuple[Stack, int]]) -> bytes:
+        """A bit for every token (as by np.packbits): whether it may follow under one of the hypotheses."""
+        packed = []
+        for stack, scan in hypotheses:
+            found = self._tokens(self._quotient(b"", (scan,)), stack)
+            packed.append(found.packed or self._pack(found))
+        if len(packed) == 1:
+            return packed[0]
+        key = frozenset(packed)
+        joined = self._joined.get(key)
+        if joined is None:
+            bits = np.zeros((len(self.trie.tokens) + 7) // 8, np.uint8)
+            for each in key:
+                bits |= np.frombuffer(each, np.uint8)
+            joined = self._joined[key] = bits.tobytes()
+        return joined
+
+    def _pack(self, found: Found) -> bytes:
+        mask = np.zeros(len(self.trie.tokens), bool)
+        mask[found.ids] = True
+        bits = np.packbits(mask)
+        for more in found.bits:
+            bits |= more
+        packed = bits.tobytes()
+        found.packed = self._equal.setdefault(packed, packed)
+        return found.packed
+
+    def _tokens(self, quotient: Quotient, stack: Stack) -> Found:
+        """The tokens of a quotient that may follow a stack: ids, and sets as bits."""
+        known: Any = quotient.tops
+        top: Any = stack
+        while type(known) is dict:
+            known = known.get(top.state)
+            top = top.below
+        parser = self.judge.parser
+        if known is None:
+            before, parser.lowest = parser.lowest, stack.height
+            known = self._collect(quotient, stack)
+            tops, top = quotient.tops, stack
+            for _ in range(stack.height - max(parser.lowest, 1)):
+                tops, top = tops.setdefault(top.state, {}), top.below
+            tops[top.state] = known
+            parser.lowest = min(parser.lowest, before)
+        elif (lowest := top.height + 1 if top else 0) < parser.lowest:
+            parser.lowest = lowest
+        return known  # type: ignore[no-any-return]
+
+    def _collect(self, quotient: Quotient, stack: Stack) -> Found:
+        self.made += 1
+        judge = self.judge
+        feed = judge.parser.feed
+        narrow: list[npt.NDArray[np.int32]] = []
+        wide: list[Bits] = []
+        goes: dict[tuple[Ended, ...], bool] = {}
+        ended: dict[Ended, bool] = {}
+        tried: dict[frozenset[Ended], bool] = {}        # whether a scan may end in one of these ways
+        for soon, ends, parts, ids in quotient.tokens:
+            may = goes.get(soon)
+            if may is None:
+                may = goes[soon] = any(judge.sure(stack, end) for end in soon)
+            for end in () if may else ends:
+                if end not in ended:
+                    top = stack if end.symbol is None else feed(stack, end.symbol)
+                    ended[end] = top is not None and judge.may_follow(top, end.rest)
+                may = may or ended[end]
+            if may:
+                (narrow if ids.dtype == np.int32 else wide).append(ids)
+                continue
+            begin, may = 0, False
+            for scans, after in parts:
+                for scan in scans:
+                    sooner_or_later = judge.completion.ends(scan)
+                    may = tried.get(sooner_or_later)
+                    if may is None:
+                        may = tried[sooner_or_later] = judge.finishable(stack, scan)
+                    if may:
+                        break
+                if may:
+                    if ids.dtype == np.int32:
+                        narrow.append(ids[begin:after])
+                    else:
+                        wide.append(ids)
+                begin, may = after, False
+        for (symbol, rest), below, children in quotient.ways:
+            top = stack if symbol is None else feed(stack, symbol)
+            if top is not None:
+                lexer = judge.lexer_of[top.state]
+                child = children.get(lexer)
+                if child is None:
+                    child = children[lexer] = self._quotient(below, judge.scans.start(lexer, rest))
+                if child.tokens or child.ways:
+                    more = self._tokens(child, top)
+                    if more.ids.size:
+                        narrow.append(more.ids)
+                    wide += more.bits
+        return Found(narrow, wide)
+
+    def _quotient(self, nodes: bytes, scans: tuple[int, ...]) -> Quotient:
+        """The quotient of the tokens below some nodes (int32; b"": all tokens), read from some scans."""
+        found = self._quotients.get((nodes, scans))
+        if found is None:
+            found = self._quotients[nodes, scans] = self._read(np.frombuffer(nodes, np.int32), scans)
+        return found
+
+    def _read(self, nodes: Ints, scans: tuple[int, ...]) -> Quotient:
+        trie, outcomes = self.trie, self._outcomes
+        start = outcomes.number(scans, ())
+        read = _read_preorder if _use_numba(trie) else _read_levels
+        ids, ends, inner, inner_ends = read(outcomes, trie, nodes, start)
+        classes: dict[tuple[Any, ...], list[tuple[tuple[int, ...], npt.NDArray[np.int32]]]] = {}
+        for outcome, some in _groups(ids, ends):
+            going_on, ended = outcomes.outcomes[outcome]
+            wide = some.size * WIDE > len(trie.tokens)
+            key = self._soon_of(going_on), ended, wide and outcome
+            classes.setdefault(key, []).append((going_on, some))
+        tokens = []
+        for (soon, ended, wide), parts in classes.items():
+            some = np.concatenate([some for _, some in parts])      # a copy: each is a part of a long array
+            mask = np.zeros(len(trie.tokens) if wide else 0, bool)
+            if wide:
+                mask[some] = True
+            sizes = np.cumsum([each.size for _, each in parts]).tolist()
+            bounds = tuple((going_on, size) for (going_on, _), size in zip(parts, sizes, strict=True))
+            tokens.append(Tokens(soon, ended, bounds, np.packbits(mask) if wide else some))
+        where: dict[Ended, list[npt.NDArray[np.int32]]] = {}
+        for outcome, some in _groups(inner, inner_ends):
+            for end in outcomes.outcomes[outcome][1]:
+                where.setdefault(end, []).append(some)
+        quotient = Quotient(tokens, [], {})
+        quotient.ways.extend((end, np.unique(np.concatenate(each)).tobytes(), {}) for end, each in where.items())
+        return quotient
+
+    def _soon_of(self, scans: tuple[int, ...]) -> tuple[Ended, ...]:
+        found = self._soon.get(scans)
+        if found is None:
+            soon = self.judge.spellings.soon
+            found = self._soon[scans] = tuple(dict.fromkeys(end for scan in scans for end in soon(scan)))
+        return found
+
+
+def _groups(values: npt.NDArray[np.int32], keys: npt.NDArray[np.int32]) -> list[tuple[int, npt.NDArray[np.int32]]]:
+    """The values of each key, in their order."""
+    if keys.size < 64:
+        found: dict[int, list[int]] = {}
+        for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+            found.setdefault(key, []).append(value)
+        return [(key, np.array(some, np.int32)) for key, some in found.items()]
+    order = np.argsort(keys.astype(np.uint16) if keys.max() < 1 << 16 else keys, kind="stable")   # radix sort
+    values, keys = values[order], keys[order]
+    cuts = (np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist()
+    pairs = zip([0, *cuts], [*cuts, keys.size], strict=True)
+    return [(int(keys[a]), values[a:b]) for a, b in pairs]
+
+
+Read = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
+
+
+def _read_levels(outcomes: _Outcomes, trie: Trie, nodes: Ints, start: int) -> Read:
+    """The vocabulary below some nodes (none: all) in numpy, a level of the trie after the other.
+
+    Returns
+    -------
+    ids, ends, inner, inner_ends : (n,), (n,), (m,), (m,) int32 ndarrays
+        Tokens with the outcomes at their ends; nodes with outcomes of which one ends where longer tokens may go on.
+    """
+    by_level, begin = trie.levels
+    byte, first_child, num_children = trie.children
+    if nodes.size:
+        above = trie.siblings[0][nodes]
+        place = _ranges(first_child[above], num_children[above])
+    else:
+        place = np.arange(begin[1] if begin.size > 1 else 0)
+    states = np.full(place.size, start)
+    tokens: list[tuple[Ints, Ints]] = []
+    inner: list[tuple[Ints, Ints]] = []
+    while place.size:
+        trie.visited += place.size + 1000
+        while True:
+            after = outcomes.table[states, byte[place]]
+            if (after >= 0).all():
+                break
+            unknown = after < 0
+            for state in np.unique(states[unknown]).tolist():
+                outcomes.settle(state, byte[place[unknown & (states == state)]].tolist())
+        alive = np.flatnonzero(after)
+        place, states = place[alive], after[alive]
+        at = by_level[place]
+        first = trie.first[at].astype(np.int64)
+        many = trie.first[at + 1] - first
+        tokens.append((trie.order[_ranges(first, many)], np.repeat(states, many)))
+        number = num_children[place]
+        below, parent = _ranges(first_child[place], number), np.repeat(np.arange(place.size), number)
+        may = outcomes.heads[outcomes.heads_of[states[parent]], byte[below]]
+        going_on = np.unique(parent[may])
+        inner.append((at[going_on], states[going_on]))
+        place, states = below, states[parent]
+    columns = [[column[i] for column in some] for some in (tokens, inner) for i in (0, 1)]
+    ids, ends, nodes, node_ends = (np.concatenate([NOTHING, *column]).astype(np.int32) for column in columns)
+    return ids, ends, nodes, node_ends
+
+
+def _ranges(begin: Ints, size: Ints) -> npt.NDArray[np.int64]:
+    """begin[0], begin[0] + 1, ..., size[0] of them; then from begin[1] on."""
+    total = np.cumsum(size)
+    return np.arange(int(total[-1]) if total.size else 0) + np.repeat(begin - (total - size), size).astype(np.int64)
+
+
+def _read_preorder(outcomes: _Outcomes, trie: Trie, nodes: Ints, start: int) -> Read:
+    """The same by numba, in preorder."""
+    below = (nodes + 1, trie.skip[nodes]) if nodes.size else ([0], [len(trie)])
+    begins, ends = (np.asarray(each, np.int64) for each in below)
+    most = int((ends - begins).sum())
+    many = int((trie.first[ends].astype(np.int64) - trie.first[begins]).sum())
+    tokens, inner = np.empty((2, many), np.int32), np.empty((2, most), np.int32)
+    stack, open = np.empty((2, trie.height + 2), np.int32)
+    row, at, count, num = 0, -1, 0, 0
+    while True:
+        row, at, count, num = _compiled()(
+            outcomes.table, outcomes.heads_of, outcomes.heads, *trie.arrays, begins, ends, start, stack, open,
+            row, at, tokens[0], tokens[1], count, inner[0], inner[1], num,
+        )  # fmt: skip
+        if row == begins.size:
+            return tokens[0, :count], tokens[1, :count], inner[0, :num], inner[1, :num]
+        places, byte, end = trie.siblings
+        place = places[at]
+        outcomes.settle(int(stack[trie.depth[at]]), byte[place : end[place]].tolist())
+
+
+def _preorder(  # type: ignore[no-untyped-def]  # compiled by numba; as it stands it is what the compiled one must equal
+    table, heads_of, heads, byte, depth, skip, first, order, begins, ends, start, stack, open, row, at, ids, id_ends,
+    count, inner, inner_ends, num,
+):  # fmt: skip
+    """Read on at node `at` of the row, or where the row begins; stop where the table is not known, or at the end."""
+    one = np.uint64(1)                              # numba looks for negative indices wherever they are signed
+    while row < begins.size:
+        if at < 0:
+            at = begins[row]
+            if at < ends[row]:
+                stack[depth[at]] = start
+                open[depth[at]] = -1
+        here, end = np.uint64(at), np.uint64(ends[row])
+        while here < end:
+            d = np.uint64(depth[here])
+            before, b = np.uint64(stack[d]), byte[here]
+            outcome = table[before, b]
+            if outcome < 0:
+                return row, np.int64(here), count, num
+            if open[d] >= 0 and heads[np.uint64(heads_of[before]), b]:
+                inner[num] = open[d]
+                inner_ends[num] = before
+                num += 1
+                open[d] = -1
+            if outcome == 0:
+                here = np.uint64(skip[here])
+                continue
+            i, next = np.uint64(first[here]), np.uint64(first[here + one])
+            while i < next:
+                ids[count] = order[i]
+                id_ends[count] = outcome
+                count += 1
+                i += one
+            stack[d + one] = outcome
+            open[d + one] = np.int64(here) if heads_of[np.uint64(outcome)] else -1
+            here += one
+        row += 1
+        at = -1
+    return row, at, count, num
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    import numba as nb
+
+    try:
+        return nb.njit(cache=True)(_preorder)
+    except (RuntimeError, OSError):                 # no folder for the cache: compile for this process only
+        return nb.njit(_preorder)  # type: ignore[no-any-return]
