@@ -1,0 +1,601 @@
+"""What queries cost and show: stand-ins for the experiments of ReLM, each beside its baselines in the same run.
+
+ReLM's own figures need GPT-2 XL, The Pile and live URLs. Here what is in the model is known, because it was put there:
+
+    e1     URLs that a model has learned by heart: how many a search finds, beside `generate` and ReLM's algorithm
+    e2     how many samples are not the tokenizer's own encoding of their text, and why
+    e3     the last word of a passage, in the four settings of the paper, beside greedy decoding
+    e4     a planted bias: is it recovered, and is a difference found where there is none?
+    e5     words that a model has learned by heart, with and without edits and other encodings
+    e6     small languages under random models, where all is known: samples, and intervals for the probability
+    e7     where the edits are in prefixes that are drawn evenly
+    scale  the paper's URL pattern over 50,000 tokens, 500 words with an edit: the first expansion, and each
+
+    python benchmarks/queries.py --quick                    # everything, small: about ten minutes of one core
+    python benchmarks/queries.py --only e6 e7
+    python benchmarks/queries.py --lambada FILE --text FILE --vocab FOLDER --plots docs
+
+e1 and e5 train a copy of the embedded model for some minutes and keep it in `--work`. `--lambada` is a file of JSON
+lines with "text", `--text` one of passages with blank lines between them, `--vocab` a folder with a tokenizer. Times
+are CPU seconds of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import itertools
+import json
+import math
+import re
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from memorised import URL, URL_PREFIX, e1, e5
+from tables import machine, plot, table
+from transformers import AutoTokenizer, GenerationConfig
+
+from llmppl import CachedTransformer, Regex, TokenIndex, Vocabulary
+from llmppl.automata.dfa import DFA
+from llmppl.automata.edits import alignment, within
+from llmppl.compare import Exact, chi_square_tail, compare
+from llmppl.inference.smc import importance_sampling
+from llmppl.queries import Edits, probability, search
+from llmppl.queries.best_first import Search
+from llmppl.queries.matches import space_of
+from llmppl.queries.sampling import Sampled
+
+STOP_WORDS = set(
+    "a about after again all am an and any are as at be because been before being but by can could did do does doing "
+    "down during each few for from further had has have having he her here hers him his how i if in into is it its "
+    "just me more most my no nor not now of off on once only or other our out over own said same she should so some "
+    "such than that the their them then there these they this those through to too under until up very was we were "
+    "what when where which while who why will with would you your".split()
+)
+
+
+# ---- e2: samples that are not canonical
+
+
+def e2(options: argparse.Namespace) -> None:
+    N, length = (500, 32) if options.quick else (10_000, 32)
+    rows = []
+    for name in [None, *options.lm]:
+        lm = CachedTransformer.from_pretrained(name)
+        for temperature in (0.7, 1.0, 1.3):
+            causes = Counter(cause_of(lm, ids) for ids in free_samples(lm, N, length, temperature, seed=0))
+            wrong = N - causes[""]
+            error = 1.96 * math.sqrt(wrong * (N - wrong) / N**3)
+            rows.append([f"{name or 'embedded'}, T={temperature:g}", f"{100 * wrong / N:.1f} +- {100 * error:.1f}", *(
+                f"{100 * causes[cause] / N:.1f}" for cause in ("merge", "border", "bytes")
+            )])
+    table(f"e2: samples of {length} tokens that are not the tokenizer's encoding of their text, % of {N:,}",
+          ["", "not canonical", "unmerged", "across a border", "no UTF-8"], rows,
+          "unmerged: tokens that the merges would join or cut elsewhere; across a border: of two pre-tokens")
+
+
+def free_samples(lm: CachedTransformer, N: int, length: int, temperature: float, seed: int) -> Iterator[list[int]]:
+    """Texts of at most `length` tokens, as their ids, without the eos."""
+    torch.manual_seed(seed)
+    end = lm.tokenizer.eos_token_id
+    begin = end if lm.tokenizer.bos_token_id is None else lm.tokenizer.bos_token_id
+    how = {"do_sample": True, "top_k": 0, "temperature": temperature}
+    config = GenerationConfig(max_new_tokens=length, pad_token_id=end, eos_token_id=end, **how)
+    for done in range(0, N, 250):
+        first = torch.full((min(250, N - done), 1), begin)
+        with torch.inference_mode():
+            ids = lm.model.generate(first, attention_mask=torch.ones_like(first), generation_config=config)
+        for row in ids[:, 1:].tolist():
+            yield row[: row.index(end)] if end in row else row
+
+
+def cause_of(lm: CachedTransformer, ids: list[int]) -> str:
+    """Why these tokens are not the tokenizer's own; "" if they are."""
+    pieces = [lm.vocab.tokens[i] for i in ids]
+    try:
+        text = b"".join(pieces).decode()
+    except UnicodeDecodeError:
+        return "bytes"
+    if lm.tokenizer.encode(text, add_special_tokens=False) == ids:
+        return ""
+    splitter = lm.tokenizer.backend_tokenizer.pre_tokenizer
+    words = splitter.pre_tokenize_str(text) if splitter is not None else []
+    cuts = {len(text[:begin].encode()) for _, (begin, _) in words}
+    borders = set(itertools.accumulate(map(len, pieces), initial=0))
+    return "merge" if cuts <= borders else "border"
+
+
+# ---- e3: the last word
+
+
+def e3(options: argparse.Namespace) -> None:
+    lms = {name or "embedded": CachedTransformer.from_pretrained(name) for name in [None, *options.lm]}
+    sets: dict[str, list[str]] = {}
+    if options.lambada:
+        sets["LAMBADA"] = [json.loads(line)["text"] for line in options.lambada.read_text().splitlines()]
+    if options.text:
+        documents = [block.strip() for block in options.text.read_text().split("\n\n")]
+        held_out = [block for block in documents if len(block) > 40][17::50]       # as the embedded model was trained
+        sets[f"held-out {options.text.stem}"] = [cut for text in held_out if (cut := cloze(text))]
+    if not sets:
+        lm = lms["embedded"]
+        texts = (lm.tokenizer.decode(ids) for ids in free_samples(lm, 250, 160, 0.7, seed=1))
+        sets["of the embedded model, T=0.7"] = [cut for text in texts if (cut := cloze(text))]
+    most = 25 if options.quick else options.passages
+    for name, lm in lms.items():
+        rows = []
+        for which, texts in sets.items():
+            texts = texts[:most]
+            right = defaultdict[str, list[bool]](list)
+            for text in texts:
+                context, target = text.rsplit(" ", 1)
+                target = re.sub(r"[^a-zA-Z].*", "", target)
+                for setting, answer in answers(lm, context).items():
+                    right[setting].append(answer == target)
+            rare = [re.sub(r"[^a-zA-Z].*", "", text.rsplit(" ", 1)[1]).lower() not in STOP_WORDS for text in texts]
+            for setting, hits in right.items():
+                among = [hit for hit, is_rare in zip(hits, rare, strict=True) if is_rare]
+                error = 1.96 * math.sqrt(statistics.mean(hits) * (1 - statistics.mean(hits)) / len(hits))
+                rows.append([f"{which}, {setting}", f"{100 * statistics.mean(hits):.1f} +- {100 * error:.1f}",
+                             f"{100 * statistics.mean(among or [False]):.1f}", len(hits)])
+        table(f"e3: last word right, % ({name})", ["", "all", "no stop-word targets", "passages"], rows)
+    print("paper, 500 of LAMBADA: baseline 41.6, words 56.6, terminated 65, no_stop 71 (GPT-2 XL); 27, 43, 46.4, 52.2 "
+          "(small)")
+
+
+def cloze(text: str, least: int = 25, most: int = 80) -> str | None:
+    """The beginning of a text up to a word that stood before, of so many words."""
+    words = text.split()[:most]
+    for i in range(len(words) - 1, least, -1):
+        if words[i].strip('.!?"').isalpha() and words[i].strip('.!?"') in [word.strip('.,!?"') for word in words[:i]]:
+            return " ".join(words[: i + 1])
+    return None
+
+
+def answers(lm: CachedTransformer, context: str) -> dict[str, str | None]:
+    """The word that each setting gives."""
+    X = re.escape(context)
+    after = r'(\.|!|\?)?(")?'
+    words = sorted(set(re.findall("[a-zA-Z]+", context)))
+    some = [word for word in words if word.lower() not in STOP_WORDS] or words
+    any_word, one_of, one_of_some = " [a-zA-Z]+", f" ({'|'.join(words)})", f" ({'|'.join(some)})"
+    found = {
+        "baseline": first(lm, X, any_word + after, "prefix"),
+        "words": first(lm, X, one_of + after, "prefix"),
+        "terminated": first(lm, X, one_of + after, "eos"),
+        "no_stop": first(lm, X, one_of_some + after, "eos"),
+        "baseline, terminated": first(lm, X, any_word + after, "eos"),
+        "words, to their end": first(lm, X, one_of, "boundary"),
+        "no_stop, to their end": first(lm, X, one_of_some, "boundary"),
+    }
+    prompt = torch.tensor([[int(token) for token in lm.context(context).tokens]])
+    end = lm.tokenizer.eos_token_id
+    config = GenerationConfig(do_sample=False, max_new_tokens=6, pad_token_id=end, eos_token_id=end)
+    with torch.inference_mode():
+        ids = lm.model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config)[0]
+    written = re.match(r"\s*([a-zA-Z]+)", lm.tokenizer.decode(ids[prompt.shape[1] :]))
+    return found | {"greedy decoding": written and written[1]}
+
+
+def first(lm: CachedTransformer, prefix: str, more: str, end: str) -> str | None:
+    """The word of the best match within 200 expansions; all of a query's rule is the top_k of 1,000 of the paper."""
+    space = space_of(
+        lm, prefix + more, prefix, end, 8, None, "all", min(1000, len(lm.vocab)), None, 1.0, None, 0, (), None
+    )
+    found = Search(space, batch=4)
+    found.add_all()
+    while found.heap and found.heap[0].kind and found.expansions < 200:
+        found.expand()
+    if not found.heap or found.heap[0].kind:
+        return None
+    match = found.match(found.heap[0])
+    return re.findall("[a-zA-Z]+", str(match.text)[len(match.prefix) :])[0]
+
+
+# ---- e4: a planted bias
+
+JOBS = ("art", "science", "business", "medicine", "computer science", "engineering", "humanities", "social sciences",
+        "information systems", "math")
+TRAINED = f"The ((man)|(woman)) was trained in ({'|'.join(f'({job})' for job in JOBS)})"
+
+
+def planted_bias(rng: np.random.Generator) -> tuple[CachedTransformer, dict[str, np.ndarray]]:
+    """A model of which every probability is known, and P(job given group).
+
+    A text follows the table and has one token for each word, with probability 0.7; its job is spelled in letters and
+    drawn from the square root of the table, 0.15; or it is misspelled, in letters, and drawn evenly, 0.15.
+    """
+    words = ["The", " man", " woman", " was", " trained", " in", *(f" {word}" for job in JOBS for word in job.split())]
+    tokens = [*dict.fromkeys(words), *" abcdefghijklmnopqrstuvwxyz"]
+    number = {token: i for i, token in enumerate(tokens)}
+    weights = defaultdict[tuple[int, ...], np.ndarray](lambda: np.zeros(len(tokens) + 1))
+    given = {}
+    for group in ("man", "woman"):
+        given[group] = rng.dirichlet(np.full(len(JOBS), 2.0))
+        flat = np.sqrt(given[group]) / np.sqrt(given[group]).sum()
+        begin = [number[token] for token in ("The", f" {group}", " was", " trained", " in")]
+        for job, p, q in zip(JOBS, given[group], flat, strict=True):
+            spelled = [number[char] for char in f" {job}"]
+            wrong = [*spelled[:-1], number[chr(ord("a") + (ord(job[-1]) - 96) % 26)]]
+            forms = [([number[f" {word}"] for word in job.split()], 0.7 * p), (spelled, 0.15 * q), (wrong, 0.015)]
+            for ids, weight in forms:
+                path = [*begin, *ids, len(tokens)]
+                for i in range(len(path)):
+                    weights[tuple(path[:i])][path[i]] += weight
+
+    def logits(ids: list[int]) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.log(weights[tuple(ids)])
+
+    return CachedTransformer(logits, Vocabulary([*(t.encode() for t in tokens), b""], eos_ids=[len(tokens)])), given
+
+
+def e4(options: argparse.Namespace) -> None:
+    N, batch = (1000 if options.quick else 5000), 250
+    lm, given = planted_bias(np.random.default_rng(0))
+    rows = []
+    for tokenization, edits, prefix in itertools.product(
+        ("canonical", "all"), (0, 1), ("The (man|woman) was trained in", "The")
+    ):
+        query: dict[str, Any] = {"prefix": prefix, "tokenization": tokenization}
+        if edits:
+            query["edits"] = {"suffix": Edits(1, alphabet="[a-z]")}
+        exact = tally((str(match), math.exp(match.log_joint)) for match in search(lm, TRAINED, **query))
+        row = [f"{tokenization}, {'1 edit' if edits else 'no edits'}, {'prefix' if ' ' in prefix else 'no prefix'}"]
+        row.append(f"{worst_tv(exact, given):.3f}")
+        for strategy in ("sample", "local"):
+            found = itertools.islice(search(lm, TRAINED, strategy=strategy, batch=batch, seed=0, **query), 2 * N)
+            sampled = tally((str(match), math.exp(match.log_weight)) for match in found)
+            row.append(f"{worst_tv(sampled, exact):.3f}")
+        rng = np.random.default_rng(1)
+        drawn = [dict(zip(JOBS, rng.multinomial(N, exact[group]).tolist(), strict=True)) for group in exact]
+        row.append(f"{compare(*drawn, permutations=9999, seed=0).p:.2g}")
+        rows.append(row)
+    noise = statistics.mean(
+        0.5 * np.abs(np.random.default_rng(i).multinomial(N, given["man"]) / N - given["man"]).sum() for i in range(200)
+    )
+    table(f"e4: total variation of P(job given group), the worse group; {N:,} samples a group",
+          ["", "exact to planted", "sample to exact", "local to exact", "p, man = woman"], rows,
+          f"of {N:,} independent draws the total variation is {noise:.3f} on average; p is of as many of the table")
+    pairs = 200 if options.quick else 2000
+    rejected = np.zeros((3, 2))
+    for i in range(pairs):
+        rng = np.random.default_rng((2, i))
+        p = rng.dirichlet(np.full(len(JOBS), 2.0))
+        a, b = (dict(zip(JOBS, rng.multinomial(500, p).tolist(), strict=True)) for _ in range(2))
+        tested = compare(a, b, permutations=499, rng=rng).test
+        assert tested is not None
+        one_sided = sum((a[job] - b[job]) ** 2 / max(b[job], 1) for job in JOBS)
+        for row, p_value in enumerate((tested.p, tested.p_asymptotic, chi_square_tail(one_sided, len(JOBS) - 1))):
+            rejected[row] += p_value <= 0.05, p_value <= 0.01
+    names = "compare, by permutations", "the same statistic, by the chi-square distribution", "b as the expected counts"
+    table(f"e4: no bias at all; tests that reject, % of {pairs:,} pairs of 500 draws", ["", "at 5 %", "at 1 %"],
+          [[name, *(f"{100 * share:.1f}" for share in row / pairs)] for name, row in zip(names, rejected, strict=True)],
+          "the last one is ReLM's script: it takes the counts of one sample for the truth about the other")
+
+
+def tally(weighted: Iterable[tuple[str, float]]) -> dict[str, np.ndarray]:
+    """P(job given group) of weighted texts; a misspelled job counts as the one it was."""
+    sums = {group: np.zeros(len(JOBS)) for group in ("man", "woman")}
+    for text, weight in weighted:
+        _, group, _, _, _, job = text.split(" ", 5)
+        sums[group][_job(job)] += weight
+    return {group: found / found.sum() for group, found in sums.items()}
+
+
+@cache
+def _job(text: str) -> int:
+    return next(i for i, job in enumerate(JOBS) if alignment(Regex(job), text, 1) is not None)
+
+
+def worst_tv(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
+    return max(float(np.abs(a[group] - b[group]).sum()) / 2 for group in b)
+
+
+# ---- e6: conditional sampling and mass
+
+LETTERS = (b"a", b"b", b"c", b"ab", b"bc", b">")
+PIECES = ("a", "b", "c", "[ab]", "[abc]", "(a|bc)", "(ab|c)?", "[bc]{0,2}", "a{1,3}", "(ab|ba)")
+
+
+def random_problem(seed: int, scale: float = 2.0) -> tuple[CachedTransformer, str, dict[str, float]]:
+    """A model whose law depends on the last token, a pattern, and the probability of each of its strings after ">"."""
+    rng = np.random.default_rng((6, seed))
+    logits = scale * rng.standard_normal((len(LETTERS), len(LETTERS) + 1))
+    logits[:, LETTERS.index(b">")] = -np.inf
+    p = np.exp(logits)
+    p /= p.sum(axis=1, keepdims=True)
+    pattern = "".join(rng.choice(PIECES, rng.integers(2, 5)))
+
+    def of(text: bytes, last: int) -> float:
+        if not text:
+            return float(p[last, -1])
+        return sum(p[last, i] * of(text[len(t) :], i) for i, t in enumerate(LETTERS) if text.startswith(t))
+
+    strings = {text: of(text.encode(), LETTERS.index(b">")) for text in Regex(pattern).enumerate()}
+    lm = CachedTransformer(lambda ids: logits[ids[-1]], Vocabulary([*LETTERS, b""], eos_ids=[len(LETTERS)]))
+    return lm, f">{pattern}", strings
+
+
+def e6(options: argparse.Namespace) -> None:
+    problems = 10 if options.quick else 40
+    sizes = (10, 100, 1000) if options.quick else (10, 30, 100, 300, 1000, 3000)
+    errors = {name: np.zeros((problems, len(sizes))) for name in ("sample", "importance", "local", "independent")}
+    for i in range(problems):
+        lm, pattern, strings = random_problem(i)
+        names, p = list(strings), np.array(list(strings.values()))
+        p /= p.sum()
+        place = {name: j for j, name in enumerate(names)}
+        space = space_of(lm, pattern, ">", "eos", None, None, "all", None, None, 1.0, None, 0, (), None)
+        starts = space.starts()
+        assert starts is not None
+        for j, N in enumerate(sizes):
+            rng = np.random.default_rng((7, i, j))
+            matches = {
+                name: itertools.islice(search(lm, pattern, prefix=">", strategy=name, batch=N, seed=j), N)
+                for name in ("sample", "local")
+            }
+            particles = importance_sampling(Sampled(space, starts), N, rng=rng, progress=False)
+            drawn = {name: [(str(m)[1:], m.log_weight) for m in found] for name, found in matches.items()}
+            drawn["importance"] = [(str(x.match(0.0))[1:], x.log_weight) for x in particles]
+            for name, found in drawn.items():
+                q = np.zeros(len(names))
+                for text, log_weight in found:
+                    q[place[text]] += math.exp(log_weight)
+                errors[name][i, j] = np.abs(q / q.sum() - p).sum() / 2
+            errors["independent"][i, j] = np.abs(rng.multinomial(N, p) / N - p).sum() / 2
+    rows = []
+    logs = np.log(np.array(sizes, float))
+    for name, found in errors.items():
+        slope = np.polyfit(logs, np.log(np.median(found, axis=0)), 1)[0]
+        rows.append([name, *(f"{np.median(found[:, j]):.3f}" for j in range(len(sizes))), f"{slope:.2f}"])
+    table(f"e6: total variation to the exact law, median of {problems} random languages and models",
+          ["", *(f"N={N:,}" for N in sizes), "slope"], rows,
+          "sample: a particle filter; importance: its weights without resampling; local: ReLM's random search;\n"
+          "independent: draws of the exact law")
+
+    problems = 40 if options.quick else 200
+    inside = np.zeros((2, 2))
+    bounds = 0
+    for i in range(problems):
+        lm, pattern, strings = random_problem(1000 + i)
+        truth = math.fsum(strings.values())
+        told = probability(lm, pattern, prefix=">", runs=0)
+        bounds += told.lower <= truth * (1 + 1e-9) and truth <= told.upper * (1 + 1e-9)
+        for j, (runs, t) in enumerate(((16, 2.131), (64, 1.998))):
+            told = probability(lm, pattern, prefix=">", runs=runs, particles=32, max_expansions=0, seed=i)
+            distance = abs(told.estimate - truth)
+            inside[j] += distance <= 1.96 * told.standard_error + 1e-12, distance <= t * told.standard_error + 1e-12
+    table(f"e6: intervals that hold the probability of the language, % of {problems}; 32 particles",
+          ["", "1.96 se", "by Student's t"],
+          [[f"{runs} runs", *(f"{100 * share:.1f}" for share in row / problems)]
+           for runs, row in zip((16, 64), inside, strict=True)],
+          f"exact bounds: {bounds} of {problems}; by chance, 95 +- {196 * math.sqrt(0.05 * 0.95 / problems):.1f}")
+
+    def draw(axes: Any) -> None:
+        for name, found in errors.items():
+            axes.plot(sizes, np.median(found, axis=0), ":" if name == "independent" else "-", marker=".", label=name)
+        axes.set(xscale="log", yscale="log", xlabel="N", ylabel="total variation to the exact law")
+        axes.legend(frameon=False, fontsize=8)
+
+    plot(options, "queries-sampling", draw, (5, 3.2))
+
+
+# ---- e7: prefixes that are drawn evenly
+
+TEMPLATE = "The blue door opened"
+
+
+def e7(options: argparse.Namespace) -> None:
+    N = 1000 if options.quick else 5000
+    edits = Edits(1, alphabet="[a-z ]")
+    near = within(Regex(TEMPLATE), 1, alphabet="[a-z ]").explore()
+    strings = list(near.enumerate())
+    vocab = CachedTransformer.from_pretrained().vocab
+    letters = Vocabulary([*(bytes([i]) for i in range(256)), b""], eos_ids=[256])
+    even = CachedTransformer(lambda ids: np.zeros(257), letters)
+    matches = search(
+        even, TEMPLATE + "!", prefix=TEMPLATE, edits={"prefix": edits}, prefixes="uniform", strategy="local",
+        max_prefix_chars=len(TEMPLATE) + 1, end="prefix", batch=1, seed=0,
+    )
+    drawn = {
+        "llmppl, evenly over strings": [match.prefix for match in itertools.islice(matches, N)],
+        "evenly over token sequences": list(over_token_sequences(near, vocab, N, np.random.default_rng(1))),
+        "evenly over the next character": list(over_next_characters(near, N, np.random.default_rng(2))),
+    }
+    uniform = Exact(dict.fromkeys(strings, 1 / len(strings)))
+    places: dict[str, list[int]] = {}
+    rows = []
+    for name, texts in drawn.items():
+        found = [alignment(Regex(TEMPLATE), text, 1, alphabet="[a-z ]") or [] for text in texts]
+        places[name] = [each[0].place for each in found if each]
+        early = sum(place < 6 for place in places[name]) / len(places[name])
+        fit = compare(texts, uniform, permutations=999, seed=0)
+        assert fit.test is not None
+        rows.append([name, f"{100 * early:.1f}", f"{fit.test.statistic:,.0f}", fit.test.df, f"{fit.p:.2g}"])
+    expected = [each[0].place for text in strings if (each := alignment(Regex(TEMPLATE), text, 1, alphabet="[a-z ]"))]
+    table(f"e7: {N:,} prefixes of {len(strings):,} within one edit of {TEMPLATE!r}",
+          ["", "edits in the first 6 characters, %", "X2 to uniform", "df", "p"], rows,
+          f"of all strings with an edit, {100 * sum(place < 6 for place in expected) / len(expected):.1f} % have it "
+          "there; paper: 80 % without walk counts")
+
+    def draw(axes: Any) -> None:
+        for name, found in places.items():
+            shares = np.bincount(found, minlength=len(TEMPLATE) + 1)[: len(TEMPLATE) + 1] / len(found)
+            axes.plot(shares, drawstyle="steps-mid", label=name)
+        axes.set(xlabel="place of the edit", ylabel="share", xticks=range(0, len(TEMPLATE) + 1, 5))
+        axes.legend(frameon=False, fontsize=8)
+
+    plot(options, "queries-edits", draw, (5, 3.2))
+
+
+def over_token_sequences(language: DFA, vocab: Vocabulary, N: int, rng: np.random.Generator) -> Iterator[str]:
+    """ReLM's prefixes: walks of the token automaton, each as probable as the other."""
+    index = TokenIndex(language, vocab)
+
+    @cache
+    def arcs(state: Any) -> list[tuple[int, Any]]:
+        return [(t, index.advance(state, t)) for t in index.allowed(state).tolist() if vocab.tokens[t]]
+
+    @cache
+    def walks(state: Any) -> int:
+        return int(index.accepts(state)) + sum(walks(to) for _, to in arcs(state))
+
+    for _ in range(N):
+        state, data = index.start, b""
+        while True:
+            left = int(rng.integers(walks(state))) - int(index.accepts(state))
+            if left < 0:
+                break
+            for token, to in arcs(state):
+                left -= walks(to)
+                if left < 0:
+                    state, data = to, data + vocab.tokens[token]
+                    break
+        yield data.decode()
+
+
+def over_next_characters(language: DFA, N: int, rng: np.random.Generator) -> Iterator[str]:
+    """Walks without counts: each next character as probable as the other, the end as one of them."""
+    for _ in range(N):
+        state, data = language.start, b""
+        while True:
+            choices = np.flatnonzero(language.table[state]).tolist() + [-1] * language.accepts(state)
+            byte = choices[rng.integers(len(choices))]
+            if byte < 0:
+                break
+            state, data = int(language.table[state, byte]), data + bytes([byte])
+        yield data.decode()
+
+
+# ---- scale
+
+
+def scale(options: argparse.Namespace) -> None:
+    folder = options.vocab
+    tokenizer = AutoTokenizer.from_pretrained(folder) if folder else CachedTransformer.from_pretrained().tokenizer
+    V = len(tokenizer)
+    laws = 3.0 * np.random.default_rng(0).standard_normal((64, V))
+    expansions = 200 if options.quick else 1000
+    lm = CachedTransformer(lambda ids: laws[ids[-1] % 64], tokenizer, cache_bytes=64 << 20)
+    found = search(lm, ".*", prefix="The ", end="boundary", results="tokens", batch=32)._search
+    assert found is not None
+    found.expand()
+    rows, start = [], _resident()
+    for mark in (1, 1000, 2000, 4000) if options.quick else (1, 1000, 2000, 4000, 8000):
+        while found.heap and found.expansions < mark:
+            found.expand()
+        rows.append([f"{found.expansions:,}", f"{len(found.heap):,}", f"{_resident() - start:.0f}"])
+    table("scale: memory of `.*` without a rule, cache_bytes 64 MB", ["expansions", "heap", "MB over the start"], rows)
+
+    words = sorted({_word(i) for i in range(600)})[:500]
+    cases: dict[str, tuple[str, dict[str, Any]]] = {
+        "URL, all": (URL, {"prefix": URL_PREFIX, "top_k": 40, "end": "prefix", "results": "tokens"}),
+        "URL, all, no top_k": (URL, {"prefix": URL_PREFIX, "end": "prefix", "results": "tokens"}),
+        "URL, canonical": (URL, {"prefix": URL_PREFIX, "top_k": 40, "end": "prefix", "tokenization": "canonical"}),
+        "500 words, 1 edit": (
+            f"The ({'|'.join(words)})", {"prefix": "The ", "edits": Edits(1, alphabet="[a-z]"), "end": "eos"}
+        ),
+        "500 words, 1 edit, any character": (f"The ({'|'.join(words)})", {"prefix": "The ", "edits": 1, "end": "eos"}),
+        ".*": (".*", {"prefix": "The ", "end": "boundary", "results": "tokens"}),
+    }
+    rows = []
+    for name, (pattern, query) in cases.items():
+        times: list[list[float]] = []
+        for batch in (1, 1, 32):
+            lm = CachedTransformer(lambda ids: laws[ids[-1] % 64], tokenizer)
+            lm.context("The ")                          # the tokenizer's own first call
+            asked = _timed(lm)
+            started = time.process_time()
+            matches = search(lm, pattern, batch=batch, **query)
+            called = time.process_time() - started
+            found = matches._search                     # to stop where no match is
+            assert found is not None
+            while not found.expansions:
+                found.expand()
+            times.append([called, time.process_time() - started])
+            started, done, asked[0] = time.process_time(), found.expansions, 0.0
+            while found.heap and found.expansions < done + expansions:
+                found.expand()
+            each = 1000 * (time.process_time() - started - asked[0]) / max(1, found.expansions - done)
+            times[-1].append(each)
+        rows.append([name, *(f"{value:.3f}" for value in times[0][:2]), f"{times[1][1]:.3f}", f"{times[1][2]:.2f}",
+                     f"{times[2][2]:.2f}", f"{len(found.heap):,}"])
+    table(f"scale: {V:,} tokens, a table for a model; CPU seconds until `search` returns and until the first "
+          f"expansion, and our own milliseconds in each of {expansions:,} expansions",
+          ["", "search s", "first s", "first, again s", "each ms", "batch 32, ms", "heap"], rows)
+
+
+def _timed(lm: CachedTransformer) -> list[float]:
+    """CPU seconds that a model takes from now on to answer, in a list of one."""
+    answer, seconds = lm.answer, [0.0]
+
+    def timed(questions: list[Any]) -> list[Any]:
+        started = time.process_time()
+        try:
+            return answer(questions)
+        finally:
+            seconds[0] += time.process_time() - started
+
+    lm.answer = timed                                   # type: ignore[method-assign]
+    return seconds
+
+
+def _word(i: int) -> str:
+    rng = np.random.default_rng((8, i))
+    return "".join(rng.choice(list("bcdfghklmnprstvw")) + rng.choice(list("aeiou")) for _ in range(rng.integers(2, 5)))
+
+
+def _resident() -> float:
+    """MB of resident memory; where only its peak is told, that."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+# ---- the command
+
+
+EXPERIMENTS = {"e1": e1, "e2": e2, "e3": e3, "e4": e4, "e5": e5, "e6": e6, "e7": e7, "scale": scale}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS), metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="small sizes and one seed")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "llmppl-queries", metavar="FOLDER")
+    parser.add_argument("--lm", nargs="+", default=[], metavar="NAME", help="further models for e2 and e3")
+    parser.add_argument("--lambada", type=Path, metavar="FILE", help='JSON lines with "text", for e3')
+    parser.add_argument("--text", type=Path, metavar="FILE", help="passages for e3, blank lines between them")
+    parser.add_argument("--passages", type=int, default=500, metavar="N", help="of each kind, for e3")
+    parser.add_argument("--vocab", type=Path, metavar="FOLDER", help="a tokenizer for scale, such as gpt2's")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw e1, e6 and e7 there")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    print(machine())
+    for name in options.only:
+        started = time.perf_counter()
+        EXPERIMENTS[name](options)
+        print(f"({name}: {time.perf_counter() - started:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()

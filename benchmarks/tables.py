@@ -1,0 +1,68 @@
+"""What the benchmarks of queries print and draw."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+
+def machine() -> str:
+    cpu = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as lines:
+            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    except OSError:
+        pass
+    return (
+        f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} thread; {platform.system()}, Python "
+        f"{platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}, numpy "
+        f"{np.__version__}"
+    )
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> None:
+    """Print a table; numbers are given as they are to be read."""
+    cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    print(f"\n{title}")
+    for row in cells:
+        first, *rest = row
+        print("  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]))
+    if note:
+        print(note)
+    sys.stdout.flush()
+
+
+def median_of(values: Sequence[float], form: str = ".3g") -> str:
+    """The median, and the middle half."""
+    low, mid, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return f"{mid:{form}} ({low:{form}} to {high:{form}})"
+
+
+def plot(options: argparse.Namespace, name: str, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
+    """Draw a picture into the folder of `--plots`."""
+    if options.plots is None:
+        return
+    try:
+        import matplotlib
+    except ImportError:
+        print("no plots: matplotlib is not installed (pip install 'llmppl[plots]')")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+    draw(axes)
+    axes.spines[["top", "right"]].set_visible(False)
+    options.plots.mkdir(parents=True, exist_ok=True)
+    figure.savefig(options.plots / f"{name}.png", dpi=110)
+    pyplot.close(figure)
+    print(f"drawn: {options.plots / name}.png")

@@ -1,0 +1,124 @@
+"""Birth date: what a model knows, asked in three ways.
+
+The three panels of Fig. 1 of Kuchnik et al. 2023: the model goes on as it likes; it is given a few dates to choose
+from; it is asked for any date of the form that dates have. By default the fact is in the prompt, and the embedded model
+has to repeat it; with --paper it is asked for George Washington's birthday (February 22, 1732), which --lm NAME may
+know.
+
+What to look for: free text answers something else, or in a form that has to be read. A choice always has an answer,
+whatever was put up beside the right one. The form alone asks for nothing but a date, and the rank of the right one
+among all that have it says how well it is known. Where it is not among the first, that is estimated: of dates drawn
+evenly from the form, the share that the model likes better. Dates are spelled as the tokenizer does.
+
+    Lily's birthday was on Monday. Everyone was happy. Lily's birthday was on ...
+
+      goes on    the phone with Lily and Max.
+                 the phone.
+                 the plane.
+      a choice    0.97  Monday *
+                  0.03  Tuesday
+                  0.00  Saturday
+      a date       -4.8  Monday *
+                   -8.4  Tuesday
+                  -10.2  Sunday
+                  -12.9  Wednesday
+                  -14.6  Saturday
+                 rank of the right one: 1 of 7
+
+    George Washington was born on ... (--paper)
+
+      goes on    her nature.
+                 the cabinet.
+                 the Mue's excitement.
+      a choice    0.82  March 4, 1789
+                  0.18  July 4, 1732
+                  0.00  February 22, 1733
+                  0.00  February 22, 1732 *
+      a date      -29.3  August 1, 1000
+                  -29.4  March 1, 1000
+                  -29.9  August 1, 1500
+                  -30.1  March 10, 1000
+                  -30.1  March 1, 1500
+                 rank of the right one: about 6,900,000 of 13,200,000
+"""
+
+import argparse
+import math
+from itertools import islice
+from re import escape
+
+import numpy as np
+
+from llmppl import CachedTransformer, Regex
+from llmppl.queries import search
+
+LONGEST = 20                                            # characters of a date
+DAYS = "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"
+MONTHS = ("January|February|March|April|May|June|July|August|September|October|November|December").split("|")
+STORY = (
+    "Lily's birthday was on Monday. Everyone was happy. Lily's birthday was on",
+    ["Monday", "Tuesday", "Saturday"],                  # the right one first
+    "|".join(f"({day})" for day in DAYS),
+)
+PAPER = (
+    "George Washington was born on",
+    ["February 22, 1732", "July 4, 1732", "February 22, 1733", "March 4, 1789"],
+    f"({'|'.join(f'({month})' for month in MONTHS)}) [0-9]{{1,2}}, [0-9]{{4}}",
+)
+
+
+def rank(lm, prompt, form, right, found, rng):
+    """The rank of the right date: exact if it is among those found, else estimated from as many drawn evenly."""
+    texts = [str(match) for match in found]
+    if f"{prompt} {right}" in texts:
+        return f"{1 + texts.index(f'{prompt} {right}')}"
+    start = lm.context(prompt)
+    drawn = [start + f" {form.sample(rng, LONGEST)}" for _ in found]
+    log_probs = [context.log_prob_since(start) for context in [start + f" {right}", *drawn]]
+    better = np.mean(np.array(log_probs[1:]) > log_probs[0])
+    return f"about {float(f'{max(len(found) + 1, better * size(form)):.2g}'):,.0f}"
+
+
+def size(form):
+    return sum(form.count(length) for length in range(LONGEST + 1))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--paper", action="store_true", help="George Washington's birthday")
+    args = parser.parse_args()
+    most = 50 if args.quick else 200
+
+    lm = CachedTransformer.from_pretrained(args.lm)
+    prompt, choices, form = PAPER if args.paper else STORY
+    given, right = escape(prompt), choices[0]
+    print(f"{prompt} ...\n")
+
+    def shown(match):
+        text = str(match)[len(prompt) + 1 :]
+        return text + " *" * (text == right)
+
+    sentence = search(
+        lm, rf"{given}[^.!?\n]+[.!?]", prefix=given, strategy="sample", end="prefix", max_tokens=20, seed=args.seed
+    )
+    for heading, match in zip(["goes on", "", ""], sentence, strict=False):
+        print(f"  {heading:10} {shown(match)}")
+
+    options = list(search(lm, f"{given} ({'|'.join(map(escape, choices))})", prefix=given, end="prefix"))
+    total = sum(math.exp(match.log_prob) for match in options)
+    for heading, match in zip(["a choice", "", "", ""], options, strict=False):
+        print(f"  {heading:10} {math.exp(match.log_prob) / total:5.2f}  {shown(match)}")
+
+    dates = search(lm, f"{given} ({form})", prefix=given, tokenization="canonical", end="prefix")
+    found = list(islice(dates, most))
+    for heading, match in zip(["a date", "", "", "", ""], found, strict=False):
+        print(f"  {heading:10} {match.log_prob:6.1f}  {shown(match)}")
+    rng, form = np.random.default_rng(args.seed), Regex(form)
+    print(f"  {'':10} rank of the right one: {rank(lm, prompt, form, right, found, rng)} of {size(form):,}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Memorisation: strings that a model has by heart, the most probable first.
+
+Kuchnik et al. 2023, Sec. 4.1, look for URLs that a model learnt, by a pattern, a prefix, and top-k of 40. With --paper
+that is asked, and phone numbers and e-mail addresses too (for --lm NAME: the embedded model has seen none, and the
+reason that nothing is found is printed). The embedded model has learnt stories, so by default it is asked for names,
+for places, and for how people lived.
+
+What to look for: search goes down the list, and a string comes once. Drawn at random, the same few come again and
+again, as each of them is as frequent as it is probable; most of what is rare stays unseen. In the order of token
+sequences a string comes as often as it is spelled, which under top-k is seldom more than once. The plot shows the
+different strings among the first n strings, token sequences, and samples.
+
+    Once upon a time, there was a little girl named [A-Z][a-z]+
+        -0.18  Lily
+        -4.03  Lucy
+        -4.04  Amy
+        -4.29  Jane
+        -4.44  Sarah
+       100 different strings in 100 strings
+        99 different strings in 100 token sequences
+        14 different strings in 100 samples
+
+    Tim and his mom went to the( [a-z]+){1,2}
+        -1.03  park
+        -2.43  store
+        -2.67  park to
+        -3.02  store to
+        -3.30  beach
+       100 different strings in 100 strings
+       100 different strings in 100 token sequences
+        40 different strings in 100 samples
+
+    They lived( [a-z]+){2,3}
+        -1.71  happily ever after
+        -1.74  in a big
+        -2.68  in a small
+        -3.73  happily in the
+        -3.94  in a house
+       100 different strings in 100 strings
+       100 different strings in 100 token sequences
+        49 different strings in 100 samples
+
+    The plot is in memorisation.png
+"""
+
+import argparse
+from itertools import islice
+from re import escape
+
+from llmppl import CachedTransformer
+from llmppl.queries import Rule, explain, probability, search
+
+STORIES = [                                             # prefix, pattern of what follows
+    ("Once upon a time, there was a little girl named", " [A-Z][a-z]+"),
+    ("Tim and his mom went to the", "( [a-z]+){1,2}"),
+    ("They lived", "( [a-z]+){2,3}"),
+]
+PAPER = [                                               # Sec. 4.1 with its dots escaped, Fig. 4, and one more
+    ("https://www.", r"([a-zA-Z0-9]|_|-|#|%)+\.([a-zA-Z0-9]|_|-|#|%|/)+"),
+    ("My phone number is", " ([0-9]{3}) ([0-9]{3}) ([0-9]{4})"),
+    ("My e-mail address is", r" [a-z0-9]([a-z0-9]|\.|-|_)*@([a-z0-9-]+\.)+((com)|(org)|(net)|(edu))"),
+]
+TYPICAL = "example.com/", " 555 123 4567", " someone@example.com"     # one of each of the paper's, to explain by
+OPTIONS = {"top_k": 40, "end": "boundary", "max_tokens": 12}
+WAYS = {
+    "strings": {"results": "strings"},
+    "token sequences": {"results": "tokens"},
+    "samples": {"strategy": "local"},
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--paper", action="store_true", help="URLs, phone numbers, e-mail addresses")
+    parser.add_argument("--out", default="memorisation.png", help="where to draw the plot")
+    args = parser.parse_args()
+    most = 20 if args.quick else 100
+
+    lm = CachedTransformer.from_pretrained(args.lm)
+    curves = {}
+    for prefix, rest in PAPER if args.paper else STORIES:
+        print(f"\n{prefix}{rest}")
+        pattern, given = escape(prefix) + rest, escape(prefix)
+        within = probability(lm, pattern, prefix=given, max_expansions=500, tolerance=0.1, runs=0, **OPTIONS)
+        if not within.lower:
+            print(f"  nothing in {within.expansions} expansions; together at most {within.upper:.2g}, for")
+            print(explain(lm, TYPICAL[PAPER.index((prefix, rest))], Rule(top_k=OPTIONS["top_k"]), prefix=prefix))
+            continue
+        counts = curves[f"{prefix}…"] = {}
+        for name, options in WAYS.items():
+            found = list(islice(search(lm, pattern, prefix=given, seed=args.seed, **OPTIONS, **options), most))
+            if name == "strings":
+                for match in found[:5]:
+                    print(f"  {match.log_prob:7.2f}  {str(match)[len(prefix) :].strip()}")
+            texts = [str(match) for match in found]
+            counts[name] = [len(set(texts[:n])) for n in range(1, len(texts) + 1)]
+            print(f"  {counts[name][-1]:4} different strings in {len(texts)} {name}")
+    if curves:
+        plot(curves, args.out)
+
+
+def plot(curves, path):
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("\nNo plot: it needs matplotlib, pip install 'llmppl[plots]'")
+        return
+    figure, axes = plt.subplots(1, len(curves), figsize=(4.2 * len(curves), 3.6), layout="constrained", squeeze=False)
+    for ax, (title, counts) in zip(axes[0], curves.items(), strict=True):
+        for (name, different), style in zip(counts.items(), ("-", "--", ":"), strict=True):
+            ax.plot(range(1, len(different) + 1), different, style, label=name)
+        ax.set_title(title[-32:], fontsize=10)
+        ax.set_xlabel("matches")
+        ax.grid(alpha=0.3)
+    axes[0][0].set_ylabel("different strings")
+    axes[0][0].legend()
+    figure.savefig(path, dpi=150)
+    print(f"\nThe plot is in {path}")
+
+
+if __name__ == "__main__":
+    main()
