@@ -547,6 +547,33 @@ def test_samples_that_never_finish_are_an_error():
         next(search(lm, "a{4}", strategy="sample", max_tokens=2))
 
 
+def test_a_search_can_be_bounded_and_says_whether_it_was_complete():
+    lm = language_model()
+    cut = search(lm, "[ab]*c", max_expansions=20, batch=4)
+    found = [str(m) for m in cut]
+    assert not cut.complete and 20 <= cut.expansions < 24
+    assert found == [str(m) for m in itertools.islice(search(lm, "[ab]*c"), len(found))]
+    whole = search(lm, "a|b", max_expansions=50)
+    assert len(list(whole)) == 2 and whole.complete
+    with pytest.raises(ValueError, match="max_expansions"):
+        search(lm, "a", max_expansions=0)
+
+
+def test_what_the_model_cannot_read_is_no_match():
+    lm = language_model()                               # reads 32 tokens
+    texts = [str(m) for m in search(lm, "c{30}|c{31}|c{32}", end="prefix")]
+    assert texts == ["c" * 30, "c" * 31]                # behind a BOS
+
+
+def test_the_estimate_of_an_endless_language_gives_long_particles_up(monkeypatch):
+    lm = language_model()
+    monkeypatch.setattr("llmppl.queries.mass.LONGEST", 7)
+    found = probability(lm, "[ab]*c", tolerance=1e-6, seed=1)
+    bounded = probability(lm, "[ab]*c", max_tokens=6, tolerance=1e-6, runs=0)
+    assert abs(found.estimate - bounded.lower) <= 4.5 * found.standard_error
+    assert math.isnan(probability(lm, "[ab]*c", runs=0).estimate)
+
+
 def test_a_query_that_never_ends_can_be_left_and_keeps_what_it_found():
     lm = language_model()
     found = search(lm, "[abc ]*", strategy="sample", seed=0)

@@ -69,9 +69,10 @@ class Search:
         order: str = "joint",
         batch: int = 16,
         width: int = WIDTH,
+        limit: float = math.inf,
         noise: np.random.Generator | None = None,
     ) -> None:
-        self.space, self.order, self.batch, self.width, self.rng = space, order, batch, width, noise
+        self.space, self.order, self.batch, self.width, self.limit, self.rng = space, order, batch, width, limit, noise
         self.expansions = 0
         self.heap: list[Item] = []
         self.watch: _Bound | None = None
@@ -257,6 +258,8 @@ class Search:
         while self.heap:
             if self.heap[0].kind == 0:
                 yield heapq.heappop(self.heap)
+            elif self.expansions >= self.limit:
+                return
             else:
                 self.expand()
         if self.space.canonical and self.space.rule is None and self.space.max_tokens is None and not self.num_found:
@@ -285,7 +288,9 @@ class Search:
                     heapq.heappush(ready, (cost, item.number, match))
             if ready and (not self.heap or self.watch.best() <= -ready[0][0]):
                 yield heapq.heappop(ready)[2]
-            elif self.heap:
+            elif self.expansions >= self.limit:
+                return
+            else:
                 self.expand()
 
     def match(self, item: Item, lower: float | None = None, upper: float | None = None) -> Match:

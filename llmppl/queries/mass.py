@@ -16,6 +16,8 @@ from llmppl.queries.language import Edits, Language, Part, Query, Rewrite
 from llmppl.queries.matches import space_of
 from llmppl.queries.sampling import Sampled
 
+LONGEST = 256                                           # steps of a particle
+
 
 @dataclass(frozen=True)
 class Probability:
@@ -43,9 +45,11 @@ class Probability:
 
     def __repr__(self) -> str:
         of = ", of the shortest matches" if self.shortest else ""
+        outside = self.estimate < self.lower or self.estimate > self.upper
+        but = ", which the bounds exclude: too few particles meet a match" if outside else ""
         return (
             f"Probability(between {self.lower:.6g} and {self.upper:.6g}{of}; "
-            f"estimate {self.estimate:.6g} +- {self.standard_error:.2g})"
+            f"estimate {self.estimate:.6g} +- {self.standard_error:.2g}{but})"
         )
 
 
@@ -84,7 +88,9 @@ def probability(
     max_expansions : int
         Or until so many next-token laws were looked at; 0 leaves the bounds at what the start says.
     particles, runs : int
-        Size and number of the particle filters behind `estimate`; 0 runs leave it and its error NaN.
+        Size and number of the particle filters behind `estimate`; 0 runs leave it and its error NaN. It is of matches
+        of fewer than 256 tokens. Its error is not to be trusted where few particles meet a match; the bounds always
+        are.
 
     The other parameters, and the errors, are those of `search`.
     """
@@ -117,7 +123,8 @@ def probability(
 
     estimates = np.full(max(runs, 1), math.nan)
     for i, stream in enumerate(np.random.default_rng(seed).spawn(runs)):
-        estimates[i] = math.exp(smc_standard(Sampled(space, starts), particles, rng=stream, progress=False).log_ml)
+        drawn = smc_standard(Sampled(space, starts), particles, rng=stream, max_steps=LONGEST, progress=False)
+        estimates[i] = sum(math.exp(particle.log_weight) for particle in drawn if not particle.cut)
     error = float(estimates.std(ddof=1) / math.sqrt(runs)) if runs > 1 else math.nan
     upper = min(1.0, search.closed + left)
     return Probability(search.closed, upper, float(estimates.mean()), error, search.expansions, shortest)

@@ -47,6 +47,7 @@ def search(
     max_prefix_chars: int | None = None,
     tolerance: float = 1e-8,
     batch: int = 32,
+    max_expansions: int | None = None,
     seed: int | None = None,
     progress: bool = False,
 ) -> Matches:
@@ -86,7 +87,7 @@ def search(
         What a match is. "eos": the text ends there, and the end counts. "prefix": the text begins so, whatever follows.
         "boundary": the next token leaves the language, and that counts.
     max_tokens, max_chars : int, optional
-        The longest part after the prefix; an eos does not count.
+        The longest part after the prefix; an eos does not count. What is longer than the model can read is no match.
     results : str
         "strings": each once, with the sum over all token sequences that spell it, in the order of the sums. "tokens":
         each token sequence by itself. Samples with and without weights are token sequences in any case.
@@ -100,6 +101,9 @@ def search(
     batch : int
         Contexts per round of the language model, width of the beam, particles at a time. The order of
         "shortest_path" does not depend on it.
+    max_expansions : int, optional
+        Of "shortest_path" and "distinct": stop after so many next-token laws. `Matches.complete` tells whether that was
+        before the end.
     seed : int, optional
     progress : bool
         Show on stderr what has been looked at.
@@ -120,6 +124,7 @@ def search(
     _choice("order", order, ("joint", "conditional"))
     _choice("prefixes", prefixes, ("model", "uniform"))
     count("batch", batch)
+    limit = np.inf if max_expansions is None else count("max_expansions", max_expansions)
     if not 0.0 <= tolerance < 1.0:
         raise ValueError(f"tolerance is a share in [0, 1), not {tolerance!r}")
     space = space_of(
@@ -138,7 +143,7 @@ def search(
             'strategy="distinct" draws from disjoint events, and with end="prefix" a match here can begin another: '
             'take end="eos" or end="boundary"'
         )
-    found = Search(space, order=order, batch=batch, noise=rng if strategy == "distinct" else None)
+    found = Search(space, order=order, batch=batch, limit=limit, noise=rng if strategy == "distinct" else None)
     found.add_all()
     matches = found.sequences() if results == "tokens" else found.strings(tolerance)
     return Matches(space, found, matches, progress)
@@ -153,6 +158,8 @@ class Matches(Iterator[Match]):
         Of the language model since the query began.
     expansions : int
         Next-token laws that the search has looked at.
+    complete : bool
+        Whether every match has been found.
     """
 
     def __init__(self, space: Space, found: Search | None, matches: Iterator[Match], progress: bool) -> None:
@@ -173,6 +180,10 @@ class Matches(Iterator[Match]):
     @property
     def expansions(self) -> int:
         return self.stats.rows if self._search is None else self._search.expansions
+
+    @property
+    def complete(self) -> bool:
+        return self._search is not None and not self._search.heap
 
     def plan(self) -> str:
         """The sizes of the automata, and what a step of the search costs."""

@@ -22,7 +22,7 @@ from llmppl.models.model import Model
 from llmppl.models.tokens import next_token
 from llmppl.queries.space import Match, Node, Space, Start, edits_of
 
-PATIENCE = 64                                           # blocks without a match after which it is an error
+PATIENCE = 2048                                         # samples without a match after which it is an error
 
 
 class Sampled(Model):
@@ -109,10 +109,10 @@ def samples(
     barren = 0
     for starts in blocks:
         particles = run(Sampled(space, starts), N, rng=rng.spawn(1)[0], progress=False)
-        barren = 0 if len(particles) else barren + 1
-        if barren == PATIENCE:
+        barren = 0 if len(particles) else barren + N
+        if barren >= PATIENCE:
             raise ValueError(
-                f"none of {N * PATIENCE} samples finished: {particles.deaths[0].reason}. The language may have no "
+                f"none of {barren} samples finished: {particles.deaths[0].reason}. The language may have no "
                 f"token path of this length: a larger max_tokens, or strategy='shortest_path', would tell"
             )
         for particle in particles:

@@ -193,8 +193,9 @@ class Space:
         return Node(None, begin, self.prefixes.start, 0.0, None if self.tails is None else self.tails.start)
 
     def allowed(self, node: Node) -> Ints:
-        """The tokens that may follow a node, no eos among them."""
-        if node.start is not None and node.depth == self.max_tokens:
+        """The tokens that may follow a node, no eos among them; none where the model can read no more."""
+        full = len(node.context) == self.lm.backend.max_length
+        if full or (node.start is not None and node.depth == self.max_tokens):
             return np.zeros(0, np.int64)
         index = self.index(node)
         ids = index.allowed(node.state)
