@@ -90,6 +90,10 @@ class Trie:
         Of every node: the byte that leads to it, and how many come before that one.
     first : (n + 1,) uint32 ndarray
         The tokens that end in node i are `order[first[i] : first[i + 1]]`.
+    levels : two int ndarrays
+        The nodes by depth, those of one depth in preorder, and where each depth begins among them.
+    children : three int ndarrays
+        By place in `levels`: byte, first child, number of children.
     """
 
     def __init__(self, tokens: Sequence[bytes], never: Iterable[int] = ()) -> None:
@@ -121,6 +125,8 @@ class Trie:
         self.first = np.zeros(n + 1, np.uint32)
         np.cumsum(np.bincount(last - 1, minlength=n), out=self.first[1:])
         self.height = int(self.depth.max(initial=0)) + 1  # bytes of the longest token
+        self.levels = self._by_level()
+        self.children = self._below()
         self.visited = 0                            # nodes, by walks in numpy
         self._scratch: list[tuple[Ints, Ints]] = []
 
@@ -136,8 +142,7 @@ class Trie:
         have = {token[0] for token in self.tokens if len(token) == 1}
         return have.issuperset([*range(0xC0), *range(0xC2, 0xF5)])
 
-    @functools.cached_property
-    def levels(self) -> tuple[Ints, Ints]:
+    def _by_level(self) -> tuple[Ints, Ints]:
         """The nodes by depth, those of one depth in preorder, and where each depth begins among them."""
         ends = np.cumsum(np.bincount(self.depth, minlength=1))
         return np.argsort(self.depth, kind="stable"), np.concatenate([[0], ends])
@@ -156,8 +161,7 @@ class Trie:
             above = level
         return skip
 
-    @functools.cached_property
-    def children(self) -> tuple[Ints, Ints, Ints]:
+    def _below(self) -> tuple[Ints, Ints, Ints]:
         """By place in `levels`: byte, first child, number of children."""
         nodes, begin = self.levels
         number = np.zeros(len(self), np.int64)
@@ -260,7 +264,7 @@ class Tabled:
 
     def settle(self, numbers: Ints, bytes: Ints) -> None:
         """Make known where `numbers` go with `bytes`."""
-        for number in np.unique(numbers).tolist():
+        for number in sorted(set(numbers.tolist())):
             self.recognizer.row(number)
 
     def settle_below(self, number: int, trie: Trie, node: int) -> None:
@@ -302,8 +306,7 @@ class Numbered:
         return self.states[number]
 
     def settle(self, numbers: Ints, bytes: Ints) -> None:
-        pairs = np.unique(numbers.astype(np.int64) * 256 + bytes)
-        for number, byte in zip((pairs >> 8).tolist(), (pairs & 255).tolist(), strict=True):
+        for number, byte in sorted(set(zip(numbers.tolist(), bytes.tolist(), strict=True))):
             target = self.recognizer.step(self.states[number], byte)
             known = 0 if target is None else self.number(target)  # which may replace the table
             self.table[number, byte] = known
