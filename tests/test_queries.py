@@ -357,10 +357,10 @@ def test_local_samples_follow_the_law_that_renormalises_each_token():
     chi_square_ok(counts, law, n)
 
 
-SAMPLED = ["a[ab]{0,3}c|ba", "(ab){1,3}", "a(b|c)?|b", "[ab]{2}|c", " ?(a|b)c?"]
+SAMPLED = ["a[ab]{0,3}c|ba", "(ab){1,3}", "a(b|c)?|b", "[ab]{2}|c", " ?(a|b)c?", "(a|bc){1,2}", "b?a{0,2}"]
 
 
-@pytest.mark.parametrize("pattern", SAMPLED[: repetitions(5, 2)])
+@pytest.mark.parametrize("pattern", SAMPLED[: repetitions(7, 2)])
 @pytest.mark.parametrize("end", ["eos", "prefix", "boundary"])
 def test_weighted_samples_follow_the_model_given_the_language(pattern, end):
     """Block by block, the weights of each string add up to an unbiased estimate of its probability (4.5 errors)."""
