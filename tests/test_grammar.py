@@ -637,7 +637,9 @@ def test_masks_are_what_reading_the_tokens_says(known):
         for _ in range(rng.randrange(60)):
             mask = index.mask(state)
             for token, allowed in zip(tokens[:-1], mask[:-1], strict=True):
-                assert allowed == (read(recognizer, text + token) is not None), (text, token)
+                after = read(recognizer, text + token)
+                assert allowed == (after is not None), (text, token)
+                assert recognizer.token_step(state, token) is after, (text, token)
             assert mask[-1] == recognizer.accepts(state)
             opening = [i for i in index.allowed(state) if tokens[i][:1] in b"([{" and tokens[i]]
             token = int(rng.choice(opening if opening and rng.random() < 0.4 else index.allowed(state)))
@@ -669,6 +671,7 @@ def masks_agree(grammar, vocab, rng, walks, length):
                 break
             short = rng.permutation(ids)[:8].tolist()
             token = min(short, key=lambda i: len(vocab.tokens[i])) if rng.random() < 0.6 else short[0]
+            assert index.advance(state, token) is bare.advance(state, token)
             state, text = index.advance(state, token), text + vocab.tokens[token]
     return seen
 

@@ -14,6 +14,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 from lark.lexer import TerminalDef
 
@@ -54,9 +55,10 @@ class Completion:
                     seen[number] = seen[number].union(ended)
                     for target in going_on:
                         if target not in seen:
-                            seen[target] = frozenset()
+                            seen[target] = self._outs.get(target, frozenset())
                             sources[target] = []
-                            todo.append(target)
+                            if target not in self._outs:
+                                todo.append(target)
                         sources[target].append(number)
             todo = list(seen)
             while todo:
@@ -412,11 +414,20 @@ class Judge:
     ):
         self.parser, self.scans, self.lexer_of = parser, scans, lexer_of
         self.completion = Completion(parser, scans, lexer_of)
-        self.spellings = Spellings(scans, terminals, parser.lexers_after(lexer_of), flags)
+        after = parser.lexers_after(lexer_of)
+        self.spellings = Spellings(scans, terminals, after, flags)
+        self._lexers_after: dict[Any, set[int]] = {None: set(lexer_of.values())} | after
         parser.avoid(self.spellings.missing)
+        self._promises: dict[frozenset[Ended], tuple[int, bool]] = {}
 
     def finishable(self, stack: Stack, scan: int) -> bool:
         """Whether some text completes a hypothesis."""
+        if self.parser.sure:
+            promised, plain = self.promises(self.completion.ends(scan))
+            if self.parser.admitted(stack, promised):
+                return True
+            if plain:
+                return False
         return self.parser.recall(stack.finishable, scan, stack, self._finishable)
 
     def may_follow(self, stack: Stack, rest: int) -> bool:
@@ -427,6 +438,20 @@ class Judge:
             return True
         starts = self.scans.start(self.lexer_of[stack.state], rest)
         return any(self.finishable(stack, scan) for scan in starts)
+
+    def promises(self, ends: frozenset[Ended]) -> tuple[int, bool]:
+        """Bits of which one, if `Parser.admitted`, says that a text can be completed where a token may end so.
+
+        And whether that cannot be but so.
+        """
+        if ends not in self._promises:
+            sure = {end: self.parser.sure and self._always_settled(end) for end in ends}
+            bits = {self.parser.bits[end.symbol] for end in ends if sure[end]}  # type: ignore[index]
+            self._promises[ends] = sum(bits), all(sure.values())
+        return self._promises[ends]
+
+    def _always_settled(self, end: Ended) -> bool:
+        return all(self.spellings.settled(q, end.rest) for q in self._lexers_after[end.symbol])
 
     def _finishable(self, stack: Stack, scan: int) -> bool:
         return any(self.sure(stack, end) for end in self.spellings.soon(scan)) or self._search(stack, scan)
@@ -467,8 +492,8 @@ class Judge:
 
     def sure(self, stack: Stack, end: Ended) -> bool:
         """Whether it is easily seen that a text can be completed if a token ends so."""
-        if self.parser.sure and end.symbol is not None:
-            state = self.parser.state_after(stack, end.symbol)
+        if self.parser.sure:
+            state = stack.state if end.symbol is None else self.parser.state_after(stack, end.symbol)
             return state is not None and self.spellings.settled(self.lexer_of[state], end.rest)
         top = stack if end.symbol is None else self.parser.feed(stack, end.symbol)
         return (

@@ -29,7 +29,7 @@ from lark.lexer import BasicLexer, ContextualLexer, TerminalDef
 from llmppl.automata.completion import Judge
 from llmppl.automata.grammar_masks import Masks
 from llmppl.automata.lalr import KeepAnalysis, Parser, Stack
-from llmppl.automata.lexing import Automata, Ended, Outcome, Scans
+from llmppl.automata.lexing import Automata, Ended, Scans
 from llmppl.automata.nfa import NFA
 from llmppl.automata.regex import parse
 from llmppl.automata.trie import Trie
@@ -116,7 +116,7 @@ class Grammar:
         self._states: dict[Any, _State] = {}
         self._masks: Masks | None = None
         if postlex is None:
-            self.token_mask = self._token_mask
+            self.token_mask, self.token_step = self._token_mask, self._token_step
         begun = self._state([(self._parser.bottom, self._scans.first)], [])
         if begun is None:
             raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r})")
@@ -134,24 +134,30 @@ class Grammar:
             return state.next[byte]
         except KeyError:
             pass
-        outcomes = tuple([self._scans.step(scan, byte) for _, scan in state.hypotheses])
-        key = tuple(map(id, outcomes))
+        key = tuple([id(self._scans.step(scan, byte)) for _, scan in state.hypotheses])
         if key not in state.alike:                      # else another byte of the same class
-            state.alike[key] = self._follow(state, outcomes)
+            state.alike[key] = self._token_step(state, bytes([byte]))
         found = state.next[byte] = state.alike[key]
         return found
 
-    def _follow(self, state: _State, outcomes: tuple[Outcome, ...]) -> _State | None:
-        """The state after a byte of which the scans of `state` make `outcomes`."""
+    def _token_step(self, state: _State, data: bytes) -> _State | None:
+        """The state after some bytes, at least one; those in between are not made."""
+        alive: list[Hypothesis] = list(state.hypotheses)
         ended: list[Hypothesis] = []
-        going_on: list[Hypothesis] = []
-        for (stack, _), (scans, ends) in zip(state.hypotheses, outcomes, strict=True):
-            going_on += [(stack, scan) for scan in scans]
-            for symbol, rest in ends:
-                top = stack if symbol is None else self._parser.feed(stack, symbol)
-                if top is not None:
-                    ended.append((top, rest))
-        return self._state(ended, going_on)
+        for byte in data:
+            for stack, rest in ended:
+                for scan in self._scans.start(self._lexer_of[stack.state], rest):
+                    alive.append((stack, scan))
+            before, alive, ended = alive, [], []
+            for stack, scan in before:
+                scans, ends = self._scans.step(scan, byte)
+                for after in scans:
+                    alive.append((stack, after))
+                for symbol, rest in ends:
+                    top = stack if symbol is None else self._parser.feed(stack, symbol)
+                    if top is not None:
+                        ended.append((top, rest))
+        return self._state(ended, alive)
 
     def read_all(self, trie: Trie, max_quotients: int = 100_000) -> Masks:
         """Read a vocabulary once from wherever the lexer may stand: masks then only take runs of the parser.

@@ -45,15 +45,14 @@ class Found:
 
 
 class Tokens(NamedTuple):
-    """Tokens of a quotient that end alike: where the token goes on, and what has just ended.
+    """Tokens of a quotient that end alike: they may follow a stack to which something is admitted that they promise.
 
-    They may follow a stack if one of `soon` may be fed to it, or one of `ends`; and if neither, those of each part may
-    if some text completes the stack with one of its scans.
+    And if they promise nothing that is, they may follow where a text completes what has just ended, or goes on.
     """
 
-    soon: tuple[Ended, ...]                         # ways to end that some more bytes lead to
+    promised: int                                   # bits, as of `Parser.admitted`
     ends: tuple[Ended, ...]
-    parts: tuple[tuple[tuple[int, ...], int], ...]  # scans, and where their tokens end among `ids`
+    scans: tuple[int, ...]
     ids: npt.NDArray[Any]                           # int32 ids, or uint8 bits of the vocabulary
 
 
@@ -63,8 +62,9 @@ class Quotient(NamedTuple):
     A way is what may end within tokens, the nodes where it does (int32), and by lexer the quotient of what is below.
     """
 
+    bits: int                                       # of all terminals that matter
     tokens: list[Tokens]
-    ways: list[tuple[Ended, bytes, dict[int, Quotient]]]
+    ways: list[tuple[int, Ended, bytes, dict[int, Quotient]]]       # the bit of the symbol first
     tops: dict[int, Any]                            # state of the parser -> the same for those below, in the end Found
 
 
@@ -124,7 +124,7 @@ class Masks:
         self._quotients: dict[tuple[bytes, tuple[int, ...]], Quotient] = {}
         self._joined: dict[frozenset[bytes], bytes] = {}
         self._equal: dict[bytes, bytes] = {}        # equal ones are one object
-        self._soon: dict[tuple[int, ...], tuple[Ended, ...]] = {}
+        self._kinds: dict[int, tuple[int, tuple[Ended, ...], tuple[int, ...]]] = {}
 
     def forget(self) -> None:
         """Drop all that is kept by stack."""
@@ -138,7 +138,7 @@ class Masks:
     def nbytes(self) -> int:
         """Of the quotients: their tokens, and the nodes where something ends within tokens."""
         return sum(
-            sum(tokens.ids.nbytes for tokens in quotient.tokens) + sum(len(nodes) for _, nodes, _ in quotient.ways)
+            sum(tokens.ids.nbytes for tokens in quotient.tokens) + sum(len(nodes) for *_, nodes, _ in quotient.ways)
             for quotient in self._quotients.values()
         )
 
@@ -169,7 +169,7 @@ class Masks:
         quotients = [self._quotient(b"", (scan,)) for scan in range(len(scans.scans))]
         seen = set(map(id, quotients))
         for quotient in quotients:
-            for (symbol, rest), nodes, children in quotient.ways:
+            for _, (symbol, rest), nodes, children in quotient.ways:
                 for lexer in every if symbol is None else after[str(symbol)]:
                     child = children[lexer] = self._quotient(nodes, scans.start(lexer, rest))
                     if id(child) not in seen:
@@ -209,24 +209,8 @@ class Masks:
         return found.packed
 
     def _tokens(self, quotient: Quotient, stack: Stack) -> Found:
-        """The tokens of a quotient that may follow a stack: ids, and sets as bits."""
-        known: Any = quotient.tops
-        top: Any = stack
-        while type(known) is dict:
-            known = known.get(top.state)
-            top = top.below
-        parser = self.judge.parser
-        if known is None:
-            before, parser.lowest = parser.lowest, stack.height
-            known = self._collect(quotient, stack)
-            tops, top = quotient.tops, stack
-            for _ in range(stack.height - max(parser.lowest, 1)):
-                tops, top = tops.setdefault(top.state, {}), top.below
-            tops[top.state] = known
-            parser.lowest = min(parser.lowest, before)
-        elif (lowest := top.height + 1 if top else 0) < parser.lowest:
-            parser.lowest = lowest
-        return known  # type: ignore[no-any-return]
+        """The tokens of a quotient that may follow a stack."""
+        return self.judge.parser.recall_by_tops(quotient.tops, stack, functools.partial(self._collect, quotient))
 
     def _collect(self, quotient: Quotient, stack: Stack) -> Found:
         self.made += 1
@@ -234,37 +218,13 @@ class Masks:
         feed = judge.parser.feed
         narrow: list[npt.NDArray[np.int32]] = []
         wide: list[Bits] = []
-        goes: dict[tuple[Ended, ...], bool] = {}
-        ended: dict[Ended, bool] = {}
-        tried: dict[frozenset[Ended], bool] = {}        # whether a scan may end in one of these ways
-        for soon, ends, parts, ids in quotient.tokens:
-            may = goes.get(soon)
-            if may is None:
-                may = goes[soon] = any(judge.sure(stack, end) for end in soon)
-            for end in () if may else ends:
-                if end not in ended:
-                    top = stack if end.symbol is None else feed(stack, end.symbol)
-                    ended[end] = top is not None and judge.may_follow(top, end.rest)
-                may = may or ended[end]
-            if may:
-                (narrow if ids.dtype == np.int32 else wide).append(ids)
+        admitted = judge.parser.admitted(stack, quotient.bits)
+        for promised, ends, scans, ids in quotient.tokens:
+            if promised & admitted or (scans or ends) and self._may_follow(stack, scans, ends):
+                (wide if ids.itemsize == 1 else narrow).append(ids)
+        for bit, (symbol, rest), below, children in quotient.ways:
+            if not bit & admitted:
                 continue
-            begin, may = 0, False
-            for scans, after in parts:
-                for scan in scans:
-                    sooner_or_later = judge.completion.ends(scan)
-                    may = tried.get(sooner_or_later)
-                    if may is None:
-                        may = tried[sooner_or_later] = judge.finishable(stack, scan)
-                    if may:
-                        break
-                if may:
-                    if ids.dtype == np.int32:
-                        narrow.append(ids[begin:after])
-                    else:
-                        wide.append(ids)
-                begin, may = after, False
-        for (symbol, rest), below, children in quotient.ways:
             top = stack if symbol is None else feed(stack, symbol)
             if top is not None:
                 lexer = judge.lexer_of[top.state]
@@ -278,6 +238,13 @@ class Masks:
                     wide += more.bits
         return Found(narrow, wide)
 
+    def _may_follow(self, stack: Stack, scans: tuple[int, ...], ends: tuple[Ended, ...]) -> bool:
+        """Whether some text, or none, completes a stack after a token that goes on in one of `scans`, or ends."""
+        if any(self.judge.finishable(stack, scan) for scan in scans):
+            return True
+        tops = [(stack if symbol is None else self.judge.parser.feed(stack, symbol), rest) for symbol, rest in ends]
+        return any(top is not None and self.judge.may_follow(top, rest) for top, rest in tops)
+
     def _quotient(self, nodes: bytes, scans: tuple[int, ...]) -> Quotient:
         """The quotient of the tokens below some nodes (int32; b"": all tokens), read from some scans."""
         found = self._quotients.get((nodes, scans))
@@ -290,34 +257,38 @@ class Masks:
         start = outcomes.number(scans, ())
         read = _read_preorder if _use_numba(trie) else _read_levels
         ids, ends, inner, inner_ends = read(outcomes, trie, nodes, start)
-        classes: dict[tuple[Any, ...], list[tuple[tuple[int, ...], npt.NDArray[np.int32]]]] = {}
+        classes: dict[tuple[int, tuple[Ended, ...], tuple[int, ...]], list[npt.NDArray[np.int32]]] = {}
         for outcome, some in _groups(ids, ends):
-            going_on, ended = outcomes.outcomes[outcome]
-            wide = some.size * WIDE > len(trie.tokens)
-            key = self._soon_of(going_on), ended, wide and outcome
-            classes.setdefault(key, []).append((going_on, some))
+            classes.setdefault(self._kind(outcome), []).append(some)
         tokens = []
-        for (soon, ended, wide), parts in classes.items():
-            some = np.concatenate([some for _, some in parts])      # a copy: each is a part of a long array
-            mask = np.zeros(len(trie.tokens) if wide else 0, bool)
-            if wide:
+        for kind, parts in classes.items():
+            some = np.concatenate(parts)                # a copy: each is a part of a long array
+            if some.size * WIDE > len(trie.tokens):
+                mask = np.zeros(len(trie.tokens), bool)
                 mask[some] = True
-            sizes = np.cumsum([each.size for _, each in parts]).tolist()
-            bounds = tuple((going_on, size) for (going_on, _), size in zip(parts, sizes, strict=True))
-            tokens.append(Tokens(soon, ended, bounds, np.packbits(mask) if wide else some))
+                tokens.append(Tokens(*kind, np.packbits(mask)))
+            else:
+                tokens.append(Tokens(*kind, some))
         where: dict[Ended, list[npt.NDArray[np.int32]]] = {}
         for outcome, some in _groups(inner, inner_ends):
             for end in outcomes.outcomes[outcome][1]:
                 where.setdefault(end, []).append(some)
-        quotient = Quotient(tokens, [], {})
-        quotient.ways.extend((end, np.unique(np.concatenate(each)).tobytes(), {}) for end, each in where.items())
-        return quotient
+        bits = self.judge.parser.bits
+        ways: list[tuple[int, Ended, bytes, dict[int, Quotient]]] = [
+            (bits[end.symbol and str(end.symbol)], end, np.unique(np.concatenate(each)).tobytes(), {})
+            for end, each in where.items()
+        ]
+        matter = functools.reduce(int.__or__, [each[0] for each in (*tokens, *ways)], 0)
+        return Quotient(matter, tokens, ways, {})
 
-    def _soon_of(self, scans: tuple[int, ...]) -> tuple[Ended, ...]:
-        found = self._soon.get(scans)
+    def _kind(self, outcome: int) -> tuple[int, tuple[Ended, ...], tuple[int, ...]]:
+        """What tokens of an outcome promise; and the ends and scans to judge singly, unless that says all."""
+        found = self._kinds.get(outcome)
         if found is None:
-            soon = self.judge.spellings.soon
-            found = self._soon[scans] = tuple(dict.fromkeys(end for scan in scans for end in soon(scan)))
+            judge, (scans, ended) = self.judge, self._outcomes.outcomes[outcome]
+            later = {judge.completion.ends(scan): scan for scan in scans}
+            promised, plain = judge.promises(frozenset(ended).union(*later))
+            found = self._kinds[outcome] = (promised, (), ()) if plain else (promised, ended, tuple(later.values()))
         return found
 
 

@@ -61,7 +61,7 @@ END = _End()
 
 
 class _Set:
-    """What a mask says: sorted int32 ids, or where those take more room, a bit for every token."""
+    """What a mask says: sorted int32 ids, or where those take more room, or it is found so, a bit for every token."""
 
     __slots__ = ("key", "mask")
 
@@ -100,6 +100,7 @@ class TokenIndex:
         self._graph: Tabled | Numbered = Tabled(recognizer) if tabled else Numbered(recognizer)  # type: ignore[arg-type]
         self._tabled = tabled
         self._token_mask = None if tabled else getattr(recognizer, "token_mask", None)
+        self._token_step = None if tabled else getattr(recognizer, "token_step", None)
         self._eos = np.array(sorted(vocab.eos_ids), np.int32)
         self._sets: dict[State, _Set] = {}          # by state
         self._distinct: dict[bytes, _Set] = {}
@@ -447,14 +448,10 @@ class TokenIndex:
     def _share_packed(self, bits: bytes, accepts: bool) -> _Set:
         """The same of a mask that is given as bits."""
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(self.trie.tokens)).view(bool)
-        if np.count_nonzero(mask) * 32 < mask.size:
-            found = self._share(np.flatnonzero(mask).astype(np.int32), accepts)
-        else:
-            mask[self._eos] = accepts
-            key = np.packbits(mask).tobytes() if accepts else bits
-            found = self._distinct.setdefault(key, _Set(key))
-            self._hold(found, mask)
-        self._packed[bits, accepts] = found
+        mask[self._eos] = accepts
+        key = np.packbits(mask).tobytes() if accepts else bits
+        found = self._packed[bits, accepts] = self._distinct.setdefault(key, _Set(key))
+        self._hold(found, mask)
         return found
 
     def _narrow(self, found: _Set) -> bool:
@@ -499,8 +496,12 @@ class TokenIndex:
             if token in self._eos and self.accepts(state):
                 return END
             raise self._refused(state, token)
-        found, at = self._read(state, data)
-        if at < len(data):
+        if self._token_step is not None:
+            found = self._token_step(state, data)
+        else:
+            last, at = self._read(state, data)
+            found = last if at == len(data) else None
+        if found is None:
             raise self._refused(state, token)
         return found
 

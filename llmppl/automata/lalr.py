@@ -28,14 +28,13 @@ Symbol = str | tuple[str, int]                      # a terminal; the one that e
 class Stack:
     """A parser stack, shared by all texts that lead to it: a state, what lies below, and the layout (if indented)."""
 
-    __slots__ = ("state", "below", "layout", "height", "pushed", "fed", "admitted", "complete", "completable", "finishable")
+    __slots__ = ("state", "below", "layout", "height", "pushed", "fed", "complete", "completable", "finishable")
 
     def __init__(self, state: int, below: Stack | None, layout: Layout | None):
         self.state, self.below, self.layout = state, below, layout
         self.height: int = below.height + 1 if below else 1
         self.pushed: dict[tuple[int, Layout | None], Stack] = {}
         self.fed: dict[Symbol, tuple[Stack | None, int]] = {}   # by the symbol; with the least height that was read
-        self.admitted: tuple[int, int] | None = None    # bits of what may be fed; and that height
         self.complete: bool | None = None               # whether the text may end here
         self.completable: bool | None = None            # whether tokens are known that complete it
         self.finishable: dict[int, tuple[bool, int]] = {}       # scan -> whether some text completes the hypothesis
@@ -110,9 +109,9 @@ class Parser:
         self._shift_bits = {q: sum(self.bits[name] for name in self.shifts[q]) for q in self.shifts}
         self._reduce_bits: dict[int, dict[tuple[int, str], int]] = {q: {} for q in self.shifts}
         for name, column in columns.items():
-            for state, *reduction in column:
+            for state, size, origin in column:
                 bits = self._reduce_bits[state]
-                bits[tuple(reduction)] = bits.get(tuple(reduction), 0) | self.bits[name]
+                bits[size, origin] = bits.get((size, origin), 0) | self.bits[name]
         self._lalr = lalr
         self._before: dict[int, set[int]] = {}          # state -> those from which it is reached
         for state, shifts in self.shifts.items():
@@ -140,6 +139,28 @@ class Parser:
             self.lowest = lowest
         return found
 
+    def recall_by_tops(self, tops: dict[int, Any], stack: Stack, find: Callable[[Stack], T]) -> T:
+        """`find(stack)` (no dict), kept for all stacks whose topmost states are equal down to the lowest that it reads.
+
+        Not for indented text, where a stack is not told by its states alone.
+        """
+        known: Any = tops
+        top: Any = stack
+        while type(known) is dict:
+            known = known.get(top.state)
+            top = top.below
+        if known is None:
+            before, self.lowest = self.lowest, stack.height
+            known = find(stack)
+            top = stack
+            for _ in range(stack.height - max(self.lowest, 1)):
+                tops, top = tops.setdefault(top.state, {}), top.below
+            tops[top.state] = known
+            self.lowest = min(self.lowest, before)
+        elif (lowest := top.height + 1 if top else 0) < self.lowest:
+            self.lowest = lowest
+        return known  # type: ignore[no-any-return]
+
     def feed(self, stack: Stack, symbol: Symbol) -> Stack | None:
         """The stack after a token, or None if the parser refuses it."""
         if self.indenter:
@@ -152,24 +173,23 @@ class Parser:
         """The state on top of `feed(stack, symbol)`; not for indented text."""
         return self.shifts[self._reduced(stack, symbol).state].get(symbol)  # type: ignore[arg-type]
 
-    def admitted(self, stack: Stack) -> int:
-        """The `bits` of all terminals that may be fed to a stack, and of None; not for indented text."""
-        if stack.admitted is None:
-            found, lowest = 1, stack.height
-            todo: list[tuple[Stack | None, int, int]] = [(stack.below, stack.state, -1)]
-            while todo:
-                below, state, among = todo.pop()
-                found |= self._shift_bits[state] & among
-                for (size, name), bits in self._reduce_bits[state].items():
-                    if bits & among:
-                        base = below and (below.pop(size - 1) if size else below.push(state, None))
-                        assert base is not None
-                        lowest = min(lowest, base.height)
-                        todo.append((base, self.shifts[base.state][name], bits & among))
-            stack.admitted = found, lowest
-        found, lowest = stack.admitted
-        if lowest < self.lowest:
-            self.lowest = lowest
+    def admitted(self, stack: Stack, among: int) -> int:
+        """Those `among` the `bits` whose terminals may be fed to a stack, and that of None; not for indented text."""
+        found = among & 1
+        todo = [(stack.below, stack.state, among)]
+        while todo:
+            below, state, among = todo.pop()
+            found |= self._shift_bits[state] & among
+            for (size, name), bits in self._reduce_bits[state].items():
+                if bits & among:
+                    if size:
+                        base = below and below.pop(size - 1)
+                    else:
+                        base = below.push(state, None) if below else stack
+                    assert base is not None
+                    if base.height < self.lowest:
+                        self.lowest = base.height
+                    todo.append((base, self.shifts[base.state][name], bits & among))
         return found
 
     def _reduced(self, stack: Stack, symbol: Symbol) -> Stack:

@@ -178,7 +178,7 @@ class Scans:
         number = self._scan_number.setdefault(scan, len(self.scans))
         if number == len(self.scans):
             self.scans.append(scan)
-            self._rows.append([])
+            self._rows.append([None] * 256)
             self._cuts.append([])
         return number
 
@@ -198,22 +198,20 @@ class Scans:
 
     def step(self, number: int, byte: int) -> Outcome:
         """What `byte` makes of a scan: the scans in which the token goes on, and how it may end behind the byte."""
-        row = self._rows[number]
-        if not row:
-            self._cuts[number] = self._find_cuts(number)
-            row = self._rows[number] = [None] * len(self._cuts[number])
-        index = bisect_right(self._cuts[number], byte) - 1
-        outcome = row[index]
+        outcome = self._rows[number][byte]
         if outcome is None:
+            cuts = self.classes(number)
+            i = bisect_right(cuts, byte)
+            begin, end = cuts[i - 1], cuts[i] if i < len(cuts) else 256
             outcome = self._read(number, byte)
-            outcome = row[index] = self._outcomes.setdefault(outcome, outcome)
+            outcome = self._outcomes.setdefault(outcome, outcome)
+            self._rows[number][begin:end] = [outcome] * (end - begin)
         return outcome
 
     def classes(self, number: int) -> list[int]:
         """One byte of each class of bytes that a scan does not tell apart."""
         if not self._cuts[number]:
             self._cuts[number] = self._find_cuts(number)
-            self._rows[number] = [None] * len(self._cuts[number])
         return self._cuts[number]
 
     def heads(self, rest: int) -> Bools:
