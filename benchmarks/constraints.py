@@ -470,11 +470,11 @@ def no_collection() -> Iterator[None]:
 def without_numba(trie: Any) -> Iterator[None]:
     """The masks by numpy, as they are until a process has made a few wide ones, or where numba is missing."""
     module: Any = sys.modules[type(trie).__module__]
-    use, module._use_numba = module._use_numba, lambda trie: False
+    use, module.use_numba = module.use_numba, lambda trie: False
     try:
         yield
     finally:
-        module._use_numba = use
+        module.use_numba = use
 
 
 def forget() -> None:

@@ -23,7 +23,7 @@ from lark.indenter import PythonIndenter
 from support import repetitions
 
 from llmppl.automata.grammar import Grammar, json_grammar
-from llmppl.automata.index import TokenIndex
+from llmppl.automata.index import END, TokenIndex
 from llmppl.automata.trie import trie_of
 from llmppl.lm.embedded import PATH
 from llmppl.lm.vocab import Vocabulary
@@ -755,4 +755,22 @@ def test_an_indented_grammar_cannot_be_read_at_once(python):
     with pytest.raises(ValueError, match="postlex"):
         python[0].read_all(trie_of(vocabulary("embedded")))
     with pytest.raises(ValueError, match="more than 10 quotients"):
-        json_grammar().read_all(trie_of(vocabulary("embedded")), max_quotients=10)
+        json_grammar().read_all(trie_of(vocabulary("embedded")), 10)
+
+
+def test_what_build_all_makes_of_a_grammar_gives_the_masks_that_are_found_lazily():
+    vocab = vocabulary("embedded")
+    built, lazy = TokenIndex(json_grammar(), vocab), TokenIndex(json_grammar(), vocab)
+    whole = built.build_all()
+    assert whole.nbytes < 1 << 20 and "places of the lexer" in repr(whole)
+    before, rng = len(whole), random.Random(0)
+    for _ in range(repetitions(40, 8)):
+        left, right = built.start, lazy.start
+        for _ in range(30):
+            mask = built.mask(left)
+            assert np.array_equal(mask, lazy.mask(right))
+            token = rng.choice(np.flatnonzero(mask).tolist())
+            left, right = built.advance(left, token), lazy.advance(right, token)
+            if left is END:
+                break
+    assert len(whole) == before                         # nothing of the vocabulary was read again

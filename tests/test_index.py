@@ -170,7 +170,7 @@ def walk(request, monkeypatch):
     """The test runs with either walk, whatever the index would choose."""
     if request.param == "numba":
         pytest.importorskip("numba")
-    monkeypatch.setattr(trie_module, "_use_numba", lambda trie: request.param == "numba")
+    monkeypatch.setattr(trie_module, "use_numba", lambda trie: request.param == "numba")
     return request.param
 
 
@@ -191,7 +191,7 @@ def explore(index, limit=50):
 def test_masks_and_steps_are_those_of_every_token_tried_byte_by_byte(kind, monkeypatch):
     if "numba" in kind:
         pytest.importorskip("numba")
-    monkeypatch.setattr(trie_module, "_use_numba", lambda trie: "num" not in kind or "numba" in kind)
+    monkeypatch.setattr(trie_module, "use_numba", lambda trie: "num" not in kind or "numba" in kind)
     if kind == "plain Python":                      # what numba compiles, as it is written
         monkeypatch.setattr(trie_module, "_compiled", lambda: (trie_module._walk, trie_module._walk_many))
 
@@ -242,7 +242,7 @@ def test_both_walks_number_the_rows_alike_and_go_on_where_an_array_is_full(monke
     vocab = Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"cd", b"abc"], ())
     found = []
     for numba, chunk in [(True, 1 << 20), (True, 30), (False, 1 << 20), (False, 30)]:
-        monkeypatch.setattr(trie_module, "_use_numba", lambda trie, numba=numba: numba)
+        monkeypatch.setattr(trie_module, "use_numba", lambda trie, numba=numba: numba)
         monkeypatch.setattr(trie_module, "CHUNK", chunk)
         whole = TokenIndex(Regex("(ab|[a-m]c|[c-z]*d){3}"), vocab).build_all()
         rows = [(t.tolist(), r.tolist()) for t, r in map(whole.row, range(len(whole)))]
@@ -655,7 +655,7 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
     for pattern in PATTERNS:
         walks = []
         for numba in (False, True):
-            monkeypatch.setattr(trie_module, "_use_numba", lambda trie, numba=numba: numba)
+            monkeypatch.setattr(trie_module, "use_numba", lambda trie, numba=numba: numba)
             walks.append(TokenIndex(Regex(pattern), vocab))
             walks[-1].mask(walks[-1].start)
         index = walks[0]
@@ -669,7 +669,7 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
                     if pattern in KNOWN_TO_REGEX and len(checked) % 2 == 0:     # it is slow
                         np.testing.assert_array_equal(expected, matched_in_part(pattern, vocab, text))
                     for numba, each in enumerate(walks):
-                        monkeypatch.setattr(trie_module, "_use_numba", lambda trie, numba=numba: bool(numba))
+                        monkeypatch.setattr(trie_module, "use_numba", lambda trie, numba=numba: bool(numba))
                         np.testing.assert_array_equal(each.mask(each.after(text)), expected)
                 ids = index.allowed(state).tolist()
                 short = [id for id in ids if len(vocab.tokens[id]) == 1]

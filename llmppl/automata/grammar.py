@@ -159,7 +159,7 @@ class Grammar:
                         ended.append((top, rest))
         return self._state(ended, alive)
 
-    def read_all(self, trie: Trie, max_quotients: int = 100_000) -> Masks:
+    def read_all(self, trie: Trie, max_quotients: int = 100_000, /) -> Masks:
         """Read a vocabulary once from wherever the lexer may stand: masks then only take runs of the parser.
 
         Raises

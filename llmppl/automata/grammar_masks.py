@@ -26,7 +26,7 @@ import numpy.typing as npt
 from llmppl.automata.completion import Judge
 from llmppl.automata.lalr import Stack
 from llmppl.automata.lexing import Ended, Outcome, Scans
-from llmppl.automata.trie import Ints, Trie, _use_numba
+from llmppl.automata.trie import Ints, Trie, use_numba
 
 WIDE = 32                                           # sets of more than V / WIDE tokens are kept as bits
 Bits = npt.NDArray[np.uint8]
@@ -142,6 +142,9 @@ class Masks:
             for quotient in self._quotients.values()
         )
 
+    def __repr__(self) -> str:
+        return f"<the vocabulary read from {len(self)} places of the lexer, {self.nbytes} bytes>"
+
     def __len__(self) -> int:
         """The number of quotients read so far."""
         return len(self._quotients)
@@ -255,7 +258,7 @@ class Masks:
     def _read(self, nodes: Ints, scans: tuple[int, ...]) -> Quotient:
         trie, outcomes = self.trie, self._outcomes
         start = outcomes.number(scans, ())
-        read = _read_preorder if _use_numba(trie) else _read_levels
+        read = _read_preorder if use_numba(trie) else _read_levels
         ids, ends, inner, inner_ends = read(outcomes, trie, nodes, start)
         classes: dict[tuple[int, tuple[Ended, ...], tuple[int, ...]], list[npt.NDArray[np.int32]]] = {}
         for outcome, some in _groups(ids, ends):

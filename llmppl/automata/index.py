@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,21 @@ class _Set:
     def __init__(self, key: bytes) -> None:
         self.key = key
         self.mask: Bools | None = None
+
+
+class Built(Protocol):
+    """What a recognizer that knows better than rows of states builds of a vocabulary."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class Builds(Protocol):
+    """A recognizer that builds what masks need in its own way."""
+
+    def read_all(self, trie: Trie, most: int, /) -> Built: ...
 
 
 class TokenIndex:
@@ -275,14 +290,23 @@ class TokenIndex:
             found = self._within[state, n] = self._share(ids[fits], self.accepts(state))
         return found.mask if found.mask is not None else self._unpack(found)
 
-    def build_all(self, max_states: int = 1_000_000) -> WholeIndex:
+    def build_all(self, max_states: int = 1_000_000) -> WholeIndex | Built:
         """The sets and steps of all states that tokens reach from the start (Algorithm 4), as compact arrays.
+
+        A grammar has states without number where it nests. What is built for it is the vocabulary read from every place
+        where its lexer may stand (Sec. 4.2), with `len` and `nbytes`; masks then only take runs of the parser, whose
+        results are kept by the states on top of its stack.
 
         Raises
         ------
         ValueError
-            If there are more than `max_states` of them; a grammar has infinitely many where it nests.
+            If there are more than `max_states` states, or places of the lexer; if a grammar has a postlex.
         """
+        if isinstance(self.recognizer, Builds):
+            return self.recognizer.read_all(self.trie, max_states)
+        return self._build_rows(max_states)
+
+    def _build_rows(self, max_states: int) -> WholeIndex:
         if self._whole is not None:
             return self._whole
         if self._tabled:
@@ -327,7 +351,7 @@ class TokenIndex:
         """
         if not self._tabled:
             raise TypeError(f"only the index of a recognizer with a table can be saved (a Regex, a DFA), not {self!r}")
-        whole = self.build_all()
+        whole = self._build_rows(1_000_000)
         recognizer: Any = self.recognizer
         seen = np.zeros(len(recognizer.table), bool)
         new = np.array([self.start])

@@ -32,8 +32,9 @@ WARM_UP = 1 << 22                                   # trie nodes that numpy visi
 class Recognizer(Protocol):
     """A language, read byte by byte. Every state that it gives out leads on to some accepted string.
 
-    It may have a method `token_mask(state, trie) -> (V,) bool ndarray` as well, where it knows a faster way than
-    steps to find the tokens that may follow; eos is added by the index.
+    It may have methods `token_mask(state, trie)` as well, where it knows a faster way than steps to find the tokens
+    that may follow ((V,) bool ndarray, or the same packed to bits, as bytes; eos is added by the index), and
+    `token_step(state, bytes) -> State | None`, the same as a `step` for each byte.
     """
 
     @property
@@ -473,7 +474,7 @@ def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
         return nb.njit(one)(_walk), nb.njit(many)(_walk_many)
 
 
-def _use_numba(trie: Trie) -> bool:
+def use_numba(trie: Trie) -> bool:
     """Whether it is loaded, or numpy has worked so much over this trie that loading it pays."""
     return (trie.visited > WARM_UP or _compiled.cache_info().currsize > 0) and _compiled() is not None
 
@@ -489,7 +490,7 @@ def _tokens_at(trie: Trie, nodes: Ints) -> tuple[npt.NDArray[np.int32], Ints]:
 
 def walk_state(graph: Tabled | Numbered, trie: Trie, number: int) -> tuple[Ints, Ints]:
     """The ids of the tokens that fit a state, in the order of their bytes, and the states they lead to (numbers)."""
-    if not _use_numba(trie):
+    if not use_numba(trie):
         _, nodes, states = _walk_levels(graph, trie, np.array([number]))
         ids, many = _tokens_at(trie, nodes)
         return ids, np.repeat(states, many)
@@ -537,7 +538,7 @@ class Reached:
             if self.num > self.limit:
                 raise ValueError(f"more than {self.limit} states are reached: the language may have infinitely many")
             self._make_room()
-            self._numba_rows() if _use_numba(self.trie) else self._numpy_rows()
+            self._numba_rows() if use_numba(self.trie) else self._numpy_rows()
 
     def _make_room(self) -> None:
         more = len(self.graph.table) - self.states.size
