@@ -338,6 +338,9 @@ CASES = {
 }
 ALGORITHMS = {
     "steer N=4 K=2": lambda model, rng: smc_steer(model, 4, 2, rng=rng),
+    "steer N=4 K=2 merged": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="merged"),
+    "steer N=4 K=2 distinct": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="distinct"),
+    "steer N=3 K=3 distinct": lambda model, rng: smc_steer(model, 3, 3, rng=rng, expand="distinct"),
     "steer N=3 K=3": lambda model, rng: smc_steer(model, 3, 3, rng=rng),
     "importance N=4": lambda model, rng: importance_sampling(model, 4, rng=rng),
     "standard N=4, systematic": lambda model, rng: smc_standard(model, 4, rng=rng),

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.inference.expansion import EXPANSIONS, step_copies, step_distinct
 from llmppl.inference.particles import Death, Particles
 from llmppl.inference.resampling import count, logsumexp, optimal, systematic
 from llmppl.models.model import Model
@@ -56,6 +57,7 @@ def smc_steer(
     N: int,
     K: int,
     *,
+    expand: str = "independent",
     seed: int | None = None,
     rng: np.random.Generator | None = None,
     max_steps: int | None = None,
@@ -73,6 +75,10 @@ def smc_steer(
         The program; it is copied, never changed.
     N, K : int
         Particles kept, and copies made of each particle before a step.
+    expand : str
+        Which extensions are tried. "independent": K copies of each particle, as in Algorithm 1. "merged": the same, and
+        copies that chose the same in the step become one, with the weight of both. "distinct": at most N K different
+        first choices of all particles together, drawn without replacement. All are unbiased and run the same tokens.
     seed, rng
         Give at most one. The same seed gives the same particles, whatever is cached and however calls are batched.
     max_steps : int, optional
@@ -89,11 +95,13 @@ def smc_steer(
     """
     count("N", N)
     count("K", K)
+    if expand not in EXPANSIONS:
+        raise ValueError(f"expand is one of {', '.join(map(repr, EXPANSIONS))}, not {expand!r}")
 
     def select(rng: np.random.Generator, log_weights: Floats, active: bool) -> tuple[Indices, Floats]:
         return optimal(rng, log_weights, N)
 
-    return _smc(model, N, K, select, seed, rng, max_steps, on_step, progress)
+    return _smc(model, N, K, expand, select, seed, rng, max_steps, on_step, progress)
 
 
 def smc_standard(
@@ -128,7 +136,7 @@ def smc_standard(
         alive = np.flatnonzero(log_weights > -np.inf)
         return alive, log_weights[alive]
 
-    return _smc(model, N, 1, select, seed, rng, max_steps, on_step, progress)
+    return _smc(model, N, 1, "independent", select, seed, rng, max_steps, on_step, progress)
 
 
 def importance_sampling(
@@ -151,6 +159,7 @@ def _smc(
     model: M,
     N: int,
     K: int,
+    expand: str,
     select: Callable[[np.random.Generator, Floats, bool], tuple[Indices, Floats]],
     seed: int | None,
     rng: np.random.Generator | None,
@@ -164,17 +173,17 @@ def _smc(
         count("max_steps", max_steps)
     rng = _generator(seed, rng)
     runtime, deaths = Runtime(), list[Death]()
-    particles = [model.spawn(stream) for stream in rng.spawn(N)]
-    for particle in particles:
-        particle.log_weight -= math.log(N)
+    particles = [model.spawn(stream) for stream in rng.spawn(1 if expand == "distinct" else N)]
+    for particle in particles:                          # equal ones would make equal candidates
+        particle.log_weight -= math.log(len(particles))
     t = 0
     with _bar(progress, max_steps) as show:
         while any(not p.finished for p in particles) and t != max_steps:
             t += 1
-            candidates, parents = _expand(particles, K)
-            moving = [i for i, p in enumerate(candidates) if not p.finished]
-            names = [f"particle {i} at step {t}" for i in moving]
-            runtime.run([candidates[i].step for i in moving], names)
+            if expand == "distinct":
+                candidates, parents = step_distinct(runtime, particles, N, K, t, rng)
+            else:
+                candidates, parents = step_copies(runtime, particles, K, t, merge=expand == "merged")
             log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)
             deaths += [Death(t, p.death or "weight zero") for p in candidates if p.log_weight == -math.inf]
             ancestors, chosen = select(rng, log_weights, any(not p.finished for p in candidates))
@@ -188,19 +197,6 @@ def _smc(
             particle.untwist()
             particle.finished = particle.cut = True
     return Particles(particles, stats=runtime.stats, deaths=deaths)
-
-
-def _expand(particles: list[M], K: int) -> tuple[list[M], Indices]:
-    """K copies of every active particle, each with 1/K of its weight, finished ones whole; and whose copy each is."""
-    candidates, parents = [], []
-    for i, particle in enumerate(particles):
-        copies = [particle]
-        if not particle.finished:
-            particle.log_weight -= math.log(K)
-            copies += [particle.spawn(stream) for stream in particle.rng.spawn(K - 1)]
-        candidates += copies
-        parents += [i] * len(copies)
-    return candidates, np.array(parents)
 
 
 def _take(candidates: list[M], ancestors: Indices, log_weights: Floats) -> list[M]:

@@ -1,0 +1,147 @@
+"""The three ways to extend particles: how many candidates there are, which they are, and what falls back to copies.
+
+That they are unbiased is shown on every program of the exactness suite (tests/test_exactness.py).
+"""
+
+import math
+
+import numpy as np
+import pytest
+from support import repetitions
+
+from llmppl import Bernoulli, Categorical, Geometric, Model, enumerate_exact, smc_steer
+from llmppl.models.distributions import Uniform
+
+
+class Letters(Model):
+    """Two draws of one of eight values, each weighed."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn = []
+
+    def step(self):
+        value = self.sample(Uniform(0, 7))
+        self.drawn.append(value)
+        self.score(-0.3 * value)
+        if len(self.drawn) == 2:
+            self.finish()
+
+
+def candidates(model, N, K, expand, **options):
+    """After each step, what each candidate drew, by looking at what the particles were before selection."""
+    steps = []
+    smc_steer(model, N, K, expand=expand, seed=0, on_step=steps.append, progress=False, **options)
+    return steps
+
+
+def test_distinct_tries_different_first_choices_and_at_most_N_times_K():
+    seen = []
+
+    class Watched(Letters):
+        def step(self):
+            super().step()
+            seen.append(tuple(self.drawn))
+
+    first, second = candidates(Watched(), 3, 2, "distinct")
+    assert len(first.log_weights) == 6 and len(second.log_weights) == 6
+    one, two = seen[:6], seen[6:]
+    assert len(set(one)) == 6 and len(set(two)) == 6 and all(len(path) == 2 for path in two)
+
+
+def test_merged_makes_one_of_copies_that_chose_the_same_with_the_weight_of_both():
+    class Coin(Model):
+        def step(self):
+            self.s += "ab"[self.sample(Bernoulli(0.5))]
+            self.finish()
+
+    (step,) = candidates(Coin(), 1, 16, "merged")
+    assert len(step.log_weights) == 2
+    assert np.exp(step.log_weights).sum() == pytest.approx(1.0)
+    assert sorted(np.exp(step.log_weights) * 16) == pytest.approx(np.round(sorted(np.exp(step.log_weights) * 16)))
+    (letter,) = candidates(Coin(), 1, 16, "independent")
+    assert len(letter.log_weights) == 16
+
+
+@pytest.mark.parametrize("outside", ["rng", "draw"])
+def test_what_is_drawn_outside_sample_keeps_copies_apart(outside):
+    class Own(Model):
+        def step(self):
+            if outside == "rng":
+                self.s += str(self.rng.integers(2))
+            self.sample(Bernoulli(1.0))
+            self.finish()
+
+    class OwnDraw(Own):
+        def draw(self, dist):
+            return super().draw(dist)
+
+    model = OwnDraw() if outside == "draw" else Own()
+    for expand, number in (("merged", 8), ("distinct", 8)):
+        (step,) = candidates(model, 1, 8, expand)
+        assert len(step.log_weights) == number
+
+
+def test_a_first_choice_without_finite_support_is_copied():
+    class Endless(Model):
+        def step(self):
+            self.sample(Geometric(0.5))
+            if self.sample(Bernoulli(0.5)):
+                self.finish()
+
+    first, *_ = candidates(Endless(), 4, 3, "distinct", max_steps=3)
+    assert len(first.log_weights) == 12 and np.exp(first.log_weights).sum() == pytest.approx(1.0)
+
+
+def test_a_step_without_a_choice_is_run_once_and_death_before_one_is_death():
+    class Idle(Model):
+        steps = 0
+
+        def step(self):
+            self.score(-1.0)
+            self.steps += 1
+            if self.steps == 2:
+                self.finish()
+
+    first, second = candidates(Idle(), 4, 3, "distinct")
+    assert len(first.log_weights) == len(second.log_weights) == 1
+    assert second.log_weights[0] == pytest.approx(-2.0)
+
+    class Dies(Model):
+        def step(self):
+            self.condition(False)
+
+    assert len(smc_steer(Dies(), 4, 2, expand="distinct")) == 0
+
+    class Empty(Model):
+        def step(self):
+            self.sample(Categorical([0.5, 0.5]).masked(np.array([False, False])))
+
+    dead = smc_steer(Empty(), 4, 2, expand="distinct")
+    assert len(dead) == 0 and "no value of positive probability" in dead.deaths[0].reason
+
+
+def test_a_twist_is_taken_back_before_candidates_are_chosen():
+    class Twisted(Letters):
+        def step(self):
+            super().step()
+            if not self.finished:
+                self.twist(0.5 * self.drawn[0])
+
+    exact = enumerate_exact(Letters()).log_ml
+    runs = repetitions(4000, 600)
+    for expand in ("merged", "distinct"):
+        Z = [math.exp(smc_steer(Twisted(), 3, 2, expand=expand, seed=i).log_ml - exact) for i in range(runs)]
+        assert abs(np.mean(Z) - 1.0) <= 4.5 * np.std(Z) / math.sqrt(runs)
+
+
+def test_distinct_varies_less_than_copies_do():
+    runs, spread = repetitions(1500, 300), {}
+    for expand in ("independent", "distinct"):          # standard deviations of 0.28 and 0.11, known to 1/sqrt(2 runs)
+        spread[expand] = np.std([smc_steer(Letters(), 4, 3, expand=expand, seed=i).log_ml for i in range(runs)])
+    assert spread["distinct"] < 0.65 * spread["independent"]
+
+
+def test_an_unknown_expansion_is_named():
+    with pytest.raises(ValueError, match="expand is one of 'independent', 'merged', 'distinct'"):
+        smc_steer(Letters(), 2, 2, expand="both")
