@@ -590,6 +590,12 @@ def test_the_plan_names_the_sizes():
     assert "a finite language" in search(lm, "a(b|c)", prefix="a").plan()
 
 
+def test_a_match_shows_what_matters():
+    (match,) = search(tiny.table_lm(lambda ids: [0.0, 0.0, 0.0]), "ab", prefix="a", end="prefix")
+    assert repr(match) == "Match('ab', log_prob=-1.099, 1 tokens)"
+    assert match.as_dict()["text"] == str(match) == "ab" and match.as_dict()["tokens"] == [1]
+
+
 def test_a_dfa_is_a_pattern_as_well():
     lm = language_model()
     assert {str(m) for m in search(lm, DFA.from_strings(["ab", "c"]))} == {"ab", "c"}

@@ -65,6 +65,11 @@ class Match:
     def __str__(self) -> str:
         return str(self.text)
 
+    def __repr__(self) -> str:
+        weight = f", log_weight={self.log_weight:.3f}" if self.log_weight else ""
+        edits = f", {len(self.edits)} edits" if self.edits else ""
+        return f"Match({str(self.text)!r}, log_prob={self.log_prob:.3f}, {len(self.tokens)} tokens{weight}{edits})"
+
     def as_dict(self) -> dict[str, Any]:
         """What JSON can hold of it; tokens by their ids."""
         return {
