@@ -1,0 +1,62 @@
+"""Run the python blocks of README.md and docs/*.md, and put what they print into the output blocks below them.
+
+    python tools/refresh_outputs.py [FILE ...]
+
+An output block is the fenced block after a line `<!-- output -->`; it belongs to the python block before it. A block
+under `<!-- not run: reason -->` is left alone. What has changed shows in `git diff`.
+"""
+
+import contextlib
+import io
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = re.compile(
+    r"(?P<not_run><!-- not run: [^\n]*-->\n)?```(?P<language>python|py)\n(?P<code>.*?)^```$"
+    r"|(?P<head><!-- output -->\n```\w*\n)(?P<output>.*?)(?P<tail>^```$)",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def refreshed(text: str, path: Path) -> str:
+    """`text`, the content of `path`, with the outputs of its own blocks."""
+    module = ModuleType("document")
+    sys.modules["document"] = module                    # so that its classes have a module
+    printed: list[str] = []
+
+    def part(match: re.Match[str]) -> str:
+        if match["head"]:
+            if not printed:
+                raise SystemExit(f"{path}: an output block stands before any python block that runs")
+            return match["head"] + printed[-1].rstrip("\n") + "\n" + match["tail"]
+        if match["not_run"] is None:
+            line = text.count("\n", 0, match.start("code"))
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile("\n" * line + match["code"], str(path), "exec"), module.__dict__)
+            printed.append("\n".join(line.rstrip() for line in out.getvalue().splitlines()))
+        return match[0]
+
+    return PARTS.sub(part, text)
+
+
+def main() -> None:
+    everything = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [Path(name).resolve() for name in sys.argv[1:]] or everything:
+        text = path.read_text(encoding="utf-8")
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            new = refreshed(text, path)
+            os.chdir(ROOT)
+        if new != text:
+            path.write_text(new, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)}: {'changed' if new != text else 'as it was'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
