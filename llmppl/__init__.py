@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from llmppl.automata.index import TokenIndex as TokenIndex
     from llmppl.automata.json_schema import JsonSchema as JsonSchema
     from llmppl.automata.regex import Regex as Regex
+    from llmppl.inference.beam import beam_search as beam_search
     from llmppl.inference.exact import enumerate_exact as enumerate_exact
     from llmppl.inference.particles import Particles as Particles
     from llmppl.inference.smc import importance_sampling as importance_sampling
+    from llmppl.inference.smc import repeat as repeat
     from llmppl.inference.smc import smc_standard as smc_standard
     from llmppl.inference.smc import smc_steer as smc_steer
     from llmppl.lm.transformer import CachedTransformer as CachedTransformer
@@ -50,7 +52,9 @@ _HOME = {
     "smc_steer": "inference.smc",
     "smc_standard": "inference.smc",
     "importance_sampling": "inference.smc",
+    "repeat": "inference.smc",
     "enumerate_exact": "inference.exact",
+    "beam_search": "inference.beam",
     "Particles": "inference.particles",
     "ConstrainedText": "models.programs",
     "Infilling": "models.programs",

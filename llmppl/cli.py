@@ -16,7 +16,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -137,6 +137,12 @@ Choices = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", show_default="any", help="Only this text; give it again for each further choice."),
 ]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", dir_okay=False, show_default="none", help="Record the run there, for `llmppl trace` to show."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON object for each particle, one a line, nothing else.")]
 
 
@@ -186,6 +192,7 @@ def generate(
     top_k: TopK = None,
     top_p: TopP = None,
     as_json: Json = False,
+    trace: Trace = None,
 ) -> None:
     """Continue a prompt; if you like, in short words, by a pattern, a grammar or a schema, or by one of some choices.
 
@@ -235,7 +242,7 @@ def generate(
             top_k=top_k,
             top_p=top_p,
         )
-        _steer(title, program, particles, factor, seed, as_json, max_steps=None if must_end else max_tokens)
+        _steer(title, program, particles, factor, seed, as_json, trace, max_steps=None if must_end else max_tokens)
 
 
 @app.command()
@@ -364,6 +371,7 @@ def infill(
     top_k: TopK = None,
     top_p: TopP = None,
     as_json: Json = False,
+    trace: Trace = None,
 ) -> None:
     """Fill the holes of a text. Leave no space before a hole: what fills it brings its own.
 
@@ -374,7 +382,7 @@ def infill(
         from llmppl.models.programs import Infilling
 
         program = Infilling(model, template, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
-        _steer(f"{template!r} with its holes filled", program, particles, factor, seed, as_json)
+        _steer(f"{template!r} with its holes filled", program, particles, factor, seed, as_json, trace)
 
 
 @app.command()
@@ -394,6 +402,7 @@ def intersect(
     top_k: TopK = None,
     top_p: TopP = None,
     as_json: Json = False,
+    trace: Trace = None,
 ) -> None:
     """Find text that is likely after every one of several prompts.
 
@@ -408,7 +417,36 @@ def intersect(
             model, prompts, proposal=proposal.value, until=until, temperature=temperature, top_k=top_k, top_p=top_p
         )
         title = " and ".join(map(repr, prompts)) + " go on alike"
-        _steer(title, program, particles, factor, seed, as_json, max_steps=max_tokens)
+        _steer(title, program, particles, factor, seed, as_json, trace, max_steps=max_tokens)
+
+
+@app.command()
+def trace(
+    recording: Annotated[Path, typer.Argument(help="What --trace, or a Recorder, wrote.", **File)],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="PAGE", show_default="beside it, as .html", help="Write it here."),
+    ] = None,
+) -> None:
+    """Show a recorded run as a page: its particles as a tree of text, their weights, and what killed them.
+
+    A run that is still going on, or was killed, is shown up to its last step.
+
+    Example: llmppl generate "Once upon a time" --trace run.jsonl; llmppl trace run.jsonl -o run.html
+    """
+    from llmppl.trace import load
+    from llmppl.trace_page import page
+
+    with _plain_errors():
+        output = recording.with_suffix(".html") if output is None else output
+        if output.resolve() == recording.resolve():
+            raise ValueError(f"the page would replace the recording {recording}: give another file with -o")
+        loaded = load(recording)
+        try:
+            output.write_text(page(loaded), encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot write {output}: {error.strerror}") from None
+        typer.echo(f"{output}: {loaded.status()}")
 
 
 def _constraint(kind: str, given: Any) -> Any:
@@ -520,13 +558,27 @@ def _load(name: str | None) -> CachedTransformer:
 
 
 def _steer(
-    title: str, program: Program, N: int, K: int, seed: int | None, as_json: bool, max_steps: int | None = None
+    title: str,
+    program: Program,
+    N: int,
+    K: int,
+    seed: int | None,
+    as_json: bool,
+    trace: Path | None,
+    max_steps: int | None = None,
 ) -> None:
     """Run the program and show what came of it."""
     from llmppl.inference.smc import smc_steer
+    from llmppl.trace import Recorder
 
     seed = random.randrange(1_000_000) if seed is None else seed
-    particles = smc_steer(program, N, K, seed=seed, max_steps=max_steps)
+    recorder: AbstractContextManager[Recorder | None]
+    try:
+        recorder = nullcontext() if trace is None else Recorder(trace, title)
+    except OSError as error:
+        raise ValueError(f"cannot write {trace}: {error.strerror}") from None
+    with recorder as on_step:
+        particles = smc_steer(program, N, K, seed=seed, max_steps=max_steps, on_step=on_step)
     if not particles:
         try:
             particles.best                              # noqa: B018  (its error tells what they died of)

@@ -3,7 +3,8 @@
 The idea: every function runs in a greenlet of its own. Where it needs something expensive it calls `ask`, which
 switches out of it; when every function has either returned or asked, each *answerer* gets all of its questions in one
 list (a *round*), and the functions go on with their answers. The functions stay ordinary synchronous Python; there is
-no event loop and no timeout. Outside `Runtime.run`, `ask` simply asks, so the same code runs by hand in a debugger.
+no event loop and no timeout. Outside `Runtime.run`, `ask` simply asks, so the same code runs by hand in a debugger. A
+run inside a function of another run passes its batches up, so that runs share their rounds, too.
 """
 
 from __future__ import annotations
@@ -74,10 +75,22 @@ def ask(answerer: Answerer, question: Any) -> Any:
     answer = answerer.known(question)
     if answer is not None:
         return answer
+    return _answers(answerer, [question])[0]
+
+
+def running() -> bool:
+    """Whether the caller is a function of a run."""
+    return isinstance(getcurrent(), _Worker)
+
+
+def _answers(answerer: Answerer, questions: list[Any]) -> Sequence[Any]:
+    """The answers to `questions`: together with what the other functions of the run ask, if the caller is one."""
+    worker = getcurrent()
     if isinstance(worker, _Worker):
         assert worker.parent is not None
-        return worker.parent.switch(answerer, question)
-    return answerer.answer([question])[0]
+        replies: Sequence[Any] = worker.parent.switch(answerer, questions)
+        return replies
+    return answerer.answer(questions)
 
 
 class masking:
@@ -92,7 +105,7 @@ class masking:
         seconds = time.perf_counter() - self.start
         worker = getcurrent()
         if isinstance(worker, _Worker):
-            worker.runtime.seconds_masks += seconds
+            worker.runtime.mask(seconds)
 
 
 class Runtime:
@@ -102,6 +115,8 @@ class Runtime:
     """
 
     def __init__(self) -> None:
+        worker = getcurrent()
+        self._outer: Runtime | None = worker.runtime if isinstance(worker, _Worker) else None
         self.seconds_masks = 0.0
         self._start = time.perf_counter()
         self._met: dict[int, tuple[Answerer, Stats]] = {}
@@ -110,6 +125,14 @@ class Runtime:
         """Count from now on what `answerer` does."""
         if id(answerer) not in self._met:
             self._met[id(answerer)] = answerer, replace(answerer.stats)
+            if self._outer is not None:
+                self._outer.meet(answerer)
+
+    def mask(self, seconds: float) -> None:
+        """Count time spent in masks."""
+        self.seconds_masks += seconds
+        if self._outer is not None:
+            self._outer.mask(seconds)
 
     @property
     def stats(self) -> Stats:
@@ -130,7 +153,7 @@ class Runtime:
             Who each function is; an exception that leaves one carries that as a note.
         """
         workers = [_Worker(function) for function in functions]
-        waiting: list[tuple[int, Answerer, Any]] = []
+        waiting: list[tuple[int, Answerer, list[Any]]] = []
 
         def resume(i: int, switch: Callable[..., Any], *value: Any) -> None:
             try:
@@ -148,18 +171,21 @@ class Runtime:
                 resume(i, worker.switch)
             while waiting:
                 batch, waiting = waiting, []
-                questions: dict[int, list[tuple[int, Answerer, Any]]] = {}
+                asked: dict[int, list[tuple[int, Answerer, list[Any]]]] = {}
                 for entry in batch:
-                    questions.setdefault(id(entry[1]), []).append(entry)
-                answers: dict[int, Any] = {}
-                for entries in questions.values():
+                    asked.setdefault(id(entry[1]), []).append(entry)
+                answers: dict[int, list[Any]] = {}
+                for entries in asked.values():
+                    everything = [question for _, _, questions in entries for question in questions]
                     try:
-                        replies = entries[0][1].answer([question for _, _, question in entries])
+                        replies = _answers(entries[0][1], everything)
                     except Exception as error:          # into a step that asked, so that the traceback shows its line
                         i = entries[0][0]
                         resume(i, workers[i].throw, type(error), error, error.__traceback__)
                         raise
-                    answers.update((i, reply) for (i, _, _), reply in zip(entries, replies, strict=True))
+                    owners = [i for i, _, questions in entries for _ in questions]
+                    for i, reply in zip(owners, replies, strict=True):
+                        answers.setdefault(i, []).append(reply)
                 for i, _, _ in batch:
                     resume(i, workers[i].switch, answers[i])
         finally:

@@ -44,6 +44,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.inference.resampling import multinomial, residual, stratified
+from llmppl.models.lookahead import Lookahead, mean_law, rollout
 
 V = 6
 END = V - 1
@@ -107,6 +108,69 @@ def bounded() -> dict[str, float]:
         prob = math.prod(tempered_and_cut([B, *ids[:i]])[ids[i]] for i in range(len(ids)))
         if prob:
             pairs.append((spelled(ids), math.log(prob)))
+    return add_up(pairs)
+
+
+# ---- a predicate tested only on what is drawn
+
+
+class Where(Model):
+    """Texts without doubles after "b", by `where`: `propose(p)` gives what the tokens are proposed from, if any."""
+
+    def __init__(self, propose: Callable[["Where", Any], Any]) -> None:
+        super().__init__()
+        self.context = tiny_lm(V).context("b")
+        self.propose = propose
+        self.coins = 0
+
+    def fits(self, token: Any) -> bool:
+        return token == EOS or no_doubles(self.s + token)
+
+    def step(self) -> None:
+        p = self.transformer(self.context)
+        token = self.propose(self, p)
+        if token == EOS:
+            self.finish()
+            return
+        self.s += token
+        self.context += token
+        if len(self.context) == 4:
+            self.finish()
+
+
+def where_alone(self: Where, p: Any) -> Any:
+    return self.sample(p.where(self.fits))
+
+
+def where_of_another(self: Where, p: Any) -> Any:
+    return self.sample(p, proposal=p.tempered(1.5).where(self.fits))
+
+
+def where_with_a_mask(self: Where, p: Any) -> Any:
+    return self.sample(p, proposal=p.masked(np.arange(V) != AB).where(self.fits))
+
+
+def where_second(self: Where, p: Any) -> Any:
+    """A coin, drawn from the wrong law, comes first."""
+    self.coins += self.sample(Bernoulli(0.3), proposal=Bernoulli(0.6))
+    return self.sample(p, proposal=p.where(self.fits))
+
+
+def without_doubles(tokens: tuple[int, ...] = tuple(range(V))) -> dict[str, float]:
+    return add_up(
+        (spelled(ids), log_prob_by_hand(tiny_lm(V), [B], ids))
+        for ids in texts_of(V, 3)
+        if no_doubles(spelled(ids)) and set(ids) <= set(tokens)
+    )
+
+
+def with_coins() -> dict[tuple[int, str], float]:
+    pairs = []
+    for ids in texts_of(V, 3):
+        if no_doubles(spelled(ids)):
+            log_p, n = log_prob_by_hand(tiny_lm(V), [B], ids), len(ids)
+            pairs += [((k, spelled(ids)), log_p + math.log(math.comb(n, k) * 0.3**k * 0.7 ** (n - k)))
+                      for k in range(n + 1)]  # fmt: skip
     return add_up(pairs)
 
 
@@ -200,6 +264,33 @@ def twisted() -> dict[str, float]:
     lm = tiny_lm(V)
     texts = cartesian(range(V - 1), repeat=5)
     return add_up((spelled(ids), log_prob_by_hand(lm, [C], ids)) for ids in texts if "c" in spelled(ids)[-2:])
+
+
+class InTime(ConstrainedText):
+    """A regex that must end within three tokens, with a twist that knows how probable that is under another law."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, at_max="end")
+        self.ahead = Lookahead(self.index, mean_law(tiny_lm(V).context("c"), 30), 3)
+
+    def step(self) -> None:
+        super().step()
+        if not self.finished:
+            self.twist(self.ahead.log_mass(self.state, 3 - self.num_tokens))
+
+
+class Criticised(ConstrainedText):
+    """No doubles, and a critic likes texts of many letters: what is read, or what is read and how it may go on."""
+
+    def __init__(self, ahead: str = "") -> None:
+        super().__init__(tiny_lm(V), "a", no_doubles, max_tokens=4)
+        self.ahead = ahead
+
+    def step(self) -> None:
+        super().step()
+        if not self.finished:
+            end = rollout(self.context, 2 if self.ahead else 0, self.rng if self.ahead == "drawn" else None)
+            self.twist(0.8 * len(set(end.text)) - 1.5 * end.text.count("c"))
 
 
 class Branching(Model):
@@ -332,13 +423,22 @@ CASES = {
     "JSON schema": Case(
         lambda: ConstrainedText(json_lm(), "[", JsonSchema(JSON_PAIR), max_tokens=5, at_max="end"), in_schema
     ),
+    "where, alone": Case(lambda: Where(where_alone), without_doubles),
+    "where, of another law": Case(lambda: Where(where_of_another), without_doubles),
+    "where, with a mask": Case(lambda: Where(where_with_a_mask), lambda: without_doubles((A, B, C, SPACE, END))),
+    "where, second choice": Case(
+        lambda: Where(where_second), with_coins, lambda particle: (particle.coins, str(particle))
+    ),
     "soft": Case(Soft, soft),
     "twist": Case(Twisted, twisted),
+    "twist by log mass": Case(InTime, lambda: matched(in_regex, 3, True)),
+    "twist by a critic": Case(Criticised, lambda: constrained(False)),
+    "twist by a rollout": Case(lambda: Criticised("greedy"), lambda: constrained(False)),
     "branching": Case(Branching, branching, lambda particle: (particle.topic, particle.flips, str(particle))),
 }
 ALGORITHMS = {
     "steer N=4 K=2": lambda model, rng: smc_steer(model, 4, 2, rng=rng),
-    "steer N=4 K=2 merged": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="merged"),
+    "steer N=4 K=2 independent": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="independent"),
     "steer N=4 K=2 distinct": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="distinct"),
     "steer N=3 K=3 distinct": lambda model, rng: smc_steer(model, 3, 3, rng=rng, expand="distinct"),
     "steer N=3 K=3": lambda model, rng: smc_steer(model, 3, 3, rng=rng),
@@ -419,8 +519,14 @@ def test_Z_hat_and_the_weighted_histogram_are_right_on_average(name, algorithm):
     check(name, ALGORITHMS[algorithm], seed=len(name) * 100 + len(algorithm))
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_twist_by_a_rollout_that_is_drawn_leaves_the_target_alone_too(algorithm):
+    drawn = Criticised("drawn")
+    check("twist by a rollout", lambda model, rng: ALGORITHMS[algorithm](drawn, rng), seed=len(algorithm))
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", ["predicate", "soft"])
+@pytest.mark.parametrize("name", ["predicate", "soft", "twist by log mass"])
 def test_every_other_resampling_scheme_is_right_on_average_too(name, scheme):
     check(name, SCHEMES[scheme], seed=len(name) * 100 + len(scheme))
 

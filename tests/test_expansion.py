@@ -49,17 +49,17 @@ def test_distinct_tries_different_first_choices_and_at_most_N_times_K():
     assert len(set(one)) == 6 and len(set(two)) == 6 and all(len(path) == 2 for path in two)
 
 
-def test_merged_makes_one_of_copies_that_chose_the_same_with_the_weight_of_both():
+def test_independent_makes_one_of_copies_that_chose_the_same_with_the_weight_of_both():
     class Coin(Model):
         def step(self):
             self.s += "ab"[self.sample(Bernoulli(0.5))]
             self.finish()
 
-    (step,) = candidates(Coin(), 1, 16, "merged")
+    (step,) = candidates(Coin(), 1, 16, "independent")
     assert len(step.log_weights) == 2
     assert np.exp(step.log_weights).sum() == pytest.approx(1.0)
     assert sorted(np.exp(step.log_weights) * 16) == pytest.approx(np.round(sorted(np.exp(step.log_weights) * 16)))
-    (letter,) = candidates(Coin(), 1, 16, "independent")
+    (letter,) = candidates(Coin(), 1, 16, "copies")
     assert len(letter.log_weights) == 16
 
 
@@ -77,7 +77,7 @@ def test_what_is_drawn_outside_sample_keeps_copies_apart(outside):
             return super().draw(dist)
 
     model = OwnDraw() if outside == "draw" else Own()
-    for expand, number in (("merged", 8), ("distinct", 8)):
+    for expand, number in (("independent", 8), ("distinct", 8)):
         (step,) = candidates(model, 1, 8, expand)
         assert len(step.log_weights) == number
 
@@ -89,8 +89,37 @@ def test_a_first_choice_without_finite_support_is_copied():
             if self.sample(Bernoulli(0.5)):
                 self.finish()
 
-    first, *_ = candidates(Endless(), 4, 3, "distinct", max_steps=3)
-    assert len(first.log_weights) == 12 and np.exp(first.log_weights).sum() == pytest.approx(1.0)
+    seen = []
+
+    class Watched(Endless):
+        def step(self):
+            super().step()
+            seen.append(self)
+
+    first, *_ = candidates(Watched(), 4, 3, "distinct", max_steps=1)
+    assert len(seen) == 12 and np.exp(first.log_weights).sum() == pytest.approx(1.0)
+
+
+def test_few_first_choices_are_run_again_if_the_step_chooses_on():
+    steps = []
+
+    class Pair(Model):
+        again = 1
+
+        def step(self):
+            choices = [self.sample(Bernoulli(0.25)), *(self.sample(Uniform(0, 10**6)) for _ in range(self.again))]
+            steps.append(choices)
+            self.finish()
+
+    (step,) = candidates(Pair(), 4, 3, "distinct")
+    assert len(step.log_weights) == len(steps) == 11                    # 1 + floor(10 x 0.75), 1 + floor(10 x 0.25)
+    weights = {first: np.exp(step.log_weights)[[c[0] == first for c in steps]] for first in (False, True)}
+    assert {first: len(w) for first, w in weights.items()} == {False: 8, True: 3}
+    assert weights[False] == pytest.approx(0.75 / 8) and weights[True] == pytest.approx(0.25 / 3)
+
+    Pair.again = 0
+    (step,) = candidates(Pair(), 4, 3, "distinct")
+    assert len(step.log_weights) == 2 and len(steps) == 13              # one choice tells all there is
 
 
 def test_a_step_without_a_choice_is_run_once_and_death_before_one_is_death():
@@ -130,18 +159,18 @@ def test_a_twist_is_taken_back_before_candidates_are_chosen():
 
     exact = enumerate_exact(Letters()).log_ml
     runs = repetitions(4000, 600)
-    for expand in ("merged", "distinct"):
+    for expand in ("independent", "distinct"):
         Z = [math.exp(smc_steer(Twisted(), 3, 2, expand=expand, seed=i).log_ml - exact) for i in range(runs)]
         assert abs(np.mean(Z) - 1.0) <= 4.5 * np.std(Z) / math.sqrt(runs)
 
 
 def test_distinct_varies_less_than_copies_do():
     runs, spread = repetitions(1500, 300), {}
-    for expand in ("independent", "distinct"):          # standard deviations of 0.28 and 0.11, known to 1/sqrt(2 runs)
+    for expand in ("copies", "distinct"):          # standard deviations of 0.28 and 0.11, known to 1/sqrt(2 runs)
         spread[expand] = np.std([smc_steer(Letters(), 4, 3, expand=expand, seed=i).log_ml for i in range(runs)])
-    assert spread["distinct"] < 0.65 * spread["independent"]
+    assert spread["distinct"] < 0.65 * spread["copies"]
 
 
 def test_an_unknown_expansion_is_named():
-    with pytest.raises(ValueError, match="expand is one of 'independent', 'merged', 'distinct'"):
+    with pytest.raises(ValueError, match="expand is one of 'distinct', 'independent', 'copies'"):
         smc_steer(Letters(), 2, 2, expand="both")

@@ -9,19 +9,21 @@ PACKAGE = Path(__file__).parent.parent / "llmppl"
 
 FLOORS = {
     12: ["cli", "__init__"],
-    11: ["queries", "trace"],
-    10: ["queries.mass"],
+    11: ["queries", "trace_page"],
+    10: ["queries.mass", "trace"],
     9: ["queries.matches"],
     8: ["queries.sampling"],
-    7: ["inference.smc", "queries.best_first"],
+    7: ["inference.smc", "inference.beam", "queries.best_first"],
     6: ["models.programs", "inference.expansion", "inference.exact", "queries.space"],
-    5: ["models.model", "queries.rules", "queries.language", "automata.grammar"],
+    5: ["models.model", "models.lookahead", "queries.rules", "queries.language", "automata.grammar"],
     4: ["models.tokens", "automata.grammar_masks", "automata.edits", "automata.rewrites"],
     3: ["lm.transformer", "automata.json_schema", "automata.regex", "automata.completion"],
-    2: ["lm.hf", "automata.index", "automata.dfa", "automata.canonical", "automata.lalr",
-        "automata.lexing"],
-    1: ["runtime", "compare", "models.distributions", "inference.particles", "inference.resampling", "lm.vocab",
-        "lm.cache", "lm.embedded", "automata.nfa", "automata.trie", "automata.pretokens"],
+    2: ["models.distributions", "inference.statistics", "lm.hf", "automata.index", "automata.dfa",
+        "automata.canonical", "automata.lalr", "automata.lexing"],
+    1: ["runtime", "compare", "models.rejection", "inference.particles", "inference.progress",
+        "inference.resampling", "lm.vocab", "lm.cache", "lm.embedded", "automata.nfa", "automata.trie",
+        "automata.pretokens"],
+    0: ["inference.drawing"],
 }  # fmt: skip
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
 STRANGERS = {"inference": ["lm", "automata"], "automata": ["lm"]}       # folder: the folders it may not know

@@ -94,7 +94,7 @@ def test_outside_a_run_a_question_is_simply_asked():
     assert ask(lm, 3) == 6 and lm.batches == [[3]]
 
 
-def test_a_run_inside_a_function_batches_for_itself():
+def test_runs_inside_functions_share_their_batches():
     lm, got = Doubling(), []
 
     def inner(i):
@@ -105,7 +105,7 @@ def test_a_run_inside_a_function_batches_for_itself():
         got.append(ask(lm, 100 + i))
 
     Runtime().run([lambda: outer(1), lambda: outer(2)], NAMES)
-    assert lm.batches == [[10, 11], [20, 21], [101, 102]]
+    assert lm.batches == [[10, 11, 20, 21], [101, 102]]
     assert got == [20, 22, 40, 42, 202, 204]
 
 

@@ -6,58 +6,56 @@ a weight in each: the last part can be spent on the simplest text. The same scri
 
     python tools/train_embedded.py --out out/tiny --minutes 80 --mix stories.txt:6:30 tales.txt:3:6 novels.txt:0.5:0
 
-`--evaluate FOLDER` instead of `--out` trains nothing and prints what a finished model makes of the same files.
-
 A mix item is PATH:MAIN_WEIGHT:DECAY_WEIGHT; a corpus is drawn with probability proportional to weight times size.
-A document is a block of text between blank lines; one in fifty is held out and only evaluated.
+Files are UTF-8, with documents between blank lines. One document in fifty is held out of the training of the weights
+(not of the tokenizer's), and the weights that do best on these, as the last part mixes them, are the ones kept.
+Besides model and tokenizer the folder gets training.json, evaluation.json (see evaluate_embedded.py) and the checksum
+of the weights.
+
 Source: Jordan et al. (2024) for Muon, the optimiser of the hidden matrices; AdamW has the embeddings and the norms.
 """
 
 import argparse
+import copy
+import hashlib
 import itertools
 import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from corpora import EOS, EOS_ID, Corpus, HeldOut, documents, parse, read_held_out, read_training
+from evaluate_embedded import evaluate, held_out_losses, markdown
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-EOS = "<|endoftext|>"                               # id 0; closes every document, and is BOS, too
-EOS_ID = 0
-SHORTEST_DOCUMENT = 40                              # characters; shorter blocks are headings and page numbers
-HELD_OUT = 50                                       # one document in so many
-EVALUATED_WINDOWS = 40                              # of each corpus's held-out documents
-SAVE_EVERY = 900                                    # seconds
+# GPT-2's pre-tokens, but for digits and white space, which stand alone: no token has a space in its middle.
+PRE_TOKENS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
+ROWS = 256                                          # of logits that exist at a time in training
 
 
-@dataclass
-class Corpus:
-    """One text file, tokenised, with its weight in each part of the training."""
-
-    name: str
-    main_weight: float
-    decay_weight: float
-    train: np.ndarray                               # (n,) uint16
-    held_out: np.ndarray                            # (m,) uint16
-
-
-def documents(path: Path) -> Iterator[str]:
-    """The blocks of a text file that blank lines separate, stripped, without the very short ones."""
-    for block in path.read_text(encoding="utf-8").replace("\r\n", "\n").split("\n\n"):
-        if len(block := block.strip()) > SHORTEST_DOCUMENT:
-            yield block
+def weighted_documents(mix: list[str]) -> Iterator[str]:
+    """The documents of the mix, each as often as its weight in the main part says."""
+    for item in mix:
+        path, main_weight, _ = parse(item)
+        times = 0.0
+        for document in documents(path):
+            times += main_weight
+            yield from itertools.repeat(document, int(times))
+            times %= 1
 
 
-def train_tokenizer(paths: list[Path], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE with every byte in its alphabet, so that it encodes any text."""
+def train_tokenizer(mix: list[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE with every byte in its alphabet, so that it encodes any text; digits are tokens of their own."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -65,28 +63,13 @@ def train_tokenizer(paths: list[Path], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((document for path in paths for document in documents(path)), trainer)
+    tokenizer.train_from_iterator(weighted_documents(mix), trainer)
     return tokenizer
 
 
-def read_corpus(item: str, tokenizer: Tokenizer) -> Corpus:
-    """Tokenise the file of one mix item, each document closed by EOS."""
-    path, main_weight, decay_weight = item.rsplit(":", 2)
-    train, held_out = [], []
-    numbered = enumerate(documents(Path(path)))
-    while chunk := list(itertools.islice(numbered, 4096)):
-        for (k, _), encoding in zip(chunk, tokenizer.encode_batch([document for _, document in chunk]), strict=True):
-            ids = np.array([*encoding.ids, EOS_ID], np.uint16)
-            (held_out if k % HELD_OUT == 17 else train).append(ids)
-    empty = [np.zeros(0, np.uint16)]
-    name = Path(path).name
-    return Corpus(name, float(main_weight), float(decay_weight), np.concatenate(empty + train),
-                  np.concatenate(empty + held_out))  # fmt: skip
-
-
-def newton_schulz(gradient: Tensor, steps: int = 5) -> Tensor:
+def newton_schulz(gradient: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
     """Orthogonalise the rows (or the columns, if they are fewer) of a matrix; the shape stays."""
-    x = gradient / (gradient.norm() + 1e-7)
+    x = (gradient / (gradient.norm() + 1e-7)).to(dtype)
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     for _ in range(steps):
@@ -98,8 +81,10 @@ def newton_schulz(gradient: Tensor, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised; for hidden matrices only."""
 
-    def __init__(self, params: list[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.05):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(
+        self, params: list[Tensor], lr: float, dtype: torch.dtype, momentum: float = 0.95, weight_decay: float = 0.05
+    ):
+        super().__init__(params, {"lr": lr, "dtype": dtype, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self) -> None:
@@ -109,15 +94,15 @@ class Muon(torch.optim.Optimizer):
                     continue
                 average = self.state[p].setdefault("average", torch.zeros_like(p))
                 average.lerp_(p.grad, 1 - group["momentum"])
-                update = newton_schulz(p.grad.lerp(average, group["momentum"]))
+                update = newton_schulz(p.grad.lerp(average, group["momentum"]), group["dtype"])
                 rate = group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5
-                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update.to(p.dtype), alpha=-rate)
 
 
-def new_model(args: argparse.Namespace) -> LlamaForCausalLM:
+def new_model(vocab_size: int, args: argparse.Namespace) -> LlamaForCausalLM:
     """A Llama of the sizes asked for, with random weights."""
     config = LlamaConfig(
-        vocab_size=args.vocab,
+        vocab_size=vocab_size,
         hidden_size=args.hidden,
         intermediate_size=args.intermediate,
         num_hidden_layers=args.layers,
@@ -130,7 +115,13 @@ def new_model(args: argparse.Namespace) -> LlamaForCausalLM:
         rope_theta=10000.0,
         attention_bias=False,
     )
-    return LlamaForCausalLM(config)
+    # On a CPU the plain products are faster than the fused attention, which is slow backwards.
+    return LlamaForCausalLM._from_config(config, attn_implementation=None if torch.cuda.is_available() else "eager")
+
+
+def working_dtype(args: argparse.Namespace) -> torch.dtype:
+    """What the products are computed in."""
+    return torch.bfloat16 if args.bfloat16 else torch.float32
 
 
 def new_optimizers(model: LlamaForCausalLM, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
@@ -140,7 +131,7 @@ def new_optimizers(model: LlamaForCausalLM, args: argparse.Namespace) -> list[to
     is_hidden = {id(p) for p in hidden}
     rest = [p for _, p in named if id(p) not in is_hidden]
     adam = torch.optim.AdamW(rest, args.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
-    optimizers = [Muon(hidden, args.lr), adam]
+    optimizers = [Muon(hidden, args.lr, working_dtype(args)), adam]
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["top_lr"] = group["lr"]
     return optimizers
@@ -155,128 +146,151 @@ def draw_batch(corpora: list[Corpus], probs: np.ndarray, rows: int, window: int,
     """(rows, window + 1) int64: windows from random places, the corpora chosen with `probs`."""
     drawn = []
     for k in rng.choice(len(corpora), rows, p=probs):
-        ids = corpora[k].train
+        ids = corpora[k].tokens
         start = rng.integers(0, len(ids) - window - 1)
         drawn.append(ids[start : start + window + 1].astype(np.int64))
     return torch.from_numpy(np.stack(drawn))
 
 
-def loss_on(model: torch.nn.Module, windows: Tensor) -> Tensor:
-    """Mean nats per predicted token of (rows, window + 1) ids; in bfloat16 on a GPU."""
-    with torch.autocast(windows.device.type, dtype=torch.bfloat16, enabled=windows.is_cuda):
-        logits = model(input_ids=windows[:, :-1], use_cache=False).logits
-    return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+class LinearCrossEntropy(torch.autograd.Function):
+    """Mean nats of `labels` (n,) under softmax(x @ weight.T), for x (n, hidden) and weight (vocab, hidden).
+
+    The gradient is computed on the way forward, in pieces, so that the (n, vocab) logits never exist all at once.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        x_grad, weight_grad = torch.empty_like(x), torch.zeros_like(weight, dtype=torch.float32)
+        nats = torch.zeros((), device=x.device)
+        for rows, targets, grad in zip(x.split(ROWS), labels.split(ROWS), x_grad.split(ROWS), strict=True):
+            log_probs = torch.log_softmax((rows @ weight.T).float(), 1)
+            nats -= log_probs.gather(1, targets[:, None]).sum()
+            errors = log_probs.exp_()               # what the softmax gives, less 1 at the label
+            errors.scatter_add_(1, targets[:, None], errors.new_full((len(targets), 1), -1.0))
+            errors = errors.to(x.dtype)
+            torch.mm(errors, weight, out=grad)
+            weight_grad += errors.T @ rows
+        ctx.save_for_backward(x_grad / len(x), (weight_grad / len(x)).to(weight.dtype))
+        return nats / len(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_grad, weight_grad = ctx.saved_tensors
+        return x_grad * grad, weight_grad * grad, None
 
 
-@torch.no_grad()
-def evaluate(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, corpora: list[Corpus], window: int) -> dict:
-    """Nats per token and bits per byte on the first held-out windows of every corpus that has one."""
-    model.eval()
-    results = {}
-    for corpus in corpora:
-        rows = min(EVALUATED_WINDOWS, (len(corpus.held_out) - 1) // window)
-        if rows < 1:
-            continue
-        ids = torch.from_numpy(corpus.held_out[: rows * window + 1].astype(np.int64))
-        windows = ids.unfold(0, window + 1, window).to(model.device)                    # (rows, window + 1)
-        nats = sum(loss_on(model, row[None]).item() for row in windows) / rows
-        num_bytes = len(tokenizer.decode(ids[1:], skip_special_tokens=True).encode())   # EOS has no bytes
-        bits_per_byte = nats / math.log(2) * rows * window / num_bytes
-        results[corpus.name] = {"nats_per_token": round(nats, 3), "bits_per_byte": round(bits_per_byte, 3)}
-    model.train()
-    return results
+def loss_on(decoder: torch.nn.Module, weight: Tensor, windows: Tensor) -> Tensor:
+    """Mean nats per predicted token of (rows, window + 1) ids; the weight is that of the embeddings, tied."""
+    hidden = decoder(input_ids=windows[:, :-1], use_cache=False).last_hidden_state
+    return LinearCrossEntropy.apply(hidden.flatten(0, 1), weight, windows[:, 1:].flatten())
+
+
+def weighted_bits(losses: dict, corpora: list[Corpus]) -> float:
+    """Bits per byte of the corpora, by their shares of the last part: what the best weights are chosen by."""
+    shares = {c.name: c.decay_weight * len(c.tokens) for c in corpora if c.name in losses}
+    return sum(share * losses[name]["bits_per_byte"] for name, share in shares.items()) / (sum(shares.values()) or 1)
+
+
+def inherit(model: LlamaForCausalLM, bpe: Tokenizer, folder: Path) -> None:
+    """Begin with the weights of `folder`; a token it has not gets the mean row of the tokens that spell it there."""
+    old_bpe = PreTrainedTokenizerFast.from_pretrained(folder).backend_tokenizer
+    old = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    weights = old.state_dict()
+    rows, ids = old.model.embed_tokens.weight.detach(), old_bpe.get_vocab()
+    new_rows = torch.empty(bpe.get_vocab_size(), rows.shape[1])
+    for token, k in bpe.get_vocab().items():
+        pieces = [ids[token]] if token in ids else [piece.id for piece in old_bpe.model.tokenize(token)]
+        new_rows[k] = rows[pieces].mean(0)
+    model.load_state_dict(weights | {"model.embed_tokens.weight": new_rows, "lm_head.weight": new_rows})
 
 
 def train(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, corpora: list[Corpus], args: argparse.Namespace
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    corpora: list[Corpus],
+    held_out: list[HeldOut],
+    args: argparse.Namespace,
 ) -> dict:
-    """Train for `args.minutes`; returns what training.json holds."""
+    """Train for `args.steps` or `args.minutes`; writes the best weights, returns what training.json holds."""
     rng = np.random.default_rng(args.seed)
-    sizes = np.array([len(corpus.train) for corpus in corpora])
+    sizes = np.array([len(corpus.tokens) for corpus in corpora])
     main_probs = np.array([corpus.main_weight for corpus in corpora]) * sizes
     decay_probs = np.array([corpus.decay_weight for corpus in corpora]) * sizes
     optimizers = new_optimizers(model, args)
     adam_params = optimizers[1].param_groups[0]["params"]
-    forward = torch.compile(model) if args.compile else model
+    # The gradients are those of a copy, in bfloat16 if asked for; the weights that learn stay in float32.
+    working = copy.deepcopy(model).to(working_dtype(args))
+    forward = torch.compile(working.model) if args.compile else working.model
+    pairs = list(zip(model.parameters(), working.parameters(), strict=True))
 
-    start, budget = time.monotonic(), args.minutes * 60
+    start, next_look = time.monotonic(), args.look_every * 60
+    progress, average = 0.0, None
     steps = tokens_seen = 0
-    average, next_save = None, SAVE_EVERY
-    while (progress := (time.monotonic() - start) / budget) < 1:
+    best, best_losses = math.inf, {}
+    while progress < 1:
         probs = decay_probs if progress > 1 - args.decay else main_probs
         windows = draw_batch(corpora, probs / probs.sum(), args.batch, args.window, rng).to(model.device)
-        loss = loss_on(forward, windows)
+        loss = loss_on(forward, working.lm_head.weight, windows)
         loss.backward()
+        for ours, theirs in pairs:
+            ours.grad, theirs.grad = theirs.grad.float(), None
         torch.nn.utils.clip_grad_norm_(adam_params, 1.0)
         scale = learning_rate_scale(progress, steps, args.decay)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["top_lr"] * scale
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for ours, theirs in pairs:
+                theirs.copy_(ours)
         steps += 1
         tokens_seen += args.batch * args.window
-        seconds, average = time.monotonic() - start, loss.item() + 0.98 * ((average or loss.item()) - loss.item())
+        average = loss.item() if average is None else 0.98 * average + 0.02 * loss.item()
+        seconds = time.monotonic() - start
+        progress = steps / args.steps if args.steps else seconds / (args.minutes * 60)
         if steps % 50 == 0:
             print(f"{seconds:7.0f} s  step {steps}  {tokens_seen / 1e6:.2f}M tokens  loss {average:.3f}", flush=True)
-        if seconds > next_save:
-            next_save += SAVE_EVERY
-            model.save_pretrained(args.out)
-            print("held out:", evaluate(model, tokenizer, corpora, args.window), flush=True)
+        if progress >= 1 or seconds >= next_look:
+            next_look += args.look_every * 60
+            losses = held_out_losses(model, tokenizer, held_out, args.window)
+            print("held out:", losses, flush=True)
+            if (score := weighted_bits(losses, corpora)) <= best:
+                best, best_losses = score, losses
+                model.save_pretrained(args.out)
 
     return {
-        "held_out": evaluate(model, tokenizer, corpora, args.window),
+        "held_out": best_losses,
         "steps": steps,
         "tokens_seen": tokens_seen,
         "minutes": round((time.monotonic() - start) / 60, 1),
         "mix": [f"{corpus.name}:{corpus.main_weight}:{corpus.decay_weight}" for corpus in corpora],
+        "tokens": {corpus.name: len(corpus.tokens) for corpus in corpora},
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    folder = parser.add_mutually_exclusive_group(required=True)
-    folder.add_argument("--out", type=Path, help="the folder to write")
-    folder.add_argument("--evaluate", type=Path, metavar="FOLDER", help="evaluate the model of this folder instead")
-    parser.add_argument("--mix", nargs="+", required=True, metavar="PATH:MAIN:DECAY")
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--vocab", type=int, default=4096)
-    parser.add_argument("--hidden", type=int, default=192)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--heads", type=int, default=6)
-    parser.add_argument("--kv-heads", type=int, default=3)
-    parser.add_argument("--intermediate", type=int, default=512)
-    parser.add_argument("--context", type=int, default=1024, help="positions of the model")
-    parser.add_argument("--window", type=int, default=256, help="tokens of a training window")
-    parser.add_argument("--batch", type=int, default=16, help="windows of a step")
-    parser.add_argument("--lr", type=float, default=0.02, help="Muon's learning rate")
-    parser.add_argument("--adam-lr", type=float, default=4e-3)
-    parser.add_argument("--decay", type=float, default=0.4, help="share of the time spent decaying")
-    parser.add_argument("--compile", action="store_true", help="use torch.compile")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
-
-
-def evaluate_folder(args: argparse.Namespace) -> None:
-    """Print the held-out losses of a finished model."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.evaluate)
-    model = LlamaForCausalLM.from_pretrained(args.evaluate, dtype=torch.float32)
-    corpora = [read_corpus(item, tokenizer.backend_tokenizer) for item in args.mix]
-    for name, losses in evaluate(model, tokenizer, corpora, args.window).items():
-        print(name, losses, flush=True)
+def check(corpora: list[Corpus], window: int) -> None:
+    """ValueError if the mix cannot be drawn from."""
+    names = [corpus.name for corpus in corpora]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the files of a mix need different names, not {names}")
+    for corpus in corpora:
+        if len(corpus.tokens) < window + 2:
+            raise ValueError(f"{corpus.name}: its {len(corpus.tokens)} tokens do not fill a window of {window}: "
+                             "give a longer file or a shorter --window")  # fmt: skip
+    for part in ("main", "decay"):
+        weights = [getattr(corpus, f"{part}_weight") for corpus in corpora]
+        if min(weights) < 0 or not sum(weights) > 0:
+            raise ValueError(f"the weights of the {part} part are {weights}: none may be negative, and one positive")
 
 
 def train_folder(args: argparse.Namespace) -> None:
-    """Train tokenizer and model, and write them with training.json."""
+    """Train tokenizer and model, and write the folder."""
     torch.manual_seed(args.seed)
-    bpe = train_tokenizer([Path(item.rsplit(":", 2)[0]) for item in args.mix], args.vocab)
-    corpora = [read_corpus(item, bpe) for item in args.mix]
-    print("tokens:", {corpus.name: len(corpus.train) for corpus in corpora}, flush=True)
-    for corpus in corpora:
-        if len(corpus.train) < args.window + 2:
-            raise SystemExit(f"{corpus.name}: {len(corpus.train)} tokens do not fill a window of {args.window}")
-
+    bpe = train_tokenizer(args.mix, args.vocab)
+    corpora = read_training(args.mix, bpe)
+    check(corpora, args.window)
+    print("tokens:", {corpus.name: len(corpus.tokens) for corpus in corpora}, flush=True)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=EOS,
@@ -285,18 +299,49 @@ def train_folder(args: argparse.Namespace) -> None:
         model_max_length=args.context,
     )
     tokenizer.save_pretrained(args.out)
-    model = new_model(args).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = new_model(bpe.get_vocab_size(), args)
+    if args.start:
+        inherit(model, bpe, args.start)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     print("parameters:", sum(p.numel() for p in model.parameters()), flush=True)
 
-    report = train(model, tokenizer, corpora, args)
-    model.to(torch.float16).save_pretrained(args.out)
+    report = train(model, tokenizer, corpora, read_held_out(args.mix, bpe), args)
+    best = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float16)
+    best.save_pretrained(args.out)
     (args.out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(report), flush=True)
+    digest = hashlib.sha256((args.out / "model.safetensors").read_bytes()).hexdigest()
+    (args.out / "model.safetensors.sha256").write_text(f"{digest}  model.safetensors\n", encoding="utf-8")
+    print(markdown(evaluate(args.out, args.mix, args.window), report), flush=True)
 
 
 def main() -> None:
-    args = arguments()
-    (evaluate_folder if args.evaluate else train_folder)(args)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def add(name: str, default: float, what: str) -> None:
+        parser.add_argument(name, type=type(default), default=default, help=f"{what} (%(default)s)")
+
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+    parser.add_argument("--mix", nargs="+", required=True, metavar="PATH:MAIN:DECAY", help="the texts, see above")
+    parser.add_argument("--start", type=Path, metavar="FOLDER", help="begin with the weights of this model, same sizes")
+    parser.add_argument("--bfloat16", action="store_true", help="for a GPU, or a processor with AMX")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile")
+    add("--minutes", 60.0, "how long to train")
+    add("--steps", 0, "steps to train instead of minutes; the seed then determines the outcome")
+    add("--look-every", 10.0, "minutes between two looks at held-out text")
+    add("--vocab", 4096, "tokens of the vocabulary")
+    add("--hidden", 192, "width of the model")
+    add("--layers", 6, "layers")
+    add("--heads", 6, "heads of attention")
+    add("--kv-heads", 3, "heads of keys and values")
+    add("--intermediate", 512, "width of the feed-forward parts")
+    add("--context", 1024, "positions of the model")
+    add("--window", 256, "tokens of a training window")
+    add("--batch", 16, "windows of a step")
+    add("--lr", 0.02, "learning rate of Muon")
+    add("--adam-lr", 0.004, "learning rate of AdamW")
+    add("--decay", 0.4, "share of the time that the learning rate falls")
+    add("--seed", 0, "seed of weights and windows")
+    train_folder(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 
 from llmppl.inference.particles import Death, Particles
 from llmppl.inference.resampling import count
-from llmppl.models.distributions import Distribution, Impossible
+from llmppl.models.distributions import Floats, Impossible, Proposal
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
 
@@ -27,48 +27,57 @@ class _Branch(BaseException):
     """Leaves a replay at the first choice that its path does not hold."""
 
 
-class _NoStream:
+class NoStream:
     """Stands for a particle's random stream: what is drawn from it directly cannot be enumerated."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise TypeError(f"enumerate_exact cannot enumerate self.rng.{name}(); draw with self.sample(dist)")
+    def __init__(self, asker: str) -> None:
+        self._asker = asker
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _NoStream:
+    def __getattr__(self, name: str) -> Any:
+        raise TypeError(f"{self._asker} cannot enumerate self.rng.{name}(); draw with self.sample(dist)")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoStream:
         return self
 
 
-class _Replay:
+class Replay:
     """One run of a step with its first choices fixed."""
 
     def __init__(self, state: Model, path: tuple[int, ...]) -> None:
         self.state, self.path = state, path
-        self.particle = state.spawn(_NoStream())
+        self.particle = state.spawn(state.rng)
         self.particle.draw = self._draw                 # type: ignore[method-assign]
         self.made = 0                                   # choices so far
         self.log_q = 0.0
-        self.ahead: list[int] | None = None             # where the step was left: what can be chosen there
+        self.ahead: list[int] | None = None             # where the step was left: what can be chosen there,
+        self.log_probs: Floats = np.empty(0)            # and the law of that choice
 
     def run(self) -> None:
         try:
             self.particle.step()
+            del self.particle.draw
         except _Branch:
-            return
-        del self.particle.draw
-        self.particle.log_weight += self.log_q
+            pass
+        self.particle.log_weight += self.log_q          # of what was chosen before, if the step was left
 
-    def _draw(self, dist: Distribution) -> Any:
-        log_probs = dist.log_probs()
-        assert dist.support is not None
+    def likeliest(self, K: int) -> list[int]:
+        """The K most probable choices where the step was left, the first of equal ones first."""
+        order = np.argsort(-self.log_probs, kind="stable")[:K]
+        return [place for place in order.tolist() if self.log_probs[place] > -np.inf]
+
+    def _draw(self, proposal: Proposal) -> tuple[Any, float]:
+        log_probs = proposal.log_measures()
+        assert proposal.support is not None
         if self.made == len(self.path):
-            self.ahead = np.flatnonzero(log_probs > -np.inf).tolist()
+            self.ahead, self.log_probs = np.flatnonzero(log_probs > -np.inf).tolist(), log_probs
             if not self.ahead:
                 self.ahead = None
-                raise Impossible(f"{dist!r} has no value of positive probability")
+                raise Impossible(f"{proposal!r} has no value of positive probability")
             raise _Branch
         place = self.path[self.made]
         self.made += 1
         self.log_q += float(log_probs[place])
-        return dist.support[place]
+        return proposal.support[place], 0.0
 
 
 def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
@@ -78,7 +87,7 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     ----------
     model : Model
         A program all of whose choices have finite support, else TypeError. The number of outcomes grows exponentially
-        with the number of choices.
+        with the number of choices. Choices of a weighted proposal are summed over its measure.
     max_steps : int, optional
         As in `smc_steer`: what has not finished by then is returned marked `cut`, and Z is that of the cut program.
 
@@ -92,10 +101,10 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     if max_steps is not None:
         count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
-    states = [model.spawn(_NoStream())]
+    states = [model.spawn(NoStream("enumerate_exact"))]
     while states and t != max_steps:
         t += 1
-        todo = [_Replay(state, ()) for state in states if not state.finished]
+        todo = [Replay(state, ()) for state in states if not state.finished]
         done += [state for state in states if state.finished]
         states = []
         while todo:
@@ -104,9 +113,9 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
             for replay in batch:
                 particle: Any = replay.particle
                 if replay.ahead is not None:
-                    todo += [_Replay(replay.state, (*replay.path, place)) for place in replay.ahead]
+                    todo += [Replay(replay.state, (*replay.path, place)) for place in replay.ahead]
                 elif particle.log_weight == -math.inf:
-                    deaths.append(Death(t, particle.death or "weight zero"))
+                    deaths.append(Death(t, particle.death or "weight zero", text=str(particle)))
                 else:
                     (done if particle.finished else states).append(particle)
     for particle in states:

@@ -1,75 +1,60 @@
 """How a step is tried several times: which extensions of the particles are run.
 
-*Independent* runs K copies of every active particle, each with 1/K of its weight (Lew et al. 2023, Algorithm 1).
-*Merged* takes copies that made the same choices for one, with the weights of them all: to have one of them twice tells
-nothing new. *Distinct* chooses the first choices of all particles together, without replacement: a step is run up to
+*Copies* are K of every active particle, each with 1/K of its weight (Lew et al. 2023, Algorithm 1, to the letter).
+*Independent* ones are the same, but those that made the same choices become one, with the weights of them all: to have
+one of them twice tells nothing new. *Distinct* chooses the first choices of all particles together, without replacement: a step is run up to
 its first `sample` of a finite support; the candidates (particle, value), each with the weight of the particle times the
 probability of the value, go through the optimal down-sampler, and each that is kept is run from the beginning of the
-step with that choice fixed. The down-sampler keeps the expected sum of any function over the candidates, and the
-selection after the step does so again; so Z-hat stays unbiased.
+step with that choice fixed; several times, with shares of its weight, if there are few of them and the step chooses on.
+The down-sampler keeps the expected sum of any function over the candidates, and the selection after the step does so
+again; so Z-hat stays unbiased.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.inference.resampling import logsumexp, optimal
-from llmppl.models.distributions import Distribution, Impossible
+from llmppl.inference.statistics import Expansion
+from llmppl.models.distributions import Distribution, Impossible, Proposal
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
 
 M = TypeVar("M", bound=Model)
 Indices = NDArray[np.int64]
 
-EXPANSIONS = "independent", "merged", "distinct"
+EXPANSIONS = "distinct", "independent", "copies"
 
 
-def step_copies(runtime: Runtime, particles: list[M], K: int, t: int, *, merge: bool) -> tuple[list[M], Indices]:
-    """K copies of every active particle, stepped, each with 1/K of its weight, and finished ones whole.
-
-    Returns
-    -------
-    candidates : list of M
-    parents : (len(candidates),) int, whose copy each is
-    """
-    candidates, parents = [], []
+def step_copies(runtime: Runtime, particles: list[M], K: int, t: int, *, merge: bool) -> Expansion[M]:
+    """K copies of every active particle, stepped, each with 1/K of its weight, and finished ones whole."""
+    tries = list[_Try]()
     for i, particle in enumerate(particles):
         copies = [particle]
         if not particle.finished:
             particle.log_weight -= math.log(K)
             copies += [particle.spawn(stream) for stream in particle.rng.spawn(K - 1)]
-        candidates += copies
-        parents += [i] * len(copies)
-    moving = [i for i, candidate in enumerate(candidates) if not candidate.finished]
-    records = [_Record(candidates[i]) for i in moving] if merge and K > 1 else []
-    _run(runtime, [candidates[i] for i in moving], t)
-    first: dict[Hashable, int] = {}                     # parent and choices -> place of the first copy that made them
-    merged = set[int]()
-    for i, record in zip(moving, records, strict=False):
-        choices = record.close()
-        if choices is not None:
-            place = first.setdefault((parents[i], choices), i)
-            if place != i:
-                merged.add(i)
-                kept = candidates[place]
-                kept.log_weight = float(np.logaddexp(kept.log_weight, candidates[i].log_weight))
-    left = [i for i in range(len(candidates)) if i not in merged]
-    return [candidates[i] for i in left], np.array(parents)[left]
+        group = i if t > 1 else 0                       # all start at one state
+        tries += [_Try(copy, i, group, moving=not particle.finished) for copy in copies]
+    _run(runtime, tries, t, watch=merge)
+    return _expansion(_merged(tries) if merge else tries)
 
 
 def step_distinct(
     runtime: Runtime, particles: list[M], N: int, K: int, t: int, rng: np.random.Generator
-) -> tuple[list[M], Indices]:
+) -> Expansion[M]:
     """Extensions with distinct first choices, at most N K of them, stepped; finished particles whole.
 
-    A particle that draws before its first choice outside `sample`, or whose first choice has no finite support, is
-    copied K times (N K times if it is the only one). One that ends without a choice goes on once.
-    Returns are those of `step_copies`.
+    Where there are fewer, those that chose on after the first are run again, N K times in all, the heavier ones more
+    often; equal ones are merged. A particle that draws before its first choice outside `sample`, or whose first choice
+    has no finite support or is a weighted proposal (whose measure would have to be computed for every value), is copied
+    K times (N K times if it is the only one). One that ends without a choice goes on once.
     """
     active = [i for i, particle in enumerate(particles) if not particle.finished]
     probes = {i: _Probe(particles[i]) for i in active}
@@ -80,29 +65,50 @@ def step_distinct(
         if probe.log_probs is not None
     }
     chosen = _choose(rng, log_weights, N * K)
-    candidates, parents, moving = list[M](), list[int](), list[M]()
+    tries, groups = list[_Try](), itertools.count()
     for i, particle in enumerate(particles):
         if i in chosen:
-            streams = particle.rng.spawn(len(chosen[i]))
-            copies = [particle.spawn(stream) for stream in streams]
-            for candidate, (place, log_weight) in zip(copies, chosen[i], strict=True):
-                candidate.log_weight, candidate.log_twist = log_weight, 0.0
-                _fix_first(candidate, place)
-            moving += copies
+            for stream, (place, log_weight) in zip(particle.rng.spawn(len(chosen[i])), chosen[i], strict=True):
+                copy = particle.spawn(stream)
+                copy.log_weight, copy.log_twist = log_weight, 0.0
+                log_kept = min(log_weights[i][place] - log_weight, 0.0)
+                tries.append(_Try(copy, i, next(groups), first=place, log_kept=log_kept))
         elif i in probes and probes[i].free:
-            number = N * K if len(particles) == 1 else K
-            copies = [particle.spawn(stream) for stream in particle.rng.spawn(number)]
-            for candidate in copies:
-                candidate.log_weight -= math.log(number)
-            moving += copies
-        elif i in log_weights:                          # none of its candidates was kept
-            continue
-        else:
-            copies = [probes[i].ended() if i in probes else particle]
-        candidates += copies
-        parents += [i] * len(copies)
-    _run(runtime, moving, t)
-    return candidates, np.array(parents, dtype=np.int64)
+            number, group = N * K if len(particles) == 1 else K, next(groups)
+            for stream in particle.rng.spawn(number):
+                copy = particle.spawn(stream)
+                copy.log_weight -= math.log(number)
+                tries.append(_Try(copy, i, group))
+        elif i not in log_weights:                      # else none of its candidates was kept
+            going = _Try(particle, i, next(groups), moving=False)
+            if i in probes:
+                going.particle = probes[i].ended()
+            tries.append(going)
+    _run(runtime, tries, t)
+    fixed = [each for each in tries if each.first is not None]
+    tries = _merged(tries + _run_again(runtime, particles, fixed, N * K, t))
+    return _expansion(sorted(tries, key=lambda each: each.parent))
+
+
+def _run_again(runtime: Runtime, particles: list[M], tries: list[_Try], most: int, t: int) -> list[_Try]:
+    """Further runs of those of `tries` that chose on after their first choice, until there are about `most` in all."""
+    again = [each for each in tries if each.chose_on]
+    log_starts = np.array([each.log_start for each in again])
+    shares = np.exp(log_starts - logsumexp(log_starts))
+    number = 1 + np.floor(max(most - len(tries), 0) * shares).astype(int)
+    for each in tries:
+        each.runs = 0
+    more = list[_Try]()
+    for each, n in zip(again, number.tolist(), strict=True):
+        each.share(n)
+        each.runs = 1 if n > 1 else -1
+        particle = particles[each.parent]
+        for stream in particle.rng.spawn(n - 1):
+            copy: Any = particle.spawn(stream)
+            copy.log_weight, copy.log_twist = each.log_start, 0.0
+            more.append(_Try(copy, each.parent, each.group, first=each.first, log_kept=each.log_kept))
+    _run(runtime, more, t)
+    return more
 
 
 def _choose(
@@ -113,7 +119,11 @@ def _choose(
     if log_weights:
         owners = list(log_weights)
         ends = np.cumsum([len(each) for each in log_weights.values()])
-        chosen, weights = optimal(rng, np.concatenate(list(log_weights.values())), most)
+        shuffled = rng.permutation(ends[-1])            # particles that are alike would be in step with even spacing
+        chosen, weights = optimal(rng, np.concatenate(list(log_weights.values()))[shuffled], most)
+        chosen = shuffled[chosen]
+        order = np.argsort(chosen)
+        chosen, weights = chosen[order], weights[order]
         which = np.searchsorted(ends, chosen, side="right")
         places = chosen - np.concatenate([[0], ends])[which]
         for owner, place, log_weight in zip(which.tolist(), places.tolist(), weights.tolist(), strict=True):
@@ -121,20 +131,126 @@ def _choose(
     return kept
 
 
-def _run(runtime: Runtime, candidates: list[Any], t: int) -> None:
-    names = [f"particle {i} at step {t}" for i in range(len(candidates))]
-    runtime.run([candidate.step for candidate in candidates], names)
+def _run(runtime: Runtime, tries: list[_Try], t: int, *, watch: bool = True) -> None:
+    moving = [each for each in tries if each.moving]
+    for each in moving if watch else ():
+        each.watch()
+    runtime.run([each.particle.step for each in moving], [f"particle {i} at step {t}" for i in range(len(moving))])
+    for each in moving if watch else ():
+        each.close()
 
 
-def _fix_first(particle: Any, place: int) -> None:
-    """The next choice of a particle is the value at `place` of the support; those after it are its own."""
+def _merged(tries: list[_Try]) -> list[_Try]:
+    """One of those of a group that made the same choices, with the weights of all."""
+    first: dict[Hashable, _Try] = {}
+    left = list[_Try]()
+    for each in tries:
+        same = each if each.key is None else first.setdefault((each.group, each.key), each)
+        if same is each:
+            left.append(each)
+        else:
+            same.join(each)
+    return left
 
-    def draw(dist: Distribution) -> Any:
-        del particle.draw
-        assert dist.support is not None
-        return dist.support[place]
 
-    particle.draw = draw
+def _expansion(tries: list[_Try]) -> Expansion[Any]:
+    return Expansion(
+        [each.particle for each in tries],
+        np.array([each.parent for each in tries], dtype=np.int64),
+        np.array([each.group for each in tries], dtype=np.int64),
+        np.array([each.log_start for each in tries], dtype=np.float64),
+        np.array([each.log_kept for each in tries], dtype=np.float64),
+        np.array([each.runs for each in tries], dtype=np.int64),
+    )
+
+
+class _Try:
+    """A particle whose step is run, or that only goes along; if it is watched, what it chose in the step.
+
+    parent, group : int
+        Whose copy it is; tries of one group run the same independently.
+    first : int, optional
+        The place of its first choice in the support, if that is fixed; it was kept with probability exp(log_kept).
+    moving : bool
+        Whether a step is to be run.
+    log_start : float
+        The log-weight before the step, without a twist.
+    runs : int
+        See `Expansion.copies`.
+    key : hashable or None
+        What it chose, if all of that is known.
+    """
+
+    def __init__(
+        self, particle: Any, parent: int, group: int, *, first: int | None = None, log_kept: float = 0.0,
+        moving: bool = True,
+    ) -> None:  # fmt: skip
+        self.particle, self.parent, self.group = particle, parent, group
+        self.first, self.log_kept, self.moving = first, log_kept, moving
+        self.log_start: float = particle.log_weight - particle.log_twist
+        self.runs = 1 if moving else 0
+        self.key: Hashable | None = None
+        self._rng = particle.rng
+        self._outside = False
+        self._choices: list[Any] = []
+
+    @property
+    def chose_on(self) -> bool:
+        """Whether it drew more than its first choice."""
+        return self._outside or len(self._choices) > 1
+
+    def watch(self) -> None:
+        if type(self.particle).draw is Model.draw:
+            self.particle.draw, self.particle._rng = self._draw, _Watched(self._rng, self._drawn_outside)
+        else:                                           # a draw of its own may choose by other means
+            self._outside = True
+
+    def close(self) -> None:
+        """Give the particle its own methods back."""
+        if type(self.particle).draw is Model.draw:
+            del self.particle.draw
+            self.particle._rng = self._rng
+        choices = tuple(self._choices)
+        try:
+            hash(choices)
+        except TypeError:                               # EOS and arrays, of which equal ones cannot be found
+            return
+        if not self._outside and self.particle.log_weight > -math.inf:
+            self.key = choices
+
+    def share(self, number: int) -> None:
+        """Be one of `number` that share the weight."""
+        self.log_start -= math.log(number)
+        self.particle.log_weight -= math.log(number)
+
+    def join(self, other: _Try) -> None:
+        """Stand for another one, which chose the same, as well."""
+        self.log_start = float(np.logaddexp(self.log_start, other.log_start))
+        self.particle.log_weight = float(np.logaddexp(self.particle.log_weight, other.particle.log_weight))
+        self.runs += other.runs
+
+    def _draw(self, proposal: Proposal) -> tuple[Any, float]:
+        if self.first is not None and not self._choices:
+            assert proposal.support is not None
+            value, log_w = proposal.support[self.first], 0.0
+        else:
+            value, log_w = proposal.propose(self._rng)
+        self._choices.append(value)
+        return value, log_w
+
+    def _drawn_outside(self) -> None:
+        self._outside = True
+
+
+class _Watched:
+    """A random stream that tells when it is used other than by `sample`."""
+
+    def __init__(self, rng: Any, tell: Callable[[], None]) -> None:
+        self._rng, self._tell = rng, tell
+
+    def __getattr__(self, name: str) -> Any:
+        self._tell()
+        return getattr(self._rng, name)
 
 
 class _Left(BaseException):
@@ -175,13 +291,13 @@ class _Probe:
         except _Left:
             return
 
-    def _draw(self, dist: Distribution) -> Any:
-        if dist.support is None:
+    def _draw(self, proposal: Proposal) -> tuple[Any, float]:
+        if not isinstance(proposal, Distribution) or proposal.support is None:
             self.free = True
             raise _Left
-        log_probs = dist.log_probs()
+        log_probs = proposal.log_probs()
         if logsumexp(log_probs) == -math.inf:
-            raise Impossible(f"{dist!r} has no value of positive probability")
+            raise Impossible(f"{proposal!r} has no value of positive probability")
         self.log_probs = log_probs
         raise _Left
 
@@ -190,43 +306,3 @@ class _Probe:
         del self.particle.draw
         self.particle._rng = self.original.rng
         return self.particle
-
-
-class _Record:
-    """Writes down what a particle chooses in a step."""
-
-    def __init__(self, particle: Any) -> None:
-        self.particle, self.rng, self.outside = particle, particle.rng, False
-        self.choices: list[Any] = []
-        if type(particle).draw is Model.draw:
-            particle.draw, particle._rng = self._draw, _Watched(self)
-        else:                                           # a draw of its own may choose by other means
-            self.outside = True
-
-    def _draw(self, dist: Distribution) -> Any:
-        value = dist.sample(self.rng)
-        self.choices.append(value)
-        return value
-
-    def close(self) -> Hashable | None:
-        """Give the particle its own methods back; its choices, or None if it drew otherwise."""
-        if type(self.particle).draw is Model.draw:
-            del self.particle.draw
-            self.particle._rng = self.rng
-        choices = tuple(self.choices)
-        try:
-            hash(choices)
-        except TypeError:                               # EOS and arrays, of which equal ones cannot be found
-            return None
-        return None if self.outside or self.particle.log_weight == -math.inf else choices
-
-
-class _Watched:
-    """A random stream that tells when it is used other than by `sample`."""
-
-    def __init__(self, record: _Record) -> None:
-        self._record = record
-
-    def __getattr__(self, name: str) -> Any:
-        self._record.outside = True
-        return getattr(self._record.rng, name)

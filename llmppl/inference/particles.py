@@ -10,20 +10,24 @@ A particle is *cut* if `max_steps` ended it before its program did: it is a pref
 Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing data problems", for the ess.
 """
 
+import functools
 import html
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Death", "Particle", "Particles"]
+from llmppl.inference.drawing import bar, curve
+
+__all__ = ["Death", "Particle", "Particles", "StepSummary"]
 
 MAX_ROWS = 20               # particles shown
 MAX_TEXT = 90               # characters shown of each
 MAX_REASONS = 5             # deaths told
+CURVE_WIDTH = 240           # px
 
 
 class Particle(Protocol):
@@ -35,20 +39,49 @@ class Particle(Protocol):
     @property
     def cut(self) -> bool: ...
 
+    @property
+    def attribution(self) -> dict[str, float]: ...
+
 
 P = TypeVar("P", bound=Particle, covariant=True)
 
 
+def _unknown() -> tuple[None, str]:
+    return None, "only what smc_steer, smc_standard or importance_sampling returns knows its standard error"
+
+
 @dataclass(frozen=True)
 class Death:
-    """`count` particles died at `step`, by `reason`."""
+    """`count` particles died at `step`, by `reason`, which names the statement; `text` is the text of one of them."""
 
     step: int
     reason: str
     count: int = 1
+    text: str = ""
 
     def __str__(self) -> str:
-        return f"{self.count} at step {self.step} by {self.reason}"
+        example = f", one with the text {_line(self.text)!r}" if self.text else ""
+        return f"{self.count} at step {self.step} by {self.reason}{example}"
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """A step of a run in figures.
+
+    index : int, from 1
+    ess : float, effective sample size of the candidates, before selection and with twists: what a resampler looks at
+    log_ml : float, log of the unbiased estimate of Z_t that the survivors make, without twists
+    num_unique_ancestors : int, how many particles of the step before (at step 1, initial ones) have a survivor
+    num_finished : int, survivors that have finished
+    num_dead : int, candidates that died in this step
+    """
+
+    index: int
+    ess: float
+    log_ml: float
+    num_unique_ancestors: int
+    num_finished: int
+    num_dead: int
 
 
 class Particles(Sequence[P]):
@@ -62,6 +95,10 @@ class Particles(Sequence[P]):
         What the run cost; shown by `str`.
     deaths : iterable of Death, optional
         What became of the others.
+    steps : iterable of StepSummary, optional
+        The steps that led to them.
+    accuracy : callable, optional
+        Gives `se` and `se_reason` when one of them is asked for.
 
     Attributes
     ----------
@@ -74,9 +111,23 @@ class Particles(Sequence[P]):
         The effective sample size, 1 / sum_i W_i^2, from 1 to n; 0 if n is 0.
     deaths : tuple of Death
         In order of step, then of count, the largest first; one for each step and reason.
+    steps : tuple of StepSummary
+        The steps of the run in figures; empty where there were none.
+    se : float or None
+        Standard error of log_ml, estimated from this run alone; None where one run cannot tell.
+    se_reason : str
+        Why `se` is None, else "".
     """
 
-    def __init__(self, particles: Iterable[P], *, stats: object = None, deaths: Iterable[Death] = ()) -> None:
+    def __init__(
+        self,
+        particles: Iterable[P],
+        *,
+        stats: object = None,
+        deaths: Iterable[Death] = (),
+        steps: Iterable[StepSummary] = (),
+        accuracy: Callable[[], tuple[float | None, str]] = _unknown,
+    ) -> None:
         everyone = list(particles)
         for i, particle in enumerate(everyone):
             if not particle.log_weight < np.inf:    # so is NaN
@@ -90,6 +141,20 @@ class Particles(Sequence[P]):
         self.log_weights.flags.writeable = self.weights.flags.writeable = False
         self.stats = stats
         self.deaths = _together(deaths)
+        self.steps = tuple(steps)
+        self._accuracy = accuracy
+
+    @functools.cached_property
+    def _error(self) -> tuple[float | None, str]:
+        return self._accuracy()
+
+    @property
+    def se(self) -> float | None:
+        return self._error[0]
+
+    @property
+    def se_reason(self) -> str:
+        return self._error[1]
 
     def __len__(self) -> int:
         return len(self._particles)
@@ -161,6 +226,20 @@ class Particles(Sequence[P]):
         mean = np.tensordot(self.weights, np.asarray([f(particle) for particle in self]), axes=1)
         return float(mean) if mean.ndim == 0 else mean
 
+    def attribution(self) -> dict[str, float]:
+        """What each statement has added to the log-weight: its weighted mean over the particles, the largest first.
+
+        A particle that a statement did not weigh counts as 0. The sum over the statements is not `log_ml`: twists, the
+        particles that died or were not selected, and what selection and the choice of candidates did to weights belong
+        to no statement. ValueError if no particle is left.
+        """
+        self._need_one()
+        total: dict[str, float] = {}
+        for weight, particle in zip(self.weights.tolist(), self, strict=True):
+            for statement, log_w in particle.attribution.items():
+                total[statement] = total.get(statement, 0.0) + weight * log_w
+        return dict(sorted(total.items(), key=lambda item: -abs(item[1])))
+
     def __repr__(self) -> str:
         lines = [self._header()]
         if len(self):
@@ -177,13 +256,16 @@ class Particles(Sequence[P]):
     def _repr_html_(self) -> str:
         """The same for a notebook; it sets no colours, so that it reads in light and dark themes."""
         parts = [f"<p>{html.escape(self._header())}</p>"]
+        if len(self.steps) > 1:
+            parts += [f"<p>{self._curves()}</p>"]
         if len(self):
+            largest = max(self.weights)
             rows = "".join(
-                f"<tr><td>{weight:.3f}</td><td>{log_weight:.2f}</td>"
+                f"<tr><td>{bar(weight / largest)}</td><td>{weight:.3f}</td><td>{log_weight:.2f}</td>"
                 f'<td style="text-align: left; white-space: pre-wrap">{html.escape(text)}</td></tr>'
                 for weight, log_weight, text in self._rows()
             )
-            head = '<tr><th>weight</th><th>log weight</th><th style="text-align: left">text</th></tr>'
+            head = '<tr><th></th><th>weight</th><th>log weight</th><th style="text-align: left">text</th></tr>'
             parts += [f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"]
         else:
             parts += [f"<p>{html.escape(self._causes())}</p>"]
@@ -193,8 +275,23 @@ class Particles(Sequence[P]):
             parts += [f"<pre>{html.escape(str(self.stats))}</pre>"]
         return "".join(parts)
 
+    def _curves(self) -> str:
+        """The ess and log Z-hat of every step, drawn."""
+        drawn = []
+        for name, values in {
+            "ess": [step.ess for step in self.steps],
+            "log Z-hat": [step.log_ml for step in self.steps],
+        }.items():
+            finite = [value for value in values if value > -np.inf] or [0.0]
+            low, high = 0.0 if name == "ess" else min(finite), max(finite)
+            title = f"{name} over {len(self.steps)} steps, from {low:.2f} to {high:.2f}"
+            xs = np.linspace(4, CURVE_WIDTH - 4, len(self.steps)).tolist()
+            drawn += [f"{curve(xs, values, width=CURVE_WIDTH, height=48, low=low, high=high, title=title)}{title}"]
+        return "<br>".join(drawn)
+
     def _header(self) -> str:
-        return f"Particles({len(self)} of positive weight, log_ml={self.log_ml:.2f}, ess={self.ess:.1f})"
+        error = "" if self.se is None else f" +- {self.se:.2g}"
+        return f"Particles({len(self)} of positive weight, log_ml={self.log_ml:.2f}{error}, ess={self.ess:.1f})"
 
     def _rows(self) -> list[tuple[float, float, str]]:
         """Weight, log weight and text of the heaviest, one line each."""
@@ -220,11 +317,11 @@ class Particles(Sequence[P]):
 
 def _together(deaths: Iterable[Death]) -> tuple[Death, ...]:
     """One death for each step and reason, with their counts added."""
-    counts: dict[tuple[int, str], int] = {}
+    together: dict[tuple[int, str], Death] = {}
     for death in deaths:
-        counts[death.step, death.reason] = counts.get((death.step, death.reason), 0) + death.count
-    together = (Death(step, reason, count) for (step, reason), count in counts.items())
-    return tuple(sorted(together, key=lambda death: (death.step, -death.count)))
+        key = death.step, death.reason
+        together[key] = replace(together[key], count=together[key].count + death.count) if key in together else death
+    return tuple(sorted(together.values(), key=lambda death: (death.step, -death.count)))
 
 
 def _line(particle: object) -> str:

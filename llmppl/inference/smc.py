@@ -13,20 +13,20 @@ multiplies it by its potential, and every selection keeps weighted sums in expec
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.inference.expansion import EXPANSIONS, step_copies, step_distinct
-from llmppl.inference.particles import Death, Particles
+from llmppl.inference.particles import Death, Particles, StepSummary
+from llmppl.inference.progress import bar
 from llmppl.inference.resampling import count, logsumexp, optimal, systematic
+from llmppl.inference.statistics import History
 from llmppl.models.model import Model
-from llmppl.runtime import Runtime
+from llmppl.runtime import Runtime, Stats, running
 
 M = TypeVar("M", bound=Model)
 Floats = NDArray[np.float64]
@@ -34,22 +34,30 @@ Indices = NDArray[np.int64]
 Scheme = Callable[[np.random.Generator, Floats, int], tuple[Indices, Floats]]
 
 
-@dataclass(frozen=True)
-class Step:
-    """What `on_step` is given after each step.
+_TOGETHER = 16                                          # runs of `repeat` that share their batches
 
-    index : int, from 1
-    parents : (M,) int, for each candidate the place of its parent among the particles of the step before
-    log_weights : (M,) float, the candidates' log-weights after the step, twists included
+
+@dataclass(frozen=True)
+class Step(StepSummary):
+    """What `on_step` is given after each step: the figures of `StepSummary`, and who descends from whom.
+
+    The models in it are the very ones of the run, which go on changing: what you want to keep, read at once.
+
+    candidates : (M,) tuple of Model, after the step and before selection; dead ones have log_weight -inf and a `death`
+    parents : (M,) int, for each candidate the place of its parent among the particles of the step before (at step 1,
+        among the initial particles: N, or one with expand="distinct")
+    log_weights : (M,) float, the candidates' log-weights after the step and before selection, twists included
     ancestors : (n,) int, for each survivor its place among the candidates
     particles : Particles, the survivors with their new log-weights, twists included
+    roots : (n,) int, for each survivor the initial particle it descends from
     """
 
-    index: int
+    candidates: tuple[Any, ...]
     parents: Indices
     log_weights: Floats
     ancestors: Indices
     particles: Particles[Any]
+    roots: Indices
 
 
 def smc_steer(
@@ -57,7 +65,7 @@ def smc_steer(
     N: int,
     K: int,
     *,
-    expand: str = "independent",
+    expand: str = "distinct",
     seed: int | None = None,
     rng: np.random.Generator | None = None,
     max_steps: int | None = None,
@@ -67,18 +75,19 @@ def smc_steer(
     """SMC steering: K extensions of every active particle, N survivors chosen without replacement.
 
     Source: Lew et al. 2023, Algorithm 1 (whose weights are N times ours), with the threshold of Fearnhead & Clifford
-    (2003) as it is there.
+    (2003) as it is there; `expand="copies"` is that algorithm to the letter.
 
     Parameters
     ----------
     model : Model
         The program; it is copied, never changed.
     N, K : int
-        Particles kept, and copies made of each particle before a step.
+        Particles kept, and extensions tried for each.
     expand : str
-        Which extensions are tried. "independent": K copies of each particle, as in Algorithm 1. "merged": the same, and
-        copies that chose the same in the step become one, with the weight of both. "distinct": at most N K different
-        first choices of all particles together, drawn without replacement. All are unbiased and run the same tokens.
+        Which extensions are tried. "distinct": N K different first choices of all particles together, drawn without
+        replacement. "copies": K independent copies of each particle, as in Algorithm 1. "independent": the same, but
+        copies that chose the same in the step become one, with the weight of both. All are unbiased; the first has
+        the smallest errors, and runs more tokens, since no two of its extensions are the same.
     seed, rng
         Give at most one. The same seed gives the same particles, whatever is cached and however calls are batched.
     max_steps : int, optional
@@ -136,7 +145,7 @@ def smc_standard(
         alive = np.flatnonzero(log_weights > -np.inf)
         return alive, log_weights[alive]
 
-    return _smc(model, N, 1, "independent", select, seed, rng, max_steps, on_step, progress)
+    return _smc(model, N, 1, "copies", select, seed, rng, max_steps, on_step, progress)
 
 
 def importance_sampling(
@@ -153,6 +162,101 @@ def importance_sampling(
     return smc_standard(
         model, N, ess_threshold=0.0, seed=seed, rng=rng, max_steps=max_steps, on_step=on_step, progress=progress
     )
+
+
+@dataclass(frozen=True)
+class Repeats(Generic[M]):
+    """Independent runs of the same inference.
+
+    runs : tuple of R Particles, whose `stats` are None, since what was computed for all belongs to none
+    log_zs : (R,) float, the log Z-hat of each run; -inf where all particles died
+    log_ml : float, log of the mean Z-hat, which is unbiased for Z
+    se : float or None, standard error of `log_ml` to first order; None for one run, or if all runs died
+    stats : Stats, of all runs together
+    """
+
+    runs: tuple[Particles[M], ...]
+    log_zs: Floats
+    log_ml: float
+    se: float | None
+    stats: Stats
+
+    def __repr__(self) -> str:
+        error = "" if self.se is None else f" +- {self.se:.2g}"
+        lines = [f"Repeats({len(self.runs)} runs, log_ml={self.log_ml:.2f}{error})"]
+        alive = self.log_zs[self.log_zs > -np.inf]
+        if alive.size > 1:
+            spread = f"mean {np.mean(alive):.2f}, standard deviation {np.std(alive, ddof=1):.2g}"
+            lines += [f"log Z-hat of a run: {spread}, from {np.min(alive):.2f} to {np.max(alive):.2f}"]
+        if alive.size < len(self.runs):
+            lines += [f"all particles died in {len(self.runs) - alive.size} runs"]
+        own = [particles.se for particles in self.runs if particles.se is not None]
+        if own:
+            lines += [f"standard error by a single run's own estimate: median {np.median(own):.2g} of {len(own)} runs"]
+        return "\n".join([*lines, str(self.stats)])
+
+
+def repeat(
+    run: Callable[[np.random.Generator], Particles[M]],
+    R: int,
+    *,
+    seed: int | None = None,
+    rng: np.random.Generator | None = None,
+    progress: bool | None = None,
+) -> Repeats[M]:
+    """R independent runs, which share their batches and the cache: the sure way to know how accurate a run is.
+
+    Parameters
+    ----------
+    run : callable
+        What to run with a random stream: `lambda rng: smc_steer(model, N=20, K=3, rng=rng)`. TypeError if it returns
+        anything but Particles.
+    R : int
+        How often. Up to 16 runs go on at the same time.
+    seed, rng
+        Give at most one. The runs get `rng.spawn(R)`, and return what they would if run one after another.
+    progress : bool, optional
+        Show a bar; by default where stderr is a terminal.
+    """
+    count("R", R)
+    runtime = Runtime()
+    repeats = [_Repeat(run, stream) for stream in _generator(seed, rng).spawn(R)]
+    with bar(progress, R, _state_of_repeats, unit="run") as show:
+        for start in range(0, R, _TOGETHER):
+            batch = repeats[start : start + _TOGETHER]
+            runtime.run([each.run for each in batch], [f"run {start + i}" for i in range(len(batch))])
+            show(start + len(batch), repeats)
+    runs = tuple(each.particles for each in repeats if each.particles is not None)
+    log_zs = np.array([particles.log_ml for particles in runs])
+    log_ml = logsumexp(log_zs) - math.log(R)
+    se = None
+    if R > 1 and log_ml > -math.inf:
+        se = float(np.std(np.exp(log_zs - log_ml), ddof=1) / math.sqrt(R))
+    return Repeats(runs, log_zs, log_ml, se, runtime.stats)
+
+
+class _Repeat(Generic[M]):
+    """One of the runs of `repeat`."""
+
+    def __init__(self, run: Callable[[np.random.Generator], Particles[M]], rng: np.random.Generator) -> None:
+        self._run, self._rng = run, rng
+        self.particles: Particles[M] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.particles is not None
+
+    def run(self) -> None:
+        particles = self._run(self._rng)
+        if not isinstance(particles, Particles):
+            raise TypeError(f"repeat wants a function that returns Particles, as smc_steer does, not {particles!r}")
+        particles.stats = None
+        self.particles = particles
+
+
+def _state_of_repeats(repeats: list[Any]) -> str:
+    log_zs = [each.particles.log_ml for each in repeats if each.finished]
+    return f"log Z-hat {logsumexp(log_zs) - math.log(len(log_zs)):.2f}"
 
 
 def _smc(
@@ -172,31 +276,47 @@ def _smc(
     if max_steps is not None:
         count("max_steps", max_steps)
     rng = _generator(seed, rng)
+    if progress is None and running():                  # one of several runs; their bars would mix
+        progress = False
     runtime, deaths = Runtime(), list[Death]()
     particles = [model.spawn(stream) for stream in rng.spawn(1 if expand == "distinct" else N)]
     for particle in particles:                          # equal ones would make equal candidates
         particle.log_weight -= math.log(len(particles))
-    t = 0
-    with _bar(progress, max_steps) as show:
+    history, t = History(len(particles)), 0
+    with bar(progress, max_steps, _state) as show:
         while any(not p.finished for p in particles) and t != max_steps:
             t += 1
             if expand == "distinct":
-                candidates, parents = step_distinct(runtime, particles, N, K, t, rng)
+                expansion = step_distinct(runtime, particles, N, K, t, rng)
             else:
-                candidates, parents = step_copies(runtime, particles, K, t, merge=expand == "merged")
+                expansion = step_copies(runtime, particles, K, t, merge=expand == "independent")
+            candidates = expansion.candidates
             log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)
-            deaths += [Death(t, p.death or "weight zero") for p in candidates if p.log_weight == -math.inf]
+            deaths += [
+                Death(t, p.death or "weight zero", text=str(p)) for p in candidates if p.log_weight == -math.inf
+            ]
             ancestors, chosen = select(rng, log_weights, any(not p.finished for p in candidates))
             particles = _take(candidates, ancestors, chosen)
+            summary = history.add(expansion, log_weights, ancestors, chosen, particles)
             if on_step is not None:
-                survivors = Particles(particles, stats=runtime.stats, deaths=deaths)
-                on_step(Step(t, parents, log_weights, ancestors, survivors))
+                survivors = Particles(particles, stats=runtime.stats, deaths=deaths, steps=history.steps)
+                on_step(
+                    Step(
+                        **vars(summary),
+                        candidates=tuple(candidates),
+                        parents=expansion.parents,
+                        log_weights=log_weights,
+                        ancestors=ancestors,
+                        particles=survivors,
+                        roots=history.roots,
+                    )
+                )
             show(t, particles)
     for particle in particles:
         if not particle.finished:
             particle.untwist()
             particle.finished = particle.cut = True
-    return Particles(particles, stats=runtime.stats, deaths=deaths)
+    return Particles(particles, stats=runtime.stats, deaths=deaths, steps=history.steps, accuracy=history.accuracy)
 
 
 def _take(candidates: list[M], ancestors: Indices, log_weights: Floats) -> list[M]:
@@ -221,22 +341,5 @@ def _generator(seed: int | None, rng: np.random.Generator | None) -> np.random.G
     return np.random.default_rng(seed) if rng is None else rng
 
 
-@contextmanager
-def _bar(progress: bool | None, max_steps: int | None) -> Iterator[Callable[[int, list[Any]], None]]:
-    """A progress bar on stderr, or nothing."""
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield lambda t, particles: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("step {task.completed}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[state]}")
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=max_steps, state="")
-
-        def show(t: int, particles: list[Any]) -> None:
-            finished = sum(p.finished for p in particles)
-            log_ml = logsumexp(np.array([p.log_weight - p.log_twist for p in particles]))
-            bar.update(task, completed=t, state=f"{finished}/{len(particles)} finished, log Z-hat {log_ml:.2f}")
-
-        yield show
+def _state(particles: list[Any]) -> str:
+    return f"log Z-hat {logsumexp(np.array([p.log_weight - p.log_twist for p in particles])):.2f}"

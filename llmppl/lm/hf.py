@@ -34,13 +34,16 @@ from transformers.utils import logging
 
 from llmppl.lm.cache import Backend, Batch
 from llmppl.lm.embedded import PATH as EMBEDDED
+from llmppl.lm.embedded import verify
 from llmppl.lm.vocab import Vocabulary
 
 
 def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, **options: Any) -> tuple[Any, Any]:
-    """(model, tokenizer) of a hub id or folder, or FileNotFoundError; None is the model of the package."""
+    """(model, tokenizer) of a hub id or folder, or FileNotFoundError; None is the model of the package, verified."""
     if device is not None and device_map is not None:
         raise ValueError("give device= (one for the whole model) or device_map= (accelerate spreads it), not both")
+    if name is None:
+        verify()
     source = str(EMBEDDED if name is None else name)
     folder = os.path.isdir(source)
     if not folder and not options.get("local_files_only") and not _hub_answers():

@@ -201,6 +201,8 @@ class CachedTransformer:
         ------
         FileNotFoundError
             There is no such model here, nor, or not from here, on the hub.
+        ValueError
+            The weights that ship with the package are damaged.
         """
         model, tokenizer = hf.load(name, dtype=dtype, device=device, device_map=device_map, **options)
         return cls(model, tokenizer, cache_bytes=cache_bytes, max_batch_tokens=max_batch_tokens)

@@ -1,10 +1,13 @@
 """Distributions: what a program samples from and observes.
 
-A `Distribution` has `sample(rng)`, `log_prob(value)`, and a `support`; where the support is finite, `log_probs()` gives
-all log-probabilities in the order of the support. Asking a distribution anything changes nothing.
+A `Proposal` is drawn from with a weight: it is *properly weighted* for a measure mu. A `Distribution` is one whose
+weight is always 1 and whose measure is its law. It has `sample(rng)`, `log_prob(value)`, and a `support`; where the
+support is finite, `log_probs()` gives all log-probabilities in the order of the support. Asking a distribution anything
+changes nothing.
 
 A `Finite` distribution is given by log-weights over its support that need not be normalised and are computed when first
-asked for. Everything derived from it (`masked`, `tempered`, `top_k`, `top_p`, `product`, `mixture`) is Finite again.
+asked for. Everything derived from it (`masked`, `tempered`, `top_k`, `top_p`, `product`, `mixture`) is Finite again,
+except `where(predicate)`: a `Where`, which tests only the values that it draws.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from llmppl.models.rejection import above, weighted_rejection
+
 Floats = NDArray[np.float64]
 _BLOCK = 256                            # values summed together when a value is drawn
 
@@ -26,7 +31,41 @@ class Impossible(ValueError):
     """A value was asked of a distribution that has none: every log-probability is -inf."""
 
 
-class Distribution(ABC):
+class Proposal(ABC):
+    """What `Model.sample` draws from: properly weighted for a measure mu on its values,
+
+        E[w f(x)] = sum_x mu(x) f(x)  for every f,   where (x, log w) = propose(rng),
+
+    whose total mass need not be 1. Subclass it with `propose` and `log_measure`, and with a `support` for
+    `enumerate_exact`.
+
+    Attributes
+    ----------
+    support : Sequence or None
+        The values it can propose, in the order of `log_measures()`; None where they are infinitely many.
+    """
+
+    support: Sequence[Any] | None = None
+
+    @abstractmethod
+    def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
+        """A value drawn with `rng`, and log w. Raises `Impossible` where mu is zero everywhere."""
+
+    @abstractmethod
+    def log_measure(self, value: Any) -> float:
+        """log mu(value); -inf where mu is zero, which is never for a value that was proposed with a weight above 0."""
+
+    def log_measures(self) -> Floats:
+        """(n,) read-only float64: log mu of each value of the support. TypeError if that is infinite."""
+        if self.support is None:
+            raise TypeError(f"{self} has no finite support, so its log-measures cannot be listed")
+        return _frozen(np.array([self.log_measure(value) for value in self.support]))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self                                     # immutable
+
+
+class Distribution(Proposal):
     """The law of a random value.
 
     Attributes
@@ -34,8 +73,6 @@ class Distribution(ABC):
     support : Sequence or None
         The values it can take, in the order of `log_probs()`; None where they are infinitely many.
     """
-
-    support: Sequence[Any] | None = None
 
     @abstractmethod
     def sample(self, rng: np.random.Generator) -> Any:
@@ -51,8 +88,14 @@ class Distribution(ABC):
             raise TypeError(f"{self} has no finite support, so its log-probabilities cannot be listed")
         return _frozen(np.array([self.log_prob(value) for value in self.support]))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self                                     # immutable
+    def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
+        return self.sample(rng), 0.0
+
+    def log_measure(self, value: Any) -> float:
+        return self.log_prob(value)
+
+    def log_measures(self) -> Floats:
+        return self.log_probs()
 
 
 class Finite(Distribution):
@@ -119,10 +162,15 @@ class Finite(Distribution):
         return self._log_probs
 
     def log_prob(self, value: Any) -> float:
+        places = self.places(value)
+        return self.log_prob_at(places[0]) if places else -math.inf
+
+    def places(self, value: Any) -> list[int]:
+        """Where in the support `value` stands; none where it cannot be."""
         try:
-            return self.log_prob_at(self.support.index(value))
+            return [self.support.index(value)]
         except ValueError:
-            return -math.inf
+            return []
 
     def log_prob_at(self, place: int) -> float:
         """Log-probability of the value at `place` of the support."""
@@ -134,10 +182,10 @@ class Finite(Distribution):
         if blocks[-1] == 0.0:
             raise Impossible(f"{self} has no value of positive probability")
         target = rng.random() * blocks[-1]              # searched in two stages: a sum over all is the slow part
-        block = _above(blocks, target)
+        block = above(blocks, target)
         before = blocks[block - 1] if block else 0.0
         start = block * _BLOCK
-        return self.support[start + _above(np.cumsum(weights[start : start + _BLOCK]), target - before)]
+        return self.support[start + above(np.cumsum(weights[start : start + _BLOCK]), target - before)]
 
     def derive(
         self, compute: Callable[[], Floats], describe: Callable[[], str], parents: Sequence[Finite] | None = None
@@ -182,6 +230,10 @@ class Finite(Distribution):
         law = self.derive(compute, lambda: f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)")
         self._masked[id(allowed)] = law
         return law
+
+    def where(self, predicate: Callable[[Any], bool]) -> Where:
+        """Values for which `predicate` is True, drawn by adaptive weighted rejection sampling; see `Where`."""
+        return Where(self, predicate)
 
     def tempered(self, temperature: float) -> Finite:
         """This law with every probability raised to the power 1 / `temperature`, and normalised again."""
@@ -228,6 +280,77 @@ class Finite(Distribution):
 
     def __repr__(self) -> str:
         return self._describe() if self._describe is not None else f"Finite({len(self.support)} values)"
+
+
+class Where(Proposal):
+    """The values of a law that satisfy a predicate, found by testing only those that are drawn.
+
+    Its measure is mu(x) = p(x) where predicate(x) holds, else 0: not normalised, of the mass p(A) of what is accepted.
+    Values have exactly the law p given A; the weight is an unbiased estimate of p(A), whatever the value. To draw one
+    takes about 2 / p(A) + 1 calls of the predicate, where `masked` needs to know all of A: use it where a test is dear
+    and A is not rare. `llmppl.models.rejection` tells how it works, and its variance (Lipkin et al. 2025).
+
+    Parameters
+    ----------
+    law : Finite
+        The law p.
+    predicate : function of a value that returns a bool
+        For laws of tokens the value is a Token, EOS included. It is called at most once for each value, and must
+        answer the same for equal values. Where it holds for no value of positive probability, all were tested; drawing
+        then raises `Impossible` (in a program, the particle dies).
+
+    Attributes
+    ----------
+    calls : int
+        How often the predicate was called so far.
+    """
+
+    support: Sequence[Any]
+
+    def __init__(self, law: Finite, predicate: Callable[[Any], bool]) -> None:
+        if not callable(predicate):
+            raise TypeError(
+                f"where() wants a predicate, a function from a value to True or False, not {predicate!r}; "
+                "masked() takes a mask"
+            )
+        self.law, self.predicate, self.support = law, predicate, law.support
+        self._accepted: dict[int, bool] = {}            # place -> what the predicate says of its value
+
+    @property
+    def calls(self) -> int:
+        return len(self._accepted)
+
+    def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
+        weights, blocks = self.law._normalise()
+        found = weighted_rejection(rng, weights, self._accepts)
+        if found is None:
+            why = "satisfies the predicate" if blocks[-1] > 0.0 else "has positive probability"
+            raise Impossible(f"no value of {self.law!r} {why} ({self.calls} tested)")
+        place, weight = found
+        return self.support[place], math.log(weight / blocks[-1])
+
+    def log_measure(self, value: Any) -> float:
+        places = [place for place in self.law.places(value) if self._accepts(place)]
+        return float(np.logaddexp.reduce([self.law.log_prob_at(place) for place in places], initial=-math.inf))
+
+    def log_measures(self) -> Floats:
+        """log mu of each value of the support, each possible one tested."""
+        log_probs = self.law.log_probs()
+        accepted = [log_prob > -math.inf and self._accepts(place) for place, log_prob in enumerate(log_probs.tolist())]
+        return _frozen(np.where(accepted, log_probs, -math.inf))
+
+    def _accepts(self, place: int) -> bool:
+        accepted = self._accepted.get(place)
+        if accepted is None:
+            value = self.support[place]
+            answer = self.predicate(value)
+            if not isinstance(answer, (bool, np.bool_)):
+                raise TypeError(f"the predicate of where() says {answer!r} of {value!r}; it must return True or False")
+            accepted = self._accepted[place] = bool(answer)
+        return accepted
+
+    def __repr__(self) -> str:
+        return f"{self.law!r}.where({getattr(self.predicate, '__qualname__', repr(self.predicate))})"
 
 
 class Categorical(Finite):
@@ -390,12 +513,6 @@ def _probabilities(probs: ArrayLike, name: str) -> Floats:
         raise ValueError(f"{name} wants probabilities that sum to 1; divide these by their sum, {array.sum():.6g}")
     normalised: Floats = array / array.sum()
     return normalised
-
-
-def _above(cumulative: Floats, target: float) -> int:
-    """The first place whose cumulative weight exceeds `target`: one of positive weight, whatever the rounding."""
-    place = int(cumulative.searchsorted(target, side="right"))
-    return place if place < len(cumulative) else int(cumulative.searchsorted(cumulative[-1], side="left"))
 
 
 def _repeats(values: Sequence[Any]) -> bool:

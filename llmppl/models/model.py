@@ -14,14 +14,17 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any, Self
 
 import numpy as np
 
 from llmppl.lm.transformer import Context
 from llmppl.lm.vocab import Text
-from llmppl.models.distributions import Distribution, Impossible
+from llmppl.models.distributions import Impossible, Proposal
 from llmppl.models.tokens import NextToken, next_token
+
+_places: dict[tuple[CodeType, int], str] = {}           # where a statement stands, as it is told
 
 
 class _Dead(BaseException):
@@ -41,6 +44,10 @@ class Model:
         The twist of the last step.
     finished, cut : bool
         Whether the particle has ended, and whether it was `max_steps` that ended it.
+    attribution : dict of str to float
+        For each statement that weighed the particle, the log-weight it has added so far, e.g.
+        {"observe (infilling.py, line 41)": -7.2}. A statement is a verb and the line that called it. Twists are not in
+        it, nor what inference does to weights, nor a death. It is replaced, never changed.
     death : str or None
         The statement that gave it weight zero, and where it stands.
     rng : np.random.Generator
@@ -54,6 +61,7 @@ class Model:
     log_twist: float = 0.0
     finished: bool = False
     cut: bool = False
+    attribution: dict[str, float] = {}                  # noqa: RUF012
     death: str | None = None
     _rng: np.random.Generator | None = None
     _stepping: bool = False
@@ -79,34 +87,62 @@ class Model:
 
     # ---- verbs
 
-    def sample(self, dist: Distribution, proposal: Distribution | None = None) -> Any:
-        """Draw a value from `dist`, or from `proposal` with the importance weight p(x) / q(x).
+    def sample(self, dist: Proposal, proposal: Proposal | None = None) -> Any:
+        """Draw a value from `dist`, or from `proposal` with the importance weight w p(x) / mu(x).
 
-        What the proposal q cannot draw is removed from the target: q's support is part of the model.
+        A proposal is *properly weighted* for a measure mu: it proposes x with a weight w such that, for every f,
+
+            E[w f(x)] = sum_x mu(x) f(x).
+
+        A Distribution q has w = 1 and mu = q, so the weight is p(x) / q(x). `q.where(predicate)` has mu = q on the
+        values that satisfy the predicate. Without `proposal`, the target is the measure of `dist` itself: the weight
+        is w, which is 1 for a Distribution.
+
+        What lies outside the support of mu is removed from the target: that support is part of the model.
         Where there is nothing to draw the particle dies.
+
+        Raises
+        ------
+        TypeError
+            If what is drawn from, or weighed by, is neither a Distribution nor another Proposal.
+        ValueError
+            If a weight w is NaN or infinite, or mu is zero at a value that was proposed with a positive weight.
         """
         self._still("sample")
+        source = dist if proposal is None else proposal
+        for each in (dist, source):
+            if not isinstance(each, Proposal):
+                raise TypeError(f"sample wants a Distribution or another Proposal (propose, log_measure), not {each!r}")
         try:
-            value = self.draw(dist if proposal is None else proposal)
+            value, log_w = self.draw(source)
         except Impossible as error:
             self._die(f"sample: {error}")
             return None
+        if math.isnan(log_w) or log_w == math.inf:
+            raise ValueError(f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0")
+        if log_w == -math.inf:
+            self._die(f"sample: {source!r} proposed {value!r} with weight 0")
+            return None
         if proposal is not None:
-            log_p = dist.log_prob(value)
+            log_p, log_mu = dist.log_measure(value), proposal.log_measure(value)
+            if log_mu == -math.inf:
+                raise ValueError(f"{proposal!r} proposed {value!r}, where its log_measure is -inf")
             if log_p == -math.inf:
                 self._die(f"sample: {dist!r} gives {value!r}, which the proposal drew, probability 0")
-            else:
-                self.log_weight += log_p - proposal.log_prob(value)
+                return value
+            log_w += log_p - log_mu
+        if proposal is not None or log_w != 0.0:
+            self._weigh("sample", log_w)
         return value
 
-    def observe(self, dist: Distribution, value: Any) -> None:
+    def observe(self, dist: Proposal, value: Any) -> None:
         """Weigh by the probability of `value` under `dist`, as `sample(dist, proposal=Delta(value))` would."""
         self._still("observe")
-        log_p = dist.log_prob(value)
+        log_p = dist.log_measure(value)
         if log_p == -math.inf:
             self._die(f"observe: {dist!r} gives {value!r} probability 0")
         else:
-            self.score(log_p)
+            self._weigh("observe", log_p)
 
     def condition(self, holds: bool) -> None:
         """Demand that `holds`; where it does not, the particle ends here with weight zero."""
@@ -116,12 +152,10 @@ class Model:
     def score(self, log_w: float) -> None:
         """Multiply the weight by exp(`log_w`); -inf ends the particle, NaN and +inf are a ValueError."""
         log_w = float(log_w)
-        if math.isnan(log_w) or log_w == math.inf:
-            raise ValueError(f"score({log_w}): a log weight is finite, or -inf for what must not happen")
         if log_w == -math.inf:
             self._die("score(-inf)")
         else:
-            self.log_weight += log_w
+            self._weigh("score", log_w)
 
     def twist(self, log_w: float) -> None:
         """Guide which particles survive this step by exp(`log_w`), without changing the target.
@@ -145,9 +179,9 @@ class Model:
 
     # ---- seams
 
-    def draw(self, dist: Distribution) -> Any:
-        """The one place where a choice is made; `enumerate_exact` replaces it."""
-        return dist.sample(self.rng)
+    def draw(self, proposal: Proposal) -> tuple[Any, float]:
+        """A value and its log weight: the one place where a choice is made; `enumerate_exact` replaces it."""
+        return proposal.propose(self.rng)
 
     def copy(self) -> Self:
         """An independent copy, as the runtime makes of a particle that is continued more than once.
@@ -155,7 +189,7 @@ class Model:
         Attributes are deep-copied, except what is immutable or shared by design: language models, contexts, tokens,
         vocabularies and distributions. The random stream is not copied but replaced. Override it to share more.
         """
-        return copy.deepcopy(self, {id(self._rng): None})
+        return copy.deepcopy(self, {id(self._rng): None, id(self.attribution): self.attribution})
 
     def spawn(self, rng: Any) -> Self:
         """A copy whose stream of random numbers is `rng`."""
@@ -174,12 +208,17 @@ class Model:
         if self.finished:
             raise RuntimeError(f"{verb}() after the particle has finished: return from step() after finish()")
 
+    def _weigh(self, verb: str, log_w: float) -> None:
+        """Multiply the weight by exp(`log_w`), and write it down for the statement."""
+        if not math.isfinite(log_w):
+            raise ValueError(f"{verb}({log_w}): a log weight is finite, or -inf for what must not happen")
+        self.log_weight += log_w
+        statement = f"{verb} {_place()}"
+        self.attribution = {**self.attribution, statement: self.attribution.get(statement, 0.0) + log_w}
+
     def _die(self, reason: str) -> None:
         """Give the particle weight zero and leave its step."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename == __file__:
-            frame = frame.f_back
-        self.death = f"{reason} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+        self.death = f"{reason} {_place()}"
         self.log_weight, self.log_twist, self.finished = -math.inf, 0.0, True
         if self._stepping:
             raise _Dead
@@ -191,6 +230,18 @@ class Model:
         dead = self.log_weight == -math.inf
         state = "dead" if dead else "cut" if self.cut else "finished" if self.finished else "active"
         return f"<{type(self).__name__} {str(self)!r} log_weight={self.log_weight:.4g} {state}>"
+
+
+def _place() -> str:
+    """Where the statement stands that is running: "(infilling.py, line 41)", outside this file."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    key = frame.f_code, frame.f_lineno
+    place = _places.get(key)
+    if place is None:
+        place = _places[key] = f"({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+    return place
 
 
 def _whole(step: Callable[[Model], None]) -> Callable[[Model], None]:

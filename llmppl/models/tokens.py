@@ -31,10 +31,14 @@ class TokenDistribution(Finite):
     def _like(self, compute: Callable[[], Floats], parents: Sequence[Finite]) -> TokenDistribution:
         return TokenDistribution(self.support, compute, parents)
 
+    def places(self, value: Any) -> list[int]:
+        return list(self.support.eos_ids) if value is EOS else [self.support.token(value)]
+
     def log_prob(self, value: Any) -> float:
-        if value is EOS:
-            return float(np.logaddexp.reduce([self.log_prob_at(i) for i in self.support.eos_ids], initial=-math.inf))
-        return self.log_prob_at(self.support.token(value))
+        places = self.places(value)
+        if len(places) == 1:
+            return self.log_prob_at(places[0])
+        return float(np.logaddexp.reduce([self.log_prob_at(i) for i in places], initial=-math.inf))
 
 
 class NextToken(TokenDistribution):

@@ -1,0 +1,92 @@
+"""Keywords: one sentence that holds every one of a few given words, as in CommonGen (Lin et al. 2020).
+
+Three things work together. A *mask*: the automaton of "a sentence with a dog, a ball and a park" leaves out tokens
+after which the sentence could not hold them all in time. A *predicate*: no long word comes twice, which no automaton of
+reasonable size knows; `where` tests only tokens that are drawn, and each comes with the weight that makes it right
+(adaptive weighted rejection sampling). A *twist*: what is missing counts against a particle before it is too late.
+
+What to look for: the target is the same in all three runs, so a higher mean log Z-hat is a better sample of it.
+Without a twist nothing hurries until the mask forces the words in. To count the missing ones needs a number of nats for
+each; to know how probable they are in the tokens that are left (`Lookahead`) does not.
+"""
+
+import argparse
+import functools
+import operator
+import re
+
+import numpy as np
+
+from llmppl import CachedTransformer, Model, Regex, TokenIndex, smc_steer
+from llmppl.models.lookahead import Lookahead, mean_law
+
+PROMPT = "Once upon a time, there was a little boy named Tim. He liked to play outside with his mom."
+SENTENCE = r" [A-Z][a-z]*(,? [A-Za-z][a-z]*)*\."
+CONCEPTS = [["dog", "ball", "park"], ["cat", "tree", "bird"], ["boat", "fish", "water"]]
+NATS = 4.0                                              # what a missing word counts, where they are counted
+
+
+class Keywords(Model):
+    """The next sentence, of at most `num_tokens` tokens, with every concept in it; `guide(particle)` is its twist."""
+
+    def __init__(self, lm, index, num_tokens, guide):
+        super().__init__()
+        self.context = lm.context(PROMPT)
+        self.index, self.state, self.left = index, index.start, num_tokens
+        self.guide = guide
+
+    def step(self):
+        p = self.transformer(self.context)
+        fits = p.masked(self.index.mask_within(self.state, self.left))
+        token = self.sample(p, proposal=fits.where(self.is_fresh))
+        self.s += token
+        self.context += token
+        self.state = self.index.advance(self.state, token)
+        self.left -= 1
+        if not self.index.wanted(self.state):           # nothing can follow: the sentence is complete
+            self.finish()
+        elif self.guide is not None:
+            self.twist(self.guide(self))
+
+    def is_fresh(self, token):
+        """Whether no word of more than four letters comes twice, the last one aside if it may go on."""
+        words = re.findall(r"[a-z]{5,}(?![a-z]|$)", (self.s + token).lower())
+        return len(words) == len(set(words))
+
+
+def sentence_with(concepts):
+    """The automaton of sentences that hold every concept as a word."""
+    return functools.reduce(operator.and_, [Regex(rf".* {word}[ ,.].*") for word in concepts], Regex(SENTENCE))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    sets, num_tokens, num_runs, N, K = (CONCEPTS[:1], 14, 2, 4, 2) if args.quick else (CONCEPTS, 24, 10, 20, 3)
+
+    lm = CachedTransformer.from_pretrained(args.lm)
+    law = mean_law(lm.context("Once upon a time"), 30 if args.quick else 500)
+    for concepts in sets:
+        index = TokenIndex(sentence_with(concepts), lm.vocab)
+        ahead = Lookahead(index, law, num_tokens)
+        found = [re.compile(rf" {word}[ ,.]") for word in concepts]
+        guides = {
+            "no twist": None,
+            "missing words": lambda particle, found=found: -NATS * sum(not word.search(particle.s) for word in found),
+            "log mass": lambda particle, ahead=ahead: ahead.log_mass(particle.state, particle.left),
+        }
+        print(f"\n{', '.join(concepts)} (at most {num_tokens} tokens; N={N}, K={K}, {num_runs} runs)")
+        for name, guide in guides.items():
+            model = Keywords(lm, index, num_tokens, guide)
+            runs = [smc_steer(model, N, K, seed=seed) for seed in range(args.seed, args.seed + num_runs)]
+            log_Z = np.array([run.log_ml for run in runs])
+            mean, error = log_Z.mean(), log_Z.std(ddof=1) / np.sqrt(num_runs)
+            best = max(runs, key=lambda run: run.log_ml).best
+            print(f"  {name:14} mean log Z-hat {mean:6.1f} +- {error:.1f}  {best}")
+
+
+if __name__ == "__main__":
+    main()

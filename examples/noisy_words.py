@@ -1,0 +1,123 @@
+"""Noisy words: what somebody meant to type, from what the keyboard made of it.
+
+The prior is the language model, the likelihood is none: each small letter comes out right with probability 0.9, as one
+of its neighbours on the keyboard with 0.08 and as another letter with 0.02; all other characters come out as they are.
+A step draws a token of what was meant from the normalised product of both, what the model says and how well the token
+explains the letters typed at its place, and weighs by the channel. The model is asked for what follows the prompt, so
+the same letters are read in the light of the words before them, and, through the weights, of those after them.
+
+What to look for: slips are mended where the small model knows the word that was meant, and the weights say how sure it
+is. Where the model is lost the slip stays, or another word takes its place: the posterior is no better than its prior.
+
+    After 'Once upon a time, there was a little girl.'
+
+      typed She wanted to plsy with her dpg in the garden.
+      log Z-hat -33.4, ess 30.0
+      1.000 She wanted to play with her dog in the garden.
+
+      typed She saw a big bitd in the trre.
+      log Z-hat -31.3, ess 4.1
+      0.985 She saw a big bird in the tree.
+      0.015 She saw a big bite in the tree.
+      0.000 She saw a big bite in the tire.
+      ...
+      typed She had a cat. The cst sat on the bef.
+      log Z-hat -56.3, ess 8.8
+      0.620 She had a cat. The cat sat in the net.
+      0.380 She had a cat. The cat sat on the bef.
+      0.000 She had a cat. The cat sat on the ben.
+"""
+
+import argparse
+
+import numpy as np
+
+from llmppl import CachedTransformer, Model, product, smc_steer
+from llmppl.models.tokens import TokenDistribution
+
+PROMPT = "Once upon a time, there was a little girl."
+TYPED = [
+    " She wanted to plsy with her dpg in the garden.",
+    " She saw a big bitd in the trre.",
+    " She was so hapoy that she gave her mom a big huh.",
+    " She had a cat. The cst sat on the bef.",
+]
+KEYS = ["qwertyuiop", "asdfghjkl", "zxcvbnm"]           # each row half a key to the right of the one above
+RIGHT, BESIDE, OTHER = 0.9, 0.08, 0.02
+
+
+def channel():
+    """(128, 128) log P(typed | meant), characters by their ASCII codes."""
+    places = {key: (2 * x + y, 2 * y) for y, row in enumerate(KEYS) for x, key in enumerate(row)}
+    probs = np.eye(128)
+    for meant, (x, y) in places.items():
+        others = [key for key in places if key != meant]
+        near = [key for key in others if abs(places[key][0] - x) + abs(places[key][1] - y) <= 3]
+        far = [key for key in others if key not in near]
+        probs[ord(meant), ord(meant)] = RIGHT
+        probs[ord(meant), [ord(key) for key in near]] = BESIDE / len(near)
+        probs[ord(meant), [ord(key) for key in far]] = OTHER / len(far)
+    with np.errstate(divide="ignore"):
+        return np.log(probs)
+
+
+def explained(vocab, typed):
+    """(n, V) log-probability that a token, meant at a place, comes out as what was typed there; -inf past the end."""
+    log_p, n = channel(), len(typed)
+    lengths = np.array([len(token) if token.isascii() else 0 for token in vocab.tokens])
+    letters = np.zeros((len(vocab), n), dtype=np.uint8)                 # (V, n), zeros after the token
+    for i, token in enumerate(vocab.tokens):
+        if 0 < lengths[i] <= n:
+            letters[i, : lengths[i]] = list(token)
+    log_probs = np.full((n, len(vocab)), -np.inf)
+    for place in range(n):
+        fits = (0 < lengths) & (lengths <= n - place)
+        log_probs[place, fits] = 0.0
+        for j in range(n - place):
+            longer = fits & (lengths > j)
+            log_probs[place, longer] += log_p[letters[longer, j], ord(typed[place + j])]
+    return log_probs
+
+
+class Meant(Model):
+    """The text that was meant, of the length of the one that was typed."""
+
+    def __init__(self, lm, prompt, typed):
+        super().__init__()
+        self.context = lm.context(prompt)
+        self.channel = tuple(TokenDistribution(lm.vocab, log_probs) for log_probs in explained(lm.vocab, typed))
+
+    def step(self):
+        law, letters = self.transformer(self.context), self.channel[len(self.s)]
+        token = self.sample(law, proposal=product(law, letters))
+        self.score(letters.log_weights()[token])
+        self.s += token
+        self.context += token
+        if len(self.s) == len(self.channel):
+            self.finish()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompt", default=PROMPT, help="what stands before the text")
+    parser.add_argument("--typed", help="a text of your own, with the space it begins with")
+    args = parser.parse_args()
+    typed, N, K = (TYPED[1:3], 4, 2) if args.quick else (TYPED, 30, 4)
+
+    lm = CachedTransformer.from_pretrained(args.lm)
+    print(f"After {args.prompt!r}")
+    for text in [args.typed] if args.typed else typed:
+        posterior = smc_steer(Meant(lm, args.prompt, text), N, K, seed=args.seed)
+        meant = {}                                      # two spellings of a text in tokens are one text
+        for particle, weight in zip(posterior, posterior.weights, strict=True):
+            meant[particle.s] = meant.get(particle.s, 0.0) + weight
+        print(f"\n  typed {text.strip()}\n  log Z-hat {posterior.log_ml:.1f}, ess {posterior.ess:.1f}")
+        for best in sorted(meant, key=meant.get, reverse=True)[:3]:
+            print(f"  {meant[best]:5.3f} {best.strip()}")
+
+
+if __name__ == "__main__":
+    main()

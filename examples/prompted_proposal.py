@@ -1,0 +1,79 @@
+"""A prompted proposal: tell the model in its own words what is coming, and draw from what it then says.
+
+The target is what the model writes after a prompt, given the sentence that follows. That sentence names a thing which
+nothing before it leads up to; so draws from the model's own law seldom mention it, and the few that do have nearly all
+the weight. A second context begins with a hint that names the thing. Tokens are drawn from the equal mixture of the two
+laws and weighed by p / q, which is at most 2 for each; the target stays as it is, and the hint is no part of it. All
+tokens are drawn in one step: a selection between them would judge by p / q alone, which speaks against the hint.
+
+What to look for: both estimate the same Z. With the hint more draws mention the thing; the mean of log Z-hat, which on
+average cannot exceed log Z, is higher, and its variance over runs smaller. A hint that the model does not take up helps
+little: "This is the story of a frog. The frog was under the bed." left mean and variance nearly as they are.
+
+    The little girl looked under the bed. She saw a (two tokens). "What a nice kitten!" she said.
+      plain     log Z-hat -29.00, variance  2.29, ess  6.0 of 50
+                small stick, kind man, looking bird, young sister, string, cow there
+      prompted  log Z-hat -26.70, variance  1.24, ess  3.2 of 50
+                kitten, buildick, kitten, kitten, crab, small boy
+
+    The little girl looked under the bed. She saw a (two tokens). "What a nice frog!" she said.
+      plain     log Z-hat -27.27, variance  1.55, ess  5.4 of 50
+                soft leaves, frog, looking bird, curtain, truck, cow there
+      prompted  log Z-hat -26.12, variance  0.13, ess  6.0 of 50
+                frog, frog, frog, big chair, frog, frog
+"""
+
+import argparse
+
+import numpy as np
+
+from llmppl import CachedTransformer, Model, importance_sampling, mixture
+
+PROMPT = "The little girl looked under the bed. She saw a"
+LATER = '. "What a nice {}!" she said.'
+HINT = "A {0} was under the bed. She saw a {0}. "
+THINGS = ["kitten", "frog"]
+
+
+class Told(Model):
+    """A prompt goes on for `num_tokens` tokens, and then `later` follows."""
+
+    def __init__(self, lm, prompt, later, num_tokens, hint=""):
+        super().__init__()
+        self.context, self.hinted = lm.context(prompt), lm.context(hint + prompt)
+        self.later, self.num_tokens = later, num_tokens
+
+    def step(self):
+        for _ in range(self.num_tokens):
+            law, hinted = self.transformer(self.context), self.transformer(self.hinted)
+            token = self.sample(law, proposal=mixture([law, hinted], [0.5, 0.5]))
+            self.s += token
+            self.context += token
+            self.hinted += token
+        self.observe(self.transformer(self.context).string(), self.later)
+        self.finish()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    things, num_runs, N = (THINGS[:1], 3, 5) if args.quick else (THINGS, 20, 50)
+
+    lm = CachedTransformer.from_pretrained(args.lm)
+    for thing in things:
+        later = LATER.format(thing)
+        print(f"\n{PROMPT} (two tokens){later}")
+        for name, hint in {"plain": "", "prompted": HINT.format(thing)}.items():
+            model = Told(lm, PROMPT, later, 2, hint)
+            runs = [importance_sampling(model, N, seed=args.seed + i) for i in range(num_runs)]
+            log_Z = np.array([run.log_ml for run in runs])
+            ess = np.mean([run.ess for run in runs])
+            print(f"  {name:9} log Z-hat {log_Z.mean():6.2f}, variance {log_Z.var(ddof=1):5.2f}, ess {ess:4.1f} of {N}")
+            print(f"            {', '.join(run.sample(seed=args.seed).s.strip() for run in runs[:6])}")
+
+
+if __name__ == "__main__":
+    main()

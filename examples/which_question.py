@@ -1,0 +1,115 @@
+"""Which question: the prompt is latent, and what is seen is the answer.
+
+A question is drawn from a list, all alike; then the answer is observed, a word a step. The posterior over questions
+says what the model thinks it was asked. There is nothing to draw but the question, so `enumerate_exact` sums it up, and
+`max_steps` says what was to be thought after so many words.
+
+What to look for: the beginning of an answer fits several questions, and the posterior moves to one as more words are
+heard ("I want" could be about food or about a place). Steering with as many particles as there are questions misses
+some of them when it draws blindly; with `expand="distinct"` it has each of them once, and is exact.
+
+With --quick, which has two of the five answers:
+
+      0  What is your name?
+      1  Where are you going?
+      2  Why are you sad?
+      3  What do you want to eat?
+      4  Can I play with you?
+      5  Will you help me?
+
+    after the words                         0      1      2      3      4      5
+      I                                 0.141  0.254  0.269  0.222  0.062  0.052
+      ... am                            0.238  0.307  0.322  0.108  0.020  0.005
+      ... going                         0.027  0.927  0.010  0.034  0.001  0.001
+      ... to                            0.026  0.925  0.011  0.036  0.001  0.001
+      ... the                           0.024  0.965  0.002  0.008  0.001  0.000
+      ... park.                         0.028  0.959  0.005  0.005  0.003  0.000
+      smc_steer, N=6, K=2, independent: Z-hat / Z 1.03, total variation 0.109 on average
+      smc_steer, N=6, K=2, distinct: Z-hat / Z 1.00, total variation 0.000 on average
+
+    after the words                         0      1      2      3      4      5
+      I                                 0.141  0.254  0.269  0.222  0.062  0.052
+      ... want                          0.016  0.179  0.049  0.665  0.081  0.010
+      ... some                          0.005  0.076  0.033  0.860  0.022  0.003
+      ... cake.                         0.003  0.052  0.016  0.918  0.010  0.002
+      smc_steer, N=6, K=2, independent: Z-hat / Z 0.95, total variation 0.259 on average
+      smc_steer, N=6, K=2, distinct: Z-hat / Z 1.00, total variation 0.000 on average
+"""
+
+import argparse
+
+import numpy as np
+
+from llmppl import CachedTransformer, Model, Uniform, enumerate_exact, smc_steer
+
+QUESTIONS = [
+    "What is your name?",
+    "Where are you going?",
+    "Why are you sad?",
+    "What do you want to eat?",
+    "Can I play with you?",
+    "Will you help me?",
+]
+ANSWERS = [
+    "I am going to the park.",
+    "I want some cake.",
+    "I want to go home.",
+    "Yes, you can.",
+    "Yes, we can play together.",
+]
+SCENE = '"{}" asked the girl. The boy said, "'
+
+
+class Asked(Model):
+    """One of the questions, and the answer that it got."""
+
+    def __init__(self, lm, questions, answer):
+        super().__init__()
+        self.contexts = tuple(lm.context(SCENE.format(question)) for question in questions)
+        self.words = answer.replace(" ", "\n ").split("\n")             # each with the space before it
+        self.question = None
+
+    def step(self):
+        if self.question is None:
+            self.question = self.sample(Uniform(0, len(self.contexts) - 1))
+            self.context = self.contexts[self.question]
+        word, *self.words = self.words
+        self.observe(self.transformer(self.context).string(), word)
+        self.context += word
+        self.s += word
+        if not self.words:
+            self.finish()
+
+
+def posterior(particles, number):
+    """(number,) posterior probability of each question."""
+    return particles.expect(lambda particle: np.eye(number)[particle.question])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    answers, num_runs, N, K = (ANSWERS[:2], 5, 6, 2) if args.quick else (ANSWERS, 50, 6, 2)
+
+    lm, number = CachedTransformer.from_pretrained(args.lm), len(QUESTIONS)
+    print("\n".join(f"  {i}  {question}" for i, question in enumerate(QUESTIONS)))
+    header = "".join(f"{i:7}" for i in range(number))
+    for answer in answers:
+        model = Asked(lm, QUESTIONS, answer)
+        print(f"\n{'after the words':34}{header}")
+        for t, word in enumerate(model.words, start=1):
+            row = posterior(enumerate_exact(model, max_steps=t), number)
+            print(f"  {'... ' * (t > 1) + word.strip():32}" + "".join(f"{p:7.3f}" for p in row))
+        exact = enumerate_exact(model)
+        for expand in ("copies", "distinct"):
+            runs = [smc_steer(model, N, K, expand=expand, seed=args.seed + i) for i in range(num_runs)]
+            error = np.mean([np.abs(posterior(run, number) - posterior(exact, number)).sum() / 2 for run in runs])
+            Z = np.mean([np.exp(run.log_ml - exact.log_ml) for run in runs])
+            print(f"  smc_steer, N={N}, K={K}, {expand}: Z-hat / Z {Z:.2f}, total variation {error:.3f} on average")
+
+
+if __name__ == "__main__":
+    main()

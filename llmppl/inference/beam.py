@@ -1,0 +1,109 @@
+"""Beam search: the optimiser to compare samplers with.
+
+It looks for runs of high log joint,  log p(choices) + what `observe` and `score` add,  which is the log weight that
+`enumerate_exact` gives them. The few it returns are no sample: their log joints say how good they are, but the sum of
+these estimates nothing, and says nothing of what was left out. Every choice costs probability, so among runs of
+different lengths the short ones look good early (Lew et al. 2023 on sampling against optimising).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from llmppl.inference.exact import NoStream, Replay
+from llmppl.inference.progress import bar
+from llmppl.inference.resampling import count
+from llmppl.models.model import Model
+from llmppl.runtime import Runtime
+
+M = TypeVar("M", bound=Model)
+
+
+@dataclass(frozen=True)
+class Beam(Generic[M]):
+    """A run that `beam_search` found, with its log joint: no weight, since nothing was drawn."""
+
+    log_joint: float
+    particle: M
+
+    def __str__(self) -> str:
+        return str(self.particle)
+
+    def __repr__(self) -> str:
+        return f"Beam({self.log_joint:.2f}, {str(self)!r}{', cut' * self.particle.cut})"
+
+
+def beam_search(
+    model: M, N: int, K: int, *, max_steps: int | None = None, progress: bool | None = None
+) -> list[Beam[M]]:
+    """Runs of high log joint: the N best are kept, each is extended by its K most probable choices.
+
+    The law that a choice is drawn from (the proposal, where there is one) says which K are tried; what counts for the
+    log joint is the target. A step of several choices is searched choice by choice: after each, the N best of the runs
+    that have another one to make are kept, and at the end of the step the N best of all. Finished runs keep their
+    place until better ones take it. A twist counts for who is kept, as in `smc_steer`. Nothing is random; of equals the
+    first is kept. With N = K = 1 this is greedy decoding.
+
+    Parameters
+    ----------
+    model : Model
+        A program all of whose choices have finite support, else TypeError. It is copied, never changed.
+    N, K : int
+        Runs kept, and choices tried for each.
+    max_steps, progress
+        As in `smc_steer`.
+
+    Returns
+    -------
+    list of Beam
+        From 1 to N different runs, the best first; two of them may have the same text.
+
+    Raises
+    ------
+    ValueError
+        If all runs that were followed reached weight zero; others, not followed, may have positive weight.
+    """
+    count("N", N)
+    count("K", K)
+    if not isinstance(model, Model):
+        raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
+    if max_steps is not None:
+        count("max_steps", max_steps)
+    runtime, t = Runtime(), 0
+    runs: list[Any] = [model.spawn(NoStream("beam_search"))]
+    with bar(progress, max_steps, lambda runs: f"best log joint {runs[0].log_weight:.2f}") as show:
+        while any(not run.finished for run in runs) and t != max_steps:
+            t += 1
+            ended = _step(runtime, runs, N, K, t)
+            runs = _best([run for run in ended if run.log_weight > -math.inf], N)
+            if not runs:
+                raise ValueError(
+                    f"beam_search with N={N}, K={K}: every run that was followed has died by step {t}, the last of "
+                    f"{ended[-1].death or 'weight zero'}; a larger N or K follows more"
+                )
+            show(t, runs)
+    for run in runs:
+        if not run.finished:
+            run.untwist()
+            run.finished = run.cut = True
+    return [Beam(run.log_weight, run) for run in _best(runs, N)]
+
+
+def _step(runtime: Runtime, runs: list[Any], N: int, K: int, t: int) -> list[Any]:
+    """The finished runs, and the ends of a step of the others: choice after choice, N runs wide."""
+    ended = [run for run in runs if run.finished]
+    replays = [Replay(run, ()) for run in runs if not run.finished]
+    while replays:
+        runtime.run([replay.run for replay in replays], [f"a beam at step {t}"] * len(replays))
+        ended += [replay.particle for replay in replays if replay.ahead is None]
+        left = [replay for replay in replays if replay.ahead is not None]
+        left = sorted(left, key=lambda replay: -replay.particle.log_weight)[:N]
+        replays = [Replay(replay.state, (*replay.path, place)) for replay in left for place in replay.likeliest(K)]
+    return ended
+
+
+def _best(runs: list[Any], N: int) -> list[Any]:
+    """The N runs of highest log joint, the best first."""
+    return sorted(runs, key=lambda run: -run.log_weight)[:N]

@@ -1,0 +1,326 @@
+"""A run written down as it goes, and shown: which particles lived, which did not, and why.
+
+`Recorder(path)`, given to a run as `on_step`, writes one line of JSON for every step and holds nothing open, so that a
+run that is killed leaves all of its steps but perhaps the last. `load(path)` reads them back, and `llmppl.trace_page`
+draws them as one HTML file: `llmppl trace run.jsonl -o run.html`.
+
+The tree is that of *candidates*: those of step t descend from candidates of step t-1 that were selected. A candidate is
+*dead* if its weight is zero, *culled* if its weight is positive and it was not selected, else it is kept, perhaps more
+than once.
+
+The file: a line `{"llmppl_trace": 1, "program": ..., "title": ...}`, one line for each step as `Recorder` describes,
+and, if the recorder was used in a `with` block, a line `{"end": null}`, or with the exception that ended the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from llmppl.inference.smc import Step
+
+__all__ = ["Candidate", "RecordedStep", "Recorder", "Recording", "load"]
+
+VERSION = 1
+
+
+class Recorder:
+    """Writes every step of a run to a file: `smc_steer(model, N, K, on_step=Recorder("run.jsonl"))`.
+
+    Parameters
+    ----------
+    path : path of the file
+        It is begun anew. OSError if it cannot be written.
+    title : str, optional
+        What the run is, to be shown above it.
+
+    A step is an object with `step` (from 1), `candidates`, `ancestors` (for each survivor its place among the
+    candidates), `log_weights` (of the survivors, after selection), `log_ml`, `ess`, `num_unique_ancestors`,
+    `num_finished` and `num_dead`. A log weight of -inf is null. A candidate has
+
+        parent : the place of its parent among the survivors of the step before
+        text : what the step added to the parent's text
+        keep : the characters of the parent's text that it kept, where it did not keep all
+        log_weight : before selection, the twist included
+        twist : the twist, where there is one
+        finished : true where it has
+        death : the statement that killed it
+        attribution : what each statement added to the log weight in this step
+
+    Used as a context manager it also writes how the run ended. A recorder records one run; a second is a ValueError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], title: str = "") -> None:
+        self.path = Path(path)
+        self.title = title
+        self._index = 0
+        self._before: list[tuple[str, dict[str, float]]] = []       # text and attribution of each particle
+        self.path.write_text("", encoding="utf-8")
+
+    def __call__(self, step: Step) -> None:
+        if step.index != self._index + 1:
+            raise ValueError(
+                f"Recorder({str(self.path)!r}) has recorded up to step {self._index} and is given step {step.index}: "
+                "it records one run, from its first step on; make a Recorder for each run"
+            )
+        if step.index == 1:
+            self._write({"llmppl_trace": VERSION, "program": type(step.candidates[0]).__name__, "title": self.title})
+        now = [(str(candidate), candidate.attribution) for candidate in step.candidates]
+        self._write(
+            {
+                "step": step.index,
+                "candidates": [
+                    self._candidate(*line)
+                    for line in zip(
+                        step.candidates, now, step.parents.tolist(), step.log_weights.tolist(), strict=True
+                    )
+                ],
+                "ancestors": step.ancestors.tolist(),
+                "log_weights": step.particles.log_weights.tolist(),
+                "log_ml": _finite(step.log_ml),
+                "ess": step.ess,
+                "num_unique_ancestors": step.num_unique_ancestors,
+                "num_finished": step.num_finished,
+                "num_dead": step.num_dead,
+            }
+        )
+        self._index = step.index
+        self._before = [now[i] for i in step.ancestors.tolist()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._index:
+            self._write({"end": None if kind is None else kind.__name__})
+
+    def _candidate(
+        self, candidate: Any, now: tuple[str, dict[str, float]], parent: int, log_weight: float
+    ) -> dict[str, Any]:
+        text, attribution = now
+        old_text, old_attribution = self._before[parent] if self._before else ("", {})
+        keep = len(os.path.commonprefix([old_text, text]))
+        added = {name: total - old_attribution.get(name, 0.0) for name, total in attribution.items()}
+        record: dict[str, Any] = {"parent": parent, "text": text[keep:], "log_weight": _finite(log_weight)}
+        if keep < len(old_text):
+            record["keep"] = keep
+        if candidate.log_twist:
+            record["twist"] = candidate.log_twist
+        if log_weight == -math.inf:
+            record["death"] = candidate.death or "weight zero"
+        elif candidate.finished:
+            record["finished"] = True
+        if added := {name: log_w for name, log_w in added.items() if log_w}:
+            record["attribution"] = added
+        return record
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+@dataclass
+class Candidate:
+    """One candidate of a recorded step, its whole text and its place in the tree worked out.
+
+    parent : its place among the candidates of the step before, None at step 1
+    text, keep : the whole text, of which text[keep:] came with the step
+    log_weight, twist, finished, death, attribution : as in the file; log_weight is -inf where it died
+    copies : how often it was selected; 0 if it is dead or culled
+    log_weight_after : the log weight of these copies together, -inf if there are none
+    carried : whether it had finished before this step
+    """
+
+    parent: int | None
+    text: str
+    keep: int
+    log_weight: float
+    twist: float
+    finished: bool
+    death: str | None
+    attribution: dict[str, float]
+    copies: int = 0
+    log_weight_after: float = -math.inf
+    carried: bool = False
+
+
+@dataclass
+class RecordedStep:
+    """A step of a recording: its candidates, and the figures of `llmppl.inference.particles.StepSummary`."""
+
+    index: int
+    candidates: list[Candidate]
+    ess: float
+    log_ml: float
+    num_unique_ancestors: int
+    num_finished: int
+    num_dead: int
+
+    @property
+    def kept(self) -> list[Candidate]:
+        return [candidate for candidate in self.candidates if candidate.copies]
+
+
+@dataclass
+class Recording:
+    """What `load` reads: at least one step.
+
+    ended : what the `with` block of the recorder told: "" for a run that came to its end, else the exception that
+        stopped it; None if it told nothing
+    """
+
+    program: str
+    title: str
+    steps: list[RecordedStep] = field(default_factory=list)
+    ended: str | None = None
+
+    def particles(self) -> list[tuple[int, float]]:
+        """The particles after the last step, the heaviest first: place among the candidates, normalised weight."""
+        alive = [(i, c.log_weight_after - c.twist) for i, c in enumerate(self.steps[-1].candidates) if c.copies]
+        total = np.logaddexp.reduce([log_weight for _, log_weight in alive], initial=-np.inf)
+        return sorted(((i, float(np.exp(log_weight - total))) for i, log_weight in alive), key=lambda each: -each[1])
+
+    def attribution(self) -> dict[str, float]:
+        """For each statement, what it added to the log weight: the mean over `particles` by weight."""
+        means: dict[str, float] = {}
+        for place, weight in self.particles():
+            at: int | None = place
+            for step in reversed(self.steps):
+                assert at is not None
+                candidate = step.candidates[at]
+                for name, log_w in candidate.attribution.items():
+                    means[name] = means.get(name, 0.0) + weight * log_w
+                at = candidate.parent
+        return means
+
+    def deaths(self) -> dict[str, int]:
+        """How many candidates each statement killed."""
+        return dict(Counter(c.death for step in self.steps for c in step.candidates if c.death is not None))
+
+    def status(self) -> str:
+        """How far the recording goes and how the run ended, in a sentence."""
+        last = self.steps[-1]
+        unfinished = sum(candidate.copies for candidate in last.kept if not candidate.finished)
+        steps = f"{last.index} step{'s' * (last.index != 1)}"
+        if not last.kept:
+            return f"All particles had died after {steps}."
+        if not unfinished:
+            return f"All particles finished, after {steps}."
+        left = f"{unfinished} of {sum(candidate.copies for candidate in last.kept)} particles not finished"
+        if self.ended is None:
+            return (
+                f"The recording stops after step {last.index}, {left}: cut by max_steps, still running, or interrupted."
+            )
+        if self.ended:
+            return f"The recording stops after step {last.index}, {left}: {self.ended} ended the run."
+        return f"Cut after {steps}, {left}."
+
+
+def load(path: str | os.PathLike[str]) -> Recording:
+    """Read what a `Recorder` wrote, up to its last whole line.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it is not a recording, or holds no whole step.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a recording: it is no text. {_HOW}") from None
+    whole = lines[:-1]                                  # what follows the last line end is empty, or torn
+    if not any(lines):
+        raise ValueError(f"{path} is empty: the run has not made its first step, or wrote elsewhere. {_HOW}")
+    header = _parsed(whole[0]) if whole else None
+    if header is None or "llmppl_trace" not in header:
+        raise ValueError(f"{path} is not a recording: its first line is not that of a Recorder. {_HOW}")
+    if header["llmppl_trace"] != VERSION:
+        raise ValueError(
+            f"{path} has the format {header['llmppl_trace']!r}, and this version of llmppl reads {VERSION}; "
+            "record the run again, or show it with the llmppl that recorded it"
+        )
+    recording = Recording(str(header.get("program", "")), str(header.get("title", "")))
+    before: list[tuple[int, Candidate]] = []            # for each particle its place and its candidate
+    for number, line in enumerate(whole[1:], 2):
+        record = _parsed(line)
+        try:
+            if record is None:
+                raise ValueError
+            if "end" in record:
+                recording.ended = record["end"] or ""
+                break
+            step = _step(record, before)
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ValueError(f"{path}, line {number} is not a step as a Recorder writes it: {line[:60]!r}") from None
+        recording.steps.append(step)
+        before = [(i, step.candidates[i]) for i in record["ancestors"]]
+    if not recording.steps:
+        raise ValueError(f"{path} holds no whole step: the run stopped, or has not come, to the end of its first step")
+    return recording
+
+
+_HOW = 'A recording is what `on_step=Recorder("run.jsonl")` writes.'
+
+
+def _step(record: dict[str, Any], before: list[tuple[int, Candidate]]) -> RecordedStep:
+    candidates = []
+    for each in record["candidates"]:
+        place, parent = before[each["parent"]] if record["step"] > 1 else (None, None)
+        old = parent.text if parent is not None else ""
+        keep = each.get("keep", len(old))
+        candidates.append(
+            Candidate(
+                place,
+                old[:keep] + each["text"],
+                keep,
+                _infinite(each["log_weight"]),
+                each.get("twist", 0.0),
+                each.get("finished", False),
+                each.get("death"),
+                each.get("attribution", {}),
+                carried=parent is not None and parent.finished,
+            )
+        )
+    for place, log_weight in zip(record["ancestors"], record["log_weights"], strict=True):
+        kept = candidates[place]
+        kept.copies += 1
+        kept.log_weight_after = float(np.logaddexp(kept.log_weight_after, log_weight))
+    return RecordedStep(
+        record["step"],
+        candidates,
+        record["ess"],
+        _infinite(record["log_ml"]),
+        record["num_unique_ancestors"],
+        record["num_finished"],
+        record["num_dead"],
+    )
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """The JSON object that a line is, or None."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _finite(log_weight: float) -> float | None:
+    return None if log_weight == -math.inf else float(log_weight)
+
+
+def _infinite(log_weight: float | None) -> float:
+    return -math.inf if log_weight is None else float(log_weight)

@@ -1,0 +1,226 @@
+"""The page that shows a recorded run: its particles as a tree of text over the steps, and what weighed them.
+
+`page(recording)` is one HTML file that asks nothing of the network. Columns are steps; in each, candidates stand below
+one another in the order of their parents, so that no two branches cross. The panel and the curves are written here, the
+branches are drawn when the page opens (`trace_page.html`).
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import unicodedata
+from collections.abc import Sequence
+from importlib.resources import files
+
+import numpy as np
+
+from llmppl.inference.drawing import bar, curve
+from llmppl.trace import Candidate, RecordedStep, Recording
+
+__all__ = ["page"]
+
+MAX_LABEL = 26              # characters shown of what a step added
+MAX_REASONS = 12            # of deaths, told in the panel,
+MAX_LINKS = 6               # and for each the deaths that can be jumped to
+ROOMY = 40                  # candidates in a step up to which also the text of those not kept is shown
+GUTTER, LINK = 96, 36       # px before the first column, and from one column to the next
+CURVE_HEIGHT = 46           # px
+
+
+def page(recording: Recording) -> str:
+    """The recording as one HTML file."""
+    steps = recording.steps
+    roomy = max(len(step.candidates) for step in steps) <= ROOMY
+    most = max(len(step.kept) for step in steps)
+    row, char = (24, 7.23) if roomy else (18, 7.23) if most <= ROOMY else (13, 6.03)      # 12 px or 10 px monospace
+    widths = [LINK + char * _widest(step, roomy) + 8 for step in steps]
+    ends = GUTTER + np.cumsum(widths)                   # (T,) the right end of each column
+    middles = ends - (np.array(widths) - LINK) / 2
+    statements = dict.fromkeys(name for step in steps for c in step.candidates for name in c.attribution)
+    statement_ids = {name: i for i, name in enumerate(statements)}
+    death_ids = {name: i for i, name in enumerate(recording.deaths())}
+    data = {
+        "roomy": roomy,
+        "row": row,
+        "link": LINK,
+        "start": GUTTER,
+        "ends": [round(float(x), 1) for x in ends],
+        "maxLabel": MAX_LABEL,
+        "statements": list(statement_ids),
+        "deaths": list(death_ids),
+        "steps": [
+            _step(step, before, statement_ids, death_ids)
+            for step, before in zip(steps, [None, *steps[:-1]], strict=True)
+        ],
+    }
+    parts = {
+        "title": html.escape(recording.program),
+        "subtitle": html.escape(recording.title),
+        "status": html.escape(recording.status()),
+        "summary": _summary(recording),
+        "curves": _curves(steps, middles.tolist(), float(ends[-1]) + 40),
+        "overview": _overview(recording),
+        # no "</script>" nor "<!--" in a text can end the script
+        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+    }
+    text = (files("llmppl") / "trace_page.html").read_text(encoding="utf-8")
+    before, *pieces = text.split("{{")
+    for piece in pieces:
+        name, rest = piece.split("}}", 1)
+        before += parts[name] + rest
+    return before
+
+
+def _widest(step: RecordedStep, roomy: bool) -> int:
+    """The width of the widest label of a step, in characters."""
+    shown = [candidate for candidate in step.candidates if roomy or candidate.copies]
+    return max([3, *(min(_width(candidate.text[candidate.keep :]), MAX_LABEL) for candidate in shown)])
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def _step(
+    step: RecordedStep, before: RecordedStep | None, statements: dict[str, int], deaths: dict[str, int]
+) -> dict[str, object]:
+    """A step as the script reads it; numbers are rounded, since nothing is computed from them."""
+    return {
+        "ess": round(step.ess, 2),
+        "logMl": _number(step.log_ml),
+        "unique": step.num_unique_ancestors,
+        "finished": step.num_finished,
+        "dead": step.num_dead,
+        "candidates": [
+            [
+                -1 if c.parent is None else c.parent,
+                c.text[c.keep :],
+                -1 if _kept_all(c, before) else len(c.text[: c.keep].encode("utf-16-le", "surrogatepass")) // 2,
+                _number(c.log_weight),
+                share,
+                c.copies,
+                _number(c.log_weight_after),
+                share_after,
+                c.finished + 2 * c.carried,
+                -1 if c.death is None else deaths[c.death],
+                round(c.twist, 3),
+                [[statements[name], round(log_w, 3)] for name, log_w in c.attribution.items()],
+            ]
+            for c, share, share_after in zip(
+                step.candidates,
+                _shares([c.log_weight for c in step.candidates]),
+                _shares([c.log_weight_after for c in step.candidates]),
+                strict=True,
+            )
+        ],
+    }
+
+
+def _kept_all(candidate: Candidate, before: RecordedStep | None) -> bool:
+    if before is None or candidate.parent is None:
+        return True
+    return candidate.keep == len(before.candidates[candidate.parent].text)
+
+
+def _shares(log_weights: Sequence[float]) -> list[float]:
+    """The normalised weights, to four significant digits."""
+    total = np.logaddexp.reduce(log_weights, initial=-np.inf)
+    return [float(f"{np.exp(w - total):.4g}") if w > -math.inf else 0.0 for w in log_weights]
+
+
+def _number(value: float) -> float | None:
+    return round(value, 3) if math.isfinite(value) else None
+
+
+def _summary(recording: Recording) -> str:
+    """The figures below the title."""
+    last = recording.steps[-1]
+    particles = recording.particles()
+    ess = 1 / sum(weight**2 for _, weight in particles) if particles else 0.0
+    figures = {
+        "steps": str(last.index),
+        "particles": str(sum(candidate.copies for candidate in last.kept)),
+        "finished": str(last.num_finished),
+        "deaths": str(sum(recording.deaths().values())),
+        "log Ẑ": _signed(last.log_ml),
+        "ESS": f"{ess:.1f}",
+    }
+    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
+
+
+def _curves(steps: list[RecordedStep], xs: list[float], width: float) -> str:
+    """The effective sample size and log Z-hat over the steps, and the axis of the steps, above the columns."""
+    most = max(max(step.ess for step in steps), 1.0)
+    log_mls = [step.log_ml for step in steps if math.isfinite(step.log_ml)] or [0.0]
+    low, high = min(log_mls), max(log_mls)
+    rows = [
+        ("ess", "ESS", f"0 to {most:.0f}", [step.ess for step in steps], 0.0, most),
+        ("log-ml", "log Ẑ", f"{_signed(low)} to {_signed(high)}", [step.log_ml for step in steps], low, high),
+    ]
+    drawn = "".join(
+        f'<div class="row"><div class="label"><b>{name}</b><span id="{key}">{extent}</span></div>'
+        + curve(xs, ys, width=width, height=CURVE_HEIGHT, low=bottom, high=top, title=f"{name} over the steps")
+        + "</div>"
+        for key, name, extent, ys, bottom, top in rows
+    )
+    ticks = "".join(f'<text x="{x:.1f}" y="13">{step.index}</text>' for x, step in zip(xs, steps, strict=True))
+    axis = f'<div class="label"><b>step</b></div><svg width="{width:.0f}" height="18">{ticks}</svg>'
+    return f'{drawn}<div class="row axis">{axis}</div>'
+
+
+def _overview(recording: Recording) -> str:
+    """What is shown where no particle is chosen: what weighed the particles, what killed others, and their texts."""
+    last = recording.steps[-1]
+    particles = recording.particles()
+    rows = "".join(
+        f'<tr><td>{bar(weight / particles[0][1], 56)}</td><td class="n">{weight:.3f}</td>'
+        f'<td class="text"><a href="#step={last.index}&amp;candidate={place}">'
+        f"{html.escape(_shown(last.candidates[place].text))}</a>{_state(last.candidates[place])}</td></tr>"
+        for place, weight in particles
+    )
+    left = f"<h2>Particles after step {last.index}</h2><table>{rows}</table>" if rows else ""
+    parts = []
+    means = recording.attribution()
+    largest = max(map(abs, means.values()), default=0.0) or 1.0
+    rows = "".join(
+        f'<tr><td>{bar(abs(mean) / largest, 56)}</td><td class="n">{_signed(mean)}</td>'
+        f'<td class="code">{html.escape(name)}</td></tr>'
+        for name, mean in sorted(means.items(), key=lambda each: -abs(each[1]))
+    )
+    if rows:
+        parts.append(
+            "<h2>What weighed them</h2><p>What each statement added to the log weight, the mean over the particles by "
+            f"weight.</p><table>{rows}</table>"
+        )
+    places: dict[str, list[tuple[int, int]]] = {}
+    for step in recording.steps:
+        for i, candidate in enumerate(step.candidates):
+            if candidate.death is not None:
+                places.setdefault(candidate.death, []).append((step.index, i))
+    told = sorted(places.items(), key=lambda each: -len(each[1]))
+    rows = "".join(
+        f'<tr><td class="n dead">× {len(where)}</td><td class="code">{html.escape(name)}<div>step '
+        + ", ".join(f'<a href="#step={step}&amp;candidate={i}">{step}</a>' for step, i in where[:MAX_LINKS])
+        + (", …" if where[MAX_LINKS:] else "")
+        + "</div></td></tr>"
+        for name, where in told[:MAX_REASONS]
+    )
+    if rows:
+        others = f"<p>and {len(told) - MAX_REASONS} other reasons</p>" if told[MAX_REASONS:] else ""
+        parts.append(f"<h2>What killed others</h2><table>{rows}</table>{others}")
+    return "".join([*parts, left])
+
+
+def _state(candidate: Candidate) -> str:
+    copies = f" ×{candidate.copies}" if candidate.copies > 1 else ""
+    return f'<span class="state">{copies}{" ■" if candidate.finished else " …"}</span>'
+
+
+def _shown(text: str) -> str:
+    return text.replace("\n", "↵")
+
+
+def _signed(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−") if math.isfinite(value) else "−∞"

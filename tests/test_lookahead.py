@@ -1,0 +1,169 @@
+"""Lookahead against sums over all texts and a simulation, rollouts against plain forward passes; their errors."""
+
+import copy
+import math
+import re
+
+import numpy as np
+import pytest
+from tiny import cold_lm, law_by_hand, spelled, table_lm, texts_of, tiny_lm, tiny_vocab
+
+from llmppl import EOS, Grammar, Regex, TokenIndex, Vocabulary, mixture
+from llmppl.models.lookahead import Lookahead, mean_law, rollout
+from llmppl.models.tokens import TokenDistribution, next_token
+
+V = 6
+A, B, C, SPACE, AB, END = range(6)
+PATTERN = "(ab|b)*c?( a)?"
+OTHER = Vocabulary([b"a", b""], eos_ids=[1])
+PROBS = np.array([0.3, 0.2, 0.1, 0.05, 0.25, 0.1])      # of a, b, c, space, ab, EOS
+
+
+def law_of(probs, vocab=None):
+    with np.errstate(divide="ignore"):
+        return TokenDistribution(vocab or tiny_vocab(V), np.log(probs))
+
+
+def index_of(pattern=PATTERN):
+    return TokenIndex(Regex(pattern), tiny_vocab(V))
+
+
+def mass_by_hand(pattern, before, left):
+    """The sum over all sequences of at most `left` tokens after the text `before`, and EOS."""
+    ended = (ids for ids in texts_of(V, left + 1) if ids[-1] == END)
+    return sum(math.prod(PROBS[i] for i in ids) for ids in ended if re.fullmatch(pattern, before + spelled(ids)))
+
+
+@pytest.mark.parametrize("pattern", [PATTERN, "a*b", "(a|b|c| )*d|abab", "ab"])
+def test_log_mass_is_the_log_of_the_sum_over_all_texts_that_end_in_time(pattern):
+    ahead = Lookahead(index_of(pattern), law_of(PROBS), most=4)
+    for before in ("", "a", "ab", "abb", "ababc"):
+        try:
+            state = ahead.index.after(before)
+            found = [ahead.log_mass(state, left) for left in range(5)]
+        except ValueError:                              # the text begins no string of the language
+            continue
+        expected = [mass_by_hand(pattern, before, left) for left in range(5)]
+        np.testing.assert_allclose(np.exp(found), expected, rtol=1e-12, atol=0)
+
+
+def test_log_mass_is_what_a_simulation_of_the_law_finds():
+    ahead, rng, runs = Lookahead(index_of(), law_of(PROBS), most=8), np.random.default_rng(0), 20_000
+    drawn = rng.choice(V, size=(runs, 9), p=PROBS)
+    hits = 0
+    for ids in drawn.tolist():
+        hits += END in ids and re.fullmatch(PATTERN, spelled(ids[: ids.index(END)])) is not None
+    mass = math.exp(ahead.log_mass(ahead.index.start, 8))
+    assert abs(hits / runs - mass) < 4.5 * math.sqrt(mass * (1 - mass) / runs)
+
+
+def test_log_mass_grows_with_the_tokens_left_and_is_zero_after_EOS_and_minus_infinity_out_of_reach():
+    ahead = Lookahead(index_of("(ab|b)*c"), law_of(PROBS), most=6)
+    start, end = ahead.index.start, ahead.index.advance(ahead.index.after("c"), END)
+    values = [ahead.log_mass(start, left) for left in range(7)]
+    assert values[0] == -math.inf and all(x < y for x, y in zip(values[1:], values[2:], strict=False))
+    assert ahead.log_mass(end, 0) == 0.0
+
+
+def test_a_text_of_hundreds_of_rare_tokens_does_not_underflow():
+    probs = np.array([1e-9, 0.2, 0.2, 0.2, 0.2, 0.2 - 1e-9])
+    ahead = Lookahead(index_of("a{300}"), law_of(probs), most=300)
+    expected = 300 * math.log(1e-9) + math.log(probs[END])
+    assert ahead.log_mass(ahead.index.start, 300) == pytest.approx(expected, rel=1e-9)
+
+
+def test_several_eos_ids_add_up():
+    vocab = Vocabulary([b"a", b"", b""], eos_ids=[1, 2])
+    ahead = Lookahead(TokenIndex(Regex("a"), vocab), law_of([0.5, 0.2, 0.3], vocab), most=1)
+    assert math.exp(ahead.log_mass(ahead.index.start, 1)) == pytest.approx(0.5 * 0.5)
+
+
+def test_copies_of_a_lookahead_are_the_table_itself():
+    ahead = Lookahead(index_of(), law_of(PROBS), most=2)
+    assert copy.deepcopy(ahead) is ahead and copy.copy(ahead) is ahead
+    assert repr(ahead) == f"Lookahead({ahead.index!r}, most=2)"
+
+
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (lambda: Lookahead(Regex("a"), law_of(PROBS), 3), TypeError, "wants a TokenIndex"),
+        (lambda: Lookahead(index_of(), PROBS, 3), TypeError, "wants a law over tokens"),
+        (lambda: Lookahead(index_of(), law_of([0.5, 0.5], OTHER), 3), ValueError, "another vocabulary"),
+        (lambda: Lookahead(index_of(), law_of(PROBS), -1), ValueError, "at least 0, not -1"),
+        (lambda: Lookahead(index_of("abab"), law_of(PROBS), 1), ValueError, "every text of at most 1 tokens"),
+        (lambda: Lookahead(index_of(), law_of([0.2] * 5 + [0.0]), 3), ValueError, "probability 0 to every text"),
+        (
+            lambda: Lookahead(TokenIndex(Grammar('start: "a" start "b" | "c"'), tiny_vocab(V)), law_of(PROBS), 3),
+            TypeError,
+            "finitely many states",
+        ),
+        (lambda: Lookahead(index_of(), law_of(PROBS), 3).log_mass(0, 1), ValueError, "no tokens lead"),
+        (lambda: Lookahead(index_of(), law_of(PROBS), 3).log_mass(1, 4), ValueError, "0 to 3 tokens"),
+        (lambda: mean_law(tiny_lm(V).context("a"), 0), ValueError, "at least one token"),
+        (lambda: rollout(tiny_lm(V).context("a"), -1), ValueError, "at least 0, not -1"),
+    ],
+)
+def test_a_wrong_argument_is_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_greedy_rollout_takes_the_likeliest_token_each_time_and_stops_before_EOS():
+    lm = cold_lm(V)
+    for start in ([A], [B], [C, SPACE], [AB, B]):
+        ids = [*start]
+        while len(ids) < len(start) + 5 and (best := int(np.argmax(law_by_hand(lm, ids)))) != END:
+            ids.append(best)
+        context = lm.context(spelled(start[:1]))
+        for i in start[1:]:
+            context += lm.vocab[i]
+        assert [int(i) for i in rollout(context, 5).tokens] == ids
+
+
+def test_a_drawn_rollout_has_the_law_of_the_model():
+    lm, rng, runs = tiny_lm(V), np.random.default_rng(1), 4000
+    context = lm.context("b")
+    pairs = [tuple(int(i) for i in rollout(context, 2, rng).tokens[1:]) for _ in range(runs)]
+    first = np.exp(law_by_hand(lm, [B]))
+    for i in range(V - 1):
+        second = np.exp(law_by_hand(lm, [B, i]))
+        for j in range(V):
+            p = first[i] * second[j]
+            share = sum(pair == ((i,) if j == END else (i, j)) for pair in pairs) / runs
+            assert abs(share - p) <= 4.5 * math.sqrt(p * (1 - p) / runs)
+
+
+def test_a_greedy_rollout_runs_its_tokens_once_and_one_more_where_the_text_went_its_way():
+    def tokens(ids):                                    # after n tokens, "a" is the likeliest, then "b", and so on
+        return [1.0, 0.0, -9.0] if len(ids) % 2 else [0.0, 1.0, -9.0]
+
+    lm = table_lm(tokens)
+    context = lm.context("a")
+    ahead = rollout(context, 4)
+    assert lm.stats.rows == 4
+    token = ahead.tokens[1]
+    assert len(rollout(context + token, 4)) == 6
+    assert lm.stats.rows == 5
+
+
+def test_mean_law_is_the_mean_of_the_laws_along_a_text():
+    def logits(ids):
+        return [math.log(x) for x in ([0.0001, 0.9998, 0.0001] if ids[-1] == 0 else [0.9998, 0.0001, 0.0001])]
+
+    context = table_lm(logits).context("a")             # a b a b ... with hardly any exception
+    law = mean_law(context, 2)
+    halves = mixture([next_token(context), next_token(context + context.lm.vocab[1])], [0.5, 0.5])
+    np.testing.assert_allclose(law.log_probs(), halves.log_probs(), atol=1e-12)
+    assert law.log_prob(EOS) == pytest.approx(math.log(0.0001))
+
+
+def test_mean_law_begins_again_where_a_text_ends():
+    context = table_lm(lambda ids: [-50.0, -50.0, 0.0]).context("a")
+    assert mean_law(context, 5).log_prob(EOS) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_mean_law_goes_on_where_the_model_can_read_no_further():
+    context = tiny_lm(V).context("a")
+    assert tiny_lm(V).backend.max_length == 32
+    assert np.logaddexp.reduce(mean_law(context, 200).log_probs()) == pytest.approx(0.0)

@@ -1,0 +1,242 @@
+"""The embedded model's recipe, run end to end on the sample of tools/corpus_sample: text to tokenizer to model to card.
+
+A small model takes 200 steps; the slow run gives a larger one three minutes. Also: the checksum of the weights.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmppl import CachedTransformer, ConstrainedText, Regex, smc_standard
+from llmppl.lm import hf
+from llmppl.lm.embedded import PATH, verify
+from llmppl.lm.vocab import Vocabulary
+
+TOOLS = Path(__file__).parent.parent / "tools"
+SAMPLE = TOOLS / "corpus_sample" / "grimm_tales.txt"
+sys.path.insert(0, str(TOOLS))                      # as it is for a script of the folder
+import corpora  # noqa: E402
+import evaluate_embedded  # noqa: E402
+import train_embedded  # noqa: E402
+
+SMALL = "--steps 200 --vocab 512 --hidden 64 --layers 2 --heads 4 --kv-heads 2 --intermediate 128 --batch 8"
+LARGER = "--minutes 3 --vocab 1024 --hidden 128 --layers 4 --heads 4 --kv-heads 2 --intermediate 384 --batch 8"
+MIX = f"{SAMPLE}:1:1"
+
+
+def run(script: ModuleType, *arguments: object) -> str:
+    """What a script of tools/ printed, given these arguments."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", [script.__name__, *map(str, arguments)])
+        script.main()
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module", params=["small", pytest.param("larger", marks=pytest.mark.slow)])
+def recipe(request, tmp_path_factory):
+    """What the training script made: the folder, what it printed, and the loss per token that a good model is below."""
+    folder = tmp_path_factory.mktemp(request.param) / "model"
+    options = {"small": SMALL, "larger": LARGER}[request.param]
+    printed = run(train_embedded, "--out", folder, "--mix", MIX, "--window", 64, *options.split())
+    lm = CachedTransformer.from_pretrained(folder)
+    return SimpleNamespace(
+        folder=folder,
+        printed=printed,
+        lm=lm,
+        corpus=corpora.read_training([MIX], lm.tokenizer.backend_tokenizer)[0],
+        held_out=corpora.read_held_out([MIX], lm.tokenizer.backend_tokenizer)[0],
+        training=json.loads((folder / "training.json").read_text(encoding="utf-8")),
+        evaluation=json.loads((folder / "evaluation.json").read_text(encoding="utf-8")),
+        nats_learnt={"small": 1.0, "larger": 1.5}[request.param],
+    )
+
+
+def unigram_nats(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> float:
+    """Mean nats of held-out tokens by the frequencies of the training tokens, one added to each count."""
+    counts = np.bincount(train, minlength=vocab_size) + 1.0
+    return float(-np.log(counts / counts.sum())[held_out].mean())
+
+
+def test_the_model_predicts_held_out_text_clearly_better_than_token_frequencies(recipe):
+    found = recipe.evaluation["held_out"][SAMPLE.name]
+    tokens = recipe.held_out.tokens[1 : found["windows"] * 64 + 1]
+    unigram = unigram_nats(recipe.corpus.tokens, tokens, len(recipe.lm.vocab))
+    assert found["nats_per_token"] < unigram - recipe.nats_learnt
+    assert found == pytest.approx(recipe.training["held_out"][SAMPLE.name], abs=0.005)     # float16 against float32
+
+
+def test_held_out_losses_are_those_of_a_loop_over_the_tokens(recipe):
+    """Nats of each token one after the other; bytes by the vocabulary's own account of the tokens."""
+    ids, lm = recipe.held_out.tokens[:65].tolist(), recipe.lm
+    short = corpora.HeldOut("short", [], np.array(ids, np.uint16))
+    found = evaluate_embedded.held_out_losses(lm.model, lm.tokenizer, [short], 64)["short"]
+    with torch.no_grad():
+        logits = [lm.model(input_ids=torch.tensor([ids[:k]])).logits[0, -1].double() for k in range(1, 65)]
+    nats = -sum(float(torch.log_softmax(row, 0)[token]) for row, token in zip(logits, ids[1:], strict=True))
+    num_bytes = sum(len(lm.vocab.tokens[token]) for token in ids[1:])
+    assert found["nats_per_token"] == pytest.approx(nats / 64, abs=0.001)
+    assert found["bits_per_byte"] == pytest.approx(nats / np.log(2) / num_bytes, abs=0.001)
+
+
+def test_the_folder_is_a_language_model_that_writes(recipe):
+    text = smc_standard(ConstrainedText(recipe.lm, "There was once", Regex(r" [a-z]+ [a-z]+\.")), 4, seed=0)
+    assert all(re.fullmatch(r" [a-z]+ [a-z]+\.", str(particle)) for particle in text) and len(text) > 0
+
+
+@given(text=st.text())
+@settings(max_examples=300)
+def test_the_tokenizer_gives_any_text_back(recipe, text):
+    tokenizer = recipe.lm.tokenizer
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_no_token_has_white_space_behind_its_beginning_and_every_digit_is_a_token_of_its_own(recipe):
+    tokens = [token.decode(errors="replace") for token in Vocabulary.from_tokenizer(recipe.lm.tokenizer).tokens]
+    assert not [token for token in tokens if re.search(r"\s", token[1:])]
+    assert set(tokens) >= set("0123456789")
+    assert not [token for token in tokens if re.search("[0-9]", token) and not re.fullmatch(" ?[0-9]", token)]
+
+
+def test_the_figures_that_training_printed_are_put_into_a_card_and_are_whole(recipe, tmp_path):
+    """An evaluation of its own prints the same, too: the seed is fixed."""
+    card = tmp_path / "card.md"
+    card.write_text(f"above\n{evaluate_embedded.BEGIN}\nformer figures\n{evaluate_embedded.END}\nbelow\n")
+    printed = run(evaluate_embedded, recipe.folder, "--mix", MIX, "--window", 64, "--card", card)
+    assert printed.strip() in recipe.printed
+    text = card.read_text(encoding="utf-8")
+    assert text.startswith("above\n") and text.endswith("\nbelow\n") and "former figures" not in text
+    figures, training = recipe.evaluation, recipe.training
+    for shown in (
+        f"{training['steps']:,} steps",
+        f"{training['minutes']} minutes",
+        f"| {SAMPLE.name} | {len(recipe.corpus.tokens):,} | 100% | 100% |",
+        f"{figures['held_out'][SAMPLE.name]['bits_per_byte']:.3f}",
+        f"{figures['infilling'][SAMPLE.name]['mean_rank']:.2f}",
+        f"{figures['text']['0.7']['known_words']:.1%}",
+    ):
+        assert shown in text
+    assert [len(figures["samples"][name]) for name in ("1.0", "0.7")] == [20, 20]
+
+
+def test_the_checksum_of_a_training_is_that_of_its_weights(recipe):
+    verify(recipe.folder)
+
+
+# ---- the parts
+
+
+def test_a_held_out_document_is_never_trained_on():
+    train, held_out = corpora.split(SAMPLE)
+    everything = list(corpora.documents(SAMPLE))
+    assert len(held_out) == len(everything[17::50]) > 0 and sorted(train + held_out) == sorted(everything)
+    assert not {" ".join(text.split()) for text in held_out} & {" ".join(text.split()) for text in train}
+
+
+def test_a_corpus_is_its_documents_each_closed_by_the_end_of_text():
+    tokenizer = train_embedded.train_tokenizer([MIX], 300)
+    (corpus,), (rest,) = corpora.read_training([MIX], tokenizer), corpora.read_held_out([MIX], tokenizer)
+    train, held_out = corpora.split(SAMPLE)
+    assert rest.documents == held_out
+    for ids, texts in ((corpus.tokens, train), (rest.tokens, held_out)):
+        assert (ids == corpora.EOS_ID).sum() == len(texts) and ids[-1] == corpora.EOS_ID
+        assert tokenizer.decode(ids.tolist(), skip_special_tokens=False) == "".join(t + corpora.EOS for t in texts)
+
+
+@pytest.mark.parametrize("item", ["tales.txt", "tales.txt:1", "tales.txt:much:1"])
+def test_a_mix_item_without_two_weights_is_an_error_that_shows_one(item):
+    with pytest.raises(ValueError, match=re.escape(f"mix item {item!r} is not PATH:MAIN_WEIGHT:DECAY_WEIGHT")):
+        corpora.parse(item)
+
+
+@pytest.mark.parametrize("weights, window, message", [
+    ((1, 1), 9, "a: its 10 tokens do not fill a window of 9"),
+    ((1, 0), 8, "the weights of the decay part are [0]"),
+    ((-1, 1), 8, "the weights of the main part are [-1]"),
+])  # fmt: skip
+def test_a_mix_that_cannot_be_drawn_from_is_refused(weights, window, message):
+    corpus = corpora.Corpus("a", *weights, np.zeros(10, np.uint16))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train_embedded.check([corpus], window)
+
+
+def test_the_loss_of_training_and_its_gradients_are_those_of_autograd():
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 8, generator=generator, dtype=torch.float64) for n in (300, 20))
+    labels = torch.randint(20, (300,), generator=generator)
+    found, expected = [], []
+    for out, loss in ((found, train_embedded.LinearCrossEntropy.apply),
+                      (expected, lambda x, weight, y: torch.nn.functional.cross_entropy(x @ weight.T, y))):  # fmt: skip
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        value = loss(*leaves, labels)
+        value.backward()
+        out += [value.detach().double(), *(leaf.grad for leaf in leaves)]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)      # the sum is kept in float32
+
+
+def test_a_question_of_infilling_differs_in_as_many_words_as_are_missing_and_its_first_text_is_held_out():
+    _, held_out = corpora.split(SAMPLE)
+    text = " ".join(" ".join(held_out).split())
+    questions = evaluate_embedded.infilling_questions(held_out, np.random.default_rng(0))
+    assert len(questions) > 10
+    for gold, *others in questions:
+        assert gold in text and len({gold, *others}) == 10
+        for other in others:
+            pairs = list(zip(gold.split(), other.split(), strict=True))
+            assert sum(a != b for a, b in pairs) <= 3 and pairs[0][0] == pairs[0][1] and pairs[-1][0] == pairs[-1][1]
+
+
+def test_log_likelihoods_of_texts_in_one_batch_are_those_of_contexts(recipe):
+    lm, texts = recipe.lm, ["The king", "The king had a daughter who was fair.", "Alas!"]
+    found = evaluate_embedded.log_likelihoods(lm.model, lm.tokenizer, texts)
+    start = lm.context()
+    np.testing.assert_allclose(found, [(start + text).log_prob_since(start) for text in texts], rtol=1e-5)
+
+
+def test_text_statistics_are_those_counted_by_hand(recipe):
+    """Two texts: "a b c a b c a" has 5 trigrams, 3 of them different; "d a b c" has 2, one of them new."""
+    tokenizer = recipe.lm.tokenizer
+    samples = [tokenizer.encode(text, add_special_tokens=False) for text in ("a b c a b c a", "D, a b c")]
+    found = evaluate_embedded.text_statistics(tokenizer, samples, {"a", "b", "c"})
+    assert found == {
+        "texts": 2,
+        "words": 11,
+        "known_words": round(10 / 11, 4),
+        "distinct_3": round(4 / 7, 4),              # abc, bca, cab; dab
+        "repeated_4": round(1 / 5, 4),              # abca bcab cabc abca; dabc
+    }
+
+
+def test_a_card_without_a_place_for_figures_is_refused(tmp_path):
+    card = tmp_path / "card.md"
+    card.write_text("nothing here")
+    with pytest.raises(ValueError, match="card.md has no place for the figures: it needs a line <!-- evaluation"):
+        evaluate_embedded.fill(card, "figures")
+
+
+def test_weights_that_are_not_those_of_the_checksum_are_refused(tmp_path, monkeypatch):
+    verify()
+    folder = tmp_path / "embedded"
+    shutil.copytree(PATH, folder)
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    digest = hashlib.sha256(weights).hexdigest()
+    with pytest.raises(ValueError, match=rf"(?s)damaged: the SHA-256 of .* is {digest[:12]}.*install llmppl again"):
+        verify(folder)
+    monkeypatch.setattr(hf, "verify", lambda: verify(folder))
+    with pytest.raises(ValueError, match="the weights of the embedded model are damaged"):
+        CachedTransformer.from_pretrained()

@@ -1,0 +1,271 @@
+"""What a run tells of itself: steps in figures, attribution, the standard error of log Z-hat, and repeated runs."""
+
+import math
+
+import numpy as np
+import pytest
+from support import repetitions
+from tiny import cold_lm
+
+from llmppl import (
+    Bernoulli,
+    Categorical,
+    Model,
+    PromptIntersection,
+    enumerate_exact,
+    importance_sampling,
+    repeat,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.inference.resampling import multinomial
+
+LAWS = np.random.default_rng(1).dirichlet(np.ones(6), size=6)
+POTENTIALS = np.log(np.random.default_rng(2).dirichlet(np.ones(6), size=6) + 0.02)
+
+
+class Chain(Model):
+    """A Markov chain with six states, each move of which a second expert weighs."""
+
+    def __init__(self, steps=5):
+        super().__init__()
+        self.state, self.left = 0, steps
+
+    def copy(self):                                     # cheaper than a deep copy, for many runs
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def step(self):
+        state = self.sample(LAW[self.state])
+        self.score(POTENTIALS[self.state, state])
+        self.s += "abcdef"[state]
+        self.state, self.left = state, self.left - 1
+        if not self.left:
+            self.finish()
+
+
+LAW = [Categorical(law) for law in LAWS]
+
+ALGORITHMS = {
+    "copies": lambda model, N, **options: smc_steer(model, N, 3, expand="copies", **options),
+    "independent": lambda model, N, **options: smc_steer(model, N, 3, expand="independent", **options),
+    "distinct": lambda model, N, **options: smc_steer(model, N, 3, expand="distinct", **options),
+    "systematic": lambda model, N, **options: smc_standard(model, N, **options),
+    "multinomial": lambda model, N, **options: smc_standard(model, N, resample=multinomial, **options),
+    "importance": lambda model, N, **options: importance_sampling(model, N, **options),
+}
+every_algorithm = pytest.mark.parametrize("run", ALGORITHMS.values(), ids=ALGORITHMS)
+
+
+# ---- steps
+
+
+@every_algorithm
+def test_the_figures_of_a_step_are_those_of_its_arrays(run):
+    figures, roots = [], []
+
+    def on_step(step):
+        log_weights = np.array([c.log_weight for c in step.candidates])
+        taken = set(step.ancestors.tolist())
+        for i, candidate in enumerate(step.candidates):
+            if i not in taken:
+                assert candidate.log_weight == step.log_weights[i]
+        for survivor, ancestor in zip(step.particles, step.ancestors, strict=True):
+            assert str(survivor) == str(step.candidates[ancestor])
+        weights = np.exp(step.log_weights)
+        assert len(log_weights) == len(step.parents) == len(step.log_weights)
+        assert step.ess == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
+        assert step.log_ml == pytest.approx(step.particles.log_ml)
+        assert step.num_unique_ancestors == len({int(step.parents[a]) for a in step.ancestors})
+        assert step.num_finished == sum(p.finished for p in step.particles)
+        assert step.num_dead == int((step.log_weights == -np.inf).sum())
+        before = roots[-1] if roots else np.arange(step.parents.max() + 1)
+        np.testing.assert_array_equal(step.roots, before[step.parents[step.ancestors]])
+        roots.append(step.roots)
+        figures.append(tuple(vars(step).values())[:6])
+
+    particles = run(Chain(3), 6, seed=0, on_step=on_step, progress=False)
+    assert figures == [tuple(vars(step).values()) for step in particles.steps]
+    assert particles.steps[-1].log_ml == pytest.approx(particles.log_ml)
+
+
+def test_the_log_ml_of_a_step_holds_no_twist():
+    class Twisted(Chain):
+        def step(self):
+            super().step()
+            if not self.finished:
+                self.twist(3.0 * self.state)
+
+    seen = []
+
+    def on_step(step):
+        untwisted = [p.log_weight - p.log_twist for p in step.particles]
+        assert step.log_ml == pytest.approx(np.logaddexp.reduce(untwisted))
+        seen.append(step.log_ml - step.particles.log_ml)
+
+    smc_steer(Twisted(2), 4, 2, seed=0, progress=False, on_step=on_step)
+    assert seen[0] < -1.0 and seen[1] == pytest.approx(0.0)
+
+
+def test_a_death_tells_the_step_the_statement_and_a_text():
+    class Doomed(Chain):
+        def step(self):
+            super().step()
+            self.condition(len(self.s) < 2)
+
+    particles = smc_standard(Doomed(), 4, seed=0, progress=False)
+    (death,) = particles.deaths
+    assert (death.step, death.count, len(death.text)) == (2, 4, 2)
+    assert death.reason.startswith("condition is false (test_statistics.py, line ")
+    assert f"with the text {death.text!r}" in repr(particles)
+    with pytest.raises(ValueError, match=f"with the text '{death.text}'"):
+        particles.sample()
+
+
+# ---- attribution
+
+
+class Weighed(Model):
+    """Every verb that weighs, two of them in a loop."""
+
+    def step(self):
+        for _ in range(2):
+            heads = self.sample(Bernoulli(0.5), proposal=Bernoulli(0.25))
+            self.observe(Bernoulli(0.9), heads)
+        self.score(-1.5)
+        self.condition(heads)
+        self.finish()
+
+
+def test_attribution_adds_up_what_each_statement_did():
+    for particle in importance_sampling(Weighed(), 12, seed=1, progress=False):
+        assert [key.split(" (test_statistics.py, line ")[0] for key in particle.attribution] == [
+            "sample", "observe", "score",
+        ]  # fmt: skip
+        assert sum(particle.attribution.values()) == pytest.approx(particle.log_weight + math.log(12))
+        score = next(value for key, value in particle.attribution.items() if key.startswith("score"))
+        assert score == -1.5
+
+
+def test_attribution_of_a_copy_is_its_own():
+    model = Weighed()
+    model.rng = np.random.default_rng(0)
+    twin = model.copy()
+    model.step()
+    assert model.attribution and not twin.attribution and not Model.attribution
+
+
+def test_attribution_of_particles_is_the_weighted_mean_and_the_largest_comes_first():
+    particles = smc_steer(Weighed(), 6, 3, seed=0, progress=False)
+    table = particles.attribution()
+    for statement, value in table.items():
+        assert value == pytest.approx(particles.expect(lambda p, key=statement: p.attribution.get(key, 0.0)))
+    assert [abs(v) for v in table.values()] == sorted((abs(v) for v in table.values()), reverse=True)
+
+
+# ---- the standard error
+
+
+@every_algorithm
+def test_one_run_tells_its_standard_error(run):
+    """The median of what runs tell lies within [0.7, 1.4] of the standard deviation over runs."""
+    R = repetitions(400, 12)
+    runs = [run(Chain(), 80, rng=rng, progress=False) for rng in np.random.default_rng(3).spawn(R)]
+    spread = np.std([particles.log_ml for particles in runs], ddof=1)
+    told = np.median([particles.se for particles in runs[: repetitions(100, 6)]])
+    slack = math.exp(4.5 / math.sqrt(2 * (R - 1)))      # the spread has the relative error 1 / sqrt(2 (R - 1))
+    assert 0.7 / slack < told / spread < 1.4 * slack
+
+
+def test_the_standard_error_of_importance_sampling_is_the_usual_one():
+    particles = importance_sampling(Chain(), 50, seed=0, progress=False)
+    weights = np.exp(particles.log_weights)
+    assert particles.se == pytest.approx(np.std(weights, ddof=1) / math.sqrt(50) / np.mean(weights))
+
+
+def test_the_square_of_Z_over_pairs_is_unbiased():
+    """With K copies and one step, Z-hat^2 (1 - se^2) has the mean Z^2."""
+    Z = math.exp(enumerate_exact(Chain(1)).log_ml)
+    R = repetitions(4000, 100)
+    runs = [smc_steer(Chain(1), 4, 2, rng=rng, progress=False) for rng in np.random.default_rng(5).spawn(R)]
+    squares = [math.exp(2 * p.log_ml) * (1 - p.se**2) for p in runs if p.se is not None]
+    assert len(squares) == R
+    assert abs(np.mean(squares) - Z**2) < 4.5 * np.std(squares) / math.sqrt(R)
+
+
+def test_a_run_without_chance_in_its_weights_has_no_error():
+    class Certain(Chain):
+        def step(self):
+            self.sample(LAW[0])
+            self.score(-2.0)
+            self.finish()
+
+    for run in ALGORITHMS.values():
+        assert run(Certain(), 10, seed=0, progress=False).se == pytest.approx(0.0, abs=1e-6)
+
+
+def test_where_one_run_cannot_tell_it_says_why():
+    class Doomed(Chain):
+        def step(self):
+            self.condition(False)
+
+    class Twice(Chain):
+        def step(self):
+            self.sample(LAW[0])
+            super().step()
+
+    for particles, reason in [
+        (smc_steer(Chain(), 1, 1, seed=0, progress=False), "fewer than 3"),
+        (smc_steer(Doomed(), 4, 2, seed=0, progress=False), "all particles died"),
+        (smc_steer(Twice(), 4, 2, expand="distinct", seed=0, progress=False), "more than its first choice"),
+        (enumerate_exact(Chain(1)), "only what smc_steer"),
+    ]:
+        assert particles.se is None and reason in particles.se_reason
+    assert smc_steer(Chain(), 40, 2, seed=0, progress=False).se_reason == ""
+
+
+# ---- repeat
+
+
+def intersection(lm):
+    return PromptIntersection(lm, ["a", "b"], max_tokens=3)
+
+
+def test_repeated_runs_are_those_run_one_after_another_in_fewer_rounds():
+    model, apart = intersection(cold_lm()), intersection(cold_lm())
+    repeats = repeat(lambda rng: smc_steer(model, 3, 2, rng=rng), 5, seed=7, progress=False)
+    runs = [smc_steer(apart, 3, 2, rng=rng, progress=False) for rng in np.random.default_rng(7).spawn(5)]
+    np.testing.assert_allclose(repeats.log_zs, [particles.log_ml for particles in runs], atol=1e-9)
+    assert [[str(p) for p in one] for one in repeats.runs] == [[str(p) for p in one] for one in runs]
+    assert 0 < repeats.stats.rounds < sum(particles.stats.rounds for particles in runs)
+    assert repeats.stats.rows <= sum(particles.stats.rows for particles in runs)
+    assert all(particles.stats is None for particles in repeats.runs)
+
+
+def test_the_mean_of_repeated_runs_is_unbiased_and_its_error_is_that_of_a_mean():
+    R = repetitions(2000, 50)
+    repeats = repeat(lambda rng: smc_standard(Chain(3), 4, rng=rng), R, seed=0, progress=False)
+    Zs = np.exp(repeats.log_zs)
+    assert repeats.log_ml == pytest.approx(math.log(Zs.mean()))
+    assert repeats.se == pytest.approx(Zs.std(ddof=1) / math.sqrt(R) / Zs.mean())
+    assert abs(math.expm1(enumerate_exact(Chain(3)).log_ml - repeats.log_ml)) < 4.5 * repeats.se
+    assert f"{R} runs" in repr(repeats) and "+-" in repr(repeats)
+
+
+def test_what_repeat_refuses():
+    with pytest.raises(TypeError, match="returns Particles, as smc_steer does, not 3"):
+        repeat(lambda rng: 3, 2, seed=0, progress=False)
+    with pytest.raises(ValueError, match="R must be at least 1"):
+        repeat(lambda rng: smc_standard(Chain(), 2, rng=rng), 0)
+    with pytest.raises(ValueError, match="not both"):
+        repeat(lambda rng: smc_standard(Chain(), 2, rng=rng), 2, seed=0, rng=np.random.default_rng(0))
+
+
+def test_an_error_in_a_repeated_run_says_in_which():
+    def run(rng):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError) as caught:
+        repeat(run, 2, seed=0, progress=False)
+    assert caught.value.__notes__ == ["in run 0"]

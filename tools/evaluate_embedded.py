@@ -1,0 +1,311 @@
+"""Evaluate the small language model that ships with llmppl, or another of the same kind, and write its card's figures.
+
+    python tools/evaluate_embedded.py llmppl/lm/embedded --mix stories.txt:6:30 tales.txt:3:6 novels.txt:0.5:0 \\
+        --card docs/embedded-model.md
+
+prints them, writes them to `evaluation.json` in the model's folder, and puts them into the card. Same files, same
+model, same figures: the seed is fixed. The mix is that of the training (see corpora.py). What is measured:
+
+- bits per byte of held-out text; the bytes are those of the text, the end of a document has none;
+- infilling: a held-out sentence has lost one to three words of its middle; its own words against nine others, as many
+  words each, from elsewhere in the same collection's held-out text; the rank of its own by the log-likelihood of the
+  whole sentence. Ties count against it. Chance gives 10% first and a mean rank of 5.5;
+- free samples, begun with nothing but the end-of-text token: the share of their words that the training texts hold
+  (in small letters, of any collection); distinct-3, the different word trigrams of all samples over their trigrams
+  (after Li et al. 2016); repeated-4, the share of word 4-grams that came before in the same sample (after Welleck et
+  al. 2020). A word cut off by the length is not counted. The same of held-out documents stands beside.
+"""
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Iterable
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+
+import numpy as np
+import torch
+from corpora import EOS_ID, HeldOut, parse, read_held_out, split
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+SEED = 0
+WINDOWS = 40                                        # of each collection's held-out text, at most
+QUESTIONS = 100                                     # of infilling, of each collection, at most
+DISTRACTORS = 9
+TEMPERATURES = (1.0, 0.7)
+SAMPLES = 400                                       # at each temperature
+SHOWN_SAMPLES = 20                                  # of them in the card
+SAMPLE_TOKENS = 60
+WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+SENTENCE = re.compile(r"\b[A-Z][^.!?\n]+[.!?]")
+SENTENCE_WORDS = range(8, 25)                       # of a sentence of an infilling question
+BEGIN, END = "<!-- evaluation: begin -->", "<!-- evaluation: end -->"
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, in small letters."""
+    return [word.casefold().replace("’", "'") for word in WORD.findall(text)]
+
+
+# ---- held-out text
+
+
+@torch.no_grad()
+def held_out_losses(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: list[HeldOut], window: int
+) -> dict[str, dict[str, float]]:
+    """Nats per token and bits per byte on the first windows of every file that has one, by its name."""
+    results = {}
+    for file in held_out:
+        rows = min(WINDOWS, (len(file.tokens) - 1) // window)
+        if rows < 1:
+            continue
+        ids = torch.from_numpy(file.tokens[: rows * window + 1].astype(np.int64))
+        windows = ids.unfold(0, window + 1, window).to(model.device)                    # (rows, window + 1)
+        nats = sum(model(input_ids=row[None], labels=row[None]).loss.item() for row in windows) / rows
+        num_bytes = len(tokenizer.decode(ids[1:], skip_special_tokens=True).encode())   # EOS has no bytes
+        bits_per_byte = nats / math.log(2) * rows * window / num_bytes
+        results[file.name] = {
+            "windows": rows,
+            "nats_per_token": round(nats, 3),
+            "bits_per_byte": round(bits_per_byte, 3),
+        }
+    return results
+
+
+# ---- infilling
+
+
+def sentences(documents: list[str]) -> list[list[str]]:
+    """The sentences of documents that are neither short nor long, as the pieces that white space separates."""
+    found = (match.group().split() for match in chain.from_iterable(map(SENTENCE.finditer, documents)))
+    return [pieces for pieces in found if len(pieces) in SENTENCE_WORDS]
+
+
+def middle_spans(pieces: list[str], length: int) -> list[int]:
+    """Where `length` plain words stand that are neither among the first two nor the last two pieces of a sentence."""
+    starts = range(2, len(pieces) - length - 1)
+    return [k for k in starts if all(WORD.fullmatch(piece) for piece in pieces[k : k + length])]
+
+
+def infilling_questions(documents: list[str], rng: np.random.Generator) -> list[list[str]]:
+    """Sentences to choose from, the one that stands in the documents first; no two of a question are alike."""
+    pool = sentences(documents)
+    rng.shuffle(pool)
+    spans: dict[int, set[str]] = {
+        length: {" ".join(pieces[k : k + length]) for pieces in pool for k in middle_spans(pieces, length)}
+        for length in (1, 2, 3)
+    }
+    ordered = {length: sorted(found) for length, found in spans.items()}    # a set has another order in every process
+    questions = []
+    for pieces in pool[:QUESTIONS]:
+        length = int(rng.integers(1, 4))
+        starts = middle_spans(pieces, length)
+        if not starts or len(ordered[length]) <= DISTRACTORS:
+            continue
+        k = int(rng.choice(starts))
+        gold = " ".join(pieces[k : k + length])
+        others = [span for span in ordered[length] if span != gold]
+        chosen = [others[i] for i in rng.choice(len(others), DISTRACTORS, replace=False)]
+        questions.append([" ".join([*pieces[:k], span, *pieces[k + length :]]) for span in [gold, *chosen]])
+    return questions
+
+
+@torch.no_grad()
+def log_likelihoods(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> np.ndarray:
+    """(n,) log p(text) in nats, as the beginning of a document."""
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    width = max(map(len, encoded))
+    ids = torch.tensor([[EOS_ID, *row, *[EOS_ID] * (width - len(row))] for row in encoded], device=model.device)
+    log_probs = torch.log_softmax(model(input_ids=ids[:, :-1]).logits.float(), 2)
+    of_tokens = log_probs.gather(2, ids[:, 1:, None])[:, :, 0]                          # (n, width)
+    inside = torch.tensor([[k < len(row) for k in range(width)] for row in encoded], device=model.device)
+    return (of_tokens * inside).sum(1).cpu().numpy()
+
+
+def infilling(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: list[HeldOut]
+) -> dict[str, dict[str, float]]:
+    """How often the missing words of a sentence are the first of ten, and their mean rank, by the file's name."""
+    results = {}
+    for file in held_out:
+        questions = infilling_questions(file.documents, np.random.default_rng(SEED))
+        if not questions:
+            continue
+        likelihoods = [log_likelihoods(model, tokenizer, texts) for texts in questions]
+        ranks = [1 + int((row[1:] >= row[0]).sum()) for row in likelihoods]
+        results[file.name] = {
+            "questions": len(ranks),
+            "first": round(float(np.mean(np.array(ranks) == 1)), 3),
+            "mean_rank": round(float(np.mean(ranks)), 2),
+        }
+    return results
+
+
+# ---- free samples
+
+
+def training_words(mix: list[str]) -> set[str]:
+    """The words of the documents of the mix that were trained on."""
+    return {word for item in mix for document in split(parse(item)[0])[0] for word in words(document)}
+
+
+@torch.no_grad()
+def free_samples(model: LlamaForCausalLM, temperature: float) -> list[list[int]]:
+    """SAMPLES documents of at most SAMPLE_TOKENS tokens, without the EOS that may close them before."""
+    torch.manual_seed(SEED)
+    prompt = torch.full((SAMPLES, 1), EOS_ID, device=model.device)
+    rows = model.generate(
+        input_ids=prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        max_new_tokens=SAMPLE_TOKENS,
+        pad_token_id=EOS_ID,
+    )
+    return [[*row, EOS_ID][: [*row, EOS_ID].index(EOS_ID)] for row in rows[:, 1:].tolist()]
+
+
+def first_documents(held_out: list[HeldOut]) -> list[str]:
+    """SAMPLES held-out documents, the files in turn; fewer if there are not as many."""
+    in_turn = chain.from_iterable(zip_longest(*(file.documents for file in held_out)))
+    return list(islice((document for document in in_turn if document is not None), SAMPLES))
+
+
+def ngrams(items: list[str], n: int) -> list[tuple[str, ...]]:
+    return list(zip(*(items[k:] for k in range(n)), strict=False))
+
+
+def text_statistics(
+    tokenizer: PreTrainedTokenizerFast, samples: Iterable[list[int]], vocabulary: set[str]
+) -> dict[str, float]:
+    """Known words, distinct-3 and repeated-4 (see above) of documents, cut to SAMPLE_TOKENS tokens."""
+    texts = []
+    for ids in samples:
+        found = words(tokenizer.decode(ids[:SAMPLE_TOKENS]))
+        texts.append(found[:-1] if len(ids) >= SAMPLE_TOKENS else found)
+    trigrams = [trigram for text in texts for trigram in ngrams(text, 3)]
+    of_four = [ngrams(text, 4) for text in texts]
+    num_words, num_of_four = sum(map(len, texts)), sum(map(len, of_four))
+    return {
+        "texts": len(texts),
+        "words": num_words,
+        "known_words": round(sum(word in vocabulary for text in texts for word in text) / max(1, num_words), 4),
+        "distinct_3": round(len(set(trigrams)) / max(1, len(trigrams)), 4),
+        "repeated_4": round(1 - sum(len(set(found)) for found in of_four) / max(1, num_of_four), 4),
+    }
+
+
+# ---- all of it
+
+
+def evaluate(folder: Path, mix: list[str], window: int) -> dict:
+    """All figures of the model of a folder; they are written to its evaluation.json, too."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    held_out = read_held_out(mix, tokenizer.backend_tokenizer)
+    vocabulary = training_words(mix)
+    samples = {str(temperature): free_samples(model, temperature) for temperature in TEMPERATURES}
+    real = tokenizer(first_documents(held_out), add_special_tokens=False, verbose=False).input_ids
+    figures = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "window": window,
+        "held_out": held_out_losses(model, tokenizer, held_out, window),
+        "infilling": infilling(model, tokenizer, held_out),
+        "text": {
+            name: text_statistics(tokenizer, ids, vocabulary) for name, ids in [*samples.items(), ("held out", real)]
+        },
+        "samples": {
+            name: [tokenizer.decode(ids) for ids in drawn[:SHOWN_SAMPLES]] for name, drawn in samples.items()
+        },
+    }
+    text = json.dumps(figures, indent=1, ensure_ascii=False)
+    (folder / "evaluation.json").write_text(text + "\n", encoding="utf-8")
+    return figures
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """A markdown table, with an empty line after it."""
+    return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]] + [""]
+
+
+def shares(mix: list[str], tokens: dict[str, int]) -> list[list[str]]:
+    """The share of every file in what is drawn, in the main part and in the last one."""
+    parsed = [parse(item) for item in mix]
+    drawn = np.array([[weight * tokens[path.name] for weight in weights] for path, *weights in parsed])
+    percent = 100 * drawn / drawn.sum(0)
+    return [[path.name, f"{tokens[path.name]:,}", *(f"{share:.0f}%" for share in row)]
+            for (path, *_), row in zip(parsed, percent, strict=True)]  # fmt: skip
+
+
+def markdown(figures: dict, training: dict) -> str:
+    """The section of the card: the figures of evaluation.json, and what training.json says of the training."""
+    steps, tokens_seen, minutes = training["steps"], training["tokens_seen"], training["minutes"]
+    held_out, answers = figures["held_out"], figures["infilling"]
+    losses = [
+        [name, str(row["windows"]), f"{row['nats_per_token']:.3f}", f"{row['bits_per_byte']:.3f}"]
+        for name, row in held_out.items()
+    ]
+    ranks = [
+        [name, str(row["questions"]), f"{row['first']:.0%}", f"{row['mean_rank']:.2f}"] for name, row in answers.items()
+    ]
+    statistics = [
+        [name if name == "held out" else f"samples at temperature {name}", str(row["texts"]), f"{row['words']:,}",
+         f"{row['known_words']:.1%}", f"{row['distinct_3']:.3f}", f"{row['repeated_4']:.3f}"]
+        for name, row in figures["text"].items()
+    ]  # fmt: skip
+    samples = [f"{name}: {text!r}" for name, texts in figures["samples"].items() for text in texts]
+    return "\n".join([
+        f"{figures['parameters']:,} parameters; {steps:,} steps, {tokens_seen / 1e6:.1f}M tokens, {minutes} minutes.",
+        "",
+        *table(["file", "tokens to train on", "share, main part", "share, last part"],
+               shares(training["mix"], training["tokens"])),
+        f"Held-out text, in windows of {figures['window']} tokens:",
+        "",
+        *table(["file", "windows", "nats per token", "bits per byte"], losses),
+        f"Infilling: the missing words of a held-out sentence among {DISTRACTORS} others:",
+        "",
+        *table(["file", "questions", "ranked first", "mean rank"], ranks),
+        f"Free samples of at most {SAMPLE_TOKENS} tokens, and the beginnings of held-out documents:",
+        "",
+        *table(["text", "number", "words", "known words", "distinct-3", "repeated-4"], statistics),
+        f"The first {SHOWN_SAMPLES} samples at each temperature, unedited:",
+        "",
+        "```text",
+        *samples,
+        "```",
+    ])  # fmt: skip
+
+
+def fill(card: Path, section: str) -> None:
+    """Put `section` between the two marks of the card; ValueError if it has not both."""
+    text = card.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{card} has no place for the figures: it needs a line {BEGIN} and, below it, a line {END}")
+    card.write_text(f"{before}{BEGIN}\n\n{section}\n\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the folder of the model")
+    parser.add_argument("--mix", nargs="+", required=True, metavar="PATH:MAIN:DECAY", help="the files of its training")
+    parser.add_argument("--window", type=int, default=256, help="tokens of a held-out window (%(default)s)")
+    parser.add_argument("--card", type=Path, metavar="FILE", help="write the figures between the marks of this file")
+    args = parser.parse_args()
+    logging.disable_progress_bar()
+    section = markdown(
+        evaluate(args.folder, args.mix, args.window),
+        json.loads((args.folder / "training.json").read_text(encoding="utf-8")),
+    )
+    print(section)
+    if args.card:
+        fill(args.card, section)
+
+
+if __name__ == "__main__":
+    main()
