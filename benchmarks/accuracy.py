@@ -3,8 +3,8 @@
 Programs: words of at most 5 letters, infilling, prompt intersection in both formulations, a regular expression, and
 sentences that must hold keywords; on a tiny transformer of eight tokens, whose log Z and posterior are summed exactly,
 and on the embedded model, where log Z is that of long runs (distinct first choices, N=400), with its error. Methods:
-the particle filter, Algorithm 1 (`expand="copies"`), the same with equal copies merged (`"independent"`), `"distinct"`, and distinct with a twist (the log
-mass of the automaton, `Lookahead`) where the program has an automaton.
+the particle filter, Algorithm 1 (`expand="copies"`), the same with equal copies merged (`"independent"`), `"distinct"`,
+and distinct with a twist (the log mass of the automaton, `Lookahead`) where the program has an automaton.
 
     python benchmarks/accuracy.py --quick               # few runs, the tiny transformer: a minute
     python benchmarks/accuracy.py                       # everything

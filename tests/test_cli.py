@@ -120,7 +120,8 @@ def test_top_k_and_temperature_change_the_law():
     greedy = ["generate", "Once upon a time", "--top-k", "1", "--max-tokens", "5"]
     assert len({row["text"] for row in particles(*greedy)}) == 1
     cold = ["generate", "Once upon a time", "--temperature", "0.001", "--max-tokens", "5"]
-    assert {row["text"] for row in particles(*cold)} == {row["text"] for row in particles(*greedy)}
+    likely = [row for row in particles(*cold) if row["weight"] > 1e-6]      # of different texts, one has all the weight
+    assert {row["text"] for row in likely} == {row["text"] for row in particles(*greedy)}
     narrow = ["generate", "Once upon a time", "--top-p", "0.000001", "--max-tokens", "5"]
     assert {row["text"] for row in particles(*narrow)} == {row["text"] for row in particles(*greedy)}
 

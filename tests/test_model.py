@@ -67,7 +67,7 @@ def test_s_as_init_leaves_it_is_the_initial_state():
     assert Model().s == "" and isinstance(Model().s, Text)
     model = Begun()
     assert model.s == "Once"
-    assert [str(particle) for particle in smc_steer(model, 2, 2, seed=0)] == ["Oncea", "Oncea"]
+    assert [str(particle) for particle in smc_standard(model, 2, seed=0)] == ["Oncea", "Oncea"]
     assert model.s == "Once"
 
 
@@ -307,7 +307,7 @@ def test_a_twist_decides_who_survives():
             if len(self.s) == 2:
                 self.finish()
 
-    survivors = [str(p)[0] for seed in range(20) for p in smc_steer(Half(), 2, 4, seed=seed)]
+    survivors = [str(p)[0] for seed in range(20) for p in smc_steer(Half(), 2, 4, expand="copies", seed=seed)]
     assert survivors.count("H") > 0.9 * len(survivors)
 
 

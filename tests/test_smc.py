@@ -24,7 +24,7 @@ from llmppl.inference.resampling import optimal, systematic
 
 V = 6
 ALGORITHMS = {
-    "steer": lambda model, **options: smc_steer(model, 4, 3, **options),
+    "steer": lambda model, **options: smc_steer(model, 4, 3, expand="copies", **options),
     "standard": lambda model, **options: smc_standard(model, 4, **options),
     "importance": lambda model, **options: importance_sampling(model, 4, **options),
 }
@@ -183,8 +183,9 @@ def test_a_model_that_has_finished_already_is_returned_as_it_is():
     model = Walk()
     model.score(-2.0)
     model.finish()
-    posterior = smc_steer(model, 3, 2, seed=0)
-    assert len(posterior) == 3 and posterior.log_ml == pytest.approx(-2.0)
+    for expand, number in (("copies", 3), ("distinct", 1)):
+        posterior = smc_steer(model, 3, 2, expand=expand, seed=0)
+        assert len(posterior) == number and posterior.log_ml == pytest.approx(-2.0)
 
 
 # ---- the loop
@@ -201,7 +202,7 @@ def test_weights_start_at_minus_log_N_and_copies_share_the_weight_of_their_paren
     smc_standard(Look(), 4)
     np.testing.assert_allclose(seen, [-math.log(4)] * 4)
     seen.clear()
-    smc_steer(Look(), 4, 3)
+    smc_steer(Look(), 4, 3, expand="copies")
     np.testing.assert_allclose(seen, [-math.log(12)] * 12)
 
 
@@ -241,7 +242,7 @@ def test_finished_particles_are_neither_expanded_nor_stepped_again():
             assert (counts == 1).sum() == finished[0]
             finished[0] = sum(particle.finished for particle in step.particles)
 
-        for particle in smc_steer(Walk(), 4, 3, seed=seed, on_step=on_step):
+        for particle in smc_steer(Walk(), 4, 3, expand="copies", seed=seed, on_step=on_step):
             assert particle.steps == len(particle.s)
 
 

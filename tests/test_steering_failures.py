@@ -17,7 +17,7 @@ from llmppl.models.tokens import NextToken
 
 V = 6
 ALGORITHMS = {
-    "steer": lambda model, **options: smc_steer(model, 4, 2, **options),
+    "steer": lambda model, **options: smc_steer(model, 4, 2, expand="copies", **options),
     "standard": lambda model, **options: smc_standard(model, 4, **options),
     "importance": lambda model, **options: importance_sampling(model, 4, **options),
 }
@@ -84,7 +84,7 @@ def test_every_text_of_the_soft_weights_has_its_share_of_Z():
     found = {"".join(coins): [] for coins in cartesian("HT", repeat=3)}
     for seed in range(repetitions(10000, 1000)):
         weights = dict.fromkeys(found, 0.0)
-        for particle in smc_steer(SoftCoins(), 4, 2, seed=seed):
+        for particle in smc_steer(SoftCoins(), 4, 2, expand="copies", seed=seed):
             weights[str(particle)] += math.exp(particle.log_weight)
         for text, weight in weights.items():
             found[text].append(weight)
@@ -132,7 +132,8 @@ def test_no_scheme_revives_a_zero_weight(scheme):
 def test_fewer_alive_than_N_are_kept_as_they_are():
     sizes = set()
     for seed in range(100):
-        smc_steer(Coins(), 4, 2, seed=seed, on_step=lambda step: sizes.add(len(step.particles)))
+        on_step = lambda step: sizes.add(len(step.particles))       # noqa: E731
+        smc_steer(Coins(), 4, 2, expand="copies", seed=seed, on_step=on_step)
     assert sizes == {0, 1, 2, 3, 4}                     # neither 8, nor a population that comes back empty
 
 

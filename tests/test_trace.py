@@ -163,7 +163,7 @@ class Doomed(Model):
 
 
 def test_a_run_in_which_all_die_and_one_in_which_all_finish_say_so(tmp_path):
-    smc_steer(Doomed(), 3, 2, seed=0, on_step=Recorder(tmp_path / "dead.jsonl"))
+    smc_steer(Doomed(), 3, 2, expand="copies", seed=0, on_step=Recorder(tmp_path / "dead.jsonl"))
     recording = load(tmp_path / "dead.jsonl")
     assert recording.status() == "All particles had died after 2 steps."
     assert recording.particles() == [] and recording.attribution() == {}

@@ -2,12 +2,12 @@
 
 *Copies* are K of every active particle, each with 1/K of its weight (Lew et al. 2023, Algorithm 1, to the letter).
 *Independent* ones are the same, but those that made the same choices become one, with the weights of them all: to have
-one of them twice tells nothing new. *Distinct* chooses the first choices of all particles together, without replacement: a step is run up to
-its first `sample` of a finite support; the candidates (particle, value), each with the weight of the particle times the
-probability of the value, go through the optimal down-sampler, and each that is kept is run from the beginning of the
-step with that choice fixed; several times, with shares of its weight, if there are few of them and the step chooses on.
-The down-sampler keeps the expected sum of any function over the candidates, and the selection after the step does so
-again; so Z-hat stays unbiased.
+one of them twice tells nothing new. *Distinct* chooses the first choices of all particles together, without
+replacement: a step is run up to its first `sample` of a finite support; the candidates (particle, value), each with the
+weight of the particle times the probability of the value, go through the optimal down-sampler, and each that is kept is
+run from the beginning of the step with that choice fixed; several times, with shares of its weight, if there are few of
+them and the step chooses on. The down-sampler keeps the expected sum of any function over the candidates, and the
+selection after the step does so again; so Z-hat stays unbiased.
 """
 
 from __future__ import annotations
