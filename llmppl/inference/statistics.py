@@ -168,39 +168,52 @@ class History:
         return (self._n * squares - 1) / (self._n - 1), 1 / squares
 
     def _of_pairs(self) -> tuple[float, float]:
-        """Var(Z-hat) / Z-hat^2, and the effective number of families of particles that share no draw."""
-        C = np.ones((1, 1))                             # (n, n), of the particles before the step
+        """Var(Z-hat) / Z-hat^2, and the effective number of families of particles that share no chance.
+
+        Two particles share chance by the draws and the uncertain selections of their common past; `apart` is C without
+        its scaling.
+        """
+        C = apart = np.ones((1, 1))                     # (n, n), of the particles before the step
         log_weights = np.zeros(1)                       # (n,) theirs
         for t, change in enumerate(self._changes):
             parents = np.zeros_like(change.parents) if t == 0 else change.parents      # all start at one state
-            starts = _selected(C, log_weights, parents, change.groups, change.log_kept, change.log_starts)
-            moved = _moved(starts, change.groups, change.copies)
+            starts = _kept(C, parents, change.groups, change.log_kept)
+            starts = _rescaled(starts, change.log_starts, _mass(C, log_weights))
+            moved = _moved(_scaled_up(starts, change.groups, change.copies), change.copies)
             each = np.arange(change.ancestors.size)
             log_kept = np.minimum(change.log_weights[change.ancestors] - change.log_chosen, 0.0)
-            C = _selected(moved, change.log_weights, change.ancestors, each, log_kept, change.log_chosen)
+            C = _kept(moved, change.ancestors, each, log_kept)
+            C = _rescaled(C, change.log_chosen, _mass(moved, change.log_weights))
+            apart = _moved(_kept(apart, parents, change.groups, change.log_kept), change.copies)
+            apart = _kept(apart, change.ancestors, each, log_kept)
             log_weights = change.log_survivors
-        weights = _normalised(log_weights)
-        apart = float(weights @ (C > 0) @ weights)      # share of the pairs that share no draw
-        return 1 - _mass(C, log_weights), 1 / max(1 - apart, 1e-12)
+        return 1 - _mass(C, log_weights), 1 / max(1 - _mass(apart, log_weights), 1e-12)
 
 
-def _selected(
-    C: Floats, log_weights: Floats, ancestors: Indices, groups: Indices, log_kept: Floats, log_chosen: Floats
-) -> Floats:
-    """C after a selection kept each group of `ancestors` with probability exp(log_kept); the sum over pairs stays."""
+def _kept(C: Floats, ancestors: Indices, groups: Indices, log_kept: Floats) -> Floats:
+    """C after a selection kept each group of `ancestors` with probability exp(log_kept)."""
     kept = C[np.ix_(ancestors, ancestors)]
-    kept = np.where(groups[:, None] == groups, kept * np.exp(log_kept), kept)
-    mass = _mass(kept, log_chosen)
-    return kept * (_mass(C, log_weights) / mass) if mass > 0 else kept
+    return np.where(groups[:, None] == groups, kept * np.exp(log_kept), kept)
 
 
-def _moved(C: Floats, groups: Indices, copies: Indices) -> Floats:
-    """C after candidates have drawn, `copies` each (M,); those of one group did so independently."""
+def _rescaled(C: Floats, log_weights: Floats, mass: float) -> Floats:
+    """C with the sum over pairs that it had before the selection."""
+    now = _mass(C, log_weights)
+    return C * (mass / now) if now > 0 else C
+
+
+def _scaled_up(C: Floats, groups: Indices, copies: Indices) -> Floats:
+    """C of candidates about to draw, `copies` each (M,): pairs in a group stand for those of each with itself, too."""
     drew = copies > 0
     number = np.bincount(groups, np.maximum(copies, 0))[groups]     # (M,) copies in the same group
     siblings = (groups[:, None] == groups) & drew[:, None] & drew
-    C = np.where(siblings, C * (number / np.maximum(number - 1, 1))[:, None], C)
-    np.fill_diagonal(C, np.diagonal(C) * np.where(drew, 1 - 1 / np.maximum(copies, 1), 1.0))
+    return np.where(siblings, C * (number / np.maximum(number - 1, 1))[:, None], C)
+
+
+def _moved(C: Floats, copies: Indices) -> Floats:
+    """C after candidates have drawn, `copies` each (M,)."""
+    C = C.copy()
+    np.fill_diagonal(C, np.diagonal(C) * np.where(copies > 0, 1 - 1 / np.maximum(copies, 1), 1.0))
     return C
 
 
