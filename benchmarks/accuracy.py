@@ -10,6 +10,7 @@ and distinct with a twist (the log mass of the automaton, `Lookahead`) where the
     python benchmarks/accuracy.py                       # everything
     python benchmarks/accuracy.py --only embedded --runs 40 --particles 20
     python benchmarks/accuracy.py --only calibration    # the standard error that one run gives of itself
+    python benchmarks/accuracy.py --only rejection      # a mask beside `where`, which tests only the tokens it draws
 
 `tokens` are those that a run would take with an empty cache, on average. They differ at equal N: particles that are the
 same share their tokens, and distinct ones have less to share; infilling runs every extension. So a second table, at
@@ -49,7 +50,9 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
+from llmppl.models.distributions import Distribution
 from llmppl.models.lookahead import Lookahead, mean_law
+from llmppl.models.programs import short_words
 
 K = 3
 LONG = 400                                              # N of the runs that stand for the truth
@@ -331,9 +334,48 @@ def calibrate(subject: Subject, runs: int, N: int) -> None:
     table(f"{subject.name}: the standard error of a single run, N={N}, K={K}, {runs} runs", columns, rows)
 
 
+class ShortWords(Model):
+    """Ten tokens in which no word has more than five letters, by a mask or by a test of the tokens that are drawn."""
+
+    def __init__(self, lm: CachedTransformer, prompt: str, fits: Callable[[str], Any], masked: bool) -> None:
+        super().__init__()
+        self.context, self.fits, self.masked = lm.context(prompt), fits, masked
+        self.calls: list[int] = []
+
+    def step(self) -> None:
+        p = self.transformer(self.context)
+        allowed = self.fits(self.s)
+        proposal = p.masked(allowed) if self.masked else p.where(lambda token: bool(allowed[token]))
+        token = self.sample(p, proposal=proposal)
+        self.calls.append(len(allowed) if isinstance(proposal, Distribution) else proposal.calls)
+        self.s += token
+        self.context += token
+        if len(self.calls) == 10:
+            self.finish()
+
+
+def reject(runs: int, N: int) -> None:
+    """The same program with a mask and with `where`: Z-hat, its spread, and how many tokens are tested a draw."""
+    lm, prompt = CachedTransformer.from_pretrained(), "The Fed says"
+    short, go_on = short_words(lm.vocab, 5), lm.vocab.not_eos
+    rows = []
+    for name in ("mask", "where"):
+        model = ShortWords(lm, prompt, lambda text: short(prompt + text) & go_on, name == "mask")
+        found = [smc_standard(model, N, rng=rng, progress=False) for rng in np.random.default_rng(0).spawn(runs)]
+        Z = np.exp([particles.log_ml for particles in found])
+        calls = np.mean([np.mean(particle.calls) for particles in found for particle in particles])
+        sd = float(Z.std(ddof=1))
+        rows.append((
+            name, number(float(Z.mean()), sd / math.sqrt(runs)), f"{sd / Z.mean():.3f}",
+            f"{np.std(np.log(Z), ddof=1):.3f}", f"{calls:.1f}", f"{len(lm.vocab) / calls:.0f}",
+        ))  # fmt: skip
+    columns = ("proposal", "Z-hat", "relative sd", "sd of log Z-hat", "tokens tested a draw", "fewer than V by")
+    table(f"words of at most 5 letters, 10 tokens after {prompt!r}, smc_standard N={N}, {runs} runs", columns, rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=[*SUBJECTS, "calibration"])
+    parser.add_argument("--only", choices=[*SUBJECTS, "calibration", "rejection"])
     parser.add_argument("--runs", type=int, default=100, help="of each method, program and N on the tiny transformer; "
                         "half as many on the embedded model")
     parser.add_argument("--particles", type=int, nargs="+", default=[5, 20, 80], metavar="N")
@@ -345,6 +387,9 @@ def main() -> None:
     print(machine())
     if options.only == "calibration":
         calibrate(tiny(), options.runs, max(options.particles))
+        return
+    if options.only == "rejection":
+        reject(options.runs, 20)
         return
     middle = 20 if 20 in options.particles else options.particles[0]
     found: dict[str, dict[tuple[str, int], dict[str, Result]]] = {"N": {}, "tokens": {}}
@@ -360,6 +405,7 @@ def main() -> None:
         summarise(each, middle, equal)
     if options.only is None:
         calibrate(tiny(), options.runs, max(options.particles))
+        reject(options.runs, 20)
 
 
 if __name__ == "__main__":
