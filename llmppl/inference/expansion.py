@@ -292,7 +292,7 @@ class _Probe:
         try:
             self.particle.step()
         except _Left:
-            return
+            del self.particle                           # it refers back here, and would keep its contexts until a gc
 
     def _draw(self, proposal: Proposal) -> tuple[Any, float]:
         if not isinstance(proposal, Distribution) or proposal.support is None:

@@ -45,7 +45,7 @@ class Probability:
 
     def __repr__(self) -> str:
         of = ", of the shortest matches" if self.shortest else ""
-        outside = self.estimate < self.lower or self.estimate > self.upper
+        outside = max(self.lower - self.estimate, self.estimate - self.upper) > 3.0 * self.standard_error
         but = ", which the bounds exclude: too few particles meet a match" if outside else ""
         return (
             f"Probability(between {self.lower:.6g} and {self.upper:.6g}{of}; "
