@@ -9,20 +9,21 @@ every word stays short and every text goes on from both prompts. The number befo
     The little girl went to the park and ...
     The old king went to the sea and ...
 
-    each o scores 0: 0.9 o's on average, log Z-hat -11.24
-      0.457 ... asked for help.
-      0.409 ... found it.
-      0.049 ... asked what it was.
-
-    each o scores 1: 1.2 o's on average, log Z-hat -9.84
-      0.718 ... asked for help.
-      0.142 ... found it.
-      0.026 ... got to play.
-
-    each o scores 2: 3.3 o's on average, log Z-hat -8.05
-      0.434 ... asked for help.
-      0.281 ... found lots of food.
-      0.164 ... found lots of yummy food.
+    each o scores 0: 1.1 o's on average, log Z-hat -11.06
+      0.671 ... asked for help.
+      0.127 ... had lots of fun.
+      0.036 ... was very happy.
+      ...
+    each o scores 1: 1.5 o's on average, log Z-hat -9.80
+      0.516 ... asked for help.
+      0.265 ... had lots of fun.
+      0.022 ... woke up.
+      ...
+    each o scores 2: 3.1 o's on average, log Z-hat -7.84
+      0.275 ... had lots of fun.
+      0.215 ... found lots of food.
+      0.197 ... asked for help.
+      ...
 """
 
 import argparse

@@ -10,19 +10,19 @@ nothing of the questions and has seen few digits: form is not content, and log Z
 model would have been by itself.
 
     Is 1+1=2?
-      unguided  'fer to InTake envoc his garden held. Maxbye, Sally, grabbed his foot and headed off the straw' ...
-      guided    'Yes'  (log Z-hat -5.2)
+      unguided  '0 palm. Nobody ever get everything something here."\\nLiz idea.\\nSo she decided to match her ...
+      guided    'Yes'  (log Z-hat -5.5)
 
     In what year was Noam Chomsky born?
-      unguided  'Just as they had only seen a sympture, coming outside, but when, all in the city of the bloom was ...
-      guided    ' 1900'  (log Z-hat -18.2)
+      unguided  "H jump on all some days, and souteen time earnestly, and instead of riding it sally, for I'd rather ...
+      guided    ' 1956'  (log Z-hat -19.1)
 
     What is the IP address of the Google DNS servers?
-      unguided  " conduct to Guardan, immering together, carry each to all hands, nonsense to your life, littleDon't...
-      guided    '40.44.3.000'  (log Z-hat -23.9)
+      unguided  'Yes, made sure -- well, indeed,iamb just mine."\\nJory just then the exciting stibly flew by a ...
+      guided    '8.10.00.000'  (log Z-hat -20.7)
 
     What is a good Python variable name? (temperature 0.1)
-      unguided     'Yes, I am glad to see you are a good friend."\\n"I am glad you are," said the old man. "I am ...
+      unguided     'Yes, I am glad to see you are a good friend."\\n"I am glad you are," said the old man, "and ...
       at most 1    'Yes' [cut]
       at most 2    'Yesterday' [cut]
       at most 4    'Yesterday'

@@ -10,25 +10,25 @@ over the weighted particles; +- is its standard error over independent runs.
 
     The Fed says ... (30 tokens, no word of more than five letters)
 
-      local masking: mean log-probability -94.4 +- 2.1 (10 runs, N=10)
+      local masking: mean log-probability -94.1 +- 2.1 (10 runs, N=10)
         ..., "Wow!" The two of them were so happy. They were all so proud. The shapt lived in a small green tree.
         .... "I'm sorry, Ben," Lily said. "The name is Billy. I don't know you are here." Ben did
         ...: 'This is not for her. She will not hide or less merry more than it is. She is wolf, than you meird
 
-      steering: mean log-probability -75.6 +- 3.6 (10 runs, N=10)
-        ..., "That is okay. What do you want for me? I want to be happy and mean to you!" Ted says,
-        ...that it is not the c since still and that is all clean. Today, we have to go to sea to the other side of the
-        ...where the ball is," it says. "Can you ask me?" Asked his mom. "Yes," Pedro. He open
+      steering: mean log-probability -80.2 +- 4.2 (10 runs, N=10)
+        ...; you think not have been able to have such a place." "No, it very hard, sir," Dick said; "I know I
+        ..., "Yes!" Lily and Tom are sad. They say, "We are sorry, Zoe. They are not ugly. M
+        ..., "Yes! That is fun!" Tim and the pedi pedal used the broad lemon to bake up to
 
     Once upon a time ... (30 tokens, no word of more than five letters)
 
       local masking: mean log-probability -66.6 +- 1.3 (10 runs, N=10)
-      steering: mean log-probability -53.7 +- 3.6 (10 runs, N=10)
+      steering: mean log-probability -46.3 +- 2.1 (10 runs, N=10)
 
     The little girl ... (30 tokens, no word of more than five letters)
 
       local masking: mean log-probability -96.5 +- 3.2 (10 runs, N=10)
-      steering: mean log-probability -71.4 +- 3.2 (10 runs, N=10)
+      steering: mean log-probability -72.9 +- 2.9 (10 runs, N=10)
 """
 
 import argparse

@@ -8,23 +8,18 @@ What to look for: fillings that make the rest of the sentence likely ("play with
 that are far from equal, since a whole hole is drawn in one step, which is why each particle is extended K=10
 times; particles that share what was decided early.
 
-    To tell the truth, every[BLANK] he[BLANK] to[BLANK] another[BLANK].
-      log Z-hat -10.65, ess 5.7
-      0.381  To tell the truth, every year, without a bit, but he promised to like anything on another in the world.
-      0.104  To tell the truth, every year, without a bit, but he promised to like anything on another day.
-      0.072  To tell the truth, every year, without a bit, but he promised to be anotherorn.
-
     The dog was very[BLANK] because he had lost his[BLANK].
-      log Z-hat -8.71, ess 8.6
-      0.235  The dog was very sad because he had lost his game to go home.
-      0.200  The dog was very upset because he had lost his trousers.
-      0.064  The dog was very upset because he had lost his friend.
-
+      log Z-hat -7.62, ess 1.8
+      0.711  The dog was very sad because he had lost his game to go home.
+      0.172  The dog was very sad because he had lost his instead.
+      0.076  The dog was very happy, because he had lost his running all the way home.
+      ...
     "Please,[BLANK]," said the bear. "I want to[BLANK] with you."
-      log Z-hat -20.36, ess 4.9
-      0.366  "Please, Amy," said the bear. "I want to come with you."
-      0.170  "Please, baby," said the bear. "I want to play with you."
-      0.129  "Please, Amy," said the bear. "I want to slide with you."
+      log Z-hat -20.34, ess 5.8
+      0.276  "Please, sweetie," said the bear. "I want to play with you."
+      0.191  "Please, mapedo," said the bear. "I want to play with you."
+      0.166  "Please, baby," said the bear. "I want to play with you."
+      ...
 """
 
 import argparse

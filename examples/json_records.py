@@ -8,16 +8,18 @@ What to look for: every text is JSON and an instance of the schema. A record cos
 (log Z-hat), for it has never seen JSON; so its records have the form, and little to do with the prompt.
 
     Once upon a time, there was a little girl named Lily. She was three years old and liked cake.
-      log Z-hat -327.6, 12 particles
-      Sue, 3, likes cake: 'I want at borrowede.'
-      Sue, 3, likes cake: 'I want at borroweds.'
-      {"name":"Sue","age":3,"likes":"cake","said":"I want at borrowede."}
+      log Z-hat -297.7, 12 particles
+      Sue, 3, likes cats: 'I want to dismerate.'
+      Sue, 3, likes cats: 'I want to dismerce!'
+      Sue, 3, likes cats: 'I want to dismercel!'
+      {"name":"Sue","age":3,"likes":"cats","said":"I want to introduce!"}
 
     Tom was a boy who had a big dog. He was happy.
-      log Z-hat -335.4, 12 particles
-      Sue, 6, likes cats: 'I want to ask a rib.'
-      Sue, 6, likes cats: 'I want to ask a rug.'
-      {"name":"Sue","age":6,"likes":"cats","said":"I want to ask a rug."}
+      log Z-hat -321.8, 12 particles
+      Tim, 3, likes cats: 'I want to be obeddy.'
+      Tim, 3, likes cats: 'I want to be obeden.'
+      Tim, 3, likes cats: 'I want to be obedgi!'
+      {"name":"Tim","age":3,"likes":"cats","said":"I want to be obedle."}
 """
 
 import argparse

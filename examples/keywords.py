@@ -5,9 +5,20 @@ after which the sentence could not hold them all in time. A *predicate*: no long
 reasonable size knows; `where` tests only tokens that are drawn, and each comes with the weight that makes it right
 (adaptive weighted rejection sampling). A *twist*: what is missing counts against a particle before it is too late.
 
-What to look for: the target is the same in all three runs, so a higher mean log Z-hat is a better sample of it.
+What to look for: the target is the same whatever the twist, so a higher mean log Z-hat is a better sample of it.
 Without a twist nothing hurries until the mask forces the words in. To count the missing ones needs a number of nats for
-each; to know how probable they are in the tokens that are left (`Lookahead`) does not.
+each; to know how probable they are in the tokens that are left (`Lookahead`) does not, and its mean is the highest
+in both. Five runs are few: only in the second set is it more than two standard errors above no twist.
+
+    dog, ball, park (at most 24 tokens; N=20, K=3, 5 runs)
+      no twist       mean log Z-hat  -24.8 +- 1.7   One day, Tim went to go to the park, but he was very excited to ...
+      missing words  mean log Z-hat  -22.2 +- 2.0   One day, when they got to the park, Tim saw a boy playing with a ...
+      log mass       mean log Z-hat  -21.9 +- 1.3   One day, they threw the ball on the other side of the park and ...
+
+    cat, tree, bird (at most 24 tokens; N=20, K=3, 5 runs)
+      no twist       mean log Z-hat  -30.5 +- 1.7   One sunny day, Tim went on an adventure and saw a big tree ...
+      missing words  mean log Z-hat  -27.8 +- 1.8   One day, Tim found ale tree in the woods and he wanted to find ...
+      log mass       mean log Z-hat  -23.8 +- 1.1   One day, Tim went for a walk outside and he saw a big bird w ...
 """
 
 import argparse
@@ -22,7 +33,7 @@ from llmppl.models.lookahead import Lookahead, mean_law
 
 PROMPT = "Once upon a time, there was a little boy named Tim. He liked to play outside with his mom."
 SENTENCE = r" [A-Z][a-z]*(,? [A-Za-z][a-z]*)*\."
-CONCEPTS = [["dog", "ball", "park"], ["cat", "tree", "bird"], ["boat", "fish", "water"]]
+CONCEPTS = [["dog", "ball", "park"], ["cat", "tree", "bird"]]
 NATS = 4.0                                              # what a missing word counts, where they are counted
 
 
@@ -65,7 +76,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    sets, num_tokens, num_runs, N, K = (CONCEPTS[:1], 14, 2, 4, 2) if args.quick else (CONCEPTS, 24, 10, 20, 3)
+    sets, num_tokens, num_runs, N, K = (CONCEPTS[:1], 14, 2, 4, 2) if args.quick else (CONCEPTS, 24, 5, 20, 3)
 
     lm = CachedTransformer.from_pretrained(args.lm)
     law = mean_law(lm.context("Once upon a time"), 30 if args.quick else 500)

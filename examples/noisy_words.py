@@ -6,26 +6,29 @@ A step draws a token of what was meant from the normalised product of both, what
 explains the letters typed at its place, and weighs by the channel. The model is asked for what follows the prompt, so
 the same letters are read in the light of the words before them, and, through the weights, of those after them.
 
-What to look for: slips are mended where the small model knows the word that was meant, and the weights say how sure it
-is. Where the model is lost the slip stays, or another word takes its place: the posterior is no better than its prior.
+What to look for: all slips are mended, "huh" and "bef" too, which could be words; the other readings hold what is left
+of the weight, and say how sure the model is. An ess near 1 means that one reading has nearly all of it. The posterior
+is no better than its prior: give it a word of your own that the small model does not know (--typed), and see.
 
     After 'Once upon a time, there was a little girl.'
 
       typed She wanted to plsy with her dpg in the garden.
-      log Z-hat -33.4, ess 30.0
-      1.000 She wanted to play with her dog in the garden.
+      log Z-hat -32.6, ess 1.0
+      0.997 She wanted to play with her dog in the garden.
+      0.002 She wanted to play with her spg in the garden.
+      0.000 She wanted to play with her egg in the garden.
 
       typed She saw a big bitd in the trre.
-      log Z-hat -31.3, ess 4.1
-      0.985 She saw a big bird in the tree.
-      0.015 She saw a big bite in the tree.
-      0.000 She saw a big bite in the tire.
+      log Z-hat -32.0, ess 1.0
+      0.983 She saw a big bird in the tree.
+      0.017 She saw a big bite in the tree.
+      0.000 She saw a big bite on the tree.
       ...
       typed She had a cat. The cst sat on the bef.
-      log Z-hat -56.3, ess 8.8
-      0.620 She had a cat. The cat sat in the net.
-      0.380 She had a cat. The cat sat on the bef.
-      0.000 She had a cat. The cat sat on the ben.
+      log Z-hat -42.1, ess 1.0
+      0.994 She had a cat. The cat sat on the bed.
+      0.006 She had a cat. The cat sat on the bef.
+      0.000 She had a cat. The cat sat on the bee.
 """
 
 import argparse

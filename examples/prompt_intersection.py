@@ -5,46 +5,45 @@ drawn from: the law after the first prompt, weighed by the second ("first"), or 
 ("product"). This is Fig. 4 of Lew et al. 2023 in kind: the mean of log Z-hat against the number of particles.
 
 What to look for: the mean of log Z-hat grows with N towards log Z, which it cannot exceed on average, and the higher it
-is, the closer the particles are to the target (docs/inference.md). Where ten tokens are drawn, the product needs fewer
-particles. Where a text ends with its sentence, most of log Z is in how early it ends (the small model likes "." best),
-which a proposal that is the best one token ahead does not see: the two are alike. Ten runs show no more than that;
-with --runs 40, product against first at N=1, 2, 5, 10, 20, 50 is
-
-    ten tokens   -29.2 -28.5 -27.3 -26.6 -25.9 -25.6   against   -37.0 -31.3 -28.1 -27.1 -26.8 -25.7   (+- 0.2 to 1.0)
-    a sentence   -24.6 -21.8 -14.3 -10.6  -9.1  -7.4   against   -34.4 -24.6 -13.8 -10.3  -8.7  -7.4   (+- 0.2 to 4.2)
+is, the closer the particles are to the target (docs/inference.md). Where ten tokens are drawn, the product is ahead
+with one or two particles; from five on the two are alike. Where a text ends with its sentence, most of log Z is in how
+early it ends (the small model likes "." best), which a proposal that is the best one token ahead does not see: there
+the product is no better, and a run of few particles that misses the short texts is far off, which its standard error
+shows. From 20 particles on all runs find them.
 
 The output, with a plot of it in prompt_intersection.png:
 
     'For breakfast, the bear ate' and 'In the garden, the princess saw', ten tokens: mean log Z-hat of 10 runs, K=3
 
       N   from the product of both laws     from the first prompt's law
-      1    -29.10 +- 0.97                    -37.79 +- 2.15
-      2    -28.29 +- 1.15                    -29.42 +- 1.11
-      5    -28.21 +- 0.45                    -27.70 +- 0.54
-      10   -26.13 +- 0.41                    -26.55 +- 0.60
-      20   -25.55 +- 0.28                    -26.59 +- 0.50
-      50   -26.21 +- 0.36                    -25.96 +- 0.32
+      1    -28.80 +- 1.21                    -33.97 +- 1.43
+      2    -27.43 +- 0.54                    -32.14 +- 1.28
+      5    -26.30 +- 0.50                    -26.63 +- 0.47
+      10   -26.62 +- 0.32                    -27.35 +- 0.89
+      20   -26.24 +- 0.30                    -26.33 +- 0.35
 
       one text of each:
-      N=1   product  ...the delicious treat. She was very happy and
-      N=1   first    ...her little her evil love, and she was not
+      N=1   product  ...the night, and the bridegroom and
+      N=1   first    ...this, and ate it. Then the girl
       ...
-      N=50  product  ...the butterfly. She was so happy and
-      N=50  first    ...the dishwasher and the dish
+      N=20  product  ...the little girl. She said, "Hi
+      N=20  first    ...one of the most delicious treats that lay
 
     'My favorite writer is probably' and 'My favorite physicist is probably', a sentence: mean log Z-hat of 10 runs, K=3
 
       N   from the product of both laws     from the first prompt's law
-      1    -25.07 +- 5.22                    -29.13 +- 9.48
-      2    -37.26 +- 8.09                    -16.74 +- 1.99
-      5    -14.94 +- 2.11                    -13.12 +- 2.24
-      10   -10.30 +- 1.57                     -8.15 +- 0.85
-      20    -8.53 +- 1.11                     -7.05 +- 0.19
-      50    -7.11 +- 0.20                     -7.10 +- 0.14
+      1    -45.82 +- 9.67                    -31.17 +- 8.87
+      2    -18.94 +- 4.04                    -18.69 +- 3.19
+      5    -16.95 +- 4.36                     -9.12 +- 1.45
+      10    -7.55 +- 0.35                     -8.28 +- 0.93
+      20    -7.15 +- 0.02                     -7.20 +- 0.07
 
       one text of each:
-      N=1   product  ...a real thing to do.
-      N=1   first    ...her brother.
+      N=1   product  ...a very nice idea.
+      N=1   first    ...just a caterpillar.
+      N=2   product  ...a poor child."
+      N=2   first    ...an old man.
+      N=5   product  ....
       ...
 """
 
@@ -75,7 +74,7 @@ def main():
     parser.add_argument("--runs", type=int, default=10, help="runs for each mean (10)")
     parser.add_argument("--out", default="prompt_intersection.png", help="where to draw the plot")
     args = parser.parse_args()
-    counts, num_runs = ([1, 2, 5], 3) if args.quick else ([1, 2, 5, 10, 20, 50], args.runs)
+    counts, num_runs = ([1, 2, 5], 3) if args.quick else ([1, 2, 5, 10, 20], args.runs)
 
     lm = CachedTransformer.from_pretrained(args.lm)
     results = []                                        # one for each case: {proposal: (means, errors) over counts}

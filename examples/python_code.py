@@ -6,17 +6,17 @@ name is no keyword, which its terminal says by looking ahead. Python parses each
 What to look for: every text parses, and ends within its tokens. The embedded model has never seen a program: it adds
 names that look like its words, and avoids whatever else it can.
 
-    How do I know if a dog is big?  (log Z-hat -106.8)
-      def biteye(slade, jumps, cloths, chews, energy): return now    # names used: now
-      def biteye(slade, jumps, cloths, chews, etc): return a    # names used: a
-      def biteye(slade, jumps, cloths, chews, etc): return to    # names used: to
-      def biteye(slade, jumps, cloths, chews, etter): return the    # names used: the
+    How do I know if a dog is big?  (log Z-hat -109.6)
+      def weezze(nicer, pope, harbor, belt, humble, the): return to    # names used: to
+      def weezze(nicer, pope, harbor, belt, humble, well): return jump    # names used: jump
+      def weezze(nicer, pope, harbor, belt, humble, well): return that    # names used: that
+      def weezze(nicer, pope, harbor, belt, humble, well): return to    # names used: to
 
-    def is_happy(friend): return friend == "happy"  (log Z-hat -92.1)
-      def clerks(tness, yezel, ya, etcter, etc): return to    # names used: to
-      def clerks(tness, yezel, ya, etcter, etter): return to    # names used: to
-      def clerks(tness, yezel, yay, juicy, up, y): return the    # names used: the
-      def clerks(tness, yezy, cold, yarhy, grazy): return the    # names used: the
+    def is_happy(friend): return friend == "happy"  (log Z-hat -102.1)
+      def vidnae(cutt, anger, anger, anger, anger, aer): return to    # names used: to
+      def vidnae(ia, angel, aables, angels, dusk, the): return to    # names used: to
+      def vidnae(ia, angel, aables, angely, beard, a): return clean    # names used: clean
+      def vidnae(ia, angel, aables, angely, beard, a): return to    # names used: to
 """
 
 import argparse

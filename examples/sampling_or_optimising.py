@@ -6,8 +6,9 @@ share it keeps is Z, which steering estimates from a few particles.
 
 What to look for: beams are far more probable than the texts that the program stands for, and all alike: nearly the same
 few words begin them, however many beams there are. Their lengths follow the width of the beam and not the posterior,
-whose mean length steering and rejection both estimate. `docs/inference.md` has a program whose most probable texts are
-much too short. Steering's share that obeys agrees with that of rejection, which throws most of its draws away.
+on whose mean length and mean log-probability steering and rejection agree. `docs/inference.md` has a program whose most
+probable texts are much too short. Rejection throws most of its draws away; steering has 16 texts, all different, and
+its Z is the estimate of one run: near the share that obeys after the first prompt, a quarter of it after the second.
 
     Once upon a time, there was ...
                           tokens  log prob  texts  different  beginnings
@@ -15,13 +16,13 @@ much too short. Steering's share that obeys agrees with that of rejection, which
       beam search, N=4      15.8     -11.3      4          4           1
       beam search, N=16     17.4     -13.3     16         16           2
         the best of them    13.0      -9.3      1          1           1
-      steering, N=16        13.7     -25.6     16         14           6
+      steering, N=16        17.1     -30.9     16         16           8
       rejection             17.6     -30.7     12         12          11
-      12 of 200 plain draws obey; steering's estimate of Z is 0.054
+      12 of 200 plain draws obey; steering's estimate of Z is 0.042
         beam   ...a boy named Timmy. Timmy loved to play with his toys.
         beam   ...a boy named Timmy. Timmy loved to play with his toys all day long.
-        drawn  ...a bird. It was so liday and had a big, sauce.
-        drawn  ...a big truck. It went to take a walk.
+        drawn  ...a big hook. The hook was very small and seen the ocean.
+        drawn  ...a young boy named Tim. One day, Tim saw a big truck in the park.
 
     One day, the old king ...
                           tokens  log prob  texts  different  beginnings
@@ -29,13 +30,13 @@ much too short. Steering's share that obeys agrees with that of rejection, which
       beam search, N=4      19.0     -18.7      4          4           1
       beam search, N=16     21.9     -19.1     16         16           1
         the best of them    18.0     -16.9      1          1           1
-      steering, N=16        16.2     -30.2     16         14           6
+      steering, N=16        22.4     -54.2     16         16           3
       rejection             21.0     -54.3      6          6           6
-      6 of 200 plain draws obey; steering's estimate of Z is 0.042
+      6 of 200 plain draws obey; steering's estimate of Z is 0.007
         beam   ...went for a walk. He saw a big pile of pile of pile.
         beam   ...went for a walk in the park. He saw a big pile of grass.
-        drawn  ...got very sad. But then, he had an urge.
-        drawn  ...and her mom went to play. It was a game.
+        drawn  ...asked the big king, "What do you want?" The king said, "I want to joke up!"
+        drawn  ...had a knot very well in the woods. It was very small and all right.
 """
 
 import argparse

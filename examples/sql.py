@@ -5,17 +5,18 @@ asked. Two programs differ in their prompt alone.
 
 What to look for: every query parses (lark is asked) and ends within the tokens it has. Each piece of SQL costs the
 embedded model, which has seen none, many nats (log Z-hat), so that the question has little say in what is asked. Give a
-model that knows SQL with --lm. The number before a query is its weight.
+model that knows SQL with --lm. The number before a query is its weight: a condition costs so much that a query without
+one has nearly all of it.
 
-    The girl had a dog and a cat. What color was the dog?  (log Z-hat -204.5)
-      0.300  SELECT age, age FROM pets WHERE color = 'mmediingbritterratulation';
-      0.150  SELECT age, age FROM pets WHERE color = 'miblookedrettylophail';
-      0.150  SELECT age, age FROM pets WHERE color = 'mmediingbritterratulats';
+    The girl had a dog and a cat. What color was the dog?  (log Z-hat -123.7)
+      1.000  SELECT color, color FROM pets;
+      0.000  SELECT color, color FROM pets WHERE color = 'lesblemidedgecolciesz';
+      0.000  SELECT color, color FROM pets WHERE color = 'lesblemidedgecolcato';
 
-    The man lived in a big town. He had a job in the town.  (log Z-hat -117.6)
-      1.000  SELECT town, height FROM people;
-      0.000  SELECT town, height FROM people WHERE height = 100;
-      0.000  SELECT town, height FROM people WHERE height > 610;
+    The man lived in a big town. He had a job in the town.  (log Z-hat -122.8)
+      0.862  SELECT town, town FROM people;
+      0.138  SELECT color, color FROM pets;
+      0.000  SELECT town, town FROM people WHERE town = 'mastothermgeppsrencefowls';
 """
 
 import argparse
