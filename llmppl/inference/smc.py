@@ -219,6 +219,8 @@ def repeat(
         Show a bar; by default where stderr is a terminal.
     """
     count("R", R)
+    if not callable(run):
+        raise TypeError(f"repeat wants a function of an rng, lambda rng: smc_steer(model, N, K, rng=rng), not {run!r}")
     runtime = Runtime()
     repeats = [_Repeat(run, stream) for stream in _generator(seed, rng).spawn(R)]
     with bar(progress, R, _state_of_repeats, unit="run") as show:
