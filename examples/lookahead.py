@@ -1,4 +1,4 @@
-"""Looking ahead: twists that know something of the tokens to come, where they pay off and where they do not.
+"""Looking ahead: twists that know something of the tokens to come, some that pay off and some that do not.
 
 A short story is worth more the better it meets a wish, and that is settled only by its end. A twist guesses it
 earlier. *Critic*: what the text is worth as it stands. *Rollout*: what it would be worth after its likeliest
