@@ -227,6 +227,14 @@ def test_a_card_without_a_place_for_figures_is_refused(tmp_path):
         evaluate_embedded.fill(card, "figures")
 
 
+def test_weights_without_a_checksum_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"incomplete: .*model\.safetensors is not there; install llmppl again"):
+        verify(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(ValueError, match=r"incomplete: .*sha256 is not there"):
+        verify(tmp_path)
+
+
 def test_weights_that_are_not_those_of_the_checksum_are_refused(tmp_path, monkeypatch):
     verify()
     folder = tmp_path / "embedded"

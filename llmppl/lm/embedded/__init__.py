@@ -9,14 +9,21 @@ from pathlib import Path
 PATH: Path = Path(__file__).parent
 
 
+AGAIN = "install llmppl again (pip install --force-reinstall --no-deps llmppl)"
+
+
 def verify(folder: Path = PATH) -> None:
-    """Compare the weights in `folder` with their checksum, model.safetensors.sha256; ValueError if they differ."""
+    """Compare the weights in `folder` with model.safetensors.sha256; ValueError if they differ or one is not there."""
     weights = folder / "model.safetensors"
-    expected = weights.with_suffix(".safetensors.sha256").read_text(encoding="utf-8").split()[0]
-    with weights.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    checksum = weights.with_suffix(".safetensors.sha256")
+    for file in (weights, checksum):
+        if not file.is_file():
+            raise ValueError(f"the embedded model is incomplete: {file} is not there; {AGAIN}")
+    expected = checksum.read_text(encoding="utf-8").split()[0]
+    with weights.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != expected:
         raise ValueError(
             f"the weights of the embedded model are damaged: the SHA-256 of {weights} is {found[:12]}..., not "
-            f"{expected[:12]}... as shipped; install llmppl again (pip install --force-reinstall --no-deps llmppl)"
+            f"{expected[:12]}... as shipped; {AGAIN}"
         )
