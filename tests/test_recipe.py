@@ -4,11 +4,13 @@ A small model takes 200 steps; the slow run gives a larger one three minutes. Al
 """
 
 import contextlib
+import copy
 import hashlib
 import io
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,6 +20,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, smc_standard
 from llmppl.lm import hf
@@ -185,6 +189,101 @@ def test_the_loss_of_training_and_its_gradients_are_those_of_autograd():
         out += [value.detach().double(), *(leaf.grad for leaf in leaves)]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)      # the sum is kept in float32
+
+
+@pytest.mark.parametrize("options, message", [
+    ("--minutes 0", "--minutes must be above 0, not 0.0"),
+    ("--vocab 70000", "--vocab must be from 257, the bytes and the end of text, to 65536, not 70000"),
+    ("--hidden 64 --heads 5", "--heads must be such that --hidden 64 over it is even, not 5"),
+    ("--heads 6 --kv-heads 4", "--kv-heads must be a divisor of --heads 6, not 4"),
+    ("--window 2000", "--window must be from 1 to --context 1024, not 2000"),
+    ("--dropout 1", "--dropout must be from 0 to below 1, not 1.0"),
+    ("--decay 0", "--decay must be above 0 and at most 1, not 0.0"),
+])  # fmt: skip
+def test_a_number_that_makes_no_training_is_refused_before_it_begins(options, message, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run(train_embedded, "--out", tmp_path / "model", "--mix", MIX, *options.split())
+    assert message in capsys.readouterr().err and not (tmp_path / "model").exists()
+
+
+def test_weights_go_on_under_a_tokenizer_of_their_own_or_another(recipe):
+    """With its own tokenizer nothing changes; a token that is new gets the mean of the tokens that spell it."""
+    old, bpe = recipe.lm.model, recipe.lm.tokenizer.backend_tokenizer
+    again = copy.deepcopy(old)
+    train_embedded.inherit(again, bpe, recipe.folder)
+    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), old.state_dict().values(), strict=True))
+
+    other_bpe = train_embedded.train_tokenizer([MIX], len(recipe.lm.vocab) + 100)
+    config = copy.deepcopy(old.config)
+    config.vocab_size = other_bpe.get_vocab_size()
+    larger = LlamaForCausalLM(config)
+    train_embedded.inherit(larger, other_bpe, recipe.folder)
+    rows, old_rows = larger.get_input_embeddings().weight, old.get_input_embeddings().weight
+    fresh = other_bpe.get_vocab().keys() - bpe.get_vocab().keys()
+    assert fresh
+    for token in fresh:                             # the letters of a byte-level token spell its bytes
+        pieces = bpe.encode(decoders.ByteLevel().decode([token]), add_special_tokens=False).ids
+        torch.testing.assert_close(rows[other_bpe.token_to_id(token)], old_rows[pieces].mean(0))
+    for token in ["<|endoftext|>", "e", "0"]:
+        assert torch.equal(rows[other_bpe.token_to_id(token)], old_rows[bpe.token_to_id(token)])
+
+
+def test_weights_of_another_size_are_refused(recipe):
+    config = copy.deepcopy(recipe.lm.model.config)
+    config.num_hidden_layers += 1
+    larger = LlamaForCausalLM(config)
+    layers = config.num_hidden_layers
+    message = re.escape(f"has num_hidden_layers {layers - 1}, but {layers} is asked for")
+    with pytest.raises(ValueError, match=message):
+        train_embedded.inherit(larger, recipe.lm.tokenizer.backend_tokenizer, recipe.folder)
+
+
+def test_dropout_silences_its_share_of_every_part_in_training_only():
+    """The embeddings and two parts of each of two layers; what is left is scaled by 1 / (1 - 0.25)."""
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    decoder, plain = LlamaModel(config), LlamaModel(config).eval()
+    plain.load_state_dict(decoder.state_dict())
+    train_embedded.add_dropout(decoder, 0.25)
+    outputs = []
+    parts = [decoder.embed_tokens, *(part for layer in decoder.layers for part in (layer.self_attn, layer.mlp))]
+    for part in parts:
+        part.register_forward_hook(lambda part, inputs, out: outputs.append(out[0] if isinstance(out, tuple) else out))
+    ids = torch.randint(32, (8, 40), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    decoder.train()(input_ids=ids)
+    assert len(outputs) == 5
+    for out in outputs:                             # 20,480 values: the standard error of the share is 0.003
+        assert float((out == 0).float().mean()) == pytest.approx(0.25, abs=0.015)
+    embedded = plain.embed_tokens(ids)
+    torch.testing.assert_close(outputs[0], torch.where(outputs[0] == 0, 0, embedded / 0.75))
+    torch.testing.assert_close(decoder.eval()(input_ids=ids)[0], plain(input_ids=ids)[0])
+
+
+def test_two_processes_share_a_step_and_average_gradients_and_progress(tmp_path):
+    """The script of two processes trains a small model, and then averages numbers that are known."""
+    script = tmp_path / "both.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(TOOLS)!r})\n"
+        "import torch, train_embedded\n"
+        "train_embedded.main()\n"
+        "rank, processes = train_embedded.rank_and_processes()\n"
+        "gradients = [torch.full((2, 3), rank + 1.0), torch.tensor([10.0 * rank])]\n"
+        "progress = train_embedded.average_over_processes(gradients, 0.5 + rank / 4)\n"
+        f"torch.save((processes, progress, gradients), {str(tmp_path)!r} + f'/{{rank}}.pt')\n"
+    )
+    out = tmp_path / "model"
+    options = [*SMALL.replace("--steps 200", "--steps 3").split(), "--dropout", "0.1", "--window", "64"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    subprocess.run([*launch, "--out", out, "--mix", MIX, *options], check=True, capture_output=True, timeout=300)
+    training = json.loads((out / "training.json").read_text(encoding="utf-8"))
+    assert (training["steps"], training["tokens_seen"]) == (3, 3 * 2 * 8 * 64)
+    verify(out)
+    for rank in (0, 1):
+        processes, progress, gradients = torch.load(tmp_path / f"{rank}.pt")
+        assert (processes, progress) == (2, 0.625)
+        assert gradients[0].tolist() == [[1.5] * 3] * 2 and gradients[1].tolist() == [5.0]
 
 
 def test_a_question_of_infilling_differs_in_as_many_words_as_are_missing_and_its_first_text_is_held_out():

@@ -6,6 +6,9 @@ a weight in each: the last part can be spent on the simplest text. The same scri
 
     python tools/train_embedded.py --out out/tiny --minutes 80 --mix stories.txt:6:30 tales.txt:3:6 novels.txt:0.5:0
 
+Started by `torchrun --nproc-per-node N`, N processes share every step, each with a batch of its own: on a CPU, a
+process to a core does more than a process with all of them.
+
 A mix item is PATH:MAIN_WEIGHT:DECAY_WEIGHT; a corpus is drawn with probability proportional to weight times size.
 Files are UTF-8, with documents between blank lines. One document in fifty is held out of the training of the weights
 (not of the tokenizer's), and the weights that do best on these, as the last part mixes them, are the ones kept.
@@ -21,12 +24,14 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from corpora import EOS, EOS_ID, Corpus, HeldOut, documents, parse, read_held_out, read_training
 from evaluate_embedded import evaluate, held_out_losses, markdown
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -35,6 +40,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 # GPT-2's pre-tokens, but for digits and white space, which stand alone: no token has a space in its middle.
 PRE_TOKENS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
+SIZES = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
 ROWS = 256                                          # of logits that exist at a time in training
 
 
@@ -119,6 +125,37 @@ def new_model(vocab_size: int, args: argparse.Namespace) -> LlamaForCausalLM:
     return LlamaForCausalLM._from_config(config, attn_implementation=None if torch.cuda.is_available() else "eager")
 
 
+def add_dropout(decoder: torch.nn.Module, probability: float) -> None:
+    """Dropout on the embeddings and on what each attention and feed-forward part adds (Vaswani et al. 2017, 5.4)."""
+
+    def drop(module: torch.nn.Module, inputs: tuple, output: Tensor | tuple) -> Tensor | tuple:
+        first, *others = output if isinstance(output, tuple) else (output,)
+        dropped = torch.nn.functional.dropout(first, probability, module.training)
+        return (dropped, *others) if isinstance(output, tuple) else dropped
+
+    for part in [decoder.embed_tokens, *(part for layer in decoder.layers for part in (layer.self_attn, layer.mlp))]:
+        part.register_forward_hook(drop)
+
+
+def rank_and_processes() -> tuple[int, int]:
+    """The number of this process, from 0, and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def average_over_processes(gradients: list[Tensor], progress: float) -> float:
+    """Replace the gradients by their means over the processes, if there are several; returns the mean progress, too."""
+    _, processes = rank_and_processes()
+    if processes == 1:
+        return progress
+    flat = torch.cat([*(g.flatten() for g in gradients), gradients[0].new_tensor([progress])])
+    dist.all_reduce(flat)
+    flat /= processes
+    *means, mean_progress = flat.split([*(g.numel() for g in gradients), 1])
+    for g, mean in zip(gradients, means, strict=True):
+        g.copy_(mean.view_as(g))
+    return mean_progress.item()
+
+
 def working_dtype(args: argparse.Namespace) -> torch.dtype:
     """What the products are computed in."""
     return torch.bfloat16 if args.bfloat16 else torch.float32
@@ -195,6 +232,9 @@ def inherit(model: LlamaForCausalLM, bpe: Tokenizer, folder: Path) -> None:
     """Begin with the weights of `folder`; a token it has not gets the mean row of the tokens that spell it there."""
     old_bpe = PreTrainedTokenizerFast.from_pretrained(folder).backend_tokenizer
     old = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for size in SIZES:
+        if (theirs := getattr(old.config, size)) != (ours := getattr(model.config, size)):
+            raise ValueError(f"the model in {folder} has {size} {theirs}, but {ours} is asked for")
     weights = old.state_dict()
     rows, ids = old.model.embed_tokens.weight.detach(), old_bpe.get_vocab()
     new_rows = torch.empty(bpe.get_vocab_size(), rows.shape[1])
@@ -212,14 +252,18 @@ def train(
     args: argparse.Namespace,
 ) -> dict:
     """Train for `args.steps` or `args.minutes`; writes the best weights, returns what training.json holds."""
-    rng = np.random.default_rng(args.seed)
+    rank, processes = rank_and_processes()
+    rng = np.random.default_rng([args.seed, rank])
+    torch.manual_seed(args.seed + rank)             # of the dropout
     sizes = np.array([len(corpus.tokens) for corpus in corpora])
     main_probs = np.array([corpus.main_weight for corpus in corpora]) * sizes
     decay_probs = np.array([corpus.decay_weight for corpus in corpora]) * sizes
     optimizers = new_optimizers(model, args)
     adam_params = optimizers[1].param_groups[0]["params"]
     # The gradients are those of a copy, in bfloat16 if asked for; the weights that learn stay in float32.
-    working = copy.deepcopy(model).to(working_dtype(args))
+    working = copy.deepcopy(model).to(working_dtype(args)).train()
+    if args.dropout:
+        add_dropout(working.model, args.dropout)
     forward = torch.compile(working.model) if args.compile else working.model
     pairs = list(zip(model.parameters(), working.parameters(), strict=True))
 
@@ -229,13 +273,17 @@ def train(
     best, best_losses = math.inf, {}
     while progress < 1:
         probs = decay_probs if progress > 1 - args.decay else main_probs
+        scale = learning_rate_scale(progress, steps, args.decay)
         windows = draw_batch(corpora, probs / probs.sum(), args.batch, args.window, rng).to(model.device)
         loss = loss_on(forward, working.lm_head.weight, windows)
         loss.backward()
         for ours, theirs in pairs:
             ours.grad, theirs.grad = theirs.grad.float(), None
+        steps += 1
+        seconds = time.monotonic() - start
+        progress = steps / args.steps if args.steps else seconds / (args.minutes * 60)
+        progress = average_over_processes([p.grad for p in model.parameters()], progress)
         torch.nn.utils.clip_grad_norm_(adam_params, 1.0)
-        scale = learning_rate_scale(progress, steps, args.decay)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["top_lr"] * scale
@@ -243,11 +291,10 @@ def train(
         with torch.no_grad():
             for ours, theirs in pairs:
                 theirs.copy_(ours)
-        steps += 1
-        tokens_seen += args.batch * args.window
+        tokens_seen += args.batch * args.window * processes
         average = loss.item() if average is None else 0.98 * average + 0.02 * loss.item()
-        seconds = time.monotonic() - start
-        progress = steps / args.steps if args.steps else seconds / (args.minutes * 60)
+        if rank:
+            continue                                # the first process looks and writes
         if steps % 50 == 0:
             print(f"{seconds:7.0f} s  step {steps}  {tokens_seen / 1e6:.2f}M tokens  loss {average:.3f}", flush=True)
         if progress >= 1 or seconds >= next_look:
@@ -286,11 +333,13 @@ def check(corpora: list[Corpus], window: int) -> None:
 
 def train_folder(args: argparse.Namespace) -> None:
     """Train tokenizer and model, and write the folder."""
+    if "WORLD_SIZE" in os.environ:                  # set by torchrun
+        dist.init_process_group()
+    rank, _ = rank_and_processes()
     torch.manual_seed(args.seed)
     bpe = train_tokenizer(args.mix, args.vocab)
     corpora = read_training(args.mix, bpe)
     check(corpora, args.window)
-    print("tokens:", {corpus.name: len(corpus.tokens) for corpus in corpora}, flush=True)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=EOS,
@@ -298,20 +347,50 @@ def train_folder(args: argparse.Namespace) -> None:
         clean_up_tokenization_spaces=False,
         model_max_length=args.context,
     )
-    tokenizer.save_pretrained(args.out)
     model = new_model(bpe.get_vocab_size(), args)
-    if args.start:
-        inherit(model, bpe, args.start)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
-    print("parameters:", sum(p.numel() for p in model.parameters()), flush=True)
+    if args.weights:
+        inherit(model, bpe, args.weights)
+    model.to(f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu")
+    if rank == 0:
+        tokenizer.save_pretrained(args.out)
+        print("tokens:", {corpus.name: len(corpus.tokens) for corpus in corpora})
+        print("parameters:", sum(p.numel() for p in model.parameters()), flush=True)
 
     report = train(model, tokenizer, corpora, read_held_out(args.mix, bpe), args)
+    if rank:
+        return
     best = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float16)
     best.save_pretrained(args.out)
     (args.out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     digest = hashlib.sha256((args.out / "model.safetensors").read_bytes()).hexdigest()
     (args.out / "model.safetensors.sha256").write_text(f"{digest}  model.safetensors\n", encoding="utf-8")
     print(markdown(evaluate(args.out, args.mix, args.window), report), flush=True)
+
+
+def wrong_option(args: argparse.Namespace) -> str | None:
+    """What is wrong with the numbers, if anything."""
+    head_width = args.hidden / max(1, args.heads)
+    rules = {
+        "minutes": (args.minutes > 0, "above 0"),
+        "steps": (args.steps >= 0, "0, for --minutes to count, or more"),
+        "look_every": (args.look_every > 0, "above 0"),
+        "vocab": (257 <= args.vocab <= 1 << 16, "from 257, the bytes and the end of text, to 65536"),
+        "layers": (args.layers >= 1, "at least 1"),
+        "heads": (args.heads >= 1 and head_width % 2 == 0, f"such that --hidden {args.hidden} over it is even"),
+        "kv_heads": (args.kv_heads >= 1 and args.heads % args.kv_heads == 0, f"a divisor of --heads {args.heads}"),
+        "intermediate": (args.intermediate >= 1, "at least 1"),
+        "window": (1 <= args.window <= args.context, f"from 1 to --context {args.context}"),
+        "batch": (args.batch >= 1, "at least 1"),
+        "lr": (args.lr > 0, "above 0"),
+        "adam_lr": (args.adam_lr > 0, "above 0"),
+        "dropout": (0 <= args.dropout < 1, "from 0 to below 1"),
+        "decay": (0 < args.decay <= 1, "above 0 and at most 1"),
+        "seed": (args.seed >= 0, "at least 0"),
+    }
+    for name, (good, what) in rules.items():
+        if not good:
+            return f"--{name.replace('_', '-')} must be {what}, not {getattr(args, name)}"
+    return None
 
 
 def main() -> None:
@@ -322,7 +401,7 @@ def main() -> None:
 
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
     parser.add_argument("--mix", nargs="+", required=True, metavar="PATH:MAIN:DECAY", help="the texts, see above")
-    parser.add_argument("--start", type=Path, metavar="FOLDER", help="begin with the weights of this model, same sizes")
+    parser.add_argument("--weights", type=Path, metavar="FOLDER", help="begin with these weights, of the same sizes")
     parser.add_argument("--bfloat16", action="store_true", help="for a GPU, or a processor with AMX")
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     add("--minutes", 60.0, "how long to train")
@@ -339,9 +418,13 @@ def main() -> None:
     add("--batch", 16, "windows of a step")
     add("--lr", 0.02, "learning rate of Muon")
     add("--adam-lr", 0.004, "learning rate of AdamW")
+    add("--dropout", 0.0, "probability of dropout, for texts that are seen many times")
     add("--decay", 0.4, "share of the time that the learning rate falls")
     add("--seed", 0, "seed of weights and windows")
-    train_folder(parser.parse_args())
+    args = parser.parse_args()
+    if wrong := wrong_option(args):
+        parser.error(wrong)
+    train_folder(args)
 
 
 if __name__ == "__main__":
