@@ -138,19 +138,24 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
     """
     alive, log_weights, N = _checked(log_weights, N)
     if alive.size <= N:
-        return alive, log_weights
-    log_c, certain = threshold(log_weights, N)
-    undecided = np.flatnonzero(~certain)
-    n = N - np.count_nonzero(certain)               # at least 1
+        return alive, log_weights.copy()
+    log_c, certain = _threshold(log_weights, N)
+    n = N - certain.size                            # at least 1
+    shares = log_weights + log_c
+    shares[certain] = -np.inf
     # No share of the undecided weight is above 1/n, so that points 1/n apart never meet one twice. Where a share is
     # just 1/n, rounding may break that: move a repeat one on, and what then runs past the end back.
     i = np.arange(n)
-    chosen = _owners(log_weights[undecided], (i + rng.random()) / n)
+    chosen = _owners(shares, (i + rng.random()) / n)
+    before = certain - np.arange(certain.size)      # how many undecided ones stand before each certain one
+    chosen -= np.searchsorted(certain, chosen)      # the place among the undecided
     chosen = i + np.maximum.accumulate(chosen - i)
-    chosen = np.minimum(chosen, undecided.size - n + i)
-    kept = certain.copy()
-    kept[undecided[chosen]] = True
-    return alive[kept], np.where(certain, log_weights, -log_c)[kept]
+    chosen = np.minimum(chosen, alive.size - N + i)
+    chosen += np.searchsorted(before, chosen, side="right")
+    kept = np.concatenate([certain, chosen])
+    new_log_weights = np.concatenate([log_weights[certain], np.full(n, -log_c)])
+    order = np.argsort(kept)
+    return alive[kept[order]], new_log_weights[order]
 
 
 def threshold(log_weights: ArrayLike, N: int) -> tuple[float, NDArray[np.bool_]]:
@@ -179,16 +184,25 @@ def threshold(log_weights: ArrayLike, N: int) -> tuple[float, NDArray[np.bool_]]
     alive, log_alive, N = _checked(log_weights, N)
     if alive.size <= N:
         raise ValueError(f"a threshold for N={N} needs more than {N} particles alive; there are {alive.size}")
-    order = np.argpartition(log_alive, alive.size - N)
-    rest, top = order[: alive.size - N], order[alive.size - N :]
-    top = top[np.argsort(-log_alive[top], kind="stable")]
-    rising = np.append(logsumexp(log_alive[rest]), log_alive[top[::-1]])
-    log_tails = np.logaddexp.accumulate(rising)[:0:-1]              # (N,) log of the sum without the k largest
-    k = int(np.argmax(np.log(np.arange(N, 0, -1)) + log_alive[top] <= log_tails))   # true at N - 1, if nowhere before
+    log_c, places = _threshold(log_alive, N)
     certain = np.zeros(np.size(log_weights), dtype=np.bool_)
-    certain[alive[top[:k]]] = True
-    left = np.asarray(log_weights, dtype=np.float64)[~certain]
-    return float(np.log(N - k) - logsumexp(left)), certain
+    certain[alive[places]] = True
+    return log_c, certain
+
+
+def _threshold(log_weights: NDArray[np.float64], N: int) -> tuple[float, NDArray[np.int64]]:
+    """log c and the places of those that reach it, increasing, for more than N weights, all above -inf."""
+    order = np.argpartition(log_weights, log_weights.size - N - 1)[log_weights.size - N - 1 :]
+    order = order[np.argsort(-log_weights[order], kind="stable")]
+    top, next_one = order[:N], order[N]
+    rest = log_weights - log_weights[next_one]
+    rest[top] = -np.inf
+    log_rest = log_weights[next_one] + np.log(np.sum(np.exp(rest, out=rest)))
+    rising = np.append(log_rest, log_weights[top[::-1]])
+    log_tails = np.logaddexp.accumulate(rising)[:0:-1]              # (N,) log of the sum without the k largest
+    reached = np.log(np.arange(N, 0, -1)) + log_weights[top] <= log_tails
+    k = int(np.argmax(reached))                                     # true at N - 1, if nowhere before
+    return float(np.log(N - k) - log_tails[k]), np.sort(top[:k])
 
 
 def _checked(log_weights: ArrayLike, N: int) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
@@ -197,18 +211,18 @@ def _checked(log_weights: ArrayLike, N: int) -> tuple[NDArray[np.int64], NDArray
     log_weights = np.asarray(log_weights, dtype=np.float64)
     if log_weights.ndim != 1:
         raise ValueError(f"log_weights must have one dimension; got shape {log_weights.shape}")
-    wrong = np.flatnonzero(~(log_weights < np.inf))
-    if wrong.size:
+    if not np.max(log_weights, initial=-np.inf) < np.inf:           # the maximum with a NaN is NaN
+        wrong = np.flatnonzero(~(log_weights < np.inf))
         raise ValueError(f"log_weights[{wrong[0]}] is {log_weights[wrong[0]]}; a log weight is finite, or -inf if dead")
     alive = np.flatnonzero(log_weights > -np.inf).astype(np.int64, copy=False)
-    return alive, log_weights[alive], N
+    return alive, log_weights if alive.size == log_weights.size else log_weights[alive], N
 
 
 def _owners(log_weights: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.int64]:
     """The particle in whose part of [0, 1), cut in proportion to the weights, each point lies; (n,) for (n,) points."""
-    cum = np.cumsum(np.exp(log_weights - np.max(log_weights)))
-    cum /= cum[-1]
-    points = np.minimum(points, np.nextafter(1.0, 0.0))             # (i + u) / n may round to 1, which nobody owns
+    cum = log_weights - np.max(log_weights)
+    np.cumsum(np.exp(cum, out=cum), out=cum)
+    points = np.minimum(points, np.nextafter(1.0, 0.0)) * cum[-1]   # (i + u) / n may round to 1, which nobody owns
     return np.searchsorted(cum, points, side="right").astype(np.int64, copy=False)   # a part of length 0 is passed
 
 

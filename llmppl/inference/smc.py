@@ -89,7 +89,8 @@ def smc_steer(
         copies that chose the same in the step become one, with the weight of both. All are unbiased; the first has
         the smallest errors, and runs more tokens, since no two of its extensions are the same.
     seed, rng
-        Give at most one. The same seed gives the same particles, whatever is cached and however calls are batched.
+        Give at most one. The same seed gives the same particles, whatever is cached and however calls are batched, but
+        for rounding: in float32 a law differs in its last digits with the batch it came from, and may tip a choice.
     max_steps : int, optional
         After so many steps, particles that have not finished are returned as they are, marked `cut`.
     on_step : callable, optional
