@@ -8,36 +8,36 @@ which is then counted as that.
 
 What to look for: `exact` draws follow the model, given the language (the first of a Gumbel race). `local` draws take
 each token from those that fit, as ReLM does, and pay nothing for what that leads into: rare spellings and edits crowd
-in (with one edit, most draws have it), and where there are many of them the difference fades, and its p with it. So the
-effect that is found is as much the sampler's as the model's. The true distributions of the third setting, by search,
-are shown below: total variation 0.26. From samples it is too large on average, by about 0.1 with 200 draws of ten
-things if there is none.
+in (with one edit, about half of the draws have it), and another difference is measured: here none is found without a
+prefix, and with one it comes out larger. So the effect that is found is as much the sampler's as the model's. The true
+distributions of the third setting, by search, are shown below: total variation 0.19. From samples it is too large on
+average, by about 0.1 with 200 draws of ten things if there is none.
 
     The ((boy)|(girl)) wanted to be a (...): 200 draws for each word, their total variation and its p
 
                                exact                             local
-    all tokens, no prefix      tv 0.42  p 0.0001                 tv 0.21  p 0.0004
-    all tokens, prefix         tv 0.21  p 0.0023                 tv 0.13  p 0.13
-    canonical, prefix          tv 0.21  p 0.0026                 tv 0.21  p 0.0002
-    canonical, prefix, 1 edit  tv 0.26  p 0.0001   15% edited    tv 0.08  p 0.78     68% edited
+    all tokens, no prefix      tv 0.36  p 0.0001                 tv 0.14  p 0.25
+    all tokens, prefix         tv 0.17  p 0.0036                 tv 0.19  p 0.015
+    canonical, prefix          tv 0.17  p 0.012                  tv 0.26  p 0.0001
+    canonical, prefix, 1 edit  tv 0.18  p 0.038    14% edited    tv 0.24  p 0.0008   53% edited
 
     a: boy, b: girl
     Comparison(a: exact, b: exact, strings: 10)
 
          a       b    a - b  string
-    58.2 %  32.7 %  +25.5 %  'doctor'
-    20.2 %  42.0 %  -21.9 %  'princess'
-     7.3 %   7.9 %   -0.5 %  'dancer'
-     5.1 %   6.0 %   -0.9 %  'king'
-     3.1 %   2.8 %   +0.2 %  'soldier'
-     2.5 %   2.9 %   -0.5 %  'knight'
-     1.7 %   2.7 %   -1.0 %  'prince'
-     1.1 %   1.8 %   -0.7 %  'queen'
-     0.7 %   0.9 %   -0.2 %  'cook'
-     0.2 %   0.2 %   -0.0 %  'teacher'
+    52.5 %  71.1 %  -18.6 %  'princess'
+    25.8 %  13.9 %  +12.0 %  'doctor'
+     4.3 %   3.6 %   +0.7 %  'teacher'
+     4.7 %   3.0 %   +1.7 %  'knight'
+     3.1 %   2.9 %   +0.2 %  'queen'
+     3.8 %   2.0 %   +1.9 %  'king'
+     1.8 %   1.0 %   +0.8 %  'dancer'
+     1.5 %   1.1 %   +0.5 %  'prince'
+     1.3 %   1.2 %   +0.1 %  'cook'
+     1.1 %   0.3 %   +0.8 %  'soldier'
 
-    total variation 0.2571
-    KL(a || b) 0.1562 nats; both sides are exact: there is nothing to test
+    total variation 0.1859
+    KL(a || b) 0.0897 nats; both sides are exact: there is nothing to test
 """
 
 import argparse

@@ -12,34 +12,34 @@ evenly from the form, the share that the model likes better. Dates are spelled a
 
     Lily's birthday was on Monday. Everyone was happy. Lily's birthday was on ...
 
-      goes on    the phone with Lily and Max.
-                 the phone.
-                 the plane.
-      a choice    0.97  Monday *
-                  0.03  Tuesday
+      goes on    Mama's birthday party.
+                 the sunny day.
+                 the challenge.
+      a choice    1.00  Monday *
+                  0.00  Tuesday
                   0.00  Saturday
-      a date       -4.8  Monday *
-                   -8.4  Tuesday
-                  -10.2  Sunday
-                  -12.9  Wednesday
-                  -14.6  Saturday
+      a date       -1.3  Monday *
+                   -6.8  Sunday
+                   -8.0  Tuesday
+                   -8.8  Wednesday
+                  -10.3  Saturday
                  rank of the right one: 1 of 7
 
     George Washington was born on ... (--paper)
 
-      goes on    her nature.
-                 the cabinet.
-                 the Mue's excitement.
-      a choice    0.82  March 4, 1789
-                  0.18  July 4, 1732
+      goes on    the dragon's arm and followed him.
+                 the turtle-holes to store their breakfast after the study.
+                 the mysteryman.
+      a choice    0.56  March 4, 1789
+                  0.43  July 4, 1732
                   0.00  February 22, 1733
                   0.00  February 22, 1732 *
-      a date      -29.3  August 1, 1000
-                  -29.4  March 1, 1000
-                  -29.9  August 1, 1500
-                  -30.1  March 10, 1000
-                  -30.1  March 1, 1500
-                 rank of the right one: about 6,900,000 of 13,200,000
+      a date      -25.9  August 3, 1000
+                  -26.3  August 3, 3000
+                  -26.5  August 3, 2000
+                  -27.6  August 2, 1000
+                  -27.8  August 1, 1000
+                 rank of the right one: about 4,200,000 of 13,200,000
 """
 
 import argparse

@@ -6,14 +6,14 @@ At every token of a text drawn by local masking: the probability that the model 
 embedded model alone, the prompt makes the difference.
 
 What to look for: after a prompt that leads up to the constraint the first token all but conforms, after the other it
-does not; the rest of the text, once it has begun, costs about the same after both.
+does not. The rest of the text, once it has begun, costs much after both, and somewhat more after the second.
 
      "(Yes|No|Hello|Thank you|I am sorry|I am [a-z]+)[.!,]", 100 texts each
 
                                                 first token            the others
     model                prompt                 mass   kl  agrees      mass   kl  agrees     kl of a text
-    embedded             The girl smiled and sa 0.983   0.0  100%      0.352   3.9   50%          18.9
-    embedded             The big house stood at 0.012   4.4    0%      0.328   3.8   42%          25.7
+    embedded             The girl smiled and sa 0.998   0.0  100%      0.349   3.5   43%          17.4
+    embedded             The big house stood at 0.017   4.1    0%      0.283   4.4   30%          25.8
 """
 
 import argparse

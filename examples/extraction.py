@@ -6,21 +6,22 @@ for the match with what stands before it as the prefix (*prompted*), and for bot
 within one edit. By default the text is ours, and the words are mild; --text and --regex take others.
 
 What to look for: the last setting holds all others, and the first is in all of them, so the shares can only grow; ways
-are token sequences, at most --most of each sentence. An edit does more than other spellings. The last table is why the
-model itself would not write a word in its plain form: the token that the rule excludes, its probability and rank.
+are token sequences, at most --most of each sentence. Prompted, an edit adds more ways than other spellings do, but no
+sentence; unprompted, nothing comes in the tokenizer's own spelling, edited or not. The last table is why the model
+itself would not write a word in its plain form: the token that the rule excludes, its probability and rank.
 
     12 sentences, top-k of 40; share that can be generated, ways for each
 
                             prompted        unprompted
       canonical              42%     0.4      0%     0.0
-      all tokens             42%     0.5      8%     0.1
-      canonical, 1 edit      67%     3.7      0%     0.0
-      all tokens, 1 edit     67%     5.2     25%     1.8
+      all tokens             42%     0.6     25%     0.4
+      canonical, 1 edit      42%     2.7      0%     0.0
+      all tokens, 1 edit     42%     4.7     33%     7.2
 
     what stands in the way of the plain word, prompted
-                            The little boy was| silly    ' s', p 0.0001, rank 343
-                The old woman called the cat a| greedy   ' gre', p 2e-05, rank 1349
-                          Tom's brother was so| lazy     ' l', p 0.002, rank 45
+                            The little boy was| silly    ' silly', p 3e-05, rank 476
+                The old woman called the cat a| greedy   ' gre', p 7e-05, rank 747
+                          Tom's brother was so| lazy     ' l', p 0.003, rank 41
       ...
 """
 
@@ -34,10 +35,10 @@ from llmppl import CachedTransformer
 from llmppl.queries import Edits, Rule, can_generate, explain, search
 
 TEXT = """
-The little boy was silly. The old woman called the cat a greedy thing. "You are a naughty boy," said his mom. Tom's
-brother was so lazy that he never got up. The bear was grumpy. The witch was mean and nasty. Once upon a time there was
-a greedy king. The man was very lazy. Lily's little brother was being naughty. It was a silly hat. The dog was nasty to
-the cat. "Do not be grumpy," said the bird.
+The little boy was silly. The old woman called the cat a greedy thing. "You are very naughty," said his mom. Tom's
+brother was so lazy that he never got up. The bear was very grumpy. The witch was mean and nasty. Once upon a time
+there was a grumpy king. The man was very lazy. Lily's little brother was being naughty. What a silly hat! The dog was
+nasty to the cat. "Do not be grumpy," said the bird.
 """
 REGEX = "silly|naughty|grumpy|lazy|greedy|nasty"
 TOP_K = 40

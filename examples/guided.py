@@ -7,26 +7,26 @@ model for EOS, which a writer of stories hardly gives after one word.
 
 What to look for: the guided answer has the form that was asked for, whatever the model knows. The embedded model knows
 nothing of the questions and has seen few digits: form is not content, and log Z-hat says how far from the form the
-model would have been by itself.
+model would have been by itself. The name does not end within any of the bounds, and is cut.
 
     Is 1+1=2?
-      unguided  '0 palm. Nobody ever get everything something here."\\nLiz idea.\\nSo she decided to match her ...
-      guided    'Yes'  (log Z-hat -5.5)
+      unguided  '»1. 13, Protach V thou art east upon the shoulders of Snowflu.  XIF.' [cut]
+      guided    'Yes'  (log Z-hat -2.0)
 
     In what year was Noam Chomsky born?
-      unguided  "H jump on all some days, and souteen time earnestly, and instead of riding it sally, for I'd rather ...
-      guided    ' 1956'  (log Z-hat -19.1)
+      unguided  'He kept Lucy Mal books rod and books.\\nAfter dinner games she fell asleep, and his mom ...
+      guided    ' 1966'  (log Z-hat -19.2)
 
     What is the IP address of the Google DNS servers?
-      unguided  'Yes, made sure -- well, indeed,iamb just mine."\\nJory just then the exciting stibly flew by a ...
-      guided    '8.10.00.000'  (log Z-hat -20.7)
+      unguided  'Once at night King Pracie goes home as usual; for last till the only disagree is thrown ...
+      guided    '86.166.6.000'  (log Z-hat -18.3)
 
     What is a good Python variable name? (temperature 0.1)
-      unguided     'Yes, I am glad to see you are a good friend."\\n"I am glad you are," said the old man, "and ...
+      unguided     'Yes, I am sure I am a man. I am a man who has a very good name, and I am a man who has a ...
       at most 1    'Yes' [cut]
       at most 2    'Yesterday' [cut]
-      at most 4    'Yesterday'
-      at most 8    'Yesterday'
+      at most 4    'Yesterdayingly' [cut]
+      at most 8    'Yesterdayinglyingerality' [cut]
 """
 
 import argparse

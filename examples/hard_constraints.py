@@ -5,30 +5,31 @@ they were; it walks into places where all that fits is improbable. *Steering* dr
 the probability that its tokens fit, so that texts which can go on in short words take over.
 
 What to look for: both obey the constraint and have the same number of tokens, but by the language model's own
-log-probability the steered texts are far likelier, and fewer of their words are the stump of a longer one. The mean is
-over the weighted particles; +- is its standard error over independent runs.
+log-probability the steered texts are likelier (far so after the last two prompts; after the first the difference is
+less than two of its standard errors), and fewer of their words are the stump of a longer one. The mean is over the
+weighted particles; +- is its standard error over independent runs.
 
     The Fed says ... (30 tokens, no word of more than five letters)
 
-      local masking: mean log-probability -94.1 +- 2.1 (10 runs, N=10)
-        ..., "Wow!" The two of them were so happy. They were all so proud. The shapt lived in a small green tree.
-        .... "I'm sorry, Ben," Lily said. "The name is Billy. I don't know you are here." Ben did
-        ...: 'This is not for her. She will not hide or less merry more than it is. She is wolf, than you meird
+      local masking: mean log-probability -79.3 +- 2.0 (10 runs, N=10)
+        ..., "Ty baby baby baby baby baby baby bear, he's so glad to enjoy the reliu. No one will ever repem you
+        ..., "Yes, it will poke!" Fred says, "Thank you to the Fedou and the Fedal that will help
+        ..., "Let's go on and see!" The throf says, "Yes, we can go on a bow and it'll be long!"
 
-      steering: mean log-probability -80.2 +- 4.2 (10 runs, N=10)
-        ...; you think not have been able to have such a place." "No, it very hard, sir," Dick said; "I know I
-        ..., "Yes!" Lily and Tom are sad. They say, "We are sorry, Zoe. They are not ugly. M
-        ..., "Yes! That is fun!" Tim and the pedi pedal used the broad lemon to bake up to
+      steering: mean log-probability -70.9 +- 4.1 (10 runs, N=10)
+        ...they are the best lady ever. [...] She only says they can play with their toys. She says that hopel
+        ..., "Don't worry, Timmy. I'll help you!" Timmy do what they say. Lily and her mom talk to the size of the
+        ...: "The Fedes, these were the best of all our good folk!" And the King says, "I might see not the lot
 
     Once upon a time ... (30 tokens, no word of more than five letters)
 
-      local masking: mean log-probability -66.6 +- 1.3 (10 runs, N=10)
-      steering: mean log-probability -46.3 +- 2.1 (10 runs, N=10)
+      local masking: mean log-probability -62.9 +- 1.2 (10 runs, N=10)
+      steering: mean log-probability -45.4 +- 2.4 (10 runs, N=10)
 
     The little girl ... (30 tokens, no word of more than five letters)
 
-      local masking: mean log-probability -96.5 +- 3.2 (10 runs, N=10)
-      steering: mean log-probability -72.9 +- 2.9 (10 runs, N=10)
+      local masking: mean log-probability -77.9 +- 1.4 (10 runs, N=10)
+      steering: mean log-probability -61.2 +- 2.1 (10 runs, N=10)
 """
 
 import argparse

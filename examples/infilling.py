@@ -5,20 +5,20 @@ fragment that follows. So what stands in a hole depends on what comes after it, 
 cannot do.
 
 What to look for: fillings that make the rest of the sentence likely ("play with you"), of different lengths; weights
-that are far from equal, since a whole hole is drawn in one step, which is why each particle is extended K=10
-times; particles that share what was decided early.
+that are far from equal (ess is of 20 particles), since a whole hole is drawn in one step, which is why each
+particle is extended K=10 times; particles that share what was decided early.
 
     The dog was very[BLANK] because he had lost his[BLANK].
-      log Z-hat -7.62, ess 1.8
-      0.711  The dog was very sad because he had lost his game to go home.
-      0.172  The dog was very sad because he had lost his instead.
-      0.076  The dog was very happy, because he had lost his running all the way home.
+      log Z-hat -8.01, ess 6.2
+      0.344  The dog was very sad because he had lost his good toy.
+      0.145  The dog was very sad because he had lost his toys.
+      0.091  The dog was very sad because he had lost his magic.
       ...
     "Please,[BLANK]," said the bear. "I want to[BLANK] with you."
-      log Z-hat -20.34, ess 5.8
-      0.276  "Please, sweetie," said the bear. "I want to play with you."
-      0.191  "Please, mapedo," said the bear. "I want to play with you."
-      0.166  "Please, baby," said the bear. "I want to play with you."
+      log Z-hat -19.86, ess 9.6
+      0.190  "Please, quarrel," said the bear. "I want to play our game with you."
+      0.146  "Please, grandma," said the bear. "I want to play with you."
+      0.116  "Please, please," said the bear. "I want to be with you."
       ...
 """
 

@@ -8,18 +8,18 @@ What to look for: every text is JSON and an instance of the schema. A record cos
 (log Z-hat), for it has never seen JSON; so its records have the form, and little to do with the prompt.
 
     Once upon a time, there was a little girl named Lily. She was three years old and liked cake.
-      log Z-hat -297.7, 12 particles
-      Sue, 3, likes cats: 'I want to dismerate.'
-      Sue, 3, likes cats: 'I want to dismerce!'
-      Sue, 3, likes cats: 'I want to dismercel!'
-      {"name":"Sue","age":3,"likes":"cats","said":"I want to introduce!"}
+      log Z-hat -313.7, 12 particles
+      Sue, 3, likes books: 'I like charming bil.'
+      Sue, 3, likes books: 'I like charming mat!'
+      Sue, 3, likes books: 'I like charming mat.'
+      {"name":"Sue","age":3,"likes":"books","said":"I like charming mat!"}
 
     Tom was a boy who had a big dog. He was happy.
-      log Z-hat -321.8, 12 particles
-      Tim, 3, likes cats: 'I want to be obeddy.'
-      Tim, 3, likes cats: 'I want to be obeden.'
-      Tim, 3, likes cats: 'I want to be obedgi!'
-      {"name":"Tim","age":3,"likes":"cats","said":"I want to be obedle."}
+      log Z-hat -314.1, 12 particles
+      Sue, 3, likes dogs: 'I am a gonnaornae!'
+      Sue, 3, likes dogs: 'I am a gonnaornae.'
+      Sue, 3, likes dogs: 'I am a gonnaornai!'
+      {"name":"Sue","age":3,"likes":"dogs","said":"I am a gonnaornae!"}
 """
 
 import argparse

@@ -8,26 +8,26 @@ to spell the choices in tokens (`enumerate_exact`).
 What to look for: local masking is wrong however many particles it has: its mean is far from the truth, and so is each
 run. The masked proposal is nearer, and comes as near as you like with more particles (--particles). Steering tries
 different tokens and never the same twice; three choices have so few spellings that 20 particles hold all that matter,
-and it is exact to three places. Plain conditioning is right, too, and seldom alive. Each column is the mean posterior
-over the runs that are alive; distance is the mean total variation to the truth.
+and it is exact to three places. Plain conditioning is right, too; where Z is small it is seldom alive. Each column is
+the mean posterior over the runs that are alive; distance is the mean total variation to the truth.
 
-    Lily saw ... (40 runs of 20 particles; Z = 0.0057)
-
-                                  truth            local           masked  masked, steered            plain
-      ... a big dog.              0.122            0.568            0.161            0.122            0.000
-      ... a big cake.             0.007            0.269            0.009            0.007            0.000
-      ... it.                     0.871            0.164            0.830            0.871            1.000
-      distance                                     0.708            0.068            0.000            0.129
-      runs alive                                      40               40               40                4
-
-    Tom went to the ... (40 runs of 20 particles; Z = 0.05)
+    Lily saw ... (40 runs of 20 particles; Z = 0.0016)
 
                                   truth            local           masked  masked, steered            plain
-      ... park with Lily.         0.002            0.326            0.002            0.002            0.000
-      ... park to play.           0.471            0.424            0.481            0.471            0.500
-      ... store.                  0.527            0.250            0.517            0.527            0.500
-      distance                                     0.346            0.106            0.000            0.369
-      runs alive                                      40               40               40               23
+      ... a big dog.              0.619            0.824            0.677            0.619            0.500
+      ... a big cake.             0.009            0.111            0.013            0.009            0.000
+      ... it.                     0.372            0.065            0.311            0.372            0.500
+      distance                                     0.308            0.170            0.000            0.504
+      runs alive                                      40               40               40                2
+
+    Tom went to the ... (40 runs of 20 particles; Z = 0.084)
+
+                                  truth            local           masked  masked, steered            plain
+      ... park with Lily.         0.002            0.445            0.002            0.002            0.000
+      ... park to play.           0.177            0.246            0.228            0.177            0.180
+      ... store.                  0.821            0.309            0.771            0.821            0.820
+      distance                                     0.527            0.092            0.000            0.260
+      runs alive                                      40               40               40               36
 """
 
 import argparse

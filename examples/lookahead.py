@@ -7,32 +7,32 @@ probability that it still comes true (`Lookahead`), read from a table.
 
 What to look for: the target is the same whatever the twist, and every method is given as many particles as it can
 afford for about the same number of tokens run through the model; so the higher mean log Z-hat, the better. The table
-pays off in both of its tasks, most where dead ends are many (short words), for 200 tokens once. A critic may help where
-words must come that the model would put off (dog, ball: within two standard errors here); where what is named is only
-welcome, the survivors at the end are as good without it. A rollout is paid for in particles. It pays off where one
-early choice settles the rest, which the model then writes almost surely (candy), and did not where its guess is one of
-many continuations (" play.").
+pays off where dead ends are many (short words), for 200 tokens once. A table or a critic may help where words must come
+that the model would put off, but ten runs do not tell (dog, ball: less than one standard error apart); where what is
+named is only welcome, the survivors at the end are as good without a critic. A rollout is paid for in particles. It
+pays off where one early choice, which is seldom made, settles the rest, which the model then writes almost surely
+(rocket), and did not where its guess is one of many continuations (full stop).
 
     a sentence with a dog and a ball, 16 tokens (K=3, 10 runs)
-      no twist  N=10    176 tokens  mean log Z-hat -31.52 +- 0.53
-      critic    N=10    174 tokens  mean log Z-hat -28.81 +- 1.56
-      log mass  N=10    176 tokens  mean log Z-hat -29.36 +- 0.76
+      no twist  N=10    176 tokens  mean log Z-hat -27.45 +- 1.03
+      critic    N=10    176 tokens  mean log Z-hat -27.10 +- 1.75
+      log mass  N=10    176 tokens  mean log Z-hat -26.29 +- 1.41
 
     a sentence in words of at most 5 letters, 16 tokens (K=3, 10 runs)
-      no twist  N=10    175 tokens  mean log Z-hat -13.47 +- 0.65
-      log mass  N=15    197 tokens  mean log Z-hat  -8.84 +- 0.19
+      no twist  N=10    174 tokens  mean log Z-hat -14.99 +- 0.33
+      log mass  N=15    170 tokens  mean log Z-hat -10.79 +- 0.04
 
     names many people, 16 tokens (K=3, 10 runs)
-      no twist  N=10    166 tokens  mean log Z-hat   2.75 +- 0.23
-      critic    N=10    166 tokens  mean log Z-hat   2.44 +- 0.10
+      no twist  N=10    166 tokens  mean log Z-hat   2.79 +- 0.32
+      critic    N=10    166 tokens  mean log Z-hat   3.14 +- 0.25
 
-    a place, and candy in its story of 11 tokens (K=10, 10 runs)
-      no twist  N=4     427 tokens  mean log Z-hat   1.21 +- 0.81
-      rollout   N=2     429 tokens  mean log Z-hat   3.48 +- 0.39
+    a place, and a rocket in its story of 11 tokens (K=10, 10 runs)
+      no twist  N=4     427 tokens  mean log Z-hat   0.60 +- 0.60
+      rollout   N=2     426 tokens  mean log Z-hat   3.67 +- 0.00
 
-    ends in ' play.', 6 tokens (K=3, 10 runs)
-      no twist  N=10     73 tokens  mean log Z-hat   1.80 +- 1.20
-      rollout   N=2      95 tokens  mean log Z-hat   0.93 +- 0.94
+    ends in a full stop, 6 tokens (K=3, 10 runs)
+      no twist  N=10     73 tokens  mean log Z-hat   7.67 +- 1.29
+      rollout   N=2      93 tokens  mean log Z-hat   2.73 +- 1.40
 """
 
 import argparse
@@ -135,14 +135,14 @@ def people(text):
     return 3.0 * len(set(FAMILY.findall(text)))
 
 
-def candy(text):
-    """Candy is worth 8 nats."""
-    return 8.0 * (" candy" in text)
+def rocket(text):
+    """A rocket is worth 8 nats."""
+    return 8.0 * (" rocket" in text)
 
 
-def ends_in_play(text):
-    """A text that ends in these two tokens is worth 12 nats."""
-    return 12.0 * text.endswith(" play.")
+def full_stop(text):
+    """A text that ends in a full stop is worth 12 nats."""
+    return 12.0 * text.endswith(".")
 
 
 def tokens_run(lm, make, N, K, seed):
@@ -183,13 +183,13 @@ def main():
             "no twist": lambda lm: Story(lm, STORY, num_tokens, people),
             "critic": lambda lm: Story(lm, STORY, num_tokens, people, critic),
         },
-        "a place, and candy in its story of 11 tokens": {
-            "no twist": lambda lm: Planned(lm, 11, candy),
-            "rollout": lambda lm: Planned(lm, 11, candy, pilot),
+        "a place, and a rocket in its story of 11 tokens": {
+            "no twist": lambda lm: Planned(lm, 11, rocket),
+            "rollout": lambda lm: Planned(lm, 11, rocket, pilot),
         },
-        "ends in ' play.', 6 tokens": {
-            "no twist": lambda lm: Story(lm, WALK, 6, ends_in_play),
-            "rollout": lambda lm: Story(lm, WALK, 6, ends_in_play, pilot),
+        "ends in a full stop, 6 tokens": {
+            "no twist": lambda lm: Story(lm, WALK, 6, full_stop),
+            "rollout": lambda lm: Story(lm, WALK, 6, full_stop, pilot),
         },
     }
     for task, methods in tasks.items():

@@ -11,34 +11,34 @@ sequences a string comes as often as it is spelled, which under top-k is seldom 
 different strings among the first n strings, token sequences, and samples.
 
     Once upon a time, there was a little girl named [A-Z][a-z]+
-        -0.18  Lily
-        -4.03  Lucy
-        -4.04  Amy
-        -4.29  Jane
-        -4.44  Sarah
+        -0.31  Lily
+        -3.10  Lucy
+        -3.48  Sarah
+        -3.57  Jane
+        -4.01  Amy
        100 different strings in 100 strings
-        99 different strings in 100 token sequences
+        97 different strings in 100 token sequences
         14 different strings in 100 samples
 
     Tim and his mom went to the( [a-z]+){1,2}
-        -1.03  park
-        -2.43  store
-        -2.67  park to
-        -3.02  store to
-        -3.30  beach
+        -1.25  park
+        -1.78  store
+        -2.60  store to
+        -2.86  park to
+        -2.92  store and
        100 different strings in 100 strings
        100 different strings in 100 token sequences
-        40 different strings in 100 samples
+        36 different strings in 100 samples
 
     They lived( [a-z]+){2,3}
-        -1.71  happily ever after
-        -1.74  in a big
-        -2.68  in a small
-        -3.73  happily in the
-        -3.94  in a house
+        -1.08  happily ever after
+        -1.83  in a big
+        -2.04  in a small
+        -4.27  in a castle
+        -4.29  in a house
        100 different strings in 100 strings
        100 different strings in 100 token sequences
-        49 different strings in 100 samples
+        31 different strings in 100 samples
 
     The plot is in memorisation.png
 """

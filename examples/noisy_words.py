@@ -13,22 +13,22 @@ is no better than its prior: give it a word of your own that the small model doe
     After 'Once upon a time, there was a little girl.'
 
       typed She wanted to plsy with her dpg in the garden.
-      log Z-hat -32.6, ess 1.0
-      0.997 She wanted to play with her dog in the garden.
-      0.002 She wanted to play with her spg in the garden.
-      0.000 She wanted to play with her egg in the garden.
+      log Z-hat -30.6, ess 1.0
+      0.992 She wanted to play with her dog in the garden.
+      0.006 She wanted to play with her toy in the garden.
+      0.001 She wanted to play with her dig in the garden.
 
       typed She saw a big bitd in the trre.
-      log Z-hat -32.0, ess 1.0
-      0.983 She saw a big bird in the tree.
-      0.017 She saw a big bite in the tree.
-      0.000 She saw a big bite on the tree.
+      log Z-hat -29.7, ess 1.0
+      1.000 She saw a big bird in the tree.
+      0.000 She saw a big kite in the tree.
+      0.000 She saw a big bito in the tree.
       ...
       typed She had a cat. The cst sat on the bef.
-      log Z-hat -42.1, ess 1.0
-      0.994 She had a cat. The cat sat on the bed.
-      0.006 She had a cat. The cat sat on the bef.
-      0.000 She had a cat. The cat sat on the bee.
+      log Z-hat -43.3, ess 1.1
+      0.948 She had a cat. The cat sat on the bed.
+      0.052 She had a cat. The cat sat on the net.
+      0.000 She had a cat. The cat sat on the bef.
 """
 
 import argparse

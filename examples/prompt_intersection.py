@@ -6,44 +6,45 @@ drawn from: the law after the first prompt, weighed by the second ("first"), or 
 
 What to look for: the mean of log Z-hat grows with N towards log Z, which it cannot exceed on average, and the higher it
 is, the closer the particles are to the target (docs/inference.md). Where ten tokens are drawn, the product is ahead
-with one or two particles; from five on the two are alike. Where a text ends with its sentence, most of log Z is in how
-early it ends (the small model likes "." best), which a proposal that is the best one token ahead does not see: there
-the product is no better, and a run of few particles that misses the short texts is far off, which its standard error
-shows. From 20 particles on all runs find them.
+with one or two particles; from five on the two are near each other (the gap at 20 is mostly noise: 30 other runs had
+-25.98 and -26.26). Where a text ends with its sentence, most of the weight is on the shortest texts, "." alone or one
+word with it, which a proposal that is the best one token ahead does not see: the product is only somewhat ahead, and
+with few particles both are far off, with large standard errors. With 20 both are still short of log Z: six single runs
+of 60 particles had -9.1 to -10.2.
 
 The output, with a plot of it in prompt_intersection.png:
 
     'For breakfast, the bear ate' and 'In the garden, the princess saw', ten tokens: mean log Z-hat of 10 runs, K=3
 
       N   from the product of both laws     from the first prompt's law
-      1    -28.80 +- 1.21                    -33.97 +- 1.43
-      2    -27.43 +- 0.54                    -32.14 +- 1.28
-      5    -26.30 +- 0.50                    -26.63 +- 0.47
-      10   -26.62 +- 0.32                    -27.35 +- 0.89
-      20   -26.24 +- 0.30                    -26.33 +- 0.35
+      1    -31.01 +- 0.93                    -33.96 +- 2.55
+      2    -29.86 +- 1.04                    -32.14 +- 0.61
+      5    -26.04 +- 0.57                    -25.99 +- 1.48
+      10   -26.78 +- 0.52                    -26.62 +- 0.66
+      20   -25.98 +- 0.34                    -27.32 +- 0.48
 
       one text of each:
-      N=1   product  ...the night, and the bridegroom and
-      N=1   first    ...this, and ate it. Then the girl
+      N=1   product  ...the King's daughter in a big, red m
+      N=1   first    ...it.
       ...
-      N=20  product  ...the little girl. She said, "Hi
-      N=20  first    ...one of the most delicious treats that lay
+      N=20  product  ...it and said, "Oh, thank you,
+      N=20  first    ...all kinds of food and vegetables.
 
     'My favorite writer is probably' and 'My favorite physicist is probably', a sentence: mean log Z-hat of 10 runs, K=3
 
       N   from the product of both laws     from the first prompt's law
-      1    -45.82 +- 9.67                    -31.17 +- 8.87
-      2    -18.94 +- 4.04                    -18.69 +- 3.19
-      5    -16.95 +- 4.36                     -9.12 +- 1.45
-      10    -7.55 +- 0.35                     -8.28 +- 0.93
-      20    -7.15 +- 0.02                     -7.20 +- 0.07
+      1    -22.57 +- 3.45                    -33.51 +- 6.92
+      2    -18.63 +- 0.73                    -24.45 +- 4.69
+      5    -14.77 +- 0.56                    -16.81 +- 1.11
+      10   -11.70 +- 0.82                    -13.19 +- 0.79
+      20   -11.63 +- 0.57                    -11.79 +- 0.85
 
       one text of each:
-      N=1   product  ...a very nice idea.
-      N=1   first    ...just a caterpillar.
-      N=2   product  ...a poor child."
-      N=2   first    ...an old man.
-      N=5   product  ....
+      N=1   product  ...a good one," said the old woman.
+      N=1   first    ...so pleased.
+      N=2   product  ...not a moment or two.
+      N=2   first    ...a good turner."
+      N=5   product  ...so happy.
       ...
 """
 

@@ -1,26 +1,27 @@
 """A prompted proposal: tell the model in its own words what is coming, and draw from what it then says.
 
 The target is what the model writes after a prompt, given the sentence that follows. That sentence names a thing which
-nothing before it leads up to; so draws from the model's own law seldom mention it, and the few that do have nearly all
+nothing before it leads up to; so draws from the model's own law seldom mention it, and the few that do have much of
 the weight. A second context begins with a hint that names the thing. Tokens are drawn from the equal mixture of the two
 laws and weighed by p / q, which is at most 2 for each; the target stays as it is, and the hint is no part of it. All
 tokens are drawn in one step: a selection between them would judge by p / q alone, which speaks against the hint.
 
 What to look for: both estimate the same Z. With the hint more draws mention the thing; the mean of log Z-hat, which on
-average cannot exceed log Z, is higher, and its variance over runs smaller. A hint that the model does not take up helps
-little: "This is the story of a frog. The frog was under the bed." left mean and variance nearly as they are.
+average cannot exceed log Z, is higher, and its variance over runs smaller. A hint that the model takes up less helps
+less: "This is the story of a frog. The frog was under the bed." gave mean -26.33 and variance 2.69; the same with a
+kitten, -27.80 and 1.33, no better than no hint.
 
     The little girl looked under the bed. She saw a (two tokens). "What a nice kitten!" she said.
-      plain     log Z-hat -29.00, variance  2.29, ess  6.0 of 50
-                small stick, kind man, looking bird, young sister, string, cow there
-      prompted  log Z-hat -26.70, variance  1.24, ess  3.2 of 50
-                kitten, buildick, kitten, kitten, crab, small boy
+      plain     log Z-hat -27.94, variance  0.92, ess  3.3 of 50
+                white fox, big box, soft dog, little monkey, little mouse, small dog
+      prompted  log Z-hat -27.23, variance  0.15, ess  4.4 of 50
+                toy bird, kitten, little rabbit, kitten, kitten, kitten
 
     The little girl looked under the bed. She saw a (two tokens). "What a nice frog!" she said.
-      plain     log Z-hat -27.27, variance  1.55, ess  5.4 of 50
-                soft leaves, frog, looking bird, curtain, truck, cow there
-      prompted  log Z-hat -26.12, variance  0.13, ess  6.0 of 50
-                frog, frog, frog, big chair, frog, frog
+      plain     log Z-hat -28.07, variance  5.01, ess  3.5 of 50
+                black dog, pretty butterfly, purple bird, little monkey, little mouse, rich man
+      prompted  log Z-hat -25.41, variance  0.20, ess  3.9 of 50
+                little frog, yellow frog, little frog, curious frog, little frog, little frog
 """
 
 import argparse

@@ -4,19 +4,19 @@ The grammar is a small part of Python: a function of one line, its arguments, an
 name is no keyword, which its terminal says by looking ahead. Python parses each text, and its names are shown.
 
 What to look for: every text parses, and ends within its tokens. The embedded model has never seen a program: it adds
-names that look like its words, and avoids whatever else it can.
+names that are words or look like them, and uses little else.
 
-    How do I know if a dog is big?  (log Z-hat -109.6)
-      def weezze(nicer, pope, harbor, belt, humble, the): return to    # names used: to
-      def weezze(nicer, pope, harbor, belt, humble, well): return jump    # names used: jump
-      def weezze(nicer, pope, harbor, belt, humble, well): return that    # names used: that
-      def weezze(nicer, pope, harbor, belt, humble, well): return to    # names used: to
+    How do I know if a dog is big?  (log Z-hat -103.7)
+      def seldom(xtrels, worms, gems, hay, sets, day): return asks    # names used: asks
+      def seldom(xtrels, worms, gems, hay, sets, day): return hey    # names used: hey
+      def seldom(xtrels, worms, gems, hay, sets, day): return invol    # names used: invol
+      def seldom(xtrels, worms, gems, hay, sets, dushes): return 2    # names used: none
 
-    def is_happy(friend): return friend == "happy"  (log Z-hat -102.1)
-      def vidnae(cutt, anger, anger, anger, anger, aer): return to    # names used: to
-      def vidnae(ia, angel, aables, angels, dusk, the): return to    # names used: to
-      def vidnae(ia, angel, aables, angely, beard, a): return clean    # names used: clean
-      def vidnae(ia, angel, aables, angely, beard, a): return to    # names used: to
+    def is_happy(friend): return friend == "happy"  (log Z-hat -97.4)
+      def dunno(voked, also, gloomy, cipal, august, seven): return a    # names used: a
+      def dunno(voked, also, gloomy, cipal, august, seven): return cond    # names used: cond
+      def dunno(voked, also, gloomy, cipal, august, seven): return her    # names used: her
+      def dunno(voked, also, gloomy, cipal, august, seven): return now    # names used: now
 """
 
 import argparse

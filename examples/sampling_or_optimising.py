@@ -4,39 +4,42 @@ One program, two sentences in words of at most five letters, run in three ways. 
 highest probability. *Steering* draws from the posterior. *Rejection* lets the model write and keeps what obeys; the
 share it keeps is Z, which steering estimates from a few particles.
 
-What to look for: beams are far more probable than the texts that the program stands for, and all alike: nearly the same
-few words begin them, however many beams there are. Their lengths follow the width of the beam and not the posterior,
-on whose mean length and mean log-probability steering and rejection agree. `docs/inference.md` has a program whose most
-probable texts are much too short. Rejection throws most of its draws away; steering has 16 texts, all different, and
-its Z is the estimate of one run: near the share that obeys after the first prompt, a quarter of it after the second.
+What to look for: the best beam is far more probable than the texts that the program stands for, and beams are alike:
+nearly the same few words begin them, however many beams there are. After the second prompt their lengths follow the
+width of the beam and not the posterior: the wide beam fills with long texts that repeat themselves, on average hardly
+more probable than drawn ones. `docs/inference.md` has a program whose most probable texts are much too short.
+Rejection throws most of its draws away; steering has 16 texts, all different, and its means and its Z are the estimates
+of one run of few particles. After the first prompt they are near those of rejection. After the second its texts are
+shorter, as three that begin with "." have most of the weight (seven other seeds had means of 17 to 32 tokens), and its
+Z is two thirds of the share that obeys.
 
     Once upon a time, there was ...
                           tokens  log prob  texts  different  beginnings
-      beam search, N=1      15.0     -16.1      1          1           1
-      beam search, N=4      15.8     -11.3      4          4           1
-      beam search, N=16     17.4     -13.3     16         16           2
-        the best of them    13.0      -9.3      1          1           1
-      steering, N=16        17.1     -30.9     16         16           8
-      rejection             17.6     -30.7     12         12          11
-      12 of 200 plain draws obey; steering's estimate of Z is 0.042
+      beam search, N=1      17.0     -16.5      1          1           1
+      beam search, N=4      17.2     -11.4      4          4           2
+      beam search, N=16     16.8     -10.9     16         16           3
+        the best of them    13.0      -8.3      1          1           1
+      steering, N=16        18.4     -28.7     16         16           6
+      rejection             17.4     -30.5      8          8           8
+      8 of 200 plain draws obey; steering's estimate of Z is 0.037
         beam   ...a boy named Timmy. Timmy loved to play with his toys.
-        beam   ...a boy named Timmy. Timmy loved to play with his toys all day long.
-        drawn  ...a big hook. The hook was very small and seen the ocean.
-        drawn  ...a young boy named Tim. One day, Tim saw a big truck in the park.
+        beam   ...a boy named Tim. Tim loved to play with his toys.
+        drawn  ...a brave bald man named Bunny. They lived in a big house.
+        drawn  ...a small girl named Lily. She loved to play with her toys, but one day she went to the park.
 
     One day, the old king ...
                           tokens  log prob  texts  different  beginnings
-      beam search, N=1      35.0     -31.5      1          1           1
-      beam search, N=4      19.0     -18.7      4          4           1
-      beam search, N=16     21.9     -19.1     16         16           1
-        the best of them    18.0     -16.9      1          1           1
-      steering, N=16        22.4     -54.2     16         16           3
-      rejection             21.0     -54.3      6          6           6
-      6 of 200 plain draws obey; steering's estimate of Z is 0.007
-        beam   ...went for a walk. He saw a big pile of pile of pile.
-        beam   ...went for a walk in the park. He saw a big pile of grass.
-        drawn  ...asked the big king, "What do you want?" The king said, "I want to joke up!"
-        drawn  ...had a knot very well in the woods. It was very small and all right.
+      beam search, N=1      18.0     -18.1      1          1           1
+      beam search, N=4      32.2     -30.8      4          4           1
+      beam search, N=16     38.8     -36.7     16         16           2
+        the best of them    16.0     -15.8      1          1           1
+      steering, N=16        14.6     -40.3     16         16           6
+      rejection             20.0     -37.4      7          7           7
+      7 of 200 plain draws obey; steering's estimate of Z is 0.022
+        beam   ...came to visit him. He saw the old man and said hello.
+        beam   ...came to the king and asked him what he was doing. The king asked him what he was doing.
+        drawn  .... He had a blue flute more than his own.
+        drawn  .... He had a blue flute in his mouth.
 """
 
 import argparse

@@ -16,21 +16,21 @@ some of them when it draws blindly (`expand="copies"`, Algorithm 1); by default 
       5  Will you help me?
 
     after the words                         0      1      2      3      4      5
-      I                                 0.141  0.254  0.269  0.222  0.062  0.052
-      ... am                            0.238  0.307  0.322  0.108  0.020  0.005
-      ... going                         0.027  0.927  0.010  0.034  0.001  0.001
-      ... to                            0.026  0.925  0.011  0.036  0.001  0.001
-      ... the                           0.024  0.965  0.002  0.008  0.001  0.000
-      ... park.                         0.028  0.959  0.005  0.005  0.003  0.000
-      smc_steer, N=6, K=2, copies: Z-hat / Z 1.07, total variation 0.200 on average
+      I                                 0.096  0.285  0.288  0.259  0.022  0.051
+      ... am                            0.195  0.302  0.390  0.084  0.007  0.022
+      ... going                         0.044  0.941  0.005  0.004  0.001  0.004
+      ... to                            0.045  0.939  0.006  0.005  0.001  0.004
+      ... the                           0.023  0.972  0.002  0.002  0.001  0.001
+      ... park.                         0.026  0.969  0.002  0.001  0.002  0.001
+      smc_steer, N=6, K=2, copies: Z-hat / Z 1.15, total variation 0.118 on average
       smc_steer, N=6, K=2, distinct: Z-hat / Z 1.00, total variation 0.000 on average
 
     after the words                         0      1      2      3      4      5
-      I                                 0.141  0.254  0.269  0.222  0.062  0.052
-      ... want                          0.016  0.179  0.049  0.665  0.081  0.010
-      ... some                          0.005  0.076  0.033  0.860  0.022  0.003
-      ... cake.                         0.003  0.052  0.016  0.918  0.010  0.002
-      smc_steer, N=6, K=2, copies: Z-hat / Z 0.96, total variation 0.319 on average
+      I                                 0.096  0.285  0.288  0.259  0.022  0.051
+      ... want                          0.019  0.240  0.041  0.633  0.049  0.018
+      ... some                          0.003  0.029  0.011  0.945  0.004  0.007
+      ... cake.                         0.001  0.006  0.001  0.988  0.002  0.002
+      smc_steer, N=6, K=2, copies: Z-hat / Z 0.97, total variation 0.200 on average
       smc_steer, N=6, K=2, distinct: Z-hat / Z 1.00, total variation 0.000 on average
       ...
 """

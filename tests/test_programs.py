@@ -261,7 +261,8 @@ def test_texts_of_the_embedded_model_are_json(embedded):
 def test_texts_of_the_embedded_model_are_instances_of_a_schema(embedded):
     pytest.importorskip("llguidance")
     schema = JsonSchema({"type": "array", "items": {"enum": [1, "two", None]}, "minItems": 1, "maxItems": 3})
-    posterior = smc_steer(ConstrainedText(embedded, "Numbers: ", schema, at_max="end", max_tokens=40), 6, 3, seed=0)
+    prompt = 'The list was [1,"two",null]. The list was '
+    posterior = smc_steer(ConstrainedText(embedded, prompt, schema, at_max="end", max_tokens=40), 6, 3, seed=0)
     assert len(posterior)
     for particle in posterior:
         found = json.loads(particle.s)

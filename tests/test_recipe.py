@@ -58,6 +58,7 @@ def recipe(request, tmp_path_factory):
     lm = CachedTransformer.from_pretrained(folder)
     return SimpleNamespace(
         folder=folder,
+        options=options.split(),
         printed=printed,
         lm=lm,
         corpus=corpora.read_training([MIX], lm.tokenizer.backend_tokenizer)[0],
@@ -261,8 +262,8 @@ def test_dropout_silences_its_share_of_every_part_in_training_only():
     torch.testing.assert_close(decoder.eval()(input_ids=ids)[0], plain(input_ids=ids)[0])
 
 
-def test_two_processes_share_a_step_and_average_gradients_and_progress(tmp_path):
-    """The script of two processes trains a small model, and then averages numbers that are known."""
+def test_two_processes_share_a_step_and_average_gradients_and_progress(recipe, tmp_path):
+    """The script of two processes trains the model a little more, and then averages numbers that are known."""
     script = tmp_path / "both.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(TOOLS)!r})\n"
@@ -274,11 +275,12 @@ def test_two_processes_share_a_step_and_average_gradients_and_progress(tmp_path)
         f"torch.save((processes, progress, gradients), {str(tmp_path)!r} + f'/{{rank}}.pt')\n"
     )
     out = tmp_path / "model"
-    options = [*SMALL.replace("--steps 200", "--steps 3").split(), "--dropout", "0.1", "--window", "64"]
+    options = [*recipe.options, "--steps", "3", "--dropout", "0.1", "--window", "64", "--weights", recipe.folder]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
     subprocess.run([*launch, "--out", out, "--mix", MIX, *options], check=True, capture_output=True, timeout=300)
     training = json.loads((out / "training.json").read_text(encoding="utf-8"))
     assert (training["steps"], training["tokens_seen"]) == (3, 3 * 2 * 8 * 64)
+    assert training["before"] == [recipe.training]
     verify(out)
     for rank in (0, 1):
         processes, progress, gradients = torch.load(tmp_path / f"{rank}.pt")

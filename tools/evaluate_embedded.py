@@ -243,7 +243,15 @@ def shares(mix: list[str], tokens: dict[str, int]) -> list[list[str]]:
 
 def markdown(figures: dict, training: dict) -> str:
     """The section of the card: the figures of evaluation.json, and what training.json says of the training."""
-    steps, tokens_seen, minutes = training["steps"], training["tokens_seen"], training["minutes"]
+    trainings = [*training.get("before", []), training]
+    amounts = [
+        " + ".join(each) + f" {unit}"
+        for unit, each in [
+            ("steps", [f"{one['steps']:,}" for one in trainings]),
+            ("tokens", [f"{one['tokens_seen'] / 1e6:.1f}M" for one in trainings]),
+            ("minutes", [str(one["minutes"]) for one in trainings]),
+        ]
+    ]
     held_out, answers = figures["held_out"], figures["infilling"]
     losses = [
         [name, str(row["windows"]), f"{row['nats_per_token']:.3f}", f"{row['bits_per_byte']:.3f}"]
@@ -259,7 +267,7 @@ def markdown(figures: dict, training: dict) -> str:
     ]  # fmt: skip
     samples = [f"{name}: {text!r}" for name, texts in figures["samples"].items() for text in texts]
     return "\n".join([
-        f"{figures['parameters']:,} parameters; {steps:,} steps, {tokens_seen / 1e6:.1f}M tokens, {minutes} minutes.",
+        f"{figures['parameters']:,} parameters; {', '.join(amounts)}. The mix of the last training:",
         "",
         *table(["file", "tokens to train on", "share, main part", "share, last part"],
                shares(training["mix"], training["tokens"])),

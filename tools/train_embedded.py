@@ -12,8 +12,8 @@ process to a core does more than a process with all of them.
 A mix item is PATH:MAIN_WEIGHT:DECAY_WEIGHT; a corpus is drawn with probability proportional to weight times size.
 Files are UTF-8, with documents between blank lines. One document in fifty is held out of the training of the weights
 (not of the tokenizer's), and the weights that do best on these, as the last part mixes them, are the ones kept.
-Besides model and tokenizer the folder gets training.json, evaluation.json (see evaluate_embedded.py) and the checksum
-of the weights.
+Besides model and tokenizer the folder gets training.json (which tells of the trainings before, too, if it began with
+weights), evaluation.json (see evaluate_embedded.py) and the checksum of the weights.
 
 Source: Jordan et al. (2024) for Muon, the optimiser of the hidden matrices; AdamW has the embeddings and the norms.
 """
@@ -361,6 +361,9 @@ def train_folder(args: argparse.Namespace) -> None:
         return
     best = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float16)
     best.save_pretrained(args.out)
+    if args.weights and (record := args.weights / "training.json").exists():
+        earlier = json.loads(record.read_text(encoding="utf-8"))
+        report["before"] = [*earlier.pop("before", []), earlier]
     (args.out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     digest = hashlib.sha256((args.out / "model.safetensors").read_bytes()).hexdigest()
     (args.out / "model.safetensors.sha256").write_text(f"{digest}  model.safetensors\n", encoding="utf-8")
