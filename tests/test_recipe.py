@@ -96,6 +96,24 @@ def test_held_out_losses_are_those_of_a_loop_over_the_tokens(recipe):
     assert found["bits_per_byte"] == pytest.approx(nats / np.log(2) / num_bytes, abs=0.001)
 
 
+def test_nats_by_place_are_those_of_a_loop_over_the_tokens(recipe):
+    """Of two documents, one of which ends before the second range; the token that closes them counts, too."""
+    lm, (first, second) = recipe.lm, recipe.held_out.documents[:2]
+    texts = [first[:40], second[:400]]
+    found = evaluate_embedded.nats_by_place(lm.model, lm.tokenizer, [corpora.HeldOut("two", texts, np.zeros(0))])["two"]
+    nats = [[], [], [], []]
+    for text in texts:
+        ids = [corpora.EOS_ID, *lm.tokenizer.encode(text, add_special_tokens=False), corpora.EOS_ID]
+        for place, token in enumerate(ids[1:]):
+            with torch.no_grad():
+                logits = lm.model(input_ids=torch.tensor([ids[: place + 1]])).logits[0, -1]
+            log_prob = float(torch.log_softmax(logits, 0)[token])
+            nats[np.searchsorted([64, 256, 512], place, side="right")].append(-log_prob)
+    assert [count for count, _ in found] == [len(each) for each in nats] and nats[1] and not nats[3]
+    for (_, mean), each in zip(found, nats, strict=True):
+        assert mean == (pytest.approx(np.mean(each), abs=0.001) if each else None)
+
+
 def test_the_folder_is_a_language_model_that_writes(recipe):
     text = smc_standard(ConstrainedText(recipe.lm, "There was once", Regex(r" [a-z]+ [a-z]+\.")), 4, seed=0)
     assert all(re.fullmatch(r" [a-z]+ [a-z]+\.", str(particle)) for particle in text) and len(text) > 0

@@ -7,6 +7,8 @@ prints them, writes them to `evaluation.json` in the model's folder, and puts th
 model, same figures: the seed is fixed. The mix is that of the training (see corpora.py). What is measured:
 
 - bits per byte of held-out text; the bytes are those of the text, the end of a document has none;
+- nats per token of held-out documents, each from its beginning, by the place of the token in the document: what the
+  model makes of texts that are longer than the windows of its training;
 - infilling: a held-out sentence has lost one to three words of its middle; its own words against nine others, as many
   words each, from elsewhere in the same collection's held-out text; the rank of its own by the log-likelihood of the
   whole sentence. Ties count against it. Chance gives 10% first and a mean rank of 5.5;
@@ -21,7 +23,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, pairwise, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,8 @@ from transformers.utils import logging
 
 SEED = 0
 WINDOWS = 40                                        # of each collection's held-out text, at most
+DOCUMENTS = 100                                     # read whole, of each collection, at most
+PLACES = (0, 64, 256, 512, 1024)                    # where the ranges of places in a document begin and end
 QUESTIONS = 100                                     # of infilling, of each collection, at most
 DISTRACTORS = 9
 TEMPERATURES = (1.0, 0.7)
@@ -72,6 +76,24 @@ def held_out_losses(
             "nats_per_token": round(nats, 3),
             "bits_per_byte": round(bits_per_byte, 3),
         }
+    return results
+
+
+@torch.no_grad()
+def nats_by_place(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: list[HeldOut]
+) -> dict[str, list[tuple[int, float | None]]]:
+    """By file: for each range of PLACES, how many tokens stand there, and their mean nats (None if none do)."""
+    results = {}
+    for file in held_out:
+        nats = [np.zeros(0)]
+        for document in file.documents[:DOCUMENTS]:
+            row = [EOS_ID, *tokenizer.encode(document, add_special_tokens=False, verbose=False), EOS_ID]
+            ids = torch.tensor([row[: PLACES[-1] + 1]], device=model.device)
+            log_probs = torch.log_softmax(model(input_ids=ids[:, :-1]).logits[0].double(), 1)
+            nats.append(-log_probs.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy())
+        ranges = [np.concatenate([each[begin:end] for each in nats]) for begin, end in pairwise(PLACES)]
+        results[file.name] = [(len(each), round(float(each.mean()), 3) if len(each) else None) for each in ranges]
     return results
 
 
@@ -214,6 +236,7 @@ def evaluate(folder: Path, mix: list[str], window: int) -> dict:
         "parameters": sum(p.numel() for p in model.parameters()),
         "window": window,
         "held_out": held_out_losses(model, tokenizer, held_out, window),
+        "nats_by_place": nats_by_place(model, tokenizer, held_out),
         "infilling": infilling(model, tokenizer, held_out),
         "text": {
             name: text_statistics(tokenizer, ids, vocabulary) for name, ids in [*samples.items(), ("held out", real)]
@@ -257,6 +280,10 @@ def markdown(figures: dict, training: dict) -> str:
         [name, str(row["windows"]), f"{row['nats_per_token']:.3f}", f"{row['bits_per_byte']:.3f}"]
         for name, row in held_out.items()
     ]
+    places = [
+        [name, *(f"{nats:.3f} ({count:,})" if count else "" for count, nats in row)]
+        for name, row in figures["nats_by_place"].items()
+    ]
     ranks = [
         [name, str(row["questions"]), f"{row['first']:.0%}", f"{row['mean_rank']:.2f}"] for name, row in answers.items()
     ]
@@ -274,6 +301,9 @@ def markdown(figures: dict, training: dict) -> str:
         f"Held-out text, in windows of {figures['window']} tokens:",
         "",
         *table(["file", "windows", "nats per token", "bits per byte"], losses),
+        "Held-out documents from their beginning: nats per token by its place (and how many tokens that are):",
+        "",
+        *table(["file", *(f"{begin} to {end}" for begin, end in pairwise(PLACES))], places),
         f"Infilling: the missing words of a held-out sentence among {DISTRACTORS} others:",
         "",
         *table(["file", "questions", "ranked first", "mean rank"], ranks),
