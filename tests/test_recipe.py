@@ -215,9 +215,11 @@ def test_the_loss_of_training_and_its_gradients_are_those_of_autograd():
     ("--vocab 70000", "--vocab must be from 257, the bytes and the end of text, to 65536, not 70000"),
     ("--hidden 64 --heads 5", "--heads must be such that --hidden 64 over it is even, not 5"),
     ("--heads 6 --kv-heads 4", "--kv-heads must be a divisor of --heads 6, not 4"),
-    ("--window 2000", "--window must be from 1 to --context 1024, not 2000"),
+    ("--window 256 2000", "--window must be from 1 to --context 1024, not 256 2000"),
+    ("--window 0", "--window must be from 1 to --context 1024, not 0"),
     ("--dropout 1", "--dropout must be from 0 to below 1, not 1.0"),
     ("--decay 0", "--decay must be above 0 and at most 1, not 0.0"),
+    ("--weights nowhere", "--weights must be a folder with a model, config.json in it, not nowhere"),
 ])  # fmt: skip
 def test_a_number_that_makes_no_training_is_refused_before_it_begins(options, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
@@ -225,10 +227,17 @@ def test_a_number_that_makes_no_training_is_refused_before_it_begins(options, me
     assert message in capsys.readouterr().err and not (tmp_path / "model").exists()
 
 
+def test_a_training_that_diverges_stops_and_says_what_to_lower(recipe, tmp_path):
+    options = [*recipe.options, "--steps", 20, "--lr", "1e30", "--window", 64]
+    message = "the loss of step [0-9]+ is (nan|inf): give a lower --lr and --adam-lr"
+    with pytest.raises(ValueError, match=message):
+        run(train_embedded, "--out", tmp_path / "model", "--mix", MIX, *options)
+
+
 def test_weights_go_on_under_a_tokenizer_of_their_own_or_another(recipe):
     """With its own tokenizer nothing changes; a token that is new gets the mean of the tokens that spell it."""
     old, bpe = recipe.lm.model, recipe.lm.tokenizer.backend_tokenizer
-    again = copy.deepcopy(old)
+    again = LlamaForCausalLM(old.config)            # with weights of its own, at random
     train_embedded.inherit(again, bpe, recipe.folder)
     assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), old.state_dict().values(), strict=True))
 
@@ -280,20 +289,25 @@ def test_dropout_silences_its_share_of_every_part_in_training_only():
     torch.testing.assert_close(decoder.eval()(input_ids=ids)[0], plain(input_ids=ids)[0])
 
 
-def test_two_processes_share_a_step_and_average_gradients_and_progress(recipe, tmp_path):
+def test_two_processes_share_steps_of_two_lengths_and_average_gradients_and_progress(recipe, tmp_path):
     """The script of two processes trains the model a little more, and then averages numbers that are known."""
     script = tmp_path / "both.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(TOOLS)!r})\n"
         "import torch, train_embedded\n"
+        "shapes, draw = [], train_embedded.draw_batch\n"
+        "def draw_and_note(*arguments):\n"
+        "    shapes.append(tuple((windows := draw(*arguments)).shape))\n"
+        "    return windows\n"
+        "train_embedded.draw_batch = draw_and_note\n"
         "train_embedded.main()\n"
         "rank, processes = train_embedded.rank_and_processes()\n"
         "gradients = [torch.full((2, 3), rank + 1.0), torch.tensor([10.0 * rank])]\n"
         "progress = train_embedded.average_over_processes(gradients, 0.5 + rank / 4)\n"
-        f"torch.save((processes, progress, gradients), {str(tmp_path)!r} + f'/{{rank}}.pt')\n"
+        f"torch.save((processes, progress, gradients, shapes), {str(tmp_path)!r} + f'/{{rank}}.pt')\n"
     )
     out = tmp_path / "model"
-    options = [*recipe.options, "--steps", "3", "--dropout", "0.1", "--window", "64", "--weights", recipe.folder]
+    options = [*recipe.options, "--steps", "3", "--dropout", "0.1", "--window", "64", "128", "--weights", recipe.folder]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
     subprocess.run([*launch, "--out", out, "--mix", MIX, *options], check=True, capture_output=True, timeout=300)
     training = json.loads((out / "training.json").read_text(encoding="utf-8"))
@@ -301,7 +315,8 @@ def test_two_processes_share_a_step_and_average_gradients_and_progress(recipe, t
     assert training["before"] == [recipe.training]
     verify(out)
     for rank in (0, 1):
-        processes, progress, gradients = torch.load(tmp_path / f"{rank}.pt")
+        processes, progress, gradients, shapes = torch.load(tmp_path / f"{rank}.pt")
+        assert shapes == [(8, 65), (4, 129), (8, 65)]       # windows with the token that follows
         assert (processes, progress) == (2, 0.625)
         assert gradients[0].tolist() == [[1.5] * 3] * 2 and gradients[1].tolist() == [5.0]
 

@@ -264,7 +264,7 @@ def train(
     working = copy.deepcopy(model).to(working_dtype(args)).train()
     if args.dropout:
         add_dropout(working.model, args.dropout)
-    forward = torch.compile(working.model) if args.compile else working.model
+    forward = torch.compile(working.model, dynamic=False) if args.compile else working.model
     pairs = list(zip(model.parameters(), working.parameters(), strict=True))
 
     start, next_look = time.monotonic(), args.look_every * 60
@@ -274,7 +274,9 @@ def train(
     while progress < 1:
         probs = decay_probs if progress > 1 - args.decay else main_probs
         scale = learning_rate_scale(progress, steps, args.decay)
-        windows = draw_batch(corpora, probs / probs.sum(), args.batch, args.window, rng).to(model.device)
+        window = args.window[steps % len(args.window)]
+        rows = max(1, args.batch * args.window[0] // window)
+        windows = draw_batch(corpora, probs / probs.sum(), rows, window, rng).to(model.device)
         loss = loss_on(forward, working.lm_head.weight, windows)
         loss.backward()
         for ours, theirs in pairs:
@@ -291,7 +293,9 @@ def train(
         with torch.no_grad():
             for ours, theirs in pairs:
                 theirs.copy_(ours)
-        tokens_seen += args.batch * args.window * processes
+        tokens_seen += rows * window * processes
+        if not math.isfinite(loss.item()):
+            raise ValueError(f"the loss of step {steps} is {loss.item()}: give a lower --lr and --adam-lr")
         average = loss.item() if average is None else 0.98 * average + 0.02 * loss.item()
         if rank:
             continue                                # the first process looks and writes
@@ -299,7 +303,7 @@ def train(
             print(f"{seconds:7.0f} s  step {steps}  {tokens_seen / 1e6:.2f}M tokens  loss {average:.3f}", flush=True)
         if progress >= 1 or seconds >= next_look:
             next_look += args.look_every * 60
-            losses = held_out_losses(model, tokenizer, held_out, args.window)
+            losses = held_out_losses(model, tokenizer, held_out, args.window[0])
             print("held out:", losses, flush=True)
             if (score := weighted_bits(losses, corpora)) <= best:
                 best, best_losses = score, losses
@@ -339,7 +343,7 @@ def train_folder(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     bpe = train_tokenizer(args.mix, args.vocab)
     corpora = read_training(args.mix, bpe)
-    check(corpora, args.window)
+    check(corpora, max(args.window))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=EOS,
@@ -367,13 +371,17 @@ def train_folder(args: argparse.Namespace) -> None:
     (args.out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     digest = hashlib.sha256((args.out / "model.safetensors").read_bytes()).hexdigest()
     (args.out / "model.safetensors.sha256").write_text(f"{digest}  model.safetensors\n", encoding="utf-8")
-    print(markdown(evaluate(args.out, args.mix, args.window), report), flush=True)
+    print(markdown(evaluate(args.out, args.mix, args.window[0]), report), flush=True)
 
 
 def wrong_option(args: argparse.Namespace) -> str | None:
-    """What is wrong with the numbers, if anything."""
+    """What is wrong with the options, if anything."""
     head_width = args.hidden / max(1, args.heads)
     rules = {
+        "weights": (
+            args.weights is None or (args.weights / "config.json").is_file(),
+            "a folder with a model, config.json in it",
+        ),
         "minutes": (args.minutes > 0, "above 0"),
         "steps": (args.steps >= 0, "0, for --minutes to count, or more"),
         "look_every": (args.look_every > 0, "above 0"),
@@ -382,7 +390,10 @@ def wrong_option(args: argparse.Namespace) -> str | None:
         "heads": (args.heads >= 1 and head_width % 2 == 0, f"such that --hidden {args.hidden} over it is even"),
         "kv_heads": (args.kv_heads >= 1 and args.heads % args.kv_heads == 0, f"a divisor of --heads {args.heads}"),
         "intermediate": (args.intermediate >= 1, "at least 1"),
-        "window": (1 <= args.window <= args.context, f"from 1 to --context {args.context}"),
+        "window": (
+            1 <= min(args.window) and max(args.window) <= args.context,
+            f"from 1 to --context {args.context}",
+        ),
         "batch": (args.batch >= 1, "at least 1"),
         "lr": (args.lr > 0, "above 0"),
         "adam_lr": (args.adam_lr > 0, "above 0"),
@@ -392,7 +403,9 @@ def wrong_option(args: argparse.Namespace) -> str | None:
     }
     for name, (good, what) in rules.items():
         if not good:
-            return f"--{name.replace('_', '-')} must be {what}, not {getattr(args, name)}"
+            value = getattr(args, name)
+            shown = " ".join(map(str, value)) if isinstance(value, list) else value
+            return f"--{name.replace('_', '-')} must be {what}, not {shown}"
     return None
 
 
@@ -417,8 +430,11 @@ def main() -> None:
     add("--kv-heads", 3, "heads of keys and values")
     add("--intermediate", 512, "width of the feed-forward parts")
     add("--context", 1024, "positions of the model")
-    add("--window", 256, "tokens of a training window")
-    add("--batch", 16, "windows of a step")
+    parser.add_argument(
+        "--window", type=int, nargs="+", default=[256], metavar="TOKENS",
+        help="tokens of a training window; several lengths take turns (256)",
+    )  # fmt: skip
+    add("--batch", 16, "windows of a step, of the first length; of another length, as many as have the same tokens")
     add("--lr", 0.02, "learning rate of Muon")
     add("--adam-lr", 0.004, "learning rate of AdamW")
     add("--dropout", 0.0, "probability of dropout, for texts that are seen many times")
