@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.arguments import count, generator
+
 __all__ = ["ChiSquare", "Comparison", "Exact", "chi_square_tail", "compare"]
 
 Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
@@ -189,13 +191,10 @@ def compare(
     TypeError
         A side is a str, or has things that are not strings.
     """
-    if isinstance(permutations, bool) or not isinstance(permutations, int | np.integer) or permutations < 1:
-        raise ValueError(f"permutations is {permutations!r}; it is an integer of at least 1")
+    count("permutations", permutations)
     if not 0 < level < 1:
         raise ValueError(f"level is {level!r}; it is between 0 and 1, as 0.95 is")
-    if seed is not None and rng is not None:
-        raise ValueError("compare takes a seed or an rng, not both")
-    rng = np.random.default_rng(seed) if rng is None else rng
+    rng = generator(seed, rng)
     by_text_a, num_a = _side("a", a)
     by_text_b, num_b = _side("b", b)
     weight = {
@@ -251,13 +250,13 @@ def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[
     given = given if isinstance(given, Mapping) else list(given)
     _strings(name, given)
     counts: Mapping[str, Any] = given if isinstance(given, Mapping) else Counter(given)
-    for text, count in counts.items():
-        if not isinstance(count, int | np.integer) or count < 0:
+    for text, number in counts.items():
+        if not isinstance(number, int | np.integer) or number < 0:
             raise ValueError(
-                f"{name}: {count!r} of {text!r} is no count, which is an integer of at least 0; known probabilities "
+                f"{name}: {number!r} of {text!r} is no count, which is an integer of at least 0; known probabilities "
                 f"are given as Exact({{...}}), and weighted samples have no counts to compare"
             )
-    found = {text: int(count) for text, count in counts.items() if count}
+    found = {text: int(number) for text, number in counts.items() if number}
     if not found:
         raise ValueError(f"{name} has no sample; at least one is needed")
     return found, sum(found.values())

@@ -262,10 +262,10 @@ def test_errors_say_what_is_wrong_and_what_works():
         with pytest.raises(ValueError, match=message):
             Exact(probabilities)
     for options, message in [
-        ({"permutations": 0}, "permutations is 0; it is an integer of at least 1"),
+        ({"permutations": 0}, "permutations must be at least 1, not 0"),
         ({"permutations": True}, "permutations is True"),
         ({"level": 95}, "level is 95; it is between 0 and 1, as 0.95 is"),
-        ({"seed": 1, "rng": np.random.default_rng(1)}, "compare takes a seed or an rng, not both"),
+        ({"seed": 1, "rng": np.random.default_rng(1)}, "give seed= or rng=, not both"),
     ]:
         with pytest.raises(ValueError, match=message):
             compare(ok, ok, **options)

@@ -83,7 +83,7 @@ def test_sample_gives_a_particle_or_a_list_of_particles():
     assert isinstance(particles.sample(rng=np.random.default_rng(0)), Run)
     assert len(particles.sample(2)) == 2 and particles.sample(0) == []
     assert particles.sample(9, seed=7) == particles.sample(9, rng=np.random.default_rng(7))
-    with pytest.raises(ValueError, match="a seed or an rng, not both"):
+    with pytest.raises(ValueError, match="seed= or rng=, not both"):
         particles.sample(seed=1, rng=np.random.default_rng(1))
     with pytest.raises(ValueError, match="cannot draw n=-1 particles"):
         particles.sample(-1)

@@ -524,6 +524,17 @@ def test_bad_arguments_are_named():
     ]:
         with pytest.raises(ValueError, match=said):
             search(lm, "ab?", **options)
+    for options, said in [
+        ({"tolerance": -0.1}, "tolerance is a share"),
+        ({"max_expansions": -1}, "max_expansions must be at least 0, not -1"),
+        ({"particles": 0}, "particles must be at least 1, not 0"),
+        ({"runs": -1}, "runs must be at least 0, not -1"),
+        ({"seed": -1}, "seed must be at least 0, not -1"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            probability(lm, "ab?", **options)
+    with pytest.raises(ValueError, match="seed must be at least 0, not -1"):
+        search(lm, "ab?", strategy="sample", seed=-1)
     with pytest.raises(ValueError, match=r"\n.*\^"):
         search(lm, "a(b")
     with pytest.raises(ValueError, match="matches no text"):

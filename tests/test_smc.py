@@ -87,6 +87,8 @@ class Idle(Model):
         (lambda: smc_steer("text", 2, 2), TypeError, "wants a Model, an instance of your subclass, not 'text'"),
         (lambda: smc_steer(Walk(), 2, 2, seed=0, rng=np.random.default_rng(0)), ValueError, "seed= or rng=, not both"),
         (lambda: smc_steer(Walk(), 2, 2, rng=0), TypeError, "rng must be a np.random.Generator"),
+        (lambda: smc_steer(Walk(), 2, 2, seed=-1), ValueError, "seed must be at least 0, not -1"),
+        (lambda: smc_steer(Walk(), 2, 2, seed=0.5), TypeError, "seed must be an integer, not 0.5"),
         (lambda: smc_standard(Walk(), 2, resample=optimal), ValueError, "optimal keeps N of N .* use systematic"),
         (lambda: smc_standard(Walk(), 2, ess_threshold=1.5), ValueError, r"share of N in \[0, 1\], not 1.5"),
         (lambda: smc_standard(Walk(), 2, ess_threshold=-0.1), ValueError, r"share of N in \[0, 1\], not -0.1"),

@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from llmppl.arguments import count
 from llmppl.inference.exact import NoStream, Replay
 from llmppl.inference.progress import bar
-from llmppl.inference.resampling import count
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
 

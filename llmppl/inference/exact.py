@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from llmppl.arguments import count
 from llmppl.inference.particles import Death, Particles
-from llmppl.inference.resampling import count
 from llmppl.models.distributions import Floats, Impossible, Proposal
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime

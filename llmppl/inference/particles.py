@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.arguments import generator
 from llmppl.inference.drawing import bar, curve
 
 __all__ = ["Death", "Particle", "Particles", "StepSummary"]
@@ -194,12 +195,10 @@ class Particles(Sequence[P]):
         ValueError
             If no particle is left; if `n` is negative; if both `seed` and `rng` are given.
         """
-        if seed is not None and rng is not None:
-            raise ValueError("sample takes a seed or an rng, not both")
         if n is not None and operator.index(n) < 0:
             raise ValueError(f"cannot draw n={n} particles; n is at least 0, or None for one that is not in a list")
         self._need_one()
-        rng = np.random.default_rng(seed) if rng is None else rng
+        rng = generator(seed, rng)
         drawn = [self._particles[i] for i in rng.choice(len(self), size=1 if n is None else n, p=self.weights)]
         return drawn[0] if n is None else drawn
 

@@ -21,8 +21,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from llmppl.arguments import count
+
 __all__ = [
-    "Scheme", "count", "logsumexp", "multinomial", "optimal", "residual", "stratified", "systematic", "threshold",
+    "Scheme", "logsumexp", "multinomial", "optimal", "residual", "stratified", "systematic", "threshold",
 ]  # fmt: skip
 
 Resampled = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -36,15 +38,6 @@ def logsumexp(log_weights: ArrayLike) -> float:
     if not np.isfinite(peak):                       # -inf - -inf would be NaN
         return float(peak)
     return float(peak + np.log(np.sum(np.exp(log_weights - peak))))
-
-
-def count(name: str, value: int) -> int:
-    """`value`, if it is an integer of at least 1; a TypeError or ValueError that calls it `name` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
-    return int(value)
 
 
 def multinomial(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:

@@ -20,10 +20,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.arguments import count, generator
 from llmppl.inference.expansion import EXPANSIONS, step_copies, step_distinct
 from llmppl.inference.particles import Death, Particles, StepSummary
 from llmppl.inference.progress import bar
-from llmppl.inference.resampling import count, logsumexp, optimal, systematic
+from llmppl.inference.resampling import logsumexp, optimal, systematic
 from llmppl.inference.statistics import History
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime, Stats, running
@@ -223,7 +224,7 @@ def repeat(
     if not callable(run):
         raise TypeError(f"repeat wants a function of an rng, lambda rng: smc_steer(model, N, K, rng=rng), not {run!r}")
     runtime = Runtime()
-    repeats = [_Repeat(run, stream) for stream in _generator(seed, rng).spawn(R)]
+    repeats = [_Repeat(run, stream) for stream in generator(seed, rng).spawn(R)]
     with bar(progress, R, _state_of_repeats, unit="run") as show:
         for start in range(0, R, _TOGETHER):
             batch = repeats[start : start + _TOGETHER]
@@ -278,7 +279,7 @@ def _smc(
         raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
     if max_steps is not None:
         count("max_steps", max_steps)
-    rng = _generator(seed, rng)
+    rng = generator(seed, rng)
     if progress is None and running():                  # one of several runs; their bars would mix
         progress = False
     runtime, deaths = Runtime(), list[Death]()
@@ -334,14 +335,6 @@ def _take(candidates: list[M], ancestors: Indices, log_weights: Floats) -> list[
         particle.log_weight = log_weight
         taken.append(particle)
     return taken
-
-
-def _generator(seed: int | None, rng: np.random.Generator | None) -> np.random.Generator:
-    if seed is not None and rng is not None:
-        raise ValueError("give seed= or rng=, not both")
-    if rng is not None and not isinstance(rng, np.random.Generator):
-        raise TypeError(f"rng must be a np.random.Generator (np.random.default_rng(seed)), not {rng!r}")
-    return np.random.default_rng(seed) if rng is None else rng
 
 
 def _state(particles: list[Any]) -> str:

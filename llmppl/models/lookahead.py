@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.arguments import count, generator
 from llmppl.automata.index import END, TokenIndex, WholeIndex
 from llmppl.lm.transformer import Context
 from llmppl.lm.vocab import EOS
@@ -134,9 +135,8 @@ def mean_law(context: Context, num_tokens: int, seed: int = 0) -> TokenDistribut
 
     A text that ends, or is as long as the model can read, is begun again. It costs `num_tokens` tokens, once.
     """
-    if operator.index(num_tokens) < 1:
-        raise ValueError(f"mean_law wants at least one token to look at, not {num_tokens}")
-    rng, at, total = np.random.default_rng(seed), context, np.zeros(len(context.lm.vocab))
+    count("num_tokens", num_tokens)
+    rng, at, total = generator(seed), context, np.zeros(len(context.lm.vocab))
     longest = context.lm.backend.max_length
     for _ in range(num_tokens):
         law = next_token(at)

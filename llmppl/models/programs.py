@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.arguments import generator
 from llmppl.automata.index import TokenIndex
 from llmppl.lm.transformer import CachedTransformer, Context
 from llmppl.lm.vocab import EOS, Text, Token, Vocabulary
@@ -368,7 +369,7 @@ def conformity(
 
     Source: Willard & Louf 2023, Sec. 5. The text ends at EOS, where no token fits, or after `max_tokens`.
     """
-    index, rng = index_of(constraint, lm.vocab), np.random.default_rng(seed)
+    index, rng = index_of(constraint, lm.vocab), generator(seed)
     if index is None:
         raise TypeError(f"conformity wants a constraint that has masks, not {constraint!r}")
     context, state = lm.context(prompt) if isinstance(prompt, str) else prompt, index.start

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from llmppl.arguments import count, generator, share
 from llmppl.automata.dfa import DFA
 from llmppl.inference.smc import smc_standard
 from llmppl.lm.transformer import CachedTransformer
@@ -94,6 +95,11 @@ def probability(
 
     The other parameters, and the errors, are those of `search`.
     """
+    share("tolerance", tolerance)
+    count("max_expansions", max_expansions, least=0)
+    count("particles", particles)
+    count("runs", runs, least=0)
+    rng = generator(seed)
     space = space_of(
         lm, pattern, prefix, end, max_tokens, max_chars, tokenization, top_k, top_p, temperature, None, edits, rewrite,
         ignore,
@@ -122,7 +128,7 @@ def probability(
         left = search.open_mass()
 
     estimates = np.full(max(runs, 1), math.nan)
-    for i, stream in enumerate(np.random.default_rng(seed).spawn(runs)):
+    for i, stream in enumerate(rng.spawn(runs)):
         drawn = smc_standard(Sampled(space, starts), particles, rng=stream, max_steps=LONGEST, progress=False)
         estimates[i] = sum(math.exp(particle.log_weight) for particle in drawn if not particle.cut)
     error = float(estimates.std(ddof=1) / math.sqrt(runs)) if runs > 1 else math.nan

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmppl.inference.resampling import count
+from llmppl.arguments import count, generator, share
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.queries.best_first import Item, Search
 from llmppl.queries.language import Edits, Language, Rewrite, compile_query
@@ -125,13 +125,12 @@ def search(
     _choice("prefixes", prefixes, ("model", "uniform"))
     count("batch", batch)
     limit = np.inf if max_expansions is None else count("max_expansions", max_expansions)
-    if not 0.0 <= tolerance < 1.0:
-        raise ValueError(f"tolerance is a share in [0, 1), not {tolerance!r}")
+    share("tolerance", tolerance)
     space = space_of(
         lm, pattern, prefix, end, max_tokens, max_chars, tokenization, top_k, top_p, temperature, rule, edits, rewrite,
         ignore,
     )  # fmt: skip
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     if strategy in ("sample", "local"):
         blocks = _blocks(space, prefixes, max_prefix_chars, rng)
         local, normalise = strategy == "local", prefixes == "uniform"
