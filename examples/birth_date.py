@@ -12,34 +12,34 @@ evenly from the form, the share that the model likes better. Dates are spelled a
 
     Lily's birthday was on Monday. Everyone was happy. Lily's birthday was on ...
 
-      goes on    Mama's birthday party.
-                 the sunny day.
-                 the challenge.
-      a choice    1.00  Monday *
-                  0.00  Tuesday
+      goes on    the holiday.
+                 the furniture.
+                 the Monday with her family.
+      a choice    0.99  Monday *
+                  0.01  Tuesday
                   0.00  Saturday
-      a date       -1.3  Monday *
-                   -6.8  Sunday
-                   -8.0  Tuesday
-                   -8.8  Wednesday
-                  -10.3  Saturday
+      a date       -2.1  Monday *
+                   -7.1  Tuesday
+                   -8.9  Sunday
+                  -10.0  Saturday
+                  -11.3  Wednesday
                  rank of the right one: 1 of 7
 
     George Washington was born on ... (--paper)
 
-      goes on    the dragon's arm and followed him.
-                 the turtle-holes to store their breakfast after the study.
-                 the mysteryman.
-      a choice    0.56  March 4, 1789
-                  0.43  July 4, 1732
-                  0.00  February 22, 1733
+      goes on    the valley.
+                 the firm ground.
+                 the Take.
+      a choice    0.81  July 4, 1732
+                  0.19  March 4, 1789
                   0.00  February 22, 1732 *
-      a date      -25.9  August 3, 1000
+                  0.00  February 22, 1733
+      a date      -25.2  August 3, 2000
+                  -25.8  August 3, 1000
                   -26.3  August 3, 3000
-                  -26.5  August 3, 2000
-                  -27.6  August 2, 1000
-                  -27.8  August 1, 1000
-                 rank of the right one: about 4,200,000 of 13,200,000
+                  -27.0  August 3, 1500
+                  -27.0  August 3, 2500
+                 rank of the right one: about 7,000,000 of 13,200,000
 """
 
 import argparse

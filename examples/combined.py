@@ -9,20 +9,20 @@ every word stays short and every text goes on from both prompts. The number befo
     The little girl went to the park and ...
     The old king went to the sea and ...
 
-    each o scores 0: 0.1 o's on average, log Z-hat -11.87
-      0.359 ... saw it.
-      0.081 ... there.
-      0.048 ... sat there.
+    each o scores 0: 0.8 o's on average, log Z-hat -12.38
+      0.198 ... saw it.
+      0.166 ... had lots of fun.
+      0.089 ... was very happy.
       ...
-    each o scores 1: 1.1 o's on average, log Z-hat -11.36
-      0.216 ... saw it.
-      0.059 ... got some food.
-      0.050 ... ate some yummy food.
+    each o scores 1: 1.8 o's on average, log Z-hat -11.76
+      0.124 ... asked for help.
+      0.106 ... saw it.
+      0.083 ... stood there.
       ...
-    each o scores 2: 2.8 o's on average, log Z-hat -9.25
-      0.306 ... had lots of fun.
-      0.177 ... found some food.
-      0.086 ... found lots of yummy food.
+    each o scores 2: 3.8 o's on average, log Z-hat -8.86
+      0.217 ... saw lots of yummy food.
+      0.202 ... found some food.
+      0.158 ... got some food.
       ...
 """
 

@@ -14,14 +14,14 @@ itself would not write a word in its plain form: the token that the rule exclude
 
                             prompted        unprompted
       canonical              42%     0.4      0%     0.0
-      all tokens             42%     0.6     25%     0.4
-      canonical, 1 edit      42%     2.7      0%     0.0
-      all tokens, 1 edit     42%     4.7     33%     7.2
+      all tokens             42%     0.4     17%     0.2
+      canonical, 1 edit      42%     2.2      0%     0.0
+      all tokens, 1 edit     42%     3.2     42%     5.8
 
     what stands in the way of the plain word, prompted
-                            The little boy was| silly    ' silly', p 3e-05, rank 476
-                The old woman called the cat a| greedy   ' gre', p 7e-05, rank 747
-                          Tom's brother was so| lazy     ' l', p 0.003, rank 41
+                            The little boy was| silly    ' silly', p 3e-05, rank 422
+                The old woman called the cat a| greedy   ' gre', p 3e-05, rank 970
+                             The bear was very| grumpy   ' gr', p 0.002, rank 50
       ...
 """
 

@@ -10,23 +10,23 @@ nothing of the questions and has seen few digits: form is not content, and log Z
 model would have been by itself. The name does not end within any of the bounds, and is cut.
 
     Is 1+1=2?
-      unguided  '»1. 13, Protach V thou art east upon the shoulders of Snowflu.  XIF.' [cut]
-      guided    'Yes'  (log Z-hat -2.0)
+      unguided  '63 60 English,000 or sixty share ordinaryies. That 1873,6443 and killed.' [cut]
+      guided    'Yes'  (log Z-hat -1.1)
 
     In what year was Noam Chomsky born?
-      unguided  'He kept Lucy Mal books rod and books.\\nAfter dinner games she fell asleep, and his mom ...
-      guided    ' 1966'  (log Z-hat -19.2)
+      unguided  "He couldn't look any more, and there was no matter how much before they came to a warely little ...
+      guided    ' 1911'  (log Z-hat -21.7)
 
     What is the IP address of the Google DNS servers?
-      unguided  'Once at night King Pracie goes home as usual; for last till the only disagree is thrown ...
-      guided    '86.166.6.000'  (log Z-hat -18.3)
+      unguided  'Yes, they are stadiving; they are both very little informed with a thousand more rendered people, ...
+      guided    '6.2.30.30'  (log Z-hat -17.4)
 
     What is a good Python variable name? (temperature 0.1)
-      unguided     'Yes, I am sure I am a man. I am a man who has a very good name, and I am a man who has a ...
+      unguided     'Yes, I am sure you are a good man. I am a good man, and I am a good man. I am a good man,' [cut]
       at most 1    'Yes' [cut]
       at most 2    'Yesterday' [cut]
-      at most 4    'Yesterdayingly' [cut]
-      at most 8    'Yesterdayinglyingerality' [cut]
+      at most 4    'Yesterdayington' [cut]
+      at most 8    'Yesterdayingtoningtonship' [cut]
 """
 
 import argparse

@@ -5,31 +5,31 @@ they were; it walks into places where all that fits is improbable. *Steering* dr
 the probability that its tokens fit, so that texts which can go on in short words take over.
 
 What to look for: both obey the constraint and have the same number of tokens, but by the language model's own
-log-probability the steered texts are likelier (far so after the last two prompts; after the first the difference is
-less than two of its standard errors), and fewer of their words are the stump of a longer one. The mean is over the
-weighted particles; +- is its standard error over independent runs.
+log-probability the steered texts are likelier (by 8 to 13 after the three prompts, nearly three standard errors of the
+difference or more), and fewer of their words are the stump of a longer one. The mean is over the weighted particles;
++- is its standard error over independent runs.
 
     The Fed says ... (30 tokens, no word of more than five letters)
 
-      local masking: mean log-probability -79.3 +- 2.0 (10 runs, N=10)
-        ..., "Ty baby baby baby baby baby baby bear, he's so glad to enjoy the reliu. No one will ever repem you
-        ..., "Yes, it will poke!" Fred says, "Thank you to the Fedou and the Fedal that will help
-        ..., "Let's go on and see!" The throf says, "Yes, we can go on a bow and it'll be long!"
+      local masking: mean log-probability -81.6 +- 1.8 (10 runs, N=10)
+        ..., "You will join your team." The two of them all scoop-legs and begin to play on their team
+        ..., "Yes, you can help me get into a huge tree. Be easy if you will help me." The cat can make the tree feel
+        ..., "This is the best place to play with the weap men I ever see." The man never misss at all, but he is also
 
-      steering: mean log-probability -70.9 +- 4.1 (10 runs, N=10)
-        ...they are the best lady ever. [...] She only says they can play with their toys. She says that hopel
-        ..., "Don't worry, Timmy. I'll help you!" Timmy do what they say. Lily and her mom talk to the size of the
-        ...: "The Fedes, these were the best of all our good folk!" And the King says, "I might see not the lot
+      steering: mean log-probability -69.7 +- 3.3 (10 runs, N=10)
+        ..., "Yes, it's; not ugly. It would not be well done, it rrays along." So the Fed went away
+        ...: "You are the best - the best troll ever! Can you tell me the best steal. Polas, you can use all
+        ..., "Then we will catch our bug [...] We will both catch it." The bug likes their stick
 
     Once upon a time ... (30 tokens, no word of more than five letters)
 
-      local masking: mean log-probability -62.9 +- 1.2 (10 runs, N=10)
-      steering: mean log-probability -45.4 +- 2.4 (10 runs, N=10)
+      local masking: mean log-probability -57.3 +- 1.7 (10 runs, N=10)
+      steering: mean log-probability -44.2 +- 1.6 (10 runs, N=10)
 
     The little girl ... (30 tokens, no word of more than five letters)
 
-      local masking: mean log-probability -77.9 +- 1.4 (10 runs, N=10)
-      steering: mean log-probability -61.2 +- 2.1 (10 runs, N=10)
+      local masking: mean log-probability -75.8 +- 1.1 (10 runs, N=10)
+      steering: mean log-probability -67.8 +- 2.5 (10 runs, N=10)
 """
 
 import argparse

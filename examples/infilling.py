@@ -9,16 +9,16 @@ that are far from equal (ess is of 20 particles), since a whole hole is drawn in
 particle is extended K=10 times; particles that share what was decided early.
 
     The dog was very[BLANK] because he had lost his[BLANK].
-      log Z-hat -8.01, ess 6.2
-      0.344  The dog was very sad because he had lost his good toy.
-      0.145  The dog was very sad because he had lost his toys.
-      0.091  The dog was very sad because he had lost his magic.
+      log Z-hat -9.25, ess 8.0
+      0.229  The dog was very sad because he had lost his new friend.
+      0.211  The dog was very sad because he had lost his dead dog.
+      0.088  The dog was very sad because he had lost his dog.
       ...
     "Please,[BLANK]," said the bear. "I want to[BLANK] with you."
-      log Z-hat -19.86, ess 9.6
-      0.190  "Please, quarrel," said the bear. "I want to play our game with you."
-      0.146  "Please, grandma," said the bear. "I want to play with you."
-      0.116  "Please, please," said the bear. "I want to be with you."
+      log Z-hat -16.42, ess 2.4
+      0.600  "Please, little slip," said the bear. "I want to play with you."
+      0.222  "Please, squirrel," said the bear. "I want to play with you."
+      0.088  "Please, Lily," said the bear. "I want to play with you."
       ...
 """
 

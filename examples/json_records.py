@@ -5,21 +5,22 @@ has not ended by then is dropped (`at_max="end"`), and a schema cannot tell how 
 pip install 'llmppl[json-schema]'.
 
 What to look for: every text is JSON and an instance of the schema. A record costs the embedded model hundreds of nats
-(log Z-hat), for it has never seen JSON; so its records have the form, and little to do with the prompt.
+(log Z-hat), for it has never seen JSON; so its records have the form, and of the prompt a name or a dog at most: Tom
+and his dog come with the next three seeds, too, Lily does not, and that she is three and likes cake is not taken up.
 
     Once upon a time, there was a little girl named Lily. She was three years old and liked cake.
-      log Z-hat -313.7, 12 particles
-      Sue, 3, likes books: 'I like charming bil.'
-      Sue, 3, likes books: 'I like charming mat!'
-      Sue, 3, likes books: 'I like charming mat.'
-      {"name":"Sue","age":3,"likes":"books","said":"I like charming mat!"}
+      log Z-hat -288.3, 12 particles
+      Lily, 6, likes dogs: 'I am a creative d!'
+      Lily, 6, likes dogs: 'I am a creative d.'
+      Lily, 6, likes dogs: 'I am making jam.'
+      {"name":"Lily","age":6,"likes":"dogs","said":"I want to try them."}
 
     Tom was a boy who had a big dog. He was happy.
-      log Z-hat -314.1, 12 particles
-      Sue, 3, likes dogs: 'I am a gonnaornae!'
-      Sue, 3, likes dogs: 'I am a gonnaornae.'
-      Sue, 3, likes dogs: 'I am a gonnaornai!'
-      {"name":"Sue","age":3,"likes":"dogs","said":"I am a gonnaornae!"}
+      log Z-hat -291.2, 12 particles
+      Tom, 2, likes dogs: 'I am also a palmm!'
+      Tom, 2, likes dogs: 'I am also a palmm.'
+      Tom, 2, likes dogs: 'I am also a palod.'
+      {"name":"Tom","age":2,"likes":"dogs","said":"I am also a palmm!"}
 """
 
 import argparse

@@ -7,18 +7,19 @@ reasonable size knows; `where` tests only tokens that are drawn, and each comes 
 
 What to look for: the target is the same whatever the twist, so a higher mean log Z-hat is a better sample of it.
 Without a twist nothing hurries until the mask forces the words in. To count the missing ones needs a number of nats for
-each; to know how probable they are in the tokens that are left (`Lookahead`) does not, and its mean is the highest
-in both. Five runs are few: only in the second set is it more than two standard errors above no twist.
+each; to know how probable they are in the tokens that are left (`Lookahead`) does not. In both sets either twist has a
+higher mean than none. Five runs are few: only in the second set are they more than two standard errors above no twist,
+and in neither do they tell which of the two twists is better.
 
     dog, ball, park (at most 24 tokens; N=20, K=3, 5 runs)
-      no twist       mean log Z-hat  -22.6 +- 4.7   One day, they played in the park and Tim saw a big dog with a ...
-      missing words  mean log Z-hat  -17.3 +- 2.2   One day, Tim went to the park to play with his ball, he saw a dog.
-      log mass       mean log Z-hat  -16.0 +- 2.7   One day, Tim went to the park to play with his ball, he saw a dog.
+      no twist       mean log Z-hat  -25.0 +- 4.6   One day, Tim went to the park to play with his ball, his dog, ...
+      missing words  mean log Z-hat  -16.3 +- 2.5   One day, Tim went to the park to play with his ball, his dog, Max.
+      log mass       mean log Z-hat  -19.6 +- 1.8   They had a big ball and ary dog named Tim went to the park.
 
     cat, tree, bird (at most 24 tokens; N=20, K=3, 5 runs)
-      no twist       mean log Z-hat  -28.0 +- 2.6   One day, Tim saw a big bird inside the bird saw the bird ...
-      missing words  mean log Z-hat  -24.0 +- 2.9   One day, Tim found a cute bird tough time in a nest in a tree ...
-      log mass       mean log Z-hat  -19.1 +- 2.4   One day, Tim found a cute bird under a big tree with a rough cat.
+      no twist       mean log Z-hat  -30.2 +- 1.4   He would say hello to his mom and eat chocolate to make a cat ...
+      missing words  mean log Z-hat  -25.3 +- 1.7   One day, Tim saw a big, strong bird actually coming from the ...
+      log mass       mean log Z-hat  -24.5 +- 2.4   One day, Tim got lost in his mom cat cat, a bird named Beet, ...
 """
 
 import argparse

@@ -8,26 +8,27 @@ to spell the choices in tokens (`enumerate_exact`).
 What to look for: local masking is wrong however many particles it has: its mean is far from the truth, and so is each
 run. The masked proposal is nearer, and comes as near as you like with more particles (--particles). Steering tries
 different tokens and never the same twice; three choices have so few spellings that 20 particles hold all that matter,
-and it is exact to three places. Plain conditioning is right, too; where Z is small it is seldom alive. Each column is
-the mean posterior over the runs that are alive; distance is the mean total variation to the truth.
+and it is exact to three places. Plain conditioning is right, too; where Z is small it is seldom alive, and one run says
+little. Each column is the mean posterior over the runs that are alive; distance is the mean total variation to the
+truth.
 
-    Lily saw ... (40 runs of 20 particles; Z = 0.0016)
-
-                                  truth            local           masked  masked, steered            plain
-      ... a big dog.              0.619            0.824            0.677            0.619            0.500
-      ... a big cake.             0.009            0.111            0.013            0.009            0.000
-      ... it.                     0.372            0.065            0.311            0.372            0.500
-      distance                                     0.308            0.170            0.000            0.504
-      runs alive                                      40               40               40                2
-
-    Tom went to the ... (40 runs of 20 particles; Z = 0.084)
+    Lily saw ... (40 runs of 20 particles; Z = 0.0013)
 
                                   truth            local           masked  masked, steered            plain
-      ... park with Lily.         0.002            0.445            0.002            0.002            0.000
-      ... park to play.           0.177            0.246            0.228            0.177            0.180
-      ... store.                  0.821            0.309            0.771            0.821            0.820
-      distance                                     0.527            0.092            0.000            0.260
-      runs alive                                      40               40               40               36
+      ... a big dog.              0.454            0.791            0.552            0.454            1.000
+      ... a big cake.             0.010            0.140            0.012            0.010            0.000
+      ... it.                     0.536            0.069            0.436            0.536            0.000
+      distance                                     0.468            0.196            0.000            0.546
+      runs alive                                      40               40               40                1
+
+    Tom went to the ... (40 runs of 20 particles; Z = 0.16)
+
+                                  truth            local           masked  masked, steered            plain
+      ... park with Lily.         0.000            0.228            0.000            0.000            0.000
+      ... park to play.           0.044            0.121            0.058            0.044            0.049
+      ... store.                  0.956            0.651            0.942            0.956            0.951
+      distance                                     0.308            0.028            0.000            0.078
+      runs alive                                      40               40               40               40
 """
 
 import argparse

@@ -8,31 +8,32 @@ probability that it still comes true (`Lookahead`), read from a table.
 What to look for: the target is the same whatever the twist, and every method is given as many particles as it can
 afford for about the same number of tokens run through the model; so the higher mean log Z-hat, the better. The table
 pays off where dead ends are many (short words), for 200 tokens once. A table or a critic may help where words must come
-that the model would put off, but ten runs do not tell (dog, ball: less than one standard error apart); where what is
-named is only welcome, the survivors at the end are as good without a critic. A rollout is paid for in particles. It
-pays off where one early choice, which is seldom made, settles the rest, which the model then writes almost surely
-(rocket), and did not where its guess is one of many continuations (full stop).
+that the model would put off, but ten runs do not tell (dog, ball: no two are as much as one and a half standard errors
+apart); where what is named is only welcome, the survivors at the end are as good without a critic. A rollout is paid
+for in particles. It may pay off where one early choice, which is seldom made, settles the rest, which the model then
+writes almost surely (pot, a word chosen for that: two standard errors), and did not where its guess is one of many
+continuations (full stop).
 
     a sentence with a dog and a ball, 16 tokens (K=3, 10 runs)
-      no twist  N=10    176 tokens  mean log Z-hat -27.45 +- 1.03
-      critic    N=10    176 tokens  mean log Z-hat -27.10 +- 1.75
-      log mass  N=10    176 tokens  mean log Z-hat -26.29 +- 1.41
+      no twist  N=10    176 tokens  mean log Z-hat -25.43 +- 0.88
+      critic    N=10    176 tokens  mean log Z-hat -26.97 +- 1.19
+      log mass  N=10    176 tokens  mean log Z-hat -24.86 +- 1.27
 
     a sentence in words of at most 5 letters, 16 tokens (K=3, 10 runs)
-      no twist  N=10    174 tokens  mean log Z-hat -14.99 +- 0.33
-      log mass  N=15    170 tokens  mean log Z-hat -10.79 +- 0.04
+      no twist  N=10    175 tokens  mean log Z-hat -15.50 +- 0.47
+      log mass  N=12    173 tokens  mean log Z-hat -11.09 +- 0.19
 
     names many people, 16 tokens (K=3, 10 runs)
-      no twist  N=10    166 tokens  mean log Z-hat   2.79 +- 0.32
-      critic    N=10    166 tokens  mean log Z-hat   3.14 +- 0.25
+      no twist  N=10    166 tokens  mean log Z-hat   2.62 +- 0.17
+      critic    N=10    166 tokens  mean log Z-hat   2.49 +- 0.22
 
-    a place, and a rocket in its story of 11 tokens (K=10, 10 runs)
-      no twist  N=4     427 tokens  mean log Z-hat   0.60 +- 0.60
-      rollout   N=2     426 tokens  mean log Z-hat   3.67 +- 0.00
+    a place, and a pot in its story of 11 tokens (K=10, 10 runs)
+      no twist  N=4     427 tokens  mean log Z-hat   1.18 +- 0.79
+      rollout   N=2     440 tokens  mean log Z-hat   3.20 +- 0.53
 
     ends in a full stop, 6 tokens (K=3, 10 runs)
-      no twist  N=10     73 tokens  mean log Z-hat   7.67 +- 1.29
-      rollout   N=2      93 tokens  mean log Z-hat   2.73 +- 1.40
+      no twist  N=10     73 tokens  mean log Z-hat   7.71 +- 1.30
+      rollout   N=2      95 tokens  mean log Z-hat   7.34 +- 1.25
 """
 
 import argparse
@@ -135,9 +136,9 @@ def people(text):
     return 3.0 * len(set(FAMILY.findall(text)))
 
 
-def rocket(text):
-    """A rocket is worth 8 nats."""
-    return 8.0 * (" rocket" in text)
+def pot(text):
+    """A pot is worth 8 nats."""
+    return 8.0 * bool(re.search(r" pot(?![a-z])", text))
 
 
 def full_stop(text):
@@ -183,9 +184,9 @@ def main():
             "no twist": lambda lm: Story(lm, STORY, num_tokens, people),
             "critic": lambda lm: Story(lm, STORY, num_tokens, people, critic),
         },
-        "a place, and a rocket in its story of 11 tokens": {
-            "no twist": lambda lm: Planned(lm, 11, rocket),
-            "rollout": lambda lm: Planned(lm, 11, rocket, pilot),
+        "a place, and a pot in its story of 11 tokens": {
+            "no twist": lambda lm: Planned(lm, 11, pot),
+            "rollout": lambda lm: Planned(lm, 11, pot, pilot),
         },
         "ends in a full stop, 6 tokens": {
             "no twist": lambda lm: Story(lm, WALK, 6, full_stop),

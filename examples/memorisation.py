@@ -11,34 +11,34 @@ sequences a string comes as often as it is spelled, which under top-k is seldom 
 different strings among the first n strings, token sequences, and samples.
 
     Once upon a time, there was a little girl named [A-Z][a-z]+
-        -0.31  Lily
-        -3.10  Lucy
-        -3.48  Sarah
-        -3.57  Jane
-        -4.01  Amy
+        -0.37  Lily
+        -2.86  Lucy
+        -3.06  Jane
+        -3.76  Daisy
+        -3.99  Amy
        100 different strings in 100 strings
-        97 different strings in 100 token sequences
-        14 different strings in 100 samples
+        99 different strings in 100 token sequences
+        17 different strings in 100 samples
 
     Tim and his mom went to the( [a-z]+){1,2}
-        -1.25  park
-        -1.78  store
+        -1.37  park
+        -1.61  store
         -2.60  store to
-        -2.86  park to
-        -2.92  store and
+        -3.39  park to
+        -3.39  park with
        100 different strings in 100 strings
        100 different strings in 100 token sequences
-        36 different strings in 100 samples
+        30 different strings in 100 samples
 
     They lived( [a-z]+){2,3}
-        -1.08  happily ever after
-        -1.83  in a big
-        -2.04  in a small
-        -4.27  in a castle
-        -4.29  in a house
+        -1.41  happily ever after
+        -1.97  in a big
+        -2.05  in a small
+        -3.39  in the forest
+        -3.88  in the woods
        100 different strings in 100 strings
        100 different strings in 100 token sequences
-        31 different strings in 100 samples
+        40 different strings in 100 samples
 
     The plot is in memorisation.png
 """

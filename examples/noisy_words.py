@@ -7,28 +7,29 @@ explains the letters typed at its place, and weighs by the channel. The model is
 the same letters are read in the light of the words before them, and, through the weights, of those after them.
 
 What to look for: all slips are mended, "huh" and "bef" too, which could be words; the other readings hold what is left
-of the weight, and say how sure the model is. An ess near 1 means that one reading has nearly all of it. The posterior
-is no better than its prior: give it a word of your own that the small model does not know (--typed), and see.
+of the weight, and say how sure the model is. An ess near 1 means that one reading has nearly all of it (at the last
+text it is 1.4, as its best reading comes in two spellings in tokens). The posterior is no better than its prior: give
+it a word of your own that the small model does not know (--typed), and see.
 
     After 'Once upon a time, there was a little girl.'
 
       typed She wanted to plsy with her dpg in the garden.
-      log Z-hat -30.6, ess 1.0
-      0.992 She wanted to play with her dog in the garden.
-      0.006 She wanted to play with her toy in the garden.
-      0.001 She wanted to play with her dig in the garden.
+      log Z-hat -30.3, ess 1.0
+      0.995 She wanted to play with her dog in the garden.
+      0.004 She wanted to play with her dig in the garden.
+      0.000 She wanted to play with her dag in the garden.
 
       typed She saw a big bitd in the trre.
-      log Z-hat -29.7, ess 1.0
+      log Z-hat -30.1, ess 1.0
       1.000 She saw a big bird in the tree.
       0.000 She saw a big kite in the tree.
-      0.000 She saw a big bito in the tree.
+      0.000 She saw a big bike in the tree.
       ...
       typed She had a cat. The cst sat on the bef.
-      log Z-hat -43.3, ess 1.1
-      0.948 She had a cat. The cat sat on the bed.
-      0.052 She had a cat. The cat sat on the net.
-      0.000 She had a cat. The cat sat on the bef.
+      log Z-hat -44.5, ess 1.4
+      0.969 She had a cat. The cat sat on the bed.
+      0.027 She had a cat. The cat sat on the bef.
+      0.004 She had a cat. The cat sat in the bed.
 """
 
 import argparse

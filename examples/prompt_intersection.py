@@ -5,46 +5,46 @@ drawn from: the law after the first prompt, weighed by the second ("first"), or 
 ("product"). This is Fig. 4 of Lew et al. 2023 in kind: the mean of log Z-hat against the number of particles.
 
 What to look for: the mean of log Z-hat grows with N towards log Z, which it cannot exceed on average, and the higher it
-is, the closer the particles are to the target (docs/inference.md). Where ten tokens are drawn, the product is ahead
-with one or two particles; from five on the two are near each other (the gap at 20 is mostly noise: 30 other runs had
--25.98 and -26.26). Where a text ends with its sentence, most of the weight is on the shortest texts, "." alone or one
-word with it, which a proposal that is the best one token ahead does not see: the product is only somewhat ahead, and
-with few particles both are far off, with large standard errors. With 20 both are still short of log Z: six single runs
-of 60 particles had -9.1 to -10.2.
+is, the closer the particles are to the target (docs/inference.md). Where ten tokens are drawn, the product is ahead,
+most with one or two particles, and still with 20 (30 other runs had -25.07 and -26.29). Where a text ends with its
+sentence, much of the weight is on the shortest texts, "." alone or one word with it, which a proposal that is the best
+one token ahead does not see: the product is not ahead. With few particles both are far off, with large standard errors,
+as some runs go on to long texts (with one particle, five of the 20 runs had -82 to -94); from ten on they are near each
+other. With 20 both are still short of log Z, which is at least -10.3: the texts of one or two tokens add up to that.
 
 The output, with a plot of it in prompt_intersection.png:
 
     'For breakfast, the bear ate' and 'In the garden, the princess saw', ten tokens: mean log Z-hat of 10 runs, K=3
 
       N   from the product of both laws     from the first prompt's law
-      1    -31.01 +- 0.93                    -33.96 +- 2.55
-      2    -29.86 +- 1.04                    -32.14 +- 0.61
-      5    -26.04 +- 0.57                    -25.99 +- 1.48
-      10   -26.78 +- 0.52                    -26.62 +- 0.66
-      20   -25.98 +- 0.34                    -27.32 +- 0.48
+      1    -30.55 +- 1.03                    -36.15 +- 1.34
+      2    -29.10 +- 0.66                    -31.90 +- 1.33
+      5    -27.17 +- 0.52                    -28.28 +- 0.91
+      10   -25.36 +- 0.42                    -27.17 +- 0.40
+      20   -25.27 +- 0.36                    -25.69 +- 0.49
 
       one text of each:
-      N=1   product  ...the King's daughter in a big, red m
-      N=1   first    ...it.
+      N=1   product  ...the youngest daughter and the youngest daughter,
+      N=1   first    ...it, and immediately ate it, and the little
       ...
-      N=20  product  ...it and said, "Oh, thank you,
-      N=20  first    ...all kinds of food and vegetables.
+      N=20  product  ...it, and said, "Would you like
+      N=20  first    ...the bear and said, "Don't worry,
 
     'My favorite writer is probably' and 'My favorite physicist is probably', a sentence: mean log Z-hat of 10 runs, K=3
 
       N   from the product of both laws     from the first prompt's law
-      1    -22.57 +- 3.45                    -33.51 +- 6.92
-      2    -18.63 +- 0.73                    -24.45 +- 4.69
-      5    -14.77 +- 0.56                    -16.81 +- 1.11
-      10   -11.70 +- 0.82                    -13.19 +- 0.79
-      20   -11.63 +- 0.57                    -11.79 +- 0.85
+      1    -47.99 +- 9.67                    -35.08 +- 8.82
+      2    -30.34 +- 6.88                    -32.74 +- 9.59
+      5    -17.83 +- 2.77                    -13.69 +- 1.13
+      10   -13.68 +- 1.31                    -13.76 +- 0.91
+      20   -11.50 +- 0.49                    -12.05 +- 0.74
 
       one text of each:
-      N=1   product  ...a good one," said the old woman.
-      N=1   first    ...so pleased.
-      N=2   product  ...not a moment or two.
-      N=2   first    ...a good turner."
-      N=5   product  ...so happy.
+      N=1   product  ...a good one for me, and I can't believe that I should be out of the town."
+      N=1   first    ...my most unable to ask for it."
+      N=2   product  ...for the last time I will do it."
+      N=2   first    ...a good one.
+      N=5   product  ...the same.
       ...
 """
 

@@ -7,21 +7,21 @@ laws and weighed by p / q, which is at most 2 for each; the target stays as it i
 tokens are drawn in one step: a selection between them would judge by p / q alone, which speaks against the hint.
 
 What to look for: both estimate the same Z. With the hint more draws mention the thing; the mean of log Z-hat, which on
-average cannot exceed log Z, is higher, and its variance over runs smaller. A hint that the model takes up less helps
-less: "This is the story of a frog. The frog was under the bed." gave mean -26.33 and variance 2.69; the same with a
-kitten, -27.80 and 1.33, no better than no hint.
+average cannot exceed log Z, is higher, and its variance over runs smaller. The ess hardly shows it. A hint that the
+model takes up less helps less: "This is the story of a frog. The frog was under the bed." gave mean -25.92 and variance
+5.48; the same with a kitten, -28.12 and 2.30, hardly better than no hint.
 
     The little girl looked under the bed. She saw a (two tokens). "What a nice kitten!" she said.
-      plain     log Z-hat -27.94, variance  0.92, ess  3.3 of 50
-                white fox, big box, soft dog, little monkey, little mouse, small dog
-      prompted  log Z-hat -27.23, variance  0.15, ess  4.4 of 50
-                toy bird, kitten, little rabbit, kitten, kitten, kitten
+      plain     log Z-hat -28.57, variance  2.02, ess  3.0 of 50
+                little bug, big dog, wheel, little bug, girl smiling, big forgot
+      prompted  log Z-hat -26.84, variance  0.29, ess  3.7 of 50
+                kitten, kitten, kitten, pet dog, kitten, kitten
 
     The little girl looked under the bed. She saw a (two tokens). "What a nice frog!" she said.
-      plain     log Z-hat -28.07, variance  5.01, ess  3.5 of 50
-                black dog, pretty butterfly, purple bird, little monkey, little mouse, rich man
-      prompted  log Z-hat -25.41, variance  0.20, ess  3.9 of 50
-                little frog, yellow frog, little frog, curious frog, little frog, little frog
+      plain     log Z-hat -28.18, variance  2.82, ess  3.1 of 50
+                big seat, wise owl, wheel, little boy, big pond, great pond
+      prompted  log Z-hat -24.67, variance  1.00, ess  2.8 of 50
+                big frog, tiny frog, beautiful frog, little frog, great frog, big frog
 """
 
 import argparse

@@ -4,19 +4,20 @@ The grammar is a small part of Python: a function of one line, its arguments, an
 name is no keyword, which its terminal says by looking ahead. Python parses each text, and its names are shown.
 
 What to look for: every text parses, and ends within its tokens. The embedded model has never seen a program: it adds
-names that are words or look like them, and uses little else.
+names that are words or look like them, and uses little else. The grammar does not know which names are taken: each
+function below has an argument of one name more than once, which parses, but which Python would refuse to compile.
 
-    How do I know if a dog is big?  (log Z-hat -103.7)
-      def seldom(xtrels, worms, gems, hay, sets, day): return asks    # names used: asks
-      def seldom(xtrels, worms, gems, hay, sets, day): return hey    # names used: hey
-      def seldom(xtrels, worms, gems, hay, sets, day): return invol    # names used: invol
-      def seldom(xtrels, worms, gems, hay, sets, dushes): return 2    # names used: none
+    How do I know if a dog is big?  (log Z-hat -105.6)
+      def hevokk(ocokky, hevoky, hevoky): return andg    # names used: andg
+      def hevokk(ocokky, hevoky, hevoky): return hisint    # names used: hisint
+      def hevokk(ocokky, hevoky, hevoky): return hist    # names used: hist
+      def hevokk(ocokky, hevoky, hevoky): return inh    # names used: inh
 
-    def is_happy(friend): return friend == "happy"  (log Z-hat -97.4)
-      def dunno(voked, also, gloomy, cipal, august, seven): return a    # names used: a
-      def dunno(voked, also, gloomy, cipal, august, seven): return cond    # names used: cond
-      def dunno(voked, also, gloomy, cipal, august, seven): return her    # names used: her
-      def dunno(voked, also, gloomy, cipal, august, seven): return now    # names used: now
+    def is_happy(friend): return friend == "happy"  (log Z-hat -86.8)
+      def tipsed(cloth, zebra, zebra, zebra, but): return again    # names used: again
+      def tipsed(cloth, zebra, zebra, zebra, but): return by    # names used: by
+      def tipsed(cloth, zebra, zebra, zebra, but): return he    # names used: he
+      def tipsed(cloth, zebra, zebra, zebra, but): return home    # names used: home
 """
 
 import argparse

@@ -5,41 +5,41 @@ highest probability. *Steering* draws from the posterior. *Rejection* lets the m
 share it keeps is Z, which steering estimates from a few particles.
 
 What to look for: the best beam is far more probable than the texts that the program stands for, and beams are alike:
-nearly the same few words begin them, however many beams there are. After the second prompt their lengths follow the
-width of the beam and not the posterior: the wide beam fills with long texts that repeat themselves, on average hardly
-more probable than drawn ones. `docs/inference.md` has a program whose most probable texts are much too short.
-Rejection throws most of its draws away; steering has 16 texts, all different, and its means and its Z are the estimates
-of one run of few particles. After the first prompt they are near those of rejection. After the second its texts are
-shorter, as three that begin with "." have most of the weight (seven other seeds had means of 17 to 32 tokens), and its
-Z is two thirds of the share that obeys.
+nearly the same few words begin them, however many beams there are. After the second prompt the best beam is much
+shorter than the texts drawn are on average, and the 14 beams after the first two all begin with "came to visit the old
+man" and go on about him. `docs/inference.md` has a program whose most probable texts are much too short. Rejection
+throws most of its draws away; steering has 16 texts, all different, and its means and its Z are the estimates of one
+run of few particles. After the first prompt its means are near those of rejection, and its Z near the share that obeys
+when there are more draws (35 of 1000). After the second 4 draws that obey are few to compare with (19 of 1000 had means
+of 18.4 tokens and -41.4); seven other seeds of steering had means of 15 to 22 tokens and a Z of 0.013 to 0.029.
 
     Once upon a time, there was ...
                           tokens  log prob  texts  different  beginnings
-      beam search, N=1      17.0     -16.5      1          1           1
-      beam search, N=4      17.2     -11.4      4          4           2
-      beam search, N=16     16.8     -10.9     16         16           3
-        the best of them    13.0      -8.3      1          1           1
-      steering, N=16        18.4     -28.7     16         16           6
-      rejection             17.4     -30.5      8          8           8
-      8 of 200 plain draws obey; steering's estimate of Z is 0.037
+      beam search, N=1      17.0     -17.0      1          1           1
+      beam search, N=4      16.2     -10.7      4          4           3
+      beam search, N=16     16.7     -11.7     16         16           4
+        the best of them    14.0      -8.5      1          1           1
+      steering, N=16        15.6     -26.0     16         16           6
+      rejection             16.6     -25.0     10         10           9
+      10 of 200 plain draws obey; steering's estimate of Z is 0.032
+        beam   ...a boy named Timmy. Timmy loved to play with his toy cars.
         beam   ...a boy named Timmy. Timmy loved to play with his toys.
-        beam   ...a boy named Tim. Tim loved to play with his toys.
-        drawn  ...a brave bald man named Bunny. They lived in a big house.
-        drawn  ...a small girl named Lily. She loved to play with her toys, but one day she went to the park.
+        drawn  ...a big dog named Spot. Spot loved to play with his ball, his furry tail, and his tail.
+        drawn  ...a girl who lived in a big tree. She loved to sit in the tree, on the tree.
 
     One day, the old king ...
                           tokens  log prob  texts  different  beginnings
-      beam search, N=1      18.0     -18.1      1          1           1
-      beam search, N=4      32.2     -30.8      4          4           1
-      beam search, N=16     38.8     -36.7     16         16           2
-        the best of them    16.0     -15.8      1          1           1
-      steering, N=16        14.6     -40.3     16         16           6
-      rejection             20.0     -37.4      7          7           7
-      7 of 200 plain draws obey; steering's estimate of Z is 0.022
-        beam   ...came to visit him. He saw the old man and said hello.
-        beam   ...came to the king and asked him what he was doing. The king asked him what he was doing.
-        drawn  .... He had a blue flute more than his own.
-        drawn  .... He had a blue flute in his mouth.
+      beam search, N=1      12.0      -9.4      1          1           1
+      beam search, N=4      21.8     -18.6      4          4           1
+      beam search, N=16     20.7     -17.5     16         16           3
+        the best of them    12.0      -9.4      1          1           1
+      steering, N=16        19.2     -36.7     16         16           6
+      rejection             21.5     -44.6      4          4           4
+      4 of 200 plain draws obey; steering's estimate of Z is 0.031
+        beam   ...was very sad. He didn't know what to do.
+        beam   ...was very upset. He didn't know what to do.
+        drawn  ...came into the king's house and said, "What did you mean by good, king? What are you doing here?"
+        drawn  ...went for a walk with his aunt. When they got about, the old man said "hey, do you want to help me?"
 """
 
 import argparse

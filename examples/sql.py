@@ -5,18 +5,18 @@ asked. Two programs differ in their prompt alone.
 
 What to look for: every query parses (lark is asked) and ends within the tokens it has. Each piece of SQL costs the
 embedded model, which has seen none, many nats (log Z-hat), so that the question has little say in what is asked (the
-first is about a color, and its query asks for the kind). Give a model that knows SQL with --lm. The number before a
-query is its weight: a condition costs so much that queries without one have nearly all of it.
+first is about the color of a dog, and its query asks for the towns of people). Give a model that knows SQL with --lm.
+The number before a query is its weight: a condition costs so much that queries without one have nearly all of it.
 
-    The girl had a dog and a cat. What color was the dog?  (log Z-hat -104.8)
-      1.000  SELECT kind, kind FROM pets;
-      0.000  SELECT town, town FROM people;
-      0.000  SELECT town, town FROM people WHERE town = 'barrisonedepercourte';
+    The girl had a dog and a cat. What color was the dog?  (log Z-hat -120.7)
+      0.862  SELECT town, town FROM people;
+      0.138  SELECT height, height FROM people;
+      0.000  SELECT town, town FROM people WHERE town = 'councertercerter';
 
-    The man lived in a big town. He had a job in the town.  (log Z-hat -123.1)
-      0.529  SELECT town, town FROM people;
-      0.471  SELECT height, height FROM people;
-      0.000  SELECT town, town FROM people WHERE town = 'fodorelenvocucigado';
+    The man lived in a big town. He had a job in the town.  (log Z-hat -114.8)
+      0.998  SELECT height, height FROM people;
+      0.002  SELECT town, town FROM people;
+      0.000  SELECT height, height FROM people WHERE height = 666;
 """
 
 import argparse

@@ -5,8 +5,9 @@ says what the model thinks it was asked. There is nothing to draw but the questi
 `max_steps` says what was to be thought after so many words.
 
 What to look for: the beginning of an answer fits several questions, and the posterior moves to one as more words are
-heard ("I want" could be about food or about a place). Steering with as many particles as there are questions misses
-some of them when it draws blindly (`expand="copies"`, Algorithm 1); by default it has each of them once, and is exact.
+heard ("I" fits four of them, "I want" is most likely about food, "I want to go" about a place: that answer is left out
+below). Steering with as many particles as there are questions misses some of them when it draws blindly
+(`expand="copies"`, Algorithm 1); by default it has each of them once, and is exact.
 
       0  What is your name?
       1  Where are you going?
@@ -16,21 +17,21 @@ some of them when it draws blindly (`expand="copies"`, Algorithm 1); by default 
       5  Will you help me?
 
     after the words                         0      1      2      3      4      5
-      I                                 0.096  0.285  0.288  0.259  0.022  0.051
-      ... am                            0.195  0.302  0.390  0.084  0.007  0.022
-      ... going                         0.044  0.941  0.005  0.004  0.001  0.004
-      ... to                            0.045  0.939  0.006  0.005  0.001  0.004
-      ... the                           0.023  0.972  0.002  0.002  0.001  0.001
-      ... park.                         0.026  0.969  0.002  0.001  0.002  0.001
-      smc_steer, N=6, K=2, copies: Z-hat / Z 1.15, total variation 0.118 on average
+      I                                 0.128  0.272  0.269  0.253  0.017  0.062
+      ... am                            0.157  0.369  0.366  0.086  0.004  0.017
+      ... going                         0.012  0.960  0.002  0.024  0.001  0.002
+      ... to                            0.012  0.958  0.002  0.025  0.001  0.002
+      ... the                           0.006  0.983  0.000  0.009  0.000  0.001
+      ... park.                         0.007  0.988  0.000  0.003  0.000  0.001
+      smc_steer, N=6, K=2, copies: Z-hat / Z 1.06, total variation 0.125 on average
       smc_steer, N=6, K=2, distinct: Z-hat / Z 1.00, total variation 0.000 on average
 
     after the words                         0      1      2      3      4      5
-      I                                 0.096  0.285  0.288  0.259  0.022  0.051
-      ... want                          0.019  0.240  0.041  0.633  0.049  0.018
-      ... some                          0.003  0.029  0.011  0.945  0.004  0.007
-      ... cake.                         0.001  0.006  0.001  0.988  0.002  0.002
-      smc_steer, N=6, K=2, copies: Z-hat / Z 0.97, total variation 0.200 on average
+      I                                 0.128  0.272  0.269  0.253  0.017  0.062
+      ... want                          0.036  0.072  0.032  0.814  0.030  0.015
+      ... some                          0.016  0.019  0.020  0.932  0.006  0.007
+      ... cake.                         0.003  0.006  0.005  0.975  0.007  0.004
+      smc_steer, N=6, K=2, copies: Z-hat / Z 0.96, total variation 0.250 on average
       smc_steer, N=6, K=2, distinct: Z-hat / Z 1.00, total variation 0.000 on average
       ...
 """
