@@ -189,7 +189,7 @@ def compare(
     ValueError
         A count is not a whole number of at least 0, a side has no sample, or an option is out of its range.
     TypeError
-        A side is a str, or has things that are not strings.
+        A side is a str, or has things that are not strings; `permutations` or `seed` is no integer.
     """
     count("permutations", permutations)
     if not 0 < level < 1:

@@ -263,9 +263,10 @@ def test_errors_say_what_is_wrong_and_what_works():
             Exact(probabilities)
     for options, message in [
         ({"permutations": 0}, "permutations must be at least 1, not 0"),
-        ({"permutations": True}, "permutations is True"),
         ({"level": 95}, "level is 95; it is between 0 and 1, as 0.95 is"),
         ({"seed": 1, "rng": np.random.default_rng(1)}, "give seed= or rng=, not both"),
     ]:
         with pytest.raises(ValueError, match=message):
             compare(ok, ok, **options)
+    with pytest.raises(TypeError, match="permutations must be an integer, not True"):
+        compare(ok, ok, permutations=True)

@@ -100,7 +100,7 @@ def test_copies_of_a_lookahead_are_the_table_itself():
         ),
         (lambda: Lookahead(index_of(), law_of(PROBS), 3).log_mass(0, 1), ValueError, "no tokens lead"),
         (lambda: Lookahead(index_of(), law_of(PROBS), 3).log_mass(1, 4), ValueError, "0 to 3 tokens"),
-        (lambda: mean_law(tiny_lm(V).context("a"), 0), ValueError, "at least one token"),
+        (lambda: mean_law(tiny_lm(V).context("a"), 0), ValueError, "num_tokens must be at least 1, not 0"),
         (lambda: rollout(tiny_lm(V).context("a"), -1), ValueError, "at least 0, not -1"),
     ],
 )
