@@ -162,12 +162,12 @@ def main(
 @app.command()
 def demo(lm: Lm = None) -> None:
     """Run three small programs: short words, a text with holes, two prompts at once."""
-    generate("Once upon a time", 5, lm, particles=5, factor=3, seed=1, max_tokens=24)
+    generate("Once upon a time", 5, lm, particles=5, factor=3, seed=7, max_tokens=24)
     typer.echo()
-    infill("The dog was very[BLANK] because he had lost his[BLANK].", lm, particles=5, factor=10, seed=1)
+    infill("The dog was very[BLANK] because he had lost his[BLANK].", lm, particles=5, factor=10, seed=7)
     typer.echo()
     prompts = ["The little boy went to the park and", "The old king went to the sea and"]
-    intersect(prompts, Proposal.product, True, lm, particles=5, factor=10, seed=1)
+    intersect(prompts, Proposal.product, True, lm, particles=5, factor=10, seed=7)
 
 
 @app.command()
