@@ -25,8 +25,7 @@ def generator(seed: int | None, rng: np.random.Generator | None = None) -> np.ra
     return rng
 
 
-def share(name: str, value: float) -> float:
-    """`value`, if it is at least 0 and below 1; a ValueError that calls it `name` otherwise."""
+def share(name: str, value: float) -> None:
+    """A ValueError that calls it `name`, unless `value` is at least 0 and below 1."""
     if not 0.0 <= value < 1.0:
         raise ValueError(f"{name} is a share in [0, 1), not {value!r}")
-    return value
