@@ -38,7 +38,7 @@ def test_what_a_check_admits_comes_back_in_its_plain_python_type(check, good):
         (arguments.count, None, TypeError, "must be an integer, not None"),
         (arguments.count, 0, ValueError, "must be at least 1, not 0"),
         (arguments.count, 10**30, ValueError, f"must be at most {2**63 - 1}, not 1000"),
-        (arguments.count, 10**9999, ValueError, "not an int too long to be written"),
+        pytest.param(arguments.count, 10**9999, ValueError, ".*not an int too long to be written", id="10**9999"),
         (arguments.number, True, TypeError, "must be a number, not True"),
         (arguments.number, "hot", TypeError, "must be a number, not 'hot'"),
         (arguments.number, math.nan, ValueError, "must be a number, not nan"),
