@@ -1,9 +1,12 @@
 """What a run tells of itself: steps in figures, attribution, the standard error of log Z-hat, and repeated runs."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import repetitions
 from tiny import cold_lm
 
@@ -18,7 +21,8 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.inference.resampling import multinomial
+from llmppl.inference.resampling import multinomial, optimal, systematic
+from llmppl.inference.statistics import Expansion, History
 
 LAWS = np.random.default_rng(1).dirichlet(np.ones(6), size=6)
 POTENTIALS = np.log(np.random.default_rng(2).dirichlet(np.ones(6), size=6) + 0.02)
@@ -188,10 +192,88 @@ def test_the_square_of_Z_over_pairs_is_unbiased():
     """With K copies and one step, Z-hat^2 (1 - se^2) has the mean Z^2."""
     Z = math.exp(enumerate_exact(Chain(1)).log_ml)
     R = repetitions(4000, 100)
-    runs = [smc_steer(Chain(1), 4, 2, rng=rng, progress=False) for rng in np.random.default_rng(5).spawn(R)]
+    rngs = np.random.default_rng(5).spawn(R)
+    runs = [smc_steer(Chain(1), 4, 2, expand="copies", rng=rng, progress=False) for rng in rngs]
     squares = [math.exp(2 * p.log_ml) * (1 - p.se**2) for p in runs if p.se is not None]
     assert len(squares) == R
     assert abs(np.mean(squares) - Z**2) < 4.5 * np.std(squares) / math.sqrt(R)
+
+
+class Survivor:
+    log_twist, finished = 0.0, False
+
+    def __init__(self, log_weight):
+        self.log_weight = log_weight
+
+
+def genealogy(rng, n, steps):
+    """A history as random as one can be: parents with any number of groups, of any number of candidates."""
+    history, log_weights = History(n), np.full(n, -math.log(n))
+    for t in range(steps):
+        parents, groups, log_starts, log_kept, copies = [], [], [], [], []
+        for parent in range(n):
+            for group in range(1 + rng.integers(2) * (t > 0)):
+                size, drew = 1 + rng.integers(3), rng.random() < 0.8
+                parents += [parent] * size
+                groups += [2 * parent + group if t else 0] * size
+                log_starts += (log_weights[parent] + np.log(rng.dirichlet(np.ones(size)))).tolist()
+                log_kept += [-rng.exponential() if t and rng.random() < 0.5 else 0.0] * size
+                copies += (rng.integers(1, 3, size) if drew or not t else np.zeros(size, int)).tolist()
+        where = rng.permutation(len(parents)) if t else np.arange(len(parents))
+        columns = [np.array(column)[where] for column in (parents, groups, log_starts, log_kept, copies)]
+        after = columns[2] + rng.normal(size=len(where))
+        after[(rng.random(len(where)) < 0.2) & (after < after.max())] = -np.inf
+        ancestors, chosen = (optimal if rng.random() < 0.5 else systematic)(rng, after, 1 + rng.integers(2 * n))
+        history.add(Expansion(list(where), *columns), after, ancestors, chosen, [Survivor(w) for w in chosen])
+        n, log_weights = len(ancestors), chosen
+    return history
+
+
+def pairs_by_table(history):
+    """The variance and the families of `History._of_pairs`, by a table of all pairs and the rules one by one."""
+    C = apart = np.ones((1, 1))
+    weights = np.ones(1)
+    for t, step in enumerate(history._changes):
+        parents = step.parents * (t > 0)
+        same, each = step.groups[:, None] == step.groups, np.eye(len(parents), dtype=bool)
+        number = same @ step.copies
+        up = np.where(same & (step.copies > 0), number / np.maximum(number - 1, 1), 1.0)
+        moved = np.where(each & (step.copies > 0), 1 - 1 / np.maximum(step.copies, 1), 1.0)
+        first = np.where(same, np.exp(step.log_kept), 1.0)
+        starts, before, now = np.exp(step.log_starts), weights, np.exp(step.log_weights)
+        ancestors, weights = step.ancestors, np.exp(step.log_chosen)
+        second = np.where(np.eye(len(ancestors), dtype=bool), np.minimum(now[ancestors] / weights, 1.0), 1.0)
+        selected = np.ix_(ancestors, ancestors)
+        table = C[np.ix_(parents, parents)] * first
+        table *= share(C, before) / (share(table, starts) or 1.0)
+        table = table * up * moved
+        C = table[selected] * second
+        C = C * (share(table, now) / (share(C, weights) or 1.0))
+        apart = (apart[np.ix_(parents, parents)] * first * moved)[selected] * second
+    return 1 - share(C, weights), 1 / max(1 - share(apart, weights), 1e-12)
+
+
+def share(C, weights):
+    return weights @ C @ weights / weights.sum() ** 2
+
+
+@given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 6))
+def test_the_sum_over_blocks_is_the_sum_over_all_pairs(seed, n, steps):
+    history = genealogy(np.random.default_rng(seed), n, steps)
+    variance, families = pairs_by_table(history)
+    told, told_families = history._of_pairs()
+    assert told == pytest.approx(variance, rel=1e-9, abs=1e-12)
+    assert 1 / told_families == pytest.approx(1 / families, rel=1e-9, abs=1e-12)
+
+
+def test_the_standard_error_of_many_particles_takes_memory_in_proportion_to_them():
+    history = genealogy(np.random.default_rng(0), 20_000, 3)
+    tracemalloc.start()
+    se, _ = history.accuracy()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert se is not None and max(step.parents.size for step in history._changes) > 40_000
+    assert peak < 1_000 * 40_000                        # a table of pairs has 8 * 40,000 bytes a candidate
 
 
 def test_a_run_without_chance_in_its_weights_has_no_error():

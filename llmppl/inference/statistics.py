@@ -14,6 +14,10 @@ C = 1. Then C changes where chance is shared:
 With multinomial selection the factor of the scaling has the mean N / (N - 1), as in Lee & Whiteley. For other schemes
 the scaling is an approximation: it takes the pairs of which a scheme keeps one at most to be like the others.
 
+C_ij says only where the pasts of i and j part, so it is never written out: particles stand in the order of their
+genealogy, in which all that share a past are next to one another, and C is a sum of blocks, constant on those. There
+are fewer than 2 n of them, and the sum over all pairs is a sum over blocks.
+
 Sources: Lee & Whiteley (2018), "Variance estimation in the particle filter", Biometrika 105; Chan & Lai (2013), "A
 general theory of particle filters in hidden Markov models and some applications", Annals of Statistics 41.
 """
@@ -34,7 +38,6 @@ M = TypeVar("M")
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-MOST = 3_000                                            # candidates of a step, whose pairs are a matrix
 FEWEST = 3.0                                            # independent families of particles at the end
 
 
@@ -44,7 +47,8 @@ class Expansion(Generic[M]):
 
     candidates : list of M
     parents : (M,) int, whose copy each is
-    groups : (M,) int, the same for those that ran the step independently from the same start
+    groups : (M,) int, the same for those that ran the step independently from the same start: of one parent, but at the
+        first step, where all start at one state
     log_starts : (M,) float, log-weights before the step, without twists
     log_kept : (M,) float, log of the probability with which it was kept when first choices were selected, else 0
     copies : (M,) int, how many independent runs of the step it stands for; 0 if the step was not run or drew nothing
@@ -140,88 +144,102 @@ class History:
             return None, "all particles died" if self._changes else "the program was finished before its first step"
         if any((change.copies < 0).any() for change in self._changes):
             return None, 'a step drew more than its first choice; with expand="distinct" nothing shows what that varies'
-        if self._independent():
-            variance, families = self._of_independent_runs()
-        elif max(change.parents.size for change in self._changes) > MOST:
-            return None, f"a step had more than {MOST:,} candidates, too many for a table of their pairs"
-        else:
-            variance, families = self._of_pairs()
+        variance, families = self._of_pairs()
         if families < FEWEST:
             return None, f"the particles left descend from fewer than {FEWEST:.0f} independent draws of one step"
         if variance < -1e-9:
             return None, "the estimate of the variance is negative"
         return float(np.sqrt(max(variance, 0.0))), ""
 
-    def _independent(self) -> bool:
-        """Whether every particle has gone its own way from the start, one copy at a time."""
-        return self._n > 1 and all(
-            np.unique(change.parents).size == change.parents.size
-            and np.unique(change.ancestors).size == change.ancestors.size
-            and np.array_equal(change.log_weights[change.ancestors], change.log_chosen)
-            for change in self._changes
-        )
-
-    def _of_independent_runs(self) -> tuple[float, float]:
-        """(n sum_i W_i^2 - 1) / (n - 1), dead particles counted, and the ess: `_of_pairs` without a table."""
-        weights = _normalised(self._changes[-1].log_survivors)
-        squares = float(np.sum(weights**2))
-        return (self._n * squares - 1) / (self._n - 1), 1 / squares
-
     def _of_pairs(self) -> tuple[float, float]:
         """Var(Z-hat) / Z-hat^2, and the effective number of families of particles that share no chance.
 
         Two particles share chance by the draws and the uncertain selections of their common past; `apart` is C without
-        its scaling.
+        its scaling. Both take O(M log M) time and O(M) memory for a step of M candidates.
         """
-        C = apart = np.ones((1, 1))                     # (n, n), of the particles before the step
+        C, apart = _Pairs(), _Pairs()                   # of the particles before the step
         log_weights = np.zeros(1)                       # (n,) theirs
         for t, change in enumerate(self._changes):
             parents = np.zeros_like(change.parents) if t == 0 else change.parents      # all start at one state
-            starts = _kept(C, parents, change.groups, change.log_kept)
-            starts = _rescaled(starts, change.log_starts, _mass(C, log_weights))
-            moved = _moved(_scaled_up(starts, change.groups, change.copies), change.copies)
             each = np.arange(change.ancestors.size)
             log_kept = np.minimum(change.log_weights[change.ancestors] - change.log_chosen, 0.0)
-            C = _kept(moved, change.ancestors, each, log_kept)
-            C = _rescaled(C, change.log_chosen, _mass(moved, change.log_weights))
-            apart = _moved(_kept(apart, parents, change.groups, change.log_kept), change.copies)
-            apart = _kept(apart, change.ancestors, each, log_kept)
+            mass = C.mass(log_weights)
+            C.keep(parents, change.groups, change.log_kept)
+            C.rescale(change.log_starts, mass)
+            C.scale_up(change.groups, change.copies)
+            C.move(change.copies)
+            mass = C.mass(change.log_weights)
+            C.keep(change.ancestors, each, log_kept)
+            C.rescale(change.log_chosen, mass)
+            apart.keep(parents, change.groups, change.log_kept)
+            apart.move(change.copies)
+            apart.keep(change.ancestors, each, log_kept)
             log_weights = change.log_survivors
-        return 1 - _mass(C, log_weights), 1 / max(1 - _mass(apart, log_weights), 1e-12)
+        return 1 - C.mass(log_weights), 1 / max(1 - apart.mass(log_weights), 1e-12)
 
 
-def _kept(C: Floats, ancestors: Indices, groups: Indices, log_kept: Floats) -> Floats:
-    """C after a selection kept each group of `ancestors` with probability exp(log_kept)."""
-    kept = C[np.ix_(ancestors, ancestors)]
-    return np.where(groups[:, None] == groups, kept * np.exp(log_kept), kept)
+class _Pairs:
+    """The coefficients C_ij of all pairs of n particles: at first of one, C = 1.
+
+    order : (n,) int, the particles in the order of their genealogy
+    own : (n,) float, C_jj of each particle
+    low, high, value : (B,), the blocks: C_ij is the sum of the `value` of those that hold the places of i and j in
+        `order`, from `low` to before `high`. Two blocks are disjoint, or one lies within the other.
+    """
+
+    def __init__(self) -> None:
+        self.order = self.low = np.zeros(1, np.int64)
+        self.high = np.ones(1, np.int64)
+        self.own = self.value = np.ones(1)
+
+    def mass(self, log_weights: Floats) -> float:
+        """The sum over pairs, W' C W of the normalised weights."""
+        below = np.append(0.0, np.cumsum(np.exp(log_weights - np.max(log_weights))[self.order]))
+        below /= below[-1]                              # (n + 1,) so that the sum of all is 1 without rounding
+        each = self.value * (below[self.high] - below[self.low]) ** 2
+        return float(_above_rounding(np.sum(each), np.sum(np.abs(each))))
+
+    def rescale(self, log_weights: Floats, mass: float) -> None:
+        """Give the sum over pairs the value that it had before the selection."""
+        now = self.mass(log_weights)
+        if now > 0:
+            self.own = self.own * (mass / now)
+            self.value = self.value * (mass / now)
+
+    def keep(self, ancestors: Indices, groups: Indices, log_kept: Floats) -> None:
+        """Go on to descendants (M,) of which each group, of one ancestor, was kept with probability exp(log_kept)."""
+        rank = np.empty_like(self.order)
+        rank[self.order] = np.arange(self.order.size)
+        rank = rank[ancestors]                          # (M,) the place of each one's ancestor
+        self.order = np.lexsort((groups, rank))
+        low, high = np.searchsorted(rank[self.order], [self.low, self.high])
+        self.own = self.own[ancestors]
+        self._change(low, high, self.value, groups, np.exp(log_kept))
+
+    def scale_up(self, groups: Indices, copies: Indices) -> None:
+        """About to draw, `copies` each (M,): pairs in a group stand for those of each with itself, too."""
+        number = np.bincount(groups, np.maximum(copies, 0))[groups]     # (M,) copies in the same group
+        factor = np.where(copies > 0, number / np.maximum(number - 1, 1), 1.0)
+        self._change(self.low, self.high, self.value, groups, factor)
+
+    def move(self, copies: Indices) -> None:
+        """Having drawn, `copies` each (M,): a particle shares its draws with itself."""
+        factor = np.where(copies > 0, 1 - 1 / np.maximum(copies, 1), 1.0)
+        self._change(self.low, self.high, self.value, np.arange(copies.size), factor)
+
+    def _change(self, low: Indices, high: Indices, value: Floats, groups: Indices, factor: Floats) -> None:
+        """Take these blocks, and multiply the pairs within each group, all of one C and one `factor` (M,), by it."""
+        starts = np.flatnonzero(np.diff(groups[self.order], prepend=-1))
+        first = self.order[starts]
+        low, high = np.append(low, starts), np.append(high, np.append(starts[1:], self.order.size))
+        value = np.append(value, self.own[first] * (factor[first] - 1))
+        self.own = self.own * factor
+        some, size = low < high, self.order.size + 1
+        at, which = np.unique(low[some] * size + high[some], return_inverse=True)       # one block may be there twice
+        self.low, self.high = np.divmod(at, size)
+        self.value = _above_rounding(np.bincount(which, value[some]), np.bincount(which, np.abs(value[some])))
 
 
-def _rescaled(C: Floats, log_weights: Floats, mass: float) -> Floats:
-    """C with the sum over pairs that it had before the selection."""
-    now = _mass(C, log_weights)
-    return C * (mass / now) if now > 0 else C
-
-
-def _scaled_up(C: Floats, groups: Indices, copies: Indices) -> Floats:
-    """C of candidates about to draw, `copies` each (M,): pairs in a group stand for those of each with itself, too."""
-    drew = copies > 0
-    number = np.bincount(groups, np.maximum(copies, 0))[groups]     # (M,) copies in the same group
-    siblings = (groups[:, None] == groups) & drew[:, None] & drew
-    return np.where(siblings, C * (number / np.maximum(number - 1, 1))[:, None], C)
-
-
-def _moved(C: Floats, copies: Indices) -> Floats:
-    """C after candidates have drawn, `copies` each (M,)."""
-    C = C.copy()
-    np.fill_diagonal(C, np.diagonal(C) * np.where(copies > 0, 1 - 1 / np.maximum(copies, 1), 1.0))
-    return C
-
-
-def _mass(C: Floats, log_weights: Floats) -> float:
-    """The sum over pairs, W' C W of the normalised weights."""
-    weights = _normalised(log_weights)
-    return float(weights @ C @ weights)
-
-
-def _normalised(log_weights: Floats) -> Floats:
-    return np.exp(log_weights - logsumexp(log_weights))
+def _above_rounding(total: Any, absolute: Any) -> Any:
+    """A sum, or 0 where it is nothing beside the sum of the absolute terms: what is 0 must not be scaled up."""
+    return np.where(np.abs(total) > 1e-12 * absolute, total, 0.0)
