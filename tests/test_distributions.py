@@ -444,3 +444,60 @@ def test_nothing_is_run_before_a_law_is_needed_and_nothing_for_a_law_that_is_gon
     del law
     NextToken(lm.context("b")).log_probs()
     assert (lm.stats.rounds, lm.stats.rows, lm.stats.tokens) == (1, 1, 1)
+
+
+# ---- equal values, and recipes
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "a", "b"],
+        "aab",
+        (1, 1.0, 2),
+        (True, 1, 2),
+        [[1], [1], [2]],
+        [np.zeros(2), np.ones(2), np.zeros(2)],
+        [([],), ([],), 1],
+    ],
+    ids=["list", "str", "int and float", "bool and int", "lists", "arrays", "tuples of lists"],
+)
+@pytest.mark.parametrize("make", [lambda v: Finite(v, np.zeros(3)), lambda v: Categorical([0.2, 0.3, 0.5], v)])
+def test_equal_values_are_refused(make, values):
+    with pytest.raises(ValueError, match=r"(Finite|Categorical) wants distinct values, not .*give equal ones one"):
+        make(values)
+
+
+def test_values_that_cannot_be_hashed_may_differ():
+    law = Finite([[1], [2], np.zeros(2)], np.log([0.2, 0.3, 0.5]))
+    assert law.log_prob([2]) == pytest.approx(math.log(0.3))
+    assert len(Finite([[i] for i in range(5000)], np.zeros(5000)).support) == 5000
+
+
+def test_distributions_made_in_the_same_way_have_equal_recipes_and_others_have_not():
+    law, mask = Finite("abc", np.log([0.2, 0.3, 0.5])), np.array([True, False, True])
+    other = Finite("abc", np.log([0.3, 0.3, 0.4]))
+    makes = [
+        lambda law: law,
+        lambda law: law.masked(mask.copy()),
+        lambda law: law.masked(~mask),
+        lambda law: law.tempered(0.5),
+        lambda law: law.tempered(0.6),
+        lambda law: law.top_k(1),
+        lambda law: law.top_p(0.5),
+        lambda law: product(law, other),
+        lambda law: product(other, law),
+        lambda law: mixture([law, other], [0.5, 0.5]),
+        lambda law: mixture([law, other], [0.4, 0.6]),
+        lambda law: law.top_k(2).masked(mask),
+    ]
+
+    def written(recipe):
+        return tuple(
+            written(x) if isinstance(x, tuple) else x.tobytes() if isinstance(x, np.ndarray) else x for x in recipe
+        )
+
+    recipes = [written(make(law).recipe) for make in makes]
+    assert recipes == [written(make(law).recipe) for make in makes] and len(set(recipes)) == len(makes)
+    assert Finite("abc", lambda: np.zeros(3)).recipe is None
+    assert Finite("abc", lambda: np.zeros(3)).top_k(1).recipe is None

@@ -374,3 +374,29 @@ def test_a_predicate_may_ask_the_language_model():
 def test_where_of_a_law_with_one_value_is_that_value_and_its_probability():
     value, log_w = Finite(("only",), [0.0]).where(lambda value: True).propose(np.random.default_rng(0))
     assert value == "only" and log_w == 0.0
+
+
+@pytest.mark.parametrize("gap", [-600.0, -691.0, -2000.0])
+def test_accepted_values_far_below_the_rejected_ones_keep_their_weight(gap):
+    law = Finite("abcd", [0.0, -1.0, gap, gap - math.log(3)])  # b and what is e^gap times as likely
+
+    class Rare(Model):
+        def step(self):
+            self.s = self.sample(law.where(lambda value: value in "cd"))
+            self.finish()
+
+    log_z = gap + math.log(4 / 3) - np.logaddexp(0.0, -1.0)  # by hand
+    assert enumerate_exact(Rare()).log_ml == pytest.approx(log_z)
+    runs = [smc_steer(Rare(), 1, 1, seed=seed, progress=False) for seed in range(400)]
+    weights = np.array([math.exp(run.log_ml - log_z) for run in runs])
+    assert abs(weights.mean() - 1.0) <= 4.5 * max(weights.std(), 1e-9) / 20
+    share = np.mean([str(run.best) == "c" for run in runs])  # 3/4
+    assert abs(share - 0.75) <= 4.5 * math.sqrt(0.75 * 0.25 / 400)
+    with pytest.raises(Impossible, match=r"satisfies the predicate \(4 tested\)"):
+        law.where(lambda value: False).propose(np.random.default_rng(0))
+
+
+def test_a_rare_value_that_was_asked_for_before_can_still_be_drawn():
+    where = Finite("ab", [0.0, -900.0]).where(lambda value: value == "b")
+    assert where.log_measure("b") == pytest.approx(-900.0)
+    assert where.propose(np.random.default_rng(0)) == ("b", pytest.approx(-900.0))

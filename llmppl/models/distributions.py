@@ -12,15 +12,17 @@ except `where(predicate)`: a `Where`, which tests only the values that it draws.
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from llmppl.arguments import shown
 from llmppl.models.rejection import above, weighted_rejection
 
 Floats = NDArray[np.float64]
@@ -108,18 +110,35 @@ class Finite(Distribution):
     log_weights : (n,) array, or a callable that returns one
         Log-probabilities up to a constant; -inf marks what cannot happen. A callable is called once, when needed.
     parents : sequence of Finite
-        The laws that the callable asks.
+        The distributions that the callable asks.
+
+    Attributes
+    ----------
+    recipe : tuple or None
+        What it was made of, nested: distributions over one support with equal recipes are equal. None if unknown.
+
+    Raises
+    ------
+    ValueError
+        If two values are equal, since the mass of one of them would be lost. Values that cannot be hashed are compared
+        one by one, up to 200 of them.
     """
 
     support: Sequence[Any]
+    recipe: tuple[Any, ...] | None = None
 
     def __init__(
         self, support: Sequence[Any], log_weights: ArrayLike | Callable[[], Floats], parents: Sequence[Finite] = ()
     ) -> None:
+        if not parents and isinstance(support, (list, tuple, str)) and _repeats(support):
+            name = type(self).__name__
+            raise ValueError(f"{name} wants distinct values, not {shown(support)}: give equal ones one probability")
         self.support = support
         self._parents = tuple(parents)
         self._compute = log_weights if callable(log_weights) else None
         self._log_weights = None if callable(log_weights) else np.asarray(log_weights, dtype=np.float64)
+        if self._log_weights is not None:
+            self.recipe = (self._log_weights,)
         self._weights: Floats | None = None             # (n,) exp(log_weights - max)
         self._blocks: Floats | None = None              # (ceil(n / _BLOCK),) sums of the weights, cumulated
         self._log_total = math.nan
@@ -188,11 +207,22 @@ class Finite(Distribution):
         return self.support[start + above(np.cumsum(weights[start : start + _BLOCK]), target - before)]
 
     def derive(
-        self, compute: Callable[[], Floats], describe: Callable[[], str], parents: Sequence[Finite] | None = None
+        self,
+        compute: Callable[[], Floats],
+        describe: Callable[[], str],
+        parents: Sequence[Finite] | None = None,
+        *,
+        by: tuple[Any, ...] | None = None,
     ) -> Finite:
-        """A law over the same values, its log-weights computed from those of `parents` (this one); and its repr."""
-        law = self._like(compute, [self] if parents is None else parents)
+        """A distribution over the same values, its log-weights computed from those of `parents` (this one); its repr.
+
+        `by`, if given, is the name of the computation and everything else that it depends on.
+        """
+        parents = [self] if parents is None else parents
+        law = self._like(compute, parents)
         law._describe = describe
+        if by is not None and all(parent.recipe is not None for parent in parents):
+            law.recipe = (*by, *(parent.recipe for parent in parents))
         return law
 
     def _like(self, compute: Callable[[], Floats], parents: Sequence[Finite]) -> Finite:
@@ -227,7 +257,10 @@ class Finite(Distribution):
             log_weights += self.log_weights()
             return log_weights
 
-        law = self.derive(compute, lambda: f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)")
+        def describe() -> str:
+            return f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)"
+
+        law = self.derive(compute, describe, by=("masked", allowed))
         self._masked[id(allowed)] = law
         return law
 
@@ -245,7 +278,7 @@ class Finite(Distribution):
             top = log_weights.max()
             return (log_weights - top) / temperature if top > -np.inf else log_weights      # -inf - -inf would be NaN
 
-        return self.derive(compute, lambda: f"{self!r}.tempered({temperature:g})")
+        return self.derive(compute, lambda: f"{self!r}.tempered({temperature:g})", by=("tempered", temperature))
 
     def top_k(self, k: int) -> Finite:
         """This law given that the value is among the `k` most probable ones; of equals, the first in the support."""
@@ -261,7 +294,7 @@ class Finite(Distribution):
             keep[np.flatnonzero(log_weights == least)[: k - int(keep.sum())]] = True
             return np.where(keep, log_weights, -np.inf)
 
-        return self.derive(compute, lambda: f"{self!r}.top_k({k})")
+        return self.derive(compute, lambda: f"{self!r}.top_k({k})", by=("top_k", k))
 
     def top_p(self, p: float) -> Finite:
         """This law given that the value is in the smallest set of most probable ones of probability at least `p`."""
@@ -276,7 +309,7 @@ class Finite(Distribution):
             keep[order[before < p]] = True
             return np.where(keep, log_probs, -np.inf)
 
-        return self.derive(compute, lambda: f"{self!r}.top_p({p:g})")
+        return self.derive(compute, lambda: f"{self!r}.top_p({p:g})", by=("top_p", p))
 
     def __repr__(self) -> str:
         return self._describe() if self._describe is not None else f"Finite({len(self.support)} values)"
@@ -324,10 +357,27 @@ class Where(Proposal):
         weights, blocks = self.law._normalise()
         found = weighted_rejection(rng, weights, self._accepts)
         if found is None:
-            why = "satisfies the predicate" if blocks[-1] > 0.0 else "has positive probability"
-            raise Impossible(f"no value of {self.law!r} {why} ({self.calls} tested)")
+            return self._propose_rare(rng)
         place, weight = found
         return self.support[place], math.log(weight / blocks[-1])
+
+    def _propose_rare(self, rng: np.random.Generator) -> tuple[Any, float]:
+        """`propose` where every value whose weight is a float above 0 is rejected: the others, scaled up."""
+        log_weights = self.law.log_weights()
+        if log_weights.max() == -math.inf:
+            raise Impossible(f"no value of {self.law!r} has positive probability ({self.calls} tested)")
+        tested = np.zeros(len(log_weights), dtype=np.bool_)
+        while True:
+            tested[[place for place, accepted in self._accepted.items() if not accepted]] = True
+            rest = Finite(range(len(log_weights)), np.where(tested, -math.inf, log_weights))
+            weights, blocks = rest._normalise()
+            if blocks[-1] == 0.0:
+                raise Impossible(f"no value of {self.law!r} satisfies the predicate ({self.calls} tested)")
+            found = weighted_rejection(rng, weights, self._accepts)
+            if found is not None:
+                place, weight = found
+                log_w = math.log(weight / blocks[-1]) + rest.log_total() - self.law.log_total()
+                return self.support[place], log_w
 
     def log_measure(self, value: Any) -> float:
         places = [place for place in self.law.places(value) if self._accepts(place)]
@@ -371,8 +421,6 @@ class Categorical(Finite):
         array = _probabilities(probs, "Categorical")
         if values is not None and len(values) != len(array):
             raise ValueError(f"Categorical got {len(array)} probabilities for {len(values)} values")
-        if values is not None and _repeats(values):
-            raise ValueError(f"Categorical wants distinct values, not {list(values)}: give equal ones one probability")
         with np.errstate(divide="ignore"):
             super().__init__(range(len(array)) if values is None else tuple(values), np.log(array))
 
@@ -474,6 +522,7 @@ def product(*dists: Finite) -> Finite:
         lambda: np.sum([dist.log_probs() for dist in dists], axis=0),
         lambda: f"product({', '.join(map(repr, dists))})",
         dists,
+        by=("product",),
     )
 
 
@@ -488,6 +537,7 @@ def mixture(dists: Sequence[Finite], weights: ArrayLike) -> Finite:
         lambda: np.logaddexp.reduce([log_p + dist.log_probs() for log_p, dist in parts]),
         lambda: f"mixture([{', '.join(map(repr, dists))}], {probs.round(4).tolist()})",
         [dist for _, dist in parts],
+        by=("mixture", *(log_p for log_p, _ in parts)),
     )
 
 
@@ -516,8 +566,18 @@ def _probabilities(probs: ArrayLike, name: str) -> Floats:
 
 
 def _repeats(values: Sequence[Any]) -> bool:
-    """Whether some value occurs twice; False where that cannot be told by hashing."""
-    return all(isinstance(value, Hashable) for value in values) and len(set(values)) < len(values)
+    """Whether some value occurs twice; those that cannot be hashed are compared one by one, if they are few."""
+    try:
+        return len(set(values)) < len(values)
+    except TypeError:                                   # lists, dicts, arrays
+        return len(values) <= 200 and any(_equal(a, b) for a, b in itertools.combinations(values, 2))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError):                     # arrays compare value by value
+        return bool(np.array_equal(a, b))
 
 
 def _frozen(array: Floats) -> Floats:

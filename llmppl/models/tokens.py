@@ -49,6 +49,7 @@ class NextToken(TokenDistribution):
             raise TypeError(f"the law of the next token wants a Context, lm.context(text), not {context!r}")
         super().__init__(context.lm.vocab, context.log_probs)
         self.context = context
+        self.recipe = ("next token", context)
         context.announce(self)
 
     def log_weights(self) -> Floats:

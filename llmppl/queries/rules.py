@@ -86,7 +86,7 @@ def _min_p(law: Finite, p: float) -> Finite:
         log_weights = law.log_weights()
         return np.where(log_weights >= log_weights.max() + math.log(p), log_weights, -np.inf)
 
-    return law.derive(compute, lambda: f"{law!r}.min_p({p:g})")
+    return law.derive(compute, lambda: f"{law!r}.min_p({p:g})", by=("min_p", p))
 
 
 @dataclass(frozen=True)
