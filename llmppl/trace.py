@@ -14,9 +14,11 @@ and, if the recorder was used in a `with` block, a line `{"end": null}`, or with
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+
+from llmppl.arguments import path as path_of
+from llmppl.arguments import shown
+from llmppl.arguments import text as text_of
+from llmppl.trace_schema import END, HEADER, STEP, check, check_references
 
 if TYPE_CHECKING:
     from llmppl.inference.smc import Step
@@ -39,7 +46,8 @@ class Recorder:
     Parameters
     ----------
     path : path of the file
-        It is begun anew. OSError if it cannot be written.
+        It is begun anew; OSError if it cannot be written. If it cannot be written later, as on a full disk, a warning
+        says where the recording stops, and the run goes on.
     title : str, optional
         What the run is, to be shown above it.
 
@@ -60,10 +68,14 @@ class Recorder:
     """
 
     def __init__(self, path: str | os.PathLike[str], title: str = "") -> None:
-        self.path = Path(path)
-        self.title = title
+        self.path = path_of("path", path)
+        self.title = text_of("title", title)
         self._index = 0
+        self._stopped = False
         self._before: list[tuple[str, dict[str, float]]] = []       # text and attribution of each particle
+        if not self.path.parent.is_dir():
+            missing = f"there is no folder {str(self.path.parent)!r}; make it first"
+            raise FileNotFoundError(errno.ENOENT, missing, str(self.path))
         self.path.write_text("", encoding="utf-8")
 
     def __call__(self, step: Step) -> None:
@@ -126,8 +138,16 @@ class Recorder:
         return record
 
     def _write(self, line: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        text = json.dumps(line, allow_nan=False) + "\n"
+        if self._stopped:
+            return
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:                        # a recording is not worth a run
+            self._stopped = True                        # for good: what follows a torn line could not be read
+            why = f"the recording stops after step {self._index}, and the run goes on: {error.strerror or error}"
+            warnings.warn(f"{self.path}: {why}", stacklevel=3)
 
 
 @dataclass
@@ -161,8 +181,8 @@ class RecordedStep:
 
     index: int
     candidates: list[Candidate]
-    ess: float
     log_ml: float
+    ess: float
     num_unique_ancestors: int
     num_finished: int
     num_dead: int
@@ -235,7 +255,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is not a recording, or holds no whole step.
+        If it is not a recording, or holds no whole step; the line and the field that is not as it must be are named.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -247,26 +267,32 @@ def load(path: str | os.PathLike[str]) -> Recording:
     header = _parsed(whole[0]) if whole else None
     if header is None or "llmppl_trace" not in header:
         raise ValueError(f"{path} is not a recording: its first line is not that of a Recorder. {_HOW}")
-    if header["llmppl_trace"] != VERSION:
+    version = header["llmppl_trace"]
+    if isinstance(version, bool) or version != VERSION:
         raise ValueError(
-            f"{path} has the format {header['llmppl_trace']!r}, and this version of llmppl reads {VERSION}; "
+            f"{path} has the format {shown(version, 60)}, and this version of llmppl reads {VERSION}; "
             "record the run again, or show it with the llmppl that recorded it"
         )
-    recording = Recording(str(header.get("program", "")), str(header.get("title", "")))
+    recording = Recording("", "")
     before: list[tuple[int, Candidate]] = []            # for each particle its place and its candidate
-    for number, line in enumerate(whole[1:], 2):
+    for number, line in enumerate(whole, 1):
         record = _parsed(line)
+        if record is None:
+            raise ValueError(f"{path}, line {number} is not a step as a Recorder writes it: {line[:60]!r}")
+        fields = HEADER if number == 1 else END if "end" in record else STEP
         try:
-            if record is None:
-                raise ValueError
-            if "end" in record:
-                recording.ended = record["end"] or ""
-                break
-            step = _step(record, before)
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise ValueError(f"{path}, line {number} is not a step as a Recorder writes it: {line[:60]!r}") from None
-        recording.steps.append(step)
-        before = [(i, step.candidates[i]) for i in record["ancestors"]]
+            record = check(fields, record)
+            if fields is STEP:
+                check_references(record, len(recording.steps) + 1, [len(candidate.text) for _, candidate in before])
+        except (TypeError, ValueError, RecursionError) as error:        # a repr of what is nested deep
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        if fields is HEADER:
+            recording = Recording(**record)
+        elif fields is STEP:
+            before = _add_step(recording, record, before)
+        else:
+            recording.ended = record["end"] or ""
+            break
     if not recording.steps:
         raise ValueError(f"{path} holds no whole step: the run stopped, or has not come, to the end of its first step")
     return recording
@@ -275,52 +301,33 @@ def load(path: str | os.PathLike[str]) -> Recording:
 _HOW = 'A recording is what `on_step=Recorder("run.jsonl")` writes.'
 
 
-def _step(record: dict[str, Any], before: list[tuple[int, Candidate]]) -> RecordedStep:
+def _add_step(
+    recording: Recording, record: dict[str, Any], before: list[tuple[int, Candidate]]
+) -> list[tuple[int, Candidate]]:
+    """Add a step that was checked, and return its particles as `before` are those of the last one."""
     candidates = []
-    for each in record["candidates"]:
-        place, parent = before[each["parent"]] if record["step"] > 1 else (None, None)
-        old = parent.text if parent is not None else ""
-        keep = each.get("keep", len(old))
-        candidates.append(
-            Candidate(
-                place,
-                old[:keep] + each["text"],
-                keep,
-                _infinite(each["log_weight"]),
-                each.get("twist", 0.0),
-                each.get("finished", False),
-                each.get("death"),
-                each.get("attribution", {}),
-                carried=parent is not None and parent.finished,
-            )
-        )
-    for place, log_weight in zip(record["ancestors"], record["log_weights"], strict=True):
+    for each in record.pop("candidates"):
+        number = each.pop("parent")
+        place, parent = before[number] if before else (None, None)
+        each["text"] = (parent.text[: each["keep"]] if parent is not None else "") + each["text"]
+        candidates.append(Candidate(place, **each, carried=parent is not None and parent.finished))
+    ancestors = record.pop("ancestors")
+    for place, log_weight in zip(ancestors, record.pop("log_weights"), strict=True):
         kept = candidates[place]
         kept.copies += 1
         kept.log_weight_after = float(np.logaddexp(kept.log_weight_after, log_weight))
-    return RecordedStep(
-        record["step"],
-        candidates,
-        record["ess"],
-        _infinite(record["log_ml"]),
-        record["num_unique_ancestors"],
-        record["num_finished"],
-        record["num_dead"],
-    )
+    recording.steps.append(RecordedStep(record.pop("step"), candidates, **record))
+    return [(i, candidates[i]) for i in ancestors]
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
     """The JSON object that a line is, or None."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
 def _finite(log_weight: float) -> float | None:
     return None if log_weight == -math.inf else float(log_weight)
-
-
-def _infinite(log_weight: float | None) -> float:
-    return -math.inf if log_weight is None else float(log_weight)

@@ -147,7 +147,7 @@ def _summary(recording: Recording) -> str:
         "log Ẑ": _signed(last.log_ml),
         "ESS": f"{ess:.1f}",
     }
-    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
+    return "".join(f"<div><dt>{name}</dt><dd>{html.escape(value)}</dd></div>" for name, value in figures.items())
 
 
 def _curves(steps: list[RecordedStep], xs: list[float], width: float) -> str:

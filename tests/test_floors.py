@@ -20,7 +20,7 @@ FLOORS = {
     3: ["lm.transformer", "automata.json_schema", "automata.regex", "automata.completion"],
     2: ["models.distributions", "inference.statistics", "lm.hf", "automata.index", "automata.dfa",
         "automata.canonical", "automata.lalr", "automata.lexing"],
-    1: ["runtime", "compare", "models.rejection", "inference.particles", "inference.progress",
+    1: ["runtime", "compare", "trace_schema", "models.rejection", "inference.particles", "inference.progress",
         "inference.resampling", "lm.vocab", "lm.cache", "lm.embedded", "automata.nfa", "automata.trie",
         "automata.pretokens"],
     0: ["arguments", "inference.drawing"],

@@ -233,8 +233,9 @@ def test_a_recorder_records_one_run_from_its_beginning(tmp_path):
         ('{"llmppl_trace": 9}\n', "has the format 9, and this version of llmppl reads 1"),
         ('{"llmppl_trace": 1}\n', "holds no whole step"),
         ('{"llmppl_trace": 1}\n{"step": 1', "holds no whole step"),
-        ('{"llmppl_trace": 1}\n{"step": 1}\n', "line 2 is not a step as a Recorder writes it"),
-        ('{"llmppl_trace": 1}\nnonsense\n{}\n', "line 2 is not a step"),
+        ('{"llmppl_trace": 1}\n{"step": 1}\n', "run.jsonl, line 2: candidates is missing"),
+        ('{"llmppl_trace": 1}\nnonsense\n{}\n', "line 2 is not a step as a Recorder writes it: 'nonsense'"),
+        ('{"llmppl_trace": true}\n', "has the format True, and this version of llmppl reads 1"),
     ],
 )
 def test_what_is_no_recording_is_refused_with_the_reason(tmp_path, content, message):
