@@ -6,10 +6,12 @@ What is of another type is a TypeError, what is out of range a ValueError. A boo
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 import os
 import sys
+import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,20 +19,26 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "count", "flag", "function", "generator", "name_of", "number", "one_of", "optional_count", "path", "positive",
-    "probability", "share", "shown", "text", "truth",
+    "count", "flag", "function", "generator", "integer", "is_type", "name_of", "number", "one_of", "optional_count",
+    "path", "positive", "probability", "share", "shown", "temperature", "text", "truth", "unknown_option",
 ]  # fmt: skip
+
+
+def integer(name: str, value: int) -> int:
+    """`value`, an integer of any size and sign."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer, not {shown(value)}")
+    return int(value)
 
 
 def count(name: str, value: int, least: int = 1) -> int:
     """`value`, an integer of at least `least` and at most sys.maxsize, the length of the longest list."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, not {shown(value)}")
+    value = integer(name, value)
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {shown(value)}")
     if value > sys.maxsize:
         raise ValueError(f"{name} must be at most {sys.maxsize}, not {shown(value)}")
-    return int(value)
+    return value
 
 
 def optional_count(name: str, value: int | None, least: int = 1) -> int | None:
@@ -56,6 +64,14 @@ def positive(name: str, value: float) -> float:
     if not 0.0 < (real := number(name, value)) < math.inf:
         raise ValueError(f"{name} must be positive and finite, not {shown(value)}")
     return real
+
+
+def temperature(value: float) -> float:
+    """`value`, a temperature: a number above 0 and below infinity."""
+    try:
+        return positive("temperature", value)
+    except ValueError as error:
+        raise ValueError(f"{error} (greedy is top_k=1)") from None
 
 
 def probability(name: str, value: float, *, above_0: bool = False) -> float:
@@ -111,18 +127,33 @@ def path(name: str, value: str | os.PathLike[str]) -> Path:
     return Path(value)
 
 
+def is_type(value: object) -> bool:
+    """Whether `value` is a class or another type: int, list[int], Literal["a"], int | None."""
+    return isinstance(value, type) or typing.get_origin(value) is not None or type(value).__module__ == "typing"
+
+
 def function(name: str, value: Callable[..., Any], example: str) -> Callable[..., Any]:
-    """`value`, something that can be called and is no class; `example` is one that would do."""
-    if isinstance(value, type) or not callable(value):
+    """`value`, something that can be called and is no type; `example` is one that would do."""
+    if is_type(value) or not callable(value):
         raise TypeError(f"{name} must be a function, as {example} is, not {shown(value)}")
     return value
 
 
-def truth(answer: bool, asked: Callable[..., Any], of: object) -> bool:
-    """What the function `asked` said of the value `of`, True or False."""
+def truth(name: str, asked: Callable[[Any], bool], of: object) -> bool:
+    """What the function `asked` says of `of`, True or False."""
+    answer = asked(of)
     if not isinstance(answer, (bool, np.bool_)):
-        raise TypeError(f"{name_of(asked)} returned {shown(answer)} for {shown(of)}; it must return True or False")
+        said = f"{name} {name_of(asked)} returned {shown(answer)} for {shown(of)}"
+        raise TypeError(f"{said}; it must return True or False")
     return bool(answer)
+
+
+def unknown_option(owner: str, given: Iterable[str], known: Iterable[str]) -> TypeError:
+    """The error for keywords that a function does not take, with the name that was probably meant."""
+    unknown, known = next(iter(given)), sorted(known)
+    near = difflib.get_close_matches(unknown, known, 1)
+    meant = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+    return TypeError(f"{owner} takes no {unknown}: {meant}")
 
 
 def generator(seed: int | None, rng: np.random.Generator | None = None) -> np.random.Generator:
@@ -131,9 +162,7 @@ def generator(seed: int | None, rng: np.random.Generator | None = None) -> np.ra
     A seed is an integer of any size, at least 0.
     """
     if rng is None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
-            raise TypeError(f"seed must be an integer, not {shown(seed)}")
-        if seed is not None and seed < 0:
+        if seed is not None and integer("seed", seed) < 0:
             raise ValueError(f"seed must be at least 0, not {seed}")
         return np.random.default_rng(seed)
     if seed is not None:
@@ -145,7 +174,7 @@ def generator(seed: int | None, rng: np.random.Generator | None = None) -> np.ra
 
 def name_of(asked: Callable[..., Any]) -> str:
     """How a function is called in an error."""
-    return getattr(asked, "__qualname__", None) or repr(asked)
+    return (getattr(asked, "__qualname__", None) or repr(asked)).rpartition("<locals>.")[2]
 
 
 def shown(value: object, most: int = 200) -> str:

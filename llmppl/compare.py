@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import count, generator
+from llmppl.arguments import count, generator, number
 
 __all__ = ["ChiSquare", "Comparison", "Exact", "chi_square_tail", "compare"]
 
@@ -55,7 +55,7 @@ class Exact:
     def __init__(self, probabilities: Mapping[str, float]) -> None:
         _strings("Exact", probabilities)
         for text, probability in probabilities.items():
-            if not probability >= 0:                # nor is NaN
+            if number(f"Exact: the probability of {text!r}", probability) < 0:
                 raise ValueError(f"Exact: the probability of {text!r} is {probability}; it is at least 0")
         total = math.fsum(probabilities.values())
         if not abs(total - 1) <= 1e-6:
@@ -192,7 +192,7 @@ def compare(
         A side is a str, or has things that are not strings; `permutations` or `seed` is no integer.
     """
     count("permutations", permutations)
-    if not 0 < level < 1:
+    if not 0 < number("level", level) < 1:
         raise ValueError(f"level is {level!r}; it is between 0 and 1, as 0.95 is")
     rng = generator(seed, rng)
     by_text_a, num_a = _side("a", a)
@@ -250,13 +250,13 @@ def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[
     given = given if isinstance(given, Mapping) else list(given)
     _strings(name, given)
     counts: Mapping[str, Any] = given if isinstance(given, Mapping) else Counter(given)
-    for text, number in counts.items():
-        if not isinstance(number, int | np.integer) or number < 0:
+    for text, times in counts.items():
+        if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 0:
             raise ValueError(
-                f"{name}: {number!r} of {text!r} is no count, which is an integer of at least 0; known probabilities "
+                f"{name}: {times!r} of {text!r} is no count, which is an integer of at least 0; known probabilities "
                 f"are given as Exact({{...}}), and weighted samples have no counts to compare"
             )
-    found = {text: int(number) for text, number in counts.items() if number}
+    found = {text: int(times) for text, times in counts.items() if times}
     if not found:
         raise ValueError(f"{name} has no sample; at least one is needed")
     return found, sum(found.values())

@@ -1,13 +1,41 @@
 """What a caller gives is checked before anything runs: every count, share, seed and temperature of the public API."""
 
+import functools
+import importlib
+import inspect
 import math
+import re
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import tiny_lm, tiny_vocab
 
-from llmppl import arguments
+from llmppl import (
+    Bernoulli,
+    ConstrainedText,
+    Geometric,
+    Infilling,
+    Model,
+    Particles,
+    PromptIntersection,
+    Regex,
+    TokenIndex,
+    Uniform,
+    arguments,
+    beam_search,
+    enumerate_exact,
+    importance_sampling,
+    repeat,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.automata.edits import alignment, distance, within
+from llmppl.compare import compare
+from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic, threshold
+from llmppl.models.lookahead import Lookahead, mean_law, rollout
+from llmppl.models.programs import Program, conformity, short_words
 
 
 @pytest.mark.parametrize(
@@ -77,9 +105,9 @@ def test_a_class_is_no_function_and_an_answer_is_a_bool():
     for wrong in (int, 3, "f"):
         with pytest.raises(TypeError, match="^mask must be a function, as short_words"):
             arguments.function("mask", wrong, "short_words(vocab, 5)")
-    assert arguments.truth(np.True_, len, "ab") is True
-    with pytest.raises(TypeError, match="^len returned 2 for 'ab'; it must return True or False"):
-        arguments.truth(len("ab"), len, "ab")
+    assert arguments.truth("until", np.isnan, math.nan) is True
+    with pytest.raises(TypeError, match="^until len returned 2 for 'ab'; it must return True or False"):
+        arguments.truth("until", len, "ab")
 
 
 def test_a_seed_is_an_integer_of_any_size():
@@ -88,3 +116,182 @@ def test_a_seed_is_an_integer_of_any_size():
         arguments.generator(2.5)
     with pytest.raises(ValueError, match="^seed must be at least 0, not -1"):
         arguments.generator(-1)
+
+
+# ---- every number that the public API takes
+
+NAN, INF, HUGE = math.nan, math.inf, 10**30
+COUNT = [2.5, 2.0, NAN, INF, True, "3", None, -1, HUGE]
+OPTIONAL_COUNT = [bad for bad in COUNT if bad is not None]
+INTEGER = [2.5, 2.0, NAN, INF, True, "3", None, HUGE]
+SEED = [2.5, 2.0, NAN, INF, True, "3", -1]                          # of any size, and None is a new one
+PROBABILITY = [2.5, NAN, INF, True, "0.3", None, -1, HUGE]
+OPTIONAL_PROBABILITY = [bad for bad in PROBABILITY if bad is not None]
+POSITIVE = [NAN, INF, True, "hot", None, -1, 0]
+
+
+class Flip(Model):
+    def step(self):
+        self.sample(Bernoulli(0.5))
+        self.finish()
+
+
+class Run:
+    log_weight, cut, attribution = 0.0, False, {}
+
+
+lm, law, rng, word = tiny_lm(), Bernoulli(0.5), np.random.default_rng(0), Regex("ab?")
+steer = functools.partial(smc_steer, Flip(), progress=False)
+standard = functools.partial(smc_standard, Flip(), progress=False)
+posterior = Particles([Run()])
+programs = {
+    "ConstrainedText": functools.partial(ConstrainedText, lm, "a"),
+    "Infilling": functools.partial(Infilling, lm, "a[BLANK]b"),
+    "PromptIntersection": functools.partial(PromptIntersection, lm, ["a", "b"]),
+    "Program": Program,
+}
+
+
+@functools.cache
+def table():
+    return Lookahead(TokenIndex(word, lm.vocab), mean_law(lm.context("a"), 3), 4)
+
+
+API = [
+    # function or method, parameter, what it refuses, how to call it
+    *(
+        case
+        for name, program in programs.items()
+        for case in [
+            (name, "min_tokens", COUNT, lambda x, program=program: program(min_tokens=x)),
+            (name, "max_tokens", OPTIONAL_COUNT, lambda x, program=program: program(max_tokens=x)),
+            (name, "temperature", POSITIVE, lambda x, program=program: program(temperature=x)),
+            (name, "top_k", OPTIONAL_COUNT, lambda x, program=program: program(top_k=x)),
+            (name, "top_p", OPTIONAL_PROBABILITY, lambda x, program=program: program(top_p=x)),
+        ]
+    ),
+    ("conformity", "max_tokens", COUNT, lambda x: conformity(lm, "a", word, max_tokens=x)),
+    ("conformity", "seed", SEED, lambda x: conformity(lm, "a", word, seed=x)),
+    ("short_words", "most", COUNT, lambda x: short_words(lm.vocab, x)),
+    ("Lookahead", "most", COUNT, lambda x: Lookahead(table().index, mean_law(lm.context("a"), 1), x)),
+    ("Lookahead.log_mass", "left", COUNT, lambda x: table().log_mass(1, x)),
+    ("mean_law", "num_tokens", COUNT, lambda x: mean_law(lm.context("a"), x)),
+    ("mean_law", "seed", SEED, lambda x: mean_law(lm.context("a"), 1, x)),
+    ("rollout", "num_tokens", COUNT, lambda x: rollout(lm.context("a"), x)),
+    ("Finite.tempered", "temperature", POSITIVE, law.tempered),
+    ("Finite.top_k", "k", COUNT, law.top_k),
+    ("Finite.top_p", "p", PROBABILITY, law.top_p),
+    ("Bernoulli", "p", PROBABILITY, Bernoulli),
+    ("Geometric", "p", PROBABILITY, Geometric),
+    ("Geometric", "most", OPTIONAL_COUNT, lambda x: Geometric(0.5, x)),
+    ("Uniform", "low", INTEGER, lambda x: Uniform(x, 3)),
+    ("Uniform", "high", INTEGER, lambda x: Uniform(0, x)),
+    ("smc_steer", "N", COUNT, lambda x: steer(x, 2)),
+    ("smc_steer", "K", COUNT, lambda x: steer(2, x)),
+    ("smc_steer", "max_steps", OPTIONAL_COUNT, lambda x: steer(2, 2, max_steps=x)),
+    ("smc_steer", "seed", SEED, lambda x: steer(2, 2, seed=x)),
+    ("smc_standard", "N", COUNT, standard),
+    ("smc_standard", "ess_threshold", PROBABILITY, lambda x: standard(2, ess_threshold=x)),
+    ("smc_standard", "max_steps", OPTIONAL_COUNT, lambda x: standard(2, max_steps=x)),
+    ("smc_standard", "seed", SEED, lambda x: standard(2, seed=x)),
+    ("importance_sampling", "N", COUNT, lambda x: importance_sampling(Flip(), x)),
+    ("importance_sampling", "max_steps", OPTIONAL_COUNT, lambda x: importance_sampling(Flip(), 2, max_steps=x)),
+    ("importance_sampling", "seed", SEED, lambda x: importance_sampling(Flip(), 2, seed=x)),
+    ("repeat", "R", COUNT, lambda x: repeat(lambda rng: steer(2, 2, rng=rng), x)),
+    ("repeat", "seed", SEED, lambda x: repeat(lambda rng: steer(2, 2, rng=rng), 2, seed=x)),
+    ("enumerate_exact", "max_steps", OPTIONAL_COUNT, lambda x: enumerate_exact(Flip(), x)),
+    ("beam_search", "N", COUNT, lambda x: beam_search(Flip(), x, 2)),
+    ("beam_search", "K", COUNT, lambda x: beam_search(Flip(), 2, x)),
+    ("beam_search", "max_steps", OPTIONAL_COUNT, lambda x: beam_search(Flip(), 2, 2, max_steps=x)),
+    ("Particles.sample", "n", OPTIONAL_COUNT, posterior.sample),
+    ("Particles.sample", "seed", SEED, lambda x: posterior.sample(seed=x)),
+    *(
+        (scheme.__name__, "N", COUNT, lambda x, scheme=scheme: scheme(rng, [0.0, 0.0], x))
+        for scheme in (multinomial, residual, stratified, systematic, optimal)
+    ),
+    ("threshold", "N", COUNT, lambda x: threshold([0.0, 0.0], x)),
+    ("DFA.count", "length", COUNT, word.count),
+    ("DFA.sample", "max_length", COUNT, lambda x: word.sample(rng, x)),
+    ("TokenIndex.build_all", "max_states", COUNT, lambda x: TokenIndex(word, lm.vocab).build_all(x)),
+    ("within", "k", COUNT, lambda x: within(word, x)),
+    ("alignment", "k", OPTIONAL_COUNT, lambda x: alignment(word, "a", x)),
+    *(
+        (edits.__name__, name, OPTIONAL_COUNT, lambda x, call=call, name=name: call(**{name: x}))
+        for edits, call in [
+            (within, functools.partial(within, word, 1)),
+            (distance, functools.partial(distance, word, "a")),
+            (alignment, functools.partial(alignment, word, "a")),
+        ]
+        for name in ("insert", "delete", "substitute")
+    ),
+    ("compare", "permutations", COUNT, lambda x: compare(["a"], ["a"], permutations=x)),
+    ("compare", "level", PROBABILITY, lambda x: compare(["a"], ["a"], level=x)),
+    ("compare", "seed", SEED, lambda x: compare(["a"], ["a"], seed=x)),
+]
+
+
+@pytest.mark.parametrize("where, name, refused, call", API, ids=[f"{where}({name})" for where, name, *_ in API])
+def test_what_is_no_such_number_is_refused_by_the_name_of_the_parameter(where, name, refused, call):
+    for bad in refused:
+        with pytest.raises((TypeError, ValueError), match=rf"\b{name}\b"):
+            call(bad)
+            pytest.fail(f"{where}({name}={bad!r}) was accepted")
+
+
+PUBLIC = {
+    "models.programs": ["ConstrainedText", "Infilling", "PromptIntersection", "Program", "conformity", "short_words"],
+    "models.lookahead": ["Lookahead", "mean_law", "rollout"],
+    "models.distributions": ["Finite", "Categorical", "Bernoulli", "Uniform", "Geometric", "mixture", "product"],
+    "inference.smc": ["smc_steer", "smc_standard", "importance_sampling", "repeat"],
+    "inference.exact": ["enumerate_exact"],
+    "inference.beam": ["beam_search"],
+    "inference.particles": ["Particles"],
+    "inference.resampling": ["multinomial", "residual", "stratified", "systematic", "optimal", "threshold"],
+    "automata.dfa": ["DFA"],
+    "automata.index": ["TokenIndex"],
+    "automata.edits": ["within", "distance", "alignment"],
+    "compare": ["compare"],
+}
+PLACES = {"state", "token", "byte", "start", "place"}               # which one, not how many
+IN_STEPS = {"TokenIndex.mask_within(n)"}                            # called for every particle, with inf as well
+
+
+def numbers_taken(name, function):
+    """The parameters of a function that are numbers, as "function(parameter)"."""
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name not in PLACES and re.match(r"(int|float)\b", str(parameter.annotation).strip("'")):
+            yield f"{name}({parameter.name})"
+
+
+def test_no_number_of_the_public_api_is_missing_from_the_table():
+    taken = set()
+    for module, names in PUBLIC.items():
+        for name in names:
+            thing = getattr(importlib.import_module(f"llmppl.{module}"), name)
+            taken.update(numbers_taken(name, thing))
+            for method, function in vars(thing).items() if isinstance(thing, type) else ():
+                if not method.startswith("_") and inspect.isfunction(function):
+                    taken.update(numbers_taken(f"{name}.{method}", function))
+    assert taken - IN_STEPS <= {f"{where}({name})" for where, name, *_ in API}
+    assert len(taken) > 50
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert ConstrainedText(lm, "a", max_tokens=np.int64(3), temperature=np.float32(0.5)).max_tokens == 3
+    assert str(steer(np.int32(2), np.int64(2), seed=np.int64(7))) == str(steer(2, 2, seed=7))
+
+
+def test_a_seed_may_be_larger_than_any_count():
+    assert steer(2, 2, seed=HUGE).log_ml == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("most", [5, 9, 100, 2**63 - 1])
+def test_words_may_be_as_long_as_one_likes(most):
+    """Against the definition: the letters at the end of the text and at the beginning of the token make a word."""
+    mask = short_words(vocab := tiny_vocab(), most)
+    for text in ("", "a", "abcab", "abc abcabcab", "a" * 98):
+        for id, token in enumerate(vocab.tokens):
+            longest = max(map(len, (text + token.decode()).split(" ")))
+            last = len(text.split(" ")[-1])
+            if id != 5 and last <= most:                            # 5 is EOS
+                assert mask(text)[id] == (longest <= most)

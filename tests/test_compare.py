@@ -256,7 +256,7 @@ def test_errors_say_what_is_wrong_and_what_works():
         ({"a": 0.5}, "the probabilities sum to 0.5, not to 1; counts are given without Exact"),
         ({"a": 3, "b": 4}, "the probabilities sum to 7, not to 1"),
         ({"a": 1.5, "b": -0.5}, "the probability of 'b' is -0.5; it is at least 0"),
-        ({"a": math.nan}, "the probability of 'a' is nan"),
+        ({"a": math.nan}, "the probability of 'a' must be a number, not nan"),
         ({}, "sum to 0, not to 1"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -201,8 +201,8 @@ def test_an_edit_more_multiplies_the_states_by_less_than_four():
 def test_errors_say_what_is_wrong_and_what_works():
     word = Regex("ab")
     for wrong, message in [
-        ({"k": -1}, "k is -1; it is an integer of at least 0"),
-        ({"k": 1, "insert": 0}, "insert is 0; it is the cost of one such edit, at least 1, or None where"),
+        ({"k": -1}, "k must be at least 0, not -1"),
+        ({"k": 1, "insert": 0}, "insert must be at least 1, not 0"),
         ({"k": 1, "alphabet": "abc"}, "the alphabet 'abc' holds 'abc'; it holds single characters only"),
         ({"k": 1, "alphabet": ["a", ""]}, r"the alphabet \('a', ''\) holds ''; it holds single characters only"),
         ({"k": 1, "alphabet": []}, r"the alphabet \(\) has no character; '\[ -~\]' or"),
@@ -212,15 +212,15 @@ def test_errors_say_what_is_wrong_and_what_works():
         with pytest.raises(ValueError, match=message):
             within(word, **wrong)
     for wrong, message in [
-        ({"k": 1.5}, "k is 1.5; it is an integer"),
+        ({"k": 1.5}, "k must be an integer, not 1.5"),
         ({"k": 1, "alphabet": [97]}, r"the alphabet \(97,\) holds what is no str"),
-        ({"k": 1, "delete": False}, "delete is False; it is the cost of one such edit"),
+        ({"k": 1, "delete": False}, "delete must be an integer, not False"),
     ]:
         with pytest.raises(TypeError, match=message):
             within(word, **wrong)
     with pytest.raises(TypeError, match=r"edits are made to a DFA, such as Regex\('ab'\), not a str"):
         within("ab", 1)
-    with pytest.raises(ValueError, match="k is -2; it is an integer of at least 0, or None"):
+    with pytest.raises(ValueError, match="k must be at least 0, not -2"):
         alignment(word, "ab", -2)
-    with pytest.raises(ValueError, match="substitute is -1"):
+    with pytest.raises(ValueError, match="substitute must be at least 1, not -1"):
         distance(word, "ab", substitute=-1)

@@ -172,5 +172,5 @@ def test_distinct_varies_less_than_copies_do():
 
 
 def test_an_unknown_expansion_is_named():
-    with pytest.raises(ValueError, match="expand is one of 'distinct', 'independent', 'copies'"):
+    with pytest.raises(ValueError, match="expand must be one of 'distinct', 'independent', 'copies'"):
         smc_steer(Letters(), 2, 2, expand="both")

@@ -85,7 +85,7 @@ def test_sample_gives_a_particle_or_a_list_of_particles():
     assert particles.sample(9, seed=7) == particles.sample(9, rng=np.random.default_rng(7))
     with pytest.raises(ValueError, match="seed= or rng=, not both"):
         particles.sample(seed=1, rng=np.random.default_rng(1))
-    with pytest.raises(ValueError, match="cannot draw n=-1 particles"):
+    with pytest.raises(ValueError, match="n must be at least 0, not -1"):
         particles.sample(-1)
 
 

@@ -1,8 +1,11 @@
 """ConstrainedText with every kind of constraint, and conformity: against `re`, lark, `json` and sums by hand."""
 
+import enum
 import json
 import math
 import re
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import pytest
@@ -10,11 +13,15 @@ from tiny import TOKENS, cold_lm, law_by_hand, log_prob_by_hand, spelled, table_
 
 from llmppl import (
     EOS,
+    Categorical,
     ConstrainedText,
     Grammar,
+    Infilling,
     JsonSchema,
+    PromptIntersection,
     Regex,
     TokenIndex,
+    Uniform,
     enumerate_exact,
     importance_sampling,
     smc_standard,
@@ -175,6 +182,103 @@ def test_what_is_no_constraint_is_refused():
             ConstrainedText(tiny_lm(V), "a", wrong)
     with pytest.raises(TypeError, match="mask must be a function"):
         ConstrainedText(tiny_lm(V), "a", mask=np.ones(V, bool))
+
+
+@dataclass
+class Pet:
+    name: str
+
+
+class Color(enum.StrEnum):
+    red = "red"
+
+
+class Named(TypedDict):
+    name: str
+
+
+TYPES = [Pet, Color, Named, bool, int, str, dict, EvenLength, list[int], Literal["a", "b"], int | None, Any]
+
+
+@pytest.mark.parametrize("wrong", TYPES, ids=str)
+def test_a_type_is_never_taken_for_a_function_of_the_text(wrong):
+    for take in (lambda: ConstrainedText(tiny_lm(V), "a", wrong), lambda: conformity(tiny_lm(V), "a", wrong)):
+        with pytest.raises(TypeError, match=r"a constraint cannot be the type .*give JsonSchema\(...\).*Regex\(...\)"):
+            take()
+    with pytest.raises(TypeError, match="mask must be a function, as short_words"):
+        ConstrainedText(tiny_lm(V), "a", mask=wrong)
+    with pytest.raises(TypeError, match="until must be a function, as ends_sentence is"):
+        PromptIntersection(tiny_lm(V), ["a", "b"], until=wrong)
+
+
+class Says:
+    """A function of the text that answers what it was made with."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __call__(self, text):
+        return self.answer
+
+    def __repr__(self):
+        return "Says()"
+
+
+@pytest.mark.parametrize("answer", [None, 1, 0.0, "yes", [], np.array([True])])
+def test_a_function_of_the_text_must_say_True_or_False(answer):
+    for program, name in [
+        (ConstrainedText(tiny_lm(V), "a", Says(answer)), "constraint"),
+        (PromptIntersection(tiny_lm(V), ["a", "b"], until=Says(answer)), "until"),
+    ]:
+        said = f"{name} Says() returned {answer!r} for '"
+        with pytest.raises(TypeError, match=f"{re.escape(said)}[abc ]+'; it must return True or False"):
+            smc_steer(program, 4, 2, seed=0, max_steps=1, progress=False)
+
+
+def test_a_bool_of_numpy_is_an_answer_and_a_length_is_none():
+    for truth in (True, np.True_):
+        assert smc_steer(ConstrainedText(tiny_lm(V), "a", Says(truth), max_tokens=2), 2, 2, seed=0, progress=False)
+    with pytest.raises(TypeError, match="constraint len returned [12] for '"):
+        smc_steer(ConstrainedText(tiny_lm(V), "a", len), 2, 2, seed=0, progress=False)
+
+
+@pytest.mark.parametrize(
+    "make, meant",
+    [
+        (lambda lm: ConstrainedText(lm, "a", max_tokns=3), "ConstrainedText takes no max_tokns: did you mean max_tok"),
+        (lambda lm: ConstrainedText(lm, "a", at_maximum="end"), "did you mean at_max"),
+        (lambda lm: Infilling(lm, "a[BLANK]b", lenghts=None), "Infilling takes no lenghts: did you mean lengths"),
+        (lambda lm: PromptIntersection(lm, ["a"], temprature=2), "did you mean temperature"),
+        (lambda lm: ConstrainedText(lm, "a", wobble=1), "takes no wobble: it takes at_max, mask, max_tokens, min"),
+    ],
+)
+def test_a_mistyped_option_is_told_what_was_meant(make, meant):
+    with pytest.raises(TypeError, match=meant):
+        make(tiny_lm(V))
+
+
+def test_programs_refuse_what_is_no_text_by_name():
+    lm = tiny_lm(V)
+    for make, error, message in [
+        (lambda: ConstrainedText(lm, 5), TypeError, "prompt must be a str, not 5"),
+        (lambda: ConstrainedText(lm, "a\ud800"), ValueError, r"prompt has a lone surrogate, '\\ud800', at character 1"),
+        (lambda: conformity(lm, None, Regex("a")), TypeError, "prompt must be a str, not None"),
+        (lambda: PromptIntersection(lm, ["a", 5]), TypeError, "prompt must be a str, not 5"),
+        (lambda: Infilling(lm, ["a", 5]), TypeError, "each of the fragments must be a str, not 5"),
+        (lambda: Infilling(lm, "a[BLANK]\ud800"), ValueError, "each of the fragments has a lone surrogate"),
+        (lambda: Infilling(lm, "a[BLANK]", lengths=3), TypeError, "lengths must be a Distribution over 0, 1, 2"),
+        (lambda: Infilling(lm, "a[BLANK]", prior="no"), TypeError, "prior must be True or False, not 'no'"),
+        (lambda: PromptIntersection(lm, ["a"], proposal=1), TypeError, "proposal must be one of 'product', 'first'"),
+        (lambda: ConstrainedText(lm, "a", min_tokens=3, max_tokens=2), ValueError, "min_tokens must be at most max_t"),
+    ]:
+        with pytest.raises(error, match=message):
+            make()
+
+
+@pytest.mark.parametrize("lengths", [Uniform(-2, -1), Categorical({0.5: 1.0}), Categorical({"a": 1.0})])
+def test_lengths_that_are_no_counts_are_refused_when_drawn(lengths):
+    with pytest.raises(ValueError, match="lengths must be a Distribution over 0, 1, 2, ..., but .* drew"):
+        smc_steer(Infilling(tiny_lm(V), "a[BLANK]b", lengths=lengths), 2, 2, seed=0, progress=False)
 
 
 def test_an_index_over_another_vocabulary_is_refused_and_one_over_an_equal_vocabulary_is_not():

@@ -217,7 +217,7 @@ def test_where_nothing_satisfies_the_predicate_says_so_after_testing_all():
 
 @pytest.mark.parametrize("answer", [np.array([True]), 1, None, "yes", np.ones(2, dtype=bool)])
 def test_a_predicate_that_answers_neither_true_nor_false_is_a_TypeError(answer):
-    with pytest.raises(TypeError, match=r"the predicate of where\(\) says .* of [01]; it must return True or False"):
+    with pytest.raises(TypeError, match=r"where: predicate <lambda> returned .* for [01]; it must return True or"):
         Uniform(0, 1).where(lambda value: answer).propose(np.random.default_rng(0))
 
 

@@ -90,9 +90,9 @@ class Idle(Model):
         (lambda: smc_steer(Walk(), 2, 2, seed=-1), ValueError, "seed must be at least 0, not -1"),
         (lambda: smc_steer(Walk(), 2, 2, seed=0.5), TypeError, "seed must be an integer, not 0.5"),
         (lambda: smc_standard(Walk(), 2, resample=optimal), ValueError, "optimal keeps N of N .* use systematic"),
-        (lambda: smc_standard(Walk(), 2, ess_threshold=1.5), ValueError, r"share of N in \[0, 1\], not 1.5"),
-        (lambda: smc_standard(Walk(), 2, ess_threshold=-0.1), ValueError, r"share of N in \[0, 1\], not -0.1"),
-        (lambda: smc_standard(Walk(), 2, ess_threshold=math.nan), ValueError, "share of N"),
+        (lambda: smc_standard(Walk(), 2, ess_threshold=1.5), ValueError, r"ess_threshold must be in \[0, 1\], not 1.5"),
+        (lambda: smc_standard(Walk(), 2, ess_threshold=-0.1), ValueError, r"ess_threshold must be .*, not -0.1"),
+        (lambda: smc_standard(Walk(), 2, ess_threshold=math.nan), ValueError, "ess_threshold must be a number"),
     ],
 )
 def test_bad_input_is_refused_by_name(call, error, message):

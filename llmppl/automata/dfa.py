@@ -24,6 +24,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl import arguments
 from llmppl.automata.nfa import (
     ACCEPT,
     ANY,
@@ -352,10 +353,9 @@ class DFA(_Machine):
 
     def count(self, length: int, unit: str = "characters") -> int:
         """The number of strings of exactly `length` characters (or, with `unit="bytes"`, UTF-8 bytes), exactly."""
-        if unit == "characters":
+        length = arguments.count("length", length, least=0)
+        if arguments.one_of("unit", unit, ["characters", "bytes"]) == "characters":
             return self._completions(length)[0][self.start]
-        if unit != "bytes":
-            raise ValueError(f"unit {unit!r}: 'characters' or 'bytes'")
         weights = {self.start: 1}
         rows = [[], *self.edges()]
         for _ in range(length):
@@ -399,6 +399,7 @@ class DFA(_Machine):
 
         ValueError if there are none.
         """
+        max_length = arguments.count("max_length", max_length, least=0)
         self._completions(max_length)
         sizes = [self._counts[length][0][self.start] for length in range(max_length + 1)]
         if not sum(sizes):

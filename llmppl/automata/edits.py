@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from llmppl.arguments import count, optional_count
 from llmppl.automata.dfa import DFA
 from llmppl.automata.nfa import ACCEPT, ANY, NFA, Fragment
 from llmppl.automata.regex import Regex
@@ -92,7 +93,7 @@ def within(
     """
     costs = _checked(language, insert, delete, substitute)
     characters = _fragment(_alphabet(alphabet))
-    _whole("k", k, 0, "an integer of at least 0")
+    k = count("k", k, least=0)
     nfa = NFA()
     if language.is_empty():
         return DFA(nfa)
@@ -165,8 +166,7 @@ def alignment(
     list of Edit, empty if `text` is a member; or None if no edits, or none of total cost k or less, make it of one.
         The same each time; other ways may cost as much. Parameters and errors as for `within`.
     """
-    if k is not None:
-        _whole("k", k, 0, "an integer of at least 0, or None for any number")
+    k = optional_count("k", k, least=0)
     found = _cheapest(language, text, k, _checked(language, insert, delete, substitute), _alphabet(alphabet))
     return None if found is None else found[1]
 
@@ -249,21 +249,11 @@ def _onward(language: DFA, state: int) -> dict[int, str]:
     return {target: text.decode() for target, text in sorted(found.items(), key=lambda pair: pair[1])}
 
 
-def _whole(name: str, value: int, least: int, wanted: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} is {value!r}; it is {wanted}")
-    if value < least:
-        raise ValueError(f"{name} is {value}; it is {wanted}")
-
-
 def _checked(language: DFA, insert: int | None, delete: int | None, substitute: int | None) -> _Costs:
     if not isinstance(language, DFA):
         raise TypeError(f"edits are made to a DFA, such as Regex({str(language)!r}), not a {type(language).__name__}")
-    costs = _Costs(insert, delete, substitute)
-    for name, cost in costs._asdict().items():
-        if cost is not None:
-            _whole(name, cost, 1, "the cost of one such edit, at least 1, or None where there are none")
-    return costs
+    costs = {"insert": insert, "delete": delete, "substitute": substitute}
+    return _Costs(**{name: optional_count(name, cost) for name, cost in costs.items()})
 
 
 def _alphabet(alphabet: str | Iterable[str] | None) -> DFA | None:

@@ -26,6 +26,7 @@ from lark.exceptions import LarkError, UnexpectedInput
 from lark.indenter import Indenter
 from lark.lexer import BasicLexer, ContextualLexer, TerminalDef
 
+from llmppl.arguments import text
 from llmppl.automata.completion import Judge
 from llmppl.automata.grammar_masks import Masks
 from llmppl.automata.lalr import KeepAnalysis, Parser, Stack
@@ -96,7 +97,7 @@ class Grammar:
         postlex: Any = None,
         source_path: str | None = None,
     ):
-        self.text = grammar
+        self.text = text("grammar", grammar)
         self.lark = _load(grammar, start, import_paths, g_regex_flags, postlex, source_path)
         frontend = self.lark.parser
         contextual = frontend.lexer.lexer if postlex is not None else frontend.lexer

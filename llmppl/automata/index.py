@@ -24,6 +24,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from llmppl.arguments import count
 from llmppl.automata.trie import (
     Bools,
     Ints,
@@ -302,6 +303,7 @@ class TokenIndex:
         ValueError
             If there are more than `max_states` states, or places of the lexer; if a grammar has a postlex.
         """
+        max_states = count("max_states", max_states)
         if isinstance(self.recognizer, Builds):
             return self.recognizer.read_all(self.trie, max_states)
         return self._build_rows(max_states)

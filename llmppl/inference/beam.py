@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from llmppl.arguments import count
+from llmppl.arguments import count, optional_count
 from llmppl.inference.exact import NoStream, Replay
 from llmppl.inference.progress import bar
 from llmppl.models.model import Model
@@ -69,8 +69,7 @@ def beam_search(
     count("K", K)
     if not isinstance(model, Model):
         raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
-    if max_steps is not None:
-        count("max_steps", max_steps)
+    optional_count("max_steps", max_steps)
     runtime, t = Runtime(), 0
     runs: list[Any] = [model.spawn(NoStream("beam_search"))]
     with bar(progress, max_steps, lambda runs: f"best log joint {runs[0].log_weight:.2f}") as show:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from llmppl.arguments import count
+from llmppl.arguments import optional_count
 from llmppl.inference.particles import Death, Particles
 from llmppl.models.distributions import Floats, Impossible, Proposal
 from llmppl.models.model import Model
@@ -98,8 +98,7 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     """
     if not isinstance(model, Model):
         raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
-    if max_steps is not None:
-        count("max_steps", max_steps)
+    optional_count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
     states = [model.spawn(NoStream("enumerate_exact"))]
     while states and t != max_steps:

@@ -12,7 +12,6 @@ Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing da
 
 import functools
 import html
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, overload
@@ -20,7 +19,7 @@ from typing import Any, Protocol, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import generator
+from llmppl.arguments import generator, optional_count
 from llmppl.inference.drawing import bar, curve
 
 __all__ = ["Death", "Particle", "Particles", "StepSummary"]
@@ -195,8 +194,7 @@ class Particles(Sequence[P]):
         ValueError
             If no particle is left; if `n` is negative; if both `seed` and `rng` are given.
         """
-        if n is not None and operator.index(n) < 0:
-            raise ValueError(f"cannot draw n={n} particles; n is at least 0, or None for one that is not in a list")
+        n = optional_count("n", n, least=0)
         self._need_one()
         rng = generator(seed, rng)
         drawn = [self._particles[i] for i in rng.choice(len(self), size=1 if n is None else n, p=self.weights)]

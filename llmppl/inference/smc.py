@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import count, generator
+from llmppl.arguments import count, generator, one_of, optional_count, probability
 from llmppl.inference.expansion import EXPANSIONS, step_copies, step_distinct
 from llmppl.inference.particles import Death, Particles, StepSummary
 from llmppl.inference.progress import bar
@@ -106,8 +106,7 @@ def smc_steer(
     """
     count("N", N)
     count("K", K)
-    if expand not in EXPANSIONS:
-        raise ValueError(f"expand is one of {', '.join(map(repr, EXPANSIONS))}, not {expand!r}")
+    one_of("expand", expand, EXPANSIONS)
 
     def select(rng: np.random.Generator, log_weights: Floats, active: bool) -> tuple[Indices, Floats]:
         return optimal(rng, log_weights, N)
@@ -135,8 +134,7 @@ def smc_standard(
     count("N", N)
     if resample is optimal:
         raise ValueError("optimal keeps N of N particles as they are, so it cannot resample here; use systematic")
-    if not 0.0 <= ess_threshold <= 1.0:
-        raise ValueError(f"ess_threshold is a share of N in [0, 1], not {ess_threshold!r}")
+    ess_threshold = probability("ess_threshold", ess_threshold)
 
     def select(rng: np.random.Generator, log_weights: Floats, active: bool) -> tuple[Indices, Floats]:
         log_total = logsumexp(log_weights)
@@ -277,8 +275,7 @@ def _smc(
 ) -> Particles[M]:
     if not isinstance(model, Model):
         raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
-    if max_steps is not None:
-        count("max_steps", max_steps)
+    optional_count("max_steps", max_steps)
     rng = generator(seed, rng)
     if progress is None and running():                  # one of several runs; their bars would mix
         progress = False

@@ -22,11 +22,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmppl.arguments import shown
+from llmppl import arguments
 from llmppl.models.rejection import above, weighted_rejection
 
 Floats = NDArray[np.float64]
 _BLOCK = 256                            # values summed together when a value is drawn
+_MOST_VALUES = 100_000_000              # of a Uniform, which holds a number for each of them
 
 
 class Impossible(ValueError):
@@ -131,8 +132,8 @@ class Finite(Distribution):
         self, support: Sequence[Any], log_weights: ArrayLike | Callable[[], Floats], parents: Sequence[Finite] = ()
     ) -> None:
         if not parents and isinstance(support, (list, tuple, str)) and _repeats(support):
-            name = type(self).__name__
-            raise ValueError(f"{name} wants distinct values, not {shown(support)}: give equal ones one probability")
+            name, values = type(self).__name__, arguments.shown(support)
+            raise ValueError(f"{name} wants distinct values, not {values}: give equal ones one probability")
         self.support = support
         self._parents = tuple(parents)
         self._compute = log_weights if callable(log_weights) else None
@@ -270,8 +271,7 @@ class Finite(Distribution):
 
     def tempered(self, temperature: float) -> Finite:
         """This law with every probability raised to the power 1 / `temperature`, and normalised again."""
-        if not 0.0 < temperature < math.inf:
-            raise ValueError(f"the temperature must be positive and finite, not {temperature!r} (greedy is top_k(1))")
+        temperature = arguments.temperature(temperature)
 
         def compute() -> Floats:
             log_weights = self.log_weights()
@@ -282,8 +282,7 @@ class Finite(Distribution):
 
     def top_k(self, k: int) -> Finite:
         """This law given that the value is among the `k` most probable ones; of equals, the first in the support."""
-        if k != int(k) or k < 1:
-            raise ValueError(f"top_k wants an integer of at least 1, not {k!r}")
+        k = arguments.count("top_k: k", k)
 
         def compute() -> Floats:
             log_weights = self.log_weights()
@@ -298,8 +297,7 @@ class Finite(Distribution):
 
     def top_p(self, p: float) -> Finite:
         """This law given that the value is in the smallest set of most probable ones of probability at least `p`."""
-        if not 0.0 < p <= 1.0:
-            raise ValueError(f"top_p wants a probability in (0, 1], not {p!r}")
+        p = arguments.probability("top_p: p", p, above_0=True)
 
         def compute() -> Floats:
             log_probs = self.log_probs()
@@ -392,11 +390,8 @@ class Where(Proposal):
     def _accepts(self, place: int) -> bool:
         accepted = self._accepted.get(place)
         if accepted is None:
-            value = self.support[place]
-            answer = self.predicate(value)
-            if not isinstance(answer, (bool, np.bool_)):
-                raise TypeError(f"the predicate of where() says {answer!r} of {value!r}; it must return True or False")
-            accepted = self._accepted[place] = bool(answer)
+            accepted = arguments.truth("where: predicate", self.predicate, self.support[place])
+            self._accepted[place] = accepted
         return accepted
 
     def __repr__(self) -> str:
@@ -418,7 +413,7 @@ class Categorical(Finite):
             if values is not None:
                 raise ValueError("Categorical takes its values from the dict; leave `values` out")
             values, probs = tuple(probs), list(probs.values())
-        array = _probabilities(probs, "Categorical")
+        array = _probabilities("Categorical: probs", probs)
         if values is not None and len(values) != len(array):
             raise ValueError(f"Categorical got {len(array)} probabilities for {len(values)} values")
         with np.errstate(divide="ignore"):
@@ -433,9 +428,7 @@ class Bernoulli(Finite):
     """True with probability `p`, else False."""
 
     def __init__(self, p: float) -> None:
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"Bernoulli wants a probability in [0, 1], not {p!r}")
-        self.p = float(p)
+        self.p = arguments.probability("Bernoulli: p", p)
         with np.errstate(divide="ignore"):
             super().__init__((False, True), np.log([1.0 - self.p, self.p]))
 
@@ -447,9 +440,11 @@ class Uniform(Finite):
     """An integer from `low` to `high`, both included, all equally likely."""
 
     def __init__(self, low: int, high: int) -> None:
-        if low != int(low) or high != int(high) or low > high:
-            raise ValueError(f"Uniform wants integers low <= high, not {low!r} and {high!r}")
-        super().__init__(range(int(low), int(high) + 1), np.zeros(int(high) - int(low) + 1))
+        low, high = arguments.integer("Uniform: low", low), arguments.integer("Uniform: high", high)
+        if not 1 <= high - low + 1 <= _MOST_VALUES:
+            given = f"low={arguments.shown(low)} and high={arguments.shown(high)}"
+            raise ValueError(f"Uniform wants integers low <= high, at most {_MOST_VALUES:,} of them, not {given}")
+        super().__init__(range(low, high + 1), np.zeros(high - low + 1))
 
     def __repr__(self) -> str:
         return f"Uniform({self.support[0]}, {self.support[-1]})"
@@ -466,12 +461,9 @@ class Geometric(Distribution):
     """
 
     def __init__(self, p: float, most: int | None = None) -> None:
-        if not 0.0 < p <= 1.0:
-            raise ValueError(f"Geometric wants a probability in (0, 1], not {p!r}")
-        if most is not None and (most != int(most) or most < 0):
-            raise ValueError(f"Geometric wants an integer most >= 0, not {most!r}")
-        self.p, self.most = float(p), most
-        self.support = None if most is None else range(int(most) + 1)
+        self.p = arguments.probability("Geometric: p", p, above_0=True)
+        self.most = most = arguments.optional_count("Geometric: most", most, least=0)
+        self.support = None if most is None else range(most + 1)
         self._log_fail = math.log1p(-self.p) if self.p < 1.0 else -math.inf
         self._mass = 1.0 if most is None else -math.expm1((most + 1) * self._log_fail)      # P(n <= most) untruncated
 
@@ -529,7 +521,7 @@ def product(*dists: Finite) -> Finite:
 def mixture(dists: Sequence[Finite], weights: ArrayLike) -> Finite:
     """The law sum_k weights[k] dists[k]; `weights` are probabilities, the supports are the same."""
     first = _same_support("mixture", dists)
-    probs = _probabilities(weights, "mixture")
+    probs = _probabilities("mixture: weights", weights)
     if len(probs) != len(dists):
         raise ValueError(f"mixture got {len(probs)} weights for {len(dists)} distributions")
     parts = [(math.log(p), dist) for p, dist in zip(probs, dists, strict=True) if p > 0.0]
@@ -545,6 +537,8 @@ def _same_support(name: str, dists: Sequence[Finite]) -> Finite:
     if not dists:
         raise ValueError(f"{name} of no distributions")
     for dist in dists:
+        if isinstance(dist, (list, tuple)) and name == "product":
+            raise TypeError(f"product takes each distribution by itself, product(*distributions), not {dist!r}")
         if not isinstance(dist, Finite):
             raise TypeError(f"{name} wants distributions with finite support, not {dist!r}")
         if dist.support is not dists[0].support and dist.support != dists[0].support:
@@ -552,15 +546,18 @@ def _same_support(name: str, dists: Sequence[Finite]) -> Finite:
     return dists[0]
 
 
-def _probabilities(probs: ArrayLike, name: str) -> Floats:
+def _probabilities(name: str, probs: ArrayLike) -> Floats:
     """`probs` as a (n,) array that sums to 1 exactly, or an error that says what is wrong with them."""
-    array = np.asarray(probs, dtype=np.float64)
-    if array.ndim != 1 or len(array) == 0:
-        raise ValueError(f"{name} wants a list of probabilities, not an array of shape {array.shape}")
+    given = np.asarray(probs)
+    if given.ndim != 1 or len(given) == 0:
+        raise ValueError(f"{name} must be a list of probabilities, not an array of shape {given.shape}")
+    if given.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be numbers, not {given.tolist()}")
+    array = given.astype(np.float64)
     if not np.all(np.isfinite(array)) or array.min() < 0.0:
-        raise ValueError(f"{name} wants probabilities, not {array.tolist()}")
+        raise ValueError(f"{name} must be probabilities, not {array.tolist()}")
     if abs(array.sum() - 1.0) > 1e-6:
-        raise ValueError(f"{name} wants probabilities that sum to 1; divide these by their sum, {array.sum():.6g}")
+        raise ValueError(f"{name} must sum to 1; divide these by their sum, {array.sum():.6g}")
     normalised: Floats = array / array.sum()
     return normalised
 

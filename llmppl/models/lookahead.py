@@ -14,7 +14,6 @@ Whiteley & Lee (2014), "Twisted particle filters", for the best twist.
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 import numpy as np
@@ -64,8 +63,7 @@ class Lookahead:
             raise TypeError(f"Lookahead wants a law over tokens, such as mean_law(context, 200), not {law!r}")
         if law.support is not index.vocab and law.support != index.vocab:
             raise ValueError(f"the law is over {law.support}, and {index!r} over another vocabulary")
-        if operator.index(most) < 0:
-            raise ValueError(f"most is a number of tokens, at least 0, not {most}")
+        most = count("most", most, least=0)
         whole = index.build_all()
         if not isinstance(whole, WholeIndex):
             raise TypeError(f"Lookahead wants finitely many states, those of a Regex or a DFA, not {index!r}")
@@ -88,7 +86,7 @@ class Lookahead:
         ValueError
             If no tokens lead from the start to `state`, or `left` is not in 0 .. most.
         """
-        if not 0 <= left <= self.most:
+        if count("left", left, least=0) > self.most:
             raise ValueError(f"left={left}: the table is for 0 to {self.most} tokens, the `most` of Lookahead")
         if state is END:
             return 0.0
@@ -153,8 +151,7 @@ def rollout(context: Context, num_tokens: int, rng: np.random.Generator | None =
     It runs as many tokens through the model, less what is cached: where the text went the way of its last rollout, the
     next one runs one token. Rollouts of several particles share their forward passes. In a step, draw with `self.rng`.
     """
-    if operator.index(num_tokens) < 0:
-        raise ValueError(f"rollout wants a number of tokens, at least 0, not {num_tokens}")
+    count("num_tokens", num_tokens, least=0)
     for _ in range(num_tokens):
         law = next_token(context)
         token = law.support[int(np.argmax(law.log_probs()))] if rng is None else law.sample(rng)

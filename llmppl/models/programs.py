@@ -8,6 +8,7 @@ target. Sources: Lew et al. 2023, Sec. 2.2; Willard & Louf 2023 for the masks of
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import generator
+from llmppl import arguments
 from llmppl.automata.index import TokenIndex
 from llmppl.lm.transformer import CachedTransformer, Context
 from llmppl.lm.vocab import EOS, Text, Token, Vocabulary
@@ -48,14 +49,19 @@ class Program(Model):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        **unknown: Any,
     ) -> None:
         super().__init__()
-        if min_tokens < 0 or (max_tokens is not None and max_tokens < max(1, min_tokens)):
-            raise ValueError(f"0 <= min_tokens <= max_tokens and 1 <= max_tokens, not {min_tokens} and {max_tokens}")
-        self.min_tokens, self.max_tokens = min_tokens, max_tokens
-        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        if unknown:
+            raise arguments.unknown_option(type(self).__name__, unknown, _options(type(self)))
+        self.min_tokens = arguments.count("min_tokens", min_tokens, least=0)
+        self.max_tokens = arguments.optional_count("max_tokens", max_tokens)
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
+            raise ValueError(f"min_tokens must be at most max_tokens={max_tokens}, not {min_tokens}")
+        self.temperature = arguments.temperature(temperature)
+        self.top_k = arguments.optional_count("top_k", top_k)
+        self.top_p = None if top_p is None else arguments.probability("top_p", top_p, above_0=True)
         self.num_tokens = 0
-        self.shape(Finite((0,), [0.0]))                 # their errors now, not in the first step
 
     def shape(self, law: Any) -> Any:
         """`law` tempered and cut as the target's are."""
@@ -87,6 +93,18 @@ class Program(Model):
         return True
 
 
+def _options(program: type[Program]) -> set[str]:
+    """The keywords that a program takes, those of the classes it is derived from included."""
+    makers = [vars(cls)["__init__"] for cls in program.__mro__ if issubclass(cls, Program) and "__init__" in vars(cls)]
+    parameters = [parameter for maker in makers for parameter in inspect.signature(maker).parameters.values()]
+    return {each.name for each in parameters if each.kind == each.KEYWORD_ONLY}
+
+
+def _begin(lm: CachedTransformer, prompt: str | Context) -> Context:
+    """The context that a prompt stands for."""
+    return prompt if isinstance(prompt, Context) else lm.context(arguments.text("prompt", prompt))
+
+
 class Index(Protocol):
     """Which tokens may follow in every state of a constraint: a `TokenIndex`, or what behaves like one."""
 
@@ -102,10 +120,15 @@ def index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
     Raises
     ------
     TypeError
-        If it is no constraint.
+        If it is no constraint; a type is none, though it can be called.
     ValueError
         If it is an index over another vocabulary, or no token of this one begins a string of its language.
     """
+    if arguments.is_type(constraint):
+        raise TypeError(
+            f"a constraint cannot be the type {constraint!r}: give JsonSchema(...) for values written as JSON, "
+            "Regex(...), or a function of the text"
+        )
     if hasattr(constraint, "advance") and hasattr(constraint, "mask"):
         if constraint.vocab is not vocab and constraint.vocab != vocab:
             raise ValueError(f"{constraint!r} is an index over another vocabulary than the model's, {vocab!r}")
@@ -161,11 +184,11 @@ class ConstrainedText(Program):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if mask is not None and not callable(mask):
-            raise TypeError(f"mask must be a function of the text so far, not {mask!r}")
+        if mask is not None:
+            arguments.function("mask", mask, "short_words(vocab, 5)")
         if at_max not in ("cut", "end") or (at_max == "end" and self.max_tokens is None):
             raise ValueError(f'at_max must be "cut", or "end" with max_tokens given, not {at_max!r}')
-        self.context = lm.context(prompt) if isinstance(prompt, str) else prompt
+        self.context = _begin(lm, prompt)
         self.index = index_of(constraint, lm.vocab)
         self.constraint = constraint if self.index is None else None
         self.mask = mask
@@ -190,7 +213,7 @@ class ConstrainedText(Program):
                 with masking():
                     self.state = self.index.advance(self.state, token)
             if self.constraint is not None:
-                self.condition(self.constraint(self.s))
+                self.condition(arguments.truth("constraint", self.constraint, self.s))
 
     def masks(self, vocab: Vocabulary) -> Iterator[Mask]:
         """What the next token must meet."""
@@ -248,16 +271,22 @@ class Infilling(Program):
     ) -> None:
         super().__init__(**options)
         fragments = fragments.split(BLANK) if isinstance(fragments, str) else list(fragments)
+        for fragment in fragments:
+            arguments.text("each of the fragments", fragment)
         if len(fragments) < 2:
             raise ValueError(f"a text with holes has two fragments or more; put {BLANK} where a hole is: {fragments!r}")
         self.context = lm.context(fragments[0])
         self.s = Text(fragments[0])
         self.fragments = tuple(fragments[1:])
         self.lengths = Geometric(0.5) if lengths is None else lengths
-        self.prior, self.eos = prior, eos
+        if not isinstance(self.lengths, Distribution):
+            raise TypeError(f"lengths must be a Distribution over 0, 1, 2, ..., not {lengths!r}")
+        self.prior, self.eos = arguments.flag("prior", prior), arguments.flag("eos", eos)
 
     def step(self) -> None:
         length = self.sample(self.lengths)
+        if not isinstance(length, (int, np.integer)) or length < 0:
+            raise ValueError(f"lengths must be a Distribution over 0, 1, 2, ..., but {self.lengths!r} drew {length!r}")
         if not self.prior:
             self.score(-self.lengths.log_prob(length))
         self.num_tokens += length
@@ -322,8 +351,7 @@ class PromptIntersection(Program):
         super().__init__(**options)
         if isinstance(prompts, str) or not prompts:
             raise ValueError(f"prompts must be a list of at least one prompt, not {prompts!r}")
-        if proposal not in ("product", "first"):
-            raise ValueError(f'proposal must be "product" or "first", not {proposal!r}')
+        arguments.one_of("proposal", proposal, ["product", "first"])
         lms = list(lm) if isinstance(lm, Sequence) else [lm] * len(prompts)
         if len(lms) != len(prompts):
             raise ValueError(f"{len(lms)} models for {len(prompts)} prompts: give one model, or one for each prompt")
@@ -331,9 +359,11 @@ class PromptIntersection(Program):
             if other.vocab != lms[0].vocab:
                 raise ValueError(f"the models must share a tokenizer: {lms[0].vocab} and {other.vocab} differ")
         pairs = zip(lms, prompts, strict=True)
-        self.contexts = [lm.context(prompt) if isinstance(prompt, str) else prompt for lm, prompt in pairs]
+        self.contexts = [_begin(lm, prompt) for lm, prompt in pairs]
         self.proposal = proposal
         self.until = functools.partial(_ends_with, until) if isinstance(until, str) else until
+        if self.until is not None:
+            arguments.function("until", self.until, "ends_sentence")
 
     def step(self) -> None:
         first, *others = [self.law(context) for context in self.contexts]
@@ -345,7 +375,7 @@ class PromptIntersection(Program):
             self.observe(other, token)
         if self.write(token):
             self.contexts = [context + token for context in self.contexts]
-            if self.until is not None and self.until(self.s):
+            if self.until is not None and arguments.truth("until", self.until, self.s):
                 self.finish()
 
 
@@ -369,10 +399,11 @@ def conformity(
 
     Source: Willard & Louf 2023, Sec. 5. The text ends at EOS, where no token fits, or after `max_tokens`.
     """
-    index, rng = index_of(constraint, lm.vocab), generator(seed)
+    arguments.count("max_tokens", max_tokens)
+    index, rng = index_of(constraint, lm.vocab), arguments.generator(seed)
     if index is None:
         raise TypeError(f"conformity wants a constraint that has masks, not {constraint!r}")
-    context, state = lm.context(prompt) if isinstance(prompt, str) else prompt, index.start
+    context, state = _begin(lm, prompt), index.start
     found: list[Conformity] = []
     for _ in range(max_tokens):
         law, mask = NextToken(context), index.mask(state)
@@ -402,10 +433,9 @@ def short_words(vocab: Vocabulary, most: int) -> Callable[[str], Mask]:
 
     A word is a run of letters; where the prompt may end inside one, use `lambda text: mask(prompt + text)`. Tokens that
     hold part of a character, and special tokens other than EOS, are left out.
-    The masks for the `most` + 1 lengths that the last word can have are computed here, once.
+    The masks for all lengths that the last word can have are computed here, once.
     """
-    if most < 1:
-        raise ValueError(f"a word has at least one letter, so most must be at least 1, not {most}")
+    most = arguments.count("most", most)
     head = np.zeros(len(vocab), dtype=np.int64)         # letters that lengthen the last word
     fits = np.zeros(len(vocab), dtype=np.bool_)         # every further word of the token is short
     for i, data in enumerate(vocab.tokens):
@@ -417,7 +447,7 @@ def short_words(vocab: Vocabulary, most: int) -> Callable[[str], Mask]:
         head[i] = len(words[0])
         fits[i] = bool(data) and all(len(word) <= most for word in words[1:])
     fits[list(vocab.eos_ids)] = True
-    masks = [fits & (head <= most - n) for n in range(most + 1)]
+    masks = [fits & (head <= room) for room in range(min(most, int(head.max())) + 1)]    # by the letters left
     for mask in masks:
         mask.setflags(write=False)
 
@@ -425,6 +455,6 @@ def short_words(vocab: Vocabulary, most: int) -> Callable[[str], Mask]:
         n = 0
         while n < min(len(text), most) and text[-1 - n].isalpha():
             n += 1
-        return masks[n]
+        return masks[min(most - n, len(masks) - 1)]
 
     return mask_after
