@@ -118,7 +118,6 @@ def truth(lm, words, prefixes, *, end="eos", canonical=False, rule=None, max_tok
                         i
                         for i in range(V - 1)
                         if any(w.startswith(word + tiny.TOKENS[i].decode()) for w in words)
-                        and (max_tokens is None or len(ids) < max_tokens)
                     ]
                     with np.errstate(divide="ignore"):
                         total += np.log(np.exp(np.delete(law, inside)).sum())
@@ -431,39 +430,20 @@ def test_distinct_samples_are_drawn_without_replacement_from_the_model():
     chi_square_ok(pairs, exact, n)
 
 
+def test_what_begins_another_match_is_told_by_what_follows_the_prefix():
+    """Of the whole pattern "" begins "c", which does not matter after "a"."""
+    lm = language_model()
+    assert [str(m) for m in search(lm, "c?|ab", prefix="a", end="prefix", strategy="distinct", seed=0)] == ["ab"]
+    with pytest.raises(ValueError, match="a match here can begin another"):
+        search(lm, "ab?", prefix="a", end="prefix", strategy="distinct")
+
+
 def test_a_wide_beam_finds_what_the_shortest_path_finds():
     lm = language_model()
     exact = [str(m) for m in search(lm, "a[abc]{1,2}", results="tokens")]
     assert [str(m) for m in search(lm, "a[abc]{1,2}", strategy="beam", batch=64, results="tokens")] == exact
     narrow = list(search(lm, "a[abc]{1,2}", strategy="beam", batch=1))
     assert len(narrow) == 1 and str(narrow[0]) in exact
-
-
-# ---- probability
-
-
-@settings(max_examples=repetitions(100, 15))
-@given(patterns(), st.sampled_from(["eos", "prefix", "boundary"]), st.sampled_from(RULES), st.integers(0, 30))
-def test_bounds_hold_the_truth_and_close(pattern, end, rule, budget):
-    words, lm = members(pattern), language_model()
-    if end == "prefix":                                 # the shortest matches
-        words_left = {w for w in words if not any(w.startswith(x) and x != w for x in words)}
-    else:
-        words_left = words
-    expected, _ = truth(lm, words_left, [""], end=end, rule=rule)
-    p = sum(map(math.exp, expected.values()))
-    early = probability(lm, pattern, end=end, max_expansions=budget, runs=0, batch=1, **rule)
-    assert early.lower - 1e-9 <= p <= early.upper + 1e-9 and math.isnan(early.estimate)
-    closed = probability(lm, pattern, end=end, tolerance=0.0, runs=0, **rule)
-    assert closed.lower == pytest.approx(p, abs=1e-7) and closed.upper == pytest.approx(p, abs=1e-7)
-    assert closed.shortest == (words_left != words)
-
-
-def test_the_estimate_is_within_its_error():
-    lm = language_model()
-    found = probability(lm, "a[ab]{0,3}c|ba", prefix="a|b", runs=repetitions(400, 100), seed=0, tolerance=1e-6)
-    assert abs(found.estimate - found.lower) <= 4.5 * found.standard_error
-    assert "between" in repr(found)
 
 
 # ---- rules and certificates
@@ -580,7 +560,7 @@ def test_what_the_model_cannot_read_is_no_match():
 def test_the_estimate_of_an_endless_language_gives_long_particles_up(monkeypatch):
     lm = language_model()
     monkeypatch.setattr("llmppl.queries.mass.LONGEST", 7)
-    found = probability(lm, "[ab]*c", tolerance=1e-6, seed=1)
+    found = probability(lm, "[ab]*c", max_expansions=0, seed=1)
     bounded = probability(lm, "[ab]*c", max_tokens=6, tolerance=1e-6, runs=0)
     assert abs(found.estimate - bounded.lower) <= 4.5 * found.standard_error
     assert math.isnan(probability(lm, "[ab]*c", runs=0).estimate)

@@ -161,7 +161,7 @@ class Search:
             text = node.data.decode()
             self.add(Start(text, self.space.lm.context(text), node.log_prob, self.space.part_of(text)))
             accepts = False
-        ending = self.space.ending(node, law, ids) if accepts else -math.inf
+        ending = self.space.ending(node, law) if accepts else -math.inf
         if self.rng is not None:
             self._follow_perturbed(node, ids, ending, law)
             return
@@ -170,9 +170,9 @@ class Search:
         if law is None or not ids.size:
             return
         log_probs = law[ids]
-        if item.kind == 2:                              # those that come after the last one pushed
-            after = (log_probs < law[item.token]) | ((log_probs == law[item.token]) & (ids > item.token))
-            ids, log_probs = ids[after], log_probs[after]
+        if item.kind == 2:
+            ids = later(item, ids, law)
+            log_probs = law[ids]
         possible = log_probs > -np.inf
         ids, log_probs = ids[possible], log_probs[possible]
         width = 4 * item.width if item.kind == 2 else self.width
@@ -221,16 +221,15 @@ class Search:
 
     def open_mass(self) -> float:
         """Probability of everything that may still be found."""
-        terms = [
-            self._base(item.node.start) + item.node.log_prob + (item.mass if item.kind == 2 else item.log_prob)
-            for item in self.heap
-            if item.kind
-        ]
-        return float(np.exp(np.array(terms)).sum())
+        return float(np.exp([self.log_mass(item) for item in self.open_items()]).sum())
 
-    def open_items(self) -> bool:
-        """Whether anything may still be found."""
-        return any(item.kind for item in self.heap)
+    def open_items(self) -> list[Item]:
+        """What may still be gone on from."""
+        return [item for item in self.heap if item.kind]
+
+    def log_mass(self, item: Item) -> float:
+        """Log-probability that a text goes on from an item."""
+        return self._base(item.node.start) + item.node.log_prob + (item.mass if item.kind == 2 else item.log_prob)
 
     # ---- matches
 
@@ -389,6 +388,13 @@ class _Bound:
         return base + (min(item.mass, item.one) if item.kind == 2 else item.log_prob)
 
 
+def later(item: Item, ids: Ints, law: Floats) -> Ints:
+    """Of the tokens after a node, those of an item of kind 2: less probable than the last one that was pushed."""
+    least = law[item.token]
+    after: Ints = ids[(law[ids] < least) | ((law[ids] == least) & (ids > item.token))]
+    return after
+
+
 def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float) -> tuple[float, float]:
     """Log of the summed probability of all token sequences that spell `data` after a prefix, from below and above.
 
@@ -406,8 +412,7 @@ def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float
         for node in nodes:
             law, at = laws.get(id(node)), len(node.data)
             if at == len(data):
-                allowed = space.allowed(node) if space.end == "boundary" else np.zeros(0, np.int64)
-                found.append(node.log_prob + space.ending(node, law, allowed))
+                found.append(node.log_prob + space.ending(node, law))
             elif law is not None and node.depth != space.max_tokens:
                 for n in range(1, min(longest, len(data) - at) + 1):
                     for token in ids.get(data[at : at + n], ()):

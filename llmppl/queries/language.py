@@ -73,6 +73,11 @@ class Part:
     start: int
     unedited: DFA
 
+    def continues(self) -> bool:
+        """Whether some string that may follow begins another."""
+        follow = _from_state(self.follow, self.start).explore()
+        return bool(follow.table[follow.accepting].any())
+
 
 @dataclass(frozen=True)
 class Query:

@@ -85,7 +85,8 @@ def search(
         Strings not to return, matched against the part after the prefix.
     end : str
         What a match is. "eos": the text ends there, and the end counts. "prefix": the text begins so, whatever follows.
-        "boundary": the next token leaves the language, and that counts.
+        "boundary": the next token leaves the language, and that counts, behind `max_tokens` tokens as well; `max_chars`
+        cuts the language itself, so that a text which goes on leaves it.
     max_tokens, max_chars : int, optional
         The longest part after the prefix; an eos does not count. What is longer than the model can read is no match.
     results : str
@@ -137,7 +138,7 @@ def search(
         return Matches(space, None, samples(space, blocks, batch, rng, local=local, normalise=normalise), progress)
     if strategy == "beam":
         return Matches(space, None, _beam(space, order, batch, results, tolerance), progress)
-    if strategy == "distinct" and end == "prefix" and any(_continues(space, part) for part in space.query.parts):
+    if strategy == "distinct" and end == "prefix" and any(part.continues() for part in space.query.parts):
         raise ValueError(
             'strategy="distinct" draws from disjoint events, and with end="prefix" a match here can begin another: '
             'take end="eos" or end="boundary"'
@@ -250,12 +251,6 @@ def space_of(
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}")
-
-
-def _continues(space: Space, part: Any) -> bool:
-    """Whether some string of a part begins another."""
-    follow = part.follow.explore()
-    return bool(follow.table[follow.accepting].any())
 
 
 def _blocks(space: Space, prefixes: str, most: int | None, rng: np.random.Generator) -> Iterator[list[Start]]:

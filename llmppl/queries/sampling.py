@@ -42,39 +42,42 @@ class Sampled(Model):
         self.log_prob = 0.0                             # of the text so far, under the rule
 
     def copy(self) -> Sampled:
-        other = Sampled.__new__(Sampled)
+        other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)            # everything is immutable or shared
         return other
 
+    def begin(self) -> Node:
+        """Where the text is gone on from, drawn."""
+        log_probs = np.array([start.log_prob for start in self.starts])
+        weights = np.exp(log_probs - log_probs.max())
+        return self.space.root(self.sample(Categorical(weights / weights.sum(), self.starts)))
+
+    def law(self, node: Node) -> Finite:
+        """Of the next token after a node, under the rule."""
+        law: Finite = next_token(node.context)
+        return law if self.space.rule is None else self.space.rule(law)
+
     def step(self) -> None:
         if self.node is None:
-            log_probs = np.array([start.log_prob for start in self.starts])
-            weights = np.exp(log_probs - log_probs.max())
-            self.node = self.space.root(self.sample(Categorical(weights / weights.sum(), self.starts)))
+            self.node = self.begin()
         space, node = self.space, self.node
         ids, accepts = space.allowed(node), space.accepts(node)
         self.condition(accepts or ids.size > 0)
         if accepts and space.end == "prefix" and not ids.size:
             return self.finish()
-        law: Finite = next_token(node.context)
-        if space.rule is not None:
-            law = space.rule(law)
+        law = self.law(node)
         mask = np.zeros(len(space.lm.vocab), bool)
         mask[ids] = True
         if accepts and space.end == "eos":
             mask[list(space.lm.vocab.eos_ids)] = True
         elif accepts:
-            inside = math.exp(min(0.0, float(np.logaddexp.reduce(law.log_probs()[ids], initial=-math.inf))))
-            if space.end == "boundary":                 # it ends iff the next token leaves the language
-                stop = 1.0 - inside
-            else:                                       # ending here is a match whatever follows: its measure is 1
-                stop = 1.0 / (1.0 + inside)
-                self.score(math.log1p(inside))
-            if self.sample(Bernoulli(stop)):
-                if space.end == "boundary":
-                    self.log_prob += math.log(stop)
+            ending = space.ending(node, law.log_probs())
+            log_measure = float(np.logaddexp.reduce(law.log_probs()[ids], initial=ending))
+            self.score(log_measure)
+            if self.sample(Bernoulli(math.exp(ending - log_measure))):
+                self.log_prob += ending
                 return self.finish()
-        if accepts and space.end != "eos":              # the weight of going on is in the choice already
+        if accepts and space.end != "eos":              # the weight of going on is in the score already
             token = self.sample(law.masked(mask))
         else:
             token = self.sample(law, proposal=law.masked(mask))

@@ -116,7 +116,8 @@ class Node(NamedTuple):
 class Space:
     """What is searched: the language after each prefix, the law of the next token, and how a match ends.
 
-    A node without a start is a prefix under way: its tokens must be the tokenizer's own, and no rule applies.
+    A node without a start is a prefix under way: its tokens must be the tokenizer's own, and no rule applies. `first`
+    says that nothing follows a match: of matches that begin each other, only the first is one.
     """
 
     lm: CachedTransformer
@@ -125,6 +126,7 @@ class Space:
     end: str = "eos"
     max_tokens: int | None = None
     canonical: bool = False
+    first: bool = False
     alignments: dict[tuple[int, bytes], tuple[Edit, ...]] = field(default_factory=dict)    # of matches, by their part
     _indices: dict[int, TokenIndex] = field(default_factory=dict)
 
@@ -197,15 +199,18 @@ class Space:
             begin += token
         return Node(None, begin, self.prefixes.start, 0.0, None if self.tails is None else self.tails.start)
 
-    def allowed(self, node: Node) -> Ints:
-        """The tokens that may follow a node, no eos among them; none where the model can read no more."""
-        full = len(node.context) == self.lm.backend.max_length
-        if full or (node.start is not None and node.depth == self.max_tokens):
-            return np.zeros(0, np.int64)
+    def inside(self, node: Node) -> Ints:
+        """The tokens after a node with which a text stays in the language, no eos among them."""
         index = self.index(node)
         ids = index.allowed(node.state)
-        if index.accepts(node.state):
-            ids = ids[~np.isin(ids, self.lm.vocab.eos_ids)]
+        return ids[~np.isin(ids, self.lm.vocab.eos_ids)] if index.accepts(node.state) else ids
+
+    def allowed(self, node: Node) -> Ints:
+        """Those of them that are looked at; none where the model can read no more."""
+        full = len(node.context) == self.lm.backend.max_length
+        if full or (node.start is not None and (node.depth == self.max_tokens or (self.first and self.accepts(node)))):
+            return np.zeros(0, np.int64)
+        ids = self.inside(node)
         if node.tail is not None and self.tails is not None and ids.size:
             ids = ids[self.tails.mask(node.tail)[ids]]
         return ids
@@ -232,7 +237,7 @@ class Space:
             return False
         return not self.canonical or self.lm.context(node.start.prefix + node.data.decode()) == node.context
 
-    def ending(self, node: Node, law: Floats | None, allowed: Ints) -> float:
+    def ending(self, node: Node, law: Floats | None) -> float:
         """Log-probability of what must come after a match; `law` is not looked at for end="prefix"."""
         if self.end == "prefix":
             return 0.0
@@ -240,7 +245,7 @@ class Space:
         if self.end == "eos":
             return float(np.logaddexp.reduce(law[list(self.lm.vocab.eos_ids)], initial=-math.inf))
         outside = np.exp(law)
-        outside[allowed] = 0.0
+        outside[self.inside(node)] = 0.0
         total = float(outside.sum())
         return math.log(total) if total > 0.0 else -math.inf
 
