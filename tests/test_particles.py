@@ -1,13 +1,13 @@
 """Particles, checked against sums written out by hand."""
 
 import warnings
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, replace
 from math import exp, log
 
 import numpy as np
 import pytest
 
-from llmppl.inference.particles import Death, Particles
+from llmppl.inference.particles import Death, Particles, died
 
 
 @dataclass
@@ -134,6 +134,45 @@ def test_deaths_of_one_step_and_reason_are_counted_together():
     assert Particles([], deaths=deaths).deaths == (Death(1, "y", 1), Death(2, "z", 9), Death(2, "x", 4))
     with pytest.raises(FrozenInstanceError):
         deaths[0].count = 5
+
+
+def test_a_death_keeps_the_end_of_a_long_text_and_both_ends_of_a_long_reason():
+    reason = "observe: " + "x" * 500 + " (here.py, line 3)"
+    death = Death(2, reason, text="begin" + "y" * 500 + "end")
+    assert death.text == "…" + "y" * 96 + "end" and len(death.text) == 100
+    assert len(death.reason) == 200 and death.reason.startswith("observe: xxx") and death.reason.endswith("line 3)")
+    whole = Death(2, "r" * 200, text="t" * 100)
+    assert (whole.reason, whole.text) == ("r" * 200, "t" * 100)
+    assert replace(death, count=5) == Death(2, death.reason, 5, death.text)
+
+
+def test_those_who_died_in_a_step_are_one_death_for_each_reason():
+    class Dead(Run):
+        death = None
+
+    particles = [Dead("a", -np.inf), Dead("b", 0.0), Dead("c", -np.inf), Dead("d", -np.inf)]
+    particles[0].death = particles[3].death = "condition is false"
+    assert died(4, particles) == [Death(4, "condition is false", 2, "a"), Death(4, "weight zero", 1, "c")]
+    assert died(4, particles[1:2]) == []
+
+
+def test_deaths_are_told_as_a_table_by_reason_the_commonest_first():
+    deaths = [Death(1, "x", 2, "one"), Death(2, "y", 9), Death(7, "x", 3, "se\nven"), Death(7, "z", 1)]
+    told = Particles([], deaths=deaths).deaths
+    assert repr(told) == "\n".join(
+        [
+            "Deaths(15 particles)",
+            "",
+            " count      steps  reason",
+            "     9          2  y",
+            "     5        1-7  x, one with the text 'se\\\\nven'",
+            "     1          7  z",
+        ]
+    )
+    assert repr(Particles([]).deaths) == "Deaths(0 particles)"
+    assert told == tuple(deaths) and told[1:2] == (deaths[1],)
+    many = repr(Particles([], deaths=[Death(1, f"reason {i}", 100 - i) for i in range(23)]).deaths)
+    assert many.endswith("reason 19\n   237             for 3 other reasons")        # 80 + 79 + 78
 
 
 def test_repr_is_a_table_the_heaviest_first():

@@ -127,6 +127,22 @@ def test_a_death_tells_the_step_the_statement_and_a_text():
         particles.sample()
 
 
+def test_what_is_kept_of_the_dead_grows_with_the_steps_and_not_with_their_texts():
+    class Dies(Model):
+        def step(self):
+            value = self.sample(Categorical({"aaaaaaa": 0.8, "bbbbbbb": 0.2}))
+            self.s += value
+            self.condition(value != "bbbbbbb")
+            if len(self.s) == 7 * 60:
+                self.finish()
+
+    particles = smc_steer(Dies(), 4, 3, expand="copies", seed=0, progress=False)
+    assert len(particles.deaths) > 30 and sum(death.count for death in particles.deaths) > 80
+    assert max(len(death.text) for death in particles.deaths) == 100
+    assert all(death.text.endswith("abbbbbbb") for death in particles.deaths[1:])
+    assert repr(particles.deaths).count("\n") == 3 and len(repr(particles.deaths)) < 300
+
+
 # ---- attribution
 
 

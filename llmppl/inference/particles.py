@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 from llmppl.arguments import generator, optional_count
 from llmppl.inference.drawing import bar, curve
 
-__all__ = ["Death", "Particle", "Particles", "StepSummary"]
+__all__ = ["Death", "Deaths", "Particle", "Particles", "StepSummary", "died"]
 
 MAX_ROWS = 20               # particles shown
 MAX_TEXT = 90               # characters shown of each
 MAX_REASONS = 5             # deaths told
+MAX_END = 100               # characters kept of a dead particle's text,
+MAX_REASON = 200            # and of what it died of
 CURVE_WIDTH = 240           # px
 
 
@@ -52,16 +54,65 @@ def _unknown() -> tuple[None, str]:
 
 @dataclass(frozen=True)
 class Death:
-    """`count` particles died at `step`, by `reason`, which names the statement; `text` is the text of one of them."""
+    """`count` particles died at `step`, by `reason`, which names the statement; `text` is the text of one of them.
+
+    Of a long text the last hundred characters are kept, after "…"; of a long reason the beginning and the end.
+    """
 
     step: int
     reason: str
     count: int = 1
     text: str = ""
 
+    def __post_init__(self) -> None:
+        if len(self.text) > MAX_END:                    # else a run would keep all texts of all its dead
+            object.__setattr__(self, "text", "…" + self.text[1 - MAX_END :])
+        object.__setattr__(self, "reason", _without_middle(self.reason, MAX_REASON))
+
     def __str__(self) -> str:
-        example = f", one with the text {_line(self.text)!r}" if self.text else ""
-        return f"{self.count} at step {self.step} by {self.reason}{example}"
+        return f"{self.count} at step {self.step} by {self.reason}{self.example}"
+
+    @property
+    def example(self) -> str:
+        """What is told of the text."""
+        return f", one with the text {_line(self.text)!r}" if self.text else ""
+
+
+class Deaths(tuple[Death, ...]):
+    """What the particles died of that are not there: one `Death` for each step and reason.
+
+    In order of step, then of count, the largest first. The repr adds up the steps.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        by_reason: dict[str, list[Death]] = {}
+        for death in self:
+            by_reason.setdefault(death.reason, []).append(death)
+        rows = []
+        for reason, deaths in by_reason.items():
+            steps = list(dict.fromkeys([str(deaths[0].step), str(deaths[-1].step)]))
+            rows.append((sum(death.count for death in deaths), "-".join(steps), reason + deaths[-1].example))
+        rows.sort(key=lambda row: -row[0])
+        lines = [f"Deaths({sum(death.count for death in self)} particles)"]
+        if rows:
+            lines += ["", " count      steps  reason"]
+        lines += [f"{count:6}  {steps:>9}  {reason}" for count, steps, reason in rows[:MAX_ROWS]]
+        if rows[MAX_ROWS:]:
+            lines += [f"{sum(row[0] for row in rows[MAX_ROWS:]):6}  {'':>9}  for {len(rows) - MAX_ROWS} other reasons"]
+        return "\n".join(lines)
+
+
+def died(step: int, particles: Iterable[Any]) -> list[Death]:
+    """The deaths of those of log weight -inf, one for each reason."""
+    deaths: dict[str, Death] = {}
+    for particle in particles:
+        if particle.log_weight == -np.inf:
+            reason = particle.death or "weight zero"
+            known = deaths.get(reason)
+            deaths[reason] = replace(known, count=known.count + 1) if known else Death(step, reason, 1, str(particle))
+    return list(deaths.values())
 
 
 @dataclass(frozen=True)
@@ -109,8 +160,8 @@ class Particles(Sequence[P]):
         logsumexp(log_weights), the log of an unbiased estimate of Z; -inf if n is 0.
     ess : float
         The effective sample size, 1 / sum_i W_i^2, from 1 to n; 0 if n is 0.
-    deaths : tuple of Death
-        In order of step, then of count, the largest first; one for each step and reason.
+    deaths : Deaths
+        A tuple of `Death`, one for each step and reason; its repr is a table.
     steps : tuple of StepSummary
         The steps of the run in figures; empty where there were none.
     se : float or None
@@ -312,19 +363,22 @@ class Particles(Sequence[P]):
         return f"all died by step {max(death.step for death in told)}: {'; '.join(causes)}"
 
 
-def _together(deaths: Iterable[Death]) -> tuple[Death, ...]:
+def _together(deaths: Iterable[Death]) -> Deaths:
     """One death for each step and reason, with their counts added."""
     together: dict[tuple[int, str], Death] = {}
     for death in deaths:
         key = death.step, death.reason
         together[key] = replace(together[key], count=together[key].count + death.count) if key in together else death
-    return tuple(sorted(together.values(), key=lambda death: (death.step, -death.count)))
+    return Deaths(sorted(together.values(), key=lambda death: (death.step, -death.count)))
 
 
 def _line(particle: object) -> str:
     """The text on one line, what cannot be printed escaped, the middle left out where it is long."""
     text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(particle))
-    if len(text) <= MAX_TEXT:
-        return text
-    end = MAX_TEXT // 3                             # particles often share their beginning
-    return f"{text[: MAX_TEXT - end - 3]} … {text[-end:]}"
+    return _without_middle(text, MAX_TEXT)
+
+
+def _without_middle(text: str, most: int) -> str:
+    """At most `most` characters of a text: texts often share their beginning, and differ at the end."""
+    end = most // 3
+    return text if len(text) <= most else f"{text[: most - end - 3]} … {text[-end:]}"

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from llmppl.arguments import count, generator, one_of, optional_count, probability
 from llmppl.inference.expansion import EXPANSIONS, step_copies, step_distinct
-from llmppl.inference.particles import Death, Particles, StepSummary
+from llmppl.inference.particles import Death, Particles, StepSummary, died
 from llmppl.inference.progress import bar
 from llmppl.inference.resampling import logsumexp, optimal, systematic
 from llmppl.inference.statistics import History
@@ -293,9 +293,7 @@ def _smc(
                 expansion = step_copies(runtime, particles, K, t, merge=expand == "independent")
             candidates = expansion.candidates
             log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)
-            deaths += [
-                Death(t, p.death or "weight zero", text=str(p)) for p in candidates if p.log_weight == -math.inf
-            ]
+            deaths += died(t, candidates)
             ancestors, chosen = select(rng, log_weights, any(not p.finished for p in candidates))
             particles = _take(candidates, ancestors, chosen)
             summary = history.add(expansion, log_weights, ancestors, chosen, particles)
