@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support import repetitions
 
 from llmppl.automata.dfa import DFA, Leftmost, anything
+from llmppl.automata.limits import TooLarge
 from llmppl.automata.nfa import ANY, DEAD, NFA, merged, utf8
 from llmppl.automata.regex import Regex, parse
 
@@ -129,7 +130,7 @@ def test_counts_are_exact_however_large():
     assert Regex("(?:ab?){100}").count(150) == 100891344545564193334812497256           # 100 choose 50
     assert Regex("[ab]*").count(1000) == 2**1000
     assert Regex("é*").count(6, "bytes") == 1 and Regex("é*").count(5, "bytes") == 0
-    with pytest.raises(ValueError, match="unit 'tokens': 'characters' or 'bytes'"):
+    with pytest.raises(ValueError, match="unit must be one of 'characters', 'bytes', not 'tokens'"):
         Regex("a").count(1, "tokens")
 
 
@@ -231,7 +232,7 @@ def test_a_copy_is_the_automaton_itself():
 
 def test_exploring_stops_at_a_limit():
     assert Regex("a{50}").explore(100).num_states == 51
-    with pytest.raises(ValueError, match="has more than 20 states"):
+    with pytest.raises(ValueError, match="is too large: more than 20 states"):
         Regex("a{50}").explore(20)
 
 
@@ -323,3 +324,67 @@ def test_a_guard_that_no_text_meets_makes_the_language_empty():
 def test_operations_on_two_empty_languages_are_empty():
     a, b = Regex("(?!)"), Regex(r"[^\s\S]")
     assert all(result.is_empty() for result in (a | b, a & b, a - b, a ^ b)) and a.equivalent(b)
+
+
+# ---- limits: states are counted as they are made; the most that there may be are set low here
+
+
+@pytest.mark.parametrize(
+    ("make", "culprit"),
+    [
+        (lambda: Regex(".*a.{9}").explore(), r"regex '\.\*a\.\{9\}'"),
+        (lambda: Regex("(.{7})*") & Regex("(.{11})*") & Regex("(.{13})*"), r"DFA\(\d+ states\) & Regex\('\(\.\{13"),
+        (lambda: Regex("(.{7})*") | Regex("(.{11})*") | Regex("(.{13})*"), r"DFA\(\d+ states\) \| Regex"),
+        (lambda: Regex("(.{7})*") - Regex("(.{11})*") - Regex("(.{13})*"), r"DFA\(\d+ states\) - Regex"),
+        (lambda: ~Regex("(.*a.{9}){3}"), r"regex '\(\.\*a"),
+        (lambda: Regex(".*a.{6}").star().explore(), r"Regex\('\.\*a\.\{6\}'\)\.star\(\)"),
+        (lambda: (Regex(".*a.{4}") + Regex(".*b.{4}")).explore(), r"Regex\(.*\) \+ Regex"),
+        (lambda: Leftmost(parse(".*a.{9}")).explore(), r"regex '\.\*a\.\{9\}'"),
+        (lambda: Regex(r"(?>(.*a|b).{9})b"), r"regex '\(\?>"),
+        (lambda: Regex(r"(?!.*a.{9}c).*"), r"regex '\(\?!"),
+        (lambda: Regex(r".*(?<=a.{9})b.*"), r"regex '\.\*\(\?<="),
+    ],
+)
+def test_states_are_counted_as_they_are_made_and_the_culprit_is_named(monkeypatch, make, culprit):
+    monkeypatch.setattr("llmppl.automata.limits.MAX_STATES", 1000)
+    with pytest.raises(TooLarge, match=rf"^{culprit}.* is too large: more than 1,000 states; .* would work$"):
+        make()
+
+
+def test_the_work_behind_few_states_is_counted_too(monkeypatch):
+    monkeypatch.setattr("llmppl.automata.limits.MAX_STEPS", 10_000)
+    with pytest.raises(ValueError, match=r"^regex '\(a\|\)\{1000\}' is too large: more than 10,000 steps .* \{1000\}"):
+        Regex("(a|){1000}").explore()
+    with pytest.raises(ValueError, match=r"^Regex\('a.*'\).minimise\(\) is too large: more than 10,000 steps"):
+        Regex("ab" * 6000).explore().minimise()
+
+
+def test_a_product_works_out_only_what_both_reach():
+    huge = Regex(".*a.{60}")                        # 2 ** 61 states
+    assert list((huge & Regex("b?a{61}")).enumerate()) == ["a" * 61, "b" + "a" * 61]
+    assert (huge & Regex(r"[^\s\S]")).is_empty() and huge.num_states < 1000
+
+
+def test_an_operand_that_is_no_automaton_is_a_type_error():
+    for combine in (lambda a, b: a & b, lambda a, b: a | b, lambda a, b: a - b, lambda a, b: a ^ b, lambda a, b: a + b):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            combine(Regex("a"), "b")
+
+
+def test_one_string_is_no_list_of_strings():
+    with pytest.raises(TypeError, match=r"'abc' is one string, not a list of them, such as \['a', 'b'\]"):
+        DFA.from_strings("abc")
+
+
+def test_many_strings_share_their_ends(monkeypatch):
+    words = ["".join(some) for n in range(4) for some in itertools.product("abc", repeat=n)] + ["é", "éa"]
+    trie = DFA.from_strings(words)
+    monkeypatch.setattr("llmppl.automata.dfa.MAX_STATES", 10)
+    monkeypatch.setattr("llmppl.automata.limits.MAX_STATES", 10)
+    small = DFA.from_strings(words)
+    assert sorted(small.enumerate()) == sorted(words) and small.num_states == trie.minimise().num_states == 6
+    with pytest.raises(ValueError, match="the language of these strings is too large: more than 10 states; fewer"):
+        DFA.from_strings(["a" * 20])
+    monkeypatch.setattr("llmppl.automata.dfa.MAX_TRIE", 10)
+    with pytest.raises(ValueError, match="the language of these strings is too large: more than 10 prefixes; fewer"):
+        DFA.from_strings(["a" * 20])

@@ -22,8 +22,8 @@ FLOORS = {
         "automata.canonical", "automata.lalr", "automata.lexing"],
     1: ["runtime", "compare", "trace_schema", "models.rejection", "inference.particles", "inference.progress",
         "inference.resampling", "lm.vocab", "lm.cache", "lm.embedded", "automata.nfa", "automata.trie",
-        "automata.pretokens"],
-    0: ["arguments", "inference.drawing"],
+        "automata.pretokens", "automata.tables"],
+    0: ["arguments", "inference.drawing", "automata.limits"],
 }  # fmt: skip
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
 STRANGERS = {"inference": ["lm", "automata"], "automata": ["lm"]}       # folder: the folders it may not know

@@ -370,10 +370,24 @@ def test_nested_repeats_do_not_blow_up(pattern, inside, outside):
 
 
 def test_a_repeat_beyond_reason_is_refused():
-    with pytest.raises(ValueError, match="too large: more than 500,000 states"):
+    with pytest.raises(ValueError, match="too large: more than 500,000 states; a smaller count"):
         Regex("a{1000000}")
     with pytest.raises(ValueError, match="too large"):
         Regex("((a{1000}){1000}){1000}")
+
+
+def test_a_repeat_of_nothing_is_nothing_however_often():
+    assert list(Regex("(?:){4000000000}a(?:|){3000000}").enumerate()) == ["a"]
+
+
+def test_an_error_shows_no_more_of_a_long_pattern_than_its_place():
+    with pytest.raises(ValueError, match="groups are nested too deeply, 2,000 deep; some hundred would work") as deep:
+        Regex("(" * 2000 + "a" + ")" * 2000)
+    assert len(str(deep.value)) < 200
+    with pytest.raises(ValueError, match=r"unterminated character set at position 500") as far:
+        Regex("ab" * 250 + "[")
+    first, line, caret = str(far.value).splitlines()
+    assert len(line) < 100 and line[caret.index("^")] == "["
 
 
 def test_a_thousand_words_are_told_apart():

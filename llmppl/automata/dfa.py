@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl import arguments
+from llmppl.automata.limits import MAX_EDGES, MAX_STATES, MAX_TRIE, Budget, TooLarge, shown
 from llmppl.automata.nfa import (
     ACCEPT,
     ANY,
@@ -38,19 +39,23 @@ from llmppl.automata.nfa import (
     unguarded,
     utf8,
 )
+from llmppl.automata.tables import product, runs, trimmed
 
 __all__ = ["DFA", "Leftmost"]
 
 SHOWN = 50                                          # states in a notebook's table
-MAX_GUARDED = 50_000                                # states of a DFA that must be worked out whole
+_THESE, _FEWER = "the language of these strings", "fewer or shorter strings would work"
 _BYTES = ((0x00, 0x7F), (0xC0, 0xDF), (0xE0, 0xEF), (0xF0, 0xF7), (0x80, 0xBF))     # leads of 0..3, and the rest
 
 
 class _Machine:
-    """States numbered as they are met, 0 the dead one, and rows of next states worked out when first asked for."""
+    """States numbered as they are met, 0 the dead one, and rows of next states worked out when first asked for.
+
+    The budget of the NFA behind it is spent on them as they are met (TooLarge).
+    """
 
     def __init__(self, source: Any) -> None:
-        self._source = source
+        self._source, self._budget = source, source.nfa.budget
         self._keys: list[Any] = [None]
         self._numbers: dict[Any, int] = {}
         self._table = np.zeros((16, 256), np.int32)
@@ -67,6 +72,7 @@ class _Machine:
 
     def _add(self, key: Any) -> int:
         """The number of a key that has none yet."""
+        self._budget.spend(states=1)
         number = self._numbers[key] = len(self._keys)
         self._keys.append(key)
         if number == len(self._table):
@@ -81,20 +87,22 @@ class _Machine:
         return len(self._keys) - 1
 
     def explore(self, limit: int | None = None) -> Self:
-        """Work out every row, and return itself. ValueError if there are more than `limit` states."""
+        """Work out every row, and return itself. TooLarge (a ValueError) if there are more than `limit` states."""
         state = 0
         while state < len(self._keys):
             if not self._ready[state]:
                 self.row(state)
             if limit is not None and self.num_states > limit:
-                raise ValueError(f"{self!r} has more than {limit:,} states")
+                raise TooLarge(shown(self), f"more than {limit:,} states")
             state += 1
         return self
 
     def edges(self) -> list[list[Edge]]:
         """For every state from 1 on, (lo, hi, target) for the bytes that do not lead to 0, ascending and disjoint."""
         table = self.explore()._table[: len(self._keys)]
-        state, lo = np.nonzero(np.diff(table, axis=1, prepend=-1))
+        state, lo = runs(table)
+        if len(lo) > MAX_EDGES:
+            raise TooLarge(shown(self), f"more than {MAX_EDGES:,} edges", "fewer states (minimise()) would work")
         hi = np.append(lo[1:] - 1, 255)
         hi[hi < 0] = 255
         rows: list[list[Edge]] = [[] for _ in table]
@@ -195,7 +203,7 @@ class DFA(_Machine):
             super().__init__(Subsets(nfa, (thread.state for thread in threads.start[0])))
         else:
             super().__init__(threads)
-            self._set(*_trimmed(*self.explore(MAX_GUARDED)._arrays(), self.start))
+            self._set(*trimmed(*self.explore()._arrays(), self.start))
         self._pending = threads.pending
 
     def _set(self, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int) -> None:
@@ -214,12 +222,14 @@ class DFA(_Machine):
         start : int
         """
         dfa = DFA.__new__(DFA)
-        dfa._set(*_trimmed(np.asarray(table, np.int32), np.asarray(accepting, bool), start))
+        dfa._set(*trimmed(np.asarray(table, np.int32), np.asarray(accepting, bool), start))
         return dfa
 
     @classmethod
     def from_strings(cls, words: Iterable[str]) -> DFA:
-        """The language of exactly these strings."""
+        """The language of exactly these strings; a TypeError for what is one string itself."""
+        if isinstance(words, str | bytes):
+            raise TypeError(f"{shown(repr(words), 40)} is one string, not a list of them, such as ['a', 'b']")
         steps: dict[int, int] = {}                  # state * 256 + byte -> state
         final, size = set(), 2
         for word in words:
@@ -231,8 +241,12 @@ class DFA(_Machine):
                     state = steps[key] = size
                     size += 1
             final.add(state)
+            if size > MAX_TRIE:
+                raise TooLarge(_THESE, f"more than {MAX_TRIE:,} prefixes", _FEWER)
         if not final:
             return cls.from_table(np.zeros((1, 256), np.int32), np.zeros(1, bool), 0)
+        if size > MAX_STATES:
+            steps, final, size = _folded(steps, final, size)
         table, accepting = np.zeros((size, 256), np.int32), np.zeros(size, bool)
         table.ravel()[list(steps)] = list(steps.values())
         accepting[list(final)] = True
@@ -252,7 +266,7 @@ class DFA(_Machine):
         if anything_else in fsm.alphabet:
             others = [(a + 1, b - 1) for a, b in itertools.pairwise([-1, *named, MAX_CODE_POINT + 1]) if b - a > 1]
             groups.setdefault(fsm.alphabet[anything_else], []).extend(others)
-        nfa = NFA()
+        nfa = NFA(Budget(f"the interegular automaton of {len(fsm.states):,} states"))
         entry = {state: nfa.add(()) for state in fsm.states}
         for state, moves in fsm.map.items():
             choices = [ACCEPT] if state in fsm.finals else []
@@ -452,19 +466,19 @@ class DFA(_Machine):
 
     def __or__(self, other: DFA) -> DFA:
         """Texts of either."""
-        return self._product(other, lambda a, b: a | b, (True, True))
+        return self._product(other, "|", lambda a, b: a | b, (True, True))
 
     def __and__(self, other: DFA) -> DFA:
         """Texts of both."""
-        return self._product(other, lambda a, b: a & b, (False, False))
+        return self._product(other, "&", lambda a, b: a & b, (False, False))
 
     def __sub__(self, other: DFA) -> DFA:
         """Texts of the first that are not of the second."""
-        return self._product(other, lambda a, b: a & ~b, (True, False))
+        return self._product(other, "-", lambda a, b: a & ~b, (True, False))
 
     def __xor__(self, other: DFA) -> DFA:
         """Texts of one of the two only."""
-        return self._product(other, lambda a, b: a ^ b, (True, True))
+        return self._product(other, "^", lambda a, b: a ^ b, (True, True))
 
     def __invert__(self) -> DFA:
         """All other texts."""
@@ -472,45 +486,34 @@ class DFA(_Machine):
 
     def __add__(self, other: DFA) -> DFA:
         """A text of the first followed by a text of the second."""
-        nfa = NFA()
+        if not isinstance(other, DFA):
+            return NotImplemented
+        nfa = NFA(Budget(f"{shown(self)} + {shown(other)}"))
         nfa.start = nfa.include(self, nfa.include(other, ACCEPT))
         return DFA(nfa)
 
     def star(self) -> DFA:
         """Any number of texts, none included, one after the other."""
-        nfa = NFA()
+        nfa = NFA(Budget(f"{shown(self)}.star()"))
         nfa.start = nfa.star(lambda again: nfa.include(self, again), ACCEPT)
         return DFA(nfa)
 
     def optional(self) -> DFA:
         """The language and the empty text."""
-        nfa = NFA()
+        nfa = NFA(Budget(f"{shown(self)}.optional()"))
         nfa.start = nfa.split([nfa.include(self, ACCEPT), ACCEPT])
         return DFA(nfa)
 
     def _product(
-        self, other: DFA, accept: Callable[[Any, Any], Any], alone: tuple[bool, bool]
+        self, other: DFA, sign: str, accept: Callable[[Any, Any], Any], alone: tuple[bool, bool]
     ) -> DFA:  # `alone[i]`: whether a text can be in the result when only the i-th automaton is not dead
-        left, right = self.explore(), other.explore()
-        width = len(right.table)
-        start = left.start * width + right.start
-        numbers = {0: 0} | ({start: 1} if start else {})
-        todo, rows = [start] if start else [], list[NDArray[np.int32]]()
-        while todo:
-            a, b = np.divmod(np.array(todo), width)
-            next_a, next_b = left.table[a], right.table[b]              # (F, 256)
-            if not alone[0]:
-                next_a = np.where(next_b > 0, next_a, 0)
-            if not alone[1]:
-                next_b = np.where(next_a > 0, next_b, 0)
-            pairs = next_a.astype(np.int64) * width + next_b
-            distinct, where = np.unique(pairs, return_inverse=True)
-            todo = [pair for pair in distinct.tolist() if pair not in numbers]
-            numbers.update(zip(todo, itertools.count(len(numbers))))
-            rows.append(np.array([numbers[pair] for pair in distinct.tolist()], np.int32)[where.reshape(pairs.shape)])
-        a, b = np.divmod(np.array(list(numbers)), width)
-        table = np.concatenate([np.zeros((1, 256), np.int32), *rows])
-        return DFA.from_table(table[: len(numbers)], accept(left.accepting[a], right.accepting[b]), numbers[start])
+        if not isinstance(other, DFA):
+            return NotImplemented
+        if not other.start or not self.start:       # an empty language
+            kept = self if self.start and alone[0] else other if other.start and alone[1] else None
+            return kept or DFA(NFA())
+        budget = Budget(f"{shown(self)} {sign} {shown(other)}")
+        return DFA.from_table(*product(self, other, accept, alone, budget))
 
     def minimise(self) -> DFA:
         """The automaton of this language with the fewest states.
@@ -521,6 +524,7 @@ class DFA(_Machine):
         rows = [[], *self.edges()]
         if not self.start:
             return self
+        budget = Budget(f"{shown(self)}.minimise()", remedy="a language of fewer states would work")
         before: list[set[int]] = [set() for _ in rows]
         for state, row in enumerate(rows):
             for _, _, t in row:
@@ -530,10 +534,11 @@ class DFA(_Machine):
         signatures: list[tuple[Edge, ...]] = [()] * len(rows)
         unsettled = set(range(1, len(rows)))
         while unsettled:
-            parts: list[dict[tuple[Edge, ...], set[int]]] = [{} for _ in members]
             touched = dict.fromkeys(classes[state] for state in unsettled)
+            parts: dict[int, dict[tuple[Edge, ...], set[int]]] = {c: {} for c in touched}
             for state in unsettled:
                 signature: list[Edge] = []
+                budget.spend(steps=len(rows[state]))
                 for lo, hi, t in rows[state]:
                     if signature and signature[-1][1] == lo - 1 and signature[-1][2] == classes[t]:
                         signature[-1] = (signature[-1][0], hi, classes[t])
@@ -562,6 +567,22 @@ class DFA(_Machine):
 
     def _arrays(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         return self.table, self.accepting
+
+
+def _folded(steps: dict[int, int], final: set[int], size: int) -> tuple[dict[int, int], set[int], int]:
+    """A trie with equal subtrees as one; its states have lower numbers than those after them, and 1 is the start."""
+    rows: list[list[int]] = [[] for _ in range(size)]
+    for key, target in steps.items():
+        rows[key >> 8] += key & 0xFF, target
+    number, distinct = [0] * size, dict[tuple[Any, ...], int]()
+    for state in range(size - 1, 0, -1):
+        row = rows[state]
+        subtree = (state in final, *row[::2], *(number[target] for target in row[1::2]))
+        number[state] = distinct.setdefault(subtree, len(distinct) + 1)
+    Budget(_THESE, _FEWER).spend(states=len(distinct))
+    number = [len(distinct) + 1 - n if n else 0 for n in number]        # the start is 1 again
+    merged = {number[key >> 8] << 8 | key & 0xFF: number[target] for key, target in steps.items()}
+    return merged, {number[state] for state in final}, len(distinct) + 1
 
 
 def _doubled(array: NDArray[Any]) -> NDArray[Any]:
@@ -604,30 +625,3 @@ def anything() -> DFA:
     nfa = NFA()
     nfa.start = nfa.star(lambda again: nfa.read(ANY, again), ACCEPT)
     return DFA(nfa).explore()
-
-
-def _trimmed(
-    table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int
-) -> tuple[NDArray[np.int32], NDArray[np.bool_], int]:
-    """The arrays without the states that the start does not reach or that reach no accepting one, start first."""
-    before: list[list[int]] = [[] for _ in table]
-    after: list[list[int]] = [[] for _ in table]
-    source, byte = np.nonzero(np.diff(table, axis=1, prepend=-1))
-    for s, t in dict.fromkeys(zip(source.tolist(), table[source, byte].tolist(), strict=True)):
-        if s and t:
-            before[t].append(s)
-            after[s].append(t)
-
-    def reached(todo: list[int], arrows: list[list[int]]) -> list[int]:
-        seen = set(todo)
-        for state in todo:                          # grows
-            new = [t for t in arrows[state] if t not in seen]
-            seen.update(new)
-            todo += new
-        return todo
-
-    alive = set(reached(np.flatnonzero(accepting).tolist(), before)) - {0}
-    kept = [0] + [state for state in reached([start] if start in alive else [], after) if state in alive]
-    number = np.zeros(len(table), np.int32)
-    number[kept] = np.arange(len(kept))
-    return number[table[kept]], accepting[kept], int(number[start])

@@ -27,8 +27,11 @@ import numpy as np
 
 from llmppl.arguments import count, optional_count
 from llmppl.automata.dfa import DFA
+from llmppl.automata.limits import Budget, shown
 from llmppl.automata.nfa import ACCEPT, ANY, NFA, Fragment
 from llmppl.automata.regex import Regex
+
+ONWARD = 50                                         # steps that one state's next characters are worth
 
 __all__ = ["Edit", "alignment", "distance", "within"]
 
@@ -94,39 +97,36 @@ def within(
     costs = _checked(language, insert, delete, substitute)
     characters = _fragment(_alphabet(alphabet))
     k = count("k", k, least=0)
-    nfa = NFA()
+    what, remedy = f"k={k} edits of {shown(language)}", "a smaller k, or fewer states (language.minimise()), would work"
+    nfa = NFA(Budget(f"the language of the strings within {what}", remedy=remedy))
     if language.is_empty():
         return DFA(nfa)
+    nfa.reserve((k + 1) * language.explore().num_states)        # known before it is built
     rows = [[(lo, hi, target - 1) for lo, hi, target in row] for row in language.edges()]
     nexts = {language.start: _onward(language, language.start)}
     todo = [language.start]                         # the states between characters
     for state in todo:                              # grows
         new = [target for target in nexts[state] if target not in nexts]
+        nfa.budget.spend(steps=ONWARD * len(new))
         nexts.update((target, _onward(language, target)) for target in new)
         todo += new
     layers: list[list[int]] = []                    # layers[left][state - 1]: the NFA state with `left` to spend
-    try:
-        for left in range(k + 1):
-            exits = {}
-            for state, onward in nexts.items():
-                choices = [ACCEPT] if language.accepts(state) else []
-                reading: dict[int, list[int]] = {}  # what is left to spend -> where a character of the alphabet leads
-                if costs.insert is not None and costs.insert <= left:
-                    reading.setdefault(left - costs.insert, []).append(state)
-                if costs.substitute is not None and costs.substitute <= left:
-                    reading.setdefault(left - costs.substitute, []).extend(onward)
-                if costs.delete is not None and costs.delete <= left:
-                    choices += [layers[left - costs.delete][target - 1] for target in onward]
-                for rest, targets in reading.items():
-                    choices.append(nfa.read(characters, nfa.split(layers[rest][target - 1] for target in targets)))
-                if choices:
-                    exits[state - 1] = nfa.split(choices)
-            layers.append(nfa.graph(rows, exits)[1])
-    except OverflowError as error:
-        raise ValueError(
-            f"the strings within k={k} edits of {repr(language)[:60]} need {error}; a smaller k, or fewer states "
-            f"(language.minimise()), would work"
-        ) from None
+    for left in range(k + 1):
+        exits = {}
+        for state, onward in nexts.items():
+            choices = [ACCEPT] if language.accepts(state) else []
+            reading: dict[int, list[int]] = {}      # what is left to spend -> where a character of the alphabet leads
+            if costs.insert is not None and costs.insert <= left:
+                reading.setdefault(left - costs.insert, []).append(state)
+            if costs.substitute is not None and costs.substitute <= left:
+                reading.setdefault(left - costs.substitute, []).extend(onward)
+            if costs.delete is not None and costs.delete <= left:
+                choices += [layers[left - costs.delete][target - 1] for target in onward]
+            for rest, targets in reading.items():
+                choices.append(nfa.read(characters, nfa.split(layers[rest][target - 1] for target in targets)))
+            if choices:
+                exits[state - 1] = nfa.split(choices)
+        layers.append(nfa.graph(rows, exits)[1])
     nfa.start = layers[k][language.start - 1]
     return DFA(nfa)
 

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.automata.limits import MAX_NFA_STATES, Budget
+
 __all__ = ["ANY", "DEAD", "NFA", "Ahead", "Behind", "utf8"]
 
 MAX_CODE_POINT = 0x10FFFF
 DEAD = -1                                           # the NFA state that is not there: nothing is accepted from it
 ACCEPT, FOUND = 0, 1                                # NFA states: the text is matched; a look-ahead is satisfied
-MAX_STATES = 500_000                                # of an NFA: a{1000000} is refused, not attempted
 
 Ranges = tuple[tuple[int, int], ...]                # sorted, disjoint, inclusive
 Edge = tuple[int, int, int]                         # bytes lo..hi lead to a target
@@ -141,11 +142,17 @@ class NFA:
     `guards[q]`, if there, must hold for q to become its epsilon target. `accept` ends a match, `start` begins one
     (DEAD where nothing matches). What would lead to DEAD only is never built, so every state can reach the end if its
     guards let it.
+
+    Parameters
+    ----------
+    budget : Budget, optional
+        What it and the deterministic automaton made of it may take; it names them in the error.
     """
 
     accept = ACCEPT
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
+        self.budget = budget or Budget("the automaton")
         self.start = DEAD
         self.epsilon: list[tuple[int, ...]] = [(), ()]
         self.guards: dict[int, Behind | Ahead] = {}
@@ -165,8 +172,7 @@ class NFA:
         if not fragment or follow == DEAD:
             return DEAD
         base, size = len(self.epsilon), len(fragment)
-        if base + size > MAX_STATES:
-            raise OverflowError(f"more than {MAX_STATES:,} states")
+        self.reserve(size)
         self._rows += fragment
         self._base += [base] * size
         self._follow += [follow] * size
@@ -236,13 +242,17 @@ class NFA:
 
     def add(self, choices: tuple[int, ...]) -> int:
         """A state that becomes exactly these, which may still be changed in `epsilon`."""
-        if len(self.epsilon) >= MAX_STATES:
-            raise OverflowError(f"more than {MAX_STATES:,} states")
+        self.reserve(1)
         self.epsilon.append(choices)
         self._rows.append(())
         self._base.append(0)
         self._follow.append(DEAD)
         return len(self.epsilon) - 1
+
+    def reserve(self, size: int) -> None:
+        """TooLarge if there is no room for so many states more."""
+        if len(self.epsilon) + size > MAX_NFA_STATES:
+            raise self.budget.refusal(f"more than {MAX_NFA_STATES:,} states")
 
     def edges(self, state: int) -> list[Edge]:
         """(lo, hi, target) for the bytes that `state` reads, ascending and disjoint."""
@@ -273,6 +283,7 @@ class NFA:
                 order.append(q)
             else:
                 stack.extend(reversed(self.epsilon[q]))
+        self.budget.spend(steps=len(seen))
         return order
 
 
@@ -311,6 +322,7 @@ class Subsets:
             epsilon = self.nfa.epsilon
             return [(lo, hi, self._single(t) if epsilon[t] else t) for lo, hi, t in found[0]]
         edges = [edge for each in found for edge in each]
+        self.nfa.budget.spend(steps=3 * len(edges))
         events: dict[int, list[int]] = {}           # byte -> targets that begin (t) or end (~t) there
         for lo, hi, target in edges:
             events.setdefault(lo, []).append(target)
@@ -341,6 +353,7 @@ class Subsets:
         union = self._unions.get(targets)
         if union is None:
             union = self._unions[targets] = _key(itertools.chain(*map(self.nfa.closure, targets)))
+            self.nfa.budget.spend(steps=len(targets))
         return union
 
 
@@ -428,6 +441,7 @@ class Threads:
     def _advance(self, threads: Iterable[Thread], byte: int, context: Context) -> Iterator[Thread]:
         """The threads after one more byte, where `context` holds after it."""
         for state, owes, since in threads:
+            self.nfa.budget.spend(steps=10)
             if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its obligations
                 if owes and (rest := self._pay(owes, byte, context)) is not None:
                     yield Thread(state, rest, since + (state == ACCEPT))

@@ -15,7 +15,7 @@ import itertools
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.automata.dfa import DFA, MAX_GUARDED, Leftmost
+from llmppl.automata.dfa import DFA, Leftmost
+from llmppl.automata.limits import Budget, shown
 from llmppl.automata.nfa import (
     ACCEPT,
     ANY,
     DEAD,
     FOUND,
     MAX_CODE_POINT,
-    MAX_STATES,
     NFA,
     Ahead,
     Behind,
@@ -47,6 +47,7 @@ _parser: Any = import_module("re._parser")
 op: Any = import_module("re._constants")
 
 NEWLINE = ((10, 10),)
+AROUND = 40                                         # characters of a long pattern on either side of an error
 MANY = 8                                            # literal choices from which on they are read as a trie
 
 escape = re.escape
@@ -99,21 +100,22 @@ class _Builder:
     """Turns the syntax tree into an NFA, from its end to its start."""
 
     def __init__(self, pattern: str, flags: int, to_end: bool) -> None:
-        self.pattern, self.to_end, self.nfa = pattern, to_end, NFA()
+        self.pattern, self.to_end = pattern, to_end
+        self.nfa = NFA(Budget(f"regex {shown(pattern)!r}", remedy=_remedy(pattern)))
         self.fragments: dict[tuple[Any, int, int], Fragment] = {}       # by item of the tree: repeats read it again
         text, self.properties, cuts = _without_properties(pattern)
         if flags & op.SRE_FLAG_LOCALE:
             raise ValueError("the flag re.LOCALE is for patterns of bytes")
         try:
             tree = _parser.parse(text, flags & ~op.SRE_FLAG_DEBUG)
-        except (re.error, OverflowError, RecursionError) as error:
+            self.nfa.start = self.sequence(tree, tree.state.flags, ACCEPT)
+        except (re.error, OverflowError) as error:
             at = getattr(error, "pos", None)
             at = None if at is None else at + sum(length - 1 for start, length in cuts if start < at)
             raise ValueError(_pointed(pattern, f"error in regex: {getattr(error, 'msg', error)}", at)) from None
-        try:
-            self.nfa.start = self.sequence(tree, tree.state.flags, ACCEPT)
-        except OverflowError as error:
-            raise ValueError(_pointed(pattern, f"regex too large: {error}", None)) from None
+        except RecursionError:
+            what = f"error in regex: groups are nested too deeply, {_depth(pattern):,} deep; some hundred would work"
+            raise ValueError(_pointed(pattern, what, None)) from None
 
     def sequence(self, items: Any, flags: int, follow: int) -> int:
         """The state that matches the items in order and becomes `follow`."""
@@ -208,9 +210,11 @@ class _Builder:
         for copy, number in ((perhaps, most - least), (once, least)):
             before = len(self.nfa)
             for i in range(number):
-                state = copy(state)
-                if i == 0 and (len(self.nfa) - before) * number > MAX_STATES:       # known before it is built
-                    raise OverflowError(f"more than {MAX_STATES:,} states")
+                state, last = copy(state), state
+                if state == last:                   # nothing was read, and nothing will be
+                    break
+                if i == 0:                          # known before it is built
+                    self.nfa.reserve((len(self.nfa) - before) * (number - 1))
         return state
 
     def at(self, place: Any, flags: int, follow: int) -> int:
@@ -250,7 +254,7 @@ class _Builder:
         shortest, longest = inner.getwidth()
         if shortest != longest:
             raise ValueError(self.refusal("look-behind of varying width", r"\(\?<[=!]"))
-        outer, self.nfa = self.nfa, (nfa := NFA())
+        outer, self.nfa = self.nfa, (nfa := NFA(self.nfa.budget))
         end = nfa.add((ACCEPT,))                    # not ACCEPT itself: `$` would take it for the end of the text
         nfa.start = nfa.star(lambda again: nfa.read(ANY, again), self.sequence(inner, flags, end))
         self.nfa = outer
@@ -266,7 +270,7 @@ class _Builder:
         make sure that no preferred (here: longer) match comes.
         """
         outer, to_end = self.nfa, self.to_end
-        self.nfa, self.to_end = (nfa := NFA()), False       # the order of choices matters inside
+        self.nfa, self.to_end = (nfa := NFA(outer.budget)), False       # the order of choices matters inside
         nfa.start = self.sequence(inner, flags, ACCEPT)
         self.nfa, self.to_end = outer, to_end
         if nfa.guards:
@@ -274,7 +278,7 @@ class _Builder:
             raise ValueError(self.refusal(what, r"\(\?>|[*+?}]\+"))
         if nfa.start == DEAD or follow == DEAD:
             return DEAD
-        machine = Leftmost(nfa).explore(MAX_GUARDED)
+        machine = Leftmost(nfa).explore()
         rows = [[(lo, hi, target - 1) for lo, hi, target in row] for row in machine.edges()]
         ends = [state for state in range(len(rows)) if machine.matched(state + 1) is not None]
         first, _ = self.nfa.graph(rows, dict.fromkeys(ends, FOUND))
@@ -305,19 +309,44 @@ class _Builder:
             kind, where = "backreference", r"\\[1-9]|\(\?P="
         elif kind is op.GROUPREF_EXISTS:
             kind, where = "conditional group", r"\(\?\("
-        skip = r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)"
-        found = (m for m in re.finditer(rf"{skip}|(?P<it>{where})|\\.", self.pattern, re.DOTALL) if m["it"])
-        match = next(found, None)
+        match = next(_found(self.pattern, where), None) if where else None
         return _pointed(self.pattern, f"regex not supported: {kind}", match.start() if match else None)
 
 
 def _pointed(pattern: str, message: str, position: int | None) -> str:
-    """The message, the pattern and a caret under the character at `position`."""
+    """The message, the pattern and a caret under the character at `position`; of a long line only what is near it."""
     if position is None:
-        return f"{message}\n    {pattern}"
+        return f"{message}\n    {shown(pattern)}"
     start = pattern.rfind("\n", 0, position) + 1
     line = pattern[start:].partition("\n")[0]
-    return f"{message} at position {position}\n    {line}\n    {' ' * (position - start)}^"
+    cut = max(0, position - start - AROUND) if len(line) > 2 * AROUND else 0
+    before, after = "..." * (cut > 0), "..." * (len(line) > cut + 2 * AROUND)
+    caret = " " * (len(before) + position - start - cut)
+    return f"{message} at position {position}\n    {before}{line[cut : cut + 2 * AROUND]}{after}\n    {caret}^"
+
+
+_SKIPPED = r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)"      # where no construct begins: classes and comments
+
+
+def _found(pattern: str, construct: str) -> Iterator[re.Match[str]]:
+    """The places of a construct, as the group "it", outside of classes, comments and escapes."""
+    found = re.finditer(rf"{_SKIPPED}|(?P<it>{construct})|\\.", pattern, re.DOTALL)
+    return (match for match in found if match["it"])
+
+
+def _remedy(pattern: str) -> str:
+    """What would make a pattern smaller: its largest counted repeat is named."""
+    found = _found(pattern, r"\{\d*,?\d*\}") if "{" in pattern else ()
+    repeats = [(max(map(int, counts)), m) for m in found if (counts := re.findall(r"\d+", m["it"]))]
+    if not repeats:
+        return "a simpler pattern, or an intersection of simpler ones (Regex(a) & Regex(b)), would work"
+    most = max(repeats, key=lambda repeat: repeat[0])[1]
+    return f"a smaller count than {most['it']}, at position {most.start()}, would work"
+
+
+def _depth(pattern: str) -> int:
+    """How many groups are inside one another."""
+    return max(itertools.accumulate((1 if m["it"] == "(" else -1 for m in _found(pattern, r"[()]")), initial=0))
 
 
 def _negated(ranges: Ranges) -> Ranges:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llmppl.automata.dfa import DFA
+from llmppl.automata.limits import MAX_EDGES, Budget, TooLarge, shown
 from llmppl.automata.nfa import ACCEPT, NFA
 from llmppl.automata.regex import Regex
 
@@ -124,55 +125,52 @@ def homoglyphs(language: DFA) -> DFA:
 
 def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
     """The language with paths added beside those that read a key, each reading what the key may become."""
-    nfa = NFA()
+    remedy = "fewer states (language.minimise()) or fewer and shorter replacements would work"
+    nfa = NFA(Budget(f"the language of the rewrites of {shown(language)}", remedy=remedy))
     if language.is_empty():
         return DFA(nfa)
-    rows, spelled = _rows(language), dict[frozenset[str], DFA]()
+    arcs, spelled = language.edges(), dict[frozenset[str], DFA]()
     jumps: dict[int, dict[int, list[By]]] = {}      # state -> state after a key -> what the key may become
-    for state in range(1, len(rows)):
+    for state in range(1, len(arcs) + 1):
         found: dict[int, list[By]] = {}
-        for target, by in (pair for some in keys for pair in _occurrences(rows, state, some)):
+        for target, by in (pair for some in keys for pair in _occurrences(language, state, some, nfa.budget)):
             found.setdefault(target, []).append(by)
         if found or language.accepts(state):
             jumps[state] = found
-    try:
-        exits = {state - 1: nfa.add(()) for state in jumps}
-        arcs = [[(lo, hi, target - 1) for lo, hi, target in row] for row in language.edges()]
-        _, entries = nfa.graph(arcs, exits)
-        for state, found in jumps.items():
-            choices = [ACCEPT] if language.accepts(state) else []
-            for target, some in found.items():
-                words = frozenset(word for by in some if isinstance(by, tuple) for word in by)
-                if words and words not in spelled:
-                    spelled[words] = DFA.from_strings(words).minimise()
-                replacements = [by for by in some if isinstance(by, DFA)] + ([spelled[words]] if words else [])
-                choices += [nfa.include(by, entries[target - 1]) for by in replacements]
-            nfa.epsilon[exits[state - 1]] = tuple(choices)
-    except OverflowError as error:
-        raise ValueError(
-            f"the rewrites of {language!r} need {error}; fewer states (language.minimise()) or fewer and shorter "
-            f"replacements would work"
-        ) from None
+    exits = {state - 1: nfa.add(()) for state in jumps}
+    _, entries = nfa.graph([[(lo, hi, target - 1) for lo, hi, target in row] for row in arcs], exits)
+    for state, found in jumps.items():
+        choices = [ACCEPT] if language.accepts(state) else []
+        for target, some in found.items():
+            words = frozenset(word for by in some if isinstance(by, tuple) for word in by)
+            if words and words not in spelled:
+                spelled[words] = DFA.from_strings(words).minimise()
+            replacements = [by for by in some if isinstance(by, DFA)] + ([spelled[words]] if words else [])
+            choices += [nfa.include(by, entries[target - 1]) for by in replacements]
+        nfa.epsilon[exits[state - 1]] = tuple(choices)
     nfa.start = entries[language.start - 1]
     return DFA(nfa)
 
 
-def _occurrences(rows: Rows, state: int, keys: _Keys) -> Iterator[tuple[int, By]]:
+def _occurrences(language: DFA, state: int, keys: _Keys, budget: Budget) -> Iterator[tuple[int, By]]:
     """(state after it, what it may become) for the keys that can be read from a state."""
+    table = language.table
     todo = [(state, keys.start)]
     seen = set(todo)
     for at, key in todo:                            # grows
-        row, key_row = rows[at], keys.rows[key]
-        for byte in row.keys() & key_row.keys():
-            pair = row[byte], key_row[byte]
-            if pair not in seen:
+        key_row = keys.rows[key]
+        for pair in zip(table[at, list(key_row)].tolist(), key_row.values(), strict=True):
+            if pair[0] and pair not in seen:
                 seen.add(pair)
                 todo.append(pair)
                 if pair[1] in keys.by:
                     yield pair[0], keys.by[pair[1]]
+    budget.spend(steps=len(seen))
 
 
 def _rows(dfa: DFA) -> Rows:
+    if np.count_nonzero(dfa.explore().table) > MAX_EDGES:
+        raise TooLarge(shown(dfa), f"more than {MAX_EDGES:,} edges to replace", "fewer states would work")
     return [{}, *({byte: t for lo, hi, t in row for byte in range(lo, hi + 1)} for row in dfa.edges())]
 
 

@@ -1,0 +1,132 @@
+"""Tables of deterministic automata: products, and the states that matter.
+
+A table is an (S, 256) int32 array of next states, 0 the dead one. Neighbouring bytes mostly lead to the same state, so
+work is done on *runs*: a budget is spent on states and runs before they are made.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.automata.limits import Budget
+
+__all__ = ["Arrays", "product", "trimmed"]
+
+Table = NDArray[np.int32]
+Arrays = tuple[Table, NDArray[np.bool_], int]       # next states, accepting, start
+CHUNK = 1024                                        # states looked at together
+
+
+class Machine(Protocol):
+    """A deterministic automaton whose rows are worked out when asked for (`llmppl.automata.dfa.DFA`)."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def table(self) -> Table: ...
+    @property
+    def ready(self) -> NDArray[np.bool_]: ...
+    @property
+    def accepting(self) -> NDArray[np.bool_]: ...
+    def row(self, state: int) -> Table: ...
+
+
+def product(
+    left: Machine,
+    right: Machine,
+    accept: Callable[[Any, Any], Any],
+    alone: tuple[bool, bool],
+    budget: Budget,
+) -> Arrays:
+    """Both automata side by side, by pairs of states that the start reaches, no other rows being worked out.
+
+    `alone[i]`: whether a text can be in the result when only the i-th automaton is not dead. `accept` combines their
+    accepting states. Not trimmed.
+    """
+    pairs = [0, left.start << 32 | right.start]
+    numbers = {pair: number for number, pair in enumerate(pairs)}
+    rows, done = [np.zeros((1, 256), np.int32)], 1
+    while done < len(pairs):
+        a, b = _split(pairs[done : done + CHUNK])
+        done += len(a)
+        next_a, next_b = _rows(left, a), _rows(right, b)                # (F, 256)
+        both = (next_a << 32 | next_b).ravel()
+        if not alone[0]:
+            both[next_b.ravel() == 0] = 0
+        if not alone[1]:
+            both[next_a.ravel() == 0] = 0
+        begin = np.flatnonzero(np.append(True, both[1:] != both[:-1]))
+        distinct, where = np.unique(both[begin], return_inverse=True)
+        found = distinct.tolist()
+        new = [pair for pair in found if pair not in numbers]
+        budget.spend(states=len(new), steps=len(begin))
+        numbers.update(zip(new, itertools.count(len(numbers))))
+        pairs += new
+        into = np.array([numbers[pair] for pair in found], np.int32)[where]
+        rows.append(np.repeat(into, np.diff(begin, append=both.size)).reshape(-1, 256))
+    a, b = _split(pairs)
+    return np.concatenate(rows), accept(left.accepting[a], right.accepting[b]), 1
+
+
+def _split(pairs: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    both = np.array(pairs)
+    return both >> 32, both & 0xFFFFFFFF
+
+
+def _rows(machine: Machine, states: NDArray[np.int64]) -> NDArray[np.int64]:
+    for state in states[~machine.ready[states]].tolist():
+        machine.row(state)
+    return machine.table[states].astype(np.int64)
+
+
+def runs(table: Table) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """State and first byte of every run of bytes that lead from one state to the same one, in order."""
+    begins = np.ones(table.shape, bool)
+    np.not_equal(table[:, 1:], table[:, :-1], out=begins[:, 1:])
+    state, byte = np.nonzero(begins)
+    return state, byte
+
+
+def trimmed(table: Table, accepting: NDArray[np.bool_], start: int) -> Arrays:
+    """The arrays without the states that the start does not reach or that reach no accepting one, start first."""
+    source, byte = runs(table)
+    target = table[source, byte]
+    forward = _arrows(source, target, len(table))
+    alive = bytes(len(table))
+    if accepting[1:].any():
+        ends = (np.flatnonzero(accepting[1:]) + 1).tolist()
+        alive = _reached(ends, *_arrows(target, source, len(table)))[1]
+    kept = [0]
+    if start and alive[start]:
+        kept += [state for state in _reached([start], *forward)[0] if alive[state]]
+    if kept == list(range(len(table))):
+        return table, accepting, start
+    number = np.zeros(len(table), np.int32)
+    number[kept] = np.arange(len(kept))
+    return number[table[kept]], accepting[kept], int(number[start])
+
+
+def _arrows(source: NDArray[Any], target: NDArray[Any], size: int) -> tuple[NDArray[Any], list[int]]:
+    """The targets by source, and where those of each source begin."""
+    order = np.argsort(source, kind="stable")
+    return target[order], [0, *np.cumsum(np.bincount(source, minlength=size)).tolist()]
+
+
+def _reached(todo: list[int], target: NDArray[Any], begin: list[int]) -> tuple[list[int], bytes]:
+    """The states that some reach, the dead one left out, in the order of the ways to them; and whether each is one."""
+    seen = bytearray(len(begin))
+    seen[0] = 1
+    for state in todo:
+        seen[state] = 1
+    for state in todo:                              # grows
+        for other in target[begin[state] : begin[state + 1]].tolist():
+            if not seen[other]:
+                seen[other] = 1
+                todo.append(other)
+    seen[0] = 0
+    return todo, bytes(seen)
