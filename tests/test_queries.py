@@ -483,17 +483,17 @@ def test_the_part_of_a_rule_that_excludes_a_token_is_named():
 def test_bad_arguments_are_named():
     lm = language_model()
     for options, said in [
-        ({"strategy": "best"}, "strategy is one of 'shortest_path'"),
-        ({"tokenization": "some"}, "tokenization is one of"),
-        ({"end": "never"}, "end is one of"),
-        ({"results": "all"}, "results is one of"),
-        ({"order": "random"}, "order is one of"),
-        ({"top_k": 0}, "top_k wants"),
-        ({"top_p": 0.0}, "top_p wants"),
-        ({"temperature": 0.0}, "the temperature must be"),
-        ({"max_tokens": -1}, "max_tokens wants"),
-        ({"max_chars": -1}, "max_chars wants"),
-        ({"edits": -1}, "edits: a number"),
+        ({"strategy": "best"}, "strategy must be one of 'shortest_path'"),
+        ({"tokenization": "some"}, "tokenization must be one of"),
+        ({"end": "never"}, "end must be one of"),
+        ({"results": "all"}, "results must be one of"),
+        ({"order": "random"}, "order must be one of"),
+        ({"top_k": 0}, "top_k must be at least 1, not 0"),
+        ({"top_p": 0.0}, r"top_p must be in \(0, 1\], not 0.0"),
+        ({"temperature": 0.0}, "temperature must be positive and finite, not 0.0"),
+        ({"max_tokens": -1}, "max_tokens must be at least 0, not -1"),
+        ({"max_chars": -1}, "max_chars must be at least 0, not -1"),
+        ({"edits": -1}, "edits must be at least 0, not -1"),
         ({"edits": {"middle": 1}}, "edits by region"),
         ({"tolerance": 1.0}, "tolerance is a share"),
         ({"rule": lambda law: law, "top_k": 2}, "not both"),
@@ -504,6 +504,44 @@ def test_bad_arguments_are_named():
     ]:
         with pytest.raises(ValueError, match=said):
             search(lm, "ab?", **options)
+    for options, said in [
+        ({"strategy": 3}, "strategy must be one of"),
+        ({"top_k": 2.0}, "top_k must be an integer, not 2.0"),
+        ({"top_p": "0.9"}, "top_p must be a number, not '0.9'"),
+        ({"temperature": True}, "temperature must be a number, not True"),
+        ({"max_tokens": 2.5}, "max_tokens must be an integer, not 2.5"),
+        ({"max_chars": math.nan}, "max_chars must be an integer, not nan"),
+        ({"max_prefix_chars": "9"}, "max_prefix_chars must be an integer"),
+        ({"max_expansions": 1e4}, "max_expansions must be an integer, not 10000.0"),
+        ({"batch": None}, "batch must be an integer, not None"),
+        ({"seed": 0.5}, "seed must be an integer, not 0.5"),
+        ({"tolerance": "1e-8"}, "tolerance must be a number"),
+        ({"progress": None}, "progress must be True or False, not None"),
+        ({"edits": "x"}, "edits must be an integer, not 'x'"),
+        ({"edits": {"prefix": 1.5}}, "edits must be an integer, not 1.5"),
+        ({"ignore": 3}, "ignore must be a regular expression"),
+        ({"prefix": b"a"}, "prefix must be a regular expression"),
+        ({"rewrite": any_case}, r"rewrite must be a list of functions from DFA to DFA, such as \[any_case\]"),
+        ({"rewrite": ["any_case"]}, "each of rewrite must be a function, as any_case is, not 'any_case'"),
+        ({"rule": "top_k"}, "rule must be a function"),
+    ]:
+        with pytest.raises(TypeError, match=said):
+            search(lm, "ab?", **options)
+    for options, said in [
+        ({"most": -1}, "most must be at least 0, not -1"),
+        ({"most": 1, "insert": 0}, "insert must be at least 1, not 0"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            Edits(**options)
+    for options, said in [
+        ({"text": 3}, "text must be a str, not 3"),
+        ({"prefix": 3}, "prefix must be a str or a Context, not 3"),
+        ({"end": "eos"}, "end must be True or False, not 'eos'"),
+        ({"rule": 40}, "explain names the part of a Rule"),
+        ({"lm": "gpt2"}, "explain wants a CachedTransformer first, not 'gpt2'"),
+    ]:
+        with pytest.raises(TypeError, match=said):
+            can_generate(**{"lm": lm, "text": "b", "prefix": "a"} | options)
     for options, said in [
         ({"tolerance": -0.1}, "tolerance is a share"),
         ({"max_expansions": -1}, "max_expansions must be at least 0, not -1"),
@@ -533,10 +571,53 @@ def test_a_language_without_a_canonical_path_is_named():
         list(search(language_model(), "ab", prefix="a", tokenization="canonical"))
 
 
-def test_samples_that_never_finish_are_an_error():
-    lm = language_model()
+def test_samples_that_never_finish_are_an_error(monkeypatch):
     with pytest.raises(ValueError, match="samples finished"):
-        next(search(lm, "a{4}", strategy="sample", max_tokens=2))
+        next(search(language_model(), "a{4}", strategy="sample", max_tokens=2))
+    monkeypatch.setattr("llmppl.queries.sampling.LONG", 60)
+    only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
+    for strategy in ("sample", "local"):
+        with pytest.raises(ValueError, match="no sample finished in 60 steps of samples; the last ones have 6 tokens"):
+            next(search(only_a, "a*b", prefix="a", strategy=strategy, batch=10))
+
+
+def test_a_search_without_a_match_ends_and_says_what_is_left(monkeypatch):
+    """After each "a" comes another with 0.5, or the end; "b" never comes. The bound is 0.5 ** 40."""
+    monkeypatch.setattr("llmppl.queries.best_first.PATIENCE", 40)
+    only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
+    said = "what is still to be found has probability 9.1e-13 at most, all together, and none of it above 9.1e-13"
+    for results in ("strings", "tokens"):
+        with pytest.raises(ValueError, match=f"^no match in 40 expansions; {said}.*give a larger max_expansions"):
+            next(search(only_a, "a*b", prefix="a", batch=1, results=results))
+        longer = search(only_a, "a*b", prefix="a", batch=1, results=results, max_expansions=99)
+        assert next(longer, None) is None and longer.expansions == 99 and not longer.complete
+    with pytest.raises(ValueError, match="no match in 40 expansions; .* all together. To search on"):
+        next(search(only_a, "a*b", prefix="a", batch=1, strategy="distinct"))
+    with pytest.raises(ValueError, match="no match in 40 expansions"):
+        next(search(only_a, "a*b", prefix="a", batch=1, strategy="beam"))
+    assert [str(m) for m in search(only_a, "a*", prefix="a", strategy="beam", max_expansions=3, batch=9)] == [
+        "a", "aa", "aaa"
+    ]  # fmt: skip
+
+
+def test_patience_begins_anew_with_every_match(monkeypatch):
+    """The matches are 30 expansions apart, then come no more."""
+    monkeypatch.setattr("llmppl.queries.best_first.PATIENCE", 40)
+    only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
+    for results in ("strings", "tokens"):
+        found = search(only_a, "(a{30}){1,3}|a*b", prefix="a", batch=1, results=results)
+        assert [len(str(match)) for match in itertools.islice(found, 3)] == [30, 60, 90]
+        with pytest.raises(ValueError, match="no further match in 40 expansions"):
+            next(found)
+
+
+def test_progress_is_shown_on_stderr(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")              # as on a terminal
+    lm = language_model()
+    shown = search(lm, "[ab]c", progress=True)
+    assert [str(m) for m in shown] == [str(m) for m in search(lm, "[ab]c")]
+    assert str(shown) == f"2 matches, {shown.expansions} expansions"
+    assert f"2 matches, {shown.expansions} expansions" in capsys.readouterr().err
 
 
 def test_a_search_can_be_bounded_and_says_whether_it_was_complete():

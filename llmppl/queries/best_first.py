@@ -33,6 +33,7 @@ from llmppl.queries.language import FEW
 from llmppl.queries.space import Floats, Ints, Match, Node, Space, Start, edits_of, log_sum
 
 WIDTH = 16                                              # tokens that are pushed at once, and four times as many later
+PATIENCE = 10_000                                       # expansions in a row without a match after which it is an error
 
 
 class Item(NamedTuple):
@@ -69,11 +70,12 @@ class Search:
         order: str = "joint",
         batch: int = 16,
         width: int = WIDTH,
-        limit: float = math.inf,
+        limit: int | None = None,
         noise: np.random.Generator | None = None,
     ) -> None:
         self.space, self.order, self.batch, self.width, self.limit, self.rng = space, order, batch, width, limit, noise
         self.expansions = 0
+        self.fruitful = 0                               # expansions until the last match came out
         self.heap: list[Item] = []
         self.watch: _Bound | None = None
         self.num_found, self.closed = 0, 0.0            # matches met, and their mass
@@ -231,6 +233,22 @@ class Search:
         """Log-probability that a text goes on from an item."""
         return self._base(item.node.start) + item.node.log_prob + (item.mass if item.kind == 2 else item.log_prob)
 
+    def given_up(self, log_bound: float = math.inf) -> bool:
+        """Whether `limit` is reached; where there is none, an error after PATIENCE. No match exceeds `log_bound`."""
+        if self.limit is not None:
+            return self.expansions >= self.limit
+        if self.expansions - self.fruitful < PATIENCE:
+            return False
+        more = "further match" if self.fruitful else "match"
+        exact = self.rng is None and log_bound < math.inf
+        bound = f", and none of it above {math.exp(log_bound):.2g}" if exact else ""
+        raise ValueError(
+            f"no {more} in {self.expansions - self.fruitful:,} expansions; what is still to be found has probability "
+            f"{self.open_mass():.2g} at most, all together{bound}. To search on, give a larger max_expansions, such as "
+            f"{10 * PATIENCE:,} (what is in the cache is not run again); top_k= or max_tokens= leave less to search, "
+            f"strategy='beam' looks at the best only, and probability(..., runs=0) bounds all matches together"
+        )
+
     # ---- matches
 
     def sequences(self) -> Iterator[Match]:
@@ -256,8 +274,9 @@ class Search:
     def _matches(self) -> Iterator[Item]:
         while self.heap:
             if self.heap[0].kind == 0:
+                self.fruitful = self.expansions
                 yield heapq.heappop(self.heap)
-            elif self.expansions >= self.limit:
+            elif self.given_up(-self.heap[0].cost):
                 return
             else:
                 self.expand()
@@ -285,9 +304,11 @@ class Search:
                 if (match := self._sum(item, known, tolerance)) is not None:
                     cost = -(self._base(item.node.start) + match.log_prob_upper)
                     heapq.heappush(ready, (cost, item.number, match))
-            if ready and (not self.heap or self.watch.best() <= -ready[0][0]):
+            best = self.watch.best() if self.heap else -math.inf
+            if ready and best <= -ready[0][0]:
+                self.fruitful = self.expansions
                 yield heapq.heappop(ready)[2]
-            elif self.expansions >= self.limit:
+            elif self.given_up(max(best, -ready[0][0]) if ready else best):
                 return
             else:
                 self.expand()

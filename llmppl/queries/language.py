@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from llmppl.arguments import count, function, optional_count
 from llmppl.automata.dfa import DFA
 from llmppl.automata.edits import Edit, alignment, within
 from llmppl.automata.regex import Regex
@@ -44,6 +45,11 @@ class Edits:
     delete: int | None = 1
     substitute: int | None = 1
     alphabet: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        count("most", self.most, least=0)
+        for name in ("insert", "delete", "substitute"):
+            optional_count(name, getattr(self, name))
 
     def __call__(self, language: DFA) -> DFA:
         """What such edits make of the strings of a language."""
@@ -123,18 +129,18 @@ def compile_query(
         pattern begins (the shortest is shown), edits that make the automaton too large (its size is named).
     """
     language, prefixes = _language(pattern, "pattern"), _language(prefix, "prefix")
-    for function in rewrite:
-        if not callable(function):
-            raise TypeError(f"rewrite wants functions from DFA to DFA, such as any_case, not {function!r}")
-        language, prefixes = (_rewritten(function, each) for each in (language, prefixes))
+    if not isinstance(rewrite, Iterable) or isinstance(rewrite, str):
+        raise TypeError(f"rewrite must be a list of functions from DFA to DFA, such as [any_case], not {rewrite!r}")
+    for each in rewrite:
+        change = function("each of rewrite", each, "any_case")
+        language, prefixes = _rewritten(change, language), _rewritten(change, prefixes)
     if language.is_empty():
         raise ValueError(f"{pattern!r} matches no text at all")
     if prefixes.is_empty():
         raise ValueError(f"the prefix {prefix!r} matches no text at all")
     before, after = _edits(edits)
     unwanted = None if ignore is None else _language(ignore, "ignore")
-    if max_chars is not None and (max_chars != int(max_chars) or max_chars < 0):
-        raise ValueError(f"max_chars wants an integer of at least 0, not {max_chars!r}")
+    optional_count("max_chars", max_chars, least=0)
 
     deferred = False
     parts: list[Part] = []
@@ -147,7 +153,7 @@ def compile_query(
             follow = after(follow)
         if max_chars is not None:
             try:
-                follow = follow.explore(MAX_STATES) & Regex(f"(?s:.{{0,{int(max_chars)}}})")
+                follow = follow.explore(MAX_STATES) & Regex(f"(?s:.{{0,{max_chars}}})")
             except ValueError as error:
                 raise ValueError(f"max_chars: {error}, too many to count characters in: use max_tokens") from error
         if unwanted is not None:
@@ -171,14 +177,14 @@ def _language(language: Language, name: str) -> DFA:
     if isinstance(language, DFA):
         return language
     if not isinstance(language, str):
-        raise TypeError(f"{name}: a regular expression (str) or a DFA, not {language!r}")
+        raise TypeError(f"{name} must be a regular expression (str) or a DFA, not {language!r}")
     return Regex(language)
 
 
-def _rewritten(function: Rewrite, language: DFA) -> DFA:
-    found = function(language)
+def _rewritten(change: Rewrite, language: DFA) -> DFA:
+    found = change(language)
     if not isinstance(found, DFA):
-        raise TypeError(f"rewrite: {function!r} returned {found!r}; it must return a DFA")
+        raise TypeError(f"rewrite: {change!r} returned {found!r}; it must return a DFA")
     return found
 
 
@@ -192,11 +198,8 @@ def _edits(edits: int | Edits | Mapping[str, int | Edits]) -> tuple[Edits | None
         regions = [0, edits]
     found: list[Edits | None] = []
     for each in regions:
-        if not isinstance(each, Edits):
-            if each != int(each) or each < 0:
-                raise ValueError(f"edits: a number of at least 0, or Edits(...), not {each!r}")
-            each = Edits(int(each))
-        found.append(each if each.most else None)
+        made = each if isinstance(each, Edits) else Edits(count("edits", each, least=0))
+        found.append(made if made.most else None)
     return found[0], found[1]
 
 

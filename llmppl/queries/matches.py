@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmppl.arguments import count, generator, share
+from llmppl.arguments import count, flag, function, generator, one_of, optional_count, share
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.queries.best_first import Item, Search
 from llmppl.queries.language import Edits, Language, Rewrite, compile_query
@@ -103,8 +103,8 @@ def search(
         Contexts per round of the language model, width of the beam, particles at a time. The order of
         "shortest_path" does not depend on it.
     max_expansions : int, optional
-        Of "shortest_path" and "distinct": stop after so many next-token laws. `Matches.complete` tells whether that was
-        before the end.
+        Of "shortest_path", "beam" and "distinct": stop after so many next-token laws; `Matches.complete` tells whether
+        that was before the end. If left out, 10,000 in a row that bring no match out are an error.
     seed : int, optional
     progress : bool
         Show on stderr what has been looked at.
@@ -116,17 +116,21 @@ def search(
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         A regular expression that is none (with a caret), an empty language, a prefix that is none of the pattern, a
-        language that no tokens spell, or an argument out of its range.
+        language that no tokens spell, or an argument of another type or out of its range.
+    ValueError
+        From the iterator: no match in 10,000 expansions, with what is left and what would help; no finished sample.
     """
-    _choice("strategy", strategy, STRATEGIES)
-    _choice("results", results, ("strings", "tokens"))
-    _choice("order", order, ("joint", "conditional"))
-    _choice("prefixes", prefixes, ("model", "uniform"))
+    one_of("strategy", strategy, STRATEGIES)
+    one_of("results", results, ("strings", "tokens"))
+    one_of("order", order, ("joint", "conditional"))
+    one_of("prefixes", prefixes, ("model", "uniform"))
     count("batch", batch)
-    limit = np.inf if max_expansions is None else count("max_expansions", max_expansions)
+    limit = optional_count("max_expansions", max_expansions)
+    optional_count("max_prefix_chars", max_prefix_chars, least=0)
     share("tolerance", tolerance)
+    flag("progress", progress)
     space = space_of(
         lm, pattern, prefix, end, max_tokens, max_chars, tokenization, top_k, top_p, temperature, rule, edits, rewrite,
         ignore,
@@ -137,7 +141,7 @@ def search(
         local, normalise = strategy == "local", prefixes == "uniform"
         return Matches(space, None, samples(space, blocks, batch, rng, local=local, normalise=normalise), progress)
     if strategy == "beam":
-        return Matches(space, None, _beam(space, order, batch, results, tolerance), progress)
+        return Matches(space, None, _beam(space, order, batch, limit, results, tolerance), progress)
     if strategy == "distinct" and end == "prefix" and any(part.continues() for part in space.query.parts):
         raise ValueError(
             'strategy="distinct" draws from disjoint events, and with end="prefix" a match here can begin another: '
@@ -189,6 +193,9 @@ class Matches(Iterator[Match]):
         """The sizes of the automata, and what a step of the search costs."""
         return plan(self.space)
 
+    def __str__(self) -> str:
+        return f"{self.num_matches} matches, {self.expansions} expansions"
+
     def __repr__(self) -> str:
         return f"<Matches: {self.num_matches} so far, {self.expansions} expansions; {self.stats}>"
 
@@ -234,23 +241,19 @@ def space_of(
     """The arguments that every query has, checked and compiled."""
     if not isinstance(lm, CachedTransformer):
         raise TypeError(f"a query wants a CachedTransformer first, not {lm!r}")
-    _choice("end", end, ENDS)
-    _choice("tokenization", tokenization, TOKENIZATIONS)
+    one_of("end", end, ENDS)
+    one_of("tokenization", tokenization, TOKENIZATIONS)
     if end == "eos" and not lm.vocab.eos_ids:
         raise ValueError('this vocabulary has no eos token, so no text ends: take end="prefix" or end="boundary"')
-    if max_tokens is not None and (max_tokens != int(max_tokens) or max_tokens < 0):
-        raise ValueError(f"max_tokens wants an integer of at least 0, not {max_tokens!r}")
+    optional_count("max_tokens", max_tokens, least=0)
     plain = Rule(temperature, top_k, top_p)
+    if rule is not None:
+        function("rule", rule, "lambda law: law.top_k(40)")
     if rule is not None and plain != Rule():
         raise ValueError("give a rule, or top_k, top_p and temperature, not both")
     query = compile_query(pattern, prefix, rewrite=rewrite, edits=edits, ignore=ignore, max_chars=max_chars)
     chosen = rule if rule is not None else plain if plain != Rule() else None
     return Space(lm, query, chosen, end, max_tokens, tokenization == "canonical")
-
-
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
 def _blocks(space: Space, prefixes: str, most: int | None, rng: np.random.Generator) -> Iterator[list[Start]]:
@@ -272,12 +275,14 @@ def _start(space: Space, prefix: str) -> Start:
     return Start(prefix, space.lm.context(prefix), 0.0, space.part_of(prefix))
 
 
-def _beam(space: Space, order: str, width: int, results: str, tolerance: float) -> Iterator[Match]:
+def _beam(
+    space: Space, order: str, width: int, limit: int | None, results: str, tolerance: float
+) -> Iterator[Match]:
     """The best matches of a beam search, the most probable first."""
-    search = Search(space, order=order, batch=width, width=width)
+    search = Search(space, order=order, batch=width, width=width, limit=limit)
     search.add_all()
     matches: list[Item] = []
-    while search.heap:
+    while search.heap and not search.given_up():
         search.expand()
         matches += [item for item in search.heap if item.kind == 0]
         open_items = heapq.nsmallest(width, (item for item in search.heap if item.kind == 1))
@@ -297,7 +302,5 @@ def _shown(matches: Iterator[Match], of: Matches) -> Iterator[Match]:
 
     columns = TextColumn("{task.fields[state]}"), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None, state="searching")
-        for match in matches:
-            bar.update(task, state=f"{of.num_matches + 1} matches, {of.expansions} expansions")
-            yield match
+        bar.add_task("", total=None, state=of)          # which is written anew ten times a second
+        yield from matches

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmppl import arguments
 from llmppl.lm.transformer import CachedTransformer, Context
 from llmppl.lm.vocab import EOS, Token
 from llmppl.models.distributions import Finite
@@ -37,8 +38,8 @@ class Rule:
 
     Raises
     ------
-    ValueError
-        For a value outside its range.
+    TypeError, ValueError
+        For what is no number, and for one outside its range.
     """
 
     temperature: float = 1.0
@@ -47,13 +48,11 @@ class Rule:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.temperature < math.inf:
-            raise ValueError(f"the temperature must be positive and finite, not {self.temperature!r}")
-        if self.top_k is not None and (self.top_k != int(self.top_k) or self.top_k < 1):
-            raise ValueError(f"top_k wants an integer of at least 1, not {self.top_k!r}")
+        arguments.temperature(self.temperature)
+        arguments.optional_count("top_k", self.top_k)
         for name, p in (("top_p", self.top_p), ("min_p", self.min_p)):
-            if p is not None and not 0.0 < p <= 1.0:
-                raise ValueError(f"{name} wants a probability in (0, 1], not {p!r}")
+            if p is not None:
+                arguments.probability(name, p, above_0=True)
 
     def __call__(self, law: Finite) -> Finite:
         return [law, *(left for _, left in self.stages(law))][-1]
@@ -146,8 +145,15 @@ def explain(
     end : bool
         Whether the text must end there; the last certificate is then that of an eos token.
     """
+    if not isinstance(lm, CachedTransformer):
+        raise TypeError(f"explain wants a CachedTransformer first, not {arguments.shown(lm)}")
     if rule is not None and not isinstance(rule, Rule):
         raise TypeError(f"explain names the part of a Rule that excludes a token; {rule!r} is none")
+    if not isinstance(prefix, (str, Context)):
+        raise TypeError(f"prefix must be a str or a Context, not {arguments.shown(prefix)}")
+    arguments.text("text", text)
+    if arguments.flag("end", end) and not lm.vocab.eos_ids:
+        raise ValueError("end=True asks for the end of the text, and this vocabulary has no eos token")
     context = lm.context(prefix) if isinstance(prefix, str) else prefix
     whole = context + text if text else context
     ids = [int(token) for token in whole.tokens[len(context) :]]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from llmppl.inference.particles import Particles
-from llmppl.inference.smc import importance_sampling, smc_standard
+from llmppl.inference.smc import Step, importance_sampling, smc_standard
 from llmppl.lm.vocab import EOS, Text
 from llmppl.models.distributions import Bernoulli, Categorical, Finite
 from llmppl.models.model import Model
@@ -23,6 +23,7 @@ from llmppl.models.tokens import next_token
 from llmppl.queries.space import Match, Node, Space, Start, edits_of
 
 PATIENCE = 2048                                         # samples without a match after which it is an error
+LONG = 100_000                                          # steps of samples that do not finish after which it is one, too
 
 
 class Sampled(Model):
@@ -109,9 +110,19 @@ def samples(
 ) -> Iterator[Match]:
     """Matches without end, in blocks of at most N; `local` ones come without weights and without resampling."""
     run: Callable[..., Particles[Sampled]] = importance_sampling if local else smc_standard
-    barren = 0
+    barren = steps = 0
+
+    def count(step: Step) -> None:
+        nonlocal steps
+        steps = 0 if step.num_finished else steps + len(step.candidates)
+        if steps >= LONG:
+            raise ValueError(
+                f"no sample finished in {steps:,} steps of samples; the last ones have {step.index:,} tokens. "
+                f"max_tokens bounds them, and strategy='shortest_path' would tell how probable a match is"
+            )
+
     for starts in blocks:
-        particles = run(Sampled(space, starts), N, rng=rng.spawn(1)[0], progress=False)
+        particles = run(Sampled(space, starts), N, rng=rng.spawn(1)[0], on_step=count, progress=False)
         barren = 0 if len(particles) else barren + N
         if barren >= PATIENCE:
             raise ValueError(
