@@ -98,6 +98,7 @@ class Grammar:
         source_path: str | None = None,
     ):
         self.text = text("grammar", grammar)
+        self._options = (start, import_paths, g_regex_flags, postlex, source_path)
         self.lark = _load(grammar, start, import_paths, g_regex_flags, postlex, source_path)
         frontend = self.lark.parser
         contextual = frontend.lexer.lexer if postlex is not None else frontend.lexer
@@ -128,6 +129,15 @@ class Grammar:
         """The grammar in a file; relative imports are found beside it."""
         with open(path, encoding="utf-8") as file:
             return cls(file.read(), start, source_path=os.fspath(path), **options)
+
+    def __copy__(self) -> Grammar:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Grammar:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
+        return _remade, (self.text, *self._options)
 
     def step(self, state: _State, byte: int) -> _State | None:
         """The state after one more byte, or None if no text that goes on so is accepted."""
@@ -217,6 +227,12 @@ class Grammar:
             memo.clear()
         if self._masks is not None:
             self._masks.forget()
+
+
+def _remade(grammar: str, start: str, import_paths: Any, flags: int, postlex: Any, source_path: str | None) -> Grammar:
+    return Grammar(
+        grammar, start, import_paths=import_paths, g_regex_flags=flags, postlex=postlex, source_path=source_path
+    )
 
 
 class _Unchecked(ContextualLexer):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,11 @@ from llmppl.lm.vocab import _EOS, Text, Token, Vocabulary, encode_fragment
 from llmppl.runtime import Stats, ask
 
 Question = tuple[Node, ...]             # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
+
+_NOT_PICKLED = (
+    "cannot be pickled, nor can what holds it, as programs and particles do: the language model stays in its process. "
+    "Save str(particle), particle.log_weight and posterior.log_ml, or context.text; load the model where it is needed"
+)
 
 
 class Context:
@@ -80,6 +85,12 @@ class Context:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a Context {_NOT_PICKLED}")
 
     def __repr__(self) -> str:
         text = str(self.text)
@@ -449,6 +460,12 @@ class CachedTransformer:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a CachedTransformer {_NOT_PICKLED}")
 
     def __repr__(self) -> str:
         name = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
