@@ -198,6 +198,32 @@ def test_a_token_is_an_int_that_knows_its_text():
     assert not token.is_eos and vocab[3].is_eos
 
 
+def test_a_token_compared_with_a_text_is_an_error_that_says_what_to_compare():
+    vocab = Vocabulary([b".", b"a", b"", b""], eos_ids=[2], special_ids=[3])
+    dot, a, eos, pad = vocab
+    for ask in (
+        lambda: dot == ".", lambda: "." == dot, lambda: dot != ".", lambda: "a" != dot, lambda: dot in (".", "!"),
+        lambda: "." in [a, dot], lambda: dot == Text("."), lambda: [dot] == ["."], lambda: [a, dot].index("."),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=r"Token\(\d, '[.a]'\) is an id, which no \w+ equals: compare str\(tok"):
+            ask()
+    with pytest.raises(TypeError, match=r"which no bytes equals: compare token\.bytes == b'\.'$"):
+        dot == b"."                                     # noqa: B015
+    for special in (eos, pad):                          # their text is "", whatever the tokenizer calls them
+        with pytest.raises(TypeError, match=r"compare str\(token\) == '</s>', or token == EOS for the end of the text"):
+            special == "</s>"                           # noqa: B015
+
+
+def test_a_token_equals_its_id_whatever_holds_it_and_EOS_where_it_ends_the_text():
+    vocab = abc()
+    a, b, end = vocab[0], vocab[1], vocab[3]
+    assert a == 0 and 0 == a and a != 1 and a == vocab[0] and a != b and not a == b and not a != 0
+    assert a in (0, 7) and a in {0} and {a: "x"}[0] == "x" and {0: "x"}[a] == "x" and [a, b] == [0, 1] == [a, b]
+    assert a == 0.0 and a != None and a != [0] and (np.arange(3) == a).tolist() == [True, False, False]    # noqa: E711
+    assert end == EOS and EOS == end and a != EOS and EOS != a and a not in (EOS, end) and end in (EOS,)
+    assert a not in {"a", "."}                          # a set looks for the id, and never compares
+
+
 def test_the_repr_of_a_token_shows_its_text_or_what_it_is():
     vocab = Vocabulary([b" the", b"\xc3", b"", b"", b""], eos_ids=[2], special_ids=[3], unknown_ids=[4])
     assert [repr(token) for token in vocab] == [
@@ -519,6 +545,19 @@ def test_what_a_normalizer_would_change_is_spelled_with_the_fewest_tokens():
     assert joined(vocab, tokenizer.encode(text)) == "the é".encode()
     fragment = encode_fragment(tokenizer, vocab, text)
     assert fragment == vocab.spell(text.encode()) and joined(vocab, fragment) == text.encode()
+
+
+class Marks:
+    """A tokenizer that puts a special token, id 2, before every character, whatever it is asked."""
+
+    def encode(self, text, **options):
+        return [id for char in text for id in (2, {"a": 0, "b": 1}.get(char, 3))]
+
+
+def test_a_special_token_inside_a_fragment_is_no_part_of_its_text():
+    vocab = Vocabulary([b"a", b"b", b"", b"."], special_ids=[2])
+    assert encode_fragment(Marks(), vocab, "ab") == [0, 1]          # [0, 2, 1] has the same bytes
+    assert encode_fragment(Marks(), vocab, "a") == [0]
 
 
 def test_half_a_character_can_be_a_fragment():

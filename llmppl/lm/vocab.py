@@ -102,10 +102,12 @@ class Token(int):
     """A token id that knows its vocabulary: `vocab[262]`.
 
     `str(token)` is its text, `token.bytes` its bytes; `text + token` is a Text; `token == EOS` asks whether it ends the
-    text. In all else it is an int.
+    text. In all else it is an int, also to sets and dicts, which find it by its id: there is no text in them that it
+    could equal. Comparing it with a text is therefore a TypeError, which says to compare `str(token)`.
     """
 
     vocab: Vocabulary
+    __hash__ = int.__hash__
 
     def __new__(cls, id: int, vocab: Vocabulary) -> Token:
         token = super().__new__(cls, id)
@@ -121,6 +123,22 @@ class Token(int):
     def is_eos(self) -> bool:
         """Whether the token is an eos of its vocabulary."""
         return int(self) in self.vocab.eos_ids
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (str, bytes)):
+            raise self._no_text(other)
+        return int.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        if isinstance(other, (str, bytes)):
+            raise self._no_text(other)
+        return int.__ne__(self, other)
+
+    def _no_text(self, other: str | Bytes) -> TypeError:
+        """The error for comparing the token with a text."""
+        told = f"str(token) == {str(other)!r}" if isinstance(other, str) else f"token.bytes == {other!r}"
+        end = ", or token == EOS for the end of the text" if int(self) in self.vocab.special_ids else ""
+        return TypeError(f"{self!r} is an id, which no {type(other).__name__} equals: compare {told}{end}")
 
     def __str__(self) -> str:
         return self.bytes.decode("utf-8", "replace")
