@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextvars
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from greenlet import getcurrent, greenlet
@@ -50,9 +50,10 @@ class Stats:
 
 
 class Answerer(Protocol):
-    """Whoever answers questions in batches; its `stats` only ever grow."""
+    """Whoever answers questions in batches."""
 
-    stats: Stats
+    def done(self) -> Stats:
+        """A copy of what it has done for the calling thread so far; it only ever grows."""
 
     def known(self, question: Any) -> Any | None:
         """The answer, if it is at hand; None otherwise."""
@@ -124,7 +125,7 @@ class Runtime:
     def meet(self, answerer: Answerer) -> None:
         """Count from now on what `answerer` does."""
         if id(answerer) not in self._met:
-            self._met[id(answerer)] = answerer, replace(answerer.stats)
+            self._met[id(answerer)] = answerer, answerer.done()
             if self._outer is not None:
                 self._outer.meet(answerer)
 
@@ -139,7 +140,7 @@ class Runtime:
         """What the answerers met have done since, and the time since this runtime was made."""
         total = Stats(seconds_masks=self.seconds_masks)
         for answerer, before in self._met.values():
-            total += answerer.stats - before
+            total += answerer.done() - before
         total.seconds_user = time.perf_counter() - self._start - total.seconds_lm - total.seconds_masks
         return total
 

@@ -13,7 +13,7 @@ import torch
 import transformers as T
 
 from llmppl.lm.cache import _ROW, Node
-from llmppl.lm.transformer import CachedTransformer, Context
+from llmppl.lm.transformer import CachedTransformer
 from llmppl.lm.vocab import Text, Vocabulary
 from llmppl.runtime import Runtime
 
@@ -135,6 +135,7 @@ def error_of(lm, context):
 
 
 def nodes_of(lm):
+    assert len(lm.trie) >= 0                            # contexts that have died are let go
     stack, nodes = [lm.trie.root], []
     while stack:
         children = list(stack.pop().children.values())
@@ -145,10 +146,7 @@ def nodes_of(lm):
 
 def at(lm, ids):
     """The context of token ids, whatever a tokenizer would make of their text."""
-    node = lm.trie.root
-    for i in ids:
-        node = node.child(int(i))
-    return Context(lm, node, Text(), 0)
+    return lm.enter(lm.trie.root, ids, Text(), 0)
 
 
 def check_books(lm, contexts=None):

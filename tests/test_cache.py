@@ -497,7 +497,10 @@ def test_contexts_that_displace_each_other_in_small_pieces_are_all_answered_in_t
 
 
 def test_limits_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="cache_bytes must not be negative: -1"):
+    with pytest.raises(ValueError, match="cache_bytes must be at least 0, not -1"):
         family_lm("llama", cache_bytes=-1)
-    with pytest.raises(ValueError, match="max_batch_tokens must be at least 1: 0"):
+    with pytest.raises(ValueError, match="max_batch_tokens must be at least 1, not 0"):
         family_lm("llama", max_batch_tokens=0)
+    for value in (2.5, float("nan"), "2GB", True, None):
+        with pytest.raises(TypeError, match="cache_bytes must be an integer"):
+            family_lm("llama", cache_bytes=value)

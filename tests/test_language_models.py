@@ -462,6 +462,20 @@ def test_a_function_is_asked_once_for_each_context_and_only_for_these():
     assert sorted(asked) == [(0,), (0, 0), (0, 0, 1), (1,), (1, 0)]
 
 
-def test_a_function_may_give_torch_tensors_and_fewer_logits_than_tokens():
-    lm = CachedTransformer(lambda ids: torch.tensor([0.0, 0.0]), Vocabulary([b"a", b"b", b"c"]))
+def test_a_function_may_give_torch_tensors():
+    lm = CachedTransformer(lambda ids: torch.tensor([0.0, 0.0, -torch.inf]), Vocabulary([b"a", b"b", b"c"]))
     assert np.allclose(np.exp(lm.context("a").log_probs()), [0.5, 0.5, 0])
+
+
+@pytest.mark.parametrize("logits", [[0.0] * 2, [0.0] * 7, [[0.0] * 3], 0.0])
+def test_a_function_that_gives_another_number_of_logits_than_there_are_tokens_is_refused(logits):
+    lm = CachedTransformer(lambda ids: logits, Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    with pytest.raises(ValueError, match=r"shape \(.*\) after the tokens \[0\].* each of the 3 tokens"):
+        lm.context("a").log_probs()
+
+
+@pytest.mark.parametrize("x", [0.0, 1e6, -1e9, 1e15, -1e17, 1e300])
+def test_probabilities_add_up_to_one_however_large_the_logits_are(x):
+    lm = CachedTransformer(lambda ids: np.array([x, x, x]), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    assert np.allclose(np.exp(lm.context("a").log_probs()), 1 / 3)
+    assert np.isclose(lm.context("aba").log_prob_since(lm.context("a")), -2 * np.log(3))

@@ -3,6 +3,7 @@
 import contextvars
 import time
 import traceback
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,9 @@ class Doubling:
         self.stats = Stats()
         self.batches = []
         self.memory = {} if remembers else None
+
+    def done(self):
+        return replace(self.stats)
 
     def known(self, question):
         return None if self.memory is None else self.memory.get(question)

@@ -5,21 +5,27 @@ full path and never on a suffix. A node can keep the keys and values of its last
 slab), its *row* (the logits of the next token), and the scalar log-probability of its token given its parent.
 
 `Store` holds slots and rows under one budget in bytes. A node with a slot has parents with slots, so slots are given up
-from the leaves, least recently used first; rows are given up before slots. What was given up is recomputed if asked
-for again. A node itself lives while a `Context`, a child, a slot or a row holds it.
+from the leaves, least recently used first; rows are given up before slots, but for a share that is theirs alone. What
+was given up is recomputed if asked for again. A node itself lives while a `Context`, a child, a slot or a row holds it.
+
+Nothing here is for two threads at once, nor survives an interrupt by itself: the language model lets one call in at a
+time, and has everything made anew after one that did not end (`Store.clear`, `Trie.renew`). Contexts alone come to
+their end in any thread and at any moment; the trie is told by a queue.
 """
 
 from __future__ import annotations
 
 import heapq
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llmppl.exclusive import Exclusive
 
 
 class Row(NamedTuple):
@@ -72,6 +78,7 @@ class Backend(Protocol):
 
 
 _NODE, _ROW = 768, 384                                  # bytes of the objects around a slot and a row, measured
+_ROWS = 8                                               # one part in so many of the budget is never given to slots
 
 
 class Node:
@@ -84,7 +91,7 @@ class Node:
         self.token = token
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[int, Node] = {}
-        self.contexts = 0                               # how many Context objects point here
+        self.contexts = 0                               # how many Context objects point here, by the trie's books
         self.slot = -1
         self.kept = 0                                   # how many children have a slot
         self.row: Row | None = None
@@ -125,7 +132,9 @@ class Store:
     Parameters
     ----------
     budget : int
-        The most bytes that slots and rows may take together, with what Python needs around them.
+        The most bytes that slots and rows may take together, with what Python needs around them. Slots leave an
+        eighth of it to rows, unless the contexts of one pass need it: without rows every question is computed
+        twice, once for whoever announced it and once for whoever asks.
     slot_bytes : int
         Bytes of a slot; 0 if the backend has none.
     reserve : callable
@@ -140,6 +149,13 @@ class Store:
         self.peak_bytes = 0
         self._free: list[int] = []
         self._rows: OrderedDict[Node, int] = OrderedDict()      # node -> bytes, least recently used first
+        self._row_bytes = 0
+
+    def clear(self) -> None:
+        """Give up every slot and row, whatever the books say. The slab stays as large as it is."""
+        self.owners = [None] * len(self.owners)
+        self._free = list(range(len(self.owners) - 1, -1, -1))
+        self._rows = OrderedDict()
         self._row_bytes = 0
 
     @property
@@ -170,7 +186,11 @@ class Store:
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def touch_row(self, node: Node) -> None:
-        self._rows.move_to_end(node)
+        """Note that the row of `node` was asked for; from any thread, so that it may be gone by now."""
+        try:
+            self._rows.move_to_end(node)
+        except KeyError:
+            pass
 
     def _shrink_rows(self, most: int) -> None:
         while self._row_bytes > most:
@@ -184,18 +204,21 @@ class Store:
     def room(self, wanted: int, keep: Iterable[Node]) -> int:
         """Free up to `wanted` slots and return how many there are now; the paths of `keep` stay."""
         if len(self._free) < wanted:
-            self._grow(wanted - len(self._free))
+            self._grow(wanted - len(self._free), self.budget - self.budget // _ROWS)
         if len(self._free) < wanted:
             self._evict(wanted - len(self._free), keep)
+        if len(self._free) < wanted:                    # what is read now goes before the share of the rows
+            self._grow(wanted - len(self._free), self.budget)
         return min(wanted, len(self._free))
 
-    def _grow(self, more: int) -> None:
-        """Enlarge the slab by at least `more` slots if the budget allows; by half of it where there is room."""
+    def _grow(self, more: int, most_bytes: int) -> None:
+        """Enlarge the slab by at least `more` slots, if `most_bytes` allow; by half of it where there is room."""
         if not self.slot_cost:
             return
-        size, most = len(self.owners), self.budget // self.slot_cost
+        most = most_bytes // self.slot_cost
+        size = len(self.owners)
         generous = max(more, size // 2, 64)
-        new = min(size + generous, (self.budget - self._row_bytes) // self.slot_cost)
+        new = min(size + generous, most, (self.budget - self._row_bytes) // self.slot_cost)
         if new < size + more:                           # rows make way
             new = min(size + more, most)
         if new <= size:
@@ -252,16 +275,67 @@ class Store:
             self.free(each)
 
 
-class Trie:
-    """All contexts of one language model. `print(trie)` draws them: what they share, who is there, and what is kept."""
+class _Pin(weakref.ref[Any]):
+    """A context seen from its node: it does not hold the context, and knows the node when the context has gone."""
 
-    def __init__(self, tokens: list[bytes], store: Store) -> None:
+    __slots__ = ("node",)
+    node: Node
+
+
+class Trie:
+    """All contexts of one language model. `print(trie)` draws them: what they share, who is there, and what is kept.
+
+    Parameters
+    ----------
+    tokens : list of V bytes
+    store : Store
+    exclusive : Exclusive
+        Lets one thread at a time look at the trie; the other methods are called by whoever has been let in.
+    """
+
+    def __init__(self, tokens: list[bytes], store: Store, exclusive: Exclusive) -> None:
         self.root = Node(None, -1)
         self.store = store
-        self._tokens = tokens
+        self._tokens, self._exclusive = tokens, exclusive
+        self._pins: dict[int, _Pin] = {}                # of every context that lives
+        self._gone: deque[_Pin] = deque()               # contexts that have died since; nothing but C code puts them in
+
+    def pin(self, context: Any) -> None:
+        """Keep the node of `context` in the trie while the context lives."""
+        pin = _Pin(context, self._gone.append)
+        pin.node = context.node
+        self._pins[id(pin)] = pin
+        pin.node.contexts += 1
+
+    def settle(self) -> None:
+        """Let the nodes go whose contexts have died."""
+        while self._gone:
+            pin = self._gone.popleft()
+            if self._pins.pop(id(pin), None) is not None:
+                pin.node.contexts -= 1
+                pin.node.prune()
+
+    def renew(self) -> None:
+        """Make the trie anew from the contexts that live, with nothing kept."""
+        self._pins = {key: pin for key, pin in self._pins.items() if pin() is not None}
+        nodes = {self.root, *self._below(self.root)}
+        for pin in self._pins.values():
+            nodes.update(pin.node.path())
+        for node in nodes:
+            node.children, node.contexts, node.slot, node.kept, node.row = {}, 0, -1, 0, None
+        for pin in self._pins.values():
+            pin.node.contexts += 1
+            for node in pin.node.path():
+                assert node.parent is not None
+                node.parent.children[node.token] = node
 
     def __len__(self) -> int:
         """The number of contexts."""
+        length: int = self._exclusive(self._size)
+        return length
+
+    def _size(self) -> int:
+        self.settle()
         return sum(1 for _ in self._below(self.root))
 
     @staticmethod
@@ -285,6 +359,11 @@ class Trie:
         `▪` stands for a token whose keys and values are kept and `▫` for one without; `◆` marks a kept next-token law;
         `(n)` says that n contexts, of particles or of the caller, stand at the end of the line.
         """
+        drawing: str = self._exclusive(self._draw, most)
+        return drawing
+
+    def _draw(self, most: int) -> str:
+        self.settle()
         lines: list[str] = []
         stack: list[tuple[Node, str, str]] = [(node, "", "") for node in reversed(self.root.children.values())]
         while stack and len(lines) < most:

@@ -3,16 +3,20 @@
 Questions of many particles are answered together: what is missing of the contexts asked for is cut into chains of new
 tokens, each chain continues a context whose keys and values are kept, and chains are the rows of one forward pass. A
 chain that continues another chain waits for the next pass; equal prefixes are one row.
+
+One lm may be used from several threads: it answers one round at a time, and every thread's rounds are its own. A round
+that an interrupt ends leaves the cache empty, and the contexts as they are.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn, Self
@@ -20,11 +24,15 @@ from typing import Any, NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.arguments import count
+from llmppl.exclusive import Exclusive
 from llmppl.lm import hf
 from llmppl.lm.cache import Backend, Batch, Node, Row, Store, Trie
 from llmppl.lm.vocab import _EOS, Text, Token, Vocabulary, encode_fragment
 from llmppl.runtime import Stats, ask
 
+_LARGE = 1e6                            # the log of a sum of probabilities is added to logits only below this
+_Announced = tuple[weakref.ref[Any], weakref.ref["Context"]]            # who asks, and for what
 Question = tuple[Node, ...]             # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
 
 _NOT_PICKLED = (
@@ -45,11 +53,6 @@ class Context:
     def __init__(self, lm: CachedTransformer, node: Node, start: Text, offset: int) -> None:
         self.lm, self.node = lm, node
         self._start, self._offset = start, offset       # the text of the first `offset` tokens
-        node.contexts += 1
-
-    def __del__(self) -> None:
-        self.node.contexts -= 1
-        self.node.prune()
 
     def __add__(self, more: Token | int | str | _EOS) -> Context:
         if isinstance(more, str):
@@ -60,10 +63,7 @@ class Context:
             ids = self.lm.vocab.eos_ids
         else:
             ids = (self.lm.vocab.token(more),)
-        node = self.node
-        for i in ids:
-            node = node.child(int(i))
-        return Context(self.lm, node, self._start, self._offset)
+        return self.lm.enter(self.node, ids, self._start, self._offset)
 
     @property
     def tokens(self) -> list[Token]:
@@ -115,10 +115,21 @@ class Context:
         return sum(ask(self.lm, (start.node, *nodes))) if nodes else 0.0
 
     def announce(self, asker: object) -> None:
-        """Answer this context in the next round, whoever asks for it, unless `asker` is gone by then."""
+        """Answer this context in this thread's next round, whoever asks for it, if it and `asker` are there by then."""
         self.lm.check_length(self)
         if self.node.row is None:
-            self.lm.announced.append((weakref.ref(asker), self.node))
+            self.lm.here.announced.append((weakref.ref(asker), weakref.ref(self)))
+
+
+class _Here(threading.local):
+    """What belongs to one thread: the questions of its next round, and what was done for it.
+
+    done : dict of int to Stats, of all threads by their identifiers (which Python uses again)
+    """
+
+    def __init__(self, done: dict[int, Stats]) -> None:
+        self.announced: list[_Announced] = []
+        self.stats = done.setdefault(threading.get_ident(), Stats())
 
 
 @dataclass
@@ -135,7 +146,9 @@ class CachedTransformer:
     Parameters
     ----------
     model : transformers model, or Callable, or Backend
-        A callable takes the list of token ids read so far and returns (V,) logits of the next token.
+        A callable takes the list of token ids read so far and returns (V,) logits of the next token, one for each
+        token of the vocabulary. (The head of a transformers model may be padded, or too small: ids that no token
+        stands behind are ruled out.)
     tokenizer : transformers tokenizer, or Vocabulary
         A bare `Vocabulary` encodes text by the fewest tokens that spell it.
     cache_bytes : int
@@ -148,8 +161,6 @@ class CachedTransformer:
     vocab : Vocabulary
     trie : Trie
         `print(lm.trie)` draws what is cached.
-    stats : Stats
-        Of all that was ever run.
     """
 
     def __init__(
@@ -160,21 +171,19 @@ class CachedTransformer:
         cache_bytes: int = 2 << 30,
         max_batch_tokens: int = 1 << 16,
     ) -> None:
-        if cache_bytes < 0:
-            raise ValueError(f"cache_bytes must not be negative: {cache_bytes}")
-        if max_batch_tokens < 1:
-            raise ValueError(f"max_batch_tokens must be at least 1: {max_batch_tokens}")
-        self.model, self.max_batch_tokens = model, max_batch_tokens
+        cache_bytes = count("cache_bytes", cache_bytes, least=0)
+        self.model, self.max_batch_tokens = model, count("max_batch_tokens", max_batch_tokens)
         if isinstance(tokenizer, Vocabulary):
             self.tokenizer, self.vocab = None, tokenizer
         else:
             self.tokenizer = tokenizer
             self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=hf.eos_ids(model, tokenizer))
         self.backend: Backend = _backend(model, self.vocab)
-        self.stats = Stats()
+        self._done: dict[int, Stats] = {}
+        self.here = _Here(self._done)
         self.store = Store(cache_bytes, self.backend.slot_bytes, self.backend.reserve)
-        self.trie = Trie(self.vocab.tokens, self.store)
-        self.announced: list[tuple[weakref.ref[Any], Node]] = []
+        self._exclusive = Exclusive(self._renew, "a language model")
+        self.trie = Trie(self.vocab.tokens, self.store, self._exclusive)
         self._paths: dict[Node, NDArray[np.int64]] = {}         # slots of the contexts of the last rounds
         self._ran: list[Node] = []                      # whose slots the round under way has written
         self._round = 0
@@ -246,13 +255,24 @@ class CachedTransformer:
             if bos is None:
                 raise ValueError("an empty prompt needs a BOS token, and this tokenizer has none: give some text")
             ids = [bos]
-        node = self.trie.root
-        for i in ids:
-            node = node.child(int(self.vocab.token(int(i))))
+        ids = [int(self.vocab.token(int(i))) for i in ids]
         data = b"".join(self.vocab.tokens[i] for i in ids)
         start = Text(text) if text is not None and data == b" " + text.encode() else Text(data)
-        context = Context(self, node, start, len(ids))
+        context = self.enter(self.trie.root, ids, start, len(ids))
         self.check_length(context)
+        return context
+
+    def enter(self, node: Node, ids: Iterable[int], start: Text, offset: int) -> Context:
+        """The context that continues the one of `node` by `ids`; `start` is the text of its first `offset` tokens."""
+        context: Context = self._exclusive(self._enter, node, ids, start, offset)
+        return context
+
+    def _enter(self, node: Node, ids: Iterable[int], start: Text, offset: int) -> Context:
+        self.trie.settle()
+        for i in ids:
+            node = node.child(int(i))
+        context = Context(self, node, start, offset)
+        self.trie.pin(context)
         return context
 
     def check_length(self, context: Context, but: int = 0) -> None:
@@ -266,24 +286,41 @@ class CachedTransformer:
 
     # ---- answers
 
+    @property
+    def stats(self) -> Stats:
+        """Of all that was ever run, in every thread; a copy."""
+        return sum(list(self._done.values()), Stats())
+
+    def done(self) -> Stats:
+        """What was run for the calling thread; a copy."""
+        return replace(self.here.stats)
+
     def known(self, question: Question) -> Any | None:
-        """The answer to `question` if nothing has to run for it."""
+        """The answer to `question` if nothing has to run for it. It is right whenever it is there, so no thread waits
+        for another."""
         node, *after = question
         if not after:
-            if node.row is None:
-                return None
-            self.store.touch_row(node)
-            self.stats.hits += 1
-            return node.row
-        if any(child.log_prob is None for child in after):
+            row = node.row
+            if row is not None:
+                self.store.touch_row(node)
+                self.here.stats.hits += 1
+            return row
+        log_probs = [child.log_prob for child in after]
+        if None in log_probs:
             return None
-        self.stats.hits += 1
-        return [child.log_prob for child in after]
+        self.here.stats.hits += 1
+        return log_probs
 
     def answer(self, questions: list[Question]) -> list[Any]:
-        """Rows and log-probabilities, with everything announced since the last round computed beside them."""
+        """Rows and log-probabilities, with everything that this thread has announced since its last round."""
+        announced, self.here.announced = self.here.announced, []
+        answers: list[Any] = self._exclusive(self._answer, questions, announced)
+        return answers
+
+    def _answer(self, questions: list[Question], announced: list[_Announced]) -> list[Any]:
         start = perf_counter()
         self._round += 1
+        self.trie.settle()                              # and not again before the round ends: its nodes stay
         needs: dict[Node, _Need] = {}
         rows: dict[Node, Row] = {}
         for node, *after in questions:
@@ -292,35 +329,38 @@ class CachedTransformer:
             for parent, child in zip((node, *after), after, strict=False):
                 if child.log_prob is None:
                     needs.setdefault(parent, _Need()).children.append(child)
-        announced, self.announced = self.announced, []
-        for asker, node in announced:
-            if asker() is not None:
-                needs.setdefault(node, _Need()).row = True
+        for asker, place in announced:
+            context = place()
+            if context is not None and asker() is not None:
+                needs.setdefault(context.node, _Need()).row = True
         for node, row in [(node, node.row) for node in needs if node.row is not None]:
             self._give(row, needs.pop(node), node, rows)
         computed = len(needs)
-        held = list(needs)                              # or a collected Context could take its node from under us
-        for node in held:
-            node.contexts += 1
-        try:
-            while needs:
-                self._forward(needs, rows)
-        except BaseException:
-            for node in self._ran:                      # what is in these slots is not known to be right
-                if node.slot >= 0:
-                    self.store.forget(node)
-            self._paths.clear()
-            raise
-        finally:
-            self._ran = []
-            for node in held:
-                node.contexts -= 1
-                node.prune()
-        self.stats.rounds += 1
-        self.stats.rows += computed
-        self.stats.hits += max(0, len(questions) - computed)
-        self.stats.seconds_lm += perf_counter() - start
+        while needs:
+            self._forward(needs, rows)
+        self._ran.clear()
+        stats = self.here.stats
+        stats.rounds += 1
+        stats.rows += computed
+        stats.hits += max(0, len(questions) - computed)
+        stats.seconds_lm += perf_counter() - start
         return [[child.log_prob for child in after] if after else rows[node] for node, *after in questions]
+
+    def _forget(self) -> None:
+        """Give up what this round has run, which is not known to be right; all else is."""
+        for node in self._ran:
+            if node.slot >= 0:
+                self.store.forget(node)
+        self._paths.clear()
+        self._ran.clear()
+        self._exclusive.in_order()
+
+    def _renew(self) -> None:
+        """Forget all that is cached; the contexts that live stay."""
+        self._paths.clear()
+        self._ran.clear()
+        self.store.clear()
+        self.trie.renew()
 
     @staticmethod
     def _give(row: Row, need: _Need, node: Node, rows: dict[Node, Row]) -> None:
@@ -411,9 +451,13 @@ class CachedTransformer:
                 if node.slot < 0:
                     self.store.take(node)
         paths = self._slots(chains, int((starts + lengths).max())) if slots else None
-        logits = self.backend.forward(Batch(tokens, starts, lengths, paths, asked))
-        laws = [self._row(values, node) for values, node in zip(logits, nodes, strict=True)]
-        self.stats.tokens += int(lengths.sum())
+        try:
+            logits = self.backend.forward(Batch(tokens, starts, lengths, paths, asked))
+            laws = [self._row(values, node) for values, node in zip(logits, nodes, strict=True)]
+        except Exception:                               # the model's own, or it gave no distribution
+            self._forget()
+            raise
+        self.here.stats.tokens += int(lengths.sum())
         for chain in chains:
             chain[-1].used = self._round
         for node, row in zip(nodes, laws, strict=True):
@@ -448,6 +492,8 @@ class CachedTransformer:
         logits[: len(values)] = values[:size]
         logits[self._unknown] = -np.inf
         top, log_z = float(logits.max()), math.nan
+        if abs(top) > _LARGE and math.isfinite(top):    # log_z would lose the digits that tell the sum
+            logits, top = logits - np.asarray(top, logits.dtype), 0.0
         if math.isfinite(top):
             weights = np.subtract(logits, top, dtype=np.float64)
             log_z = top + math.log(float(np.exp(weights, out=weights).sum()))
@@ -478,7 +524,7 @@ def _backend(model: Any, vocab: Vocabulary) -> Backend:
     if hf.is_transformer(model):
         return hf.backend(model, vocab)
     if callable(model):
-        return _Function(model)
+        return _Function(model, len(vocab))
     raise TypeError(f"{model!r} is no language model: give a transformers model, or a function from ids to logits")
 
 
@@ -488,12 +534,20 @@ class _Function:
     slot_bytes: int = 0
     max_length: int | None = None
 
-    def __init__(self, function: Callable[[list[int]], Any]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[[list[int]], Any], size: int) -> None:
+        self.function, self.size = function, size
 
     def reserve(self, slots: int) -> None:
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> NDArray[Any]:
-        read = [batch.tokens[i, : j + 1].tolist() for i, j in batch.asked]
-        return np.stack([np.asarray(self.function(ids), dtype=np.float64) for ids in read])
+        return np.stack([self._logits(batch.tokens[i, : j + 1].tolist()) for i, j in batch.asked])
+
+    def _logits(self, ids: list[int]) -> NDArray[np.float64]:
+        logits = np.asarray(self.function(ids), dtype=np.float64)
+        if logits.shape != (self.size,):
+            raise ValueError(
+                f"the model's function gave an array of shape {logits.shape} after the tokens {ids}; it must give one "
+                f"logit for each of the {self.size} tokens of the vocabulary, shape ({self.size},)"
+            )
+        return logits
