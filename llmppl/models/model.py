@@ -163,6 +163,10 @@ class Model:
         It is added when the step ends and taken back before the next one begins, when the particle finishes and when
         `max_steps` cuts it; several in a step add up. Infinite or NaN is a ValueError: a dead end is
         `condition(False)`.
+
+        It is compared with 0, what a finished particle has, so it should estimate the log of the weight that is still
+        to come. One that is larger by a constant starves finished particles: with 600 for every particle that goes on,
+        where half end at each step, the mean of Z-hat over 2,000 runs is 0.442 for Z = 1.
         """
         log_w = float(log_w)
         if not math.isfinite(log_w):
