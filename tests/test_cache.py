@@ -185,14 +185,15 @@ def test_the_self_check_makes_the_others_recompute_and_says_so_once(name, recwar
     assert "recomputed from its start" in str(warning.message)
 
 
-def test_rotations_that_change_with_the_length_of_the_text_are_cached_up_to_there(recwarn):
+def test_rotations_that_change_with_the_length_of_the_text_are_cached_up_to_there_and_said_to_be():
     config = TRIE["phi3"]()
     config.original_max_position_embeddings, config.sliding_window = 16, None
     config.rope_parameters = {
         "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
         "original_max_position_embeddings": 16,
     }  # fmt: skip
-    lm = CachedTransformer(build(config), VOCAB)
+    with pytest.warns(UserWarning, match=r"more than 16 tokens \(longrope\).* reads 16 of \d+ tokens"):
+        lm = CachedTransformer(build(config), VOCAB)
     context = at(lm, range(3, 18))
     assert lm.backend.slot_bytes > 0 and error_of(lm, context) <= LIMIT and error_of(lm, context + 5) <= LIMIT
     with pytest.raises(ValueError, match="a context of 17 tokens, and the model reads at most 16"):
@@ -256,6 +257,25 @@ def test_other_floats_are_cached_too(name, dtype, recwarn):
     half = torch.finfo(dtype).bits // 8
     assert lm.backend.slot_bytes == half * family_lm(name).backend.slot_bytes // 4
     assert contexts[0].node.row.logits.dtype == (np.float64 if dtype == torch.float64 else np.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "mistral-sliding"])
+def test_half_precision_answers_alike_whatever_happened_before(name, dtype):
+    model = model_of(name, dtype)
+    slot_bytes = CachedTransformer(model, VOCAB).backend.slot_bytes
+
+    @settings(max_examples=repetitions(100, 4), derandomize=True)
+    @given(operations(3, 6), BUDGETS, BATCHES)
+    def check(ops, budget, batch):
+        session = Session(CachedTransformer(model, VOCAB, **limits(slot_bytes, budget, batch)))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "cache_bytes=")
+            for op in ops:
+                session.do(*op)
+        assert session.error <= 0.15
+
+    check()
 
 
 def test_a_model_in_train_mode_is_taken_out_of_it():
@@ -384,6 +404,20 @@ def test_a_law_that_is_none_is_an_error_that_names_the_context_and_leaves_no_tra
     assert all(error_of(lm, context) <= LIMIT for context in held)
     assert all(error_of(lm, context + 8) <= LIMIT for context in held)
     check_books(lm, held)
+
+
+def test_what_a_failed_pass_left_in_padding_slots_is_never_read():
+    """A slot of another context in the padding would be masked out, but NaN spreads through a mask."""
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
+    batches, forward = [], lm.backend.forward
+    lm.backend.forward = lambda batch: batches.append(batch) or forward(batch)
+    contexts = [at(lm, ids) for ids in ([5, 6, 7], [8], [9, 9, 9, 9], [10, 5])]
+    together([context.log_probs for context in contexts])
+    together([(context + 4).log_probs for context in contexts])
+    assert len(batches) >= 2 and any(len({*row}) < len(row) for batch in batches for row in batch.slots)
+    for batch in batches:
+        for row, start, length in zip(batch.slots, batch.starts, batch.lengths, strict=True):
+            assert (row[start + length :] == row[0]).all()
 
 
 def test_a_failed_pass_does_not_show_in_contexts_that_are_padded_beside_it():

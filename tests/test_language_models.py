@@ -169,6 +169,33 @@ def test_a_gpu_says_the_same(options, embedded):
     assert np.allclose(lm.context(text).log_probs(), embedded.context(text).log_probs(), atol=1e-3)
 
 
+@pytest.mark.parametrize("options, said", [
+    ({"dtype": "float7"}, "dtype 'float7' is not one of torch's: give 'float32'"),
+    ({"device": "gpu"}, "device 'gpu' cannot be used here .*; give 'cpu'"),
+])  # fmt: skip
+def test_a_type_or_a_device_that_is_not_there_is_refused_by_name(options, said):
+    with pytest.raises(ValueError, match=said):
+        CachedTransformer.from_pretrained(**options)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_whose_weights_stay_on_disk_says_the_same(tmp_path, embedded):
+    lm = CachedTransformer.from_pretrained(device_map={"": "disk"}, offload_folder=tmp_path)
+    assert np.allclose(lm.context("Once").log_probs(), embedded.context("Once").log_probs(), atol=1e-4)
+
+
+@pytest.mark.parametrize("tokenizer", [None, "gpt2", lambda text: [1]])
+def test_what_is_no_tokenizer_is_refused(embedded, tokenizer):
+    with pytest.raises(TypeError, match="tokenizer must be a transformers tokenizer or a Vocabulary, not"):
+        CachedTransformer(embedded.model, tokenizer)
+
+
+def test_half_a_character_that_has_no_bytes_is_refused_with_its_place(embedded):
+    for make in (lambda: embedded.context("a\ud800"), lambda: embedded.context("a") + "b\ud800"):
+        with pytest.raises(UnicodeEncodeError, match="position 1: surrogates not allowed"):
+            make()
+
+
 def test_what_is_no_language_model_is_refused():
     with pytest.raises(TypeError, match="7 is no language model"):
         CachedTransformer(7, VOCAB)

@@ -42,6 +42,10 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
     """(model, tokenizer) of a hub id or folder, or FileNotFoundError; None is the model of the package, verified."""
     if device is not None and device_map is not None:
         raise ValueError("give device= (one for the whole model) or device_map= (accelerate spreads it), not both")
+    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"dtype {dtype!r} is not one of torch's: give 'float32', 'bfloat16', 'float16' or 'auto'")
+    if device is not None:
+        device = _device(device)
     if name is None:
         verify()
     source = str(EMBEDDED if name is None else name)
@@ -70,6 +74,18 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
             "save_pretrained of a model and its tokenizer, or nothing for the small model that ships with the package"
         ) from error
     return (model if device is None else model.to(device)).eval(), tokenizer
+
+
+def _device(device: Any) -> torch.device:
+    """`device` as torch knows it, if it is there."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        there = "'cpu'" if accelerator is None else f"'cpu' or {accelerator.type!r}"
+        raise ValueError(f"device {device!r} cannot be used here ({_first_line(error)}); give {there}") from error
+    return found
 
 
 def _complete(folder: str) -> bool:
@@ -146,6 +162,13 @@ def backend(model: Any, vocab: Vocabulary) -> Backend:
         errors = [_distance(a, b) for a, b in zip(found, truth, strict=True)]
         if max(errors) <= tolerance:
             slab.clear()
+            if slab.max_length != plain.max_length:
+                warnings.warn(
+                    f"{type(model).__name__} turns every key otherwise once a text has more than {slab.max_length} "
+                    f"tokens (longrope), which a cache cannot follow: it reads {slab.max_length} of "
+                    f"{plain.max_length} tokens here",
+                    stacklevel=4,
+                )
             return slab
         problems.append(f"its logits are off by {max(errors):.2g} of their spread")
     attention = getattr(model.config, "_attn_implementation", None)
@@ -253,7 +276,9 @@ class _Model:
         self.model = model
         self.max_length = _max_length(model.config)
         weights = next(model.parameters())
-        self.device, self.dtype = weights.device, weights.dtype
+        hook = getattr(model, "_hf_hook", None)         # accelerate's, where some weights are not in memory
+        self.dtype = weights.dtype
+        self.device = torch.device(getattr(hook, "execution_device", None) or weights.device)
         accepted = inspect.signature(model.forward).parameters
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)

@@ -175,6 +175,8 @@ class CachedTransformer:
         self.model, self.max_batch_tokens = model, count("max_batch_tokens", max_batch_tokens)
         if isinstance(tokenizer, Vocabulary):
             self.tokenizer, self.vocab = None, tokenizer
+        elif not hasattr(tokenizer, "convert_ids_to_tokens"):
+            raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {tokenizer!r}")
         else:
             self.tokenizer = tokenizer
             self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=hf.eos_ids(model, tokenizer))
@@ -232,12 +234,19 @@ class CachedTransformer:
     def context(self, text: str = "") -> Context:
         """`text` as the tokenizer encodes it, its own special tokens included.
 
-        An empty encoding becomes the BOS token; ValueError where the tokenizer has none.
+        An empty encoding becomes the BOS token.
+
+        Raises
+        ------
+        ValueError
+            If the encoding is empty and the tokenizer has no BOS; if the model cannot read so long a context; if the
+            text holds a lone surrogate, which has no bytes.
         """
         if not isinstance(text, str):
             raise TypeError(f"context() wants a text, not {text!r}")
+        data = text.encode()                            # or the error that names a lone surrogate and its place
         if self.tokenizer is None:
-            return self._at(self.vocab.spell(text.encode()), text)
+            return self._at(self.vocab.spell(data), text)
         return self._at(self.tokenizer.encode(text, verbose=False), text)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> Context:
