@@ -100,6 +100,34 @@ def random_problem(seed: int, longest: int = 4, many: bool = False) -> Problem:
     return Problem(CachedTransformer(logits, vocab), pattern, words, sorted({w[:cut] for w in words}), options, rule)
 
 
+def crowded_problem(seed: int) -> Problem:
+    """Of 18 letters and of strings over "abé" in several spellings, each of them somewhat less probable than a letter.
+
+    So more tokens may come first than a search pushes at once, and the spellings of one string are among those left.
+    """
+    rng = np.random.default_rng((10, seed))
+    letters = list("cdfghijklmnopqrtuv")
+    strings = [text for n in (1, 2, 3) for text in map("".join, itertools.product(LETTERS, repeat=n))]
+    words = [*letters, *rng.choice(strings[3:], 6, replace=False)]
+    tokens = [b"s", *BYTES, *(text.encode() for text in [*letters, "é", *words[len(letters) :], "ab", "bé", "éa"])]
+    V = len(tokens) + 1
+    likely = [i for i, token in enumerate(tokens) if set(token) <= set("abé".encode())]
+
+    @functools.cache
+    def row(last: tuple[int, ...]) -> np.ndarray:
+        noise = np.random.default_rng((11, seed, *last)).standard_normal(V)
+        logits = 0.1 * noise
+        if len(last) == 1:
+            logits[likely] -= 0.2
+        else:                                           # one of a few is nearly sure
+            logits[likely] = 3.0 + 3.0 * noise[likely]
+        return logits
+
+    lm = CachedTransformer(lambda ids: row(tuple(map(int, ids[-3:]))), Vocabulary([*tokens, b""], eos_ids=[V - 1]))
+    options = {"end": "prefix", "max_tokens": None, "tokenization": "all"}
+    return Problem(lm, f"s({'|'.join(words)})", {f"s{word}" for word in words}, ["s"], options, {})
+
+
 def truth(problem: Problem, order: str = "joint"):
     """The probability of each (prefix, string) and (prefix, string, tokens), and of the event of `probability`."""
     lm, options = problem.lm, problem.options
@@ -142,11 +170,12 @@ def truth(problem: Problem, order: str = "joint"):
 
 
 def problems(count: int, many: int = 0):
-    """So many problems with few tokens and with many, by their seeds."""
+    """So many problems with few tokens, and of both kinds with many, by their seeds."""
     for seed in range(count):
         yield seed, random_problem(seed)
     for seed in range(many):
         yield -1 - seed, random_problem(10**6 + seed, many=True)
+        yield 10**6 + seed, crowded_problem(seed)
 
 
 # ---- search
@@ -171,6 +200,17 @@ def test_a_search_lists_what_the_enumeration_finds_in_its_order(results):
         values = [math.exp(m.log_joint) for m in found]
         np.testing.assert_allclose(values, [expected[key] for key in keys], rtol=1e-6, err_msg=str(seed))
         np.testing.assert_allclose(values, sorted(expected.values(), reverse=True), rtol=1e-6, err_msg=str(seed))
+
+
+def test_what_is_not_pushed_yet_may_spell_the_best_string_together():
+    """Sixteen letters at 0.04 each are pushed at once. "xy" has 0.03 + 0.035 * 0.99, each part less than a letter."""
+    letters = [bytes([97 + i]) for i in range(16)]
+    vocab = Vocabulary([*letters, b"x", b"xy", b"y", b""], eos_ids=[19])
+    first = np.log([0.04] * 16 + [0.035, 0.03, 1e-4, 0.2949])
+    after_x = np.log([1e-9] * 18 + [0.99, 0.01])
+    lm = CachedTransformer(lambda ids: first if int(ids[-1]) == 0 else after_x, vocab)
+    best = next(search(lm, "a([a-p]|xy)", prefix="a", end="prefix", batch=1))
+    assert str(best) == "axy" and math.exp(best.log_prob) == pytest.approx(0.03 + 0.035 * 0.99)
 
 
 def test_the_tokenizers_own_spelling_is_explained_as_the_distribution_has_it():
