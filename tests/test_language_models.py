@@ -192,7 +192,7 @@ def test_what_is_no_tokenizer_is_refused(embedded, tokenizer):
 
 def test_half_a_character_that_has_no_bytes_is_refused_with_its_place(embedded):
     for make in (lambda: embedded.context("a\ud800"), lambda: embedded.context("a") + "b\ud800"):
-        with pytest.raises(UnicodeEncodeError, match="position 1: surrogates not allowed"):
+        with pytest.raises(ValueError, match="text has a lone surrogate, .*, at character 1"):
             make()
 
 
@@ -300,7 +300,7 @@ def test_contexts_are_immutable_and_equal_where_they_stand_at_the_same_place():
 
 
 def test_a_context_wants_a_text():
-    with pytest.raises(TypeError, match=r"context\(\) wants a text, not \[3, 4\]"):
+    with pytest.raises(TypeError, match=r"text must be a str, not \[3, 4\]"):
         family_lm("llama").context([3, 4])
     with pytest.raises(ValueError, match="no tokens of this vocabulary spell"):
         family_lm("llama").context("é")

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl import arguments
 from llmppl.arguments import count
 from llmppl.exclusive import Exclusive
 from llmppl.lm import hf
@@ -56,7 +57,8 @@ class Context:
 
     def __add__(self, more: Token | int | str | _EOS) -> Context:
         if isinstance(more, str):
-            ids: Iterable[int] = encode_fragment(self.lm.tokenizer, self.lm.vocab, more)
+            fragment = arguments.text("text", more)
+            ids: Iterable[int] = encode_fragment(self.lm.tokenizer, self.lm.vocab, fragment)
         elif isinstance(more, _EOS):
             if len(self.lm.vocab.eos_ids) != 1:
                 raise ValueError(f"context + EOS is ambiguous; add one of the eos ids {self.lm.vocab.eos_ids}")
@@ -242,11 +244,9 @@ class CachedTransformer:
             If the encoding is empty and the tokenizer has no BOS; if the model cannot read so long a context; if the
             text holds a lone surrogate, which has no bytes.
         """
-        if not isinstance(text, str):
-            raise TypeError(f"context() wants a text, not {text!r}")
-        data = text.encode()                            # or the error that names a lone surrogate and its place
+        arguments.text("text", text)
         if self.tokenizer is None:
-            return self._at(self.vocab.spell(data), text)
+            return self._at(self.vocab.spell(text.encode()), text)
         return self._at(self.tokenizer.encode(text, verbose=False), text)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> Context:
