@@ -44,6 +44,7 @@ from llmppl.automata.tables import product, runs, trimmed
 __all__ = ["DFA", "Leftmost"]
 
 SHOWN = 50                                          # states in a notebook's table
+_SETTLED = ((-1, -1, -1),)                          # the signature of no state
 _THESE, _FEWER = "the language of these strings", "fewer or shorter strings would work"
 _BYTES = ((0x00, 0x7F), (0xC0, 0xDF), (0xE0, 0xEF), (0xF0, 0xF7), (0x80, 0xBF))     # leads of 0..3, and the rest
 
@@ -534,11 +535,10 @@ class DFA(_Machine):
         signatures: list[tuple[Edge, ...]] = [()] * len(rows)
         unsettled = set(range(1, len(rows)))
         while unsettled:
-            touched = dict.fromkeys(classes[state] for state in unsettled)
-            parts: dict[int, dict[tuple[Edge, ...], set[int]]] = {c: {} for c in touched}
+            parts: dict[int, dict[tuple[Edge, ...], set[int]]] = {classes[state]: {} for state in unsettled}
             for state in unsettled:
                 signature: list[Edge] = []
-                budget.spend(steps=len(rows[state]))
+                budget.spend(steps=2 * len(rows[state]))
                 for lo, hi, t in rows[state]:
                     if signature and signature[-1][1] == lo - 1 and signature[-1][2] == classes[t]:
                         signature[-1] = (signature[-1][0], hi, classes[t])
@@ -547,12 +547,18 @@ class DFA(_Machine):
                 signatures[state] = tuple(signature)
                 parts[classes[state]].setdefault(signatures[state], set()).add(state)
             changed: list[int] = []
-            for c in touched:
-                settled = members[c] - unsettled
-                if settled:                         # they agree with each other, as nothing after them has changed
-                    parts[c].setdefault(signatures[next(iter(settled))], set()).update(settled)
-                members[c], *others = sorted(parts[c].values(), key=len, reverse=True)
+            for c, split in parts.items():
+                size = len(members[c]) - sum(map(len, split.values()))
+                if size:                            # settled ones agree with each other: nothing after them has changed
+                    same = split.pop(next(signatures[s] for s in members[c] if s not in unsettled), set())
+                    largest = max(map(len, split.values()), default=0)
+                    if size + len(same) < largest:
+                        split[_SETTLED] = members[c].difference(*split.values())
+                others = list(split.values())
+                if not size or _SETTLED in split:
+                    others.remove(max(others, key=len))
                 for part in others:
+                    members[c] -= part
                     for state in part:
                         classes[state] = len(members)
                     members.append(part)

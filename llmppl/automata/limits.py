@@ -10,7 +10,7 @@ from __future__ import annotations
 __all__ = ["MAX_EDGES", "MAX_NFA_STATES", "MAX_STATES", "MAX_STEPS", "MAX_TRIE", "Budget", "TooLarge", "shown"]
 
 MAX_STATES = 250_000                                # of a deterministic automaton
-MAX_STEPS = 10_000_000
+MAX_STEPS = 20_000_000
 MAX_EDGES = 3_000_000                               # of a deterministic automaton that is taken apart
 MAX_NFA_STATES = 500_000                            # of an NFA, whose states are small
 MAX_TRIE = 2_000_000                                # prefixes of a list of strings, before equal ends are merged

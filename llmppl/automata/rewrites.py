@@ -25,6 +25,7 @@ from llmppl.automata.regex import Regex
 
 __all__ = ["any_case", "any_whitespace", "homoglyphs", "optional_punctuation", "rewrite", "synonyms"]
 
+OCCURRENCE = 5                                      # steps that a place where a key may occur is worth
 By = DFA | tuple[str, ...]                          # what an occurrence may become
 Rows = list[dict[int, int]]                         # state -> byte -> next state
 
@@ -165,7 +166,7 @@ def _occurrences(language: DFA, state: int, keys: _Keys, budget: Budget) -> Iter
                 todo.append(pair)
                 if pair[1] in keys.by:
                     yield pair[0], keys.by[pair[1]]
-    budget.spend(steps=len(seen))
+    budget.spend(steps=OCCURRENCE * len(seen))
 
 
 def _rows(dfa: DFA) -> Rows:
