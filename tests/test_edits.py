@@ -207,7 +207,7 @@ def test_errors_say_what_is_wrong_and_what_works():
         ({"k": 1, "alphabet": ["a", ""]}, r"the alphabet \('a', ''\) holds ''; it holds single characters only"),
         ({"k": 1, "alphabet": []}, r"the alphabet \(\) has no character; '\[ -~\]' or"),
         ({"k": 1, "alphabet": "[a"}, "unterminated character set"),
-        ({"k": 200_000}, "k=200000 edits of Regex.* is too large: more than 500,000 states; a smaller k"),
+        ({"k": 200_000}, "k=200000 edits of Regex.* is too large: more than 1,000,000 states; a smaller k"),
     ]:
         with pytest.raises(ValueError, match=message):
             within(word, **wrong)

@@ -19,7 +19,7 @@ FLOORS = {
     4: ["models.tokens", "automata.grammar_masks", "automata.edits", "automata.rewrites"],
     3: ["lm.transformer", "automata.json_schema", "automata.regex", "automata.completion"],
     2: ["models.distributions", "inference.statistics", "lm.hf", "automata.index", "automata.dfa",
-        "automata.canonical", "automata.lalr", "automata.lexing"],
+        "automata.characters", "automata.canonical", "automata.lalr", "automata.lexing"],
     1: ["runtime", "compare", "trace_schema", "models.rejection", "inference.particles", "inference.progress",
         "inference.resampling", "lm.vocab", "lm.cache", "lm.embedded", "automata.nfa", "automata.trie",
         "automata.pretokens", "automata.tables"],

@@ -370,10 +370,40 @@ def test_nested_repeats_do_not_blow_up(pattern, inside, outside):
 
 
 def test_a_repeat_beyond_reason_is_refused():
-    with pytest.raises(ValueError, match="too large: more than 500,000 states; a smaller count"):
+    with pytest.raises(ValueError, match="too large: more than 1,000,000 states; a smaller count"):
         Regex("a{1000000}")
     with pytest.raises(ValueError, match="too large"):
         Regex("((a{1000}){1000}){1000}")
+
+
+def test_a_password_rule_is_a_small_intersection():
+    rule = r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])(?=.*[^\w\s])(?!.*(.)(?:aaa|123)).{8,32}"
+    dfa, dice = Regex(rule), random.Random(0)
+    assert not dfa.ready[1:].any()                  # an intersection of what is small: its rows wait to be asked for
+    texts = ["Abcdef1!", "Abcdefg1", "ABCDEF1!", "xAaaa1!23", "é9Aa. ß" * 4, "A1a!" * 9]
+    texts += ["".join(dice.choices("aA1! é\n", k=dice.randint(6, 34))) for _ in range(300)]
+    assert 10 < sum(text in dfa for text in texts) < 280
+    assert [text in dfa for text in texts] == [re.fullmatch(rule, text) is not None for text in texts]
+    assert dfa.num_states < 10_000                  # of what has been met, with three hundred texts
+
+
+LOOKS = (
+    "(?=.*a)(?!.*bb)[ab]{2,4}", "a(?=.b)(?!.*1).*", "(?:(?=a.)(?!ab)..|b(?=(?!a).$)){1,2}.?", "(?!(?=a)ab|b).*",
+    r"(?=.*\bb)(?!.*\B1)[ab1 ]*", r"b(?=.*\bb)[ab ]*", r"a(?!(?<=a)b)[ab]+", "(?=a*$)(?!aa$)a*b?", "(?=[^b]*)(?=b?).b",
+    "(?:(?=.*b)(?!.*aa)[ab]{1,2})+", "(?!)a|(?=)b", "(?=a)b|(?!b)a", "(?>(?:a|ab)(?=b))?b*", "(?=é)(?!.a)[^b]+",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", LOOKS)
+def test_look_aheads_at_any_place_mean_what_re_means(pattern):
+    texts = ["".join(some) for n in range(5) for some in itertools.product("ab1 é\n", repeat=n)]
+    try:
+        dfa = Regex(pattern)
+    except ValueError as error:                     # a look-ahead in an atomic group
+        assert "not supported" in str(error) and "(?>" in pattern
+        return
+    assert [text in dfa for text in texts] == [re.fullmatch(pattern, text) is not None for text in texts]
+    assert dfa.explore().num_states == DFA.from_table(dfa.table, dfa.accepting, dfa.start).num_states     # no dead ends
 
 
 def test_a_repeat_of_nothing_is_nothing_however_often():

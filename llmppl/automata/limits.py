@@ -12,7 +12,7 @@ __all__ = ["MAX_EDGES", "MAX_NFA_STATES", "MAX_STATES", "MAX_STEPS", "MAX_TRIE",
 MAX_STATES = 250_000                                # of a deterministic automaton
 MAX_STEPS = 20_000_000
 MAX_EDGES = 3_000_000                               # of a deterministic automaton that is taken apart
-MAX_NFA_STATES = 500_000                            # of an NFA, whose states are small
+MAX_NFA_STATES = 1_000_000                           # of an NFA, whose states are small
 MAX_TRIE = 2_000_000                                # prefixes of a list of strings, before equal ends are merged
 
 REMEDY = "shorter counted repeats, fewer of them, or a smaller language would work"

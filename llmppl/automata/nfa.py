@@ -441,7 +441,7 @@ class Threads:
     def _advance(self, threads: Iterable[Thread], byte: int, context: Context) -> Iterator[Thread]:
         """The threads after one more byte, where `context` holds after it."""
         for state, owes, since in threads:
-            self.nfa.budget.spend(steps=10)
+            self.nfa.budget.spend(steps=20)
             if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its obligations
                 if owes and (rest := self._pay(owes, byte, context)) is not None:
                     yield Thread(state, rest, since + (state == ACCEPT))

@@ -11,11 +11,13 @@ before, look-ahead and what may not match again after a possessive quantifier or
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -23,8 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.automata.characters import include_intersection
 from llmppl.automata.dfa import DFA, Leftmost
-from llmppl.automata.limits import Budget, shown
+from llmppl.automata.limits import Budget, TooLarge, shown
 from llmppl.automata.nfa import (
     ACCEPT,
     ANY,
@@ -101,13 +104,18 @@ class _Builder:
 
     def __init__(self, pattern: str, flags: int, to_end: bool) -> None:
         self.pattern, self.to_end = pattern, to_end
-        self.nfa = NFA(Budget(f"regex {shown(pattern)!r}", remedy=_remedy(pattern)))
+        self.what, self.remedy = f"regex {shown(pattern)!r}", _remedy(pattern)
+        self.nfa = NFA(Budget(self.what, self.remedy))
+        self.beside = Budget(self.what, self.remedy)            # for intersections, which may fail
+        self.complete = to_end                      # whether what comes next is built, up to the end of the text
         self.fragments: dict[tuple[Any, int, int], Fragment] = {}       # by item of the tree: repeats read it again
         text, self.properties, cuts = _without_properties(pattern)
         if flags & op.SRE_FLAG_LOCALE:
             raise ValueError("the flag re.LOCALE is for patterns of bytes")
         try:
             tree = _parser.parse(text, flags & ~op.SRE_FLAG_DEBUG)
+            looks = itertools.takewhile(lambda item: item[0] in (op.AT, op.ASSERT, op.ASSERT_NOT), tree.data)
+            self.leading = {id(value) for _, value in looks}    # what stands at the start of the text
             self.nfa.start = self.sequence(tree, tree.state.flags, ACCEPT)
         except (re.error, OverflowError) as error:
             at = getattr(error, "pos", None)
@@ -130,10 +138,15 @@ class _Builder:
                 run = "".join(chr(code) for _, code in items[begin + 1 : end]).encode()
                 follow = self.nfa.read(_chain(run), follow)
                 end = begin + 1
+                continue
+            while self.complete and begin >= 0 and _looks_ahead(items[begin]):
+                begin -= 1
+            found = None if begin + 1 == end else self.intersection(items[begin + 1 : end], flags, follow)
+            if found is not None:
+                follow, end = found, begin + 1
             else:
-                kind, value = items[begin]
-                follow = self.item(kind, value, flags, follow)
-                end = begin
+                kind, value = items[end - 1]
+                follow, end = self.item(kind, value, flags, follow), end - 1
         return follow
 
     def item(self, kind: Any, value: Any, flags: int, follow: int) -> int:
@@ -205,12 +218,13 @@ class _Builder:
 
         state = follow
         if most is op.MAXREPEAT:
-            state = self.nfa.plus(once, follow, greedy) if least else self.nfa.star(once, follow, greedy)
+            with self.incomplete():
+                state = self.nfa.plus(once, follow, greedy) if least else self.nfa.star(once, follow, greedy)
             most = least = max(least - 1, 0)
-        for copy, number in ((perhaps, most - least), (once, least)):
+        for one, number in ((perhaps, most - least), (once, least)):
             before = len(self.nfa)
             for i in range(number):
-                state, last = copy(state), state
+                state, last = one(state), state
                 if state == last:                   # nothing was read, and nothing will be
                     break
                 if i == 0:                          # known before it is built
@@ -247,8 +261,39 @@ class _Builder:
             [nfa.guard(Behind(tracker, True), after_word), nfa.guard(Behind(tracker, False), after_other)]
         )
 
+    def intersection(self, looks: Sequence[Any], flags: int, follow: int) -> int | None:
+        """A state that goes on as `follow` does with texts that meet all look-aheads, or None where guards must do.
+
+        They look at what `follow` reads: all is one intersection. Conditions on the text before would have to be known,
+        unless this is its start.
+        """
+        leading = id(looks[0][1]) in self.leading
+        outer = self.nfa
+        factors = [(_started(outer, follow, self.beside), True)]
+        try:
+            for kind, (_, inner) in looks:
+                self.nfa = nfa = NFA(self.beside)
+                nfa.start = self.sequence(inner, flags, nfa.star(lambda again: nfa.read(ANY, again), ACCEPT))  # noqa: B023
+                factors.append((nfa, kind is op.ASSERT))
+            self.nfa = outer
+            if not leading and any(isinstance(g, Behind) for nfa, _ in factors for g in nfa.guards.values()):
+                return None
+            return include_intersection(outer, [(DFA(nfa).explore(), sign) for nfa, sign in factors], self.beside)
+        except TooLarge:
+            return None
+        finally:
+            self.nfa = outer
+
+    @contextmanager
+    def incomplete(self) -> Iterator[None]:
+        """What is built inside is followed by what is not built yet, or not the end of the text."""
+        outer, self.complete = self.complete, False
+        yield
+        self.complete = outer
+
     def ahead(self, inner: Any, flags: int, positive: bool, follow: int) -> int:
-        return self.nfa.guard(Ahead(self.sequence(inner, flags, FOUND), positive), follow)
+        with self.incomplete():
+            return self.nfa.guard(Ahead(self.sequence(inner, flags, FOUND), positive), follow)
 
     def behind(self, inner: Any, flags: int, positive: bool, follow: int) -> int:
         shortest, longest = inner.getwidth()
@@ -256,7 +301,8 @@ class _Builder:
             raise ValueError(self.refusal("look-behind of varying width", r"\(\?<[=!]"))
         outer, self.nfa = self.nfa, (nfa := NFA(self.nfa.budget))
         end = nfa.add((ACCEPT,))                    # not ACCEPT itself: `$` would take it for the end of the text
-        nfa.start = nfa.star(lambda again: nfa.read(ANY, again), self.sequence(inner, flags, end))
+        with self.incomplete():
+            nfa.start = nfa.star(lambda again: nfa.read(ANY, again), self.sequence(inner, flags, end))
         self.nfa = outer
         tracker = DFA(nfa)
         if tracker._pending:
@@ -271,7 +317,8 @@ class _Builder:
         """
         outer, to_end = self.nfa, self.to_end
         self.nfa, self.to_end = (nfa := NFA(outer.budget)), False       # the order of choices matters inside
-        nfa.start = self.sequence(inner, flags, ACCEPT)
+        with self.incomplete():
+            nfa.start = self.sequence(inner, flags, ACCEPT)
         self.nfa, self.to_end = outer, to_end
         if nfa.guards:
             what = "look-around, anchor, \\b or atomic group inside an atomic group or possessive repeat"
@@ -347,6 +394,18 @@ def _remedy(pattern: str) -> str:
 def _depth(pattern: str) -> int:
     """How many groups are inside one another."""
     return max(itertools.accumulate((1 if m["it"] == "(" else -1 for m in _found(pattern, r"[()]")), initial=0))
+
+
+def _looks_ahead(item: Any) -> bool:
+    kind, value = item
+    return kind in (op.ASSERT, op.ASSERT_NOT) and value[0] > 0
+
+
+def _started(nfa: NFA, state: int, budget: Budget) -> NFA:
+    """The same automaton from another state on."""
+    view = copy.copy(nfa)
+    view.start, view.budget = state, budget
+    return view
 
 
 def _negated(ranges: Ranges) -> Ranges:
