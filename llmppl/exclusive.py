@@ -31,18 +31,14 @@ class Exclusive:
 
     def __init__(self, renew: Callable[[], None], name: str) -> None:
         self._renew, self._name = renew, name
-        self._turn, self._busy = threading.RLock(), threading.Lock()
+        self._turn: Any = threading.RLock()
         self._ended = True
 
-    # Each lock is taken and given back on one line: nothing that raises between two lines leaves it locked.
-
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        with self._turn: return self._alone(function, arguments)        # noqa: E701
-
-    def _alone(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        if self._busy.locked():                         # by this thread, since the turn is ours
+        if self._turn._is_owned():                      # as threading.Condition asks
             raise RuntimeError(f"{self._name} was used from inside a call of its own, by {function.__qualname__}")
-        with self._busy: return self._to_its_end(function, arguments)   # noqa: E701
+        # on one line: nothing that raises between two lines leaves it locked
+        with self._turn: return self._to_its_end(function, arguments)   # noqa: E701
 
     def _to_its_end(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         if not self._ended:

@@ -78,6 +78,7 @@ class Backend(Protocol):
 
 
 _NODE, _ROW = 768, 384                                  # bytes of the objects around a slot and a row, measured
+_UNSETTLED = 1000                                       # so many contexts may have died before their nodes go
 _ROWS = 8                                               # one part in so many of the budget is never given to slots
 
 
@@ -300,12 +301,18 @@ class Trie:
         self._pins: dict[int, _Pin] = {}                # of every context that lives
         self._gone: deque[_Pin] = deque()               # contexts that have died since; nothing but C code puts them in
 
-    def pin(self, context: Any) -> None:
-        """Keep the node of `context` in the trie while the context lives."""
+    def place(self, context: Any, ids: Iterable[int]) -> None:
+        """Move a new `context` on from its node by `ids`, and keep its node in the trie while it lives."""
+        if len(self._gone) >= _UNSETTLED:
+            self.settle()
+        node = context.node
+        for i in ids:
+            node = node.child(int(i))
+        context.node = node
         pin = _Pin(context, self._gone.append)
-        pin.node = context.node
+        pin.node = node
         self._pins[id(pin)] = pin
-        pin.node.contexts += 1
+        node.contexts += 1
 
     def settle(self) -> None:
         """Let the nodes go whose contexts have died."""

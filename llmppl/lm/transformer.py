@@ -273,15 +273,8 @@ class CachedTransformer:
 
     def enter(self, node: Node, ids: Iterable[int], start: Text, offset: int) -> Context:
         """The context that continues the one of `node` by `ids`; `start` is the text of its first `offset` tokens."""
-        context: Context = self._exclusive(self._enter, node, ids, start, offset)
-        return context
-
-    def _enter(self, node: Node, ids: Iterable[int], start: Text, offset: int) -> Context:
-        self.trie.settle()
-        for i in ids:
-            node = node.child(int(i))
         context = Context(self, node, start, offset)
-        self.trie.pin(context)
+        self._exclusive(self.trie.place, context, ids)
         return context
 
     def check_length(self, context: Context, but: int = 0) -> None:
