@@ -129,6 +129,11 @@ def test_only_the_five_commonest_deaths_are_told():
     assert "reason 6" not in str(error.value)
 
 
+def test_of_deaths_as_common_the_latest_is_told_first():
+    told = repr(Particles([], deaths=[Death(step, f"reason {step}", count=2) for step in (1, 3, 2)]))
+    assert told.endswith("by step 3: 2 at step 3 by reason 3; 2 at step 2 by reason 2; 2 at step 1 by reason 1")
+
+
 def test_deaths_of_one_step_and_reason_are_counted_together():
     deaths = [Death(2, "x"), Death(1, "y"), Death(2, "x", 3), Death(2, "z", 9)]
     assert Particles([], deaths=deaths).deaths == (Death(1, "y", 1), Death(2, "z", 9), Death(2, "x", 4))

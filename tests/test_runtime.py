@@ -261,6 +261,25 @@ def test_a_runtime_counts_what_its_answerers_did_since_it_met_them():
     assert lm.stats.rounds == 3                         # its own count goes on
 
 
+def test_what_runs_inside_functions_do_counts_for_the_outer_run_too():
+    lm, inner = Doubling(), []
+
+    def masked(question):
+        ask(lm, question)
+        with masking():
+            time.perf_counter()
+
+    def outer(i):
+        runtime = Runtime()
+        runtime.run([lambda k=k: masked(10 * i + k) for k in range(2)], NAMES)
+        inner.append(runtime.seconds_masks)
+
+    runtime = Runtime()
+    runtime.run([lambda: outer(1), lambda: outer(2)], NAMES)
+    assert (runtime.stats.rounds, runtime.stats.rows) == (1, 4)
+    assert runtime.stats.seconds_masks == pytest.approx(sum(inner)) and min(inner) > 0.0
+
+
 def test_time_in_masks_is_counted_apart_and_only_inside_a_run():
     def function():
         with masking():
