@@ -178,12 +178,24 @@ def test_a_law_with_nothing_to_choose_from_is_a_dead_end():
 
 
 def test_impossible_choices_are_not_followed_however_large_K_is():
+    tried = []
+
     class One(Model):
         def step(self):
             self.s = str(self.sample(Categorical([0.5, 0.0, 0.5])))
+            tried.append(self.s)
             self.finish()
 
-    assert [str(beam) for beam in beam_search(One(), 9, 9)] == ["0", "2"]
+    assert [str(beam) for beam in beam_search(One(), 9, 9)] == ["0", "2"] == tried
+
+
+def test_of_many_choices_that_are_equal_the_first_are_followed():
+    class Equal(Model):
+        def step(self):
+            self.s = str(self.sample(Categorical([0.1 / 50] * 50 + [0.9 / 50] * 50)))
+            self.finish()
+
+    assert [str(beam) for beam in beam_search(Equal(), 3, 3)] == ["50", "51", "52"]
 
 
 class Guided(Model):

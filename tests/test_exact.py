@@ -42,6 +42,17 @@ def test_three_coins_that_must_all_show_heads_have_probability_p_cubed():
     assert [(death.step, death.count) for death in particles.deaths] == [(1, 1), (2, 1), (3, 1)]
 
 
+def test_more_outcomes_than_are_run_together_all_come_out():
+    class Number(Model):
+        def step(self):
+            self.s = str(self.sample(Uniform(0, 1_499)))
+            self.finish()
+
+    particles = enumerate_exact(Number())
+    assert sorted(int(str(particle)) for particle in particles) == list(range(1_500))
+    assert particles.log_ml == pytest.approx(0.0, abs=1e-9)
+
+
 class NoB(Model):
     """At most three tokens after "a", none of which holds a "b"."""
 

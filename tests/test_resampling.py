@@ -351,3 +351,11 @@ def test_the_weights_given_are_not_changed_nor_handed_back(scheme, log_weights, 
     given.flags.writeable = False
     _, new = scheme(np.random.default_rng(0), given, N)
     assert not np.shares_memory(given, new)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_ancestors_come_in_increasing_order(scheme):
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        ancestors, _ = scheme(rng, rng.normal(size=30), 20)
+        assert (np.diff(ancestors) >= 0).all()

@@ -84,6 +84,7 @@ def test_the_figures_of_a_step_are_those_of_its_arrays(run):
         assert step.num_unique_ancestors == len({int(step.parents[a]) for a in step.ancestors})
         assert step.num_finished == sum(p.finished for p in step.particles)
         assert step.num_dead == int((step.log_weights == -np.inf).sum())
+        assert step.index == len(roots) + 1
         before = roots[-1] if roots else np.arange(step.parents.max() + 1)
         np.testing.assert_array_equal(step.roots, before[step.parents[step.ancestors]])
         roots.append(step.roots)
@@ -313,10 +314,16 @@ def test_where_one_run_cannot_tell_it_says_why():
             self.sample(LAW[0])
             super().step()
 
+    done = Chain()
+    done.finish()
+    few = (smc_steer(Chain(), 8, 2, seed=seed, progress=False) for seed in range(200))
+    negative = next(particles for particles in few if "negative" in particles.se_reason)
     for particles, reason in [
         (smc_steer(Chain(), 1, 1, seed=0, progress=False), "fewer than 3"),
         (smc_steer(Doomed(), 4, 2, seed=0, progress=False), "all particles died"),
+        (smc_steer(done, 4, 2, seed=0, progress=False), "the program was finished before its first step"),
         (smc_steer(Twice(), 4, 2, expand="distinct", seed=0, progress=False), "more than its first choice"),
+        (negative, "the estimate of the variance is negative"),
         (enumerate_exact(Chain(1)), "only what smc_steer"),
     ]:
         assert particles.se is None and reason in particles.se_reason

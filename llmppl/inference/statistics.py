@@ -16,7 +16,7 @@ the scaling is an approximation: it takes the pairs of which a scheme keeps one 
 
 C_ij says only where the pasts of i and j part, so it is never written out: particles stand in the order of their
 genealogy, in which all that share a past are next to one another, and C is a sum of blocks, constant on those. There
-are fewer than 2 n of them, and the sum over all pairs is a sum over blocks.
+are at most 3 n of them, empty ones included, and the sum over all pairs is a sum over blocks.
 
 Sources: Lee & Whiteley (2018), "Variance estimation in the particle filter", Biometrika 105; Chan & Lai (2013), "A
 general theory of particle filters in hidden Markov models and some applications", Annals of Statistics 41.
@@ -234,10 +234,10 @@ class _Pairs:
         low, high = np.append(low, starts), np.append(high, np.append(starts[1:], self.order.size))
         value = np.append(value, self.own[first] * (factor[first] - 1))
         self.own = self.own * factor
-        some, size = low < high, self.order.size + 1
-        at, which = np.unique(low[some] * size + high[some], return_inverse=True)       # one block may be there twice
+        size = self.order.size + 1
+        at, which = np.unique(low * size + high, return_inverse=True)       # one block may be there twice
         self.low, self.high = np.divmod(at, size)
-        self.value = _above_rounding(np.bincount(which, value[some]), np.bincount(which, np.abs(value[some])))
+        self.value = _above_rounding(np.bincount(which, value), np.bincount(which, np.abs(value)))
 
 
 def _above_rounding(total: Any, absolute: Any) -> Any:
