@@ -202,15 +202,51 @@ def test_a_search_lists_what_the_enumeration_finds_in_its_order(results):
         np.testing.assert_allclose(values, sorted(expected.values(), reverse=True), rtol=1e-6, err_msg=str(seed))
 
 
-def test_what_is_not_pushed_yet_may_spell_the_best_string_together():
-    """Sixteen letters at 0.04 each are pushed at once. "xy" has 0.03 + 0.035 * 0.99, each part less than a letter."""
+@pytest.mark.parametrize(("num_letters", "x", "y"), [(16, 0.035, 0.9), (15, 0.0395, 0.9), (15, 0.0405, 0.5)])
+def test_what_is_not_pushed_yet_may_spell_the_best_string_together(num_letters, x, y):
+    """Sixteen tokens are pushed at once: letters at 0.04, or "x" too. "xy" has 0.03 + x y, each part below a letter."""
+    letters = [bytes([97 + i]) for i in range(num_letters)]
+    vocab = Vocabulary([*letters, b"x", b"xy", b"y", b"z", b""], eos_ids=[num_letters + 4])
+    first = np.array([0.04] * num_letters + [x, 0.03, 1e-4, 1e-4, 0.2])
+    after_x = np.array([1e-9] * (num_letters + 2) + [y, 1e-9, 1.0 - y])
+    lm = CachedTransformer(lambda ids: np.log(first if int(ids[-1]) == 0 else after_x), vocab)
+    p = first / first.sum()
+    best = next(search(lm, "a([a-p]|xy|z)", prefix="a", end="prefix", batch=1))
+    assert str(best) == "axy" and math.exp(best.log_prob) == pytest.approx(p[-4] + y * p[-5])
+
+
+def test_a_sum_that_is_cut_has_the_truth_between_its_bounds():
+    cut = 0
+    for seed, problem in problems(repetitions(200, 30)):
+        problem.options["tokenization"] = "all"         # a canonical string has one spelling
+        of_strings, _, _ = truth(problem)
+        options = {"prefix": problem.prefix, "tolerance": 0.4, "batch": 1, **problem.options, **problem.rule}
+        for match in search(problem.lm, problem.pattern, max_expansions=10**6, **options):
+            p = of_strings[match.prefix, str(match)]
+            given = match.log_joint - match.log_prob
+            upper = math.exp(given + match.log_prob_upper)
+            assert math.exp(match.log_joint) <= p * (1 + 1e-9) and p <= upper * (1 + 1e-9), seed
+            assert upper <= 1.4 * math.exp(match.log_joint) * (1 + 1e-9)
+            cut += upper > math.exp(match.log_joint) * (1 + 1e-6)
+    assert cut > 0
+
+
+def test_tokens_of_equal_probability_are_all_pushed_once():
+    vocab = Vocabulary([*(bytes([i]) for i in range(40, 100)), b""], eos_ids=[60])
+    lm = CachedTransformer(lambda ids: np.zeros(61), vocab)
+    found = [str(match) for match in search(lm, "A[(-c]", prefix="A", end="prefix", results="tokens", batch=1)]
+    assert found == [f"A{chr(i)}" for i in range(40, 100)]
+
+
+@pytest.mark.parametrize("rest", [{b"x": 0.035, b"xy": 0.002}, {bytes([65 + i]): 0.02 for i in range(12)}])
+def test_what_is_not_pushed_yet_is_left_alone_where_it_cannot_be_better(rest):
+    """Of the first, all together are below the letters' 0.04; of the second, the two of one string, which are one."""
     letters = [bytes([97 + i]) for i in range(16)]
-    vocab = Vocabulary([*letters, b"x", b"xy", b"y", b""], eos_ids=[19])
-    first = np.log([0.04] * 16 + [0.035, 0.03, 1e-4, 0.2949])
-    after_x = np.log([1e-9] * 18 + [0.99, 0.01])
-    lm = CachedTransformer(lambda ids: first if int(ids[-1]) == 0 else after_x, vocab)
-    best = next(search(lm, "a([a-p]|xy)", prefix="a", end="prefix", batch=1))
-    assert str(best) == "axy" and math.exp(best.log_prob) == pytest.approx(0.03 + 0.035 * 0.99)
+    vocab = Vocabulary([*letters, *rest, b""], eos_ids=[16 + len(rest)])
+    p = np.array([0.041] + [0.04] * 15 + [*rest.values()])
+    lm = CachedTransformer(lambda ids: np.log([*p, 1.0 - p.sum()]), vocab)
+    found = search(lm, "a[a-pA-Lxy]{1,2}", prefix="a", end="prefix", max_tokens=1, batch=1)
+    assert [str(match) for match in itertools.islice(found, 3)] == ["aa", "ab", "ac"] and found.expansions == 1
 
 
 def test_the_tokenizers_own_spelling_is_explained_as_the_distribution_has_it():
