@@ -142,6 +142,21 @@ def test_after_a_run_the_trie_is_the_prompt_and_what_the_budget_kept():
     check_books(lm, [prompt])
 
 
+def test_the_row_that_was_asked_for_longest_ago_goes_first():
+    asked, vocab = [], Vocabulary([b"a", b"b", b""], eos_ids=[2])
+
+    def function(ids):
+        asked.append(len(ids))
+        return [0.0, 0.0, 0.0]
+
+    lm = CachedTransformer(function, vocab, cache_bytes=3 * (24 + _ROW))
+    contexts = [lm.context("a" * n) for n in (1, 2, 3, 4, 5)]
+    for i in (0, 1, 2, 0, 3, 1, 4, 0):                  # room for three: 1 goes for 3, 2 for 1, 0 for 4, 3 for 0
+        contexts[i].log_probs()
+    assert asked == [1, 2, 3, 4, 2, 5, 1]
+    assert [context.node.row is not None for context in contexts] == [True, True, False, False, True]
+
+
 def test_a_function_as_a_model_keeps_rows_within_the_budget():
     vocab = Vocabulary([b"a", b"b", b""], eos_ids=[2])
     lm = CachedTransformer(lambda ids: [0.0, 1.0, len(ids)], vocab, cache_bytes=4 * (24 + _ROW) + 4)
