@@ -200,7 +200,7 @@ def generate(
 
     Examples: llmppl generate "Once upon a time" --max-letters 5
 
-    llmppl generate "The cat was" --regex " [0-9]+ years old[.]"
+    llmppl generate "The cat was" --regex " [0-9]{1,2} years old[.]"
 
     llmppl generate "Tim was very" --choices " happy" --choices " sad"
     """

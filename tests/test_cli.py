@@ -3,10 +3,13 @@
 import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from support import repetitions
 from typer.testing import CliRunner
 
 from llmppl import __version__, cli
@@ -18,12 +21,16 @@ COMMANDS = [
     ["generate", "Once upon a time", "--max-letters", "4"],
     ["generate", "Once upon a time"],
     ["infill", TEMPLATE],
-    ["generate", "The cat was", "--regex", " [0-9]+ years old[.]"],
+    ["generate", "The cat was", "--regex", " [0-9]{1,2} years old[.]"],
     ["generate", "Tim was very", "--choices", " happy", "--choices", " sad", "--must-end"],
     ["intersect", *PROMPTS, "--until-sentence"],
     ["intersect", *PROMPTS, "--proposal", "first"],
 ]
 each_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command[0]}-{command[-1][:14]}")
+
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8").splitlines()
+IN_README = [shlex.split(line)[1:] for line in README if line.startswith("    llmppl ")]
 
 
 def run(*arguments):
@@ -80,6 +87,25 @@ def test_generate_keeps_words_short_the_one_that_the_prompt_ends_in_included():
 def test_generate_keeps_to_a_regex():
     for row in particles("generate", "Tim was", "--regex", " [0-9]{1,2} years (old|young)[.]", "--seed", "1"):
         assert re.fullmatch(" [0-9]{1,2} years (old|young)[.]", row["text"]) and not row["cut"]
+
+
+@pytest.mark.parametrize(
+    "command", [command for command in IN_README if command[0] in ("generate", "infill", "intersect")], ids=" ".join
+)
+def test_a_command_of_the_README_gives_texts_at_every_seed(command):
+    bounded = "--regex" in command                      # the others go on until --max-tokens, or fill their holes
+    few = [] if bounded else ["--max-tokens", "8"]
+    for seed in range(10) if bounded else range(repetitions(full=10, quick=1)):
+        rows = particles(*command, *few, "--seed", str(seed))
+        assert rows and all(row["text"] for row in rows)
+        if bounded:
+            pattern = command[command.index("--regex") + 1]
+            assert all(re.fullmatch(pattern, row["text"]) and not row["cut"] for row in rows)
+
+
+def test_the_other_commands_of_the_README_run():
+    others = [command for command in IN_README if command[0] in ("check", "query")]
+    assert len(others) == 2 and [run(*command).exit_code for command in others] == [1, 0]     # 1: no match, it says why
 
 
 def test_generate_keeps_to_choices():
