@@ -23,7 +23,7 @@ FLOORS = {
     1: ["runtime", "compare", "trace_schema", "models.rejection", "inference.particles", "inference.progress",
         "inference.resampling", "lm.vocab", "lm.cache", "lm.embedded", "automata.nfa", "automata.trie",
         "automata.pretokens", "automata.tables"],
-    0: ["arguments", "exclusive", "inference.drawing", "automata.limits"],
+    0: ["arguments", "exclusive", "inference.drawing", "automata.limits", "automata.json_checks"],
 }  # fmt: skip
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
 STRANGERS = {"inference": ["lm", "automata"], "automata": ["lm"]}       # folder: the folders it may not know

@@ -707,3 +707,16 @@ def test_what_is_known_is_answered_in_microseconds(real):
         index.advance(state, id)
         seconds.append(time.perf_counter() - start)
     assert np.median(seconds) < 20e-6               # 4 microseconds with room for a busy machine
+
+
+def test_what_is_no_recognizer_is_a_type_error_that_says_what_would_be():
+    class Schema:
+        def index(self, vocab): ...
+
+    for wrong, message in [
+        ("a+", r"not a str: wrap it: Regex\('a\+'\)"),
+        (Schema(), r"a Schema makes its own index: \.index\(vocab\)"),
+        (["a", "b"], r"a TokenIndex takes a recognizer \(a Regex, a DFA, a Grammar\), not \['a', 'b'\] of type list"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            TokenIndex(wrong, Vocabulary([b"a", b""], eos_ids=[1]))

@@ -556,3 +556,85 @@ def test_schemas_of_jsonschemabench_compile_as_often_as_with_llguidance():
                 compiled = False
                 assert "JSON schema at #" in str(error)
             assert compiled == compiles, line[:200]
+
+
+# ---- limits
+
+
+@pytest.mark.parametrize("n", [500, repetitions(3000, 1000)])
+def test_hundreds_of_optional_properties_are_allowed_and_read(n):
+    index = JsonSchema({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(n)}}).index(SMALL)
+    text = json.dumps({"p1": 5, f"p{n // 2}": -1, f"p{n - 1}": 12}).encode()
+    assert index.accepts(spelled(index, text)) and index.wanted(index.after(text[:-1])) != b""
+    with pytest.raises(ValueError, match="leaves the language"):
+        index.after(b'{"p2":x')
+
+
+def nested(n, schema):
+    for _ in range(n):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+def test_a_schema_too_deep_or_too_large_is_refused_before_it_is_read():
+    text = '{"properties":{"a":' * 5000 + "{}" + "}}" * 5000
+    for deep in (nested(900, {"type": "string"}), text, nested(60, {"type": "null"})):
+        with pytest.raises(ValueError, match="the schema is nested more than 120 deep"):
+            JsonSchema(deep)
+    itself = {"type": "array"}
+    itself["items"] = itself
+    with pytest.raises(ValueError, match="the schema is nested more than 120 deep"):
+        JsonSchema(itself)
+    JsonSchema(nested(59, {"type": "string"})).index(SMALL)             # the deepest
+    with pytest.raises(ValueError, match="an object of 5,001 properties; at most 5,000 would work"):
+        JsonSchema({"properties": dict.fromkeys(map(str, range(5001)), True)})
+    with pytest.raises(ValueError, match="more than 2,000,000 values"):
+        JsonSchema({"enum": [[0] * 1000] * 2000})
+
+
+def loop(*needs):
+    return {"$defs": {"x": {"type": "object", "properties": {"x": {"$ref": "#/$defs/x"}}, "required": [*needs]}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"$ref": "#"}, "#"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "#"),
+        (nested(1, {"$ref": "#"}), "#"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "#"),
+        ({"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 2}, "#"),
+        ({"anyOf": [{"type": "array", "items": {"$ref": "#"}, "minItems": 1}, nested(1, {"$ref": "#"})]}, "#"),
+        ({"type": "object", "properties": {"y": {"$ref": "#/$defs/x"}}} | loop("x"), r"#/\$defs/x"),
+    ],
+)
+def test_a_schema_whose_instances_would_be_infinite_is_refused(schema, place):
+    with pytest.raises(ValueError, match=f"JSON schema at {place}.*: every instance would be infinite"):
+        JsonSchema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"type": "null"}, nested(1, {"$ref": "#"})]},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 1},
+        {"$ref": "#/$defs/x"} | loop(),
+        {"$ref": "#/$defs/a~1b%25", "$defs": {"a/b%": {"type": "null"}}},
+        {"$ref": "#/$defs/c0", "$defs": {f"c{i}": {"$ref": f"#/$defs/c{i + 1}"} for i in range(300)} | {"c300": {}}},
+    ],
+)
+def test_a_recursion_that_can_end_is_read(schema):
+    index = JsonSchema(schema).index(SMALL)
+    assert index.mask(index.start).any()
+
+
+def test_where_llguidance_gives_up_its_reason_the_schema_and_the_text_are_named(monkeypatch):
+    monkeypatch.setitem(json_schema.LIMITS, "max_items_in_row", 50)
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(100)}}
+    with pytest.raises(ValueError, match=r"JsonSchema.* after .*: llguidance gave up: .*max is 50; .*a smaller schema"):
+        JsonSchema(wide).index(SMALL)
+    index = JsonSchema({"type": "array", "items": wide}).index(SMALL)
+    for read in (lambda: index.after("[{"), lambda: index.mask(index.advance(index.after("["), SMALL.spell(b"{")[0]))):
+        with pytest.raises(RuntimeError, match=r"after b'\[\{': llguidance gave up: .*max is 50"):
+            read()

@@ -101,12 +101,16 @@ class TokenIndex:
 
     Raises
     ------
+    TypeError
+        If `recognizer` is none, such as a str.
     ValueError
         If the recognizer accepts nothing, or no sequence of tokens spells anything that it accepts. (The second is
         looked for in some hundred states only, and only if the vocabulary lacks single bytes.)
     """
 
     def __init__(self, recognizer: Recognizer | TabledRecognizer, vocab: VocabularyLike) -> None:
+        if not all(hasattr(recognizer, name) for name in ("start", "step", "accepts")):
+            raise TypeError(_no_recognizer(recognizer))
         self.recognizer = recognizer
         self.vocab = vocab
         self.trie = trie_of(vocab)
@@ -716,6 +720,16 @@ def _after(text: bytes) -> str:
         return f"after {'...' if len(text) > 24 else ''}{shown.decode()!r}"
     except UnicodeDecodeError:
         return f"after {'...' if len(text) > 24 else ''}{shown!r}"
+
+
+def _no_recognizer(thing: object) -> str:
+    """What to write instead of what is no recognizer."""
+    kind = type(thing).__name__
+    if isinstance(thing, str):
+        return f"a TokenIndex takes a recognizer, not a str: wrap it: Regex({_short(thing)})"
+    if hasattr(thing, "index") and not hasattr(thing, "__len__"):
+        return f"a TokenIndex takes a recognizer; a {kind} makes its own index: .index(vocab)"
+    return f"a TokenIndex takes a recognizer (a Regex, a DFA, a Grammar), not {_short(thing)} of type {kind}"
 
 
 def _short(state: State) -> str:

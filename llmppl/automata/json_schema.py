@@ -14,13 +14,14 @@ import itertools
 import json
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from llmppl.automata import json_checks as checks
 from llmppl.automata.index import END, VocabularyLike
 
 if TYPE_CHECKING:
@@ -33,6 +34,14 @@ State = Any                                         # END, or a tuple of ids, wh
 
 MATCHERS = 256                                      # kept by an index; each has some 30 bytes per byte of its text
 MASK_BYTES = 1 << 26                                # of masks kept by an index
+TRIES = 3_000_000                                   # characters of parts of a schema that are tried to place an error
+LIMITS = {                                          # of llguidance; its own hold some 500 properties
+    "max_items_in_row": 50_000,
+    "step_max_items": 500_000,
+    "initial_lexer_fuel": 20_000_000,
+    "step_lexer_fuel": 2_000_000,
+    "max_grammar_size": 2_000_000,
+}
 
 
 class JsonSchema:
@@ -57,14 +66,22 @@ class JsonSchema:
     ImportError
         If llguidance is not installed.
     ValueError
-        If the schema is not JSON, is no schema, uses what llguidance does not know, or has no instances as far as
-        llguidance can tell. Names the place and the keyword.
+        If the schema is not JSON, is no schema, uses what llguidance does not know, has no instances as far as
+        llguidance can tell, or a part with infinite ones only, or is too deep or too large. Names the place and the
+        keyword.
     """
 
     def __init__(self, schema: dict[str, Any] | bool | str, *, whitespace: bool | str = True, lenient: bool = False):
         LLMatcher = _llguidance().LLMatcher
         try:
-            self.schema: Any = json.loads(schema if isinstance(schema, str) else json.dumps(schema))
+            read = json.loads(schema) if isinstance(schema, str) else schema
+        except ValueError as error:
+            raise ValueError(f"the schema is not JSON: {error}") from None
+        except RecursionError:
+            raise ValueError(f"the schema is nested more than {checks.MAX_DEPTH} deep") from None
+        checks.check_size(read)
+        try:
+            self.schema: Any = json.loads(json.dumps(read))
         except (TypeError, ValueError) as error:
             raise ValueError(f"the schema is not JSON: {error}") from None
         if not isinstance(self.schema, (dict, bool)):
@@ -75,8 +92,13 @@ class JsonSchema:
             self._options |= {"whitespace_flexible": bool(whitespace), "whitespace_pattern": whitespace or None}
         if message := self._error(self.schema):
             raise ValueError(self._located(message))
+        if isinstance(self.schema, dict) and (place := checks.unproductive(self.schema)):
+            raise ValueError(
+                f"JSON schema at {place}: every instance would be infinite, since it needs another one of the same "
+                f"kind inside; a choice that ends, such as anyOf with null, would work"
+            )
         self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {self._json(self.schema)}'
-        self.warnings: list[str] = LLMatcher.validate_grammar_with_warnings(self._grammar)[1]
+        self.warnings: list[str] = LLMatcher.validate_grammar_with_warnings(self._grammar, limits=_limits())[1]
 
     def index(self, vocab: VocabularyLike) -> JsonSchemaIndex:
         """Which tokens of a vocabulary may follow: what `TokenIndex(recognizer, vocab)` is to a recognizer."""
@@ -92,7 +114,8 @@ class JsonSchema:
     def _error(self, schema: dict[str, Any] | bool) -> str:
         """What llguidance says against the schema, "" if nothing."""
         LLMatcher = _llguidance().LLMatcher
-        return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(self._json(schema)))).strip()
+        grammar = LLMatcher.grammar_from_json_schema(self._json(schema))
+        return str(LLMatcher.validate_grammar(grammar, limits=_limits())).strip()
 
     def _json(self, schema: dict[str, Any] | bool) -> str:
         """The schema with all options in it."""
@@ -105,32 +128,22 @@ class JsonSchema:
     def _located(self, message: str) -> str:
         """The message with its place: the innermost schema that has the error, and the keys without which it has not.
 
-        llguidance does not tell, so parts of the schema are tried in its place, the first few hundred.
+        llguidance does not tell, so parts of the schema are tried in its place, the first few hundred, or fewer of a
+        large one.
         """
         place, node = "#", self.schema if isinstance(self.schema, dict) else {}
         shared = {key: node[key] for key in ("$defs", "definitions", "x-guidance") if key in node}
-        tries = itertools.count()
+        tries, most = itertools.count(), min(300, TRIES // len(json.dumps(self.schema)))
         inner: tuple[str, dict[str, Any]] | None = ("", node)
         while inner is not None:
             place, node = place + inner[0], inner[1]
-            parts = (part for part in _parts(node) if next(tries) < 300)
+            parts = (part for part in checks.parts(node) if next(tries) < most)
             inner = next((part for part in parts if self._error(shared | part[1]) == message), None)
-        rests = {key: {other: node[other] for other in node if other != key} for key in node if key not in shared}
+        tried = [key for key in node if key not in shared and next(tries) < most + 50]
+        rests = {key: {other: node[other] for other in node if other != key} for key in tried}
         keys = ", ".join(repr(key) for key, rest in rests.items() if self._error(shared | rest) != message)
         hint = "; lenient=True passes over it" if message.startswith(("Unimplemented", "Unknown format")) else ""
         return f"JSON schema at {place}{keys and ', ' + keys}: {message}{hint}"
-
-
-def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas right inside a schema, definitions first, with the ways there (JSON pointers)."""
-    for key in sorted(schema, key=lambda key: key not in ("$defs", "definitions")):
-        value, inner = schema[key], [("", schema[key])]
-        if isinstance(value, list):
-            inner = [(f"/{i}", part) for i, part in enumerate(value)]
-        elif key in ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas"):
-            inner = [(f"/{name}", value[name]) for name in value] if isinstance(value, dict) else []
-        if key not in ("enum", "const", "default", "examples", "x-guidance"):
-            yield from ((f"/{key}{way}", part) for way, part in inner if isinstance(part, dict))
 
 
 class JsonSchemaIndex:
@@ -154,10 +167,11 @@ class JsonSchemaIndex:
         self.constraint, self.vocab, self.num_read = constraint, vocab, 0
         tokenizer, self._tokens = _tokenizer_of(vocab)
         self._eos = sorted(vocab.eos_ids)
-        self._root: LLMatcher = _llguidance().LLMatcher(tokenizer, constraint._grammar, log_level=0)
+        self._root: LLMatcher = _llguidance().LLMatcher(tokenizer, constraint._grammar, log_level=0, limits=_limits())
         self._matchers: OrderedDict[State, LLMatcher] = OrderedDict()
         self._distinct: weakref.WeakValueDictionary[bytes, Bools] = weakref.WeakValueDictionary()
         self._look = functools.lru_cache(max(64, MASK_BYTES // len(self._tokens)))(self._find)
+        self._refuse_limits()
         if not self.mask(()).any():
             found = f"none of the {sum(map(bool, self._tokens))} tokens of this vocabulary fits"
             raise ValueError(f"{constraint!r} at the start: {self._wishes(())}, and {found}")
@@ -185,7 +199,10 @@ class JsonSchemaIndex:
         """The bytes that may follow `state`, ascending; b"" if none may."""
         if state is END:
             return b""
-        bits = np.unpackbits(np.frombuffer(self._matcher(state).compute_bitmask(), np.uint8), bitorder="little")
+        matcher = self._matcher(state)
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        if matcher.is_error():
+            raise self._gave_up(state, matcher)
         return bytes(np.flatnonzero(bits[len(self._tokens) :][:256]).tolist())
 
     def advance(self, state: State, token: int) -> State:
@@ -198,13 +215,17 @@ class JsonSchemaIndex:
         if state is END:
             raise ValueError(f"token {int(token)} cannot follow: an eos has ended the text")
         what = f"token {int(token)} ({'eos' if token in self._eos else repr(data) if data else 'special'})"
-        text = b"".join(part if isinstance(part, bytes) else self._tokens[part] for part in state)
-        raise ValueError(f"{self.constraint!r}: {what} cannot follow {text[-60:]!r}: {self._wishes(state)}")
+        raise ValueError(
+            f"{self.constraint!r}: {what} cannot follow {self._text(state)[-60:]!r}: {self._wishes(state)}"
+        )
 
     def after(self, text: str | bytes) -> State:
         """The state after a text that is already there; a ValueError if no instance begins with it."""
         data = text if isinstance(text, bytes) else getattr(text, "bytes", None) or text.encode()
-        at = self._root.deep_copy().try_consume_tokens(self._ids((data,)))
+        matcher = self._root.deep_copy()
+        at = matcher.try_consume_tokens(self._ids((data,)))
+        if at < len(data) and matcher.is_error():
+            raise self._gave_up((data,), matcher)
         if at < len(data):
             where = f"byte {at} of the text, {data[at : at + 1]!r} after {data[:at][-60:]!r}, leaves the language"
             raise ValueError(f"{self.constraint!r}: {where}: {self._wishes(self.after(data[:at]))}")
@@ -228,8 +249,7 @@ class JsonSchemaIndex:
             matcher = self._matcher(state)
             bits, accepts = np.frombuffer(matcher.compute_bitmask(), np.uint8), matcher.is_accepting()
             if matcher.is_error():
-                why = matcher.get_error().partition("<state>")[0].strip()       # after it comes all that it knows
-                raise RuntimeError(f"{self.constraint!r}: llguidance gave up: {why}")
+                raise self._gave_up(state, matcher)
             mask = np.unpackbits(bits, count=mask.size, bitorder="little").view(bool)
             mask[self._eos] = accepts
         mask.flags.writeable = False
@@ -246,6 +266,8 @@ class JsonSchemaIndex:
         if known < len(state):
             ids, matcher = self._ids(state[known:]), matcher.deep_copy()
             if (read := matcher.try_consume_tokens(ids)) < len(ids):
+                if matcher.is_error():
+                    raise self._gave_up(state, matcher)
                 raise ValueError(f"{state!r} is not a state of this index: its text leaves {self.constraint!r}")
             self.num_read += read
             self._matchers[state] = matcher
@@ -254,6 +276,21 @@ class JsonSchemaIndex:
         while len(self._matchers) > MATCHERS:
             self._matchers.popitem(last=False)
         return matcher
+
+    def _refuse_limits(self) -> None:
+        """A ValueError if llguidance gives up at the start, or at a first byte that may stand there."""
+        try:
+            for byte in self.wanted(()):
+                self.after(b"%c" % byte)
+        except RuntimeError as error:
+            raise ValueError(f"{error}; a smaller schema would work") from None
+
+    def _gave_up(self, state: State, matcher: LLMatcher) -> RuntimeError:
+        why = matcher.get_error().partition("<state>")[0].strip()       # after it comes all that it knows
+        return RuntimeError(f"{self.constraint!r} after {self._text(state)[-60:]!r}: llguidance gave up: {why}")
+
+    def _text(self, state: State) -> bytes:
+        return b"".join(part if isinstance(part, bytes) else self._tokens[part] for part in state)
 
     def _ids(self, parts: tuple[Any, ...]) -> list[int]:
         """What a matcher reads for parts of a state; byte 255, which never fits, where a part is no token."""
@@ -276,6 +313,10 @@ def _llguidance() -> Any:
     except ImportError as error:
         raise ImportError("JsonSchema needs llguidance: pip install llmppl[json-schema]") from error
     return llguidance
+
+
+def _limits() -> Any:
+    return _llguidance().LLParserLimits(**LIMITS)
 
 
 _tokenizers: weakref.WeakKeyDictionary[Any, tuple[LLTokenizer, list[bytes]]] = weakref.WeakKeyDictionary()
