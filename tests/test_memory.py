@@ -142,6 +142,20 @@ def test_after_a_run_the_trie_is_the_prompt_and_what_the_budget_kept():
     check_books(lm, [prompt])
 
 
+def test_a_slab_grows_seldom_and_makes_room_for_many_at_once():
+    """Each growth copies the slab, and each search for what to give up looks at every slot."""
+    lm = family_lm("llama", cache_bytes=400 * SLOT)
+    grown, searched, store = [], [], lm.store
+    reserve, evict = store._reserve, store._evict
+    store._reserve = lambda slots: grown.append(slots) or reserve(slots)
+    store._evict = lambda wanted, keep: searched.append(wanted) or evict(wanted, keep)
+    for n in range(900):                                # one token more each time
+        context = at(lm, [3 + n % 40, 3 + n // 40])
+        context.log_probs()
+    assert len(store.owners) == 400 - 400 // 8 and len(grown) <= 10 and 0 < len(searched) <= 100
+    check_books(lm, [context])
+
+
 def test_the_row_that_was_asked_for_longest_ago_goes_first():
     asked, vocab = [], Vocabulary([b"a", b"b", b""], eos_ids=[2])
 

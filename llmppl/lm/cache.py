@@ -213,7 +213,8 @@ class Store:
         return min(wanted, len(self._free))
 
     def _grow(self, more: int, most_bytes: int) -> None:
-        """Enlarge the slab by at least `more` slots, if `most_bytes` allow; by half of it where there is room."""
+        """Enlarge the slab by at least `more` slots, if `most_bytes` allow; by half of it where there is room, and by
+        an eighth where rows have to make way: each growth copies the slab."""
         if not self.slot_cost:
             return
         most = most_bytes // self.slot_cost
@@ -221,7 +222,7 @@ class Store:
         generous = max(more, size // 2, 64)
         new = min(size + generous, most, (self.budget - self._row_bytes) // self.slot_cost)
         if new < size + more:                           # rows make way
-            new = min(size + more, most)
+            new = min(size + max(more, size // 8), most)
         if new <= size:
             return
         self._shrink_rows(self.budget - new * self.slot_cost)
