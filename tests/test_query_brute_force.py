@@ -290,6 +290,19 @@ def test_bounds_hold_the_truth_and_close_on_it():
         assert math.isnan(closed.estimate) and "not estimated" in repr(closed)
 
 
+def test_the_bounds_close_until_they_differ_by_a_share_of_the_upper_one():
+    """Behind n letters the text has ended with 1 - 2 ** -n, and the upper bound is 1, or a thousandth of all that."""
+    for least in (1.0, 1e-3):
+        first = np.log([1e-9 + least, 1e-9, 1e-9 + 1.0 - least])
+        lm = CachedTransformer(
+            lambda ids, first=first: np.log([0.5, 1e-9, 0.5]) if len(ids) > 1 else first,
+            Vocabulary([b"a", b"b", b""], eos_ids=[2]),
+        )
+        found = probability(lm, "aa+", prefix="a", tolerance=0.251, batch=1, runs=0)
+        assert found.expansions == 3 and found.upper == pytest.approx(least, rel=1e-6)
+        assert found.lower == pytest.approx(0.75 * least, rel=1e-6)
+
+
 def test_estimates_are_within_the_bounds_and_their_error_of_the_truth():
     """Over all problems, since the error of one is itself uncertain: z-scores of many runs of few particles."""
     z = []
@@ -300,6 +313,7 @@ def test_estimates_are_within_the_bounds_and_their_error_of_the_truth():
             runs=repetitions(400, 40), seed=1, **problem.options, **problem.rule,
         )  # fmt: skip
         assert found.lower <= found.estimate <= found.upper
+        assert found.standard_error <= 0.52 * (found.upper - found.lower) / math.sqrt(repetitions(400, 40)) + 1e-12
         if found.standard_error > 1e-12:
             z.append((found.estimate - p) / found.standard_error)
         else:

@@ -308,7 +308,7 @@ class Search:
             if ready and best <= -ready[0][0]:
                 self.fruitful = self.expansions
                 yield heapq.heappop(ready)[2]
-            elif self.given_up(max(best, -ready[0][0]) if ready else best):
+            elif self.given_up(best):
                 return
             else:
                 self.expand()

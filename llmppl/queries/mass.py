@@ -127,11 +127,11 @@ def probability(
         search.expand()
         left = search.open_mass()
 
-    lower, upper = search.closed, min(1.0, search.closed + left)
+    lower, upper = min(1.0, search.closed), min(1.0, search.closed + left)      # rounding may bring them out
     shares = np.full(max(runs, 1), math.nan)
     for i, stream in enumerate(rng.spawn(runs)):
         shares[i] = _share(search, particles, stream) if left > 0.0 else 0.0
-    estimate = float(np.clip(lower + left * shares.mean(), lower, upper))       # rounding may bring it out
+    estimate = float(np.clip(lower + left * shares.mean(), lower, upper))
     error = float(left * shares.std(ddof=1) / math.sqrt(runs)) if runs > 1 else math.nan
     return Probability(lower, upper, estimate, error, search.expansions, shortest)
 
