@@ -1,15 +1,42 @@
-"""Exclusive: what several threads share, used by one call at a time, and made anew after a call that did not end.
+"""What several threads share: used by one call at a time, and right after a call that did not end.
 
-An interrupt can end a call between any two lines, and what it was changing is then right nowhere in particular. So
-nothing is repaired where it broke: a call that does not end leaves a mark, and the next one that finds the mark makes
-everything anew before it begins.
+An interrupt can end a call between any two lines, and what it was changing is then right nowhere in particular. There
+are two ways to live with that. `Exclusive` repairs nothing where it broke: a call that does not end leaves a mark, and
+the next one that finds the mark makes everything anew before it begins. What only grows, and is found by a number or a
+key that others hold, is *published last*: entered whole where it is looked up, in one assignment, after all that it
+refers to is in place. It can be looked up without a lock, and only what is not found yet is worked out `in_turn`.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Turn:
+    """A lock that a thread may take again while it has it; a pickle of it is a new one."""
+
+    __slots__ = ("lock",)
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
+        return Turn, ()
+
+
+def in_turn(method: F) -> F:
+    """The method, run by one thread at a time among all objects that have the same Turn as their `_turn`."""
+
+    @functools.wraps(method)
+    def waits(self: Any, *arguments: Any) -> Any:
+        with self._turn.lock: return method(self, *arguments)           # noqa: E701  # as in Exclusive
+
+    return cast(F, waits)
 
 
 class Exclusive:

@@ -25,6 +25,7 @@ import numpy as np
 
 from llmppl.automata.pretokens import NotFollowed, PreTokens, Reading, Split
 from llmppl.automata.trie import Bools, Ints, Numbered, VocabularyLike, trie_of, walk_state
+from llmppl.exclusive import Turn, in_turn
 
 __all__ = ["Canonical", "CanonicalState", "Merges"]
 
@@ -257,6 +258,7 @@ class Canonical:
         self._masks: dict[tuple[Reading, int], Bools] = {}
         self._rows: dict[int, Bools] = {}
         self._walks: dict[Reading, Bools] = {}
+        self._turn = Turn()
         self.start = CanonicalState(self._pre.start, -1, () if self.why else None)
 
     def __repr__(self) -> str:
@@ -331,14 +333,15 @@ class Canonical:
         opened = self._pre.open(reading, self._beside(last, token))
         if opened is None:
             return None
-        at = self._number(opened)
+        graph = self._graph                         # which grows, but keeps its numbers
+        at, table = graph.ids.get(opened, -1), graph.table
         for byte in self.vocab.tokens[token]:
-            if self._graph.table[at, byte] < 0:
-                self._graph.settle(np.array([at]), np.array([byte]))
-            at = int(self._graph.table[at, byte])
-            if not at:
-                return None
-        return CanonicalState(self._graph.state(at), int(token), tokens)
+            if at <= 0:
+                break
+            at = table.item(at, byte)
+        if at < 0:
+            graph, at = self._read(opened, self.vocab.tokens[token])
+        return CanonicalState(graph.state(at), int(token), tokens) if at else None
 
     def mask(self, state: CanonicalState) -> Bools:
         """The tokens with which `advance` does not give None.
@@ -350,23 +353,37 @@ class Canonical:
         """
         reading, last, _ = state
         mask = self._masks.get((reading, last))
-        if mask is None:
-            row = self._rows.get(last)
-            if row is None:
-                row = self._possible if last < 0 or self._merges is None else self._merges.row(last)
-                _keep(self._rows, last, row)
-            mask = (self._walk(reading, True) & row) | self._walk(reading, False)
-            mask[self._added] = self._pre.accepts(reading)
-            _keep(self._masks, (reading, last), mask)
+        return mask if mask is not None else self._find(reading, last)
+
+    @in_turn
+    def _find(self, reading: Reading, last: int) -> Bools:
+        row = self._rows.get(last)
+        if row is None:
+            row = self._possible if last < 0 or self._merges is None else self._merges.row(last)
+            _keep(self._rows, last, row)
+        mask = (self._walk(reading, True) & row) | self._walk(reading, False)
+        mask[self._added] = self._pre.accepts(reading)
+        _keep(self._masks, (reading, last), mask)
         return mask
 
     def _beside(self, last: int, token: int) -> bool:
         return last < 0 or self._merges is None or self._merges.beside(last, token)
 
-    def _number(self, reading: Reading) -> int:
+    def _roomy(self) -> Numbered:
         if len(self._graph.states) > READINGS:
-            self._graph.clear()
-        return self._graph.number(reading)
+            self._graph = Numbered(self._pre)
+        return self._graph
+
+    @in_turn
+    def _read(self, reading: Reading, data: bytes) -> tuple[Numbered, int]:
+        """The number of what bytes make of a reading, 0 if they do not fit, and the graph that has numbered it."""
+        graph = self._roomy()
+        at = graph.number(reading)
+        for byte in data:
+            if at and graph.table.item(at, byte) < 0:
+                graph.settle(np.array([at]), np.array([byte]))
+            at = graph.table.item(at, byte) if at else 0
+        return graph, at
 
     def _walk(self, reading: Reading, stable: bool) -> Bools:
         """(V,) bool: the tokens whose borders fit after `reading`, if they are `stable` after its last one."""
@@ -376,7 +393,8 @@ class Canonical:
         mask = self._walks.get(opened)
         if mask is None:
             mask = np.zeros_like(self._possible)
-            mask[walk_state(self._graph, self._trie, self._number(opened))[0]] = True
+            graph = self._roomy()
+            mask[walk_state(graph, self._trie, graph.number(opened))[0]] = True
             mask &= self._possible
             _keep(self._walks, opened, mask)
         return mask

@@ -40,6 +40,7 @@ class Completion:
         self.exits: dict[Entry, dict[Exit, None]] = {}
         self.accepting: set[Entry] = set()
         self._users: dict[Entry, dict[Entry, None]] = {}
+        self._tabulated = True                          # whether nothing of these three is missing
         self._looks: dict[tuple[int, int], frozenset[Look]] = {}
         self._outs: dict[int, frozenset[Ended]] = {}
 
@@ -92,8 +93,11 @@ class Completion:
 
     def _tabulate(self, entry: Entry) -> None:
         """Find the exits of an entry and of all that it leads to."""
+        if not self._tabulated:                         # an interrupt has left them so
+            self.exits, self.accepting, self._users, self._tabulated = {}, set(), {}, True
         if entry in self.exits:
             return
+        self._tabulated = False
         self.exits[entry] = {}
         self._users[entry] = {}
         todo: list[tuple[Entry, Exit | None]] = [(entry, None)]
@@ -147,6 +151,7 @@ class Completion:
                 accept(entry)
             else:
                 call(entry, (target, symbol, rest))
+        self._tabulated = True
 
     def possible(self, stack: Stack, looks: set[Look]) -> bool:
         """Whether some text is accepted that goes on with one of `looks`."""

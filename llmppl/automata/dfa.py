@@ -40,6 +40,7 @@ from llmppl.automata.nfa import (
     utf8,
 )
 from llmppl.automata.tables import product, runs, trimmed
+from llmppl.exclusive import Turn, in_turn
 
 __all__ = ["DFA", "Leftmost"]
 
@@ -56,7 +57,7 @@ class _Machine:
     """
 
     def __init__(self, source: Any) -> None:
-        self._source, self._budget = source, source.nfa.budget
+        self._source, self._budget, self._turn = source, source.nfa.budget, Turn()
         self._keys: list[Any] = [None]
         self._numbers: dict[Any, int] = {}
         self._table = np.zeros((16, 256), np.int32)
@@ -74,12 +75,13 @@ class _Machine:
     def _add(self, key: Any) -> int:
         """The number of a key that has none yet."""
         self._budget.spend(states=1)
-        number = self._numbers[key] = len(self._keys)
+        number = len(self._keys)
+        if number == len(self._ready):
+            self._accepting, self._table = _doubled(self._accepting), _doubled(self._table)
+            self._ready = _doubled(self._ready)
+        self._accepting[number] = self._source.accepts(key)
         self._keys.append(key)
-        if number == len(self._table):
-            self._table, self._ready, self._accepting = map(_doubled, (self._table, self._ready, self._accepting))
-        if self._source.accepts(key):
-            self._accepting[number] = True
+        self._numbers[key] = number
         return number
 
     @property
@@ -121,21 +123,27 @@ class _Machine:
             0 where the text can no longer be completed.
         """
         if not self._ready[state]:
-            known, moves = self._numbers, self._source.moves(self._keys[state])
-            segments = [(lo, hi, known.get(key) or self._add(key)) for lo, hi, key in moves]
-            into = self._table[state]               # after numbering: it may have moved the table
-            for lo, hi, number in segments:
-                into[lo : hi + 1] = number
-            self._ready[state] = True
-            self._keys[state] = None                # not needed again; `_numbers` knows it
+            self._work_out(state)
         view: NDArray[np.int32] = self._table[state]
         view.flags.writeable = False
         return view
 
+    @in_turn
+    def _work_out(self, state: int) -> None:
+        if self._ready[state]:                      # by another thread
+            return
+        known, moves = self._numbers, self._source.moves(self._keys[state])
+        segments = [(lo, hi, known.get(key) or self._add(key)) for lo, hi, key in moves]
+        into = self._table[state]                   # after numbering: it may have moved the table
+        for lo, hi, number in segments:
+            into[lo : hi + 1] = number
+        self._ready[state] = True
+        self._keys[state] = None                    # not needed again; `_numbers` knows it
+
     def step(self, state: int, byte: int) -> int | None:
         """The state after one more byte, or None where no accepted string goes on so."""
         if not self._ready[state]:
-            self.row(state)
+            self._work_out(state)
         return int(self._table[state, byte]) or None
 
 
@@ -159,8 +167,9 @@ class Leftmost(_Machine):
         accepted = [thread for thread in key[0] if thread.state == ACCEPT]
         sure = [thread.since for thread in accepted if not thread.owes]
         held = [thread.since for thread in accepted if self._threads.holds(thread.owes)]
-        self._matched.append(sure[0] if sure else None)
-        self._at_end.append(held[0] if held else None)
+        number = len(self._keys)
+        self._matched[number:] = [sure[0] if sure else None]            # in place of what an interrupt has left
+        self._at_end[number:] = [held[0] if held else None]
         return super()._add(key)
 
     def __repr__(self) -> str:
@@ -210,7 +219,7 @@ class DFA(_Machine):
     def _set(self, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int) -> None:
         self._source, self._keys, self._numbers = None, [None] * len(table), {}
         self._table, self._accepting, self._ready = table, accepting, np.ones(len(table), bool)
-        self.start, self._pending, self._counts = start, False, []
+        self.start, self._pending, self._counts, self._turn = start, False, [], Turn()
 
     @classmethod
     def from_table(cls, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int) -> DFA:
@@ -343,6 +352,12 @@ class DFA(_Machine):
 
     def _completions(self, length: int) -> list[list[int]]:
         """For p = 0..3, per state: the texts that finish a character by p bytes and go on for `length` characters."""
+        if length >= len(self._counts):
+            self._count_to(length)
+        return self._counts[length]
+
+    @in_turn
+    def _count_to(self, length: int) -> None:
         if not self._counts:
             rows = [[], *self.edges()]
             self._arcs = [[_within(row, a, b) for row in rows] for a, b in _BYTES]
@@ -354,7 +369,6 @@ class DFA(_Machine):
                 for state, choices in ways.items():
                     counts[state] += sum([number * after[t] for t, number in choices])
             self._counts.append(self._mid(counts))
-        return self._counts[length]
 
     def _mid(self, counts: list[int]) -> list[list[int]]:
         """`counts` of the states between characters, then of those inside one, 1 to 3 bytes before its end."""

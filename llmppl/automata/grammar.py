@@ -34,6 +34,7 @@ from llmppl.automata.lexing import Automata, Ended, Scans
 from llmppl.automata.nfa import NFA
 from llmppl.automata.regex import parse
 from llmppl.automata.trie import Trie
+from llmppl.exclusive import Turn, in_turn
 
 __all__ = ["Grammar", "json_grammar"]
 
@@ -117,6 +118,7 @@ class Grammar:
         self._judge = Judge(self._parser, self._scans, self._lexer_of, terminals, g_regex_flags)
         self._states: dict[Any, _State] = {}
         self._masks: Masks | None = None
+        self._turn = Turn()
         if postlex is None:
             self.token_mask, self.token_step = self._token_mask, self._token_step
         begun = self._state([(self._parser.bottom, self._scans.first)], [])
@@ -144,13 +146,17 @@ class Grammar:
         try:
             return state.next[byte]
         except KeyError:
-            pass
+            return self._step_anew(state, byte)
+
+    @in_turn
+    def _step_anew(self, state: _State, byte: int) -> _State | None:
         key = tuple([id(self._scans.step(scan, byte)) for _, scan in state.hypotheses])
         if key not in state.alike:                      # else another byte of the same class
             state.alike[key] = self._token_step(state, bytes([byte]))
         found = state.next[byte] = state.alike[key]
         return found
 
+    @in_turn
     def _token_step(self, state: _State, data: bytes) -> _State | None:
         """The state after some bytes, at least one; those in between are not made."""
         alive: list[Hypothesis] = list(state.hypotheses)
@@ -170,6 +176,7 @@ class Grammar:
                         ended.append((top, rest))
         return self._state(ended, alive)
 
+    @in_turn
     def read_all(self, trie: Trie, max_quotients: int = 100_000, /) -> Masks:
         """Read a vocabulary once from wherever the lexer may stand: masks then only take runs of the parser.
 
@@ -189,6 +196,7 @@ class Grammar:
             self._masks = Masks(self._judge, trie)
         return self._masks
 
+    @in_turn
     def _token_mask(self, state: _State, trie: Trie) -> bytes:
         """The tokens that may follow a state, a bit for each."""
         masks = self._masks_over(trie)

@@ -86,19 +86,25 @@ class _Outcomes:
         self.number((), ())
 
     def number(self, scans: tuple[int, ...], ends: tuple[Ended, ...]) -> int:
-        found = self._number.setdefault((scans, ends), len(self.outcomes))
-        if found == len(self.outcomes):
-            self.outcomes.append((scans, ends))
+        found = self._number.get((scans, ends))
+        if found is None:
+            found = len(self._number)
             if found == len(self.table):
-                self.table = np.concatenate([self.table, np.full_like(self.table, -1)])
                 self.heads_of = np.concatenate([self.heads_of, np.zeros_like(self.heads_of)])
-            if not scans:
-                self.table[found] = 0
-            heads = self._heads_number.setdefault(ends, len(self.heads))
-            if heads == len(self.heads):
-                rows = [self.scans.heads(end.rest) for end in ends]
-                self.heads = np.concatenate([self.heads, np.logical_or.reduce(rows)[None]])
-            self.heads_of[found] = heads
+                self.table = np.concatenate([self.table, np.full_like(self.table, -1)])
+            self.table[found] = -1 if scans else 0
+            self.heads_of[found] = self._number_of_heads(ends)
+            self.outcomes[found:] = [(scans, ends)]
+            self._number[scans, ends] = found       # last: what an interrupt has left is written over
+        return found
+
+    def _number_of_heads(self, ends: tuple[Ended, ...]) -> int:
+        found = self._heads_number.get(ends)
+        if found is None:
+            found = len(self._heads_number)
+            rows = [self.scans.heads(end.rest) for end in ends]
+            self.heads = np.concatenate([self.heads[:found], np.logical_or.reduce(rows)[None]])
+            self._heads_number[ends] = found
         return found
 
     def settle(self, number: int, bytes: Iterable[int]) -> None:

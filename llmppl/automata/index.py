@@ -40,6 +40,7 @@ from llmppl.automata.trie import (
     trie_of,
     walk_state,
 )
+from llmppl.exclusive import Turn, in_turn
 
 __all__ = ["END", "Recognizer", "TabledRecognizer", "TokenIndex", "Trie", "VocabularyLike", "WholeIndex"]
 
@@ -91,7 +92,7 @@ class TokenIndex:
 
     A token may follow if some accepted string goes on with its bytes, so a mask always holds all tokens that fit and
     never forces a canonical one. States are the recognizer's own, and END after an eos token. Copies are the index
-    itself; masks are computed when first asked for.
+    itself; masks are computed when first asked for, by one thread at a time for all indices of a Regex, DFA or Grammar.
 
     Parameters
     ----------
@@ -132,6 +133,8 @@ class TokenIndex:
         self._distances = np.zeros(0)
         self._accept_memo: dict[State, float] = {}
         self._whole: WholeIndex | None = None
+        turn = getattr(recognizer, "_turn", None)
+        self._turn = turn if isinstance(turn, Turn) else Turn()
         if self.start is None or (tabled and self.start == 0):
             raise ValueError(f"{self._name} accepts no string at all")
         self._refuse_gaps()
@@ -171,7 +174,8 @@ class TokenIndex:
         found = self._sets.get(state)
         if found is None:
             found = self._find(state)
-        return found.mask if found.mask is not None else self._unpack(found)
+        mask = found.mask                           # read once: another thread may take it away
+        return mask if mask is not None else self._unpack(found)
 
     def allowed(self, state: State) -> npt.NDArray[np.int64]:
         """Tokens that may follow `state`: (n,) int64 ndarray of ids, ascending, read-only."""
@@ -281,19 +285,9 @@ class TokenIndex:
             return self.mask(END)
         found = self._within.get((state, n))
         if found is None:
-            state = self._checked(state)
-            ids, ends = walk_state(self._graph, self.trie, self._graph.number(state))
-            if self._tabled:
-                distances, row_of = self._graph_distances(int(state))
-                fits = distances[row_of[ends]] <= n - 1
-            else:
-                targets, where = np.unique(ends, return_inverse=True)
-                states = [self._graph.state(target) for target in targets.tolist()]
-                fits = np.array([self._search_acceptance(target) <= n - 1 for target in states], bool)[where]
-            if len(self._within) > 4096:
-                self._within.clear()
-            found = self._within[state, n] = self._share(ids[fits], self.accepts(state))
-        return found.mask if found.mask is not None else self._unpack(found)
+            found = self._find_within(state, n)
+        mask = found.mask
+        return mask if mask is not None else self._unpack(found)
 
     def build_all(self, max_states: int = 1_000_000) -> WholeIndex | Built:
         """The sets and steps of all states that tokens reach from the start (Algorithm 4), as compact arrays.
@@ -312,6 +306,7 @@ class TokenIndex:
             return self.recognizer.read_all(self.trie, max_states)
         return self._build_rows(max_states)
 
+    @in_turn
     def _build_rows(self, max_states: int) -> WholeIndex:
         if self._whole is not None:
             return self._whole
@@ -429,6 +424,7 @@ class TokenIndex:
             self._graph.number(state)
         return state
 
+    @in_turn
     def _find(self, state: State) -> _Set:
         if state is END:
             return self._share(np.zeros(0, np.int32), False)
@@ -440,7 +436,7 @@ class TokenIndex:
                 found = self._sets[state] = self._packed.get((mask, accepts)) or self._share_packed(mask, accepts)
                 return found
             if mask is None:
-                ids, _ = walk_state(self._graph, self.trie, self._number(state))
+                ids, _ = self._walk(state)
             else:
                 ids = np.flatnonzero(mask).astype(np.int32)
         except Exception as error:
@@ -451,10 +447,26 @@ class TokenIndex:
         found = self._sets[state] = self._share(ids, accepts)
         return found
 
-    def _number(self, state: State) -> int:
+    @in_turn
+    def _find_within(self, state: State, n: float) -> _Set:
+        state = self._checked(state)
+        ids, ends = self._walk(state)
+        if self._tabled:
+            distances, row_of = self._graph_distances(int(state))
+            fits = distances[row_of[ends]] <= n - 1
+        else:
+            targets, where = np.unique(ends, return_inverse=True)
+            states = [self._graph.state(target) for target in targets.tolist()]
+            fits = np.array([self._search_acceptance(target) <= n - 1 for target in states], bool)[where]
+        if len(self._within) > 4096:
+            self._within.clear()
+        found = self._within[state, n] = self._share(ids[fits], self.accepts(state))
+        return found
+
+    def _walk(self, state: State) -> tuple[Ints, Ints]:
         if isinstance(self._graph, Numbered) and len(self._graph.states) > NUMBERED:
-            self._graph.clear()
-        return self._graph.number(state)
+            self._graph = Numbered(self.recognizer)
+        return walk_state(self._graph, self.trie, self._graph.number(state))
 
     def _share(self, ids: Ints, accepts: bool) -> _Set:
         """The set of `ids`, and eos if `accepts`; there is one of each content."""
@@ -487,6 +499,7 @@ class TokenIndex:
     def _narrow(self, found: _Set) -> bool:
         return len(found.key) * 8 < len(self.trie.tokens)
 
+    @in_turn
     def _unpack(self, found: _Set) -> Bools:
         V = len(self.trie.tokens)
         if self._narrow(found):
@@ -499,8 +512,8 @@ class TokenIndex:
     def _hold(self, found: _Set, mask: Bools) -> Bools:
         """Keep a set's mask unpacked, while there is room."""
         mask.flags.writeable = False
-        found.mask = mask
         self._unpacked.append(found)
+        found.mask = mask
         while len(self._unpacked) * mask.size > MASK_BYTES and len(self._unpacked) > 1:
             self._unpacked.popleft().mask = None
         return mask
@@ -518,6 +531,7 @@ class TokenIndex:
             state = found
         return state, len(data)
 
+    @in_turn
     def _advance(self, state: State, token: int, data: bytes) -> State:
         if state is END:
             raise self._refused(state, token)
@@ -567,7 +581,7 @@ class TokenIndex:
         gap: tuple[State, bytes] | None = None
         while stack:
             state, text = stack.pop()
-            ids, ends = walk_state(self._graph, self.trie, self._number(state))
+            ids, ends = self._walk(state)
             _, where = np.unique(ends, return_index=True)
             if not where.size and gap is None:
                 gap = state, text
@@ -591,18 +605,21 @@ class TokenIndex:
             + (f"fits, though {begin} begin{'s' * (begin == 1)} with one." if begin else "begins with one.")
         )
 
+    @in_turn
     def _graph_distances(self, state: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]]:
         """Tokens to acceptance by row, and the row of every state's number."""
-        reached = self._reached
+        reached, self._reached = self._reached, None    # taken away while it changes
         if reached is None:
             self.recognizer.explore()  # type: ignore[union-attr]
-            reached = self._reached = Reached(self._graph, self.trie, math.inf)
+            reached = Reached(self._graph, self.trie, math.inf)
         if state >= reached.row_of.size or reached.row_of[state] < 0:
             reached.reach(state)
             accepting = self.recognizer.accepting[reached.states[: reached.num]]  # type: ignore[union-attr]
             self._distances = reached.distances(accepting)
+        self._reached = reached
         return self._distances, reached.row_of
 
+    @in_turn
     def _search_acceptance(self, state: State) -> float:
         """`tokens_to_accept` for a recognizer without a table, level by level from `state`."""
         if state in self._accept_memo:
@@ -611,7 +628,7 @@ class TokenIndex:
         while level and not any(self.recognizer.accepts(each) for each in level):
             below: dict[State, None] = {}
             for each in level:
-                _, ends = walk_state(self._graph, self.trie, self._number(each))
+                _, ends = self._walk(each)
                 below.update((self._graph.state(end), None) for end in np.unique(ends).tolist())
             level = [each for each in below if each not in seen]
             seen.update(level)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from llmppl.automata import json_checks as checks
 from llmppl.automata.index import END, VocabularyLike
+from llmppl.exclusive import Turn, in_turn
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -166,7 +167,7 @@ class JsonSchemaIndex:
     def __init__(self, constraint: JsonSchema, vocab: VocabularyLike) -> None:
         self.constraint, self.vocab, self.num_read = constraint, vocab, 0
         tokenizer, self._tokens = _tokenizer_of(vocab)
-        self._eos = sorted(vocab.eos_ids)
+        self._eos, self._turn = sorted(vocab.eos_ids), Turn()
         self._root: LLMatcher = _llguidance().LLMatcher(tokenizer, constraint._grammar, log_level=0, limits=_limits())
         self._matchers: OrderedDict[State, LLMatcher] = OrderedDict()
         self._distinct: weakref.WeakValueDictionary[bytes, Bools] = weakref.WeakValueDictionary()
@@ -195,6 +196,7 @@ class JsonSchemaIndex:
         """Whether the text may end in `state`; at END it has."""
         return self._look(state)[1]
 
+    @in_turn
     def wanted(self, state: State) -> bytes:
         """The bytes that may follow `state`, ascending; b"" if none may."""
         if state is END:
@@ -219,6 +221,7 @@ class JsonSchemaIndex:
             f"{self.constraint!r}: {what} cannot follow {self._text(state)[-60:]!r}: {self._wishes(state)}"
         )
 
+    @in_turn
     def after(self, text: str | bytes) -> State:
         """The state after a text that is already there; a ValueError if no instance begins with it."""
         data = text if isinstance(text, bytes) else getattr(text, "bytes", None) or text.encode()
@@ -242,6 +245,7 @@ class JsonSchemaIndex:
                 raise ValueError(f"tokens[{t}]: {error}") from None
         return out
 
+    @in_turn
     def _find(self, state: State) -> tuple[Bools, bool]:
         """The mask, which states with equal sets share, and whether the text may end."""
         mask, accepts = np.zeros(len(self._tokens), bool), state is END

@@ -370,13 +370,14 @@ class Parser:
         """Of a state's items: symbols on the stack, the fewest terminals that finish it, its rule (None: the text)."""
         if state in self._items_of:
             return self._items_of[state]
-        items = self._items_of[state] = []
+        items: list[tuple[int, tuple[str, ...], str | None]] = []
         for pointer in self._lalr.kernels[state]:
             rest = [self._yield(symbol) for symbol in pointer.rule.expansion[pointer.index :]]
             origin = str(pointer.rule.origin.name)
             if None not in rest:
                 tokens = tuple(token for part in rest if part for token in part)
                 items.append((pointer.index, tokens, None if origin.startswith("$root_") else origin))
+        self._items_of[state] = items
         return items
 
     def _yield(self, symbol: Any) -> tuple[str, ...] | None:

@@ -169,17 +169,19 @@ class Scans:
         return self._order[lexer]
 
     def rest_number(self, rest: Rest) -> int:
-        number = self._rest_number.setdefault(rest, len(self.rests))
-        if number == len(self.rests):
-            self.rests.append(rest)
+        number = self._rest_number.get(rest)
+        if number is None:
+            number = len(self._rest_number)
+            self.rests[number:] = [rest]            # in place of what an interrupt has left
+            self._rest_number[rest] = number
         return number
 
     def scan_number(self, scan: Scan) -> int:
-        number = self._scan_number.setdefault(scan, len(self.scans))
-        if number == len(self.scans):
-            self.scans.append(scan)
-            self._rows.append([None] * 256)
-            self._cuts.append([])
+        number = self._scan_number.get(scan)
+        if number is None:
+            number = len(self._scan_number)
+            self.scans[number:], self._rows[number:], self._cuts[number:] = [scan], [[None] * 256], [[]]
+            self._scan_number[scan] = number
         return number
 
     def start(self, lexer: int, rest: int) -> tuple[int, ...]:

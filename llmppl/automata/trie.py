@@ -229,7 +229,7 @@ def trie_of(vocab: VocabularyLike) -> Trie:
     except TypeError:                               # not hashable, or no weak references: it gets a trie of its own
         return Trie(vocab.tokens, {*vocab.eos_ids, *getattr(vocab, "special_ids", ())})
     if found is None:
-        found = _tries[vocab] = Trie(vocab.tokens, {*vocab.eos_ids, *getattr(vocab, "special_ids", ())})
+        found = _tries.setdefault(vocab, Trie(vocab.tokens, {*vocab.eos_ids, *getattr(vocab, "special_ids", ())}))
     return found
 
 
@@ -285,9 +285,6 @@ class Numbered:
 
     def __init__(self, recognizer: Recognizer) -> None:
         self.recognizer = recognizer
-        self.clear()
-
-    def clear(self) -> None:
         self.states: list[State] = [None]           # 0 is dead
         self.ids: dict[State, int] = {}
         self.table = np.full((64, 256), -1, np.int32)
@@ -296,11 +293,12 @@ class Numbered:
     def number(self, state: State) -> int:
         found = self.ids.get(state)
         if found is None:
-            found = self.ids[state] = len(self.states)
-            self.states.append(state)
+            found = len(self.states)
             if found == len(self.table):
+                self.ready = np.ones(2 * found, bool)
                 self.table = np.concatenate([self.table, np.full_like(self.table, -1)])
-                self.ready = np.ones(len(self.table), bool)
+            self.states.append(state)
+            self.ids[state] = found
         return found
 
     def state(self, number: int) -> State:
@@ -495,7 +493,10 @@ def walk_state(graph: Tabled | Numbered, trie: Trie, number: int) -> tuple[Ints,
         ids, many = _tokens_at(trie, nodes)
         return ids, np.repeat(states, many)
     walk = _compiled()[0]  # type: ignore[index]
-    some, ends = trie._scratch.pop() if trie._scratch else (np.empty_like(trie.order), np.empty_like(trie.order))
+    try:
+        some, ends = trie._scratch.pop()            # nobody else's until it is back
+    except IndexError:
+        some, ends = np.empty_like(trie.order), np.empty_like(trie.order)
     stack = np.full(trie.height + 1, number, np.uint32)
     at, count, n = 0, 0, len(trie)
     while True:

@@ -140,9 +140,8 @@ class Finite(Distribution):
         self._log_weights = None if callable(log_weights) else np.asarray(log_weights, dtype=np.float64)
         if self._log_weights is not None:
             self.recipe = (self._log_weights,)
-        self._weights: Floats | None = None             # (n,) exp(log_weights - max)
-        self._blocks: Floats | None = None              # (ceil(n / _BLOCK),) sums of the weights, cumulated
-        self._log_total = math.nan
+        # (n,) exp(log_weights - max); (ceil(n / _BLOCK),) their sums, cumulated; log of the sum of all
+        self._normalised: tuple[Floats, Floats, float] | None = None
         self._log_probs: Floats | None = None
         self._describe: Callable[[], str] | None = None
         self._masked: weakref.WeakValueDictionary[int, Finite] | None = None
@@ -151,29 +150,29 @@ class Finite(Distribution):
         """(n,) float64, not normalised."""
         for parent in self._parents:                    # may wait for a language model, and others ask us meanwhile
             parent.log_weights()
-        if self._log_weights is None:
-            assert self._compute is not None
-            self._log_weights, self._compute, self._parents = self._compute(), None, ()
+        compute = self._compute                         # read once: another thread may have done with it
+        if self._log_weights is None and compute is not None:
+            self._log_weights = compute()
+        self._compute, self._parents = None, ()
+        assert self._log_weights is not None
         return self._log_weights
 
-    def _normalise(self) -> tuple[Floats, Floats]:
-        """The weights, and their sums by blocks, cumulated, with `_log_total` set; zero where nothing is possible."""
+    def _normalise(self) -> tuple[Floats, Floats, float]:
+        """The weights, their sums by blocks, cumulated, and the log of their total; zero where nothing is possible."""
         log_weights = self.log_weights()
-        if self._weights is None or self._blocks is None:
+        if self._normalised is None:
             top = float(log_weights.max())
             weights = log_weights - (0.0 if top == -math.inf else top)
             np.maximum(weights, -700.0, out=weights)    # np.exp is ten times as slow where it underflows
             np.exp(weights, out=weights)
             np.multiply(weights, weights > 1e-300, out=weights)
-            self._weights = weights
-            self._blocks = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).cumsum()
-            self._log_total = top if top == -math.inf else top + math.log(self._blocks[-1])
-        return self._weights, self._blocks
+            blocks = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).cumsum()
+            self._normalised = weights, blocks, top if top == -math.inf else top + math.log(blocks[-1])
+        return self._normalised
 
     def log_total(self) -> float:
         """Log of the sum of the weights; -inf where nothing is possible."""
-        self._normalise()
-        return self._log_total
+        return self._normalise()[2]
 
     def log_probs(self) -> Floats:
         if self._log_probs is None:
@@ -198,7 +197,7 @@ class Finite(Distribution):
         return log_weight if log_weight == -math.inf else log_weight - self.log_total()
 
     def sample(self, rng: np.random.Generator) -> Any:
-        weights, blocks = self._normalise()
+        weights, blocks, _ = self._normalise()
         if blocks[-1] == 0.0:
             raise Impossible(f"{self} has no value of positive probability")
         target = rng.random() * blocks[-1]              # searched in two stages: a sum over all is the slow part
@@ -352,7 +351,7 @@ class Where(Proposal):
         return len(self._accepted)
 
     def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
-        weights, blocks = self.law._normalise()
+        weights, blocks, _ = self.law._normalise()
         found = weighted_rejection(rng, weights, self._accepts)
         if found is None:
             return self._propose_rare(rng)
@@ -366,9 +365,9 @@ class Where(Proposal):
             raise Impossible(f"no value of {self.law!r} has positive probability ({self.calls} tested)")
         tested = np.zeros(len(log_weights), dtype=np.bool_)
         while True:
-            tested[[place for place, accepted in self._accepted.items() if not accepted]] = True
+            tested[[place for place, accepted in list(self._accepted.items()) if not accepted]] = True
             rest = Finite(range(len(log_weights)), np.where(tested, -math.inf, log_weights))
-            weights, blocks = rest._normalise()
+            weights, blocks, _ = rest._normalise()
             if blocks[-1] == 0.0:
                 raise Impossible(f"no value of {self.law!r} satisfies the predicate ({self.calls} tested)")
             found = weighted_rejection(rng, weights, self._accepts)
