@@ -385,7 +385,7 @@ def test_a_text_that_outgrows_the_model_is_an_error_that_names_both_lengths():
     assert abs(beyond.log_prob_since(full) - right) < 1e-4        # the last token need not be read
 
 
-def test_generation_that_reaches_the_end_of_the_model_is_an_error_with_particle_and_step():
+def test_generation_that_reaches_the_end_of_the_model_is_cut_there_with_a_warning():
     from llmppl.inference.smc import smc_standard
 
     class Endless(Model):
@@ -396,9 +396,9 @@ def test_generation_that_reaches_the_end_of_the_model_is_an_error_with_particle_
         def step(self):
             self.context = self.context + self.sample(self.transformer(self.context))
 
-    with pytest.raises(ValueError, match="a context of 7 tokens, and the model reads at most 6") as caught:
-        smc_standard(Endless(short_lm()), N=2, seed=0)
-    assert caught.value.__notes__ == ["in particle 0 at step 5"]
+    with pytest.warns(UserWarning, match="step 5 .*a context of 7 tokens, and the model reads at most 6"):
+        posterior = smc_standard(Endless(short_lm()), N=2, seed=0)
+    assert all(particle.cut and len(particle.context) == 7 for particle in posterior)
 
 
 # --- drawings ---------------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llmppl.arguments import count, optional_count
-from llmppl.inference.exact import NoStream, Replay
+from llmppl.inference.exact import NoStream, Replay, settle
 from llmppl.inference.progress import bar
+from llmppl.inference.watch import Watch, begin, cut
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
 
@@ -67,15 +68,14 @@ def beam_search(
     """
     count("N", N)
     count("K", K)
-    if not isinstance(model, Model):
-        raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
     optional_count("max_steps", max_steps)
     runtime, t = Runtime(), 0
-    runs: list[Any] = [model.spawn(NoStream("beam_search"))]
+    runs: list[Any] = begin(model, [NoStream("beam_search")])
+    watch = Watch(runtime, max_steps)
     with bar(progress, max_steps, lambda runs: f"best log joint {runs[0].log_weight:.2f}") as show:
         while any(not run.finished for run in runs) and t != max_steps:
             t += 1
-            ended = _step(runtime, runs, N, K, t)
+            ended = _step(runtime, runs, N, K, t, watch)
             runs = _best([run for run in ended if run.log_weight > -math.inf], N)
             if not runs:
                 raise ValueError(
@@ -83,24 +83,23 @@ def beam_search(
                     f"{ended[-1].death or 'weight zero'}; a larger N or K follows more"
                 )
             show(t, runs)
-    for run in runs:
-        if not run.finished:
-            run.untwist()
-            run.finished = run.cut = True
+    cut(runs)
     return [Beam(run.log_weight, run) for run in _best(runs, N)]
 
 
-def _step(runtime: Runtime, runs: list[Any], N: int, K: int, t: int) -> list[Any]:
+def _step(runtime: Runtime, runs: list[Any], N: int, K: int, t: int, watch: Watch) -> list[Any]:
     """The finished runs, and the ends of a step of the others: choice after choice, N runs wide."""
-    ended = [run for run in runs if run.finished]
-    replays = [Replay(run, ()) for run in runs if not run.finished]
+    ended = list[Replay]()
+    replays = [Replay(run) for run in runs if not run.finished]
     while replays:
         runtime.run([replay.run for replay in replays], [f"a beam at step {t}"] * len(replays))
-        ended += [replay.particle for replay in replays if replay.ahead is None]
+        ended += [replay for replay in replays if replay.ahead is None]
         left = [replay for replay in replays if replay.ahead is not None]
         left = sorted(left, key=lambda replay: -replay.particle.log_weight)[:N]
-        replays = [Replay(replay.state, (*replay.path, place)) for replay in left for place in replay.likeliest(K)]
-    return ended
+        replays = [replay.extended(place) for replay in left for place in replay.likeliest(K)]
+    moved = [replay.particle for replay in ended]
+    settle(watch, runtime, ended, moved, t)
+    return [run for run in runs if run.finished] + moved
 
 
 def _best(runs: list[Any], N: int) -> list[Any]:

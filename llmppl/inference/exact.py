@@ -7,13 +7,16 @@ and nothing of their loop.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from llmppl.arguments import optional_count
 from llmppl.inference.particles import Death, Particles
+from llmppl.inference.watch import Listed, Watch, begin, cut
 from llmppl.models.distributions import Floats, Impossible, Proposal
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
@@ -41,10 +44,10 @@ class NoStream:
 
 
 class Replay:
-    """One run of a step with its first choices fixed."""
+    """One run of a step with its first choices fixed: `path` are the places of their values, `listed` the choices."""
 
-    def __init__(self, state: Model, path: tuple[int, ...]) -> None:
-        self.state, self.path = state, path
+    def __init__(self, state: Model, path: tuple[int, ...] = (), listed: tuple[Listed, ...] = ()) -> None:
+        self.state, self.path, self.listed = state, path, listed
         self.particle = state.spawn(state.rng)
         self.particle.draw = self._draw                 # type: ignore[method-assign]
         self.made = 0                                   # choices so far
@@ -56,9 +59,19 @@ class Replay:
         try:
             self.particle.step()
             del self.particle.draw
+            if self.made < len(self.path):
+                raise self.listed[self.made].error("it ended without a choice")
         except _Branch:
             pass
         self.particle.log_weight += self.log_q          # of what was chosen before, if the step was left
+
+    def again(self) -> None:
+        """Run it once more, on another copy."""
+        Replay(self.state, self.path, self.listed).run()
+
+    def extended(self, place: int) -> Replay:
+        """The same with the choice fixed where this one was left."""
+        return Replay(self.state, (*self.path, place), self.listed)
 
     def likeliest(self, K: int) -> list[int]:
         """The K most probable choices where the step was left, the first of equal ones first."""
@@ -73,7 +86,9 @@ class Replay:
             if not self.ahead:
                 self.ahead = None
                 raise Impossible(f"{proposal!r} has no value of positive probability")
+            self.listed = (*self.listed, Listed(proposal, log_probs))
             raise _Branch
+        self.listed[self.made].check_all(proposal, log_probs)
         place = self.path[self.made]
         self.made += 1
         self.log_q += float(log_probs[place])
@@ -96,29 +111,35 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     Particles
         One for each path of choices; two paths may lead to the same text.
     """
-    if not isinstance(model, Model):
-        raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
     optional_count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
-    states = [model.spawn(NoStream("enumerate_exact"))]
+    states = begin(model, [NoStream("enumerate_exact")])
+    watch = Watch(runtime, max_steps)
     while states and t != max_steps:
         t += 1
-        todo = [Replay(state, ()) for state in states if not state.finished]
+        todo = [Replay(state) for state in states if not state.finished]
         done += [state for state in states if state.finished]
-        states = []
+        states, ended = [], list[Replay]()
         while todo:
             batch, todo = todo[-_TOGETHER:], todo[:-_TOGETHER]
             runtime.run([replay.run for replay in batch], [f"an outcome at step {t}"] * len(batch))
             for replay in batch:
                 particle: Any = replay.particle
                 if replay.ahead is not None:
-                    todo += [Replay(replay.state, (*replay.path, place)) for place in replay.ahead]
-                elif particle.log_weight == -math.inf:
+                    todo += [replay.extended(place) for place in replay.ahead]
+                    continue
+                ended.append(replay)
+                if particle.log_weight == -math.inf:
                     deaths.append(Death(t, particle.death or "weight zero", text=str(particle)))
                 else:
                     (done if particle.finished else states).append(particle)
-    for particle in states:
-        if not particle.finished:
-            particle.untwist()
-            particle.finished = particle.cut = True
+        settle(watch, runtime, ended, states, t)
+    cut(states)
     return Particles(done + states, stats=runtime.stats, deaths=deaths)
+
+
+def settle(watch: Watch, runtime: Runtime, ended: Sequence[Replay], active: Sequence[Model], t: int) -> None:
+    """Watch step `t`, in which the replays `ended` came to their end, and `active` particles are left."""
+    watch.streams.check(functools.partial(runtime.run, [replay.again], [f"a replay at step {t}"]) for replay in ended)
+    watch.chose = any(replay.path for replay in ended)
+    watch.step(t, [replay.particle for replay in ended], active)

@@ -12,6 +12,7 @@ selection after the step does so again; so Z-hat stays unbiased.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from llmppl.inference.resampling import logsumexp, optimal
 from llmppl.inference.statistics import Expansion
+from llmppl.inference.watch import Listed, Watch
 from llmppl.models.distributions import Distribution, Impossible, Proposal
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
@@ -47,7 +49,7 @@ def step_copies(runtime: Runtime, particles: list[M], K: int, t: int, *, merge: 
 
 
 def step_distinct(
-    runtime: Runtime, particles: list[M], N: int, K: int, t: int, rng: np.random.Generator
+    runtime: Runtime, particles: list[M], N: int, K: int, t: int, rng: np.random.Generator, watch: Watch
 ) -> Expansion[M]:
     """Extensions with distinct first choices, at most N K of them, stepped; finished particles whole.
 
@@ -55,15 +57,25 @@ def step_distinct(
     often; equal ones are merged. A particle that draws before its first choice outside `sample`, or whose first choice
     has no finite support or is a weighted proposal (whose measure would have to be computed for every value), is copied
     K times (N K times if it is the only one). One that ends without a choice goes on once.
+
+    Raises
+    ------
+    RuntimeError
+        If a step chose by other means: run again, it did something else, or it drew from a stream of the process.
     """
     active = [i for i, particle in enumerate(particles) if not particle.finished]
     probes = {i: _Probe(particles[i]) for i in active}
     runtime.run([probe.run for probe in probes.values()], [f"particle {i} at step {t}" for i in active])
+    quiet = [i for i, probe in probes.items() if probe.listed is None and not probe.free]
+    if quiet:
+        again = (functools.partial(runtime.run, [_Probe(particles[i]).run], [f"particle {i}"]) for i in quiet)
+        watch.streams.check(again)
     log_weights = {
         i: particles[i].log_weight - particles[i].log_twist + probe.log_probs
         for i, probe in probes.items()
         if probe.log_probs is not None
     }
+    watch.chose = bool(log_weights)
     chosen = _choose(rng, log_weights, N * K)
     tries, groups = list[_Try](), itertools.count()
     for i, particle in enumerate(particles):
@@ -72,7 +84,7 @@ def step_distinct(
                 copy = particle.spawn(stream)
                 copy.log_weight, copy.log_twist = log_weight, 0.0
                 log_kept = min(log_weights[i][place] - log_weight, 0.0)
-                tries.append(_Try(copy, i, next(groups), first=place, log_kept=log_kept))
+                tries.append(_Try(copy, i, next(groups), first=place, listed=probes[i].listed, log_kept=log_kept))
         elif i in probes and probes[i].free:
             number, group = N * K if len(particles) == 1 else K, next(groups)
             for stream in particle.rng.spawn(number):
@@ -106,7 +118,10 @@ def _run_again(runtime: Runtime, particles: list[M], tries: list[_Try], most: in
         for stream in particle.rng.spawn(n - 1):
             copy: Any = particle.spawn(stream)
             copy.log_weight, copy.log_twist = each.log_start, 0.0
-            more.append(_Try(copy, each.parent, each.group, first=each.first, log_kept=each.log_kept))
+            once_more = _Try(
+                copy, each.parent, each.group, first=each.first, listed=each.listed, log_kept=each.log_kept
+            )
+            more.append(once_more)
     _run(runtime, more, t)
     return more
 
@@ -174,6 +189,8 @@ class _Try:
         Whose copy it is; tries of one group run the same independently.
     first : int, optional
         The place of its first choice in the support, if that is fixed; it was kept with probability exp(log_kept).
+    listed : Listed, optional
+        That choice.
     moving : bool
         Whether a step is to be run.
     log_start : float
@@ -185,11 +202,11 @@ class _Try:
     """
 
     def __init__(
-        self, particle: Any, parent: int, group: int, *, first: int | None = None, log_kept: float = 0.0,
-        moving: bool = True,
+        self, particle: Any, parent: int, group: int, *, first: int | None = None, listed: Listed | None = None,
+        log_kept: float = 0.0, moving: bool = True,
     ) -> None:  # fmt: skip
         self.particle, self.parent, self.group = particle, parent, group
-        self.first, self.log_kept, self.moving = first, log_kept, moving
+        self.first, self.listed, self.log_kept, self.moving = first, listed, log_kept, moving
         self.log_start: float = particle.log_weight - particle.log_twist
         self.runs = 1 if moving else 0
         self.key: Hashable | None = None
@@ -210,6 +227,8 @@ class _Try:
 
     def close(self) -> None:
         """Give the particle its own methods back."""
+        if self.listed is not None and not self._choices:
+            raise self.listed.error("it ended without a choice")
         if type(self.particle).draw is Model.draw:
             del self.particle.draw
             self.particle._rng = self._rng
@@ -233,7 +252,8 @@ class _Try:
         self.runs += other.runs
 
     def _draw(self, proposal: Proposal) -> tuple[Any, float]:
-        if self.first is not None and not self._choices:
+        if self.first is not None and self.listed is not None and not self._choices:
+            self.listed.check(proposal, self.first)
             assert proposal.support is not None
             value, log_w = proposal.support[self.first], 0.0
         else:
@@ -242,6 +262,8 @@ class _Try:
         return value, log_w
 
     def _drawn_outside(self) -> None:
+        if self.listed is not None and not self._choices:
+            raise self.listed.error("it drew from self.rng before")
         self._outside = True
 
 
@@ -280,6 +302,7 @@ class _Probe:
     def __init__(self, particle: Model) -> None:
         self.original = particle
         self.log_probs: NDArray[np.float64] | None = None
+        self.listed: Listed | None = None
         self.free = False
         spawned: Any = particle.spawn(_Stream(self))
         spawned.draw = self._draw
@@ -301,7 +324,7 @@ class _Probe:
         log_probs = proposal.log_probs()
         if logsumexp(log_probs) == -math.inf:
             raise Impossible(f"{proposal!r} has no value of positive probability")
-        self.log_probs = log_probs
+        self.log_probs, self.listed = log_probs, Listed(proposal, log_probs)
         raise _Left
 
     def ended(self) -> Any:

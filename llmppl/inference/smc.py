@@ -20,12 +20,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import count, generator, one_of, optional_count, probability
+from llmppl.arguments import count, function, generator, one_of, optional_count, probability
 from llmppl.inference.expansion import EXPANSIONS, step_copies, step_distinct
 from llmppl.inference.particles import Death, Particles, StepSummary, died
 from llmppl.inference.progress import bar
 from llmppl.inference.resampling import logsumexp, optimal, systematic
 from llmppl.inference.statistics import History
+from llmppl.inference.watch import Standing, Watch, begin, cut
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime, Stats, running
 
@@ -64,7 +65,7 @@ class Step(StepSummary):
 def smc_steer(
     model: M,
     N: int,
-    K: int,
+    K: int = 3,
     *,
     expand: str = "distinct",
     seed: int | None = None,
@@ -273,22 +274,25 @@ def _smc(
     on_step: Callable[[Step], None] | None,
     progress: bool | None,
 ) -> Particles[M]:
-    if not isinstance(model, Model):
-        raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
     optional_count("max_steps", max_steps)
+    if on_step is not None:
+        function("on_step", on_step, 'Recorder("run.jsonl")')
     rng = generator(seed, rng)
     if progress is None and running():                  # one of several runs; their bars would mix
         progress = False
     runtime, deaths = Runtime(), list[Death]()
-    particles = [model.spawn(stream) for stream in rng.spawn(1 if expand == "distinct" else N)]
+    particles = begin(model, rng.spawn(1 if expand == "distinct" else N))
     for particle in particles:                          # equal ones would make equal candidates
         particle.log_weight -= math.log(len(particles))
     history, t = History(len(particles)), 0
-    with bar(progress, max_steps, _state) as show:
+    watch = Watch(runtime, max_steps)
+    standing = Standing(runtime, deaths, history, in_place=expand != "distinct")
+    with standing, bar(progress, max_steps, _state) as show:
+        standing.note(t, particles)
         while any(not p.finished for p in particles) and t != max_steps:
             t += 1
             if expand == "distinct":
-                expansion = step_distinct(runtime, particles, N, K, t, rng)
+                expansion = step_distinct(runtime, particles, N, K, t, rng, watch)
             else:
                 expansion = step_copies(runtime, particles, K, t, merge=expand == "independent")
             candidates = expansion.candidates
@@ -296,6 +300,8 @@ def _smc(
             deaths += died(t, candidates)
             ancestors, chosen = select(rng, log_weights, any(not p.finished for p in candidates))
             particles = _take(candidates, ancestors, chosen)
+            standing.note(t, particles)
+            watch.step(t, candidates, particles)
             summary = history.add(expansion, log_weights, ancestors, chosen, particles)
             if on_step is not None:
                 survivors = Particles(particles, stats=runtime.stats, deaths=deaths, steps=history.steps)
@@ -311,10 +317,7 @@ def _smc(
                     )
                 )
             show(t, particles)
-    for particle in particles:
-        if not particle.finished:
-            particle.untwist()
-            particle.finished = particle.cut = True
+    cut(particles)
     return Particles(particles, stats=runtime.stats, deaths=deaths, steps=history.steps, accuracy=history.accuracy)
 
 

@@ -42,6 +42,10 @@ _NOT_PICKLED = (
 )
 
 
+class ContextTooLong(ValueError):
+    """A context is longer than the model reads."""
+
+
 class Context:
     """What the model has read: an immutable pointer to a node of the trie.
 
@@ -278,10 +282,10 @@ class CachedTransformer:
         return context
 
     def check_length(self, context: Context, but: int = 0) -> None:
-        """ValueError if the model cannot read so long a context, its last `but` tokens left out."""
+        """ContextTooLong if the model cannot read so long a context, its last `but` tokens left out."""
         most = self.backend.max_length
         if most is not None and len(context) - but > most:
-            raise ValueError(
+            raise ContextTooLong(
                 f"a context of {len(context) - but} tokens, and the model reads at most {most}: shorten the prompt, or "
                 f"bound the program with max_tokens or max_steps ({context!r})"
             )

@@ -46,9 +46,12 @@ class Proposal(ABC):
     ----------
     support : Sequence or None
         The values it can propose, in the order of `log_measures()`; None where they are infinitely many.
+    recipe : tuple or None
+        What it was made of, nested: proposals over one support with equal recipes are equal. None if unknown.
     """
 
     support: Sequence[Any] | None = None
+    recipe: tuple[Any, ...] | None = None
 
     @abstractmethod
     def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
@@ -113,11 +116,6 @@ class Finite(Distribution):
     parents : sequence of Finite
         The distributions that the callable asks.
 
-    Attributes
-    ----------
-    recipe : tuple or None
-        What it was made of, nested: distributions over one support with equal recipes are equal. None if unknown.
-
     Raises
     ------
     ValueError
@@ -126,7 +124,6 @@ class Finite(Distribution):
     """
 
     support: Sequence[Any]
-    recipe: tuple[Any, ...] | None = None
 
     def __init__(
         self, support: Sequence[Any], log_weights: ArrayLike | Callable[[], Floats], parents: Sequence[Finite] = ()

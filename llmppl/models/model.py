@@ -19,12 +19,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from llmppl.lm.transformer import Context
+from llmppl.lm.transformer import Context, ContextTooLong
 from llmppl.lm.vocab import Text
+from llmppl.models.copies import Kept, culprit, shared_names, survey
 from llmppl.models.distributions import Impossible, Proposal
+from llmppl.models.guards import log_of, observed, plain_result, plain_step, truth
 from llmppl.models.tokens import NextToken, next_token
+from llmppl.runtime import running
 
-_places: dict[tuple[CodeType, int], str] = {}           # where a statement stands, as it is told
+Place = tuple[CodeType, int]                            # a line of a program
+_places: dict[Place, str] = {}                          # as they are told
 
 
 class _Dead(BaseException):
@@ -43,7 +47,9 @@ class Model:
     log_twist : float
         The twist of the last step.
     finished, cut : bool
-        Whether the particle has ended, and whether it was `max_steps` that ended it.
+        Whether the particle has ended, and whether it was `max_steps` or the model's length that ended it.
+    limit : str
+        What the particle asked for in vain, if it was cut where a run reached the model's length.
     attribution : dict of str to float
         For each statement that weighed the particle, the log-weight it has added so far, e.g.
         {"observe (infilling.py, line 41)": -7.2}. A statement is a verb and the line that called it. Twists are not in
@@ -53,6 +59,10 @@ class Model:
     rng : np.random.Generator
         The particle's own stream; `sample` draws from it, and a step that needs other randomness may.
 
+    shared : tuple of str
+        Written in a class: the names of attributes that copies share, since no step changes what is in them; those of
+        its bases are shared, too.
+
     A model can be stepped by hand: `model.step()` runs one step, and after a zero weight just returns.
     """
 
@@ -61,15 +71,18 @@ class Model:
     log_twist: float = 0.0
     finished: bool = False
     cut: bool = False
+    limit: str = ""
     attribution: dict[str, float] = {}                  # noqa: RUF012
     death: str | None = None
     _rng: np.random.Generator | None = None
     _stepping: bool = False
+    shared: tuple[str, ...] = ()
+    _kept: Kept | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not hasattr(cls.step, "_whole"):             # a step written here, or come with a mixin
-            setattr(cls, "step", _whole(cls.step))      # noqa: B010
+        shared_names(cls)
+        make_whole(cls)
 
     def step(self) -> None:
         """Draw and weigh once; the user's to write."""
@@ -138,6 +151,7 @@ class Model:
     def observe(self, dist: Proposal, value: Any) -> None:
         """Weigh by the probability of `value` under `dist`, as `sample(dist, proposal=Delta(value))` would."""
         self._still("observe")
+        observed(dist, value)
         log_p = dist.log_measure(value)
         if log_p == -math.inf:
             self._die(f"observe: {dist!r} gives {value!r} probability 0")
@@ -145,13 +159,16 @@ class Model:
             self._weigh("observe", log_p)
 
     def condition(self, holds: bool) -> None:
-        """Demand that `holds`; where it does not, the particle ends here with weight zero."""
-        if not holds:
+        """Demand that `holds`; where it does not, the particle ends here with weight zero.
+
+        It is True or False, or one bool of numpy, or 0 or 1; anything else is a TypeError.
+        """
+        if not truth(holds):
             self._die("condition is false")
 
     def score(self, log_w: float) -> None:
         """Multiply the weight by exp(`log_w`); -inf ends the particle, NaN and +inf are a ValueError."""
-        log_w = float(log_w)
+        log_w = log_of("score", log_w)
         if log_w == -math.inf:
             self._die("score(-inf)")
         else:
@@ -168,7 +185,7 @@ class Model:
         to come. One that is larger by a constant starves finished particles: with 600 for every particle that goes on,
         where half end at each step, the mean of Z-hat over 2,000 runs is 0.442 for Z = 1.
         """
-        log_w = float(log_w)
+        log_w = log_of("twist", log_w)
         if not math.isfinite(log_w):
             raise ValueError(f"twist({log_w}): a twist is finite; what must not happen is condition(False)")
         self.log_twist += log_w
@@ -190,10 +207,23 @@ class Model:
     def copy(self) -> Self:
         """An independent copy, as the runtime makes of a particle that is continued more than once.
 
-        Attributes are deep-copied, except what is immutable or shared by design: language models, contexts, tokens,
-        vocabularies and distributions. The random stream is not copied but replaced. Override it to share more.
+        Attributes are deep-copied, except those that the class lists in `shared`, and what is immutable or shared by
+        design: language models, contexts, tokens, vocabularies, distributions, functions, modules, networks of torch
+        and their tokenizers, and arrays that nobody can write to. The random stream is not copied but replaced.
+
+        Raises
+        ------
+        TypeError
+            If an attribute cannot be copied, or would be wrong in a copy; see `llmppl.models.copies`.
         """
-        return copy.deepcopy(self, {id(self._rng): None, id(self.attribution): self.attribution})
+        kept = survey(self) if self._kept is None else self._kept
+        memo = {id(self._rng): None, id(self.attribution): self.attribution, **kept.memo(self)}
+        try:
+            new = copy.deepcopy(self, memo)
+        except Exception as error:
+            raise culprit(self, kept, error) from error
+        new._kept = kept
+        return new
 
     def spawn(self, rng: Any) -> Self:
         """A copy whose stream of random numbers is `rng`."""
@@ -217,12 +247,12 @@ class Model:
         if not math.isfinite(log_w):
             raise ValueError(f"{verb}({log_w}): a log weight is finite, or -inf for what must not happen")
         self.log_weight += log_w
-        statement = f"{verb} {_place()}"
+        statement = f"{verb} {told(place())}"
         self.attribution = {**self.attribution, statement: self.attribution.get(statement, 0.0) + log_w}
 
     def _die(self, reason: str) -> None:
         """Give the particle weight zero and leave its step."""
-        self.death = f"{reason} {_place()}"
+        self.death = f"{reason} {told(place())}"
         self.log_weight, self.log_twist, self.finished = -math.inf, 0.0, True
         if self._stepping:
             raise _Dead
@@ -236,33 +266,51 @@ class Model:
         return f"<{type(self).__name__} {str(self)!r} log_weight={self.log_weight:.4g} {state}>"
 
 
-def _place() -> str:
-    """Where the statement stands that is running: "(infilling.py, line 41)", outside this file."""
-    frame = sys._getframe(1)
+def place(depth: int = 1) -> Place:
+    """Where the statement stands that is running, in another file than this, from `depth` callers up."""
+    frame = sys._getframe(depth)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
-    key = frame.f_code, frame.f_lineno
-    place = _places.get(key)
-    if place is None:
-        place = _places[key] = f"({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
-    return place
+    return frame.f_code, frame.f_lineno
 
 
-def _whole(step: Callable[[Model], None]) -> Callable[[Model], None]:
-    """`step` with what belongs to every step around it: the twist taken back and added, and the leaving on death."""
+def told(where: Place) -> str:
+    """A place as it is told: "(infilling.py, line 41)"."""
+    text = _places.get(where)
+    if text is None:
+        code, line = where
+        text = _places[where] = f"({Path(code.co_filename).name}, line {line})"
+    return text
+
+
+def make_whole(cls: type[Model]) -> None:
+    """Put what belongs to every step around a step that was written in `cls`, came with a mixin, or was assigned."""
+    if not hasattr(cls.step, "_whole"):
+        plain_step(cls.step, cls.__name__)
+        setattr(cls, "step", _whole(cls.step))          # noqa: B010
+
+
+def _whole(step: Callable[[Model], Any]) -> Callable[[Model], Any]:
+    """`step` with the twist taken back and added, and the leaving on death."""
 
     @functools.wraps(step)
-    def whole(self: Model) -> None:
+    def whole(self: Model) -> Any:
         if self._stepping:                              # super().step() is part of the step that calls it
-            return step(self)
+            part = step(self)
+            plain_result(part, type(self).__name__, whole=False)
+            return part
         if self.finished:
             raise RuntimeError(f"step() of a particle that has finished: {self!r}")
         self.untwist()
         self._stepping = True
         try:
-            step(self)
+            plain_result(step(self), type(self).__name__, whole=True)
         except _Dead:
             pass
+        except ContextTooLong as error:
+            if not running():                           # by hand there is nobody to tell
+                raise
+            self.limit, self.finished, self.cut = str(error), True, True
         finally:
             self._stepping = False
         if self.finished:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from llmppl.arguments import shown
 from llmppl.lm.transformer import Context
 from llmppl.lm.vocab import EOS, Token, Vocabulary
 from llmppl.models.distributions import Distribution, Finite, Floats
@@ -32,6 +33,11 @@ class TokenDistribution(Finite):
         return TokenDistribution(self.support, compute, parents)
 
     def places(self, value: Any) -> list[int]:
+        if isinstance(value, str):
+            raise TypeError(
+                f"a str is not a token: for the text {shown(value)}, use .string(), as in "
+                "observe(self.transformer(context).string(), text)"
+            )
         return list(self.support.eos_ids) if value is EOS else [self.support.token(value)]
 
     def log_prob(self, value: Any) -> float:

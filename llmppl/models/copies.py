@@ -1,0 +1,220 @@
+"""What the copies of a model share, and what may not be kept in one.
+
+Every particle is a deep copy. Deep copying gives a copy its own of everything, and rebinds what refers to the model
+(objects, methods, partial functions), but for functions and distributions, which are shared. A function kept in an
+attribute that refers to the model would go on asking the model that the run began with, and a random stream would
+give all copies the same numbers: both are refused. What is large and never changed by a step is shared instead.
+
+`survey` looks through the attributes once a run, and at most at `_MOST` objects of each.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import random
+import sys
+import types
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmppl.models.distributions import Proposal
+
+_MOST = 5_000                                           # objects looked at for one attribute
+_LARGE = 1 << 20                                        # bytes that a copy may take without a warning
+_OWN = frozenset(("_rng", "_kept", "attribution"))      # what Model.copy takes care of
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), type, np.generic, range)
+_STREAMS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_CACHED = type(functools.cache(len))
+_SHARED = frozenset((                                   # by name, since they are not to be imported
+    "torch.nn.modules.module.Module", "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
+    "tokenizers.Tokenizer",
+))  # fmt: skip
+
+
+def shared_names(cls: type) -> frozenset[str]:
+    """The attributes that `cls` and its bases list in `shared`; a TypeError for what is no tuple of names."""
+    names = set[str]()
+    for base in cls.__mro__:
+        listed = vars(base).get("shared", ())
+        if not isinstance(listed, (tuple, list)) or not all(isinstance(name, str) for name in listed):
+            raise TypeError(f'{base.__name__}.shared lists attributes by name: shared = ("table",), not {listed!r}')
+        names.update(listed)
+    return frozenset(names)
+
+
+class Kept(NamedTuple):
+    """What copies share: the attributes called `names`, and `objects` (by id): modules, networks, read-only arrays."""
+
+    names: frozenset[str]
+    objects: dict[int, Any]
+
+    def memo(self, model: Any) -> dict[int, Any]:
+        """The memo of a deep copy of `model` that shares them."""
+        memo = {**self.objects, id(self): self}
+        for name in self.names:
+            if name in vars(model):
+                memo[id(vars(model)[name])] = vars(model)[name]
+        return memo
+
+
+def survey(model: Any) -> Kept:
+    """What copies of `model` share.
+
+    Raises
+    ------
+    TypeError
+        If an attribute holds a random stream, or shares with copies something that refers to the model.
+    """
+    kept = Kept(shared_names(type(model)), {})
+    for name, value in vars(model).items():
+        if name not in _OWN:
+            walk = _Walk(model, name, kept.objects)
+            walk.run(value, name in kept.names)
+            if walk.size > _LARGE:
+                warnings.warn(
+                    f"the attribute {name} of {type(model).__name__} takes {walk.size / (1 << 20):.0f} MB in every "
+                    f'copy, and every step copies particles: if no step changes it, write shared = ("{name}",) in the '
+                    "class",
+                    stacklevel=2,
+                )
+    return kept
+
+
+def culprit(model: Any, kept: Kept, error: Exception) -> TypeError:
+    """The error of a deep copy, with the attribute that cannot be copied named."""
+    for name, value in vars(model).items():
+        try:
+            copy.deepcopy(value, {id(model): model, id(model._rng): None, **kept.memo(model)})
+        except Exception as own:
+            return TypeError(
+                f"the attribute {name} of {type(model).__name__} cannot be copied ({own}): override copy(), or list "
+                f'it in shared = ("{name}",)'
+            )
+    return TypeError(f"{type(model).__name__} cannot be copied ({error}): override copy()")
+
+
+class _Walk:
+    """Looks through one attribute.
+
+    size : int
+        Bytes that a deep copy of what was seen takes, roughly.
+    """
+
+    def __init__(self, model: Any, name: str, kept: dict[int, Any]) -> None:
+        self.model, self.name, self.kept = model, name, kept
+        self.size = 0
+
+    def run(self, value: Any, shared: bool) -> None:
+        todo, seen, left = deque([(value, shared, self.name)]), set[tuple[int, bool]](), _MOST
+        while todo:                                     # the nearest first
+            value, shared, path = todo.popleft()
+            if isinstance(value, _PLAIN) or (id(value), shared) in seen:
+                continue
+            seen.add((id(value), shared))
+            self._check(value, shared, path)
+            for part, also, step in itertools.islice(self._parts(value, shared), left):
+                left -= 1
+                todo.append((part, also, path + step))
+
+    def _check(self, value: Any, shared: bool, path: str) -> None:
+        owner = type(self.model).__name__
+        if value is self.model and shared:
+            raise TypeError(
+                f"the attribute {self.name} of {owner} refers to the model itself ({path}), and copies share it: all "
+                "particles would go on asking the model that the run began with. Make it in step(), or pass it what it "
+                "needs as an argument"
+            )
+        if isinstance(value, _STREAMS):
+            raise TypeError(
+                f"the attribute {self.name} of {owner} holds a random stream ({path}), of which copies would draw the "
+                "same numbers: draw from self.rng instead, which is each particle's own, or by self.sample(...)"
+            )
+
+    def _parts(self, value: Any, shared: bool) -> Iterator[tuple[Any, bool, str]]:
+        """What `value` holds, whether copies share that, and how it is reached."""
+        if not shared:
+            self.size += _bytes(value)
+        if isinstance(value, types.FunctionType):
+            yield from _parts_of_function(value)
+        elif isinstance(value, types.MethodType):       # a deep copy is bound to the copy
+            yield from ((value.__func__, True, ".__func__"), (value.__self__, shared, ".__self__"))
+        elif isinstance(value, types.BuiltinMethodType):
+            if not isinstance(value.__self__, types.ModuleType):
+                yield value.__self__, True, ".__self__"
+        elif isinstance(value, functools.partial):
+            yield from ((value.func, shared, ".func"), (value.args, shared, ".args"))
+            yield value.keywords, shared, ".keywords"
+        elif isinstance(value, Proposal):
+            yield vars(value), True, ""
+        elif _is_kept(value):
+            if not shared:
+                self.kept[id(value)] = value
+        elif isinstance(value, _CACHED):
+            yield value.__wrapped__, True, ".__wrapped__"
+        elif isinstance(value, dict):
+            yield getattr(value, "default_factory", None), shared, ".default_factory"
+            yield from ((part, shared, f"[{key!r}]") for key, part in value.items())
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            yield from ((part, shared, "[...]") for part in value)
+        elif value is not self.model and not hasattr(type(value), "__deepcopy__"):
+            for name, part in _attributes(value):
+                if not (shared and isinstance(part, _STREAMS)):     # an object of many may have its own
+                    yield part, shared, f".{name}"
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, bool, str]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield cell.cell_contents, True, f" uses {name}"
+        except ValueError:                              # a variable that has no value yet
+            continue
+    for part in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        yield part, True, " has a default"
+    yield from ((part, True, f".{name}") for name, part in vars(function).items())
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes of an object, those in slots included; the random stream of another model is not one."""
+    yield from ((name, part) for name, part in getattr(value, "__dict__", {}).items() if name not in _OWN)
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name) and not name.startswith("__"):
+                yield name, getattr(value, name)
+
+
+def _is_kept(value: Any) -> bool:
+    """Whether copies share `value` itself: it never changes in a step, or is far too large to be copied."""
+    if isinstance(value, np.ndarray):
+        return _is_frozen(value)
+    if isinstance(value, types.ModuleType):
+        return True
+    return any(f"{base.__module__}.{base.__qualname__}" in _SHARED for base in type(value).__mro__)
+
+
+def _is_frozen(array: np.ndarray) -> bool:
+    """Whether nobody can write to an array, nor to the one it is a view of."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable or base.dtype.hasobject:
+            return False
+        base = base.base
+    return base is None or isinstance(base, bytes)
+
+
+def _bytes(value: Any) -> int:
+    if _is_kept(value):
+        return 0
+    if isinstance(value, (list, tuple, dict, set, frozenset, deque, bytearray)):
+        return sys.getsizeof(value)
+    try:
+        size = value.nbytes if hasattr(type(value), "nbytes") else 0        # arrays and tensors
+    except Exception:                                   # of a tensor that has none
+        return 0
+    return size if isinstance(size, int) else 0

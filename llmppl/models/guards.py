@@ -1,0 +1,82 @@
+"""What a program may not be: mistakes that would run, and mean something else, are refused with what works.
+
+Two kinds are told here. A *foreign step* was written for another library (a coroutine, a generator, a step that returns
+its result), and would do nothing of what it says. An *argument of a verb* of another type would be taken for a number
+or a truth value that nobody meant.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from llmppl.arguments import shown
+from llmppl.models.distributions import Proposal
+
+_PLAIN = "steps are plain functions here: "
+_AWAIT = _PLAIN + "drop async and await, self.sample(...) returns the value itself"
+_YIELD = _PLAIN + "drop yield, self.sample(...) returns the value itself"
+
+
+def plain_step(step: Callable[..., Any], program: str) -> None:
+    """A TypeError if `step`, or what a decorator made it from, is a coroutine or a generator."""
+    layer: Any = step
+    while layer is not None:
+        if inspect.iscoroutinefunction(layer) or inspect.isasyncgenfunction(layer):
+            raise TypeError(f"{program}.step is a coroutine (async def); {_AWAIT}")
+        if inspect.isgeneratorfunction(layer):
+            raise TypeError(f"{program}.step is a generator (yield); {_YIELD}")
+        layer = getattr(layer, "__wrapped__", None)
+
+
+def plain_result(result: Any, program: str, *, whole: bool) -> None:
+    """A TypeError if a step returned what has still to be run; of a `whole` step, if it returned anything."""
+    if result is None:
+        return
+    kind = "coroutine" if inspect.isawaitable(result) or inspect.isasyncgen(result) else "generator"
+    if kind == "coroutine" or inspect.isgenerator(result):
+        if hasattr(result, "close"):
+            result.close()                              # else Python warns of it as well
+        raise TypeError(f"{program}.step returned a {kind}; {_AWAIT if kind == 'coroutine' else _YIELD}")
+    if whole:
+        raise TypeError(
+            f"{program}.step returned {shown(result)}; {_PLAIN}they return nothing, add text to self.s, keep other "
+            "values in attributes of self, and end the program by self.finish()"
+        )
+
+
+def truth(holds: Any) -> bool:
+    """What `condition` was given, as a bool; a TypeError for what is neither True nor False nor 0 nor 1."""
+    if holds is True or holds is False:
+        return holds
+    if isinstance(holds, Proposal):
+        raise TypeError(f"condition wants True or False, not {holds!r}: condition(self.sample(...)) draws from it")
+    one = np.asarray(holds) if isinstance(holds, (int, np.generic, np.ndarray)) else None
+    if one is None or one.shape != () or one.dtype.kind not in "biu" or one not in (0, 1):
+        raise TypeError(
+            f"condition wants True or False, not {shown(holds)}: compare, as in condition(n > 0) or "
+            "condition(match is not None)"
+        )
+    return bool(one)
+
+
+def log_of(verb: str, log_w: Any) -> float:
+    """The log weight that `verb` was given, as a float; a TypeError for what is no number."""
+    if isinstance(log_w, (bool, np.bool_)) or not hasattr(log_w, "__float__"):      # float("3") is 3
+        raise TypeError(f"{verb} wants a log weight, a number, not {shown(log_w)}")
+    try:
+        return float(log_w)
+    except TypeError:
+        raise TypeError(f"{verb} wants a log weight, one number, not {shown(log_w)}") from None
+
+
+def observed(dist: Any, value: Any) -> None:
+    """A TypeError if `observe` was not given a distribution first."""
+    if isinstance(dist, Proposal):
+        return
+    if isinstance(value, Proposal):
+        raise TypeError(f"observe(distribution, value): they are swapped in observe({shown(dist)}, {value!r})")
+    raise TypeError(f"observe wants a Distribution or another Proposal first, then the value, not {shown(dist)}")
