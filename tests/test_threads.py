@@ -1,6 +1,7 @@
 """Threads and interrupts: whatever happened to a language model before, its answers are those of a fresh one."""
 
 import gc
+import inspect
 import itertools
 import sys
 import threading
@@ -340,6 +341,39 @@ def test_after_an_interrupt_at_any_line_every_answer_is_that_of_a_fresh_model(li
     finally:
         sys.unraisablehook = before
     assert len(reached) >= 150 and faults == [] and swallowed == []
+
+
+@pytest.mark.filterwarnings("ignore:cache_bytes=")
+def test_an_interrupt_at_any_line_of_the_renewal_is_made_good_by_the_next():
+    budget = BUDGETS[-1]
+    with Interrupt() as watch:
+        interrupted(new_lm(budget))
+    places = {place: times for place, times in watch.seen.items() if place in lines_of_the_renewal()}
+    assert len(places) >= 12
+    for place, times in places.items():
+        for nth in sorted({1, times // 2 + 1, times}):
+            lm = new_lm(budget)
+            held = [at(lm, ids) for ids in JOBS[:3]]
+            with Interrupt(place, nth):
+                interrupted(lm)
+            assert not any(wrong(lm, ids) for ids in JOBS)
+            check_books(lm, held)
+
+
+def interrupted(lm):
+    """A day, an interrupt at its end, and the renewal behind it."""
+    a_day(lm)
+    with pytest.raises(ZeroDivisionError):
+        lm._exclusive(lambda: 1 / 0)
+    assert len(lm.trie) >= 0
+
+
+def lines_of_the_renewal():
+    found = set()
+    for function in (cache.Trie.renew, cache.Store.clear, CachedTransformer._renew):
+        source, first = inspect.getsourcelines(function)
+        found |= {(function.__code__.co_filename, first + i) for i in range(len(source))}
+    return found
 
 
 def test_an_interrupt_while_all_is_made_anew_is_one_more_interrupt():
