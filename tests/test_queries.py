@@ -591,6 +591,9 @@ def test_a_search_without_a_match_ends_and_says_what_is_left(monkeypatch):
             next(search(only_a, "a*b", prefix="a", batch=1, results=results))
         longer = search(only_a, "a*b", prefix="a", batch=1, results=results, max_expansions=99)
         assert next(longer, None) is None and longer.expansions == 99 and not longer.complete
+    monkeypatch.setattr("llmppl.queries.language.FEW", 2)               # no prefix is ever complete
+    with pytest.raises(ValueError, match=f"all together, and none of it above {0.5**39:.2g}"):
+        next(search(only_a, "a+ba", prefix="a+b", batch=1))
     with pytest.raises(ValueError, match="no match in 40 expansions; .* all together. To search on"):
         next(search(only_a, "a*b", prefix="a", batch=1, strategy="distinct"))
     with pytest.raises(ValueError, match="no match in 40 expansions"):
