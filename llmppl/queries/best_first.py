@@ -209,7 +209,6 @@ class Search:
             top = noisy.max()
             shifted = node.noise - noisy + np.log1p(-np.exp(noisy - top))
             handed = node.noise - np.maximum(0.0, shifted) - np.log1p(np.exp(-np.abs(shifted)))
-        handed[noisy == top] = node.noise
         if ending > -math.inf:
             self._match(node, ending, float(handed[-2]))
         for token, log_prob, noise in zip(ids.tolist(), inside.tolist(), handed.tolist(), strict=False):
