@@ -82,7 +82,8 @@ def main():
         given = re.escape(before)
         words = list(dict.fromkeys(re.findall(LETTERS, before)))
         for name, (pattern, options) in settings(words).items():
-            matches = search(lm, given + pattern, prefix=given, top_k=1000, results="tokens", **options)
+            options |= {"top_k": 1000, "results": "tokens", "max_expansions": 20_000}
+            matches = search(lm, given + pattern, prefix=given, **options)
             match = next(matches, None)
             found = "" if match is None else re.findall(LETTERS, str(match))[-1]
             answers.setdefault(name, []).append((found, found == last, matches.expansions))
