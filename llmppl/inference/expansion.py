@@ -68,8 +68,10 @@ def step_distinct(
     runtime.run([probe.run for probe in probes.values()], [f"particle {i} at step {t}" for i in active])
     quiet = [i for i, probe in probes.items() if probe.listed is None and not probe.free]
     if quiet:
-        again = (functools.partial(runtime.run, [_Probe(particles[i]).run], [f"particle {i}"]) for i in quiet)
-        watch.streams.check(again)
+        def run_again(i: int) -> None:
+            runtime.run([_Probe(particles[i]).run], [f"particle {i} at step {t}"])
+
+        watch.streams.check(functools.partial(run_again, i) for i in quiet)
     log_weights = {
         i: particles[i].log_weight - particles[i].log_twist + probe.log_probs
         for i, probe in probes.items()

@@ -30,6 +30,7 @@ Floats = NDArray[np.float64]
 QUIET = 1_000                                           # steps in a row in which nothing happened
 _CLOSE = 0.01                                           # total variation: rounding in half precision stays below
 _CLOSE_LOG = 0.05
+_AGAIN = 3                                              # runs of a step in each of which a stream must have moved
 _BY = "draw through self.sample(...) or self.rng, not from random, np.random, the time or the like"
 
 
@@ -266,11 +267,16 @@ class GlobalStreams:
         self._states = _states()
 
     def check(self, again: Iterable[Callable[[], None]]) -> None:
-        """A RuntimeError if a step drew from them. `again` runs each suspect once more, in case others did."""
+        """A RuntimeError if a step drew from them. `again` runs a suspect once more: another thread may have drawn, but
+        hardly each time."""
         if self._moved():
             for run in again:
-                run()
-                if names := self._moved():
+                for _ in range(_AGAIN):
+                    run()
+                    names = self._moved()
+                    if not names:
+                        break
+                else:
                     raise RuntimeError(
                         f"a step drew from {' and '.join(names)}, which belong to the whole process; what it chooses "
                         f"so is not weighed, nor fixed by seed=: {_BY}"
