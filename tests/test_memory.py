@@ -142,6 +142,14 @@ def test_after_a_run_the_trie_is_the_prompt_and_what_the_budget_kept():
     check_books(lm, [prompt])
 
 
+def test_scoring_a_string_keeps_the_rows_of_its_tokens_only_where_nothing_else_keeps_the_context():
+    lm = family_lm("llama")
+    start, end = at(lm, [3]), at(lm, range(3, 20))
+    assert end.log_prob_since(start) < 0.0
+    assert lm.store.slots_used == 16 and lm.store.rows_used == 1        # the last token is not read
+    check_books(lm, [start, end])
+
+
 def test_a_slab_grows_seldom_and_makes_room_for_many_at_once():
     """Each growth copies the slab, and each search for what to give up looks at every slot."""
     lm = family_lm("llama", cache_bytes=400 * SLOT)
