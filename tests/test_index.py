@@ -320,6 +320,7 @@ def test_masks_that_were_let_go_come_back_the_same(monkeypatch):
     states = sorted(explore(index, limit=1000))
     first = {state: index.mask(state).copy() for state in states}
     assert len(index._unpacked) <= 2 < len({mask.tobytes() for mask in first.values()})
+    assert sum(found.mask is not None for found in index._distinct.values()) <= 2
     for state in states:
         np.testing.assert_array_equal(index.mask(state), first[state])
 
@@ -720,3 +721,162 @@ def test_what_is_no_recognizer_is_a_type_error_that_says_what_would_be():
     ]:
         with pytest.raises(TypeError, match=message):
             TokenIndex(wrong, Vocabulary([b"a", b""], eos_ids=[1]))
+
+
+# ---- what is kept
+
+
+def spread(V, allowed, eos):
+    """A vocabulary of V tokens, and the language of the texts that are one of the tokens allowed."""
+    tokens = [b"%c" % (64 + i) if i < 40 else b"x%c" % (64 + i) for i in range(V)]
+    for id in eos:
+        tokens[id] = b""
+    return Vocabulary(tokens, eos), Regex("|".join(re.escape(tokens[id].decode()) for id in allowed))
+
+
+@pytest.mark.parametrize("V", [63, 64, 65])
+def test_a_set_is_the_same_kept_as_ids_or_as_bits(V, monkeypatch):
+    """Two ids take the room of 64 bits."""
+    monkeypatch.setattr(index_module, "MASK_BYTES", 0)
+    for allowed in ([50], [3, 50], [3, 7, 50], [50, 7]):
+        vocab, words = spread(V, allowed, eos=[0])
+        index = TokenIndex(words | Regex(""), vocab)
+        for _ in range(2):                          # the second time from what is kept
+            np.testing.assert_array_equal(index.mask(index.start), brute_force(index.recognizer, vocab, index.start))
+            end = index.advance(index.start, 50)
+            assert index.allowed(end).tolist() == [0] and np.flatnonzero(index.mask(end)).tolist() == [0]
+        assert index.allowed(index.start).tolist() == sorted([0, *allowed])
+        with pytest.raises(ValueError, match="read-only"):
+            index.allowed(index.start)[0] = 1
+
+
+def test_sets_and_steps_of_states_without_number_are_forgotten_in_time(monkeypatch):
+    monkeypatch.setattr(index_module, "NUMBERED", 20)
+    vocab = Vocabulary([b"(", b")", b"x", b"((", b"))", b""], eos_ids=[5])
+    index = TokenIndex(Nested(), vocab)
+    state = index.start
+    for depth in range(200):
+        np.testing.assert_array_equal(index.mask(state), brute_force(index.recognizer, vocab, state))
+        state = index.advance(state, 0)
+        assert state == (depth + 1, False)
+    assert max(len(index._sets), len(index._steps), len(index._graph.states)) <= 30
+
+
+class Packed(Nested):
+    """The same, with masks of its own, as bits."""
+
+    def token_mask(self, state, trie):
+        bits = [bool(token) and run(self, state, token) is not None for token in trie.tokens]
+        return np.packbits(bits).tobytes()
+
+
+def test_bits_of_a_recognizers_own_are_masks_with_eos_where_the_text_is_complete():
+    vocab = Vocabulary([b"(", b"", b")", b"x", b"((", b")))", b""], eos_ids=[1, 6])
+    index = TokenIndex(Packed(), vocab)
+    states = [index.start, *map(index.after, ("(", "x", "(x", "((x", "(x)", "((x)"))]
+    for state in states + states[::-1]:
+        np.testing.assert_array_equal(index.mask(state), brute_force(index.recognizer, vocab, state))
+        assert index.accepts(state) == index.mask(state)[1] == index.mask(state)[6]
+    assert not index.mask(index.after("(x)")).flags.writeable
+
+
+@pytest.mark.parametrize("first", ["even", "odd"])
+def test_equal_bits_of_states_that_differ_in_accepting_are_two_masks(first):
+    class Even:
+        start = "even"
+
+        def step(self, state, byte):
+            return {"even": "odd", "odd": "even"}[state] if byte == ord("a") else None
+
+        def accepts(self, state):
+            return state == "even"
+
+        def token_mask(self, state, trie):
+            return np.packbits([True, False, False]).tobytes()
+
+    index = TokenIndex(Even(), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    for state in sorted(["even", "odd"], key=lambda state: state != first):
+        assert index.mask(state).tolist() == [True, False, state == "even"]
+
+
+def test_a_table_whose_steps_say_zero_for_dead_is_read_the_same():
+    class Zero(Machine):
+        def step(self, state, byte):
+            return super().step(state, byte) or 0
+
+    table = np.zeros((3, 256), np.int32)
+    table[1, ord("a")] = table[2, ord("b")] = 2
+    vocab = Vocabulary([b"a", b"b", b"ab", b""], eos_ids=[3])
+    index = TokenIndex(Zero(table, [False, False, True]), vocab)
+    assert index.wanted(index.start) == b"a" and index.after("ab") == 2
+    for text in ("b", "aa"):
+        with pytest.raises(ValueError, match="leaves the language"):
+            index.after(text)
+    with pytest.raises(ValueError, match="cannot follow"):
+        index.advance(index.start, 1)
+
+
+def test_distances_are_right_whichever_state_is_asked_first():
+    language = Regex("a{3}|b{5}|c(d|ee){2}").explore()
+    vocab = Vocabulary([*(b"%c" % byte for byte in b"abcde"), b"aa", b"bbb", b""], eos_ids=[7])
+    whole = TokenIndex(language, vocab)
+    expected = {state: whole.tokens_to_accept(state) for state in sorted(explore(whole))}
+    assert expected[whole.start] == 2 and expected[whole.after("c")] == 2 and expected[whole.after("ce")] == 2
+    for first in expected:
+        index = TokenIndex(language, vocab)
+        index.tokens_to_accept(first)
+        assert {state: index.tokens_to_accept(state) for state in expected} == expected
+
+
+def test_searches_without_a_table_stop_where_no_end_is_near(monkeypatch):
+    class Counted(Nested):
+        steps = 0
+
+        def step(self, state, byte):
+            self.steps += 1
+            assert self.steps < 20_000
+            return super().step(state, byte)
+
+    index = TokenIndex(Counted(), Vocabulary([b"(", b""], eos_ids=[1]))     # nothing closes
+    monkeypatch.setattr(index_module, "SEARCHED", 50)
+    with pytest.raises(ValueError, match="no end found within 5. tokens and 51 states"):
+        index.tokens_to_accept(index.start)
+
+
+@pytest.mark.slow
+def test_rows_of_a_whole_index_count_beyond_sixteen_bits():
+    whole = TokenIndex(Regex("a{66000}"), Vocabulary([b"a", b""], eos_ids=[1])).build_all()
+    assert len(whole) == 66_001
+    for i in (0, 65_534, 65_535, 65_536, 65_999):
+        assert whole.row(i)[1].tolist() == [i + 1]
+
+
+def test_a_whole_index_is_built_once_and_read_in_its_own_format_only(tmp_path, monkeypatch):
+    index = TokenIndex(Regex("a"), Vocabulary([b"a", b""], eos_ids=[1]))
+    assert index.build_all() is index.build_all()
+    index.save(tmp_path / "index.npz")
+    for version in (0, 2):
+        monkeypatch.setattr(index_module, "FORMAT", version)
+        with pytest.raises(ValueError, match=f"is of format .*, and this version reads {version}"):
+            TokenIndex.load(tmp_path / "index.npz", index.vocab)
+
+
+def test_a_saved_index_is_refused_for_a_larger_and_for_a_smaller_language(tmp_path):
+    vocab = Vocabulary([b"a", b"b", b"c", b""], eos_ids=[3])
+    TokenIndex(Regex("ab|c"), vocab).save(tmp_path / "index.npz")
+    for other in ("ab|c|b", "ab", "ab|ca*", "ab?|c"):
+        with pytest.raises(ValueError, match="which is not the language of"):
+            TokenIndex.load(tmp_path / "index.npz", vocab, Regex(other))
+    assert TokenIndex.load(tmp_path / "index.npz", vocab, Regex("c|ab")).after("ab")
+
+
+def test_errors_show_runs_of_bytes_eight_at_most_and_the_end_of_a_long_text():
+    vocab = Vocabulary([b"%c" % byte for byte in range(97, 123)] + [b""], eos_ids=[26])
+    wishes = "b'a'..b'c', b'e', b'g', b'i', b'k', b'm', b'o', b'q'"
+    for pattern, wish in (("[abcegikmoq]", wishes), ("[abcegikmoqs]", wishes + ", ..."), ("[ad]", "b'a', b'd'")):
+        with pytest.raises(ValueError, match=rf"at the start, leaves .* one of {re.escape(wish)}$"):
+            TokenIndex(Regex(pattern), vocab).after("z")
+    with pytest.raises(ValueError, match=r"byte 24 of the text, b'x' after 'a{24}', leaves"):
+        TokenIndex(Regex("a{30}"), vocab).after("a" * 24 + "x")
+    with pytest.raises(ValueError, match=r"byte 25 of the text, b'x' after \.\.\.'a{24}', leaves"):
+        TokenIndex(Regex("a{30}"), vocab).after("a" * 25 + "x")

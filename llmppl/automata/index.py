@@ -47,6 +47,7 @@ __all__ = ["END", "Recognizer", "TabledRecognizer", "TokenIndex", "Trie", "Vocab
 FORMAT = 1                                          # of saved files
 MASK_BYTES = 1 << 26                                # of masks kept as bools; the others are kept as bits or ids
 NUMBERED = 1 << 16                                  # states without a table that are kept with their steps
+SEARCHED = 100_000                                  # states without a table that an end is looked for in
 
 
 class _End:
@@ -633,7 +634,7 @@ class TokenIndex:
             level = [each for each in below if each not in seen]
             seen.update(level)
             depth += 1
-            if len(seen) > 100_000:
+            if len(seen) > SEARCHED:
                 raise ValueError(f"{self._name}: no end found within {depth} tokens and {len(seen)} states")
         if len(self._accept_memo) > NUMBERED:
             self._accept_memo.clear()
