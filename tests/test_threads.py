@@ -190,6 +190,28 @@ def test_a_thread_computes_what_it_announced_itself_and_counts_what_it_did():
     assert lm.done().rows == 2 and lm.stats.rows == 3
 
 
+def test_who_announced_a_question_and_is_gone_is_not_answered():
+    asked = []
+    lm = CachedTransformer(
+        lambda ids: asked.append(tuple(ids)) or [0.0, 0.0, 0.0], Vocabulary([b"a", b"b", b""], eos_ids=[2])
+    )
+    held, asker, dropped = lm.context("aa"), threading.Event(), lm.context("bb")
+    held.announce(threading.Event())                    # who asked is gone at once, and the context is not
+    dropped.announce(asker)
+    del dropped                                         # the other way round
+    lm.context("a").log_probs()
+    assert asked == [(0,)] and len(held) == 2
+
+
+def test_contexts_that_died_are_let_go_though_nothing_is_asked():
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
+    start = at(lm, [3])
+    for n in range(4000):
+        start + (3 + n % 40) + (3 + n // 100)
+    assert len(lm.trie._gone) <= 1000
+    check_books(lm, [start])
+
+
 def test_an_lm_that_is_used_by_its_own_function_says_so():
     vocab = Vocabulary([b"a", b"b", b""], eos_ids=[2])
     lm = CachedTransformer(lambda ids: lm.context("a").log_probs(), vocab)
