@@ -359,3 +359,32 @@ def test_a_text_ends_at_EOS_or_at_its_bound():
     for particle in smc_steer(ConstrainedText(tiny_lm(V), "a", max_tokens=3), 6, 2, seed=0):
         tokens = particle.context.tokens[1:]
         assert particle.finished and len(tokens) <= 3 and EOS not in tokens
+
+
+def test_a_particle_that_is_chosen_again_draws_from_a_stream_of_its_own():
+    class Skewed(Model):
+        """One value in a hundred carries the weight, so that resampling chooses it again and again."""
+
+        def __init__(self):
+            super().__init__()
+            self.drawn = []
+
+        def step(self):
+            self.drawn.append(float(self.rng.random()))
+            self.score(20.0 * self.drawn[-1])
+            if len(self.drawn) == 4:
+                self.finish()
+
+    steps = []
+
+    def look(step):
+        particles = list(step.particles)
+        assert len({id(particle.rng) for particle in particles}) == len(particles) == 8
+        states = [repr(particle.rng.bit_generator.state) for particle in particles]
+        assert len(set(states)) == 8                    # nor a copy of one
+        before, _ = states[1], particles[0].rng.bit_generator.advance(1)
+        assert repr(particles[1].rng.bit_generator.state) == before
+        steps.append(len(set(step.ancestors.tolist())))
+
+    smc_standard(Skewed(), 8, seed=0, on_step=look, progress=False)
+    assert min(steps) < 8                               # some were chosen again
