@@ -138,6 +138,62 @@ def test_what_would_go_on_asking_the_first_particle_is_refused_by_name(run, prog
         RUNS[run](program(make))
 
 
+class Asked(Model):
+    def step(self):
+        self.condition(self.ok())
+        self.finish()
+
+
+def test_a_function_that_refers_to_the_model_by_a_global_name_is_refused_and_one_that_has_such_an_attribute_is_not():
+    scope = {"model": Asked()}
+    for kept in ("lambda: model.s == ''", "lambda: (lambda: model.s == '')()"):
+        scope["model"].ok = eval(kept, scope)
+        with pytest.raises(TypeError, match=r"the attribute ok of Asked refers to the model itself \(ok uses model\)"):
+            RUNS["distinct"](scope["model"])
+    scope["model"].ok = eval("lambda: __import__('types').SimpleNamespace(model=True).model", scope)
+    assert len(RUNS["distinct"](scope["model"])) == 1
+
+
+class Coin(Model):
+    def step(self):
+        self.s = "HT"[self.sample(Bernoulli(0.5))]
+
+
+class Outer(Model):
+    """A program whose choices are made by another one."""
+
+    def __init__(self, rng=None):
+        super().__init__()
+        self.inner = Coin()
+        self.inner._rng = rng
+
+    def step(self):
+        self.inner.step()
+        self.s += self.inner.s
+        if len(self.s) == 2:
+            self.finish()
+
+
+class Lends(Outer):
+    def step(self):
+        self.inner.rng = self.rng
+        super().step()
+
+
+def test_a_model_in_a_model_draws_from_the_stream_that_it_is_lent_and_from_no_other():
+    for run in RUNS.values():
+        with pytest.raises(RuntimeError, match="this Coin is none of the particles .*self.inner.rng = self.rng"):
+            run(Outer())
+        with pytest.raises(TypeError, match="attribute inner of Outer holds a random stream"):
+            run(Outer(np.random.default_rng(0)))
+    for run in ("distinct", "copies", "standard"):
+        posterior = RUNS[run](Lends())
+        assert {str(particle) for particle in posterior} == {"HH", "HT", "TH", "TT"}
+        assert [str(particle) for particle in RUNS[run](Lends())] == [str(particle) for particle in posterior]
+    with pytest.raises(TypeError, match="enumerate_exact cannot enumerate self.rng"):
+        enumerate_exact(Lends())
+
+
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     "make",

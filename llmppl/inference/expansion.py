@@ -16,6 +16,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable
+from copy import deepcopy
 from typing import Any, TypeVar
 
 import numpy as np
@@ -278,6 +279,9 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         self._tell()
         return getattr(self._rng, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return deepcopy(self._rng, memo)                # a program may keep it; it is replaced as the stream is
 
 
 class _Left(BaseException):

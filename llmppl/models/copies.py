@@ -11,6 +11,7 @@ give all copies the same numbers: both are refused. What is large and never chan
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import itertools
 import random
@@ -130,7 +131,7 @@ class _Walk:
                 "particles would go on asking the model that the run began with. Make it in step(), or pass it what it "
                 "needs as an argument"
             )
-        if isinstance(value, _STREAMS):
+        if isinstance(value, _STREAMS) and value is not self.model._rng:        # that is replaced in a copy
             raise TypeError(
                 f"the attribute {self.name} of {owner} holds a random stream ({path}), of which copies would draw the "
                 "same numbers: draw from self.rng instead, which is each particle's own, or by self.sample(...)"
@@ -142,6 +143,7 @@ class _Walk:
             self.size += _bytes(value)
         if isinstance(value, types.FunctionType):
             yield from _parts_of_function(value)
+            yield from ((self.model, True, f" uses {name}") for name in _globals_of(value.__code__, value, self.model))
         elif isinstance(value, types.MethodType):       # a deep copy is bound to the copy
             yield from ((value.__func__, True, ".__func__"), (value.__self__, shared, ".__self__"))
         elif isinstance(value, types.BuiltinMethodType):
@@ -179,9 +181,23 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, bool
     yield from ((part, True, f".{name}") for name, part in vars(function).items())
 
 
+def _globals_of(code: types.CodeType, function: types.FunctionType, value: Any) -> Iterator[str]:
+    """The global names by which `code`, in `function`, refers to `value`."""
+    for name in code.co_names:
+        if function.__globals__.get(name) is value and name in _global_names(code):
+            yield name
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _globals_of(inner, function, value)
+
+
+def _global_names(code: types.CodeType) -> set[Any]:
+    return {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+
+
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object, those in slots included; the random stream of another model is not one."""
-    yield from ((name, part) for name, part in getattr(value, "__dict__", {}).items() if name not in _OWN)
+    """The attributes of an object, those in slots included."""
+    yield from getattr(value, "__dict__", {}).items()
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

@@ -91,6 +91,11 @@ class Model:
     @property
     def rng(self) -> np.random.Generator:
         if self._rng is None:
+            if running():                               # a model that is part of another, say
+                raise RuntimeError(
+                    f"this {type(self).__name__} is none of the particles that are run, and has no random stream: give "
+                    "it that of the particle, as in self.inner.rng = self.rng"
+                )
             self._rng = np.random.default_rng()
         return self._rng
 
