@@ -17,14 +17,15 @@ FLOORS = {
     7: ["inference.expansion", "inference.exact", "queries.space"],
     6: ["models.programs", "inference.watch"],
     5: ["models.model", "models.lookahead", "queries.rules", "queries.language", "automata.grammar"],
-    4: ["models.tokens", "automata.grammar_masks", "automata.edits", "automata.rewrites"],
+    4: ["models.tokens", "automata.grammar_masks", "automata.lark_rules", "automata.edits",
+        "automata.rewrites"],
     3: ["lm.transformer", "models.guards", "models.copies", "automata.json_schema", "automata.regex",
         "automata.completion"],
     2: ["models.distributions", "inference.statistics", "lm.hf", "automata.index", "automata.dfa",
         "automata.characters", "automata.canonical", "automata.lalr", "automata.lexing"],
     1: ["runtime", "compare", "trace_schema", "models.rejection", "inference.particles", "inference.progress",
         "inference.resampling", "lm.vocab", "lm.cache", "lm.embedded", "automata.nfa", "automata.trie",
-        "automata.pretokens", "automata.tables"],
+        "automata.pretokens", "automata.tables", "automata.lalr_tables"],
     0: ["arguments", "exclusive", "inference.drawing", "automata.limits", "automata.json_checks"],
 }  # fmt: skip
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}

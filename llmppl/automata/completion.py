@@ -10,18 +10,19 @@ Source: Reps, Horwitz & Sagiv (1995) for the tabulation.
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
-from lark.lexer import TerminalDef
-
-from llmppl.automata.lalr import END, Layout, Parser, Stack
-from llmppl.automata.lexing import Ended, Rest, Scans, carve
+from llmppl.automata.lalr import Layout, Parser, Stack
+from llmppl.automata.lalr_tables import END
+from llmppl.automata.lexing import Ended, Rest, Scans, Terminal
+from llmppl.automata.limits import MAX_SCANS
 from llmppl.automata.nfa import DEAD, Ahead
 
+K = TypeVar("K")
 Look = tuple[str, int]                              # a symbol that the parser looks at, and the rest; $END has -1
 Entry = tuple[int, str, int]                        # a parser state on top of a stack, and a Look
 Exit = tuple[int, str, str, int]                    # states still to pop, the rule then pushed, and a Look
@@ -43,13 +44,25 @@ class Completion:
         self._tabulated = True                          # whether nothing of these three is missing
         self._looks: dict[tuple[int, int], frozenset[Look]] = {}
         self._outs: dict[int, frozenset[Ended]] = {}
+        self._many: dict[int, int] = {}                 # scan -> how many are not enough to know its ends
 
     def ends(self, scan: int) -> frozenset[Ended]:
         """All the ways in which the token of a scan may end, sooner or later."""
+        found = self.ends_if_few(scan, MAX_SCANS)
+        assert found is not None
+        return found
+
+    def ends_if_few(self, scan: int, most: int) -> frozenset[Ended] | None:
+        """The same, or None if the token may go through more than `most` scans before that."""
         if scan not in self._outs:
+            if self._many.get(scan, 0) >= most:
+                return None
             seen, todo = {scan: frozenset[Ended]()}, [scan]
             sources: dict[int, list[int]] = {scan: []}
             while todo:
+                if len(seen) > most:
+                    self._many.update(dict.fromkeys(seen, most))     # or each of them would be gone through as far
+                    return None
                 number = todo.pop()
                 for byte in self.scans.classes(number):
                     going_on, ended = self.scans.step(number, byte)
@@ -130,7 +143,7 @@ class Completion:
             (state, symbol, rest), arrived = entry, found = todo.pop()
             if found is None:
                 target = self.parser.shifts[state].get(symbol)
-                reduction = self.parser.reductions[state].get(symbol)
+                reduction = self.parser.reduction(state, symbol)
                 if target is not None:
                     for look in self.looks(self.lexer_of[target], rest):
                         call(entry, (target, *look))
@@ -177,6 +190,12 @@ class Completion:
         return False
 
 
+FEW = 1000                                          # scans that are gone through to see how a token may end
+SOON = 16                                           # hypotheses that the shortest texts lead to, tried before all
+MAX_TEXTS = 100                                     # ways to begin a terminal of which a spelling is looked for
+MAX_LENGTH = 1000                                   # of a spelling
+MAX_KEPT_TEXT = 256                                 # bytes at whose beginnings it is kept what is under way
+MAX_READ = 2_000_000                                # states of terminals looked at for spellings
 TASTE = b"ax_z019 \t\n\"'"                           # bytes that spellings are made of where a class leaves the choice
 
 
@@ -191,25 +210,29 @@ class Spellings:
     guards, which only forbid; where that or guards of T leave a doubt, w s is read in every lexer instead.
     """
 
-    def __init__(
-        self, scans: Scans, terminals: Sequence[TerminalDef], lexers_after: dict[str, set[int]], flags: int
-    ):
+    def __init__(self, scans: Scans, terminals: Sequence[Terminal], lexers_after: dict[str, set[int]]):
         self.scans, self.automata = scans, scans.automata
         self._settled: dict[tuple[int, int], bool] = {}
         self._soon: dict[tuple[int, bool], tuple[Ended, ...]] = {}
         self._firsts: dict[int, set[int]] = {}
-        self.tails = self._find_tails()
+        self._ways = self._find_ways()
         self._guarded = {self.automata.names[q] for q in self.automata.guards}
         self._lexers_after = lexers_after
         self._to_be_clean: list[tuple[int, int]] = []   # (lexer, rest)
         self.separators: list[bytes] = []
         self.words: dict[str, bytes] = {}
         self.missing: set[str] = set()                  # terminals without a spelling
-        lexed = {terminal.name for lexer in scans.lexers for terminal in lexer.terminals}
-        ignored = self.ignored = frozenset[str]().union(*(lexer.ignore_types for lexer in scans.lexers))
-        ranked = sorted(terminals, key=lambda t: (-t.priority, -t.pattern.max_width, -len(t.pattern.value), t.name))
-        self._ranked = [terminal for terminal in ranked if terminal.name in lexed]
-        self.carved = carve(self._ranked, flags)[1]
+        lexed = {name for lexer in scans.lexers for name in lexer}
+        ignored = self.ignored = scans.ignored
+        self._ranked = [terminal for terminal in terminals if terminal.name in lexed]
+        self._rank = {terminal.name: rank for rank, terminal in enumerate(self._ranked)}
+        self._hosts: dict[str, list[Terminal]] = {terminal.name: [] for terminal in terminals}
+        for terminal in self._ranked:
+            for name in terminal.carved:
+                self._hosts[name].append(terminal)
+        begun = self._under_way([self.automata.starts[terminal.name] for terminal in self._ranked])
+        self._read_size = 0
+        self._read_so_far: dict[bytes, tuple[frozenset[str], set[int]]] = {b"": (frozenset(), begun)}
         candidates = {s: t for t in self._ranked if t.name in ignored for s in self._texts(t) if self._separates(s, t)}
         unseparated = []
         for terminal in self._ranked:
@@ -226,8 +249,8 @@ class Spellings:
                 elif separator not in self.separators:
                     self.separators.append(separator)
         every = set(range(len(scans.lexers)))
-        left = [(self._matches(candidates[s].name, s)[1], every) for s in self.separators]
-        left += [(self._left(name), lexers_after[name]) for name in unseparated]
+        left = [(self._left(s, candidates[s].name), every) for s in self.separators]
+        left += [(self._left(self.words[name]), lexers_after[name]) for name in unseparated]
         self.usable = not any(self._reads(states, lexer) for states, lexers in left for lexer in lexers) and all(
             self._clean(lexer, rest) for lexer, rest in self._to_be_clean
         )
@@ -252,7 +275,7 @@ class Spellings:
                 first.setdefault(self.automata.names[q], q)
             found: dict[Ended, None] = {}
             for q in first.values():
-                for ended in self.read((scan,), self.tails.get(q, b"")):
+                for ended in self.read((scan,), self.tail(q)):
                     found.update(dict.fromkeys(ended))
             self._soon[scan, keywords] = tuple(found)
         return self._soon[scan, keywords]
@@ -273,16 +296,20 @@ class Spellings:
     def _reads(self, states: Iterable[int], lexer: int) -> bool:
         """Whether one of `states` goes on with the first byte of some spelling that a lexer may meet."""
         if lexer not in self._firsts:
-            names = [terminal.name for terminal in self.scans.lexers[lexer].terminals]
-            self._firsts[lexer] = {self.words[name][0] for name in names if name in self.words}
-        return any(self.automata.read(states, byte) for byte in self._firsts[lexer])
+            self._firsts[lexer] = {self.words[name][0] for name in self.scans.lexers[lexer] if name in self.words}
+        firsts, edges = self._firsts[lexer], self.automata.edges
+        return any(lo <= byte <= hi for q in states for lo, hi, _ in edges[q] for byte in firsts)
 
-    def _left(self, name: str) -> set[int]:
-        """All that may be under way after the spelling of a terminal."""
-        return set[int]().union(*(self._matches(other.name, self.words[name])[1] for other in self._ranked))
+    def _left(self, text: bytes, name: str | None = None) -> set[int]:
+        """All that may be under way after a text; or what is of one terminal."""
+        edges, names = self.automata.edges, self.automata.names
+        return {q for q in self._after(text)[1] if edges[q] and name in (None, names[q])}
 
-    def _find_tails(self) -> dict[int, bytes]:
-        """The shortest text from every state to the end of its terminal; guards are not looked at."""
+    def _find_ways(self) -> dict[int, tuple[int, bytes, int]]:
+        """From every state the length of the shortest text to its terminal's end, its first byte, and what comes next.
+
+        The byte is b"" where nothing is read. Guards are not looked at.
+        """
         sources: dict[int, list[tuple[int, bytes]]] = {}
         for q, edges in enumerate(self.automata.edges):
             for lo, hi, target in edges:
@@ -290,28 +317,37 @@ class Spellings:
                 sources.setdefault(target, []).append((q, bytes([byte])))
             for target in self.automata.epsilon[q]:
                 sources.setdefault(target, []).append((q, b""))
-        tails: dict[int, bytes] = {}
-        todo = deque((q, b"") for q in self.automata.ends)
+        ways: dict[int, tuple[int, bytes, int]] = {}
+        todo = deque((0, q, b"", DEAD) for q in self.automata.ends)
         while todo:
-            q, text = todo.popleft()
-            if q not in tails:
-                tails[q] = text
-                for source, head in sources.get(q, ()):
-                    if head:
-                        todo.append((source, head + text))
+            length, q, head, target = todo.popleft()
+            if q not in ways:
+                ways[q] = length, head, target
+                for source, before in sources.get(q, ()):
+                    if before:
+                        todo.append((length + 1, source, before, q))
                     else:
-                        todo.appendleft((source, text))
-        return tails
+                        todo.appendleft((length, source, before, q))
+        return ways
 
-    def _texts(self, terminal: TerminalDef) -> list[bytes]:
+    def tail(self, state: int) -> bytes:
+        """The shortest text from a state to the end of its terminal; guards are not looked at."""
+        text = bytearray()
+        while state in self._ways:
+            _, head, state = self._ways[state]
+            text += head
+        return bytes(text)
+
+    def _texts(self, terminal: Terminal) -> list[bytes]:
         """A few short spellings of a terminal, shortest first; guards are not looked at."""
-        if terminal.pattern.type == "str":
-            return [terminal.pattern.value.encode()]
+        if len(terminal.words) == 1:
+            return [terminal.words[0].encode()]
+        begun = self._under_way([self.automata.starts[terminal.name]])
+        edges = [edge for q in begun for edge in self.automata.edges[q] if edge[2] in self._ways]
         found: set[bytes] = set()
-        for q in self._under_way([self.automata.starts[terminal.name]]):
-            for lo, hi, target in self.automata.edges[q]:
-                heads = [byte for byte in {*TASTE, lo} if lo <= byte <= hi]
-                found.update(bytes([byte]) + self.tails[target] for byte in heads if target in self.tails)
+        for lo, hi, target in sorted(edges, key=lambda edge: self._ways[edge[2]][0])[:MAX_TEXTS]:
+            if self._ways[target][0] < MAX_LENGTH:
+                found.update(bytes([byte]) + self.tail(target) for byte in {*TASTE, lo} if lo <= byte <= hi)
         return sorted(found, key=lambda text: (len(text), TASTE.find(text[:1]) % 256, text))[:12]
 
     def _under_way(self, states: Iterable[int]) -> set[int]:
@@ -326,45 +362,66 @@ class Spellings:
                     todo.append(guard.entry)
         return seen
 
-    def _matches(self, name: str, text: bytes) -> tuple[list[int], set[int]]:
-        """Where a terminal may match within a text, and the reading states under way at its end; more than truly so."""
+    def _after(self, text: bytes) -> tuple[frozenset[str], set[int]]:
+        """The terminals that may match within a text, and the states under way at its end; more than truly so."""
+        known = next(n for n in range(len(text), -1, -1) if text[:n] in self._read_so_far)
+        names, states = self._read_so_far[text[:known]]
+        ends, ahead = self.automata.ends, self.automata.found
+        for n in range(known, len(text)):
+            states = self._under_way(self.automata.read(states, text[n]))
+            names |= {ends[q] for q in states if q in ends and q not in ahead}
+            self._read_size += len(states) + 1
+            if n < MAX_KEPT_TEXT:
+                self._read_so_far[text[: n + 1]] = names, states
+        return names, states
+
+    def _matches(self, name: str, text: bytes) -> list[int]:
+        """Where a terminal may match within a text; more often than truly so."""
         states, found = self._under_way([self.automata.starts[name]]), []
         for i, byte in enumerate(text, 1):
             states = self._under_way(self.automata.read(states, byte))
             if any(self.automata.ends.get(q) == name and q not in self.automata.found for q in states):
                 found.append(i)
-        return found, {q for q in states if self.automata.edges[q]}
+        return found
 
-    def _hosts(self, terminal: TerminalDef) -> list[TerminalDef]:
-        """The terminals that `terminal` is carved from, in lexers that have both."""
-        return [t for t in self._ranked if any(terminal is carved for carved in self.carved.get(t.name, ()))]
-
-    def _separates(self, text: bytes, terminal: TerminalDef) -> bool:
+    def _separates(self, text: bytes, terminal: Terminal) -> bool:
         """Whether an ignored text is read as that in every lexer, and as a whole; it may leave itself under way."""
         guarded = terminal.name in self._guarded
-        if guarded or self._hosts(terminal) or self._matches(terminal.name, text)[0] != [len(text)]:
+        if guarded or self._hosts[terminal.name] or self._matches(terminal.name, text) != [len(text)]:
             return False
-        earlier = self._ranked[: self._ranked.index(terminal)]
-        return not any(any(self._matches(other.name, text)) for other in earlier)
+        rank, names = self._rank[terminal.name], self.automata.names
+        matched, states = self._after(text)
+        earlier = {*matched, *(names[q] for q in states if self.automata.edges[q])}
+        return all(self._rank[name] >= rank for name in earlier)
 
-    def _spells(self, terminal: TerminalDef, w: bytes, s: bytes) -> bool:
+    def _spells(self, terminal: Terminal, w: bytes, s: bytes) -> bool:
         """Whether w s is read as `terminal` and ignored text in every lexer that has it."""
-        hosts = self._hosts(terminal)
-        if any(host.name in self.ignored for host in hosts):
+        if self._read_size > MAX_READ:
             return False
-        if self._guarded.intersection(t.name for t in [terminal, *hosts]):
+        hosts = self._hosts[terminal.name]
+        own = {terminal.name, *(host.name for host in hosts)}
+        if own & (self.ignored | self._guarded) - {terminal.name} or terminal.name in self._guarded:
             return False
-        last = max(self._ranked.index(t) for t in [terminal, *hosts])
-        for other in self._ranked[: last + 1]:
-            matches, under_way = self._matches(other.name, w + s)
-            if under_way and s or (matches and other not in (terminal, *hosts)):
-                return False
-        rivals = [t for host in hosts for t in self.carved[host.name] if t is not terminal]
-        if any(self._matches(rival.name, w)[0][-1:] == [len(w)] for rival in rivals):
+        last, names = max(self._rank[name] for name in own), self.automata.names
+        matched, states = self._after(w + s)
+        if any(self._rank[name] <= last for name in matched - own):
             return False
-        text = (w + s).decode()
-        found = [re.match(t.pattern.to_regexp(), text, self.scans.flags) for t in [terminal, *hosts]]
-        return all(match is not None and match[0].encode() == w for match in found)
+        if s and any(self._rank[names[q]] <= last for q in states if self.automata.edges[q]):
+            return False
+        rivals = {name for host in hosts for name in host.carved if name in self._rank} - {terminal.name}
+        if any(self._matches(rival, w)[-1:] == [len(w)] for rival in rivals & self._after(w)[0]):
+            return False
+        return all(self._reads_first(self.automata.starts[name], w + s) == len(w) for name in own)
+
+    def _reads_first(self, start: int, text: bytes) -> int | None:
+        """Where the match ends that a terminal without guards prefers at the beginning of a text."""
+        threads, found = self.automata.closure([start], (), {}), None
+        for at, byte in enumerate(text, 1):
+            threads = self.automata.closure(self.automata.read(threads, byte), (), {})
+            end = next((i for i, q in enumerate(threads) if q in self.automata.ends), None)
+            if end is not None:
+                found, threads = at, threads[:end]
+        return found
 
     def _really_spells(self, name: str, w: bytes, s: bytes) -> bool:
         """The same by reading w s in every lexer that has the terminal, whatever came before."""
@@ -372,7 +429,7 @@ class Spellings:
             return False
         found = []
         for lexer, conf in enumerate(self.scans.lexers):
-            if all(terminal.name != name for terminal in conf.terminals):
+            if name not in conf:
                 continue
             for trackers in self._contexts:
                 begin = self.scans.start(lexer, self.scans.rest_number(Rest(frozenset(), frozenset(), trackers)))
@@ -414,13 +471,12 @@ class Judge:
         parser: Parser,
         scans: Scans,
         lexer_of: dict[int, int],
-        terminals: Sequence[TerminalDef],
-        flags: int,
+        terminals: Sequence[Terminal],
     ):
         self.parser, self.scans, self.lexer_of = parser, scans, lexer_of
         self.completion = Completion(parser, scans, lexer_of)
         after = parser.lexers_after(lexer_of)
-        self.spellings = Spellings(scans, terminals, after, flags)
+        self.spellings = Spellings(scans, terminals, after)
         self._lexers_after: dict[Any, set[int]] = {None: set(lexer_of.values())} | after
         parser.avoid(self.spellings.missing)
         self._promises: dict[frozenset[Ended], tuple[int, bool]] = {}
@@ -428,12 +484,18 @@ class Judge:
     def finishable(self, stack: Stack, scan: int) -> bool:
         """Whether some text completes a hypothesis."""
         if self.parser.sure:
-            promised, plain = self.promises(self.completion.ends(scan))
+            ends, whole = self.outlook(scan)
+            promised, plain = self.promises(ends)
             if self.parser.admitted(stack, promised):
                 return True
-            if plain:
+            if plain and whole:
                 return False
         return self.parser.recall(stack.finishable, scan, stack, self._finishable)
+
+    def outlook(self, scan: int) -> tuple[frozenset[Ended], bool]:
+        """Ways in which the token of a scan may end, and whether these are all of them: not if it is long under way."""
+        ends = self.completion.ends_if_few(scan, FEW)
+        return (frozenset(self.spellings.soon(scan)), False) if ends is None else (ends, True)
 
     def may_follow(self, stack: Stack, rest: int) -> bool:
         """Whether some text, or none, completes what led to a stack after a token that left a rest."""
@@ -459,7 +521,22 @@ class Judge:
         return all(self.spellings.settled(q, end.rest) for q in self._lexers_after[end.symbol])
 
     def _finishable(self, stack: Stack, scan: int) -> bool:
-        return any(self.sure(stack, end) for end in self.spellings.soon(scan)) or self._search(stack, scan)
+        """Whether some text completes a hypothesis: the shortest texts of the next terminals may show it at once."""
+        tried = {(stack, scan): None}
+        for stack_then, scan_then in itertools.islice(_growing(tried), SOON):
+            for end in self.spellings.soon(scan_then):
+                top = stack_then if end.symbol is None else self.parser.feed(stack_then, end.symbol)
+                if top is None:
+                    continue
+                if self.sure(stack_then, end) or self._completes(top, end.rest):
+                    return True
+                starts = self.scans.start(self.lexer_of[top.state], end.rest)
+                tried.update(((top, start), None) for start in starts)
+        return self._search(stack, scan)
+
+    def _completes(self, top: Stack, rest: int) -> bool:
+        """Whether the text may be over after a token that led to a stack, and left a rest."""
+        return not self.scans.rests[rest].required and self.parser.complete(top)
 
     def _search(self, stack: Stack, scan: int) -> bool:
         """The same, if it is not easily seen: one more token may make it so; in the end the parser's runs decide."""
@@ -491,7 +568,7 @@ class Judge:
         columns = [*layout.columns, layout.columns[-1] + 1]
         lines = [b"\n" + b" " * column for column in columns]
         lines += [b" " * max(column - max(current.column, 0), 0) for column in columns]
-        tails = {spellings.tails.get(q, b"") for q in current.threads}
+        tails = {spellings.tail(q) for q in current.threads}
         texts = [*lines, *(tail + line for tail in sorted(tails) for line in lines)]
         return any(self.sure(stack, end) for text in texts for end in spellings.read((scan,), text)[-1])
 
@@ -506,3 +583,12 @@ class Judge:
             and self.spellings.settled(self.lexer_of[top.state], end.rest)
             and self.parser.completable(top)
         )
+
+
+def _growing(keys: dict[K, None]) -> Iterator[K]:
+    """The keys of a dict that may grow meanwhile."""
+    done = 0
+    while done < len(keys):
+        for key in list(itertools.islice(keys, done, None)):
+            done += 1
+            yield key

@@ -16,24 +16,22 @@ Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
-from copy import copy
+from functools import cached_property
 from typing import Any
 
 from lark import Lark
-from lark.exceptions import LarkError, UnexpectedInput
 from lark.indenter import Indenter
-from lark.lexer import BasicLexer, ContextualLexer, TerminalDef
 
 from llmppl.arguments import text
 from llmppl.automata.completion import Judge
 from llmppl.automata.grammar_masks import Masks
-from llmppl.automata.lalr import KeepAnalysis, Parser, Stack
-from llmppl.automata.lexing import Automata, Ended, Scans
-from llmppl.automata.nfa import NFA
-from llmppl.automata.regex import parse
-from llmppl.automata.trie import Trie
+from llmppl.automata.lalr import Parser, Stack
+from llmppl.automata.lalr_tables import bits_of
+from llmppl.automata.lark_rules import Rules, read
+from llmppl.automata.lexing import Ended, Scans
+from llmppl.automata.limits import MAX_LEXED, TooLarge
+from llmppl.automata.trie import Shared, Trie
 from llmppl.exclusive import Turn, in_turn
 
 __all__ = ["Grammar", "json_grammar"]
@@ -43,7 +41,7 @@ MAX_MASKS = 1 << 16                                 # that are worked out before
 Hypothesis = tuple[Stack, int]                      # a parser stack, and a scan
 
 
-class _State:
+class _State(Shared):
     """A state of the recognizer: its hypotheses, and whether the text may end. Equal states are one object."""
 
     __slots__ = ("hypotheses", "accepting", "next", "alike")
@@ -56,15 +54,7 @@ class _State:
     def __repr__(self) -> str:
         return f"<grammar state: {len(self.hypotheses)} hypotheses{', accepting' if self.accepting else ''}>"
 
-    def __copy__(self) -> _State:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _State:
-        return self
-
-
-
-class Grammar:
+class Grammar(Shared):
     """The texts that `lark.Lark(grammar, parser="lalr", lexer="contextual", start=start)` parses, as a recognizer.
 
     `step(state, byte)` is None iff no text that goes on so is accepted. States are immutable, hashable and shared:
@@ -99,23 +89,17 @@ class Grammar:
         source_path: str | None = None,
     ):
         self.text = text("grammar", grammar)
-        self._options = (start, import_paths, g_regex_flags, postlex, source_path)
-        self.lark = _load(grammar, start, import_paths, g_regex_flags, postlex, source_path)
-        frontend = self.lark.parser
-        contextual = frontend.lexer.lexer if postlex is not None else frontend.lexer
-        numbers: dict[int, int] = {}
-        lexers: list[BasicLexer] = []
-        self._lexer_of: dict[int, int] = {}             # parser state -> lexer
-        for state, lexer in contextual.lexers.items():
-            if id(lexer) not in numbers:
-                numbers[id(lexer)] = len(lexers)
-                lexers.append(lexer)
-            self._lexer_of[state] = numbers[id(lexer)]
-        terminals = list(self.lark.lexer_conf.terminals)
-        automata = Automata((terminal.name, _nfa(terminal, g_regex_flags)) for terminal in terminals)
-        self._scans = Scans(automata, lexers, g_regex_flags, postlex)
-        self._parser = Parser(frontend.parser, start, postlex)
-        self._judge = Judge(self._parser, self._scans, self._lexer_of, terminals, g_regex_flags)
+        self._options = {"start": start, "import_paths": list(import_paths), "g_regex_flags": g_regex_flags}
+        self._options |= {"postlex": postlex, "source_path": source_path}
+        methods = "process", "_process", "handle_NL"
+        plain = all(getattr(type(postlex), name, None) is getattr(Indenter, name) for name in methods)
+        if postlex is not None and not plain:
+            raise ValueError(f"postlex: a lark.indenter.Indenter that only names its terminals, not {postlex!r}")
+        found, tables = read(grammar, start, import_paths, g_regex_flags, postlex, source_path)
+        self._parser = Parser(tables, start, postlex)
+        lexers, self._lexer_of = _lexers(self._parser, found, postlex)
+        self._scans = Scans(found.terminals, found.ignored, lexers, postlex)
+        self._judge = Judge(self._parser, self._scans, self._lexer_of, found.terminals)
         self._states: dict[Any, _State] = {}
         self._masks: Masks | None = None
         self._turn = Turn()
@@ -126,20 +110,20 @@ class Grammar:
             raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r})")
         self.start = begun
 
+    @cached_property
+    def lark(self) -> Lark:
+        """Lark itself with this grammar, for parse trees; made when first asked for."""
+        options: dict[str, Any] = self._options
+        return Lark(self.text, parser="lalr", lexer="contextual", maybe_placeholders=False, **options)
+
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], start: str = "start", **options: Any) -> Grammar:
         """The grammar in a file; relative imports are found beside it."""
         with open(path, encoding="utf-8") as file:
             return cls(file.read(), start, source_path=os.fspath(path), **options)
 
-    def __copy__(self) -> Grammar:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Grammar:
-        return self
-
     def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
-        return _remade, (self.text, *self._options)
+        return _remade, (self.text, self._options)
 
     def step(self, state: _State, byte: int) -> _State | None:
         """The state after one more byte, or None if no text that goes on so is accepted."""
@@ -237,74 +221,34 @@ class Grammar:
             self._masks.forget()
 
 
-def _remade(grammar: str, start: str, import_paths: Any, flags: int, postlex: Any, source_path: str | None) -> Grammar:
-    return Grammar(
-        grammar, start, import_paths=import_paths, g_regex_flags=flags, postlex=postlex, source_path=source_path
-    )
+def _remade(grammar: str, options: dict[str, Any]) -> Grammar:
+    return Grammar(grammar, **options)
 
 
-class _Unchecked(ContextualLexer):
-    """Lark's contextual lexer, built without its (slow) search for terminals that overlap: order decides those."""
-
-    def __init__(self, conf: Any, states: Any, always_accept: Any = ()):
-        for terminal in conf.terminals:
-            _check(terminal, conf.g_regex_flags)
-        conf = copy(conf)
-        conf.skip_validation = True
-        super().__init__(conf, states, always_accept)
-
-
-def _load(grammar: str, start: str, import_paths: Any, flags: int, postlex: Any, source_path: str | None) -> Lark:
-    methods = "process", "_process", "handle_NL"
-    plain = all(getattr(type(postlex), name, None) is getattr(Indenter, name) for name in methods)
-    if postlex is not None and not plain:
-        raise ValueError(f"postlex: a lark.indenter.Indenter that only names its terminals, not {postlex!r}")
-    try:
-        lark = Lark(
-            grammar,
-            parser="lalr",
-            lexer="contextual",
-            start=start,
-            import_paths=list(import_paths),
-            g_regex_flags=flags,
-            postlex=postlex,
-            source_path=source_path,
-            maybe_placeholders=False,
-            _plugins={"LALR_Parser": KeepAnalysis, "ContextualLexer": _Unchecked},
-        )
-    except UnexpectedInput as error:
-        raise ValueError(f"grammar: {error}".rstrip() + f"\n\n{error.get_context(grammar)}") from error
-    except FileNotFoundError as error:
-        raise ValueError(f"grammar: nothing to import from {error.filename!r}") from error
-    except LarkError as error:
-        if str(error) == f"Using an undefined rule: NonTerminal({start!r})":
-            raise ValueError(f"grammar: no rule is named {start!r}, from which a text is to start") from error
-        raise ValueError(f"grammar: {error}") from error
-    named = [t for t in lark.terminals if re.search(r"\(\?(P<|[aiLmsux]+\))", t.pattern.to_regexp())]
-    try:                                            # as the alternatives of one regular expression, as lark has them
-        re.compile("|".join(f"(?P<{t.name}>{t.pattern.to_regexp()})" for t in named), flags)
-    except re.error as error:
-        names = ", ".join(terminal.name for terminal in named)
-        raise ValueError(f"lark cannot put terminals into one regular expression ({names}): {error}") from error
-    return lark
-
-
-def _check(terminal: TerminalDef, flags: int) -> None:
-    pattern = terminal.pattern.to_regexp()
-    try:
-        re.compile(pattern, flags)
-    except re.error as error:
-        where = "" if error.pos is None else f"\n    {pattern}\n    {' ' * error.pos}^"
-        raise ValueError(f"terminal {terminal.name}: {error}{where}") from error
-    if terminal.pattern.min_width == 0:
-        raise ValueError(f"terminal {terminal.name}: {pattern!r} matches the empty text, which lark's lexers refuse")
-
-
-def _nfa(terminal: TerminalDef, flags: int) -> NFA:
-    try:
-        return parse(terminal.pattern.to_regexp(), flags)
-    except ValueError as error:
-        raise ValueError(f"terminal {terminal.name}: {error}") from error
+def _lexers(parser: Parser, found: Rules, postlex: Any) -> tuple[list[tuple[str, ...]], dict[int, int]]:
+    """Lark's contextual lexers: the names of their terminals in order; and which one every state of the parser has."""
+    always = found.ignored.union(postlex.always_accept if postlex is not None else ())
+    rank = {terminal.name: i for i, terminal in enumerate(found.terminals)}
+    ranks = {bit: rank[name] for name, bit in parser.tables.bits.items() if name in rank}
+    numbers: dict[int, int] = {}
+    lexers: list[tuple[str, ...]] = []
+    lexer_of: dict[int, int] = {}
+    size = 0
+    for state, bits in parser.terminals().items():
+        if bits not in numbers:
+            numbers[bits] = len(lexers)
+            some = {ranks[bit] for bit in bits_of(bits) if bit in ranks}
+            lexers.append(tuple(found.terminals[i].name for i in sorted(some.union(rank[name] for name in always))))
+            size += len(lexers[-1])
+            if size > MAX_LEXED:
+                raise TooLarge(
+                    f"the grammar's lexer of {len(rank):,} terminals",
+                    f"more than {MAX_LEXED:,} of them in the {len(lexers):,} selections of the first {len(lexer_of):,} "
+                    "states of the parser",
+                    "fewer terminals that may stand at one place would work",
+                )
+        lexer_of[state] = numbers[bits]
+    return lexers, lexer_of
 
 
 def json_grammar() -> Grammar:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from llmppl.automata.completion import Judge
 from llmppl.automata.lalr import Stack
 from llmppl.automata.lexing import Ended, Outcome, Scans
-from llmppl.automata.trie import Ints, Trie, use_numba
+from llmppl.automata.trie import Ints, Shared, Trie, use_numba
 
 WIDE = 32                                           # sets of more than V / WIDE tokens are kept as bits
 Bits = npt.NDArray[np.uint8]
@@ -120,7 +120,7 @@ class _Outcomes:
             self.table[number, cuts[i - 1] : cuts[i] if i < len(cuts) else 256] = after
 
 
-class Masks:
+class Masks(Shared):
     """The masks of a grammar over a vocabulary."""
 
     def __init__(self, judge: Judge, trie: Trie) -> None:
@@ -295,8 +295,9 @@ class Masks:
         found = self._kinds.get(outcome)
         if found is None:
             judge, (scans, ended) = self.judge, self._outcomes.outcomes[outcome]
-            later = {judge.completion.ends(scan): scan for scan in scans}
-            promised, plain = judge.promises(frozenset(ended).union(*later))
+            later = {judge.outlook(scan): scan for scan in scans}
+            promised, plain = judge.promises(frozenset(ended).union(*(ends for ends, _ in later)))
+            plain = plain and all(whole for _, whole in later)
             found = self._kinds[outcome] = (promised, (), ()) if plain else (promised, ended, tuple(later.values()))
         return found
 

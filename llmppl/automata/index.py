@@ -31,6 +31,7 @@ from llmppl.automata.trie import (
     Numbered,
     Reached,
     Recognizer,
+    Shared,
     State,
     Tabled,
     TabledRecognizer,
@@ -88,7 +89,7 @@ class Builds(Protocol):
     def read_all(self, trie: Trie, most: int, /) -> Built: ...
 
 
-class TokenIndex:
+class TokenIndex(Shared):
     """For every state of a recognizer, which tokens of a vocabulary may follow, and where they lead.
 
     A token may follow if some accepted string goes on with its bytes, so a mask always holds all tokens that fit and
@@ -147,12 +148,6 @@ class TokenIndex:
 
     def __repr__(self) -> str:
         return f"TokenIndex({self._name}, {len(self.trie.tokens)} tokens, {len(self._sets)} masks)"
-
-    def __copy__(self) -> TokenIndex:
-        return self
-
-    def __deepcopy__(self, memo: object) -> TokenIndex:
-        return self
 
     def mask(self, state: State) -> Bools:
         """Tokens that may follow `state`.
@@ -643,7 +638,7 @@ class TokenIndex:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class WholeIndex:
+class WholeIndex(Shared):
     """All states that tokens reach from the start, as rows: the tokens that fit each, and the rows these lead to.
 
     Attributes

@@ -9,20 +9,22 @@ Source: DeRemer & Pennello (1982) for LALR(1).
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
-from lark.parsers.lalr_parser import LALR_Parser
-from lark.parsers.lalr_parser import _Parser as _Loop
+from llmppl.automata.lalr_tables import END, Rule, Tables, bits_of
 
-END = "$END"
+MAX_PROMISED = 10_000                               # tokens of a completion that is tried
 K = TypeVar("K")
 T = TypeVar("T")
 Symbol = str | tuple[str, int]                      # a terminal; the one that ends a line has the next one's column
+Step = str | tuple[int, str]                        # a terminal to give, or a rule to reduce: its length and name
+Item = tuple[int, tuple[str, ...], str | None]      # symbols on the stack, symbols to come, the rule (None: the text)
+Yield = tuple[int, str | None, Rule]                # how many terminals, the first of them, the alternative they are of
 
 
 class Stack:
@@ -59,72 +61,56 @@ class Layout(NamedTuple):
     columns: tuple[int, ...]
 
 
-class KeepAnalysis(LALR_Parser):
-    """Lark's parser that remembers whether a conflict was resolved, by shifting or by priority."""
-
-    def __init__(self, parser_conf: Any, debug: bool = False, strict: bool = False):
-        analysis = LALR_Analyzer(parser_conf, debug=debug, strict=strict)
-        analysis.compute_lalr()  # type: ignore[no-untyped-call]
-        self._parse_table = analysis.parse_table
-        self.parser_conf = parser_conf
-        self.parser = _Loop(analysis.parse_table, parser_conf.callbacks, debug)
-        closures = dict.fromkeys(itemset.closure for itemset in analysis.lr0_itemsets)
-        kernels = {itemset.closure: itemset.kernel for itemset in analysis.lr0_itemsets}
-        self.kernels = [kernels[closure] for closure in closures]       # by number of the state
-        self.conflicts = any(
-            len(rules) > 1 or lookahead in itemset.transitions
-            for itemset in analysis.lr0_itemsets
-            for lookahead, rules in itemset.lookaheads.items()
-        )
-
-
 class Parser:
     """Lark's LALR(1) automaton on shared stacks; with an indenter, what lark's `Indenter` makes of the tokens."""
 
-    def __init__(self, lalr: KeepAnalysis, start: str, indenter: Any):
-        table: Any = lalr._parse_table
-        self.shifts: dict[int, dict[str, int]] = {}
-        self.reductions: dict[int, dict[str, tuple[int, str]]] = {}     # state -> terminal -> (length, rule's name)
-        for state, actions in table.states.items():
-            self.shifts[state] = {str(name): arg for name, (action, arg) in actions.items() if action is Shift}
-            self.reductions[state] = {
-                str(name): (len(arg.expansion), str(arg.origin.name))
-                for name, (action, arg) in actions.items()
-                if action is not Shift
-            }
-        self.end_state: int = table.end_states[start]
+    def __init__(self, tables: Tables, start: str, indenter: Any):
+        self.tables, self.shifts, self.end_state = tables, tables.shifts, tables.end_state
         self.indenter = indenter
         self._start = start
-        self.bottom = Stack(table.start_states[start], None, Layout(0, (0,)) if indenter else None)
+        self.bottom = Stack(0, None, Layout(0, (0,)) if indenter else None)
         self.lowest = 0
         self._renamings: dict[tuple[int, int, str], int] = {}
-        columns: dict[str, list[tuple[int, int, str]]] = {name: [] for q in self.shifts for name in self.shifts[q]}
-        for state, reductions in self.reductions.items():
-            for name, (size, origin) in reductions.items():
-                if name != END:
-                    columns.setdefault(name, []).append((state, size, origin))
-        first: dict[tuple[tuple[int, int, str], ...], str] = {}
-        self._alike = {name: first.setdefault(tuple(column), name) for name, column in columns.items()}
-        self.bits: dict[str | None, int] = {name: 2 << i for i, name in enumerate(columns)} | {None: 1}
-        self._shift_bits = {q: sum(self.bits[name] for name in self.shifts[q]) for q in self.shifts}
-        self._reduce_bits: dict[int, dict[tuple[int, str], int]] = {q: {} for q in self.shifts}
-        for name, column in columns.items():
-            for state, size, origin in column:
-                bits = self._reduce_bits[state]
-                bits[size, origin] = bits.get((size, origin), 0) | self.bits[name]
-        self._lalr = lalr
+        self.bits: dict[str | None, int] = {None: 1}
+        self.bits.update(tables.bits)
+        self._alike = self._find_alike()
+        self._shift_bits = [sum(self.bits.get(name, 0) for name in shifts) for shifts in self.shifts]
         self._before: dict[int, set[int]] = {}          # state -> those from which it is reached
-        for state, shifts in self.shifts.items():
+        for state, shifts in enumerate(self.shifts):
             for target in shifts.values():
                 self._before.setdefault(target, set()).add(state)
 
+    def _find_alike(self) -> dict[str, str]:
+        """For every terminal, the first of those before which the same is reduced in every state."""
+        groups = [sum(self.tables.bits.values())]
+        for bits in {bits for row in self.tables.reductions for bits, _ in row}:
+            groups = [part for group in groups for part in (group & bits, group & ~bits) if part]
+        names = {bit: name for name, bit in self.tables.bits.items()}
+        return {names[bit]: names[group & -group] for group in groups for bit in bits_of(group)}
+
+    def reduction(self, state: int, symbol: str) -> tuple[int, str] | None:
+        """The length and the name of the rule that is reduced in a state before a terminal, if one is."""
+        bit = self.bits.get(symbol, 0)
+        for bits, action in self.tables.reductions[state]:
+            if bits & bit:
+                return action
+        return None
+
+    def terminals(self) -> dict[int, int]:
+        """The bits of the terminals that a state has an action for: of the first, and those behind a terminal."""
+        states = {0} | {q for shifts in self.shifts for name, q in shifts.items() if name in self.bits}
+        return {
+            q: functools.reduce(int.__or__, [bits for bits, _ in self.tables.reductions[q]], self._shift_bits[q])
+            for q in sorted(states)
+        }
+
     def avoid(self, terminals: set[str]) -> None:
         """Count on no completion with these terminals; to be called before anything is asked about completions."""
-        self._avoided, rules = terminals, self._lalr.parser_conf.rules
-        self._items_of: dict[int, list[tuple[int, tuple[str, ...], str | None]]] = {}
-        self._shortest = _shortest_yields(rules, terminals)
-        finished = all(str(rule.origin.name) in self._shortest for rule in rules)
-        plain = finished and not (terminals or self._lalr.conflicts)
+        self._avoided = terminals
+        self._items_of: dict[int, list[Item]] = {}
+        self._shortest = _shortest_yields(self.tables, terminals)
+        finished = all(rule.origin in self._shortest for rule in self.tables.rules)
+        plain = finished and not (terminals or self.tables.conflicts)
         self.sure = not self.indenter and (plain or self._always_completable())
 
     def recall(self, memo: dict[K, tuple[T, int]], key: K, stack: Stack, find: Callable[[Stack, K], T]) -> T:
@@ -176,11 +162,12 @@ class Parser:
     def admitted(self, stack: Stack, among: int) -> int:
         """Those `among` the `bits` whose terminals may be fed to a stack, and that of None; not for indented text."""
         found = among & 1
+        most = stack.height + len(self.shifts)
         todo = [(stack.below, stack.state, among)]
         while todo:
             below, state, among = todo.pop()
             found |= self._shift_bits[state] & among
-            for (size, name), bits in self._reduce_bits[state].items():
+            for bits, (size, name) in self.tables.reductions[state]:
                 if bits & among:
                     if size:
                         base = below and below.pop(size - 1)
@@ -189,6 +176,8 @@ class Parser:
                     assert base is not None
                     if base.height < self.lowest:
                         self.lowest = base.height
+                    if base.height > most:
+                        raise _endless(name, "a token")
                     todo.append((base, self.shifts[base.state][name], bits & among))
         return found
 
@@ -216,9 +205,10 @@ class Parser:
     def lexers_after(self, lexer_of: dict[int, int]) -> dict[str, set[int]]:
         """Which lexers may be asked after a terminal: those of all states that it leads to."""
         found: dict[str, set[int]] = {}
-        for shifts in self.shifts.values():
+        for shifts in self.shifts:
             for name, state in shifts.items():
-                found.setdefault(name, set()).add(lexer_of[state])
+                if name in self.bits:
+                    found.setdefault(name, set()).add(lexer_of[state])
         return found
 
     def completable(self, stack: Stack) -> bool:
@@ -252,9 +242,10 @@ class Parser:
             seen.add(top)
             for index, rest, origin in self._items(top.state):
                 base = top.pop(index)
-                if base is not None and (base.below is None or origin is not None):
+                size = len(tokens) + self._length(rest)
+                if base is not None and (base.below is None or origin is not None) and size <= MAX_PROMISED:
                     target = self.end_state if origin is None else self.shifts[base.state][origin]
-                    after = *tokens, *rest
+                    after = *tokens, *self._spelled(rest)
                     heapq.heappush(todo, (len(after), next(order), base.push(target, top.layout), after))
 
     def _always_completable(self) -> bool:
@@ -266,19 +257,19 @@ class Parser:
         to get to a reduction of what is below, and go round in no circles there.
         """
         behind = self._fewest_behind()
-        plans = {q: self._plans(q, behind) for q in self.shifts}
+        plans = {q: self._plans(q, behind) for q in range(len(self.shifts))}
         while all(plans.values()):
             plan = {q: each[0] for q, each in plans.items()}
             after = {q: self._after(q, *step) for q, step in plan.items() if not isinstance(step, str)}
-            first = {q: {step} if isinstance(step, str) else set[str]() for q, step in plan.items()}
-            first[self.end_state] = {END}
+            first = {q: self.bits[step] if isinstance(step, str) else 0 for q, step in plan.items()}
+            first[self.end_state] = self.bits[END]
             changed = True
             while changed:
                 changed = False
                 for q, targets in after.items():
-                    new = set[str]().union(*(first[target] for target in targets)) - first[q]
-                    first[q] |= new
-                    changed = changed or bool(new)
+                    new = functools.reduce(int.__or__, [first[target] for target in targets], first[q])
+                    changed = changed or new != first[q]
+                    first[q] = new
             del after[self.end_state]
             wrong = [q for q in after if not self._reduces(q, plan[q], first[q])]
             wrong = [q for q in wrong if not self._reduces(q, plan[q], self._looks(q, plan))]
@@ -290,21 +281,23 @@ class Parser:
                 del plans[q][0]
         return False
 
-    def _reduces(self, state: int, step: str | tuple[int, str], looks: set[str]) -> bool:
-        return all(self.reductions[state].get(look) == step for look in looks)
+    def _reduces(self, state: int, step: Step, looks: int) -> bool:
+        return not looks & ~functools.reduce(
+            int.__or__, [bits for bits, action in self.tables.reductions[state] if action == step], 0
+        )
 
-    def _looks(self, state: int, plan: dict[int, str | tuple[int, str]]) -> set[str]:
+    def _looks(self, state: int, plan: dict[int, Step]) -> int:
         """The terminals that a plan may give after the reductions at `state`, each state with the one below in view."""
-        looks: set[str] = set()
+        looks = 0
         seen = {(state, below) for below in self._before[state]}
         todo = list(seen)
         while todo:
             q, below = todo.pop()
             step = plan[q]
             if q == self.end_state:
-                looks.add(END)
+                looks |= self.bits[END]
             elif isinstance(step, str):
-                looks.add(step)
+                looks |= self.bits[step]
             else:
                 bases = {below}
                 for _ in range(step[0] - 1):
@@ -314,35 +307,42 @@ class Parser:
                 todo += new
         return looks
 
-    def _plans(self, state: int, behind: dict[str, float]) -> list[str | tuple[int, str]]:
+    def _plans(self, state: int, behind: dict[str, float]) -> list[Step]:
         """What may be done next with a state on top: give a terminal, or reduce a rule (its length and name).
 
         First what asks for the fewest terminals until the end of the text, `behind` rules as they are.
         """
-        found: dict[str | tuple[int, str], None] = {}
+        found: dict[Step, None] = {}
+        fewest = self._shortest
         items = [(index, rest, name or END) for index, rest, name in self._items(state)]
-        for _, index, rest, name in sorted((len(rest) + behind[name], i, rest, name) for i, rest, name in items):
-            if rest and rest[0] in self.shifts[state]:
-                found[rest[0]] = None
-            elif index and not rest:
+        order = [(self._length(rest) + behind[name], index, rest, name) for index, rest, name in items]
+        for _, index, rest, name in sorted(order):
+            head = next((first for s in rest if (first := fewest[s][1] if s in fewest else s)), None)
+            if head is not None and head in self.shifts[state]:
+                found[head] = None
+            elif index and head is None:
                 found[index, name] = None
         return list(found)
 
     def _fewest_behind(self) -> dict[str, float]:
-        """The fewest terminals that a text has behind a rule."""
-        fewest = {str(rule.origin.name): math.inf for rule in self._lalr.parser_conf.rules}
-        fewest |= {END: 0, self._start: 0}
-        changed = True
-        while changed:
-            changed = False
-            for rule in self._lalr.parser_conf.rules:
-                length = fewest[str(rule.origin.name)]
-                for symbol in reversed(rule.expansion):
-                    name = str(symbol.name)
-                    if not symbol.is_term and length < fewest[name]:
-                        fewest[name], changed = length, True
-                    tokens = self._yield(symbol)
-                    length += math.inf if tokens is None else len(tokens)
+        """The fewest terminals that a text has behind a rule (Dijkstra 1959)."""
+        edges: dict[str, list[tuple[str, float]]] = {}
+        for rule in self.tables.rules[:-1]:
+            length: float = 0
+            for symbol in reversed(rule.expansion):
+                if symbol not in self.bits:
+                    edges.setdefault(rule.origin, []).append((symbol, length))
+                known = self._shortest.get(symbol)
+                length += known[0] if known else 1 if symbol in self.bits and symbol not in self._avoided else math.inf
+        fewest: dict[str, float] = {rule.origin: math.inf for rule in self.tables.rules} | {END: 0}
+        todo: list[tuple[float, str]] = [(0, self._start)]
+        while todo:
+            length, name = heapq.heappop(todo)
+            if length < fewest[name]:
+                fewest[name] = length
+                for symbol, more in edges.get(name, ()):
+                    if length + more < fewest[symbol]:
+                        heapq.heappush(todo, (length + more, symbol))
         return fewest
 
     def _after(self, state: int, size: int, name: str) -> set[int]:
@@ -352,7 +352,7 @@ class Parser:
             bases = set[int]().union(*(self._before.get(q, ()) for q in bases))
         return {self.shifts[q][name] for q in bases if name in self.shifts[q]}
 
-    def _exit(self, state: int, plan: dict[int, str | tuple[int, str]]) -> tuple[int, str]:
+    def _exit(self, state: int, plan: dict[int, Step]) -> tuple[int, str]:
         """How many states from `state` down the plan's first reduction of them removes, and its rule; 0 if too late."""
         states = [state]
         for _ in range(1000):
@@ -366,23 +366,37 @@ class Parser:
                 states.append(self.shifts[states[-1]][step[1]])
         return 0, END
 
-    def _items(self, state: int) -> list[tuple[int, tuple[str, ...], str | None]]:
-        """Of a state's items: symbols on the stack, the fewest terminals that finish it, its rule (None: the text)."""
-        if state in self._items_of:
-            return self._items_of[state]
-        items: list[tuple[int, tuple[str, ...], str | None]] = []
-        for pointer in self._lalr.kernels[state]:
-            rest = [self._yield(symbol) for symbol in pointer.rule.expansion[pointer.index :]]
-            origin = str(pointer.rule.origin.name)
-            if None not in rest:
-                tokens = tuple(token for part in rest if part for token in part)
-                items.append((pointer.index, tokens, None if origin.startswith("$root_") else origin))
-        self._items_of[state] = items
-        return items
+    def _items(self, state: int) -> list[Item]:
+        """Of a state's items: how many symbols are on the stack, those that are to come, its rule (None: the text).
 
-    def _yield(self, symbol: Any) -> tuple[str, ...] | None:
-        name = str(symbol.name)
-        return self._shortest.get(name) if not symbol.is_term else None if name in self._avoided else (name,)
+        Without those that nothing finishes.
+        """
+        if state not in self._items_of:
+            self._items_of[state] = [
+                (place, rule.expansion[place:], None if rule is self.tables.rules[-1] else rule.origin)
+                for rule, place in self.tables.kernels[state]
+                if all(
+                    symbol in self._shortest or symbol in self.bits and symbol not in self._avoided
+                    for symbol in rule.expansion[place:]
+                )
+            ]
+        return self._items_of[state]
+
+    def _length(self, symbols: Iterable[str]) -> int:
+        """How many terminals symbols consist of, at least."""
+        return sum(self._shortest[symbol][0] if symbol in self._shortest else 1 for symbol in symbols)
+
+    def _spelled(self, symbols: Iterable[str]) -> list[str]:
+        """The fewest terminals that symbols may consist of."""
+        found: list[str] = []
+        todo = list(symbols)[::-1]
+        while todo:
+            symbol = todo.pop()
+            if symbol in self.bits:
+                found.append(symbol)
+            else:
+                todo += self._shortest[symbol][2].expansion[::-1]
+        return found
 
     def _completes(self, stack: Stack, tokens: tuple[str, ...]) -> bool:
         top: Stack | None = stack
@@ -408,8 +422,11 @@ class Parser:
 
     def _reduce(self, stack: Stack, symbol: Any) -> Stack | None:
         """The stack after all reductions before `symbol`; None if that completes the text ($END)."""
-        while (reduction := self.reductions[stack.state].get(symbol)) is not None:
+        most = stack.height + len(self.shifts)          # then some state has come back, and nothing was read
+        while (reduction := self.reduction(stack.state, symbol)) is not None:
             size, name = reduction
+            if stack.height > most:
+                raise _endless(name, symbol)
             base = stack.pop(size)
             assert base is not None
             if base.height < self.lowest:
@@ -425,10 +442,13 @@ class Parser:
         key = base, state, symbol
         found = self._renamings.get(key)
         if found is None:
-            found = state
-            while (reduction := self.reductions[found].get(symbol)) is not None and reduction[0] == 1:
+            found, seen = state, set[int]()
+            while (reduction := self.reduction(found, symbol)) is not None and reduction[0] == 1:
                 if symbol == END and found == self.end_state:
                     break
+                if found in seen:
+                    raise _endless(reduction[1], symbol)
+                seen.add(found)
                 found = self.shifts[base][reduction[1]]
             self._renamings[key] = found
         return found
@@ -466,6 +486,13 @@ class Parser:
         return top and top.below and top.below.push(top.state, Layout(0, columns))
 
 
+def _endless(name: str, symbol: str) -> ValueError:
+    return ValueError(
+        f"grammar: lark's parser never ends before {symbol}, where rule {name} is found without reading anything, "
+        "again and again; a rule that may be empty stands before itself, and a priority prefers it"
+    )
+
+
 def _circular(edges: dict[int, set[int]]) -> bool:
     """Whether some way along the edges comes back to where it began."""
     left = dict(edges)
@@ -475,21 +502,32 @@ def _circular(edges: dict[int, set[int]]) -> bool:
     return bool(left)
 
 
-def _shortest_yields(rules: Iterable[Any], avoided: set[str]) -> dict[str, tuple[str, ...]]:
-    """The fewest terminals that every rule may consist of; rules that nothing finishes are left out."""
-    shortest: dict[str, tuple[str, ...]] = {}
-    changed = True
-    while changed:
-        changed = False
-        for rule in rules:
-            tokens: tuple[str, ...] = ()
-            for symbol in rule.expansion:
-                name = str(symbol.name)
-                if name in avoided or not symbol.is_term and name not in shortest:
-                    break
-                tokens += (name,) if symbol.is_term else shortest[name]
-            else:
-                name = str(rule.origin.name)
-                if name not in shortest or len(tokens) < len(shortest[name]):
-                    shortest[name], changed = tokens, True
+def _shortest_yields(tables: Tables, avoided: set[str]) -> dict[str, Yield]:
+    """The fewest terminals that every rule may consist of; rules that nothing finishes are left out.
+
+    Knuth (1977), "A generalization of Dijkstra's algorithm".
+    """
+    users: dict[str, list[int]] = {}
+    missing, lengths = [], []                           # of every alternative: rules not known yet, terminals so far
+    for r, rule in enumerate(tables.rules):
+        inner = [symbol for symbol in rule.expansion if symbol not in tables.bits]
+        for symbol in inner:
+            users.setdefault(symbol, []).append(r)
+        missing.append(len(inner) if avoided.isdisjoint(rule.expansion) else -1)
+        lengths.append(len(rule.expansion) - len(inner))
+    todo = [(lengths[r], r) for r, number in enumerate(missing) if not number]
+    heapq.heapify(todo)
+    shortest: dict[str, Yield] = {}
+    while todo:
+        length, r = heapq.heappop(todo)
+        rule = tables.rules[r]
+        if rule.origin in shortest:
+            continue
+        heads = (shortest[s][1] if s in shortest else s for s in rule.expansion)
+        shortest[rule.origin] = length, next((head for head in heads if head), None), rule
+        for user in users.get(rule.origin, ()):
+            missing[user] -= 1
+            lengths[user] += length
+            if not missing[user]:
+                heapq.heappush(todo, (lengths[user], user))
     return shortest

@@ -20,16 +20,17 @@ Source: the lexer of lark 1.3.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from lark.lexer import BasicLexer, TerminalDef, _create_unless
 
+from llmppl.automata.limits import MAX_KEPT, MAX_SCANS, TooLarge, shown
 from llmppl.automata.nfa import DEAD, NFA, Ahead, Behind
 
 States = frozenset[int]
@@ -37,6 +38,18 @@ Bools = npt.NDArray[np.bool_]
 
 
 Carved = tuple[tuple[str, tuple[str, ...]], ...]        # terminals, and the strings carved out of each, in order
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A terminal: a regular expression, or some words; its automaton; and the words that lark carves out of it."""
+
+    name: str
+    pattern: str
+    nfa: NFA
+    words: tuple[str, ...] = ()                     # longest first; empty for a regular expression
+    carved: tuple[str, ...] = ()                    # names of the terminals that its text may be instead
+    embedded: frozenset[str] = frozenset()          # names of those whose alternatives lark leaves this one to
 
 
 class Rest(NamedTuple):
@@ -139,8 +152,11 @@ class _Undecided(Exception):
 class Scans:
     """All scans of a grammar, numbered as they are met, and what a byte makes of each."""
 
-    def __init__(self, automata: Automata, lexers: Sequence[BasicLexer], flags: int, indenter: Any):
-        self.automata, self.lexers, self.flags = automata, lexers, flags
+    def __init__(
+        self, terminals: Sequence[Terminal], ignored: frozenset[str], lexers: Sequence[Sequence[str]], indenter: Any
+    ):
+        automata = self.automata = Automata((terminal.name, terminal.nfa) for terminal in terminals)
+        self.lexers, self.ignored = lexers, ignored
         self.newline = indenter.NL_type if indenter else None
         self.tab = indenter.tab_len if indenter else 0
         self.scans: list[Scan] = []
@@ -149,13 +165,14 @@ class Scans:
         self._rest_number: dict[Rest, int] = {}
         self._starts: dict[tuple[int, int], tuple[int, ...]] = {}
         self._heads: dict[int, Bools] = {}
-        self._rows: list[list[Outcome | None]] = []
+        self._rows: list[list[Outcome | None]] = []     # by class of bytes
         self._tracker_cuts: dict[tuple[int, int], list[int]] = {}
         self._outcomes: dict[Outcome, Outcome] = {}     # equal ones are one object
         self._cuts: list[list[int]] = []
         self._order: dict[int, tuple[list[str], Carved]] = {}
         self._settled: dict[Any, Outcome] = {}
-        self._ignored = frozenset[str]().union(*(lexer.ignore_types for lexer in lexers))
+        self._size = 0                                  # of all that is kept, in states of terminals
+        self._terminals = {terminal.name: terminal for terminal in terminals}
         self.first = self.rest_number(
             Rest(frozenset(), frozenset(), tuple(int(tracker.start) for tracker in automata.trackers))
         )
@@ -163,14 +180,17 @@ class Scans:
     def order(self, lexer: int) -> tuple[list[str], Carved]:
         """The alternatives of a lexer in lark's order, and what is carved out of them."""
         if lexer not in self._order:
-            terminals, carved = carve(self.lexers[lexer].terminals, self.flags)
-            names = tuple((name, tuple(terminal.name for terminal in strings)) for name, strings in carved.items())
-            self._order[lexer] = [terminal.name for terminal in terminals], names
+            here = set(self.lexers[lexer])
+            terminals = [self._terminals[name] for name in self.lexers[lexer]]
+            pairs = [(t.name, tuple([name for name in t.carved if name in here])) for t in terminals]
+            left = [terminal.name for terminal in terminals if here.isdisjoint(terminal.embedded)]
+            self._order[lexer] = left, tuple([pair for pair in pairs if pair[1]])
         return self._order[lexer]
 
     def rest_number(self, rest: Rest) -> int:
         number = self._rest_number.get(rest)
         if number is None:
+            self._keep(len(rest.forbidden) + sum(map(len, rest.required)), ())
             number = len(self._rest_number)
             self.rests[number:] = [rest]            # in place of what an interrupt has left
             self._rest_number[rest] = number
@@ -179,10 +199,23 @@ class Scans:
     def scan_number(self, scan: Scan) -> int:
         number = self._scan_number.get(scan)
         if number is None:
+            self._keep(len(scan.threads) + len(scan.keywords), scan.threads)
             number = len(self._scan_number)
-            self.scans[number:], self._rows[number:], self._cuts[number:] = [scan], [[None] * 256], [[]]
+            self.scans[number:], self._rows[number:], self._cuts[number:] = [scan], [[]], [[]]
             self._scan_number[scan] = number
         return number
+
+    def _keep(self, size: int, threads: Sequence[int]) -> None:
+        """Count what is kept; ValueError, with the terminal that asks for most, if it is too much."""
+        self._size += size
+        if self._size > MAX_KEPT or len(self.scans) >= MAX_SCANS:
+            some = [q for scan in self.scans[-1000:] for q in scan.threads] or threads
+            name, _ = Counter(self.automata.names[q] for q in some).most_common(1)[0]
+            raise TooLarge(
+                f"terminal {name} {shown(self._terminals[name].pattern)!r}",
+                f"{len(self.scans):,} states of the lexer so far, with {self._size:,} of its terminals in them",
+                "smaller counted repeats, none of them behind what may begin anywhere, as in (.*a.{20}), would work",
+            )
 
     def start(self, lexer: int, rest: int) -> tuple[int, ...]:
         """The scans that begin a token after `rest`: several if look-aheads at its beginning are yet to be decided."""
@@ -200,20 +233,21 @@ class Scans:
 
     def step(self, number: int, byte: int) -> Outcome:
         """What `byte` makes of a scan: the scans in which the token goes on, and how it may end behind the byte."""
-        outcome = self._rows[number][byte]
+        cuts = self._cuts[number] or self.classes(number)
+        i = bisect_right(cuts, byte) - 1
+        outcome = self._rows[number][i]
         if outcome is None:
-            cuts = self.classes(number)
-            i = bisect_right(cuts, byte)
-            begin, end = cuts[i - 1], cuts[i] if i < len(cuts) else 256
             outcome = self._read(number, byte)
-            outcome = self._outcomes.setdefault(outcome, outcome)
-            self._rows[number][begin:end] = [outcome] * (end - begin)
+            outcome = self._rows[number][i] = self._outcomes.setdefault(outcome, outcome)
         return outcome
 
     def classes(self, number: int) -> list[int]:
         """One byte of each class of bytes that a scan does not tell apart."""
         if not self._cuts[number]:
-            self._cuts[number] = self._find_cuts(number)
+            scan = self.scans[number]
+            cuts = self._cuts_of({*scan.threads, *scan.keywords}, scan.rest)
+            self._rows[number] = [None] * len(cuts)
+            self._cuts[number] = cuts               # last: they say that the row is there
         return self._cuts[number]
 
     def heads(self, rest: int) -> Bools:
@@ -247,10 +281,6 @@ class Scans:
             return True
         return self.automata.ends.keys().isdisjoint(reached) and frozenset() not in rest.required
 
-    def _find_cuts(self, number: int) -> list[int]:
-        scan = self.scans[number]
-        return self._cuts_of({*scan.threads, *scan.keywords}, scan.rest)
-
     def _cuts_of(self, states: Iterable[int], rest: Rest) -> list[int]:
         """The first byte of each class of bytes that NFA states and a rest do not tell apart."""
         cuts = {0}
@@ -280,6 +310,7 @@ class Scans:
         key = carved, tuple(threads), frozenset(keywords), rest, column
         found = self._settled.get(key)
         if found is None:
+            self._keep(len(threads) + len(keywords) + len(rest.forbidden), threads)
             found = self._settled[key] = self._settle(carved, threads, keywords, rest, column)
         return found
 
@@ -365,16 +396,7 @@ class Scans:
             whole = {ends[q] for q in spelled if q in ends}
             name = next((keyword for keyword in strings.get(matched, ()) if keyword in whole), matched)
             number = self.rest_number(Rest(forbidden.union(before), frozenset(required), trackers))
-            if matched in self._ignored:
+            if matched in self.ignored:
                 ended[Ended(None, number)] = None
             else:
                 ended[Ended((name, column) if name == self.newline else name, number)] = None
-
-
-
-def carve(
-    terminals: Iterable[TerminalDef], flags: int
-) -> tuple[list[TerminalDef], dict[str, list[TerminalDef]]]:
-    """Lark's rule of keywords: the alternatives that are left, and the strings that are carved out of each."""
-    left, callbacks = _create_unless(terminals, flags, re, False)  # type: ignore[no-untyped-call]
-    return left, {name: list(callback.scanner.terminals) for name, callback in callbacks.items()}

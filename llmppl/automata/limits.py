@@ -7,12 +7,29 @@ set of states that is kept. What has used up its budget ends within seconds and 
 
 from __future__ import annotations
 
-__all__ = ["MAX_EDGES", "MAX_NFA_STATES", "MAX_STATES", "MAX_STEPS", "MAX_TRIE", "Budget", "TooLarge", "shown"]
+__all__ = [
+    "MAX_EDGES",
+    "MAX_ITEMS",
+    "MAX_KEPT",
+    "MAX_LEXED",
+    "MAX_NFA_STATES",
+    "MAX_SCANS",
+    "MAX_STATES",
+    "MAX_STEPS",
+    "MAX_TRIE",
+    "Budget",
+    "TooLarge",
+    "shown",
+]
 
 MAX_STATES = 250_000                                # of a deterministic automaton
 MAX_STEPS = 20_000_000
 MAX_EDGES = 3_000_000                               # of a deterministic automaton that is taken apart
 MAX_NFA_STATES = 1_000_000                           # of an NFA, whose states are small
+MAX_SCANS = 50_000                                  # states of a grammar's lexer, each some sets of states of terminals
+MAX_KEPT = 5_000_000                                # states of terminals in those sets
+MAX_LEXED = 5_000_000                               # terminals of all selections that the parser makes
+MAX_ITEMS = 2_000_000                               # places in rules of all states of a parser
 MAX_TRIE = 2_000_000                                # prefixes of a list of strings, before equal ends are merged
 
 REMEDY = "shorter counted repeats, fewer of them, or a smaller language would work"

@@ -16,7 +16,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,19 @@ class VocabularyLike(Protocol):
     def eos_ids(self) -> Sequence[int]: ...
 
 
-class Trie:
+class Shared:
+    """What is worked out once and read by all: a copy of it is the object itself, so that programs may hold it."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class Trie(Shared):
     """The tokens of a vocabulary as a trie of bytes; its nodes are numbered in preorder.
 
     Parameters
