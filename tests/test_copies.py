@@ -388,3 +388,57 @@ def test_a_failure_of_a_copy_is_named_wherever_it_comes_from():
     with pytest.raises(TypeError, match=r"the attribute value of Holds cannot be copied \(gone\)") as caught:
         RUNS["distinct"](Holds(types.SimpleNamespace(deep=Fails())))
     assert isinstance(caught.value.__cause__, OSError)
+
+
+# --- copies are deep copies -------------------------------------------------------------------------------------------
+
+
+class Ordinary(Model):
+    def __init__(self):
+        super().__init__()
+        self.number, self.text, self.nothing, self.flag = 3, "x", None, True
+        self.table = {"a": [1, 2], "b": (3, [4])}
+        self.same, self.self_list = self.table["a"], [self]
+
+
+class WithSlots(Ordinary):
+    __slots__ = ("slot",)
+
+    def __init__(self):
+        super().__init__()
+        self.slot = [1]
+
+
+class Stateful(Ordinary):
+    def __getstate__(self):
+        return {**vars(self), "number": self.number + 1}
+
+
+class SetsState(Ordinary):
+    def __setstate__(self, state):
+        vars(self).update(state, text="set")
+
+
+class Reduced(Ordinary):
+    def __reduce_ex__(self, protocol):
+        return Reduced, ()
+
+
+class DeepCopied(Ordinary):
+    def __deepcopy__(self, memo):
+        new = DeepCopied()
+        new.text = "deep"
+        return new
+
+
+@pytest.mark.parametrize("kind", [Ordinary, WithSlots, Stateful, SetsState, Reduced, DeepCopied])
+def test_a_copy_is_what_a_deep_copy_is(kind):
+    model = kind()
+    model.table["a"].append(5)
+    model.text += "y"
+    one, other = model.copy(), copy.deepcopy(model)
+    for name in ("number", "text", "nothing", "flag", "table", "same"):
+        assert getattr(one, name) == getattr(other, name)
+    assert getattr(one, "slot", None) == getattr(other, "slot", None)
+    assert one is not model and one.table["a"] is one.same and one.table["a"] is not model.table["a"]
+    assert one.self_list[0] is one and (kind is not WithSlots or one.slot is not model.slot)

@@ -30,6 +30,7 @@ _MOST = 5_000                                           # objects looked at for 
 _LARGE = 1 << 20                                        # bytes that a copy may take without a warning
 _OWN = frozenset(("_rng", "_kept", "attribution"))      # what Model.copy takes care of
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, np.generic, range)
+_ATOMS = frozenset((str, bytes, int, float, complex, bool, type(None)))
 _STREAMS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _CACHED = type(functools.cache(len))
 _SHARED = frozenset((                                   # by name, since they are not to be imported
@@ -85,6 +86,27 @@ def survey(model: Any) -> Kept:
                     stacklevel=2,
                 )
     return kept
+
+
+def deep_copy(model: Any, memo: dict[int, Any]) -> Any:
+    """`copy.deepcopy(model, memo)`, which would look every name and every number up in `memo` and a table of types."""
+    cls: Any = type(model)
+    if not _plainly_copied(cls):
+        return copy.deepcopy(model, memo)
+    new = memo[id(model)] = cls.__new__(cls)
+    attributes = vars(new)
+    for name, value in vars(model).items():
+        attributes[name] = value if type(value) in _ATOMS else copy.deepcopy(value, memo)
+    return new
+
+
+@functools.cache
+def _plainly_copied(cls: type) -> bool:
+    """Whether the state of an instance is its attributes, and copying it is left to Python."""
+    own = any(hasattr(cls, name) for name in ("__deepcopy__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"))
+    slots = any(vars(base).get("__slots__") for base in cls.__mro__)
+    usual = all(getattr(cls, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__", "__getstate__"))
+    return usual and not own and not slots
 
 
 def culprit(model: Any, kept: Kept, error: Exception) -> TypeError:

@@ -8,7 +8,6 @@ Source: Lew et al. 2023, Sec. 2 and 3.
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import sys
@@ -21,7 +20,7 @@ import numpy as np
 
 from llmppl.lm.transformer import Context, ContextTooLong
 from llmppl.lm.vocab import Text
-from llmppl.models.copies import Kept, culprit, shared_names, survey
+from llmppl.models.copies import Kept, culprit, deep_copy, shared_names, survey
 from llmppl.models.distributions import Impossible, Proposal
 from llmppl.models.guards import log_of, observed, plain_result, plain_step, truth
 from llmppl.models.tokens import NextToken, next_token
@@ -224,7 +223,7 @@ class Model:
         kept = survey(self) if self._kept is None else self._kept
         memo = {id(self._rng): None, id(self.attribution): self.attribution, **kept.memo(self)}
         try:
-            new = copy.deepcopy(self, memo)
+            new: Self = deep_copy(self, memo)
         except Exception as error:
             raise culprit(self, kept, error) from error
         new._kept = kept
