@@ -1,6 +1,5 @@
 """Masks in threads and after interrupts: whatever happened to an index before, its answers are those of a fresh one."""
 
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from fire import Interrupt, impatience, in_threads
 from lark.indenter import Indenter
 from support import repetitions
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -196,34 +196,10 @@ def walks(case, shared, seeds):
     return {seed: case.walk(shared, np.random.default_rng(seed)) for seed in seeds}
 
 
-def in_threads(functions):
-    """What the functions return, run at the same time; the first error is raised."""
-    results, errors = [None] * len(functions), []
-
-    def call(i, function):
-        try:
-            results[i] = function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=call, args=pair) for pair in enumerate(functions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
-    if errors:
-        raise errors[0]
-    return results
-
-
 @pytest.fixture
 def impatient():
-    """The interpreter gives way to other threads as often as it can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+    with impatience():
+        yield
 
 
 @pytest.fixture(params=["roomy", "tight"])
@@ -260,34 +236,6 @@ def test_threads_that_share_an_index_are_told_what_each_would_be_told_alone(impa
 # --- interrupts -------------------------------------------------------------------------------------------------------
 
 
-class Interrupt:
-    """Raises once, at the nth time that a line is reached; or writes down how often each is."""
-
-    def __init__(self, line=None, nth=1, error=KeyboardInterrupt):
-        self.line, self.left, self.error, self.seen = line, nth, error, {}
-
-    def __enter__(self):
-        sys.settrace(self.trace)
-        return self
-
-    def __exit__(self, kind, *_):
-        sys.settrace(None)
-        return kind is self.error and self.left == 0
-
-    def trace(self, frame, event, arg):
-        if frame.f_code.co_filename not in FILES:
-            return None
-        if event == "line":
-            place = frame.f_code.co_filename, frame.f_lineno
-            self.seen[place] = self.seen.get(place, 0) + 1
-            if place == self.line:
-                self.left -= 1
-                if self.left == 0:
-                    sys.settrace(None)
-                    raise self.error
-        return self.trace
-
-
 def path(shared):
     """The states along one walk, which somebody holds."""
     rng, states = np.random.default_rng(5), [getattr(shared, "start", None)]
@@ -308,7 +256,7 @@ def test_after_an_interrupt_at_any_line_an_index_says_what_a_fresh_one_says(room
     right, right_told = walks(case, fresh, seeds), told(fresh, path(fresh))
     shared = case.make()
     path(shared)
-    with Interrupt() as watch:
+    with Interrupt(FILES) as watch:
         walks(case, shared, seeds)
     lines = [(place, nth) for place, times in watch.seen.items() for nth in sorted({1, times // 2 + 1, times})]
     np.random.default_rng(0).shuffle(lines)
@@ -316,7 +264,7 @@ def test_after_an_interrupt_at_any_line_an_index_says_what_a_fresh_one_says(room
     for i, (place, nth) in enumerate(lines[: repetitions(200, 6)]):
         shared = case.make()
         held = path(shared)
-        with Interrupt(place, nth, (KeyboardInterrupt, MemoryError)[i % 2]) as interrupt:
+        with Interrupt(FILES, place, nth, (KeyboardInterrupt, MemoryError)[i % 2]) as interrupt:
             walks(case, shared, seeds)
         reached += interrupt.left == 0
         try:

@@ -12,6 +12,7 @@ import weakref
 import numpy as np
 import pytest
 from families import TRIE, VOCAB, V, at, build, check_books, error_of, truth
+from fire import Interrupt, impatience, in_threads
 from support import repetitions
 
 from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_steer
@@ -25,32 +26,8 @@ LIMIT = 1e-4
 
 @pytest.fixture
 def impatient():
-    """The interpreter gives way to other threads a hundred times as often."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-
-
-def in_threads(functions):
-    """What the functions return, run at the same time; the first error is raised."""
-    results, errors = [None] * len(functions), []
-
-    def call(i, function):
-        try:
-            results[i] = function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=call, args=pair) for pair in enumerate(functions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
-    if errors:
-        raise errors[0]
-    return results
+    with impatience():
+        yield
 
 
 def contexts_at_random(rng, n, longest=30):
@@ -282,34 +259,6 @@ def a_day(lm):
         kept.clear()
 
 
-class Interrupt:
-    """Raises once, at the nth time that a line is reached; or writes down how often each is."""
-
-    def __init__(self, line=None, nth=1, error=KeyboardInterrupt):
-        self.line, self.left, self.error, self.seen = line, nth, error, {}
-
-    def __enter__(self):
-        sys.settrace(self.trace)
-        return self
-
-    def __exit__(self, kind, *_):
-        sys.settrace(None)
-        return kind is self.error and self.left == 0
-
-    def trace(self, frame, event, arg):
-        if frame.f_code.co_filename not in FILES:
-            return None
-        if event == "line":
-            place = frame.f_code.co_filename, frame.f_lineno
-            self.seen[place] = self.seen.get(place, 0) + 1
-            if place == self.line:
-                self.left -= 1
-                if self.left == 0:
-                    sys.settrace(None)
-                    raise self.error
-        return self.trace
-
-
 BUDGETS = [0, 6 * _NODE, 20 * (64 + _NODE) + 3 * (72 + _ROW), 60 * (64 + _NODE) + 3 * (72 + _ROW)]
 
 
@@ -324,7 +273,7 @@ def lines():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for budget in BUDGETS:
-            with Interrupt() as watch:
+            with Interrupt(FILES) as watch:
                 a_day(new_lm(budget))
             for place, times in watch.seen.items():
                 seen.setdefault(place, {})[budget] = times
@@ -349,7 +298,7 @@ def test_after_an_interrupt_at_any_line_every_answer_is_that_of_a_fresh_model(li
                 for nth in sorted({1, times // 2 + 1, times}) if repetitions(1, 0) else {times // 2 + 1}:
                     lm = new_lm(budget)
                     held = [at(lm, ids) for ids in JOBS[:3]]
-                    with Interrupt(place, nth, error) as interrupt:
+                    with Interrupt(FILES, place, nth, error) as interrupt:
                         a_day(lm)
                     if interrupt.left == 0:
                         reached.add(place)
@@ -368,7 +317,7 @@ def test_after_an_interrupt_at_any_line_every_answer_is_that_of_a_fresh_model(li
 @pytest.mark.filterwarnings("ignore:cache_bytes=")
 def test_an_interrupt_at_any_line_of_the_renewal_is_made_good_by_the_next():
     budget = BUDGETS[-1]
-    with Interrupt() as watch:
+    with Interrupt(FILES) as watch:
         interrupted(new_lm(budget))
     places = {place: times for place, times in watch.seen.items() if place in lines_of_the_renewal()}
     assert len(places) >= 12
@@ -376,7 +325,7 @@ def test_an_interrupt_at_any_line_of_the_renewal_is_made_good_by_the_next():
         for nth in sorted({1, times // 2 + 1, times}):
             lm = new_lm(budget)
             held = [at(lm, ids) for ids in JOBS[:3]]
-            with Interrupt(place, nth):
+            with Interrupt(FILES, place, nth):
                 interrupted(lm)
             assert not any(wrong(lm, ids) for ids in JOBS)
             check_books(lm, held)
