@@ -174,3 +174,24 @@ def test_distinct_varies_less_than_copies_do():
 def test_an_unknown_expansion_is_named():
     with pytest.raises(ValueError, match="expand must be one of 'distinct', 'independent', 'copies'"):
         smc_steer(Letters(), 2, 2, expand="both")
+
+
+@pytest.mark.parametrize("first", ["finite", "endless", "rng"])
+@pytest.mark.parametrize("expand", ["copies", "independent", "distinct"])
+def test_every_candidate_draws_from_a_stream_of_its_own(expand, first):
+    class Draws(Model):
+        def __init__(self):
+            super().__init__()
+            self.drawn = []
+
+        def step(self):
+            if first == "rng":
+                self.rng.random()
+            self.sample(Geometric(0.5) if first == "endless" else Bernoulli(0.5))
+            self.drawn.append(self.sample(Uniform(0, 10**6)))
+            if len(self.drawn) == 3:
+                self.finish()
+
+    for step in candidates(Draws(), 4, 3, expand):
+        assert len({id(candidate.rng) for candidate in step.candidates}) == len(step.candidates) > 4
+        assert len({candidate.drawn[-1] for candidate in step.candidates}) == len(step.candidates)
