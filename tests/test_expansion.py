@@ -195,3 +195,18 @@ def test_every_candidate_draws_from_a_stream_of_its_own(expand, first):
     for step in candidates(Draws(), 4, 3, expand):
         assert len({id(candidate.rng) for candidate in step.candidates}) == len(step.candidates) > 4
         assert len({candidate.drawn[-1] for candidate in step.candidates}) == len(step.candidates)
+
+
+def test_a_particle_keeps_its_stream_over_a_step_without_a_choice():
+    class Pauses(Model):
+        def step(self):
+            if self.s:
+                self.s += "HT"[self.sample(Bernoulli(0.5))]
+                self.finish()
+            else:
+                self.s += "-"
+
+    posterior = smc_steer(Pauses(), 4, 3, seed=0, progress=False)
+    assert sorted(map(str, posterior)) == ["-H", "-T"] and posterior.log_ml == pytest.approx(0.0)
+    (paused,) = smc_steer(Pauses(), 4, 3, seed=0, max_steps=1, progress=False)
+    assert isinstance(paused.rng, np.random.Generator)

@@ -263,6 +263,28 @@ def test_another_distribution_the_second_time_is_an_error_that_says_how(run, fir
         RUNS[run](Other())
 
 
+@pytest.mark.parametrize("run", ["distinct", "exact", "beam"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda p: p.masked(np.array([True, False, True])),
+        lambda p: p.tempered(0.25).masked(np.array([True, True, False])),
+        lambda p: p.top_k(1),
+    ],
+)
+def test_another_way_to_a_distribution_of_tokens_the_second_time_is_an_error(run, other):
+    times = itertools.count()
+
+    class Other(Model):
+        def step(self):
+            p = self.transformer(two_contexts().context("a"))
+            self.sample(other(p) if next(times) else p.masked(np.array([True, True, False])))
+            self.finish()
+
+    with pytest.raises(RuntimeError, match=AGAIN):
+        RUNS[run](Other())
+
+
 def test_a_later_choice_is_compared_as_well_where_all_are_replayed():
     times = itertools.count()
 
@@ -486,6 +508,20 @@ def test_a_program_in_which_nothing_happens_is_an_error_and_not_an_endless_run(r
             pass
 
     with pytest.raises(RuntimeError, match=r"30 steps of Idle in a row .*self.finish\(\), or .*max_steps="):
+        RUNS[run](Idle())
+
+
+@pytest.mark.parametrize("run", ["distinct", "copies", "standard"])
+def test_a_program_that_idles_after_a_draw_is_stopped_too(run, monkeypatch):
+    monkeypatch.setattr(watch, "QUIET", 30)
+
+    class Idle(Model):
+        drawn = 0.0
+
+        def step(self):
+            self.drawn = self.drawn or self.rng.random()
+
+    with pytest.raises(RuntimeError, match="30 steps of Idle in a row"):
         RUNS[run](Idle())
 
 

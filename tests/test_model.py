@@ -567,3 +567,34 @@ def test_a_step_that_raises_is_raised_again_with_a_note_naming_particle_and_step
 def test_transformer_wants_a_context():
     with pytest.raises(TypeError, match="wants a Context, lm.context"):
         Model().transformer("a")
+
+
+def test_a_death_takes_the_twist_away_outside_of_a_step_too():
+    model = Model()
+    model.twist(1.0)
+    model.condition(False)
+    assert model.log_twist == 0.0 and model.log_weight == -math.inf
+
+
+def test_a_copy_made_within_a_step_can_be_stepped_whole():
+    class Looks(Model):
+        ahead: Model
+
+        def step(self):
+            if not self.s:
+                self.s = "x"
+                self.ahead = self.spawn(np.random.default_rng(0))
+                self.ahead.step()
+            else:
+                self.twist(2.0)
+
+    model = Looks()
+    model.step()
+    assert model.ahead.log_weight == model.ahead.log_twist == 2.0 and model.log_weight == 0.0
+
+
+def test_a_proposal_that_costs_nothing_is_told_as_a_statement_and_copies_share_what_was_told():
+    model = stepped(lambda self: self.sample(Bernoulli(0.5), proposal=Bernoulli(0.5)))
+    (told,) = model.attribution.items()
+    assert told[0].startswith("sample (test_model.py, line") and told[1] == 0.0
+    assert model.copy().attribution is model.attribution
