@@ -10,7 +10,9 @@ import pytest
 from support import repetitions
 
 from llmppl import Bernoulli, Categorical, Geometric, Model, enumerate_exact, smc_steer
+from llmppl.inference.expansion import step_copies
 from llmppl.models.distributions import Uniform
+from llmppl.runtime import Runtime
 
 
 class Letters(Model):
@@ -210,3 +212,22 @@ def test_a_particle_keeps_its_stream_over_a_step_without_a_choice():
     assert sorted(map(str, posterior)) == ["-H", "-T"] and posterior.log_ml == pytest.approx(0.0)
     (paused,) = smc_steer(Pauses(), 4, 3, seed=0, max_steps=1, progress=False)
     assert isinstance(paused.rng, np.random.Generator)
+
+
+def test_copies_of_one_particle_are_a_group_and_at_the_first_step_all_are_one():
+    for t, groups in ((1, [0] * 6), (2, [0, 0, 0, 1, 1, 1])):
+        particles = [Letters().spawn(rng) for rng in np.random.default_rng(0).spawn(2)]
+        expansion = step_copies(Runtime(), particles, 3, t, merge=False)
+        assert expansion.groups.tolist() == groups and expansion.parents.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_what_became_one_began_with_the_weight_of_all():
+    class Coin(Model):
+        def step(self):
+            self.score(-3.0 if self.sample(Bernoulli(0.5)) else -1.0)
+            self.finish()
+
+    (model,) = (Coin().spawn(rng) for rng in np.random.default_rng(0).spawn(1))
+    expansion = step_copies(Runtime(), [model], 16, 1, merge=True)
+    assert len(expansion.candidates) == 2 and expansion.copies.sum() == 16
+    assert np.exp(expansion.log_starts) == pytest.approx(expansion.copies / 16)

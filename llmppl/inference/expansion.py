@@ -159,14 +159,14 @@ def _run(runtime: Runtime, tries: list[_Try], t: int, *, watch: bool = True) -> 
 
 
 def _merged(tries: list[_Try]) -> list[_Try]:
-    """One of those of a parent and a group that made the same choices, with the weights of all.
+    """One of those of a parent that made the same choices, with the weights of all.
 
     At the first step all particles are alike; to merge across them would leave few to be extended at the next.
     """
     first: dict[Hashable, _Try] = {}
     left = list[_Try]()
     for each in tries:
-        same = each if each.key is None else first.setdefault((each.parent, each.group, each.key), each)
+        same = each if each.key is None else first.setdefault((each.parent, each.key), each)
         if same is each:
             left.append(each)
         else:
