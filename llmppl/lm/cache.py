@@ -158,6 +158,7 @@ class Store:
         self._free = list(range(len(self.owners) - 1, -1, -1))
         self._rows = OrderedDict()
         self._row_bytes = 0
+        self.peak_bytes = max(self.peak_bytes, self.bytes)          # it may have grown when it was interrupted
 
     @property
     def bytes(self) -> int:
