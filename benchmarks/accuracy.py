@@ -52,7 +52,7 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.models.distributions import Distribution
+from llmppl.distributions import Distribution
 from llmppl.models.lookahead import Lookahead, mean_law
 from llmppl.models.programs import short_words
 

@@ -48,7 +48,7 @@ import numpy as np
 
 from llmppl import Grammar, Regex, TokenIndex, Vocabulary
 from llmppl.automata import dfa, nfa, regex
-from llmppl.lm.vocab import encode_fragment
+from llmppl.tokens import encode_fragment
 
 try:
     import psutil

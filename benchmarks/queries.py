@@ -48,11 +48,10 @@ from tables import machine, plot, table
 from transformers import AutoTokenizer, GenerationConfig
 
 from llmppl import CachedTransformer, Regex, TokenIndex, Vocabulary
-from llmppl.automata.dfa import DFA
-from llmppl.automata.edits import alignment, within
-from llmppl.compare import Exact, chi_square_tail, compare
 from llmppl.inference.smc import importance_sampling
+from llmppl.languages import DFA, alignment, within
 from llmppl.queries import Edits, probability, search
+from llmppl.queries.compare import Exact, chi_square_tail, compare
 from llmppl.queries.matches import space_of
 from llmppl.queries.sampling import Sampled
 

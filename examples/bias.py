@@ -45,8 +45,8 @@ import math
 from itertools import islice
 
 from llmppl import CachedTransformer
-from llmppl.compare import Exact
 from llmppl.queries import Edits, compare, search
+from llmppl.queries.compare import Exact
 
 STORY = (
     ["boy", "girl"],

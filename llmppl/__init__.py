@@ -10,10 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmppl.automata.grammar import Grammar as Grammar
-    from llmppl.automata.index import TokenIndex as TokenIndex
-    from llmppl.automata.json_schema import JsonSchema as JsonSchema
-    from llmppl.automata.regex import Regex as Regex
+    from llmppl.distributions import Bernoulli as Bernoulli
+    from llmppl.distributions import Categorical as Categorical
+    from llmppl.distributions import Delta as Delta
+    from llmppl.distributions import Geometric as Geometric
+    from llmppl.distributions import Uniform as Uniform
+    from llmppl.distributions import mixture as mixture
+    from llmppl.distributions import product as product
+    from llmppl.grammar import Grammar as Grammar
     from llmppl.inference.beam import beam_search as beam_search
     from llmppl.inference.exact import enumerate_exact as enumerate_exact
     from llmppl.inference.particles import Particles as Particles
@@ -21,34 +25,30 @@ if TYPE_CHECKING:
     from llmppl.inference.smc import repeat as repeat
     from llmppl.inference.smc import smc_standard as smc_standard
     from llmppl.inference.smc import smc_steer as smc_steer
+    from llmppl.languages import Regex as Regex
     from llmppl.lm.transformer import CachedTransformer as CachedTransformer
-    from llmppl.lm.vocab import EOS as EOS
-    from llmppl.lm.vocab import Vocabulary as Vocabulary
-    from llmppl.models.distributions import Bernoulli as Bernoulli
-    from llmppl.models.distributions import Categorical as Categorical
-    from llmppl.models.distributions import Delta as Delta
-    from llmppl.models.distributions import Geometric as Geometric
-    from llmppl.models.distributions import Uniform as Uniform
-    from llmppl.models.distributions import mixture as mixture
-    from llmppl.models.distributions import product as product
+    from llmppl.masks import JsonSchema as JsonSchema
+    from llmppl.masks import TokenIndex as TokenIndex
     from llmppl.models.model import Model as Model
     from llmppl.models.programs import ConstrainedText as ConstrainedText
     from llmppl.models.programs import Infilling as Infilling
     from llmppl.models.programs import PromptIntersection as PromptIntersection
     from llmppl.queries import search as search
+    from llmppl.tokens import EOS as EOS
+    from llmppl.tokens import Vocabulary as Vocabulary
 
 _HOME = {
     "Model": "models.model",
-    "EOS": "lm.vocab",
+    "EOS": "tokens",
     "CachedTransformer": "lm.transformer",
-    "Vocabulary": "lm.vocab",
-    "Bernoulli": "models.distributions",
-    "Categorical": "models.distributions",
-    "Geometric": "models.distributions",
-    "Uniform": "models.distributions",
-    "Delta": "models.distributions",
-    "product": "models.distributions",
-    "mixture": "models.distributions",
+    "Vocabulary": "tokens",
+    "Bernoulli": "distributions",
+    "Categorical": "distributions",
+    "Geometric": "distributions",
+    "Uniform": "distributions",
+    "Delta": "distributions",
+    "product": "distributions",
+    "mixture": "distributions",
     "smc_steer": "inference.smc",
     "smc_standard": "inference.smc",
     "importance_sampling": "inference.smc",
@@ -59,10 +59,10 @@ _HOME = {
     "ConstrainedText": "models.programs",
     "Infilling": "models.programs",
     "PromptIntersection": "models.programs",
-    "Regex": "automata.regex",
-    "Grammar": "automata.grammar",
-    "JsonSchema": "automata.json_schema",
-    "TokenIndex": "automata.index",
+    "Regex": "languages",
+    "Grammar": "grammar",
+    "JsonSchema": "masks",
+    "TokenIndex": "masks",
     "search": "queries",
 }
 

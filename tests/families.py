@@ -14,8 +14,8 @@ import transformers as T
 
 from llmppl.lm.cache import _ROW, Node
 from llmppl.lm.transformer import CachedTransformer
-from llmppl.lm.vocab import Text, Vocabulary
 from llmppl.runtime import Runtime
+from llmppl.tokens import Text, Vocabulary
 
 V = 50
 VOCAB = Vocabulary([bytes([40 + i]) for i in range(V)], eos_ids=[2], special_ids=[0, 1])

@@ -31,11 +31,11 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.automata.edits import alignment, distance, within
-from llmppl.compare import compare
 from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic, threshold
+from llmppl.languages.edits import alignment, distance, within
 from llmppl.models.lookahead import Lookahead, mean_law, rollout
 from llmppl.models.programs import Program, conformity, short_words
+from llmppl.queries.compare import compare
 
 
 @pytest.mark.parametrize(
@@ -241,15 +241,15 @@ def test_what_is_no_such_number_is_refused_by_the_name_of_the_parameter(where, n
 PUBLIC = {
     "models.programs": ["ConstrainedText", "Infilling", "PromptIntersection", "Program", "conformity", "short_words"],
     "models.lookahead": ["Lookahead", "mean_law", "rollout"],
-    "models.distributions": ["Finite", "Categorical", "Bernoulli", "Uniform", "Geometric", "mixture", "product"],
+    "distributions.distribution": ["Finite", "Categorical", "Bernoulli", "Uniform", "Geometric", "mixture", "product"],
     "inference.smc": ["smc_steer", "smc_standard", "importance_sampling", "repeat"],
     "inference.exact": ["enumerate_exact"],
     "inference.beam": ["beam_search"],
     "inference.particles": ["Particles"],
     "inference.resampling": ["multinomial", "residual", "stratified", "systematic", "optimal", "threshold"],
-    "automata.dfa": ["DFA"],
-    "automata.index": ["TokenIndex"],
-    "automata.edits": ["within", "distance", "alignment"],
+    "languages.dfa": ["DFA"],
+    "masks.index": ["TokenIndex"],
+    "languages.edits": ["within", "distance", "alignment"],
     "compare": ["compare"],
 }
 PLACES = {"state", "token", "byte", "start", "place"}               # which one, not how many

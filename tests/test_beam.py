@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny import tiny_lm
 
 from llmppl import EOS, Bernoulli, Categorical, Geometric, Infilling, Model, beam_search, enumerate_exact, product
-from llmppl.models.distributions import Uniform
+from llmppl.distributions import Uniform
 
 V = 5
 

@@ -29,8 +29,8 @@ from llmppl.inference.smc import smc_standard
 from llmppl.lm import hf
 from llmppl.lm.cache import _NODE, _ROW
 from llmppl.lm.transformer import CachedTransformer
-from llmppl.lm.vocab import Vocabulary
 from llmppl.models.model import Model
+from llmppl.tokens import Vocabulary
 
 MOST = 40                                               # tokens of a context, far beyond every sliding window
 LIMIT = 1e-4

@@ -12,12 +12,12 @@ from support import repetitions
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from llmppl.automata.canonical import Canonical, Merges
-from llmppl.automata.index import TokenIndex
-from llmppl.automata.pretokens import FOLDED, NotFollowed, PreTokens, Split
-from llmppl.automata.regex import Regex as Language
+from llmppl.languages import Regex as Language
 from llmppl.lm.embedded import PATH
-from llmppl.lm.vocab import Vocabulary
+from llmppl.masks import TokenIndex
+from llmppl.tokens import Vocabulary
+from llmppl.tokens.canonical import Canonical, Merges
+from llmppl.tokens.pretokens import FOLDED, NotFollowed, PreTokens, Split
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 REAL = ["vocab/gpt2", "vocab/cl100k_base", "vocab/o200k_base", "vocab/mistral_v3", "models/stories260K", "embedded"]

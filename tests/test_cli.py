@@ -282,7 +282,7 @@ def test_check_reads_grammars_and_schemas(tmp_path):
 
 def test_check_loads_no_language_model():
     program = (
-        "import sys\nfrom llmppl.cli import app\ntry: app(['check', 'a', 'a'])\nexcept SystemExit: pass\n"
+        "import sys\nfrom llmppl.cli.main import app\ntry: app(['check', 'a', 'a'])\nexcept SystemExit: pass\n"
         "print([name for name in ('torch', 'transformers', 'numba') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -303,7 +303,7 @@ def test_version():
 
 def test_help_loads_neither_torch_nor_transformers_and_names_the_commands():
     program = (
-        "import sys\nfrom llmppl.cli import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
+        "import sys\nfrom llmppl.cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
         "print([name for name in ('torch', 'transformers', 'numba') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import repetitions
 
-from llmppl.automata.dfa import DFA, Leftmost, anything
-from llmppl.automata.limits import TooLarge
-from llmppl.automata.nfa import ANY, DEAD, NFA, merged, utf8
-from llmppl.automata.regex import Regex, parse
+from llmppl.languages.dfa import DFA, Leftmost, anything
+from llmppl.languages.limits import TooLarge
+from llmppl.languages.nfa import ANY, DEAD, NFA, merged, utf8
+from llmppl.languages.regex import Regex, parse
 
 LETTERS = "abé"
 SHORT = ["".join(some) for n in range(5) for some in itertools.product(LETTERS, repeat=n)]     # 121 texts
@@ -346,13 +346,13 @@ def test_operations_on_two_empty_languages_are_empty():
     ],
 )
 def test_states_are_counted_as_they_are_made_and_the_culprit_is_named(monkeypatch, make, culprit):
-    monkeypatch.setattr("llmppl.automata.limits.MAX_STATES", 1000)
+    monkeypatch.setattr("llmppl.languages.limits.MAX_STATES", 1000)
     with pytest.raises(TooLarge, match=rf"^{culprit}.* is too large: more than 1,000 states; .* would work$"):
         make()
 
 
 def test_the_work_behind_few_states_is_counted_too(monkeypatch):
-    monkeypatch.setattr("llmppl.automata.limits.MAX_STEPS", 10_000)
+    monkeypatch.setattr("llmppl.languages.limits.MAX_STEPS", 10_000)
     with pytest.raises(ValueError, match=r"^regex '\(a\|\)\{1000\}' is too large: more than 10,000 steps .* \{1000\}"):
         Regex("(a|){1000}").explore()
     with pytest.raises(ValueError, match=r"^Regex\('a.*'\).minimise\(\) is too large: more than 10,000 steps"):
@@ -379,12 +379,12 @@ def test_one_string_is_no_list_of_strings():
 def test_many_strings_share_their_ends(monkeypatch):
     words = ["".join(some) for n in range(4) for some in itertools.product("abc", repeat=n)] + ["é", "éa"]
     trie = DFA.from_strings(words)
-    monkeypatch.setattr("llmppl.automata.dfa.MAX_STATES", 10)
-    monkeypatch.setattr("llmppl.automata.limits.MAX_STATES", 10)
+    monkeypatch.setattr("llmppl.languages.dfa.MAX_STATES", 10)
+    monkeypatch.setattr("llmppl.languages.limits.MAX_STATES", 10)
     small = DFA.from_strings(words)
     assert sorted(small.enumerate()) == sorted(words) and small.num_states == trie.minimise().num_states == 6
     with pytest.raises(ValueError, match="the language of these strings is too large: more than 10 states; fewer"):
         DFA.from_strings(["a" * 20])
-    monkeypatch.setattr("llmppl.automata.dfa.MAX_TRIE", 10)
+    monkeypatch.setattr("llmppl.languages.dfa.MAX_TRIE", 10)
     with pytest.raises(ValueError, match="the language of these strings is too large: more than 10 prefixes; fewer"):
         DFA.from_strings(["a" * 20])

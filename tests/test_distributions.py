@@ -23,8 +23,8 @@ from llmppl import (
     mixture,
     product,
 )
-from llmppl.models.distributions import Finite, Impossible
-from llmppl.models.tokens import NextToken, TokenDistribution
+from llmppl.distributions import Finite, Impossible
+from llmppl.lm.next_token import NextToken, TokenDistribution
 
 V = 6
 END = V - 1

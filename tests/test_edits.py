@@ -7,9 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import repetitions
 
-from llmppl.automata.dfa import DFA
-from llmppl.automata.edits import Edit, alignment, distance, within
-from llmppl.automata.regex import Regex
+from llmppl.languages import DFA, Regex
+from llmppl.languages.edits import Edit, alignment, distance, within
 
 LETTERS = "aé😀"                                     # of one, two and four bytes
 SHORT = ["".join(some) for n in range(5) for some in itertools.product(LETTERS, repeat=n)]     # 121 texts

@@ -10,8 +10,8 @@ import pytest
 from support import repetitions
 
 from llmppl import Bernoulli, Categorical, Geometric, Model, enumerate_exact, smc_steer
+from llmppl.distributions import Uniform
 from llmppl.inference.expansion import step_copies
-from llmppl.models.distributions import Uniform
 from llmppl.runtime import Runtime
 
 

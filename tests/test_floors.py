@@ -1,39 +1,28 @@
-"""Imports go down the floors: a file of llmppl imports only from files on lower floors (checked by `ast`)."""
+"""Imports go down: a file imports from its own folder and from those before it in `FOLDERS`, and no files of a folder
+import one another in a circle. What importing a folder *loads* is looked at in a fresh process.
+"""
 
 import ast
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "llmppl"
 
-FLOORS = {
-    13: ["cli", "__init__"],
-    12: ["queries", "trace_page"],
-    11: ["queries.mass", "trace"],
-    10: ["queries.matches"],
-    9: ["queries.sampling"],
-    8: ["inference.smc", "inference.beam", "queries.best_first"],
-    7: ["inference.expansion", "inference.exact", "queries.space"],
-    6: ["models.programs", "inference.watch"],
-    5: ["models.model", "models.lookahead", "queries.rules", "queries.language", "automata.grammar"],
-    4: ["models.tokens", "automata.grammar_masks", "automata.lark_rules", "automata.edits",
-        "automata.rewrites"],
-    3: ["lm.transformer", "models.guards", "models.copies", "automata.json_schema", "automata.regex",
-        "automata.completion"],
-    2: ["models.distributions", "inference.statistics", "lm.hf", "automata.index", "automata.dfa",
-        "automata.characters", "automata.canonical", "automata.lalr", "automata.lexing"],
-    1: ["runtime", "compare", "trace_schema", "models.rejection", "inference.particles", "inference.progress",
-        "inference.resampling", "lm.vocab", "lm.cache", "lm.embedded", "automata.nfa", "automata.trie",
-        "automata.pretokens", "automata.tables", "automata.lalr_tables"],
-    0: ["arguments", "exclusive", "inference.drawing", "automata.limits", "automata.json_checks"],
-}  # fmt: skip
-FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
-STRANGERS = {"inference": ["lm", "automata"], "automata": ["lm"]}       # folder: the folders it may not know
+FOLDERS = [
+    "arguments", "exclusive", "runtime", "display", "languages", "masks", "grammar", "tokens", "distributions", "lm",
+    "models", "inference", "queries", "trace", "cli", "__init__",
+]  # fmt: skip
+STRANGERS = {"inference": ["languages", "masks", "grammar", "tokens", "lm"]}       # folder: what it does not know
+HEAVY = ["accelerate", "llguidance", "numba", "rich", "torch", "transformers", "typer"]
+LIGHT = ["languages", "masks", "grammar", "tokens", "distributions", "lm", "models", "inference", "queries", "trace"]
 
 
 def module_name(path: Path, package: Path) -> str:
-    """`lm.cache` for lm/cache.py, `lm.embedded` for lm/embedded/__init__.py, `__init__` for the package's own."""
+    """`lm.cache` for lm/cache.py, `lm` for lm/__init__.py, `__init__` for the package's own."""
     parts = path.relative_to(package).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -58,29 +47,48 @@ def imports(path: Path, package: Path) -> list[tuple[int, str]]:
 def complaint(name: str, target: str) -> str | None:
     """Why the module `name` may not import `target`, or None if it may."""
     folder, other = name.split(".")[0], target.split(".")[0]
-    if name not in FLOOR:
-        return "an __init__.py below the top one imports nothing from llmppl"
     if other in STRANGERS.get(folder, []):
         return f"{folder} does not know {other}"
-    if target not in FLOOR:
-        return "no such module in the table of tests/test_floors.py; import from the module that defines the name"
-    if FLOOR[target] >= FLOOR[name]:
-        return f"it is on floor {FLOOR[target]}, the importing file on floor {FLOOR[name]}"
+    if other not in FOLDERS:
+        return "no such folder in the list of tests/test_floors.py"
+    if folder == other:
+        return "a file imports from the files of its own folder" if target == folder and name != folder else None
+    if FOLDERS.index(other) >= FOLDERS.index(folder):
+        return f"{other} comes after {folder}"
     return None
 
 
+def circle(edges: dict[str, set[str]]) -> list[str] | None:
+    """Modules that import one another in a circle, the first of them again at the end, or None."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str] | None:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return None
+        done.add(name)
+        return next((found for other in sorted(edges.get(name, ())) if (found := visit(other, [*path, name]))), None)
+
+    return next((found for name in sorted(edges) if (found := visit(name, []))), None)
+
+
 def violations(package: Path) -> list[str]:
-    """One line for every import that goes up, sideways or to a stranger, and for every file not in the table."""
-    found = []
+    """One line for every import that goes up or to a stranger, for a folder without a place, and for a circle."""
+    found, edges = [], {}
     for path in sorted(package.rglob("*.py")):
         name, shown = module_name(path, package), path.relative_to(package.parent)
-        if name not in FLOOR and path.name != "__init__.py":
-            found.append(f"{shown} has no floor: give it one in the table of tests/test_floors.py")
+        if name.split(".")[0] not in FOLDERS:
+            found.append(f"{shown} is in no folder that tests/test_floors.py lists: give it a place in FOLDERS")
             continue
-        for line, target in imports(path, package):
+        targets = imports(path, package)
+        edges[name] = {target for _, target in targets if target.split(".")[0] == name.split(".")[0]}
+        for line, target in targets:
             why = complaint(name, target)
             if why:
                 found.append(f"{shown}:{line} imports {target}: {why}")
+    if around := circle(edges):
+        found.append("a circle: " + " imports ".join(around))
     return found
 
 
@@ -88,10 +96,27 @@ def test_imports_go_down_the_floors():
     assert not (found := violations(PACKAGE)), "\n".join(found)
 
 
+def loaded(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after `code`."""
+    code += "\nimport json, sys; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    return set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
+
+
+def test_importing_a_folder_loads_nothing_heavy():
+    code = "\n".join(f"import llmppl.{folder}" for folder in LIGHT) + "\nfrom llmppl import *"
+    assert loaded(code).isdisjoint(HEAVY)
+
+
+def test_a_light_folder_loads_neither_the_language_models_nor_what_is_above_them():
+    code = "import sys, llmppl.languages, llmppl.masks, llmppl.grammar, llmppl.distributions\n"
+    code += "assert not {name for name in sys.modules if name.startswith('llmppl.lm')}"
+    assert "llmppl" in loaded(code)
+
+
 def write_package(tmp_path: Path, files: dict[str, str]) -> Path:
-    """A package `llmppl` with empty lm/vocab.py, lm/cache.py, models/tokens.py, and `files` on top."""
-    empty = dict.fromkeys(["__init__.py", "lm/__init__.py", "lm/vocab.py", "lm/cache.py", "lm/transformer.py",
-                           "models/__init__.py", "models/tokens.py", "runtime.py"], "")  # fmt: skip
+    """A package `llmppl` with a few empty files, and `files` on top."""
+    empty = dict.fromkeys(["__init__.py", "tokens/__init__.py", "tokens/vocabulary.py", "lm/__init__.py", "lm/cache.py",
+                           "lm/transformer.py", "models/__init__.py", "models/model.py", "runtime.py"], "")  # fmt: skip
     for name, text in (empty | files).items():
         path = tmp_path / "llmppl" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,38 +127,41 @@ def write_package(tmp_path: Path, files: dict[str, str]) -> Path:
 @pytest.mark.parametrize(
     "file, text",
     [
-        ("models/tokens.py", "from llmppl.lm.vocab import Vocabulary"),
-        ("models/tokens.py", "from ..lm import cache, vocab"),
-        ("models/tokens.py", "import llmppl.lm.transformer"),
+        ("models/model.py", "from llmppl.tokens.vocabulary import Vocabulary"),
+        ("models/model.py", "from ..lm import cache, transformer"),
+        ("models/model.py", "import llmppl.lm.transformer"),
         ("lm/transformer.py", "from . import cache"),
-        ("cli.py", "from llmppl.models import tokens\nimport torch"),
-        ("__init__.py", "from .models.tokens import NextToken"),
+        ("lm/transformer.py", "from llmppl.tokens import Vocabulary"),
+        ("tokens/__init__.py", "from llmppl.tokens.vocabulary import Vocabulary"),
+        ("cli/main.py", "from llmppl.models import model\nimport torch"),
+        ("__init__.py", "from .models.model import Model"),
     ],
 )
-def test_an_import_from_a_lower_floor_passes(tmp_path, file, text):
+def test_an_import_from_above_in_the_list_or_from_the_own_folder_passes(tmp_path, file, text):
     assert violations(write_package(tmp_path, {file: text})) == []
 
 
 @pytest.mark.parametrize(
     "file, text, message",
     [
-        ("lm/vocab.py", "from llmppl.models.tokens import Token", "vocab.py:1 imports models.tokens: it is on floor 4"),
-        ("lm/vocab.py", "import llmppl.models.tokens as t", "vocab.py:1 imports models.tokens"),
-        ("lm/vocab.py", "from . import cache", "vocab.py:1 imports lm.cache: it is on floor 1"),
-        ("lm/vocab.py", "from .cache import Trie", "vocab.py:1 imports lm.cache"),
-        ("lm/vocab.py", "from ..models import tokens", "vocab.py:1 imports models.tokens"),
-        ("lm/vocab.py", "from .. import runtime", "vocab.py:1 imports runtime"),
-        ("lm/vocab.py", "from llmppl import Model", "vocab.py:1 imports __init__"),
-        ("lm/vocab.py", "def f():\n    from ..models.tokens import Token", "vocab.py:2 imports models.tokens"),
-        ("lm/vocab.py", "if TYPE_CHECKING:\n    import llmppl.models.tokens", "vocab.py:2 imports models.tokens"),
-        ("models/tokens.py", "from ..lm import Vocabulary", "tokens.py:1 imports lm: no such module"),
-        ("inference/smc.py", "from ..lm.vocab import Vocabulary", "imports lm.vocab: inference does not know lm"),
-        ("inference/exact.py", "from ..automata.dfa import DFA", "inference does not know automata"),
-        ("automata/grammar.py", "from ..lm.vocab import Vocabulary", "automata does not know lm"),
-        ("lm/__init__.py", "from .vocab import Vocabulary", "lm/__init__.py:1 imports lm.vocab: an __init__.py below"),
-        ("lm/config.py", "", "lm/config.py has no floor: give it one in the table"),
+        ("tokens/vocabulary.py", "from llmppl.models.model import Model", "imports models.model: models comes"),
+        ("tokens/vocabulary.py", "import llmppl.models.model as m", "vocabulary.py:1 imports models.model"),
+        ("tokens/vocabulary.py", "from ..lm import cache", "vocabulary.py:1 imports lm.cache: lm comes after tokens"),
+        ("runtime.py", "from . import lm", "runtime.py:1 imports lm: lm comes after runtime"),
+        ("lm/cache.py", "from llmppl import Model", "cache.py:1 imports __init__"),
+        ("lm/cache.py", "from llmppl.lm import Trie", "imports lm: a file imports from the files of its own"),
+        ("lm/cache.py", "def f():\n    from ..models.model import Model", "cache.py:2 imports models.model"),
+        ("lm/cache.py", "if TYPE_CHECKING:\n    import llmppl.models.model", "cache.py:2 imports models.model"),
+        ("inference/smc.py", "from ..tokens.vocabulary import Vocabulary", "inference does not know tokens"),
+        ("grammar/masks.py", "from ..tokens.vocabulary import Vocabulary", "tokens comes after grammar"),
+        ("settings/config.py", "", "settings/config.py is in no folder that tests/test_floors.py lists"),
     ],
-)
+)  # fmt: skip
 def test_an_import_that_breaks_a_rule_is_named(tmp_path, file, text, message):
     (found,) = violations(write_package(tmp_path, {file: text}))
     assert message in found
+
+
+def test_a_circle_within_a_folder_is_named(tmp_path):
+    files = {"lm/cache.py": "from .hf import load", "lm/hf.py": "def f():\n    from .cache import Trie"}
+    assert violations(write_package(tmp_path, files)) == ["a circle: lm.cache imports lm.hf imports lm.cache"]

@@ -22,11 +22,11 @@ from lark.exceptions import GrammarError, LarkError
 from lark.indenter import PythonIndenter
 from support import repetitions
 
-from llmppl.automata.grammar import Grammar, json_grammar
-from llmppl.automata.index import END, TokenIndex
-from llmppl.automata.trie import trie_of
+from llmppl.grammar import Grammar, json_grammar
 from llmppl.lm.embedded import PATH
-from llmppl.lm.vocab import Vocabulary
+from llmppl.masks.index import END, TokenIndex
+from llmppl.masks.trie import trie_of
+from llmppl.tokens import Vocabulary
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -14,13 +14,13 @@ from test_grammar import GRAMMARS, RESOLVED, accepts, check_states, parses, plai
 
 from llmppl import Model, smc_steer
 from llmppl.automata import lark_rules, lexing
-from llmppl.automata.grammar import Grammar, json_grammar
-from llmppl.automata.index import TokenIndex
-from llmppl.automata.lalr_tables import Rule, Tables
-from llmppl.automata.limits import TooLarge
-from llmppl.automata.regex import Regex
-from llmppl.automata.trie import trie_of
-from llmppl.lm.vocab import Vocabulary
+from llmppl.grammar import Grammar, json_grammar
+from llmppl.grammar.lalr_tables import Rule, Tables
+from llmppl.languages import Regex
+from llmppl.languages.limits import TooLarge
+from llmppl.masks import TokenIndex
+from llmppl.masks.trie import trie_of
+from llmppl.tokens import Vocabulary
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], eos_ids=[256])
 

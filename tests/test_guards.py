@@ -28,10 +28,10 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
+from llmppl.distributions import Finite
 from llmppl.inference import watch
 from llmppl.inference.smc import repeat
-from llmppl.models.distributions import Finite
-from llmppl.models.tokens import NextToken, TokenDistribution
+from llmppl.lm.next_token import NextToken, TokenDistribution
 
 AGAIN = r"did something else when it was run again: at the sample \(test_guards.py, line \d+\)"
 WORKS = r"draw through self.sample\(...\) or self.rng"

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import repetitions
 
-from llmppl.automata import index as index_module
-from llmppl.automata import trie as trie_module
-from llmppl.automata.index import END, TabledRecognizer, TokenIndex, Trie, WholeIndex
-from llmppl.automata.regex import Regex
-from llmppl.lm.vocab import Vocabulary
+from llmppl.languages import Regex
+from llmppl.masks import index as index_module
+from llmppl.masks import trie as trie_module
+from llmppl.masks.index import END, TabledRecognizer, TokenIndex, Trie, WholeIndex
+from llmppl.tokens import Vocabulary
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -576,8 +576,8 @@ def test_our_automata_are_tabled_and_users_need_not_be():
 
 def test_numba_is_loaded_only_when_it_pays():
     program = (
-        "import sys; from llmppl.automata.regex import Regex; from llmppl.automata.index import TokenIndex\n"
-        "from llmppl.lm.vocab import Vocabulary; import llmppl.automata.trie as trie\n"
+        "import sys; from llmppl.languages.regex import Regex; from llmppl.masks.index import TokenIndex\n"
+        "from llmppl.tokens.vocabulary import Vocabulary; import llmppl.masks.trie as trie\n"
         "vocab = Vocabulary([bytes([i]) for i in range(256)])\n"
         "trie.WARM_UP = 40_000; states = TokenIndex(Regex('[a-z]{1,99}'), vocab)\n"
         "state = states.start; states.mask(state); print('numba' in sys.modules)\n"

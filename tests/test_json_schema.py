@@ -14,10 +14,10 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from support import FULL, repetitions
 
-from llmppl.automata import json_schema
-from llmppl.automata.index import END
-from llmppl.automata.json_schema import JsonSchema, JsonSchemaIndex
-from llmppl.lm.vocab import Vocabulary
+from llmppl.masks import json_schema
+from llmppl.masks.index import END
+from llmppl.masks.json_schema import JsonSchema, JsonSchemaIndex
+from llmppl.tokens import Vocabulary
 
 SHARED = Path(__file__).parents[2] / "shared"
 BYTES = [b"%c" % byte for byte in range(256)]

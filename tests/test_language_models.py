@@ -21,10 +21,10 @@ from transformers.utils import logging
 
 from llmppl.lm import hf
 from llmppl.lm.embedded import PATH as EMBEDDED
+from llmppl.lm.next_token import NextToken
 from llmppl.lm.transformer import CachedTransformer
-from llmppl.lm.vocab import EOS, Vocabulary
 from llmppl.models.model import Model
-from llmppl.models.tokens import NextToken
+from llmppl.tokens import EOS, Vocabulary
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -9,8 +9,8 @@ import pytest
 from tiny import cold_lm, law_by_hand, spelled, table_lm, texts_of, tiny_lm, tiny_vocab
 
 from llmppl import EOS, Grammar, Regex, TokenIndex, Vocabulary, mixture
+from llmppl.lm.next_token import TokenDistribution, next_token
 from llmppl.models.lookahead import Lookahead, mean_law, rollout
-from llmppl.models.tokens import TokenDistribution, next_token
 
 V = 6
 A, B, C, SPACE, AB, END = range(6)

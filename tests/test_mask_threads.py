@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from llmppl import Categorical, Grammar, JsonSchema, Regex, TokenIndex, Vocabulary
 from llmppl.automata import canonical, grammar, index, json_schema
-from llmppl.automata.canonical import Canonical
-from llmppl.automata.dfa import Leftmost
-from llmppl.automata.regex import parse
-from llmppl.models import distributions
+from llmppl.distributions import distribution as distributions
+from llmppl.languages.dfa import Leftmost
+from llmppl.languages.regex import parse
+from llmppl.tokens import Canonical
 
 PIECES = [b"ab", b"ba", b"aab", b"abc", b'"a', b'":', b'",', b"1,", b"[1", b"]]", b"}}", b"x1", b"  ", b"\n ", b"x\n",
           b"12", b"if", b"fi", b"; ", b"e1"]  # fmt: skip

@@ -12,8 +12,8 @@ from support import repetitions
 from llmppl.inference.smc import smc_standard, smc_steer
 from llmppl.lm.cache import _NODE, _ROW
 from llmppl.lm.transformer import CachedTransformer
-from llmppl.lm.vocab import Vocabulary
 from llmppl.models.model import Model
+from llmppl.tokens import Vocabulary
 
 SLOT, ROW = 256 + _NODE, 4 * V + _ROW                   # bytes, of "llama"
 

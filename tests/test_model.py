@@ -20,8 +20,8 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.lm.vocab import Text
-from llmppl.models.tokens import NextToken
+from llmppl.lm.next_token import NextToken
+from llmppl.tokens import Text
 
 V = 6
 END = V - 1

@@ -27,8 +27,8 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.automata.dfa import DFA
-from llmppl.automata.grammar import json_grammar
+from llmppl.grammar import json_grammar
+from llmppl.languages import DFA
 from llmppl.models.programs import conformity, index_of
 
 V = 6

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from support import FULL, repetitions
 
 from llmppl import CachedTransformer, Regex, smc_standard
-from llmppl.automata.dfa import DFA
-from llmppl.compare import chi_square_tail
-from llmppl.lm.vocab import Vocabulary
+from llmppl.languages import DFA
 from llmppl.queries import Edits, Rule, any_case, can_generate, explain, probability, search
+from llmppl.queries.compare import chi_square_tail
 from llmppl.queries.matches import space_of
 from llmppl.queries.sampling import Sampled
+from llmppl.tokens import Vocabulary
 
 V, LETTERS, LONGEST = 6, "abc ", 4
 EOS = V - 1

@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 from llmppl import CachedTransformer, ConstrainedText, Regex, smc_standard
 from llmppl.lm import hf
 from llmppl.lm.embedded import PATH, verify
-from llmppl.lm.vocab import Vocabulary
+from llmppl.tokens import Vocabulary
 
 TOOLS = Path(__file__).parent.parent / "tools"
 SAMPLE = TOOLS / "corpus_sample" / "grimm_tales.txt"

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import repetitions
 
-from llmppl.automata.dfa import DFA, Leftmost
-from llmppl.automata.regex import Regex, escape, parse
+from llmppl.languages.dfa import DFA, Leftmost
+from llmppl.languages.regex import Regex, escape, parse
 
 LETTERS = "ab1_ \n.éßKſ\u212a٣"
 WORDS = ["".join(some) for n in range(4) for some in itertools.product("ab\n ", repeat=n)]
@@ -283,7 +283,7 @@ def test_without_case_a_class_has_exactly_the_characters_that_re_finds(pattern, 
 
 
 def test_every_cased_character_matches_those_that_re_says():
-    from llmppl.automata.regex import _cased
+    from llmppl.languages.regex import _cased
 
     cased = _cased()
     assert set(cased) >= {c for c in EVERY if c.lower() != c or c.upper() != c}
@@ -433,7 +433,7 @@ def test_the_first_row_of_an_identifier_comes_soon_in_a_fresh_process():
     program = (
         "import time; import numpy\n"
         "begin = time.process_time()\n"
-        "from llmppl.automata.regex import Regex\n"
+        "from llmppl.languages.regex import Regex\n"
         "dfa = Regex(r'[^\\W\\d]\\w*'); dfa.row(dfa.start)\n"
         "import sys; print(time.process_time() - begin, *sys.modules)"
     )

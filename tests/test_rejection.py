@@ -12,9 +12,9 @@ from support import repetitions
 from tiny import table_lm, tiny_lm
 
 from llmppl import EOS, Bernoulli, Categorical, Model, Uniform, enumerate_exact, importance_sampling, smc_steer
-from llmppl.models.distributions import Finite, Impossible, Proposal
-from llmppl.models.rejection import weighted_rejection
-from llmppl.models.tokens import NextToken
+from llmppl.distributions import Finite, Impossible, Proposal
+from llmppl.distributions.rejection import weighted_rejection
+from llmppl.lm.next_token import NextToken
 
 
 class Scripted:

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import repetitions
 
-from llmppl.automata.dfa import DFA
-from llmppl.automata.regex import Regex
-from llmppl.automata.rewrites import (
+from llmppl.languages import DFA, Regex
+from llmppl.languages.rewrites import (
     SHAPES,
     any_case,
     any_whitespace,

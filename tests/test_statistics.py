@@ -21,8 +21,8 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
+from llmppl.inference.genealogy import Expansion, History
 from llmppl.inference.resampling import multinomial, optimal, systematic
-from llmppl.inference.statistics import Expansion, History
 
 LAWS = np.random.default_rng(1).dirichlet(np.ones(6), size=6)
 POTENTIALS = np.log(np.random.default_rng(2).dirichlet(np.ones(6), size=6) + 0.02)

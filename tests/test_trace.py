@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from llmppl import Bernoulli, Categorical, Model, cli, smc_standard, smc_steer
-from llmppl.inference.drawing import bar, curve
+from llmppl.display.svg import bar, curve
 from llmppl.trace import Recorder, load
-from llmppl.trace_page import page
+from llmppl.trace.html_page import page
 
 
 class Letters(Model):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from llmppl import Bernoulli, Categorical, Model, cli, smc_steer
 from llmppl.trace import Recorder, load
-from llmppl.trace_page import page
+from llmppl.trace.html_page import page
 
 MARKER = '<img src=x onerror=alert(1)></script><script>"\'&<!--'
 DEEP = "@deep@"                                         # written as lists in lists, too deep for json.dumps

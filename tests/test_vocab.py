@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from llmppl.lm.vocab import EOS, Text, Token, Vocabulary, encode_fragment
+from llmppl.tokens import EOS, Text, Token, Vocabulary, encode_fragment
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 REAL = ["vocab/gpt2", "vocab/cl100k_base", "vocab/o200k_base", "vocab/mistral_v3", "models/stories260K",
@@ -322,7 +322,7 @@ def test_a_token_of_another_vocabulary_is_refused_unless_the_two_are_equal():
 
 
 def test_importing_the_module_loads_no_tokenizer_library():
-    code = "import sys, llmppl.lm.vocab; print(sorted({'transformers', 'tokenizers', 'torch'} & set(sys.modules)))"
+    code = "import sys, llmppl.tokens; print(sorted({'transformers', 'tokenizers', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -6,8 +6,8 @@ from families import V, at, check_books, family_lm, together
 
 from llmppl.inference.smc import smc_standard, smc_steer
 from llmppl.lm.cache import Batch
+from llmppl.lm.next_token import NextToken
 from llmppl.models.model import Model
-from llmppl.models.tokens import NextToken
 
 FAMILIES = ["gpt2", "mistral-sliding", "opt"]
 

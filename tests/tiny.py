@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from llmppl.lm.transformer import CachedTransformer
-from llmppl.lm.vocab import Vocabulary
+from llmppl.tokens import Vocabulary
 
 TOKENS = [b"a", b"b", b"c", b" ", b"ab", b"d", b"bc"]
 

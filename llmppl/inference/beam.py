@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llmppl.arguments import count, optional_count
+from llmppl.display.progress import bar
 from llmppl.inference.exact import NoStream, Replay, settle
-from llmppl.inference.progress import bar
 from llmppl.inference.watch import Watch, begin, cut
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from llmppl.arguments import optional_count
+from llmppl.distributions.distribution import Floats, Impossible, Proposal
 from llmppl.inference.particles import Death, Particles
 from llmppl.inference.watch import Listed, Watch, begin, cut
-from llmppl.models.distributions import Floats, Impossible, Proposal
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
 

@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.distributions import Distribution, Impossible, Proposal
+from llmppl.inference.genealogy import Expansion
 from llmppl.inference.resampling import logsumexp, optimal
-from llmppl.inference.statistics import Expansion
 from llmppl.inference.watch import Listed, Watch
-from llmppl.models.distributions import Distribution, Impossible, Proposal
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.arguments import generator, optional_count
-from llmppl.inference.drawing import bar, curve
+from llmppl.display.svg import bar, curve
 
 __all__ = ["Death", "Deaths", "Particle", "Particles", "StepSummary", "died"]
 

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.arguments import count, function, generator, one_of, optional_count, probability
+from llmppl.display.progress import bar
 from llmppl.inference.expansion import EXPANSIONS, step_copies, step_distinct
+from llmppl.inference.genealogy import History
 from llmppl.inference.particles import Death, Particles, StepSummary, died
-from llmppl.inference.progress import bar
 from llmppl.inference.resampling import logsumexp, optimal, systematic
-from llmppl.inference.statistics import History
 from llmppl.inference.watch import Standing, Watch, begin, cut
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime, Stats, running

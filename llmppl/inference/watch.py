@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.distributions import Finite, Proposal
+from llmppl.inference.genealogy import History
 from llmppl.inference.particles import Death, Particles
-from llmppl.inference.statistics import History
 from llmppl.models.copies import survey
-from llmppl.models.distributions import Finite, Proposal
 from llmppl.models.model import Model, make_whole, place, told
 from llmppl.runtime import Runtime
 

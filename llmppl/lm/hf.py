@@ -35,7 +35,7 @@ from transformers.utils import logging
 from llmppl.lm.cache import Backend, Batch
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.embedded import verify
-from llmppl.lm.vocab import Vocabulary
+from llmppl.tokens import Vocabulary
 
 
 def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, **options: Any) -> tuple[Any, Any]:

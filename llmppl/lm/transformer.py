@@ -27,10 +27,9 @@ from numpy.typing import NDArray
 from llmppl import arguments
 from llmppl.arguments import count
 from llmppl.exclusive import Exclusive
-from llmppl.lm import hf
 from llmppl.lm.cache import Backend, Batch, Node, Row, Store, Trie
-from llmppl.lm.vocab import _EOS, Text, Token, Vocabulary, encode_fragment
 from llmppl.runtime import Stats, ask
+from llmppl.tokens.vocabulary import _EOS, Text, Token, Vocabulary, encode_fragment
 
 _LARGE = 1e6                            # the log of a sum of probabilities is added to logits only below this
 _Announced = tuple[weakref.ref[Any], weakref.ref["Context"]]            # who asks, and for what
@@ -184,6 +183,8 @@ class CachedTransformer:
         elif not hasattr(tokenizer, "convert_ids_to_tokens"):
             raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {tokenizer!r}")
         else:
+            from llmppl.lm import hf
+
             self.tokenizer = tokenizer
             self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=hf.eos_ids(model, tokenizer))
         self.backend: Backend = _backend(model, self.vocab)
@@ -232,6 +233,8 @@ class CachedTransformer:
         ValueError
             The weights that ship with the package are damaged.
         """
+        from llmppl.lm import hf
+
         model, tokenizer = hf.load(name, dtype=dtype, device=device, device_map=device_map, **options)
         return cls(model, tokenizer, cache_bytes=cache_bytes, max_batch_tokens=max_batch_tokens)
 
@@ -527,8 +530,11 @@ class CachedTransformer:
 def _backend(model: Any, vocab: Vocabulary) -> Backend:
     if hasattr(model, "forward") and hasattr(model, "slot_bytes"):
         return model                                    # type: ignore[no-any-return]
-    if hf.is_transformer(model):
-        return hf.backend(model, vocab)
+    if hasattr(model, "config"):
+        from llmppl.lm import hf
+
+        if hf.is_transformer(model):
+            return hf.backend(model, vocab)
     if callable(model):
         return _Function(model, len(vocab))
     raise TypeError(f"{model!r} is no language model: give a transformers model, or a function from ids to logits")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llmppl.arguments import shown
-from llmppl.models.distributions import Proposal
+from llmppl.distributions import Proposal
 
 _PLAIN = "steps are plain functions here: "
 _AWAIT = _PLAIN + "drop async and await, self.sample(...) returns the value itself"

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.arguments import count, generator
-from llmppl.automata.index import END, TokenIndex, WholeIndex
+from llmppl.lm.next_token import TokenDistribution, next_token
 from llmppl.lm.transformer import Context
-from llmppl.lm.vocab import EOS
-from llmppl.models.tokens import TokenDistribution, next_token
+from llmppl.masks.index import END, TokenIndex, WholeIndex
+from llmppl.tokens import EOS
 
 Floats = NDArray[np.float64]
 

@@ -18,13 +18,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from llmppl.distributions import Impossible, Proposal
+from llmppl.lm.next_token import NextToken, next_token
 from llmppl.lm.transformer import Context, ContextTooLong
-from llmppl.lm.vocab import Text
 from llmppl.models.copies import Kept, culprit, deep_copy, shared_names, survey
-from llmppl.models.distributions import Impossible, Proposal
 from llmppl.models.guards import log_of, observed, plain_result, plain_step, truth
-from llmppl.models.tokens import NextToken, next_token
 from llmppl.runtime import running
+from llmppl.tokens import Text
 
 Place = tuple[CodeType, int]                            # a line of a program
 _places: dict[Place, str] = {}                          # as they are told

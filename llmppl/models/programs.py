@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl import arguments
-from llmppl.automata.index import TokenIndex
+from llmppl.distributions import Distribution, Finite, Geometric, product
+from llmppl.lm.next_token import NextToken, TokenDistribution
 from llmppl.lm.transformer import CachedTransformer, Context
-from llmppl.lm.vocab import EOS, Text, Token, Vocabulary
-from llmppl.models.distributions import Distribution, Finite, Geometric, product
+from llmppl.masks import TokenIndex
 from llmppl.models.model import Model
-from llmppl.models.tokens import NextToken, TokenDistribution
 from llmppl.runtime import masking
+from llmppl.tokens import EOS, Text, Token, Vocabulary
 
 Mask = NDArray[np.bool_]
 BLANK = "[BLANK]"

@@ -8,8 +8,8 @@ Source: Kuchnik, Smith & Amvrosiadis 2023, "Validating Large Language Models wit
 
 from __future__ import annotations
 
-from llmppl.automata.rewrites import any_case, any_whitespace, homoglyphs, optional_punctuation, rewrite, synonyms
-from llmppl.compare import Comparison, Exact, compare
+from llmppl.languages import any_case, any_whitespace, homoglyphs, optional_punctuation, rewrite, synonyms
+from llmppl.queries.compare import Comparison, Exact, compare
 from llmppl.queries.language import Edits
 from llmppl.queries.mass import Probability, probability
 from llmppl.queries.matches import Matches, search

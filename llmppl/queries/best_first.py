@@ -28,9 +28,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmppl.lm.vocab import Text
 from llmppl.queries.language import FEW
 from llmppl.queries.space import Floats, Ints, Match, Node, Space, Start, edits_of, log_sum
+from llmppl.tokens import Text
 
 WIDTH = 16                                              # tokens that are pushed at once, and four times as many later
 PATIENCE = 10_000                                       # expansions in a row without a match after which it is an error

@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 
 from llmppl.arguments import count, function, optional_count
-from llmppl.automata.dfa import DFA
-from llmppl.automata.edits import Edit, alignment, within
-from llmppl.automata.regex import Regex
+from llmppl.languages import DFA, Edit, Regex, alignment, within
 
 MAX_PRODUCT = 100_000                                   # states of a static difference; beyond it is deferred
 MAX_STATES = 200_000                                    # of a language that is cut to `max_chars`

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmppl import arguments
+from llmppl.distributions import Finite
+from llmppl.lm.next_token import next_token
 from llmppl.lm.transformer import CachedTransformer, Context
-from llmppl.lm.vocab import EOS, Token
-from llmppl.models.distributions import Finite
-from llmppl.models.tokens import next_token
+from llmppl.tokens import EOS, Token
 
 DecisionRule = Callable[[Finite], Finite]
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from llmppl.distributions import Bernoulli, Categorical, Finite
 from llmppl.inference.particles import Particles
 from llmppl.inference.smc import Step, importance_sampling, smc_standard
-from llmppl.lm.vocab import EOS, Text
-from llmppl.models.distributions import Bernoulli, Categorical, Finite
+from llmppl.lm.next_token import next_token
 from llmppl.models.model import Model
-from llmppl.models.tokens import next_token
 from llmppl.queries.space import Match, Node, Space, Start, edits_of
+from llmppl.tokens import EOS, Text
 
 PATIENCE = 2048                                         # samples without a match after which it is an error
 LONG = 100_000                                          # steps of samples that do not finish after which it is one, too

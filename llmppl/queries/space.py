@@ -14,16 +14,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.automata.canonical import Canonical, CanonicalState
-from llmppl.automata.dfa import DFA
-from llmppl.automata.edits import Edit
-from llmppl.automata.index import TokenIndex
+from llmppl.languages import DFA, Edit
+from llmppl.lm.next_token import next_token
 from llmppl.lm.transformer import CachedTransformer, Context
-from llmppl.lm.vocab import Text, Token
-from llmppl.models.tokens import next_token
+from llmppl.masks import TokenIndex
 from llmppl.queries.language import FEW, Part, Query
 from llmppl.queries.rules import DecisionRule
 from llmppl.runtime import Runtime
+from llmppl.tokens import Text, Token
+from llmppl.tokens.canonical import Canonical, CanonicalState
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

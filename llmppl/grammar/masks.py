@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from llmppl.automata.completion import Judge
-from llmppl.automata.lalr import Stack
-from llmppl.automata.lexing import Ended, Outcome, Scans
-from llmppl.automata.trie import Ints, Shared, Trie, use_numba
+from llmppl.grammar.completion import Judge
+from llmppl.grammar.lalr import Stack
+from llmppl.grammar.lexing import Ended, Outcome, Scans
+from llmppl.masks.trie import Ints, Shared, Trie, use_numba
 
 WIDE = 32                                           # sets of more than V / WIDE tokens are kept as bits
 Bits = npt.NDArray[np.uint8]

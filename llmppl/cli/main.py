@@ -435,7 +435,7 @@ def trace(
     Example: llmppl generate "Once upon a time" --trace run.jsonl; llmppl trace run.jsonl -o run.html
     """
     from llmppl.trace import load
-    from llmppl.trace_page import page
+    from llmppl.trace.html_page import page
 
     with _plain_errors():
         output = recording.with_suffix(".html") if output is None else output
@@ -452,19 +452,19 @@ def trace(
 def _constraint(kind: str, given: Any) -> Any:
     """The constraint that an option gives: a pattern, a file, some texts."""
     if kind == "regex":
-        from llmppl.automata.regex import Regex
+        from llmppl.languages import Regex
 
         return Regex(given)
     if kind == "choices":
-        from llmppl.automata.dfa import DFA
+        from llmppl.languages import DFA
 
         return DFA.from_strings(given)
     try:
         if kind == "grammar":
-            from llmppl.automata.grammar import Grammar
+            from llmppl.grammar import Grammar
 
             return Grammar.from_file(given)
-        from llmppl.automata.json_schema import JsonSchema
+        from llmppl.masks import JsonSchema
 
         return JsonSchema(Path(given).read_text(encoding="utf-8"))
     except OSError as error:
@@ -481,8 +481,8 @@ class Reading(NamedTuple):
 
 def _read(constraint: Any, text: str) -> Reading:
     """Read the text byte by byte, each byte being a token."""
-    from llmppl.automata.index import TokenIndex
-    from llmppl.lm.vocab import Vocabulary
+    from llmppl.masks import TokenIndex
+    from llmppl.tokens import Vocabulary
 
     bytes_alone = Vocabulary([*(b"%c" % byte for byte in range(256)), b""], eos_ids=[256])
     if hasattr(constraint, "index"):

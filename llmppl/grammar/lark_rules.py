@@ -26,12 +26,12 @@ from lark.grammar import Terminal as LarkTerminal
 from lark.lexer import PatternStr, TerminalDef
 from lark.load_grammar import EBNF_to_BNF, GrammarBuilder
 
-from llmppl.automata.dfa import Leftmost
-from llmppl.automata.lalr_tables import Rule, Tables
-from llmppl.automata.lexing import Terminal
-from llmppl.automata.limits import MAX_NFA_STATES, TooLarge
-from llmppl.automata.nfa import NFA
-from llmppl.automata.regex import parse
+from llmppl.grammar.lalr_tables import Rule, Tables
+from llmppl.grammar.lexing import Terminal
+from llmppl.languages.dfa import Leftmost
+from llmppl.languages.limits import MAX_NFA_STATES, TooLarge
+from llmppl.languages.nfa import NFA
+from llmppl.languages.regex import parse
 
 WRITTEN_OUT = 1000                                  # symbols to which a rule may grow when lark writes it out
 WRITTEN_OUT_AT_MOST = 20_000                        # where an automaton would not do

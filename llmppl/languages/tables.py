@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.automata.limits import Budget
+from llmppl.languages.limits import Budget
 
 __all__ = ["Arrays", "product", "trimmed"]
 
@@ -23,7 +23,7 @@ CHUNK = 1024                                        # states looked at together
 
 
 class Machine(Protocol):
-    """A deterministic automaton whose rows are worked out when asked for (`llmppl.automata.dfa.DFA`)."""
+    """A deterministic automaton whose rows are worked out when asked for (`llmppl.languages.dfa.DFA`)."""
 
     @property
     def start(self) -> int: ...

@@ -4,7 +4,7 @@ The one idea: a language is a deterministic automaton whose states are small int
 (256 next states) are worked out when they are first asked for. No state is ever given out from which nothing is
 accepted, so whoever follows a row without reaching 0 can still finish.
 
-What is made deterministic is an `NFA` (`llmppl.automata.nfa`). `DFA` follows all its threads at once and forgets their
+What is made deterministic is an `NFA` (`llmppl.languages.nfa`). `DFA` follows all its threads at once and forgets their
 order; `Leftmost` keeps the order and so knows which match `re` reports.
 
 The universe is all UTF-8 text: complements hold every string of code points that the language does not hold (lone
@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl import arguments
-from llmppl.automata.limits import MAX_EDGES, MAX_STATES, MAX_TRIE, Budget, TooLarge, shown
-from llmppl.automata.nfa import (
+from llmppl.exclusive import Turn, in_turn
+from llmppl.languages.limits import MAX_EDGES, MAX_STATES, MAX_TRIE, Budget, TooLarge, shown
+from llmppl.languages.nfa import (
     ACCEPT,
     ANY,
     DEAD,
@@ -39,8 +40,7 @@ from llmppl.automata.nfa import (
     unguarded,
     utf8,
 )
-from llmppl.automata.tables import product, runs, trimmed
-from llmppl.exclusive import Turn, in_turn
+from llmppl.languages.tables import product, runs, trimmed
 
 __all__ = ["DFA", "Leftmost"]
 

@@ -1,7 +1,7 @@
 """A run written down as it goes, and shown: which particles lived, which did not, and why.
 
 `Recorder(path)`, given to a run as `on_step`, writes one line of JSON for every step and holds nothing open, so that a
-run that is killed leaves all of its steps but perhaps the last. `load(path)` reads them back, and `llmppl.trace_page`
+run that is killed leaves all of its steps but perhaps the last. `load(path)` reads them back, and `llmppl.trace.page`
 draws them as one HTML file: `llmppl trace run.jsonl -o run.html`.
 
 The tree is that of *candidates*: those of step t descend from candidates of step t-1 that were selected. A candidate is
@@ -30,7 +30,7 @@ import numpy as np
 from llmppl.arguments import path as path_of
 from llmppl.arguments import shown
 from llmppl.arguments import text as text_of
-from llmppl.trace_schema import END, HEADER, STEP, check, check_references
+from llmppl.trace.schema import END, HEADER, STEP, check, check_references
 
 if TYPE_CHECKING:
     from llmppl.inference.smc import Step

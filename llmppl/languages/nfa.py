@@ -3,7 +3,7 @@
 Words. A *fragment* is a set of code points as a small graph over UTF-8 bytes. An `NFA` is made of fragments and
 ordered epsilon edges, as `re` would try them; *guards* on its states are conditions on the text before (`Behind`) and
 on the text to come (`Ahead`). A *thread* is an NFA state with what it still has to see (its obligations). What is made
-deterministic (`llmppl.automata.dfa`) are keys: `Subsets` follows all threads at once where there are no guards, and
+deterministic (`llmppl.languages`) are keys: `Subsets` follows all threads at once where there are no guards, and
 `Threads` follows them with their obligations, in order or as a set.
 
 Sources: Thompson (1968), "Regular expression search algorithm"; Rabin & Scott (1959), for the subset construction;
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.automata.limits import MAX_NFA_STATES, Budget
+from llmppl.languages.limits import MAX_NFA_STATES, Budget
 
 __all__ = ["ANY", "DEAD", "NFA", "Ahead", "Behind", "utf8"]
 
@@ -109,7 +109,7 @@ ANY = utf8(((0, MAX_CODE_POINT),))                  # one character
 
 
 class Automaton(Protocol):
-    """A deterministic automaton (`llmppl.automata.dfa.DFA`), as far as an NFA looks at one."""
+    """A deterministic automaton (`llmppl.languages.dfa.DFA`), as far as an NFA looks at one."""
 
     @property
     def start(self) -> int: ...

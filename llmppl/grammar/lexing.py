@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from llmppl.automata.limits import MAX_KEPT, MAX_SCANS, TooLarge, shown
-from llmppl.automata.nfa import DEAD, NFA, Ahead, Behind
+from llmppl.languages.limits import MAX_KEPT, MAX_SCANS, TooLarge, shown
+from llmppl.languages.nfa import DEAD, NFA, Ahead, Behind
 
 States = frozenset[int]
 Bools = npt.NDArray[np.bool_]

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from llmppl.automata.lalr_tables import END, Rule, Tables, bits_of
+from llmppl.grammar.lalr_tables import END, Rule, Tables, bits_of
 
 MAX_PROMISED = 10_000                               # tokens of a completion that is tried
 K = TypeVar("K")

@@ -26,10 +26,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from llmppl.arguments import count, optional_count
-from llmppl.automata.dfa import DFA
-from llmppl.automata.limits import Budget, shown
-from llmppl.automata.nfa import ACCEPT, ANY, NFA, Fragment
-from llmppl.automata.regex import Regex
+from llmppl.languages.dfa import DFA
+from llmppl.languages.limits import Budget, shown
+from llmppl.languages.nfa import ACCEPT, ANY, NFA, Fragment
+from llmppl.languages.regex import Regex
 
 ONWARD = 50                                         # steps that one state's next characters are worth
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from llmppl.arguments import shown
+from llmppl.distributions.distribution import Distribution, Finite, Floats
 from llmppl.lm.transformer import Context
-from llmppl.lm.vocab import EOS, Token, Vocabulary
-from llmppl.models.distributions import Distribution, Finite, Floats
+from llmppl.tokens import EOS, Token, Vocabulary
 
 
 class TokenDistribution(Finite):

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.automata.limits import MAX_NFA_STATES, Budget
-from llmppl.automata.nfa import ACCEPT, DEAD, LEAD_BYTE, LEADS, NFA, Ranges, merged, utf8
+from llmppl.languages.limits import MAX_NFA_STATES, Budget
+from llmppl.languages.nfa import ACCEPT, DEAD, LEAD_BYTE, LEADS, NFA, Ranges, merged, utf8
 
 __all__ = ["Explored", "include_intersection"]
 

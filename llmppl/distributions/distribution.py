@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from llmppl import arguments
-from llmppl.models.rejection import above, weighted_rejection
+from llmppl.distributions.rejection import above, weighted_rejection
 
 Floats = NDArray[np.float64]
 _BLOCK = 256                            # values summed together when a value is drawn
@@ -315,7 +315,7 @@ class Where(Proposal):
     Its measure is mu(x) = p(x) where predicate(x) holds, else 0: not normalised, of the mass p(A) of what is accepted.
     Values have exactly the law p given A; the weight is an unbiased estimate of p(A), whatever the value. To draw one
     takes about 2 / p(A) + 1 calls of the predicate, where `masked` needs to know all of A: use it where a test is dear
-    and A is not rare. `llmppl.models.rejection` tells how it works, and its variance (Lipkin et al. 2025).
+    and A is not rare. `llmppl.distributions.rejection` tells how it works, and its variance (Lipkin et al. 2025).
 
     Parameters
     ----------

@@ -5,10 +5,10 @@ it. The LALR(1) tables and the terminals of each parser state are taken from lar
 that it takes one byte at a time and never goes back.
 
 The one idea: do not wait to see where a token ends; assume it. A *hypothesis* says where every token so far ended: it
-is a parser stack (`llmppl.automata.lalr`) and a scan (`llmppl.automata.lexing`). Exactly one survives the whole text,
+is a parser stack (`llmppl.grammar.lalr`) and a scan (`llmppl.grammar.lexing`). Exactly one survives the whole text,
 so no byte is ever read twice: `1e+x` is `1 e + x` because `1` was assumed to end where it does, with the exponent
 forbidden. `step` returns None iff no continuation of the text is accepted: a hypothesis is dropped unless some text
-completes it (`llmppl.automata.completion`).
+completes it (`llmppl.grammar.completion`).
 
 Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for parsers as recognizers.
 """
@@ -24,15 +24,15 @@ from lark import Lark
 from lark.indenter import Indenter
 
 from llmppl.arguments import text
-from llmppl.automata.completion import Judge
-from llmppl.automata.grammar_masks import Masks
-from llmppl.automata.lalr import Parser, Stack
-from llmppl.automata.lalr_tables import bits_of
-from llmppl.automata.lark_rules import Rules, read
-from llmppl.automata.lexing import Ended, Scans
-from llmppl.automata.limits import MAX_LEXED, TooLarge
-from llmppl.automata.trie import Shared, Trie
 from llmppl.exclusive import Turn, in_turn
+from llmppl.grammar.completion import Judge
+from llmppl.grammar.lalr import Parser, Stack
+from llmppl.grammar.lalr_tables import bits_of
+from llmppl.grammar.lark_rules import Rules, read
+from llmppl.grammar.lexing import Ended, Scans
+from llmppl.grammar.masks import Masks
+from llmppl.languages.limits import MAX_LEXED, TooLarge
+from llmppl.masks.trie import Shared, Trie
 
 __all__ = ["Grammar", "json_grammar"]
 

@@ -2,7 +2,7 @@
 
 `page(recording)` is one HTML file that asks nothing of the network. Columns are steps; in each, candidates stand below
 one another in the order of their parents, so that no two branches cross. The panel and the curves are written here, the
-branches are drawn when the page opens (`trace_page.html`).
+branches are drawn when the page opens (`page.html`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from importlib.resources import files
 
 import numpy as np
 
-from llmppl.inference.drawing import bar, curve
-from llmppl.trace import Candidate, RecordedStep, Recording
+from llmppl.display.svg import bar, curve
+from llmppl.trace.recording import Candidate, RecordedStep, Recording
 
 __all__ = ["page"]
 
@@ -65,7 +65,7 @@ def page(recording: Recording) -> str:
         # no "</script>" nor "<!--" in a text can end the script
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
-    text = (files("llmppl") / "trace_page.html").read_text(encoding="utf-8")
+    text = (files("llmppl.trace") / "page.html").read_text(encoding="utf-8")
     before, *pieces = text.split("{{")
     for piece in pieces:
         name, rest = piece.split("}}", 1)

@@ -6,7 +6,7 @@ version. On top, `\\p{L}` and `\\P{Letter}` are general categories of Unicode.
 
 Everything regular is understood, the constructs that look around included: anchors, `\\b` and look-behind ask what came
 before, look-ahead and what may not match again after a possessive quantifier or an atomic group ask what comes
-(`Behind` and `Ahead` in `llmppl.automata.nfa`). Backreferences and conditional groups are not regular and are refused.
+(`Behind` and `Ahead` in `llmppl.languages.nfa`). Backreferences and conditional groups are not regular and are refused.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.automata.characters import include_intersection
-from llmppl.automata.dfa import DFA, Leftmost
-from llmppl.automata.limits import Budget, TooLarge, shown
-from llmppl.automata.nfa import (
+from llmppl.languages.characters import include_intersection
+from llmppl.languages.dfa import DFA, Leftmost
+from llmppl.languages.limits import Budget, TooLarge, shown
+from llmppl.languages.nfa import (
     ACCEPT,
     ANY,
     DEAD,

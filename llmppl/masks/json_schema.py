@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from llmppl.automata import json_checks as checks
-from llmppl.automata.index import END, VocabularyLike
 from llmppl.exclusive import Turn, in_turn
+from llmppl.masks import json_checks as checks
+from llmppl.masks.index import END, VocabularyLike
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmppl.automata.dfa import DFA
-from llmppl.automata.limits import MAX_EDGES, Budget, TooLarge, shown
-from llmppl.automata.nfa import ACCEPT, NFA
-from llmppl.automata.regex import Regex
+from llmppl.languages.dfa import DFA
+from llmppl.languages.limits import MAX_EDGES, Budget, TooLarge, shown
+from llmppl.languages.nfa import ACCEPT, NFA
+from llmppl.languages.regex import Regex
 
 __all__ = ["any_case", "any_whitespace", "homoglyphs", "optional_punctuation", "rewrite", "synonyms"]
 

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from llmppl.automata.lalr import Layout, Parser, Stack
-from llmppl.automata.lalr_tables import END
-from llmppl.automata.lexing import Ended, Rest, Scans, Terminal
-from llmppl.automata.limits import MAX_SCANS
-from llmppl.automata.nfa import DEAD, Ahead
+from llmppl.grammar.lalr import Layout, Parser, Stack
+from llmppl.grammar.lalr_tables import END
+from llmppl.grammar.lexing import Ended, Rest, Scans, Terminal
+from llmppl.languages.limits import MAX_SCANS
+from llmppl.languages.nfa import DEAD, Ahead
 
 K = TypeVar("K")
 Look = tuple[str, int]                              # a symbol that the parser looks at, and the rest; $END has -1

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from lark.exceptions import GrammarError
 
-from llmppl.automata.limits import MAX_ITEMS, TooLarge
+from llmppl.languages.limits import MAX_ITEMS, TooLarge
 
 END = "$END"
 

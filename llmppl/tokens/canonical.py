@@ -4,7 +4,7 @@ One idea: for byte-pair encoding (BPE) that is a matter of neighbours. A sequenc
 into pre-tokens is a border of two tokens, each token alone is what the merges make of its bytes, and each two tokens
 side by side in one pre-token are what they make of theirs. (The merges inside two neighbours happen in the same order
 in whatever text they stand, so the first merge of all that crosses a border would also happen to the two alone.) So a
-state is the last token and a reading of the pre-tokens (`llmppl.automata.pretokens`), and there are finitely many.
+state is the last token and a reading of the pre-tokens (`llmppl.tokens.pretokens`), and there are finitely many.
 
 Words. A token is *stable* if the merges give it back from its bytes; two are *stable* side by side if they give back
 both. The *spines* of a token are the parts that stood at its left and at its right edge while it was merged. A
@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmppl.automata.pretokens import NotFollowed, PreTokens, Reading, Split
-from llmppl.automata.trie import Bools, Ints, Numbered, VocabularyLike, trie_of, walk_state
 from llmppl.exclusive import Turn, in_turn
+from llmppl.masks.trie import Bools, Ints, Numbered, VocabularyLike, trie_of, walk_state
+from llmppl.tokens.pretokens import NotFollowed, PreTokens, Reading, Split
 
 __all__ = ["Canonical", "CanonicalState", "Merges"]
 

@@ -1,6 +1,6 @@
 """TokenIndex: which tokens of a vocabulary may follow, in every state of a recognizer.
 
-The one idea: one walk of the vocabulary's trie beside a recognizer (`llmppl.automata.trie`) finds every token that may
+The one idea: one walk of the vocabulary's trie beside a recognizer (`llmppl.masks.trie`) finds every token that may
 follow a state, and it is made once for each state that is met.
 
 Words. A *mask* holds a bool for every token of the vocabulary, a *set* is what a mask says: states
@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.arguments import count
-from llmppl.automata.trie import (
+from llmppl.exclusive import Turn, in_turn
+from llmppl.masks.trie import (
     Bools,
     Ints,
     Numbered,
@@ -41,7 +42,6 @@ from llmppl.automata.trie import (
     trie_of,
     walk_state,
 )
-from llmppl.exclusive import Turn, in_turn
 
 __all__ = ["END", "Recognizer", "TabledRecognizer", "TokenIndex", "Trie", "VocabularyLike", "WholeIndex"]
 

@@ -1,0 +1,3 @@
+"""The command line."""
+
+from llmppl.cli.main import app as app

@@ -1,0 +1,13 @@
+"""Languages: sets of texts, as automata over bytes."""
+
+from llmppl.languages.dfa import DFA as DFA
+from llmppl.languages.edits import Edit as Edit
+from llmppl.languages.edits import alignment as alignment
+from llmppl.languages.edits import within as within
+from llmppl.languages.regex import Regex as Regex
+from llmppl.languages.rewrites import any_case as any_case
+from llmppl.languages.rewrites import any_whitespace as any_whitespace
+from llmppl.languages.rewrites import homoglyphs as homoglyphs
+from llmppl.languages.rewrites import optional_punctuation as optional_punctuation
+from llmppl.languages.rewrites import rewrite as rewrite
+from llmppl.languages.rewrites import synonyms as synonyms
