@@ -47,7 +47,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are
 import numpy as np
 
 from llmppl import Grammar, Regex, TokenIndex, Vocabulary
-from llmppl.automata import dfa, nfa, regex
+from llmppl.languages import dfa, nfa, regex
 from llmppl.tokens import encode_fragment
 
 try:

@@ -241,7 +241,7 @@ def test_what_is_no_such_number_is_refused_by_the_name_of_the_parameter(where, n
 PUBLIC = {
     "models.programs": ["ConstrainedText", "Infilling", "PromptIntersection", "Program", "conformity", "short_words"],
     "models.lookahead": ["Lookahead", "mean_law", "rollout"],
-    "distributions.distribution": ["Finite", "Categorical", "Bernoulli", "Uniform", "Geometric", "mixture", "product"],
+    "distributions": ["Finite", "Categorical", "Bernoulli", "Uniform", "Geometric", "mixture", "product"],
     "inference.smc": ["smc_steer", "smc_standard", "importance_sampling", "repeat"],
     "inference.exact": ["enumerate_exact"],
     "inference.beam": ["beam_search"],
@@ -250,7 +250,7 @@ PUBLIC = {
     "languages.dfa": ["DFA"],
     "masks.index": ["TokenIndex"],
     "languages.edits": ["within", "distance", "alignment"],
-    "compare": ["compare"],
+    "queries": ["compare"],
 }
 PLACES = {"state", "token", "byte", "start", "place"}               # which one, not how many
 IN_STEPS = {"TokenIndex.mask_within(n)"}                            # called for every particle, with inf as well

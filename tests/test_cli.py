@@ -12,7 +12,8 @@ import pytest
 from support import repetitions
 from typer.testing import CliRunner
 
-from llmppl import __version__, cli
+from llmppl import __version__
+from llmppl.cli import main as cli
 
 TEMPLATE = "The dog was very[BLANK] because he had lost his[BLANK]."
 PROMPTS = ["The little boy went to the park and", "The old king went to the sea and"]

@@ -13,8 +13,7 @@ from support import repetitions
 from test_grammar import GRAMMARS, RESOLVED, accepts, check_states, parses, plain_lark, random_grammar, read
 
 from llmppl import Model, smc_steer
-from llmppl.automata import lark_rules, lexing
-from llmppl.grammar import Grammar, json_grammar
+from llmppl.grammar import Grammar, json_grammar, lark_rules, lexing
 from llmppl.grammar.lalr_tables import Rule, Tables
 from llmppl.languages import Regex
 from llmppl.languages.limits import TooLarge

@@ -15,11 +15,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from llmppl import Categorical, Grammar, JsonSchema, Regex, TokenIndex, Vocabulary
-from llmppl.automata import canonical, grammar, index, json_schema
 from llmppl.distributions import distribution as distributions
+from llmppl.grammar import grammar
 from llmppl.languages.dfa import Leftmost
 from llmppl.languages.regex import parse
-from llmppl.tokens import Canonical
+from llmppl.masks import index, json_schema
+from llmppl.tokens import Canonical, canonical
 
 PIECES = [b"ab", b"ba", b"aab", b"abc", b'"a', b'":', b'",', b"1,", b"[1", b"]]", b"}}", b"x1", b"  ", b"\n ", b"x\n",
           b"12", b"if", b"fi", b"; ", b"e1"]  # fmt: skip
