@@ -15,7 +15,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from llmppl import Categorical, Grammar, JsonSchema, Regex, TokenIndex, Vocabulary
-from llmppl.distributions import distribution as distributions
 from llmppl.grammar import grammar
 from llmppl.languages.dfa import Leftmost
 from llmppl.languages.regex import parse
@@ -25,7 +24,8 @@ from llmppl.tokens import Canonical, canonical
 PIECES = [b"ab", b"ba", b"aab", b"abc", b'"a', b'":', b'",', b"1,", b"[1", b"]]", b"}}", b"x1", b"  ", b"\n ", b"x\n",
           b"12", b"if", b"fi", b"; ", b"e1"]  # fmt: skip
 VOCAB = Vocabulary([*(b"%c" % byte for byte in range(9, 127)), *PIECES, b""], eos_ids=[118 + len(PIECES)])
-FILES = {str(path) for path in Path(index.__file__).parent.glob("*.py")} | {distributions.__file__}
+ROOMS = ("languages", "masks", "grammar", "tokens", "distributions")
+FILES = {str(path) for room in ROOMS for path in (Path(index.__file__).parents[1] / room).glob("*.py")}
 
 
 class Brackets:
