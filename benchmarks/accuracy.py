@@ -394,7 +394,7 @@ def main() -> None:
     if options.quick:
         options.only, options.runs, options.particles = options.only or "tiny", 20, [20]
     torch.set_num_threads(1)
-    print(machine())
+    print(machine("torch", "transformers", "numpy", note=f"{torch.get_num_threads()} thread"))
     if options.only == "calibration":
         calibrate(tiny(), options.runs, max(options.particles))
         return

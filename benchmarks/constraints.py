@@ -24,7 +24,6 @@ import gc
 import logging
 import os
 import pickle
-import platform
 import random
 import re
 import signal
@@ -37,7 +36,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +43,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are imported
 
 import numpy as np
+from tables import machine, table
 
 from llmppl import Grammar, Regex, TokenIndex, Vocabulary
 from llmppl.languages import dfa, nfa, regex
@@ -516,15 +515,6 @@ def resident() -> int:
 # ---- what is printed
 
 
-def table(title: str, rows: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    print(f"\n{title}")
-    for first, *rest in rows:
-        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-        print("  ".join([first.ljust(widths[0]), *cells]))
-    sys.stdout.flush()
-
-
 def summary(ratios: dict[str, list[float]]) -> None:
     for name, rates in ratios.items():
         found = [rate for rate in rates if rate == rate]
@@ -568,7 +558,7 @@ def first_masks(subject: Subject, engines: dict[str, Any], patterns: dict[str, s
         found = in_turns(calls, options.repeats, options.limit)
         shown = [found[name].show(MS) for name in ("llmppl", "new classes", "numpy", *others)]
         rows.append([label, *shown, *compared(found, others, ratios)])
-    table(f"{subject.name}: compile + first mask, ms (of outlines-core this is the whole index)", rows)
+    table(f"{subject.name}: compile + first mask, ms (of outlines-core this is the whole index)", rows[0], rows[1:])
     summary(ratios)
 
 
@@ -600,7 +590,7 @@ def tokens(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], 
         cells = [each.show(US, high=True) for each in (shown["llmppl"], times(new), *[shown[name] for name in others])]
         rows.append([label, *cells, *compared(shown, others, ratios)])
     table(f"{subject.name}: mask + advance of a token, us, median/p99, states met before; new states: our mask where "
-          "it is not known, median/max", rows)
+          "it is not known, median/max", rows[0], rows[1:])
     summary(ratios)
 
 
@@ -647,7 +637,7 @@ def whole(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], o
         shown = [found[name].show(MS) for name in ("llmppl", "new classes", "numpy", *others)]
         size = f"{made.nbytes / 1e6:.2f}"
         rows.append([label, str(len(made)), *shown, *compared(found, others, ratios), size])
-    table(f"{subject.name}: regex to whole index, ms", rows)
+    table(f"{subject.name}: regex to whole index, ms", rows[0], rows[1:])
     summary(ratios)
 
 
@@ -668,7 +658,7 @@ def memory(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], 
             kept.append(outlines_core.Index(patterns[label], engines["outlines-core"].vocab))
             row.append(f"{(resident() - before) / 1e6:.1f}")
         rows.append(row)
-    table(f"{subject.name}: memory of the whole index, MB (its arrays; growth of resident memory)", rows)
+    table(f"{subject.name}: memory of the whole index, MB (its arrays; growth of resident memory)", rows[0], rows[1:])
 
 
 def grammars(subject: Subject, engines: dict[str, Any], options: Any) -> None:
@@ -711,7 +701,7 @@ def grammars(subject: Subject, engines: dict[str, Any], options: Any) -> None:
             shown_rates = ["" if rate != rate else digits(rate) for rate in rates]
             compiled = digits(statistics.median(compiling) * MS) if compiling else marks[name]
             rows.append([label, name, compiled, *cells, *shown_rates])
-    table(f"{subject.name}: grammars, mask + advance of a token, median/p99 over the texts, and sum", rows)
+    table(f"{subject.name}: grammars, mask + advance of a token, median/p99 over the texts, and sum", rows[0], rows[1:])
 
 
 START = """
@@ -746,7 +736,7 @@ def start(subject: Subject, patterns: dict[str, str], options: Any) -> None:
             wall, cpu = (statistics.median(float(each[i]) for each in found) for i in (0, 1))
             also = [name for i, name in ((2, "numba"), (3, "transformers")) if found[0][i] == "True"]
             rows.append([label, f"{wall:.3f}", f"{cpu:.3f}", ", ".join(also) or "neither numba nor transformers"])
-    table(f"{subject.name}: a new process, from the import to the first mask, with the tokens at hand", rows)
+    table(f"{subject.name}: a new process, from the import to the first mask, tokens at hand", rows[0], rows[1:])
 
 
 def plot(subject: Subject, path: str, engines: dict[str, Any]) -> None:
@@ -802,30 +792,18 @@ def plot(subject: Subject, path: str, engines: dict[str, Any]) -> None:
     figure.savefig(path, dpi=150)
     rows = [["tokens", *map(str, lengths)]]
     rows += [[label, *[digits(1e3 * each) for each in curve]] for label, curve in curves.items()]
-    table(f"{path}: CPU ms per token, compilation included", rows)
+    table(f"{path}: CPU ms per token, compilation included", rows[0], rows[1:])
 
 
 # ---- the command
 
 
-def machine() -> str:
-    cpu = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as lines:
-            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    except OSError:
-        pass
-    names = [(name, name) for name in ("llmppl", "numpy", "numba", "lark")]
-    names += [(engine.package, engine.name) for engine in OTHERS if engine.module is not None]
-    found = []
-    for package, name in names:
-        try:
-            found.append(f"{name} {version(package)}")
-        except PackageNotFoundError:
-            found.append(name)
+def header() -> str:
+    """The machine and the engines that are compared, and how to get the ones that are not here."""
     missing = [engine.name for engine in OTHERS if engine.module is None]
     more = f"\nnot installed (pip install 'llmppl[bench]'): {', '.join(missing)}" if missing else ""
-    return f"{cpu}, {os.cpu_count()} cores; Python {platform.python_version()}, {', '.join(found)}{more}"
+    present = [engine.package for engine in OTHERS if engine.module is not None]
+    return machine("llmppl", "numpy", "numba", "lark", *present) + more
 
 
 def subjects(options: Any) -> Iterator[Subject]:
@@ -873,7 +851,7 @@ def main() -> None:
     patterns = {label: PATTERNS[label] for label in options.patterns}
     logging.disable(logging.CRITICAL)               # some libraries print errors that they go on after
     warnings.filterwarnings("ignore")
-    print(machine())
+    print(header())
     present = [Llmppl] + [each for each in OTHERS if each.module is not None and each.name not in options.without]
     set_clock()
     for subject in subjects(options):

@@ -587,7 +587,7 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    print(machine())
+    print(machine("torch", "transformers", "numpy", note=f"{torch.get_num_threads()} thread"))
     for name in options.only:
         started = time.perf_counter()
         EXPERIMENTS[name](options)

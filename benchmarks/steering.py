@@ -24,8 +24,6 @@ import asyncio
 import ctypes
 import gc
 import itertools
-import os
-import platform
 import statistics
 import sys
 import threading
@@ -34,13 +32,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from tables import machine, release, table
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_standard, smc_steer
@@ -403,7 +401,7 @@ COLUMNS = (
 
 def report(task: Task, methods: list[Method]) -> None:
     sampling, beams = (next(m for m in methods if m.name == name) for name in ("generate, sampling", "generate, beams"))
-    rows: list[tuple[str, ...]] = [COLUMNS]
+    rows = []
     for m in methods:
         last = m.runs[-1]
         outside = statistics.median((run.wall - run.model) / run.model for run in m.runs)
@@ -421,40 +419,14 @@ def report(task: Task, methods: list[Method]) -> None:
             "" if m.memory is None else f"{m.memory / 1e6:.0f}",
             "" if last.cache is None else f"{last.cache / 1e6:.0f}",
         ))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    print(f"\n{task}")
-    for row in rows:
-        first, *rest = map(str.rjust, row, widths)
-        print("  ".join([first.strip().ljust(widths[0]), *rest]))
-    sys.stdout.flush()
-
-
-def machine() -> str:
-    cpu = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as lines:
-            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    except OSError:
-        pass
-    return (
-        f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; {platform.system()}, "
-        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}, "
-        f"numpy {np.__version__}, float32 on the CPU"
-    )
+    table(str(task), COLUMNS, rows)
 
 
 def others() -> str:
     """Which of the other libraries run, and how to get the ones that do not."""
-    found = []
-    for name, module in (("llamppl", llamppl), ("genlm-control", genlm_control)):
-        if module is None:
-            found.append(f"{name} is not installed (pip install 'llmppl[bench]')")
-        else:
-            try:
-                found.append(f"{name} {version(name)}")
-            except PackageNotFoundError:
-                found.append(name)
-    return "; ".join(found)
+    modules = {"llamppl": llamppl, "genlm-control": genlm_control}
+    absent = " is not installed (pip install 'llmppl[bench]')"
+    return "; ".join(name + absent if module is None else release(name) for name, module in modules.items())
 
 
 def kept(subject: Subject, cache_bytes: int | None, N: int, steps: int, prompt: int) -> None:
@@ -503,7 +475,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", module="transformers|llamppl|genlm")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    print(machine())
+    print(machine("torch", "transformers", "numpy", note=f"{torch.get_num_threads()} threads, float32 on the CPU"))
     names = list(SUBJECTS) if options.model == "all" else [options.model]
     if options.rss:
         for name in names:

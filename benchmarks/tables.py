@@ -1,4 +1,4 @@
-"""What the benchmarks of queries print and draw."""
+"""What the benchmarks share: the line that names the machine, tables and plots."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 
 
-def machine() -> str:
+def machine(*packages: str, note: str = "") -> str:
+    """The machine, and the versions of what is measured: one line that stands above every table."""
     cpu = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as lines:
             cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
     except OSError:
         pass
-    return (
-        f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} thread; {platform.system()}, Python "
-        f"{platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}, numpy "
-        f"{np.__version__}"
-    )
+    parts = [cpu, f"{os.cpu_count()} cores", platform.system(), f"Python {platform.python_version()}"]
+    return ", ".join([*parts, *map(release, packages), *([note] if note else [])])
+
+
+def release(package: str) -> str:
+    """Name and version of an installed package; its name alone if it does not say."""
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return package
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> None:
