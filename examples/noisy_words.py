@@ -37,7 +37,7 @@ import argparse
 import numpy as np
 
 from llmppl import CachedTransformer, Model, product, smc_steer
-from llmppl.lm.next_token import TokenDistribution
+from llmppl.lm import TokenDistribution
 
 PROMPT = "Once upon a time, there was a little girl."
 TYPED = [

@@ -18,6 +18,10 @@ from typing import Any, Protocol
 from greenlet import getcurrent, greenlet
 
 
+class ContextTooLong(ValueError):
+    """A context is longer than the model reads."""
+
+
 @dataclass
 class Stats:
     """What was run, and how long it took.

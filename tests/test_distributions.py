@@ -24,7 +24,7 @@ from llmppl import (
     product,
 )
 from llmppl.distributions import Finite, Impossible
-from llmppl.lm.next_token import NextToken, TokenDistribution
+from llmppl.lm import NextToken, TokenDistribution
 
 V = 6
 END = V - 1

@@ -31,7 +31,7 @@ from llmppl import (
 from llmppl.distributions import Finite
 from llmppl.inference import watch
 from llmppl.inference.smc import repeat
-from llmppl.lm.next_token import NextToken, TokenDistribution
+from llmppl.lm import NextToken, TokenDistribution
 
 AGAIN = r"did something else when it was run again: at the sample \(test_guards.py, line \d+\)"
 WORKS = r"draw through self.sample\(...\) or self.rng"

@@ -1,5 +1,6 @@
 """Language models as a user meets them: loading, contexts, chat, errors, drawings."""
 
+import ast
 import os
 import shutil
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +21,8 @@ from support import repetitions
 from test_vocab import byte_level, llama, unigram
 from transformers.utils import logging
 
-from llmppl.lm import hf
+from llmppl.lm import NextToken, hf
 from llmppl.lm.embedded import PATH as EMBEDDED
-from llmppl.lm.next_token import NextToken
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
 from llmppl.tokens import EOS, Vocabulary
@@ -399,6 +400,34 @@ def test_generation_that_reaches_the_end_of_the_model_is_cut_there_with_a_warnin
     with pytest.warns(UserWarning, match="step 5 .*a context of 7 tokens, and the model reads at most 6"):
         posterior = smc_standard(Endless(short_lm()), N=2, seed=0)
     assert all(particle.cut and len(particle.context) == 7 for particle in posterior)
+
+
+def test_all_who_ask_for_the_next_token_get_one_object_while_it_lives():
+    lm = family_lm("llama")
+    program, context = Model(), lm.context("ABC")
+    dist = program.transformer(context)
+    assert context.next_token() is dist and lm.context("ABC").next_token() is dist
+    assert isinstance(dist, NextToken) and (context + "D").next_token() is not dist
+    gone = weakref.ref(dist)
+    del dist
+    assert gone() is None and np.isclose(np.exp(context.next_token().log_probs()).sum(), 1.0)
+
+
+def written_through_node(tree):
+    """Where a file writes to an attribute of what is called `node`, as in `context.node.row = row`."""
+    targets = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)]
+    return [each.lineno for each in targets if isinstance(each.value, ast.Attribute) and each.value.attr == "node"]
+
+
+def test_a_model_knows_no_language_model_and_nobody_above_the_lm_writes_into_its_trie():
+    package = Path(hf.__file__).parents[1]
+    program = ast.parse((package / "models/model.py").read_text(encoding="utf-8"))
+    imported = [each for each in ast.walk(program) if isinstance(each, (ast.Import, ast.ImportFrom))]
+    assert not [each.lineno for each in imported if "llmppl.lm" in ast.unparse(each)]
+    assert written_through_node(ast.parse("context.node.row = None")) == [1]
+    for path in package.rglob("*.py"):
+        if path.parent.name != "lm":
+            assert not written_through_node(ast.parse(path.read_text(encoding="utf-8"))), path
 
 
 # --- drawings ---------------------------------------------------------------------------------------------------------

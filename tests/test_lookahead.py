@@ -9,7 +9,7 @@ import pytest
 from tiny import cold_lm, law_by_hand, spelled, table_lm, texts_of, tiny_lm, tiny_vocab
 
 from llmppl import EOS, Grammar, Regex, TokenIndex, Vocabulary, mixture
-from llmppl.lm.next_token import TokenDistribution, next_token
+from llmppl.lm import TokenDistribution
 from llmppl.models.lookahead import Lookahead, mean_law, rollout
 
 V = 6
@@ -153,7 +153,7 @@ def test_mean_law_is_the_mean_of_the_laws_along_a_text():
 
     context = table_lm(logits).context("a")             # a b a b ... with hardly any exception
     law = mean_law(context, 2)
-    halves = mixture([next_token(context), next_token(context + context.lm.vocab[1])], [0.5, 0.5])
+    halves = mixture([context.next_token(), (context + context.lm.vocab[1]).next_token()], [0.5, 0.5])
     np.testing.assert_allclose(law.log_probs(), halves.log_probs(), atol=1e-12)
     assert law.log_prob(EOS) == pytest.approx(math.log(0.0001))
 

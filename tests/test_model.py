@@ -20,7 +20,7 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.lm.next_token import NextToken
+from llmppl.lm import NextToken
 from llmppl.tokens import Text
 
 V = 6

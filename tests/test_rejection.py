@@ -14,7 +14,7 @@ from tiny import table_lm, tiny_lm
 from llmppl import EOS, Bernoulli, Categorical, Model, Uniform, enumerate_exact, importance_sampling, smc_steer
 from llmppl.distributions import Finite, Impossible, Proposal
 from llmppl.distributions.rejection import weighted_rejection
-from llmppl.lm.next_token import NextToken
+from llmppl.lm import NextToken
 
 
 class Scripted:

@@ -13,7 +13,7 @@ from tiny import cold_lm, cold_lm_with_bos, law_by_hand, tiny_lm
 
 from llmppl import EOS, Bernoulli, Model, enumerate_exact, importance_sampling, smc_standard, smc_steer
 from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic, threshold
-from llmppl.lm.next_token import NextToken
+from llmppl.lm import NextToken
 
 V = 6
 ALGORITHMS = {

@@ -5,8 +5,8 @@ import pytest
 from families import V, at, check_books, family_lm, together
 
 from llmppl.inference.smc import smc_standard, smc_steer
+from llmppl.lm import NextToken
 from llmppl.lm.cache import Batch
-from llmppl.lm.next_token import NextToken
 from llmppl.models.model import Model
 
 FAMILIES = ["gpt2", "mistral-sliding", "opt"]

@@ -1,1 +1,9 @@
 """Language models: what a text may be followed by, and with what probability."""
+
+from llmppl.lm.cache import Backend as Backend
+from llmppl.lm.cache import Batch as Batch
+from llmppl.lm.context import Context as Context
+from llmppl.lm.context import NextToken as NextToken
+from llmppl.lm.context import StringDistribution as StringDistribution
+from llmppl.lm.token_distribution import TokenDistribution as TokenDistribution
+from llmppl.lm.transformer import CachedTransformer as CachedTransformer

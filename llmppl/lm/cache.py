@@ -85,7 +85,9 @@ _ROWS = 8                                               # one part in so many of
 class Node:
     """A context: the path of tokens from the root to here."""
 
-    __slots__ = ("parent", "token", "depth", "children", "contexts", "slot", "kept", "row", "log_prob", "used", "law")
+    __slots__ = (
+        "parent", "token", "depth", "children", "contexts", "slot", "kept", "row", "log_prob", "used", "next_token",
+    )  # fmt: skip
 
     def __init__(self, parent: Node | None, token: int) -> None:
         self.parent = parent
@@ -98,7 +100,7 @@ class Node:
         self.row: Row | None = None
         self.log_prob: float | None = None              # of `token` given `parent`
         self.used = 0                                   # when last asked for
-        self.law: weakref.ref[Any] | None = None        # who turned the row into a distribution, while it lives
+        self.next_token: weakref.ref[Any] | None = None         # the NextToken of this context, while it lives
 
     def path(self) -> Iterator[Node]:
         """The nodes from here up to the root, which is left out."""

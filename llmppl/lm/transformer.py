@@ -1,4 +1,4 @@
-"""CachedTransformer: a language model that runs each token of each distinct context once. Context: a place in its trie.
+"""CachedTransformer: a language model that runs each token of each distinct context once.
 
 Questions of many particles are answered together: what is missing of the contexts asked for is cut into chains of new
 tokens, each chain continues a context whose keys and values are kept, and chains are the rows of one forward pass. A
@@ -28,102 +28,13 @@ from llmppl import arguments
 from llmppl.arguments import count
 from llmppl.exclusive import Exclusive
 from llmppl.lm.cache import Backend, Batch, Node, Row, Store, Trie
-from llmppl.runtime import Stats, ask
-from llmppl.tokens.vocabulary import _EOS, Text, Token, Vocabulary, encode_fragment
+from llmppl.lm.context import NOT_PICKLED, Context
+from llmppl.runtime import ContextTooLong, Stats
+from llmppl.tokens import Text, Vocabulary
 
 _LARGE = 1e6                            # the log of a sum of probabilities is added to logits only below this
-_Announced = tuple[weakref.ref[Any], weakref.ref["Context"]]            # who asks, and for what
+_Announced = tuple[weakref.ref[Any], weakref.ref[Context]]            # who asks, and for what
 Question = tuple[Node, ...]             # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
-
-_NOT_PICKLED = (
-    "cannot be pickled, nor can what holds it, as programs and particles do: the language model stays in its process. "
-    "Save str(particle), particle.log_weight and posterior.log_ml, or context.text; load the model where it is needed"
-)
-
-
-class ContextTooLong(ValueError):
-    """A context is longer than the model reads."""
-
-
-class Context:
-    """What the model has read: an immutable pointer to a node of the trie.
-
-    `context + token` and `context + "text"` are further contexts; `text` is what was read, special tokens left out, so
-    that `(context + text).text == context.text + text`; `tokens` are all of them, and `len` is their number.
-    """
-
-    __slots__ = ("lm", "node", "_start", "_offset", "__weakref__")
-
-    def __init__(self, lm: CachedTransformer, node: Node, start: Text, offset: int) -> None:
-        self.lm, self.node = lm, node
-        self._start, self._offset = start, offset       # the text of the first `offset` tokens
-
-    def __add__(self, more: Token | int | str | _EOS) -> Context:
-        if isinstance(more, str):
-            fragment = arguments.text("text", more)
-            ids: Iterable[int] = encode_fragment(self.lm.tokenizer, self.lm.vocab, fragment)
-        elif isinstance(more, _EOS):
-            if len(self.lm.vocab.eos_ids) != 1:
-                raise ValueError(f"context + EOS is ambiguous; add one of the eos ids {self.lm.vocab.eos_ids}")
-            ids = self.lm.vocab.eos_ids
-        else:
-            ids = (self.lm.vocab.token(more),)
-        return self.lm.enter(self.node, ids, self._start, self._offset)
-
-    @property
-    def tokens(self) -> list[Token]:
-        return [self.lm.vocab[i] for i in self.node.tokens()]
-
-    @property
-    def text(self) -> Text:
-        vocab = self.lm.vocab
-        return self._start + Text(b"".join(vocab.tokens[i] for i in self.node.tokens()[self._offset :]))
-
-    def __len__(self) -> int:
-        return self.node.depth
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Context) and self.node is other.node
-
-    def __hash__(self) -> int:
-        return hash(id(self.node))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a Context {_NOT_PICKLED}")
-
-    def __repr__(self) -> str:
-        text = str(self.text)
-        return f"Context({text!r})" if len(text) <= 60 else f"Context({text[:20]!r} ... {text[-30:]!r})"
-
-    def row(self) -> Row:
-        """The logits of the next token as they are kept, and the log of their sum of exponentials."""
-        self.lm.check_length(self)
-        row: Row = ask(self.lm, (self.node,))
-        return row
-
-    def log_probs(self) -> NDArray[np.float64]:
-        """(V,) read-only float64: the model's log-probability of every token after this context."""
-        return self.row().log_probs()
-
-    def log_prob_since(self, start: Context) -> float:
-        """Log-probability of the tokens of this context after `start`, which it must continue, given `start`."""
-        nodes = [node for node, _ in zip(self.node.path(), range(len(self) - len(start)), strict=False)][::-1]
-        if len(self) < len(start) or (nodes[0].parent if nodes else self.node) is not start.node:
-            raise ValueError(f"{self!r} does not continue {start!r}")
-        self.lm.check_length(self, but=1)               # the last token is not read
-        return sum(ask(self.lm, (start.node, *nodes))) if nodes else 0.0
-
-    def announce(self, asker: object) -> None:
-        """Answer this context in this thread's next round, whoever asks for it, if it and `asker` are there by then."""
-        self.lm.check_length(self)
-        if self.node.row is None:
-            self.lm.here.announced.append((weakref.ref(asker), weakref.ref(self)))
 
 
 class _Here(threading.local):
@@ -319,6 +230,10 @@ class CachedTransformer:
             return None
         self.here.stats.hits += 1
         return log_probs
+
+    def announce(self, asker: object, context: Context) -> None:
+        """Compute the row of `context` in this thread's next round, if it and `asker` live until then."""
+        self.here.announced.append((weakref.ref(asker), weakref.ref(context)))
 
     def answer(self, questions: list[Question]) -> list[Any]:
         """Rows and log-probabilities, with everything that this thread has announced since its last round."""
@@ -520,7 +435,7 @@ class CachedTransformer:
         return self
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a CachedTransformer {_NOT_PICKLED}")
+        raise TypeError(f"a CachedTransformer {NOT_PICKLED}")
 
     def __repr__(self) -> str:
         name = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.arguments import count, generator
-from llmppl.lm.next_token import TokenDistribution, next_token
-from llmppl.lm.transformer import Context
+from llmppl.lm import Context, TokenDistribution
 from llmppl.masks.index import END, TokenIndex, WholeIndex
 from llmppl.tokens import EOS
 
@@ -137,7 +136,7 @@ def mean_law(context: Context, num_tokens: int, seed: int = 0) -> TokenDistribut
     rng, at, total = generator(seed), context, np.zeros(len(context.lm.vocab))
     longest = context.lm.backend.max_length
     for _ in range(num_tokens):
-        law = next_token(at)
+        law = at.next_token()
         total += np.exp(law.log_probs())
         token = law.sample(rng)
         at = context if token == EOS or len(at) == longest else at + token
@@ -153,7 +152,7 @@ def rollout(context: Context, num_tokens: int, rng: np.random.Generator | None =
     """
     count("num_tokens", num_tokens, least=0)
     for _ in range(num_tokens):
-        law = next_token(context)
+        law = context.next_token()
         token = law.support[int(np.argmax(law.log_probs()))] if rng is None else law.sample(rng)
         if token == EOS:
             break

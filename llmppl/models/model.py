@@ -14,20 +14,28 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
 from llmppl.distributions import Impossible, Proposal
-from llmppl.lm.next_token import NextToken, next_token
-from llmppl.lm.transformer import Context, ContextTooLong
 from llmppl.models.copies import Kept, culprit, deep_copy, shared_names, survey
 from llmppl.models.guards import log_of, observed, plain_result, plain_step, truth
-from llmppl.runtime import running
+from llmppl.runtime import ContextTooLong, running
 from llmppl.tokens import Text
 
 Place = tuple[CodeType, int]                            # a line of a program
 _places: dict[Place, str] = {}                          # as they are told
+
+
+Next_co = TypeVar("Next_co", bound=Proposal, covariant=True)
+
+
+class HasNextToken(Protocol[Next_co]):
+    """What a program asks of a context."""
+
+    def next_token(self) -> Next_co:
+        """The distribution of the next token."""
 
 
 class _Dead(BaseException):
@@ -194,9 +202,13 @@ class Model:
             raise ValueError(f"twist({log_w}): a twist is finite; what must not happen is condition(False)")
         self.log_twist += log_w
 
-    def transformer(self, context: Context) -> NextToken:
-        """The law of the next token after `context`. One forward pass answers all that were asked for by then."""
-        return next_token(context)
+    def transformer(self, context: HasNextToken[Next_co]) -> Next_co:
+        """The distribution of the next token after `context`. One forward pass computes all asked for by then."""
+        next_token = getattr(context, "next_token", None)
+        if next_token is None:
+            raise TypeError(f"transformer wants a Context, lm.context(text), not {context!r}")
+        dist: Next_co = next_token()
+        return dist
 
     def finish(self) -> None:
         """End the particle, with the weight it has."""

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from llmppl import arguments
 from llmppl.distributions import Distribution, Finite, Geometric, product
-from llmppl.lm.next_token import NextToken, TokenDistribution
-from llmppl.lm.transformer import CachedTransformer, Context
+from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.masks import TokenIndex
 from llmppl.models.model import Model
 from llmppl.runtime import masking
@@ -311,7 +310,7 @@ class Infilling(Program):
         end = self.context + fragment
         tokens = end.tokens[len(self.context) :]
         if (self.temperature, self.top_k, self.top_p) == (1.0, None, None):
-            self.observe(NextToken(self.context).string(), tokens)
+            self.observe(self.context.next_token().string(), tokens)
         else:
             contexts = [self.context]
             for token in tokens[:-1]:
@@ -406,7 +405,7 @@ def conformity(
     context, state = _begin(lm, prompt), index.start
     found: list[Conformity] = []
     for _ in range(max_tokens):
-        law, mask = NextToken(context), index.mask(state)
+        law, mask = context.next_token(), index.mask(state)
         log_probs = law.log_probs()
         if not np.any(log_probs[mask] > -np.inf):
             break

@@ -14,8 +14,7 @@ import numpy as np
 
 from llmppl import arguments
 from llmppl.distributions import Finite
-from llmppl.lm.next_token import next_token
-from llmppl.lm.transformer import CachedTransformer, Context
+from llmppl.lm import CachedTransformer, Context
 from llmppl.tokens import EOS, Token
 
 DecisionRule = Callable[[Finite], Finite]
@@ -160,7 +159,7 @@ def explain(
     contexts = [context]
     for id in ids:
         contexts.append(contexts[-1] + id)
-    laws = [next_token(each) for each in contexts[: len(ids) + end]]
+    laws = [each.next_token() for each in contexts[: len(ids) + end]]
     if end:                                             # of several eos tokens, the most probable one stands for all
         ids.append(max(lm.vocab.eos_ids, key=lambda eos: laws[-1].log_prob(eos)))
     certificates = []

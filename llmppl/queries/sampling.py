@@ -17,7 +17,6 @@ import numpy as np
 from llmppl.distributions import Bernoulli, Categorical, Finite
 from llmppl.inference.particles import Particles
 from llmppl.inference.smc import Step, importance_sampling, smc_standard
-from llmppl.lm.next_token import next_token
 from llmppl.models.model import Model
 from llmppl.queries.space import Match, Node, Space, Start, edits_of
 from llmppl.tokens import EOS, Text
@@ -55,7 +54,7 @@ class Sampled(Model):
 
     def law(self, node: Node) -> Finite:
         """Of the next token after a node, under the rule."""
-        law: Finite = next_token(node.context)
+        law: Finite = node.context.next_token()
         return law if self.space.rule is None else self.space.rule(law)
 
     def step(self) -> None:

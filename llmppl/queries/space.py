@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.languages import DFA, Edit
-from llmppl.lm.next_token import next_token
-from llmppl.lm.transformer import CachedTransformer, Context
+from llmppl.lm import CachedTransformer, Context
 from llmppl.masks import TokenIndex
 from llmppl.queries.language import FEW, Part, Query
 from llmppl.queries.rules import DecisionRule
@@ -171,7 +170,7 @@ class Space:
 
     def laws(self, nodes: Sequence[Node]) -> list[Floats]:
         """(V,) log-probabilities of the next token after each node, in one round."""
-        asked = [next_token(node.context) if len(node.context) else None for node in nodes]
+        asked = [node.context.next_token() if len(node.context) else None for node in nodes]
         laws = []
         for law, node in zip(asked, nodes, strict=True):
             if law is None:                             # nothing comes before the first token of a context

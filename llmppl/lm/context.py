@@ -1,0 +1,192 @@
+"""Context: what a language model has read, a place in its trie. NextToken: the distribution of the token after it.
+
+`context.next_token()` computes nothing until its probabilities are needed; by then every other distribution that was
+asked for is computed in the same forward pass. `masked`, `tempered`, `top_k`, `top_p`, `product` and `mixture` give
+distributions over the same vocabulary, so that they combine. `string()` scores several tokens at once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl import arguments
+from llmppl.distributions.distribution import Distribution, Floats
+from llmppl.lm.cache import Backend, Node, Row
+from llmppl.lm.token_distribution import TokenDistribution
+from llmppl.runtime import Answerer, ask
+from llmppl.tokens.vocabulary import _EOS, Text, Token, Vocabulary, encode_fragment
+
+NOT_PICKLED = (
+    "cannot be pickled, nor can what holds it, as programs and particles do: the language model stays in its process. "
+    "Save str(particle), particle.log_weight and posterior.log_ml, or context.text; load the model where it is needed"
+)
+
+
+class LanguageModel(Answerer, Protocol):
+    """What a context asks of its language model; it answers questions about the nodes of its trie."""
+
+    vocab: Vocabulary
+    tokenizer: Any
+    backend: Backend
+
+    def enter(self, node: Node, ids: Iterable[int], start: Text, offset: int) -> Context: ...
+
+    def check_length(self, context: Context, but: int = 0) -> None: ...
+
+    def announce(self, asker: object, context: Context) -> None: ...
+
+
+class Context:
+    """What the model has read: an immutable pointer to a node of the trie.
+
+    `context + token` and `context + "text"` are further contexts; `text` is what was read, special tokens left out, so
+    that `(context + text).text == context.text + text`; `tokens` are all of them, and `len` is their number.
+    """
+
+    __slots__ = ("lm", "node", "_start", "_offset", "__weakref__")
+
+    def __init__(self, lm: LanguageModel, node: Node, start: Text, offset: int) -> None:
+        self.lm, self.node = lm, node
+        self._start, self._offset = start, offset       # the text of the first `offset` tokens
+
+    def __add__(self, more: Token | int | str | _EOS) -> Context:
+        if isinstance(more, str):
+            fragment = arguments.text("text", more)
+            ids: Iterable[int] = encode_fragment(self.lm.tokenizer, self.lm.vocab, fragment)
+        elif isinstance(more, _EOS):
+            if len(self.lm.vocab.eos_ids) != 1:
+                raise ValueError(f"context + EOS is ambiguous; add one of the eos ids {self.lm.vocab.eos_ids}")
+            ids = self.lm.vocab.eos_ids
+        else:
+            ids = (self.lm.vocab.token(more),)
+        return self.lm.enter(self.node, ids, self._start, self._offset)
+
+    @property
+    def tokens(self) -> list[Token]:
+        return [self.lm.vocab[i] for i in self.node.tokens()]
+
+    @property
+    def text(self) -> Text:
+        vocab = self.lm.vocab
+        return self._start + Text(b"".join(vocab.tokens[i] for i in self.node.tokens()[self._offset :]))
+
+    def __len__(self) -> int:
+        return self.node.depth
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Context) and self.node is other.node
+
+    def __hash__(self) -> int:
+        return hash(id(self.node))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a Context {NOT_PICKLED}")
+
+    def __repr__(self) -> str:
+        text = str(self.text)
+        return f"Context({text!r})" if len(text) <= 60 else f"Context({text[:20]!r} ... {text[-30:]!r})"
+
+    def row(self) -> Row:
+        """The logits of the next token as they are kept, and the log of their sum of exponentials."""
+        self.lm.check_length(self)
+        row: Row = ask(self.lm, (self.node,))
+        return row
+
+    def log_probs(self) -> NDArray[np.float64]:
+        """(V,) read-only float64: the model's log-probability of every token after this context."""
+        return self.row().log_probs()
+
+    def log_prob_since(self, start: Context) -> float:
+        """Log-probability of the tokens of this context after `start`, which it must continue, given `start`."""
+        nodes = [node for node, _ in zip(self.node.path(), range(len(self) - len(start)), strict=False)][::-1]
+        if len(self) < len(start) or (nodes[0].parent if nodes else self.node) is not start.node:
+            raise ValueError(f"{self!r} does not continue {start!r}")
+        self.lm.check_length(self, but=1)               # the last token is not read
+        return sum(ask(self.lm, (start.node, *nodes))) if nodes else 0.0
+
+    def next_token(self) -> NextToken:
+        """The distribution of the next token: one object for all who ask while it lives."""
+        known = self.node.next_token
+        dist: NextToken | None = None if known is None else known()
+        if dist is None:
+            dist = NextToken(self)
+            self.node.next_token = weakref.ref(dist)
+        return dist
+
+    def announce(self, asker: object) -> None:
+        """Compute the row in this thread's next round, whoever asks, if this context and `asker` live until then."""
+        self.lm.check_length(self)
+        if self.node.row is None:
+            self.lm.announce(asker, self)
+
+
+class NextToken(TokenDistribution):
+    """The distribution of the token after `context`, at temperature 1.
+
+    Its probabilities are computed when they are first needed, together with those of all contexts whose NextToken was
+    made by then.
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context.lm.vocab, context.log_probs)
+        self.context = context
+        self.recipe = ("next token", context)
+        context.announce(self)
+
+    def log_weights(self) -> Floats:
+        if self._log_weights is None:
+            row = self.context.row()                    # may wait; of all who wait here, the first to go on computes
+            if self._log_weights is None:
+                self._log_weights = row.log_probs()
+        return self._log_weights
+
+    def log_total(self) -> float:
+        return 0.0                                      # the model's distribution is normalised already
+
+    def log_probs(self) -> Floats:
+        return self.log_weights()
+
+    def string(self) -> StringDistribution:
+        """The probability of several tokens in a row after the context, for `observe`."""
+        return StringDistribution(self.context)
+
+    def __repr__(self) -> str:
+        return f"NextToken(after {self.context!r})"
+
+
+class StringDistribution(Distribution):
+    """The probability that the text after `context` begins with given tokens, scored in one forward pass.
+
+    `log_prob(text)` is log p(v_1 ... v_n | context) = sum_i log p(v_i | context, v_1 ... v_{i-1}) for the tokens v that
+    `context + text` appends; a sequence of tokens (or ids) is scored as it is. It only scores: many strings can be
+    prefixes of one text, so there is no one law to draw from.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def log_prob(self, value: str | Sequence[int]) -> float:
+        end = self.context
+        if isinstance(value, str):
+            end = end + value
+        else:
+            for token in value:
+                end = end + token
+        return end.log_prob_since(self.context)
+
+    def sample(self, rng: np.random.Generator) -> Any:
+        raise TypeError("string() only scores, for observe(); to draw text, sample its tokens one by one")
+
+    def __repr__(self) -> str:
+        return f"NextToken(after {self.context!r}).string()"
