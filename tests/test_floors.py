@@ -13,8 +13,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "llmppl"
 
 FOLDERS = [
-    "arguments", "exclusive", "runtime", "display", "languages", "masks", "grammar", "tokens", "distributions", "lm",
-    "models", "inference", "queries", "trace", "cli", "__init__",
+    "arguments", "exclusive", "shared", "runtime", "display", "masks", "languages", "grammar", "tokens",
+    "distributions", "lm", "models", "inference", "queries", "trace", "cli", "__init__",
 ]  # fmt: skip
 STRANGERS = {"inference": ["languages", "masks", "grammar", "tokens", "lm"]}       # folder: what it does not know
 HEAVY = ["accelerate", "llguidance", "numba", "rich", "torch", "transformers", "typer"]

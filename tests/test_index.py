@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from support import repetitions
 
 from llmppl.languages import Regex
+from llmppl.masks import END, TabledRecognizer, TokenIndex, WholeIndex
 from llmppl.masks import index as index_module
 from llmppl.masks import trie as trie_module
-from llmppl.masks.index import END, TabledRecognizer, TokenIndex, Trie, WholeIndex
+from llmppl.masks.trie import Trie
 from llmppl.tokens import Vocabulary
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -271,7 +272,7 @@ def test_eos_fits_where_the_text_may_end_and_leads_to_the_end():
     assert index.accepts(done) and index.allowed(done).tolist() == [1, 2]
     assert index.advance(done, 1) is index.advance(done, 2) is index.end is END
     assert index.accepts(END) and not index.mask(END).any() and index.allowed(END).size == 0
-    assert index.wanted(END) == b"" and index.tokens_to_accept(END) == 0
+    assert index.next_bytes(END) == b"" and index.tokens_to_accept(END) == 0
     with pytest.raises(ValueError, match=r"token 0 \(b'a'\) cannot follow: an eos has ended the text"):
         index.advance(END, 0)
     with pytest.raises(ValueError, match=r"token 1 \(eos\) cannot follow: an eos has ended the text"):
@@ -461,7 +462,7 @@ def test_an_index_is_saved_and_loaded_without_its_recognizer(tmp_path, walk):
         for state in index.build_all().states:
             np.testing.assert_array_equal(loaded.mask(state), index.mask(state))
             assert loaded.accepts(state) == index.accepts(state)
-            assert loaded.wanted(state) == index.wanted(state)
+            assert loaded.next_bytes(state) == index.next_bytes(state)
             assert loaded.tokens_to_accept(state) == index.tokens_to_accept(state)
         for i in range(len(index.build_all())):
             for a, b in zip(index.build_all().row(i), loaded.build_all().row(i), strict=True):
@@ -540,7 +541,7 @@ def test_a_token_that_does_not_fit_is_refused_with_what_would():
 def test_a_state_of_another_index_is_refused_where_it_can_be_told():
     index = TokenIndex(Regex("ab"), Vocabulary([b"a", b"b"]))
     for state in (0, -3, 10_000, ("state", 1), None, "a"):
-        for ask in (index.mask, index.allowed, index.accepts, index.wanted, index.tokens_to_accept):
+        for ask in (index.mask, index.allowed, index.accepts, index.next_bytes, index.tokens_to_accept):
             with pytest.raises(ValueError, match="is not a state of this index"):
                 ask(state)
         with pytest.raises(ValueError, match="is not a state of this index"):
@@ -808,7 +809,7 @@ def test_a_table_whose_steps_say_zero_for_dead_is_read_the_same():
     table[1, ord("a")] = table[2, ord("b")] = 2
     vocab = Vocabulary([b"a", b"b", b"ab", b""], eos_ids=[3])
     index = TokenIndex(Zero(table, [False, False, True]), vocab)
-    assert index.wanted(index.start) == b"a" and index.after("ab") == 2
+    assert index.next_bytes(index.start) == b"a" and index.after("ab") == 2
     for text in ("b", "aa"):
         with pytest.raises(ValueError, match="leaves the language"):
             index.after(text)

@@ -259,7 +259,7 @@ def test_every_eos_may_follow_where_the_text_may_end_and_only_there():
         assert index.mask(state)[[EOS, OTHER_EOS]].tolist() == [ends, ends]
         assert not index.mask(state)[[SPECIAL, UNKNOWN]].any()
     assert index.advance(state, EOS) is index.advance(state, OTHER_EOS) is END is index.end
-    assert not index.mask(END).any() and index.accepts(END) and index.wanted(END) == b""
+    assert not index.mask(END).any() and index.accepts(END) and index.next_bytes(END) == b""
     with pytest.raises(ValueError, match="token 0 cannot follow: an eos has ended the text"):
         index.advance(END, EOS)
 
@@ -565,7 +565,7 @@ def test_schemas_of_jsonschemabench_compile_as_often_as_with_llguidance():
 def test_hundreds_of_optional_properties_are_allowed_and_read(n):
     index = JsonSchema({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(n)}}).index(SMALL)
     text = json.dumps({"p1": 5, f"p{n // 2}": -1, f"p{n - 1}": 12}).encode()
-    assert index.accepts(spelled(index, text)) and index.wanted(index.after(text[:-1])) != b""
+    assert index.accepts(spelled(index, text)) and index.next_bytes(index.after(text[:-1])) != b""
     with pytest.raises(ValueError, match="leaves the language"):
         index.after(b'{"p2":x')
 

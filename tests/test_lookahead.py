@@ -87,7 +87,7 @@ def test_copies_of_a_lookahead_are_the_table_itself():
 @pytest.mark.parametrize(
     "make, error, message",
     [
-        (lambda: Lookahead(Regex("a"), law_of(PROBS), 3), TypeError, "wants a TokenIndex"),
+        (lambda: Lookahead(Regex("a"), law_of(PROBS), 3), TypeError, "wants an index, Regex"),
         (lambda: Lookahead(index_of(), PROBS, 3), TypeError, "wants a law over tokens"),
         (lambda: Lookahead(index_of(), law_of([0.5, 0.5], OTHER), 3), ValueError, "another vocabulary"),
         (lambda: Lookahead(index_of(), law_of(PROBS), -1), ValueError, "at least 0, not -1"),

@@ -111,7 +111,7 @@ def along(shared, rng, length=10):
     state, seen = shared.start, []
     for _ in range(length):
         mask = shared.mask(state)
-        seen += [mask.tobytes(), shared.accepts(state), shared.allowed(state).tolist(), shared.wanted(state)]
+        seen += [mask.tobytes(), shared.accepts(state), shared.allowed(state).tolist(), shared.next_bytes(state)]
         if not mask.any():
             break
         state = shared.advance(state, int(rng.choice(np.flatnonzero(mask))))

@@ -28,8 +28,8 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.grammar import json_grammar
-from llmppl.languages import DFA
-from llmppl.models.programs import conformity, index_of
+from llmppl.languages import DFA, index_of
+from llmppl.models.programs import conformity
 
 V = 6
 A, B, C, SPACE, AB, END = range(6)

@@ -481,16 +481,10 @@ class Reading(NamedTuple):
 
 def _read(constraint: Any, text: str) -> Reading:
     """Read the text byte by byte, each byte being a token."""
-    from llmppl.masks import TokenIndex
     from llmppl.tokens import Vocabulary
 
     bytes_alone = Vocabulary([*(b"%c" % byte for byte in range(256)), b""], eos_ids=[256])
-    if hasattr(constraint, "index"):
-        index = constraint.index(bytes_alone)
-    elif constraint.start:
-        index = TokenIndex(constraint, bytes_alone)
-    else:
-        raise ValueError(f"no text at all matches {constraint!r}")
+    index = constraint.index(bytes_alone)
     state = index.start
     for length, character in enumerate(text):
         before = state
@@ -503,7 +497,7 @@ def _read(constraint: Any, text: str) -> Reading:
 
 def _expected(index: Any, state: Any, most: int = 12) -> str:
     """What may come in a state between two characters, in words: runs of ASCII, and the first few other characters."""
-    wanted = index.wanted(state)
+    wanted = index.next_bytes(state)
     ends = "it ends here" if index.accepts(state) else ""
     ascii_runs: list[list[int]] = []
     for byte in wanted:
@@ -523,7 +517,7 @@ def _expected(index: Any, state: Any, most: int = 12) -> str:
         if len(start) == size:
             others.append(start.decode())
         else:
-            todo += [(at, start + bytes([byte])) for byte in reversed(index.wanted(at))]
+            todo += [(at, start + bytes([byte])) for byte in reversed(index.next_bytes(at))]
     named += ["characters beyond ASCII"] if len(others) > most else [repr(other) for other in others]
     if not named:
         return ends or "nothing may come here"

@@ -32,7 +32,9 @@ from llmppl.grammar.lark_rules import Rules, read
 from llmppl.grammar.lexing import Ended, Scans
 from llmppl.grammar.masks import Masks
 from llmppl.languages.limits import MAX_LEXED, TooLarge
-from llmppl.masks.trie import Shared, Trie
+from llmppl.masks import TokenIndex, VocabularyLike
+from llmppl.masks.trie import Trie
+from llmppl.shared import Shared
 
 __all__ = ["Grammar", "json_grammar"]
 
@@ -121,6 +123,10 @@ class Grammar(Shared):
         """The grammar in a file; relative imports are found beside it."""
         with open(path, encoding="utf-8") as file:
             return cls(file.read(), start, source_path=os.fspath(path), **options)
+
+    def index(self, vocab: VocabularyLike) -> TokenIndex:
+        """Which tokens of a vocabulary may follow, in every state."""
+        return TokenIndex(self, vocab)
 
     def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
         return _remade, (self.text, self._options)

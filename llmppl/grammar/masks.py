@@ -26,7 +26,9 @@ import numpy.typing as npt
 from llmppl.grammar.completion import Judge
 from llmppl.grammar.lalr import Stack
 from llmppl.grammar.lexing import Ended, Outcome, Scans
-from llmppl.masks.trie import Ints, Shared, Trie, use_numba
+from llmppl.masks.constraint import Ints
+from llmppl.masks.trie import Trie, use_numba
+from llmppl.shared import Shared
 
 WIDE = 32                                           # sets of more than V / WIDE tokens are kept as bits
 Bits = npt.NDArray[np.uint8]

@@ -41,6 +41,8 @@ from llmppl.languages.nfa import (
     utf8,
 )
 from llmppl.languages.tables import product, runs, trimmed
+from llmppl.masks import TokenIndex, VocabularyLike
+from llmppl.shared import Shared
 
 __all__ = ["DFA", "Leftmost"]
 
@@ -50,7 +52,7 @@ _THESE, _FEWER = "the language of these strings", "fewer or shorter strings woul
 _BYTES = ((0x00, 0x7F), (0xC0, 0xDF), (0xE0, 0xEF), (0xF0, 0xF7), (0x80, 0xBF))     # leads of 0..3, and the rest
 
 
-class _Machine:
+class _Machine(Shared):
     """States numbered as they are met, 0 the dead one, and rows of next states worked out when first asked for.
 
     The budget of the NFA behind it is spent on them as they are met (TooLarge).
@@ -65,12 +67,6 @@ class _Machine:
         self._ready[0] = True
         self._accepting = np.zeros(16, bool)
         self.start = self._add(source.start)
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
 
     def _add(self, key: Any) -> int:
         """The number of a key that has none yet."""
@@ -288,6 +284,10 @@ class DFA(_Machine):
         lazy = DFA.__new__(DFA)
         _Machine.__init__(lazy, Subsets(nfa, nfa.closure(nfa.start)))
         return cls.from_table(*lazy.explore()._arrays(), lazy.start)     # dead states of the original go
+
+    def index(self, vocab: VocabularyLike) -> TokenIndex:
+        """Which tokens of a vocabulary may follow, in every state."""
+        return TokenIndex(self, vocab)
 
     # ---- what it knows
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import zipfile
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -26,24 +25,11 @@ import numpy.typing as npt
 
 from llmppl.arguments import count
 from llmppl.exclusive import Turn, in_turn
-from llmppl.masks.trie import (
-    Bools,
-    Ints,
-    Numbered,
-    Reached,
-    Recognizer,
-    Shared,
-    State,
-    Tabled,
-    TabledRecognizer,
-    Trie,
-    VocabularyLike,
-    fingerprint,
-    trie_of,
-    walk_state,
-)
+from llmppl.masks.constraint import Bools, Index, Ints, Recognizer, State, TabledRecognizer, VocabularyLike
+from llmppl.masks.trie import Numbered, Reached, Tabled, Trie, fingerprint, trie_of, walk_state
+from llmppl.shared import Shared
 
-__all__ = ["END", "Recognizer", "TabledRecognizer", "TokenIndex", "Trie", "VocabularyLike", "WholeIndex"]
+__all__ = ["END", "TokenIndex", "WholeIndex"]
 
 FORMAT = 1                                          # of saved files
 MASK_BYTES = 1 << 26                                # of masks kept as bools; the others are kept as bits or ids
@@ -89,7 +75,7 @@ class Builds(Protocol):
     def read_all(self, trie: Trie, most: int, /) -> Built: ...
 
 
-class TokenIndex(Shared):
+class TokenIndex(Index):
     """For every state of a recognizer, which tokens of a vocabulary may follow, and where they lead.
 
     A token may follow if some accepted string goes on with its bytes, so a mask always holds all tokens that fit and
@@ -222,25 +208,7 @@ class TokenIndex(Shared):
             )
         return state
 
-    def masks(self, tokens: Sequence[int]) -> Bools:
-        """The mask before each token of a text, (T, V) bool ndarray.
-
-        Raises
-        ------
-        ValueError
-            If a token may not follow those before it; names its place.
-        """
-        out = np.empty((len(tokens), len(self.trie.tokens)), bool)
-        state = self.start
-        for t, token in enumerate(tokens):
-            out[t] = self.mask(state)
-            try:
-                state = self.advance(state, token)
-            except ValueError as error:
-                raise ValueError(f"tokens[{t}]: {error}") from None
-        return out
-
-    def wanted(self, state: State) -> bytes:
+    def next_bytes(self, state: State) -> bytes:
         """The bytes that may follow `state`, ascending; b"" if none may."""
         if state is END:
             return b""
@@ -564,7 +532,7 @@ class TokenIndex(Shared):
         return ValueError(f"{head}: {where}. Tokens that can: {', '.join(some) or 'none'}{', ...' * (len(ids) > 4)}")
 
     def _wishes(self, state: State) -> str:
-        wanted = self.wanted(state)
+        wanted = self.next_bytes(state)
         ends = ", or the text must end" if self.accepts(state) else ""
         return f"the next byte must be one of {_ranges(wanted)}{ends}" if wanted else "the text must end"
 
@@ -593,7 +561,7 @@ class TokenIndex(Shared):
         if gap is None:
             raise ValueError(f"{self._name}: no sequence of tokens of this vocabulary spells a string that it accepts")
         state, text = gap
-        wanted, tokens = self.wanted(state), [token for token in self.trie.tokens if token]
+        wanted, tokens = self.next_bytes(state), [token for token in self.trie.tokens if token]
         begin = sum(token[0] in wanted for token in tokens)
         raise ValueError(
             f"{self._name} {_after(text)}: the next byte must be one of {_ranges(wanted)}, and none of the "

@@ -14,24 +14,22 @@ import itertools
 import json
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from llmppl.exclusive import Turn, in_turn
 from llmppl.masks import json_checks as checks
-from llmppl.masks.index import END, VocabularyLike
+from llmppl.masks.constraint import Bools, Index, State, VocabularyLike
+from llmppl.masks.index import END
+from llmppl.shared import Shared
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 __all__ = ["JsonSchema", "JsonSchemaIndex"]
-
-Bools = npt.NDArray[np.bool_]
-State = Any                                         # END, or a tuple of ids, which bytes may precede
 
 MATCHERS = 256                                      # kept by an index; each has some 30 bytes per byte of its text
 MASK_BYTES = 1 << 26                                # of masks kept by an index
@@ -45,7 +43,7 @@ LIMITS = {                                          # of llguidance; its own hol
 }
 
 
-class JsonSchema:
+class JsonSchema(Shared):
     """The JSON texts that are instances of a schema, as far as llguidance knows JSON Schema (draft 2020-12).
 
     Narrower than the standard: properties come in the order of the schema, after them those it does not name; integers
@@ -109,9 +107,6 @@ class JsonSchema:
         text = json.dumps(self.schema)
         return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{self._given})"
 
-    def __deepcopy__(self, memo: object) -> JsonSchema:
-        return self
-
     def _error(self, schema: dict[str, Any] | bool) -> str:
         """What llguidance says against the schema, "" if nothing."""
         LLMatcher = _llguidance().LLMatcher
@@ -147,7 +142,7 @@ class JsonSchema:
         return f"JSON schema at {place}{keys and ', ' + keys}: {message}{hint}"
 
 
-class JsonSchemaIndex:
+class JsonSchemaIndex(Index):
     """For every text so far, which tokens of a vocabulary may follow; its methods mean what those of TokenIndex mean.
 
     States are tuples of tokens, and END after an eos; `after` gives (bytes,), to which tokens are added. Copies are the
@@ -181,23 +176,16 @@ class JsonSchemaIndex:
         kept = self._look.cache_info().currsize
         return f"JsonSchemaIndex({self.constraint!r}, {len(self._tokens)} tokens, {kept} masks)"
 
-    def __deepcopy__(self, memo: object) -> JsonSchemaIndex:
-        return self
-
     def mask(self, state: State) -> Bools:
         """Tokens that may follow `state`: (V,) bool ndarray, read-only, True at every eos iff `state` accepts."""
         return self._look(state)[0]
-
-    def allowed(self, state: State) -> npt.NDArray[np.int64]:
-        """Tokens that may follow `state`: (n,) int64 ndarray of ids, ascending."""
-        return np.flatnonzero(self.mask(state))
 
     def accepts(self, state: State) -> bool:
         """Whether the text may end in `state`; at END it has."""
         return self._look(state)[1]
 
     @in_turn
-    def wanted(self, state: State) -> bytes:
+    def next_bytes(self, state: State) -> bytes:
         """The bytes that may follow `state`, ascending; b"" if none may."""
         if state is END:
             return b""
@@ -233,17 +221,6 @@ class JsonSchemaIndex:
             where = f"byte {at} of the text, {data[at : at + 1]!r} after {data[:at][-60:]!r}, leaves the language"
             raise ValueError(f"{self.constraint!r}: {where}: {self._wishes(self.after(data[:at]))}")
         return (data,) if data else ()
-
-    def masks(self, tokens: Sequence[int]) -> Bools:
-        """The mask before each token of a text, (T, V) bool ndarray; a ValueError names the place of a misfit."""
-        out, state = np.empty((len(tokens), len(self._tokens)), bool), self.start
-        for t, token in enumerate(tokens):
-            out[t] = self.mask(state)
-            try:
-                state = self.advance(state, token)
-            except ValueError as error:
-                raise ValueError(f"tokens[{t}]: {error}") from None
-        return out
 
     @in_turn
     def _find(self, state: State) -> tuple[Bools, bool]:
@@ -284,7 +261,7 @@ class JsonSchemaIndex:
     def _refuse_limits(self) -> None:
         """A ValueError if llguidance gives up at the start, or at a first byte that may stand there."""
         try:
-            for byte in self.wanted(()):
+            for byte in self.next_bytes(()):
                 self.after(b"%c" % byte)
         except RuntimeError as error:
             raise ValueError(f"{error}; a smaller schema would work") from None
@@ -305,7 +282,7 @@ class JsonSchemaIndex:
         return ids
 
     def _wishes(self, state: State) -> str:
-        wanted = [repr(b"%c" % byte) for byte in self.wanted(state)]
+        wanted = [repr(b"%c" % byte) for byte in self.next_bytes(state)]
         more = f" and {len(wanted) - 12} more" if len(wanted) > 12 else ""
         ends = ", or the text must end" if self.accepts(state) else ""
         return f"the next byte must be one of {', '.join(wanted[:12])}{more}{ends}" if wanted else "the text must end"

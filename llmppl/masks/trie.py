@@ -16,74 +16,16 @@ import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.integer[Any]]
-State = Any                                         # hashable, and never changed
+from llmppl.masks.constraint import Bools, Ints, Recognizer, State, TabledRecognizer, VocabularyLike
+from llmppl.shared import Shared
 
 CHUNK = 1 << 18                                     # entries of the whole index worked on at once
 WARM_UP = 1 << 22                                   # trie nodes that numpy visits before numba is worth its import
-
-
-class Recognizer(Protocol):
-    """A language, read byte by byte. Every state that it gives out leads on to some accepted string.
-
-    It may have methods `token_mask(state, trie)` as well, where it knows a faster way than steps to find the tokens
-    that may follow ((V,) bool ndarray, or the same packed to bits, as bytes; eos is added by the index), and
-    `token_step(state, bytes) -> State | None`, the same as a `step` for each byte.
-    """
-
-    @property
-    def start(self) -> State: ...
-    def step(self, state: State, byte: int, /) -> State | None: ...
-    def accepts(self, state: State, /) -> bool: ...
-
-
-@runtime_checkable
-class TabledRecognizer(Protocol):
-    """A recognizer whose states are integers: 0 is dead, `table[state, byte]` the next one where `ready[state]`.
-
-    `row(state)` makes a state ready; `explore()` all that can be reached. The arrays may be replaced by longer ones;
-    rows that are not ready hold zeros.
-    """
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def table(self) -> npt.NDArray[np.int32]: ...  # (S, 256)
-    @property
-    def ready(self) -> Bools: ...  # (S,)
-    @property
-    def accepting(self) -> Bools: ...  # (S,)
-    def step(self, state: int, byte: int, /) -> int | None: ...
-    def accepts(self, state: int, /) -> bool: ...
-    def row(self, state: int, /) -> npt.NDArray[np.int32]: ...  # (256,)
-    def explore(self) -> object: ...
-
-
-class VocabularyLike(Protocol):
-    """Token id -> bytes, and the ids that end a text. Tokens without bytes, and `special_ids` if any, never fit."""
-
-    @property
-    def tokens(self) -> Sequence[bytes]: ...
-    @property
-    def eos_ids(self) -> Sequence[int]: ...
-
-
-class Shared:
-    """What is worked out once and read by all: a copy of it is the object itself, so that programs may hold it."""
-
-    __slots__ = ()
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
 
 
 class Trie(Shared):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from llmppl.arguments import count, generator
 from llmppl.lm import Context, TokenDistribution
-from llmppl.masks.index import END, TokenIndex, WholeIndex
+from llmppl.masks import END, Index, WholeIndex
 from llmppl.tokens import EOS
 
 Floats = NDArray[np.float64]
@@ -40,7 +40,7 @@ class Lookahead:
 
     Parameters
     ----------
-    index : TokenIndex
+    index : Index
         Of a Regex or a DFA: of what has finitely many states.
     law : TokenDistribution over the vocabulary of `index`
         The law r, such as `mean_law`. What r excludes is taken to be impossible.
@@ -50,14 +50,14 @@ class Lookahead:
     Raises
     ------
     TypeError
-        If `index` is no TokenIndex, or one of a recognizer whose states cannot be listed (a Grammar).
+        If `index` is none, or one of a constraint whose states cannot be listed (a Grammar).
     ValueError
         If `law` is over another vocabulary, or never ends a text of the language within `most` tokens.
     """
 
-    def __init__(self, index: TokenIndex, law: TokenDistribution, most: int) -> None:
-        if not isinstance(index, TokenIndex):
-            raise TypeError(f"Lookahead wants a TokenIndex, TokenIndex(Regex(...), lm.vocab), not {index!r}")
+    def __init__(self, index: Index, law: TokenDistribution, most: int) -> None:
+        if not isinstance(index, Index):
+            raise TypeError(f"Lookahead wants an index, Regex(...).index(lm.vocab), not {index!r}")
         if not isinstance(law, TokenDistribution):
             raise TypeError(f"Lookahead wants a law over tokens, such as mean_law(context, 200), not {law!r}")
         if law.support is not index.vocab and law.support != index.vocab:

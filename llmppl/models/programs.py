@@ -11,15 +11,15 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmppl import arguments
 from llmppl.distributions import Distribution, Finite, Geometric, product
+from llmppl.languages import index_of
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
-from llmppl.masks import TokenIndex
 from llmppl.models.model import Model
 from llmppl.runtime import masking
 from llmppl.tokens import EOS, Text, Token, Vocabulary
@@ -104,48 +104,6 @@ def _begin(lm: CachedTransformer, prompt: str | Context) -> Context:
     return prompt if isinstance(prompt, Context) else lm.context(arguments.text("prompt", prompt))
 
 
-class Index(Protocol):
-    """Which tokens may follow in every state of a constraint: a `TokenIndex`, or what behaves like one."""
-
-    start: Any
-
-    def mask(self, state: Any) -> Mask: ...
-    def advance(self, state: Any, token: int) -> Any: ...
-
-
-def index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
-    """The index of a constraint over `vocab`; None for one that is a function of the text.
-
-    Raises
-    ------
-    TypeError
-        If it is no constraint; a type is none, though it can be called.
-    ValueError
-        If it is an index over another vocabulary, or no token of this one begins a string of its language.
-    """
-    if arguments.is_type(constraint):
-        raise TypeError(
-            f"a constraint cannot be the type {constraint!r}: give JsonSchema(...) for values written as JSON, "
-            "Regex(...), or a function of the text"
-        )
-    if hasattr(constraint, "advance") and hasattr(constraint, "mask"):
-        if constraint.vocab is not vocab and constraint.vocab != vocab:
-            raise ValueError(f"{constraint!r} is an index over another vocabulary than the model's, {vocab!r}")
-        index: Index = constraint
-        return index
-    if hasattr(constraint, "step") and hasattr(constraint, "accepts"):
-        return TokenIndex(constraint, vocab)
-    if hasattr(constraint, "index") and not isinstance(constraint, Sequence):       # strings and lists have one
-        index = constraint.index(vocab)
-        return index
-    if constraint is None or callable(constraint):
-        return None
-    raise TypeError(
-        "a constraint is a Regex, a Grammar, a JsonSchema, an index of one, or a function of the text, not "
-        f"{constraint!r}"
-    )
-
-
 class ConstrainedText(Program):
     """The model's continuation of a prompt, given that it obeys a constraint.
 
@@ -157,7 +115,7 @@ class ConstrainedText(Program):
     lm : CachedTransformer
     prompt : str or Context
         It is not part of the text that is constrained.
-    constraint : Regex, Grammar, JsonSchema, TokenIndex, any recognizer, or callable
+    constraint : Regex, Grammar, JsonSchema, an index, any recognizer, an interegular.FSM, or callable
         A callable `constraint(text) -> bool` must hold of the text so far after every token; it is checked after the
         draw, so give `mask` as well where many tokens fail.
     at_max : "cut" or "end"
@@ -196,7 +154,7 @@ class ConstrainedText(Program):
         if at_max == "end":
             most = self.must_end_by = self.max_tokens
             self.max_tokens = None
-            if isinstance(self.index, TokenIndex) and (n := self.index.tokens_to_accept(self.state)) > (most or 0):
+            if self.index is not None and (n := self.index.tokens_to_accept(self.state)) > (most or 0):
                 shortest = "" if n == np.inf else f", the shortest takes {n} tokens"
                 raise ValueError(f"{self.index!r}: no text ends within max_tokens={most}{shortest}")
 
@@ -219,10 +177,7 @@ class ConstrainedText(Program):
         left = None if self.must_end_by is None else self.must_end_by - self.num_tokens
         if self.index is not None:
             with masking():
-                if left is not None and isinstance(self.index, TokenIndex):
-                    yield self.index.mask_within(self.state, left)
-                else:
-                    yield self.index.mask(self.state)
+                yield self.index.mask(self.state) if left is None else self.index.mask_within(self.state, left)
         if self.mask is not None:
             with masking():
                 allowed = self.mask(self.s)

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmppl.exclusive import Turn, in_turn
-from llmppl.masks.trie import Bools, Ints, Numbered, VocabularyLike, trie_of, walk_state
+from llmppl.masks.constraint import Bools, Ints, VocabularyLike
+from llmppl.masks.trie import Numbered, trie_of, walk_state
 from llmppl.tokens.pretokens import NotFollowed, PreTokens, Reading, Split
 
 __all__ = ["Canonical", "CanonicalState", "Merges"]
