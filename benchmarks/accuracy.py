@@ -140,7 +140,7 @@ def intersection(lm: CachedTransformer, prompts: Sequence[str], proposal: str, m
 
 
 def tiny() -> Subject:
-    """A transformer of eight tokens with random weights, large enough for laws that are far from uniform."""
+    """A transformer of eight tokens with random weights, large enough for distributions that are far from uniform."""
     V = 8
     config = LlamaConfig(
         vocab_size=V, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,

@@ -445,7 +445,7 @@ def kept(subject: Subject, cache_bytes: int | None, N: int, steps: int, prompt: 
     print(f"  {posterior.stats}")
     store = lm.store
     print(f"  the cache's own count: {store.bytes / 1e6:.0f} MB kept, {store.peak_bytes / 1e6:.0f} MB at the peak; "
-          f"{store.slots_used} slots of {store.slot_cost} bytes, {store.rows_used} laws")
+          f"{store.slots_used} slots of {store.slot_cost} bytes, {store.rows_used} distributions")
     if before is None or after is None:
         print("  resident memory: psutil is not installed (pip install 'llmppl[bench]')")
     else:

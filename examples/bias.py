@@ -1,10 +1,10 @@
-"""Bias: what a model says that different people do, counted under four settings and two laws.
+"""Bias: what a model says that different people do, counted under four settings and by two ways of drawing.
 
 Kuchnik et al. 2023, Sec. 4.2: of two sentences that differ in one word, which professions follow? By default boys and
 girls want to be something (which suits the embedded model); --paper asks it of men and women, in the paper's words.
 Settings are: any tokens that spell a sentence or the tokenizer's own; the beginning given as a prefix, or drawn as well
-from where a text begins (another law: it is the begin token that comes before it); within one edit of a profession,
-which is then counted as that.
+from where a text begins (another question: it is the begin token that comes before it); within one edit of a
+profession, which is then counted as that.
 
 What to look for: `exact` draws follow the model, given the language (the first of a Gumbel race). `local` draws take
 each token from those that fit, as ReLM does, and pay nothing for what that leads into: rare spellings and edits crowd
@@ -67,10 +67,10 @@ SETTINGS = {
 }
 
 
-def draws(lm, pattern, law, num, seed, options):
-    """Independent draws of matches under a law."""
+def draws(lm, pattern, way, num, seed, options):
+    """Independent draws of matches."""
     options = {"end": "boundary", **options}
-    if law == "local":
+    if way == "local":
         return list(islice(search(lm, pattern, strategy="local", seed=seed, **options), num))
     return [next(search(lm, pattern, strategy="distinct", batch=4, seed=seed + i, **options)) for i in range(num)]
 
@@ -100,15 +100,15 @@ def main():
     print(f"{'':27}{'exact':34}local")
     for name, options in SETTINGS.items():
         cells = []
-        for law in ("exact", "local"):
+        for way in ("exact", "local"):
             if "prefix" in options:
-                found = draws(lm, whole, law, 2 * num, args.seed, options)
+                found = draws(lm, whole, way, 2 * num, args.seed, options)
             else:
                 found = [
                     match
                     for i, group in enumerate(groups)
                     for match in draws(
-                        lm, f"The {group} {middle} ({ends})", law, num, args.seed + i * num,
+                        lm, f"The {group} {middle} ({ends})", way, num, args.seed + i * num,
                         {"prefix": f"The {group} {middle}", **options},
                     )
                 ]  # fmt: skip
@@ -119,13 +119,13 @@ def main():
             cells.append(f"tv {result.tv:.2f}  p {result.p:<7.2g}" + f" {share:4.0%} edited" * ("edits" in options))
         print(f"{name:27}{cells[0]:34}{cells[1]}")
 
-    laws = []
+    dists = []
     for group in groups:
         prefix = f"The {group} {middle}"
         found = search(lm, f"{prefix} ({ends})", prefix=prefix, tokenization="canonical", end="boundary")
         p = {str(match)[len(prefix) + 1 :]: math.exp(match.log_prob) for match in found}
-        laws.append(Exact({text: value / sum(p.values()) for text, value in p.items()}))
-    print(f"\na: {groups[0]}, b: {groups[1]}\n{compare(*laws)}")
+        dists.append(Exact({text: value / sum(p.values()) for text, value in p.items()}))
+    print(f"\na: {groups[0]}, b: {groups[1]}\n{compare(*dists)}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Everything at once: two prompts, a hard constraint and a soft preference in one program.
 
-The program is twenty lines: a token is drawn from the product of two laws, masked to short words; the second law is
-observed; and every letter o in the text adds to the weight. Change a line and it is another target.
+The program is twenty lines: a token is drawn from the product of two distributions, masked to short words; the second
+is observed; and every letter o in the text adds to the weight. Change a line and it is another target.
 
 What to look for: with a higher score for each o there are more of them in the texts, at some cost in likelihood, while
 every word stays short and every text goes on from both prompts. The number before a text is its weight.

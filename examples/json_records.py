@@ -1,6 +1,6 @@
 """JSON records: objects that a schema admits, with fields that a language model fills.
 
-The schema says which fields there are; the model's law says what is in them. `max_tokens` must leave room: a text that
+The schema says which fields there are; the model says what is in them. `max_tokens` must leave room: a text that
 has not ended by then is dropped (`at_max="end"`), and a schema cannot tell how far its end is. Needs llguidance:
 pip install 'llmppl[json-schema]'.
 

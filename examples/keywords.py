@@ -80,10 +80,10 @@ def main():
     sets, num_tokens, num_runs, N, K = (CONCEPTS[:1], 14, 2, 4, 2) if args.quick else (CONCEPTS, 24, 5, 20, 3)
 
     lm = CachedTransformer.from_pretrained(args.lm)
-    law = mean_law(lm.context("Once upon a time"), 30 if args.quick else 500)
+    dist = mean_law(lm.context("Once upon a time"), 30 if args.quick else 500)
     for concepts in sets:
         index = TokenIndex(sentence_with(concepts), lm.vocab)
-        ahead = Lookahead(index, law, num_tokens)
+        ahead = Lookahead(index, dist, num_tokens)
         found = [re.compile(rf" {word}[ ,.]") for word in concepts]
         guides = {
             "no twist": None,

@@ -161,7 +161,7 @@ def main():
     num_tokens, num_runs, wide, deep = (8, 2, (4, 2), (2, 3)) if args.quick else (16, 10, (10, 3), (4, 10))     # N, K
 
     lm = CachedTransformer.from_pretrained(args.lm)
-    law = mean_law(lm.context("Once upon a time"), 30 if args.quick else 200)
+    dist = mean_law(lm.context("Once upon a time"), 30 if args.quick else 200)
     both, short = (
         TokenIndex(index, lm.vocab)
         for index in (
@@ -169,7 +169,7 @@ def main():
             Regex(r"( [a-zA-Z]{1,5},?)*\."),
         )
     )
-    both_ahead, short_ahead = (Lookahead(index, law, num_tokens) for index in (both, short))
+    both_ahead, short_ahead = (Lookahead(index, dist, num_tokens) for index in (both, short))
     tasks = {
         f"a sentence with a dog and a ball, {num_tokens} tokens": {
             "no twist": lambda lm: Constrained(lm, both, num_tokens),

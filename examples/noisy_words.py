@@ -92,8 +92,8 @@ class Meant(Model):
         self.channel = tuple(TokenDistribution(lm.vocab, log_probs) for log_probs in explained(lm.vocab, typed))
 
     def step(self):
-        law, letters = self.transformer(self.context), self.channel[len(self.s)]
-        token = self.sample(law, proposal=product(law, letters))
+        dist, letters = self.transformer(self.context), self.channel[len(self.s)]
+        token = self.sample(dist, proposal=product(dist, letters))
         self.score(letters.log_weights()[token])
         self.s += token
         self.context += token

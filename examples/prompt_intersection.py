@@ -1,7 +1,7 @@
 """Prompt intersection: text that goes on from two prompts, and what a good proposal is worth.
 
 The target is the product of what the model says after each prompt. Two formulations of it differ in what a token is
-drawn from: the law after the first prompt, weighed by the second ("first"), or the normalised product of both
+drawn from: the distribution after the first prompt, weighed by the second ("first"), or the normalised product of both
 ("product"). This is Fig. 4 of Lew et al. 2023 in kind: the mean of log Z-hat against the number of particles.
 
 What to look for: the mean of log Z-hat grows with N towards log Z, which it cannot exceed on average, and the higher it
@@ -16,7 +16,7 @@ The output, with a plot of it in prompt_intersection.png:
 
     'For breakfast, the bear ate' and 'In the garden, the princess saw', ten tokens: mean log Z-hat of 10 runs, K=3
 
-      N   from the product of both laws     from the first prompt's law
+      N   from the product of both          from the first prompt's
       1    -30.55 +- 1.03                    -36.15 +- 1.34
       2    -29.10 +- 0.66                    -31.90 +- 1.33
       5    -27.17 +- 0.52                    -28.28 +- 0.91
@@ -32,7 +32,7 @@ The output, with a plot of it in prompt_intersection.png:
 
     'My favorite writer is probably' and 'My favorite physicist is probably', a sentence: mean log Z-hat of 10 runs, K=3
 
-      N   from the product of both laws     from the first prompt's law
+      N   from the product of both          from the first prompt's
       1    -47.99 +- 9.67                    -35.08 +- 8.82
       2    -30.34 +- 6.88                    -32.74 +- 9.59
       5    -17.83 +- 2.77                    -13.69 +- 1.13
@@ -63,7 +63,7 @@ CASES = [                                               # what is drawn, its pro
         {"max_tokens": 30, "until": ends_sentence},
     ),
 ]
-PROPOSALS = {"product": "from the product of both laws", "first": "from the first prompt's law"}
+PROPOSALS = {"product": "from the product of both", "first": "from the first prompt's"}
 K = 3
 
 

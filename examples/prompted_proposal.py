@@ -1,9 +1,9 @@
 """A prompted proposal: tell the model in its own words what is coming, and draw from what it then says.
 
 The target is what the model writes after a prompt, given the sentence that follows. That sentence names a thing which
-nothing before it leads up to; so draws from the model's own law seldom mention it, and the few that do have much of
+nothing before it leads up to; so the model's own draws seldom mention it, and the few that do have much of
 the weight. A second context begins with a hint that names the thing. Tokens are drawn from the equal mixture of the two
-laws and weighed by p / q, which is at most 2 for each; the target stays as it is, and the hint is no part of it. All
+and weighed by p / q, which is at most 2 for each; the target stays as it is, and the hint is no part of it. All
 tokens are drawn in one step: a selection between them would judge by p / q alone, which speaks against the hint.
 
 What to look for: both estimate the same Z. With the hint more draws mention the thing; the mean of log Z-hat, which on
@@ -46,8 +46,8 @@ class Told(Model):
 
     def step(self):
         for _ in range(self.num_tokens):
-            law, hinted = self.transformer(self.context), self.transformer(self.hinted)
-            token = self.sample(law, proposal=mixture([law, hinted], [0.5, 0.5]))
+            dist, hinted = self.transformer(self.context), self.transformer(self.hinted)
+            token = self.sample(dist, proposal=mixture([dist, hinted], [0.5, 0.5]))
             self.s += token
             self.context += token
             self.hinted += token

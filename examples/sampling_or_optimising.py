@@ -63,10 +63,10 @@ class Sentences(Model):
         self.log_prob = 0.0                             # of the text, under the language model alone
 
     def step(self):
-        law, mask = self.transformer(self.context), self.mask(self.s)
-        token = self.sample(law, proposal=law.masked(mask) if self.propose else None)
+        dist, mask = self.transformer(self.context), self.mask(self.s)
+        token = self.sample(dist, proposal=dist.masked(mask) if self.propose else None)
         self.condition(mask[token])
-        self.log_prob += law.log_prob(token)
+        self.log_prob += dist.log_prob(token)
         self.s += token
         self.context += token
         self.num_tokens += 1

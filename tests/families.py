@@ -71,7 +71,7 @@ RECOMPUTED = {                                          # a mask of its own, and
 
 
 def build(config, dtype=torch.float32, seed=0):
-    """A model with random weights so large that its laws are far from uniform, in train mode as it was made."""
+    """A model with random weights so large that its rows are far from uniform, in train mode as it was made."""
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     try:

@@ -140,7 +140,7 @@ class Run:
     log_weight, cut, attribution = 0.0, False, {}
 
 
-lm, law, rng, word = tiny_lm(), Bernoulli(0.5), np.random.default_rng(0), Regex("ab?")
+lm, dist, rng, word = tiny_lm(), Bernoulli(0.5), np.random.default_rng(0), Regex("ab?")
 steer = functools.partial(smc_steer, Flip(), progress=False)
 standard = functools.partial(smc_standard, Flip(), progress=False)
 posterior = Particles([Run()])
@@ -178,9 +178,9 @@ API = [
     ("mean_law", "num_tokens", COUNT, lambda x: mean_law(lm.context("a"), x)),
     ("mean_law", "seed", SEED, lambda x: mean_law(lm.context("a"), 1, x)),
     ("rollout", "num_tokens", COUNT, lambda x: rollout(lm.context("a"), x)),
-    ("Finite.tempered", "temperature", POSITIVE, law.tempered),
-    ("Finite.top_k", "k", COUNT, law.top_k),
-    ("Finite.top_p", "p", PROBABILITY, law.top_p),
+    ("Finite.tempered", "temperature", POSITIVE, dist.tempered),
+    ("Finite.top_k", "k", COUNT, dist.top_k),
+    ("Finite.top_p", "p", PROBABILITY, dist.top_p),
     ("Bernoulli", "p", PROBABILITY, Bernoulli),
     ("Geometric", "p", PROBABILITY, Geometric),
     ("Geometric", "most", OPTIONAL_COUNT, lambda x: Geometric(0.5, x)),

@@ -18,7 +18,7 @@ class Seen(set):
     def __deepcopy__(self, memo):
         return self
 
-    def law(self, context):
+    def dist(self, context):
         self.add(tuple(int(i) for i in context.tokens))
         return NextToken(context)
 
@@ -37,7 +37,7 @@ class Chat(Model):
         self.mask = np.arange(V) % 3 != 1
 
     def step(self):
-        first, *others = [self.seen.law(context) for context in self.contexts]
+        first, *others = [self.seen.dist(context) for context in self.contexts]
         token = self.sample(first, proposal=first.masked(self.mask))
         for other in others:
             self.observe(other, token)
@@ -103,7 +103,7 @@ def test_a_string_of_T_tokens_is_one_round_and_at_most_T_tokens(T):
     before = lm.stats.tokens, lm.stats.rounds
     string = [3 + i for i in range(T)]
     log_prob = NextToken(context).string().log_prob(string)
-    assert lm.stats.tokens - before[0] == T - 1          # the law of the first was known, the last is not read
+    assert lm.stats.tokens - before[0] == T - 1          # the distribution of the first was known, the last is not read
     assert lm.stats.rounds - before[1] <= 1
     tokens = lm.stats.tokens
     assert NextToken(context).string().log_prob(string) == log_prob
@@ -139,9 +139,9 @@ def test_contexts_of_one_round_that_continue_each_other_are_run_once():
 def test_a_law_that_was_given_up_costs_one_token():
     lm = family_lm("llama")
     context = at(lm, range(3, 13))
-    law = context.log_probs()
+    dist = context.log_probs()
     lm.store._shrink_rows(0)
-    assert np.allclose(context.log_probs(), law, atol=1e-5)
+    assert np.allclose(context.log_probs(), dist, atol=1e-5)
     assert lm.stats.tokens == 11
 
 

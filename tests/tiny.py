@@ -1,6 +1,6 @@
 """Language models small enough to sum over every text, and what they say computed without any of our code.
 
-`tiny_lm()` is a real transformer (Llama, two layers, random weights scaled up until its laws are far from uniform) with
+`tiny_lm()` is a real transformer (Llama, two layers, random weights scaled up until its rows are far from uniform) with
 V tokens; `table_lm(function)` is any function from token ids to logits. `law_by_hand` asks the same transformer by a
 plain forward pass without a cache; `texts_of` lists every sequence of tokens. Sums over these are the truth of tests.
 """
