@@ -3,7 +3,7 @@
 Programs: words of at most 5 letters, infilling, prompt intersection in both formulations, a regular expression, and
 sentences that must hold keywords; on a tiny transformer of eight tokens, whose log Z and posterior are summed exactly,
 and on the embedded model, where log Z is that of long runs (distinct first choices, N=400), with its error. Methods:
-the particle filter, Algorithm 1 (`expand="copies"`), the same with equal copies merged (`"independent"`), `"distinct"`,
+the particle filter, Algorithm 1 (`expand="copies"`), the same with equal copies merged (`"merged"`), `"distinct"`,
 and distinct with a twist (the log mass of the automaton, `Lookahead`) where the program has an automaton.
 
     python benchmarks/accuracy.py --quick               # few runs, the tiny transformer: a minute
@@ -59,7 +59,7 @@ from llmppl.models.programs import short_words
 K = 3
 LONG = 400                                              # N of the runs that stand for the truth
 METHODS = ("standard", "Algorithm 1", "merged", "distinct", "distinct + twist")
-EXPAND = {"Algorithm 1": "copies", "merged": "independent", "distinct": "distinct", "distinct + twist": "distinct"}
+EXPAND = {"Algorithm 1": "copies", "merged": "merged", "distinct": "distinct", "distinct + twist": "distinct"}
 
 
 class Twisted(ConstrainedText):
@@ -198,8 +198,8 @@ def run(subject: Subject, program: Program, method: str, N: int, runs: int, seed
         log_mls.append(particles.log_ml)
         tokens.append(len(subject.lm.read))
         distances.append(distance(particles, program.posterior))
-        if particles.se is not None:
-            ses.append(particles.se)
+        if particles.log_ml_se is not None:
+            ses.append(particles.log_ml_se)
     log_ratios = np.array(log_mls) - program.log_Z
     return Result(N, log_ratios, float(np.mean(tokens)), float(np.mean(distances)), ses, *gap_of(log_ratios, program))
 

@@ -48,7 +48,7 @@ from tables import machine, plot, table
 from transformers import AutoTokenizer, GenerationConfig
 
 from llmppl import CachedTransformer, Regex, TokenIndex, Vocabulary
-from llmppl.inference.smc import importance_sampling
+from llmppl.inference import importance_sampling
 from llmppl.languages import DFA, alignment, within
 from llmppl.queries import Edits, probability, search
 from llmppl.queries.compare import Exact, chi_square_tail, compare

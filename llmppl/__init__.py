@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from llmppl.distributions import mixture as mixture
     from llmppl.distributions import product as product
     from llmppl.grammar import Grammar as Grammar
-    from llmppl.inference.beam import beam_search as beam_search
-    from llmppl.inference.exact import enumerate_exact as enumerate_exact
-    from llmppl.inference.particles import Particles as Particles
-    from llmppl.inference.smc import importance_sampling as importance_sampling
-    from llmppl.inference.smc import repeat as repeat
-    from llmppl.inference.smc import smc_standard as smc_standard
-    from llmppl.inference.smc import smc_steer as smc_steer
+    from llmppl.inference import Particles as Particles
+    from llmppl.inference import beam_search as beam_search
+    from llmppl.inference import enumerate_exact as enumerate_exact
+    from llmppl.inference import importance_sampling as importance_sampling
+    from llmppl.inference import repeat as repeat
+    from llmppl.inference import smc_standard as smc_standard
+    from llmppl.inference import smc_steer as smc_steer
     from llmppl.languages import Regex as Regex
     from llmppl.lm.transformer import CachedTransformer as CachedTransformer
     from llmppl.masks import JsonSchema as JsonSchema
@@ -49,13 +49,13 @@ _HOME = {
     "Delta": "distributions",
     "product": "distributions",
     "mixture": "distributions",
-    "smc_steer": "inference.smc",
-    "smc_standard": "inference.smc",
-    "importance_sampling": "inference.smc",
-    "repeat": "inference.smc",
-    "enumerate_exact": "inference.exact",
-    "beam_search": "inference.beam",
-    "Particles": "inference.particles",
+    "smc_steer": "inference",
+    "smc_standard": "inference",
+    "importance_sampling": "inference",
+    "repeat": "inference",
+    "enumerate_exact": "inference",
+    "beam_search": "inference",
+    "Particles": "inference",
     "ConstrainedText": "models.programs",
     "Infilling": "models.programs",
     "PromptIntersection": "models.programs",

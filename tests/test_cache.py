@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import repetitions
 
-from llmppl.inference.smc import smc_standard
+from llmppl.inference import smc_standard
 from llmppl.lm import hf
 from llmppl.lm.cache import _NODE, _ROW
 from llmppl.lm.transformer import CachedTransformer

@@ -12,7 +12,7 @@ import pytest
 import torch
 from families import V, at, family_lm
 
-from llmppl.inference.smc import importance_sampling, smc_standard, smc_steer
+from llmppl.inference import importance_sampling, smc_standard, smc_steer
 from llmppl.models.model import Model
 
 

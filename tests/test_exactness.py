@@ -439,7 +439,7 @@ CASES = {
 }
 ALGORITHMS = {
     "steer N=4 K=2 copies": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="copies"),
-    "steer N=4 K=2 independent": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="independent"),
+    "steer N=4 K=2 merged": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="merged"),
     "steer N=4 K=2 distinct": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="distinct"),
     "steer N=3 K=3 distinct": lambda model, rng: smc_steer(model, 3, 3, rng=rng, expand="distinct"),
     "steer N=3 K=3 copies": lambda model, rng: smc_steer(model, 3, 3, rng=rng, expand="copies"),

@@ -46,23 +46,24 @@ def test_distinct_tries_different_first_choices_and_at_most_N_times_K():
             seen.append(tuple(self.drawn))
 
     first, second = candidates(Watched(), 3, 2, "distinct")
-    assert len(first.log_weights) == 6 and len(second.log_weights) == 6
+    assert len(first.candidate_log_weights) == 6 and len(second.candidate_log_weights) == 6
     one, two = seen[:6], seen[6:]
     assert len(set(one)) == 6 and len(set(two)) == 6 and all(len(path) == 2 for path in two)
 
 
-def test_independent_makes_one_of_copies_that_chose_the_same_with_the_weight_of_both():
+def test_merged_makes_one_of_copies_that_chose_the_same_with_the_weight_of_both():
     class Coin(Model):
         def step(self):
             self.s += "ab"[self.sample(Bernoulli(0.5))]
             self.finish()
 
-    (step,) = candidates(Coin(), 1, 16, "independent")
-    assert len(step.log_weights) == 2
-    assert np.exp(step.log_weights).sum() == pytest.approx(1.0)
-    assert sorted(np.exp(step.log_weights) * 16) == pytest.approx(np.round(sorted(np.exp(step.log_weights) * 16)))
+    (step,) = candidates(Coin(), 1, 16, "merged")
+    assert len(step.candidate_log_weights) == 2
+    weights = np.exp(step.candidate_log_weights)
+    assert weights.sum() == pytest.approx(1.0)
+    assert sorted(weights * 16) == pytest.approx(np.round(sorted(weights * 16)))
     (letter,) = candidates(Coin(), 1, 16, "copies")
-    assert len(letter.log_weights) == 16
+    assert len(letter.candidate_log_weights) == 16
 
 
 @pytest.mark.parametrize("outside", ["rng", "draw"])
@@ -79,9 +80,9 @@ def test_what_is_drawn_outside_sample_keeps_copies_apart(outside):
             return super().draw(dist)
 
     model = OwnDraw() if outside == "draw" else Own()
-    for expand, number in (("independent", 8), ("distinct", 8)):
+    for expand, number in (("merged", 8), ("distinct", 8)):
         (step,) = candidates(model, 1, 8, expand)
-        assert len(step.log_weights) == number
+        assert len(step.candidate_log_weights) == number
 
 
 def test_a_first_choice_without_finite_support_is_copied():
@@ -99,7 +100,7 @@ def test_a_first_choice_without_finite_support_is_copied():
             seen.append(self)
 
     first, *_ = candidates(Watched(), 4, 3, "distinct", max_steps=1)
-    assert len(seen) == 12 and np.exp(first.log_weights).sum() == pytest.approx(1.0)
+    assert len(seen) == 12 and np.exp(first.candidate_log_weights).sum() == pytest.approx(1.0)
 
 
 def test_few_first_choices_are_run_again_if_the_step_chooses_on():
@@ -114,14 +115,14 @@ def test_few_first_choices_are_run_again_if_the_step_chooses_on():
             self.finish()
 
     (step,) = candidates(Pair(), 4, 3, "distinct")
-    assert len(step.log_weights) == len(steps) == 11                    # 1 + floor(10 x 0.75), 1 + floor(10 x 0.25)
-    weights = {first: np.exp(step.log_weights)[[c[0] == first for c in steps]] for first in (False, True)}
+    assert len(step.candidate_log_weights) == len(steps) == 11      # 1 + floor(10 x 0.75), 1 + floor(10 x 0.25)
+    weights = {first: np.exp(step.candidate_log_weights)[[c[0] == first for c in steps]] for first in (False, True)}
     assert {first: len(w) for first, w in weights.items()} == {False: 8, True: 3}
     assert weights[False] == pytest.approx(0.75 / 8) and weights[True] == pytest.approx(0.25 / 3)
 
     Pair.again = 0
     (step,) = candidates(Pair(), 4, 3, "distinct")
-    assert len(step.log_weights) == 2 and len(steps) == 13              # one choice tells all there is
+    assert len(step.candidate_log_weights) == 2 and len(steps) == 13              # one choice tells all there is
 
 
 def test_a_step_without_a_choice_is_run_once_and_death_before_one_is_death():
@@ -135,8 +136,8 @@ def test_a_step_without_a_choice_is_run_once_and_death_before_one_is_death():
                 self.finish()
 
     first, second = candidates(Idle(), 4, 3, "distinct")
-    assert len(first.log_weights) == len(second.log_weights) == 1
-    assert second.log_weights[0] == pytest.approx(-2.0)
+    assert len(first.candidate_log_weights) == len(second.candidate_log_weights) == 1
+    assert second.candidate_log_weights[0] == pytest.approx(-2.0)
 
     class Dies(Model):
         def step(self):
@@ -161,7 +162,7 @@ def test_a_twist_is_taken_back_before_candidates_are_chosen():
 
     exact = enumerate_exact(Letters()).log_ml
     runs = repetitions(4000, 600)
-    for expand in ("independent", "distinct"):
+    for expand in ("merged", "distinct"):
         Z = [math.exp(smc_steer(Twisted(), 3, 2, expand=expand, seed=i).log_ml - exact) for i in range(runs)]
         assert abs(np.mean(Z) - 1.0) <= 4.5 * np.std(Z) / math.sqrt(runs)
 
@@ -174,12 +175,12 @@ def test_distinct_varies_less_than_copies_do():
 
 
 def test_an_unknown_expansion_is_named():
-    with pytest.raises(ValueError, match="expand must be one of 'distinct', 'independent', 'copies'"):
+    with pytest.raises(ValueError, match="expand must be one of 'distinct', 'merged', 'copies'"):
         smc_steer(Letters(), 2, 2, expand="both")
 
 
 @pytest.mark.parametrize("first", ["finite", "endless", "rng"])
-@pytest.mark.parametrize("expand", ["copies", "independent", "distinct"])
+@pytest.mark.parametrize("expand", ["copies", "merged", "distinct"])
 def test_every_candidate_draws_from_a_stream_of_its_own(expand, first):
     class Draws(Model):
         def __init__(self):

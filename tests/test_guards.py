@@ -29,8 +29,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.distributions import Finite
-from llmppl.inference import watch
-from llmppl.inference.smc import repeat
+from llmppl.inference import repeat, watch
 from llmppl.lm import NextToken, TokenDistribution
 
 AGAIN = r"did something else when it was run again: at the sample \(test_guards.py, line \d+\)"
@@ -56,11 +55,11 @@ def standard(model, seed=0):
     return smc_standard(model, 8, seed=seed, progress=False)
 
 
-RUNS = {expand: steer(expand) for expand in ("distinct", "independent", "copies")} | {
+RUNS = {expand: steer(expand) for expand in ("distinct", "merged", "copies")} | {
     "standard": standard, "exact": exact, "beam": beam
 }  # fmt: skip
 REPLAYED = ["distinct", "exact", "beam"]                # these run a step again
-ONCE = ["independent", "copies", "standard"]            # these run each copy once
+ONCE = ["merged", "copies", "standard"]            # these run each copy once
 
 
 @functools.cache
@@ -149,7 +148,7 @@ def test_a_step_that_draws_from_torch_is_an_error():
         RUNS["distinct"](Thrown())
 
 
-@pytest.mark.parametrize("run", ["copies", "standard", "independent"])
+@pytest.mark.parametrize("run", ["copies", "standard", "merged"])
 def test_coins_of_the_process_keep_copies_apart_where_every_copy_runs_once(run):
     random.seed(0)
     texts = [str(particle) for seed in range(20) for particle in RUNS[run](Coins(), seed)]
@@ -165,7 +164,7 @@ def test_what_others_draw_from_the_process_meanwhile_is_no_error(run):
                 self.finish()
 
     model, options = Quiet(), {}
-    if run in ("distinct", "copies", "independent"):
+    if run in ("distinct", "copies", "merged"):
         options = {"on_step": lambda step: random.random()}
         found = smc_steer(model, 4, 3, expand=run, seed=0, progress=False, **options)
     else:
@@ -585,7 +584,7 @@ class Growing(Model):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), KeyError("no such thing"), MemoryError()], ids=repr)
-@pytest.mark.parametrize("expand", ["distinct", "independent", "copies", "standard"])
+@pytest.mark.parametrize("expand", ["distinct", "merged", "copies", "standard"])
 def test_an_exception_that_leaves_a_run_carries_the_particles_of_the_last_whole_step(expand, error):
     def run(model, **options):
         if expand == "standard":
@@ -728,7 +727,7 @@ class Forever(Model):
 
 
 @pytest.mark.parametrize("per_step", [1, 3])
-@pytest.mark.parametrize("run", ["distinct", "independent", "copies", "standard", "exact"])
+@pytest.mark.parametrize("run", ["distinct", "merged", "copies", "standard", "exact"])
 def test_a_particle_that_reaches_the_length_of_the_model_is_cut_there_and_the_run_warns_once(run, per_step):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -387,7 +387,7 @@ def test_a_text_that_outgrows_the_model_is_an_error_that_names_both_lengths():
 
 
 def test_generation_that_reaches_the_end_of_the_model_is_cut_there_with_a_warning():
-    from llmppl.inference.smc import smc_standard
+    from llmppl.inference import smc_standard
 
     class Endless(Model):
         def __init__(self, lm):

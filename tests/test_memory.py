@@ -9,7 +9,7 @@ import torch
 from families import VOCAB, V, at, build, check_books, error_of, family_lm, model_of, together
 from support import repetitions
 
-from llmppl.inference.smc import smc_standard, smc_steer
+from llmppl.inference import smc_standard, smc_steer
 from llmppl.lm.cache import _NODE, _ROW
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model

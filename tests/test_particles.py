@@ -7,7 +7,8 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from llmppl.inference.particles import Death, Particles, StepSummary, died
+from llmppl.inference.genealogy import StepRecord
+from llmppl.inference.particles import Death, Particles, died
 
 
 @dataclass
@@ -230,7 +231,7 @@ def test_the_notebook_view_escapes_text_and_sets_no_colour():
 
 
 def test_the_notebook_view_draws_two_steps_or_more_and_bars_beside_the_longest():
-    steps = [StepSummary(t, 2.0, log_ml, 1, 0, 1) for t, log_ml in [(1, -1.0), (2, -3.0), (3, -np.inf)]]
+    steps = [StepRecord(t, 2.0, log_ml, 1, 0, 1) for t, log_ml in [(1, -1.0), (2, -3.0), (3, -np.inf)]]
     assert "<svg" not in Particles([], steps=steps[:1])._repr_html_()
     assert Particles([], steps=steps[:2])._repr_html_().count("<svg") == 2
     assert "log Z-hat over 3 steps, from -3.00 to -1.00" in Particles([], steps=steps)._repr_html_()

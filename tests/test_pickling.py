@@ -35,10 +35,10 @@ def test_particles_without_a_language_model_pickle():
     again = pickle.loads(pickle.dumps(particles))
     assert [str(p) for p in again] == [str(p) for p in particles]
     np.testing.assert_array_equal(again.log_weights, particles.log_weights)
-    assert (again.log_ml, again.se, again.deaths, again.steps) == (
-        particles.log_ml, particles.se, particles.deaths, particles.steps,
+    assert (again.log_ml, again.log_ml_se, again.deaths, again.steps) == (
+        particles.log_ml, particles.log_ml_se, particles.deaths, particles.steps,
     )  # fmt: skip
-    assert repr(again) == repr(particles) and again.attribution() == particles.attribution()
+    assert repr(again) == repr(particles) and again.mean_attribution() == particles.mean_attribution()
 
 
 def test_a_copy_of_a_context_or_a_language_model_is_itself():

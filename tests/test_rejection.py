@@ -290,7 +290,7 @@ def test_the_mean_weights_of_a_step_by_hand_are_those_of_the_target(name):
 
 def test_a_particle_that_finds_nothing_dies_of_a_clear_reason_in_every_scheme():
     model = Once(lambda self: self.sample(LAW, proposal=LAW.where(lambda value: False)))
-    for expand in ("copies", "independent", "distinct"):
+    for expand in ("copies", "merged", "distinct"):
         posterior = smc_steer(model, N=2, K=2, seed=0, expand=expand)
         assert len(posterior) == 0
         assert "satisfies the predicate (4 tested) (test_rejection.py, line" in posterior.deaths[0].reason

@@ -214,14 +214,14 @@ def test_on_step_gets_steps_that_fit_together(run):
 
     def on_step(step):
         survivors = step.particles
-        candidates = len(step.log_weights)
+        candidates = len(step.candidate_log_weights)
         assert step.index == len(steps) + 1
         assert len(step.parents) == candidates and len(step.ancestors) == len(survivors) <= 4
         assert np.all(np.diff(step.parents) >= 0) and np.all(np.diff(step.ancestors) >= 0)
         assert set(step.parents) == set(range(len(texts[-1])))
         np.testing.assert_array_equal(survivors.log_weights, [particle.log_weight for particle in survivors])
         # what the candidates weigh together, the survivors do
-        assert np.logaddexp.reduce(step.log_weights) == pytest.approx(survivors.log_ml)
+        assert np.logaddexp.reduce(step.candidate_log_weights) == pytest.approx(survivors.log_ml)
         for particle, ancestor in zip(survivors, step.ancestors, strict=True):
             assert particle.s.startswith(texts[-1][step.parents[ancestor]])
         steps.append(step)
@@ -238,7 +238,7 @@ def test_finished_particles_are_neither_expanded_nor_stepped_again():
         finished = [0]
 
         def on_step(step, finished=finished):
-            assert len(step.log_weights) == 3 * (4 - finished[0]) + finished[0]
+            assert len(step.candidate_log_weights) == 3 * (4 - finished[0]) + finished[0]
             counts = np.bincount(step.parents)
             assert sorted(set(counts.tolist())) in ([1], [3], [1, 3])
             assert (counts == 1).sum() == finished[0]

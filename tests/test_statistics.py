@@ -21,7 +21,7 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.inference.genealogy import Expansion, History
+from llmppl.inference.genealogy import Expansion, Genealogy
 from llmppl.inference.resampling import multinomial, optimal, systematic
 
 LAWS = np.random.default_rng(1).dirichlet(np.ones(6), size=6)
@@ -53,7 +53,7 @@ LAW = [Categorical(law) for law in LAWS]
 
 ALGORITHMS = {
     "copies": lambda model, N, **options: smc_steer(model, N, 3, expand="copies", **options),
-    "independent": lambda model, N, **options: smc_steer(model, N, 3, expand="independent", **options),
+    "merged": lambda model, N, **options: smc_steer(model, N, 3, expand="merged", **options),
     "distinct": lambda model, N, **options: smc_steer(model, N, 3, expand="distinct", **options),
     "systematic": lambda model, N, **options: smc_standard(model, N, **options),
     "multinomial": lambda model, N, **options: smc_standard(model, N, resample=multinomial, **options),
@@ -74,16 +74,16 @@ def test_the_figures_of_a_step_are_those_of_its_arrays(run):
         taken = set(step.ancestors.tolist())
         for i, candidate in enumerate(step.candidates):
             if i not in taken:
-                assert candidate.log_weight == step.log_weights[i]
+                assert candidate.log_weight == step.candidate_log_weights[i]
         for survivor, ancestor in zip(step.particles, step.ancestors, strict=True):
             assert str(survivor) == str(step.candidates[ancestor])
-        weights = np.exp(step.log_weights)
-        assert len(log_weights) == len(step.parents) == len(step.log_weights)
+        weights = np.exp(step.candidate_log_weights)
+        assert len(log_weights) == len(step.parents) == len(step.candidate_log_weights)
         assert step.ess == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
         assert step.log_ml == pytest.approx(step.particles.log_ml)
         assert step.num_unique_ancestors == len({int(step.parents[a]) for a in step.ancestors})
         assert step.num_finished == sum(p.finished for p in step.particles)
-        assert step.num_dead == int((step.log_weights == -np.inf).sum())
+        assert step.num_dead == int((step.candidate_log_weights == -np.inf).sum())
         assert step.index == len(roots) + 1
         before = roots[-1] if roots else np.arange(step.parents.max() + 1)
         np.testing.assert_array_equal(step.roots, before[step.parents[step.ancestors]])
@@ -179,7 +179,7 @@ def test_attribution_of_a_copy_is_its_own():
 
 def test_attribution_of_particles_is_the_weighted_mean_and_the_largest_comes_first():
     particles = smc_steer(Weighed(), 6, 3, seed=0, progress=False)
-    table = particles.attribution()
+    table = particles.mean_attribution()
     for statement, value in table.items():
         assert value == pytest.approx(particles.expect(lambda p, key=statement: p.attribution.get(key, 0.0)))
     assert [abs(v) for v in table.values()] == sorted((abs(v) for v in table.values()), reverse=True)
@@ -194,7 +194,7 @@ def test_one_run_tells_its_standard_error(run):
     R = repetitions(400, 12)
     runs = [run(Chain(), 80, rng=rng, progress=False) for rng in np.random.default_rng(3).spawn(R)]
     spread = np.std([particles.log_ml for particles in runs], ddof=1)
-    told = np.median([particles.se for particles in runs[: repetitions(100, 6)]])
+    told = np.median([particles.log_ml_se for particles in runs[: repetitions(100, 6)]])
     slack = math.exp(4.5 / math.sqrt(2 * (R - 1)))      # the spread has the relative error 1 / sqrt(2 (R - 1))
     assert 0.7 / slack < told / spread < 1.4 * slack
 
@@ -202,7 +202,7 @@ def test_one_run_tells_its_standard_error(run):
 def test_the_standard_error_of_importance_sampling_is_the_usual_one():
     particles = importance_sampling(Chain(), 50, seed=0, progress=False)
     weights = np.exp(particles.log_weights)
-    assert particles.se == pytest.approx(np.std(weights, ddof=1) / math.sqrt(50) / np.mean(weights))
+    assert particles.log_ml_se == pytest.approx(np.std(weights, ddof=1) / math.sqrt(50) / np.mean(weights))
 
 
 def test_the_square_of_Z_over_pairs_is_unbiased():
@@ -211,7 +211,7 @@ def test_the_square_of_Z_over_pairs_is_unbiased():
     R = repetitions(4000, 100)
     rngs = np.random.default_rng(5).spawn(R)
     runs = [smc_steer(Chain(1), 4, 2, expand="copies", rng=rng, progress=False) for rng in rngs]
-    squares = [math.exp(2 * p.log_ml) * (1 - p.se**2) for p in runs if p.se is not None]
+    squares = [math.exp(2 * p.log_ml) * (1 - p.log_ml_se**2) for p in runs if p.log_ml_se is not None]
     assert len(squares) == R
     assert abs(np.mean(squares) - Z**2) < 4.5 * np.std(squares) / math.sqrt(R)
 
@@ -225,7 +225,7 @@ class Survivor:
 
 def genealogy(rng, n, steps):
     """A history as random as one can be: parents with any number of groups, of any number of candidates."""
-    history, log_weights = History(n), np.full(n, -math.log(n))
+    history, log_weights = Genealogy(n), np.full(n, -math.log(n))
     for t in range(steps):
         parents, groups, log_starts, log_kept, copies = [], [], [], [], []
         for parent in range(n):
@@ -247,7 +247,7 @@ def genealogy(rng, n, steps):
 
 
 def pairs_by_table(history):
-    """The variance and the families of `History._of_pairs`, by a table of all pairs and the rules one by one."""
+    """The variance and the families of `Genealogy._of_pairs`, by a table of all pairs and the rules one by one."""
     C = apart = np.ones((1, 1))
     weights = np.ones(1)
     for t, step in enumerate(history._changes):
@@ -257,7 +257,7 @@ def pairs_by_table(history):
         up = np.where(same & (step.copies > 0), number / np.maximum(number - 1, 1), 1.0)
         moved = np.where(each & (step.copies > 0), 1 - 1 / np.maximum(step.copies, 1), 1.0)
         first = np.where(same, np.exp(step.log_kept), 1.0)
-        starts, before, now = np.exp(step.log_starts), weights, np.exp(step.log_weights)
+        starts, before, now = np.exp(step.log_starts), weights, np.exp(step.candidate_log_weights)
         ancestors, weights = step.ancestors, np.exp(step.log_chosen)
         second = np.where(np.eye(len(ancestors), dtype=bool), np.minimum(now[ancestors] / weights, 1.0), 1.0)
         selected = np.ix_(ancestors, ancestors)
@@ -301,7 +301,7 @@ def test_a_run_without_chance_in_its_weights_has_no_error():
             self.finish()
 
     for run in ALGORITHMS.values():
-        assert run(Certain(), 10, seed=0, progress=False).se == pytest.approx(0.0, abs=1e-6)
+        assert run(Certain(), 10, seed=0, progress=False).log_ml_se == pytest.approx(0.0, abs=1e-6)
 
 
 def test_where_one_run_cannot_tell_it_says_why():
@@ -317,7 +317,7 @@ def test_where_one_run_cannot_tell_it_says_why():
     done = Chain()
     done.finish()
     few = (smc_steer(Chain(), 8, 2, seed=seed, progress=False) for seed in range(200))
-    negative = next(particles for particles in few if "negative" in particles.se_reason)
+    negative = next(particles for particles in few if "negative" in particles.log_ml_se_reason)
     for particles, reason in [
         (smc_steer(Chain(), 1, 1, seed=0, progress=False), "fewer than 3"),
         (smc_steer(Doomed(), 4, 2, seed=0, progress=False), "all particles died"),
@@ -326,8 +326,8 @@ def test_where_one_run_cannot_tell_it_says_why():
         (negative, "the estimate of the variance is negative"),
         (enumerate_exact(Chain(1)), "only what smc_steer"),
     ]:
-        assert particles.se is None and reason in particles.se_reason
-    assert smc_steer(Chain(), 40, 2, seed=0, progress=False).se_reason == ""
+        assert particles.log_ml_se is None and reason in particles.log_ml_se_reason
+    assert smc_steer(Chain(), 40, 2, seed=0, progress=False).log_ml_se_reason == ""
 
 
 # ---- repeat
@@ -341,7 +341,7 @@ def test_repeated_runs_are_those_run_one_after_another_in_fewer_rounds():
     model, apart = intersection(cold_lm()), intersection(cold_lm())
     repeats = repeat(lambda rng: smc_steer(model, 3, 2, rng=rng), 5, seed=7, progress=False)
     runs = [smc_steer(apart, 3, 2, rng=rng, progress=False) for rng in np.random.default_rng(7).spawn(5)]
-    np.testing.assert_allclose(repeats.log_zs, [particles.log_ml for particles in runs], atol=1e-9)
+    np.testing.assert_allclose(repeats.log_mls, [particles.log_ml for particles in runs], atol=1e-9)
     assert [[str(p) for p in one] for one in repeats.runs] == [[str(p) for p in one] for one in runs]
     assert 0 < repeats.stats.rounds < sum(particles.stats.rounds for particles in runs)
     assert repeats.stats.rows <= sum(particles.stats.rows for particles in runs)
@@ -351,10 +351,10 @@ def test_repeated_runs_are_those_run_one_after_another_in_fewer_rounds():
 def test_the_mean_of_repeated_runs_is_unbiased_and_its_error_is_that_of_a_mean():
     R = repetitions(2000, 50)
     repeats = repeat(lambda rng: smc_standard(Chain(3), 4, rng=rng), R, seed=0, progress=False)
-    Zs = np.exp(repeats.log_zs)
+    Zs = np.exp(repeats.log_mls)
     assert repeats.log_ml == pytest.approx(math.log(Zs.mean()))
-    assert repeats.se == pytest.approx(Zs.std(ddof=1) / math.sqrt(R) / Zs.mean())
-    assert abs(math.expm1(enumerate_exact(Chain(3)).log_ml - repeats.log_ml)) < 4.5 * repeats.se
+    assert repeats.log_ml_se == pytest.approx(Zs.std(ddof=1) / math.sqrt(R) / Zs.mean())
+    assert abs(math.expm1(enumerate_exact(Chain(3)).log_ml - repeats.log_ml)) < 4.5 * repeats.log_ml_se
     assert f"{R} runs" in repr(repeats) and "+-" in repr(repeats)
 
 

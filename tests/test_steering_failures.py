@@ -102,8 +102,8 @@ def test_no_dead_particle_ever_has_weight_and_there_are_at_most_N(run):
 
     def on_step(step):
         assert len(step.particles) <= 4
-        assert len(step.log_weights) <= 8
-        assert all(step.log_weights[i] > -math.inf for i in step.ancestors)
+        assert len(step.candidate_log_weights) <= 8
+        assert all(step.candidate_log_weights[i] > -math.inf for i in step.ancestors)
         seen.extend(str(particle) for particle in step.particles)
 
     for seed in range(300):

@@ -41,7 +41,8 @@ def steer(path, model=None, N=4, K=3, **options):
         recorder(step)
         steps.append(
             [(str(c), dict(c.attribution), c.log_twist, c.finished, c.death) for c in step.candidates]
-            + [step.parents, step.log_weights, step.ancestors, step.particles.log_weights, step.log_ml, step.ess]
+            + [step.parents, step.candidate_log_weights, step.ancestors]
+            + [step.particles.log_weights, step.log_ml, step.ess]
         )
 
     particles = smc_steer(model or Letters(), N, K, seed=1, max_steps=6, on_step=on_step, **options)
@@ -49,7 +50,7 @@ def steer(path, model=None, N=4, K=3, **options):
 
 
 @pytest.mark.parametrize("model", [Letters(), Letters("x"), Letters(twisted=True)], ids=["plain", "begun", "twisted"])
-@pytest.mark.parametrize("expand", ["copies", "independent", "distinct"])
+@pytest.mark.parametrize("expand", ["copies", "merged", "distinct"])
 def test_what_is_read_back_is_what_the_steps_held(tmp_path, model, expand):
     _, steps, recording = steer(tmp_path / "run.jsonl", model, expand=expand)
     assert (recording.program, recording.title) == ("Letters", "letters")
@@ -82,8 +83,8 @@ def test_particles_and_attribution_are_those_of_the_run(tmp_path):
     read = recording.particles()
     assert sorted(weight for _, weight in read) == pytest.approx(sorted(particles.weights))
     assert [weight for _, weight in read] == sorted((weight for _, weight in read), reverse=True)
-    (name,) = recording.attribution()
-    assert recording.attribution()[name] == pytest.approx(particles.expect(lambda p: p.attribution[name]))
+    (name,) = recording.mean_attribution()
+    assert recording.mean_attribution()[name] == pytest.approx(particles.expect(lambda p: p.attribution[name]))
     assert sum(recording.deaths().values()) == sum(death.count for death in particles.deaths)
 
 
@@ -166,7 +167,7 @@ def test_a_run_in_which_all_die_and_one_in_which_all_finish_say_so(tmp_path):
     smc_steer(Doomed(), 3, 2, expand="copies", seed=0, on_step=Recorder(tmp_path / "dead.jsonl"))
     recording = load(tmp_path / "dead.jsonl")
     assert recording.status() == "All particles had died after 2 steps."
-    assert recording.particles() == [] and recording.attribution() == {}
+    assert recording.particles() == [] and recording.mean_attribution() == {}
     ((reason, count),) = recording.deaths().items()
     assert re.fullmatch(r"condition is false \(test_trace\.py, line \d+\)", reason) and count == 6
     shown = page(recording)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from families import V, at, check_books, family_lm, together
 
-from llmppl.inference.smc import smc_standard, smc_steer
+from llmppl.inference import smc_standard, smc_steer
 from llmppl.lm import NextToken
 from llmppl.lm.cache import Batch
 from llmppl.models.model import Model

@@ -562,7 +562,7 @@ def _steer(
     max_steps: int | None = None,
 ) -> None:
     """Run the program and show what came of it."""
-    from llmppl.inference.smc import smc_steer
+    from llmppl.inference import smc_steer
     from llmppl.trace import Recorder
 
     seed = random.randrange(1_000_000) if seed is None else seed

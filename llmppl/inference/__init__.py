@@ -1,1 +1,14 @@
-"""Inference: advance many weighted copies of a model, and what that returns."""
+"""Many copies of a program, advanced and weighed together: Sequential Monte Carlo, enumeration, beams."""
+
+from llmppl.inference.beam import Beam as Beam
+from llmppl.inference.beam import beam_search as beam_search
+from llmppl.inference.exact import enumerate_exact as enumerate_exact
+from llmppl.inference.genealogy import StepRecord as StepRecord
+from llmppl.inference.particles import Death as Death
+from llmppl.inference.particles import Particles as Particles
+from llmppl.inference.repeats import Repeats as Repeats
+from llmppl.inference.repeats import repeat as repeat
+from llmppl.inference.smc import Step as Step
+from llmppl.inference.smc import importance_sampling as importance_sampling
+from llmppl.inference.smc import smc_standard as smc_standard
+from llmppl.inference.smc import smc_steer as smc_steer

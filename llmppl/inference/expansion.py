@@ -1,7 +1,7 @@
 """How a step is tried several times: which extensions of the particles are run.
 
 *Copies* are K of every active particle, each with 1/K of its weight (Lew et al. 2023, Algorithm 1, to the letter).
-*Independent* ones are the same, but those that made the same choices become one, with the weights of them all: to have
+*Merged* ones are the same, but those that made the same choices become one, with the weights of them all: to have
 one of them twice tells nothing new. *Distinct* chooses the first choices of all particles together, without
 replacement: a step is run up to its first `sample` of a finite support; the candidates (particle, value), each with the
 weight of the particle times the probability of the value, go through the optimal down-sampler, and each that is kept is
@@ -32,7 +32,7 @@ from llmppl.runtime import Runtime
 M = TypeVar("M", bound=Model)
 Indices = NDArray[np.int64]
 
-EXPANSIONS = "distinct", "independent", "copies"
+EXPANSIONS = "distinct", "merged", "copies"
 
 
 def step_copies(runtime: Runtime, particles: list[M], K: int, t: int, *, merge: bool) -> Expansion[M]:

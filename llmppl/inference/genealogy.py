@@ -31,7 +31,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.inference.particles import StepSummary
 from llmppl.inference.resampling import logsumexp
 
 M = TypeVar("M")
@@ -39,6 +38,26 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 FEWEST = 3.0                                            # independent families of particles at the end
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A step of a run in figures.
+
+    index : int, from 1
+    ess : float, effective sample size of the candidates, before selection and with twists: what a resampler looks at
+    log_ml : float, log of the unbiased estimate of Z_t that the survivors make, without twists
+    num_unique_ancestors : int, how many particles of the step before (at step 1, initial ones) have a survivor
+    num_finished : int, survivors that have finished
+    num_dead : int, candidates that died in this step
+    """
+
+    index: int
+    ess: float
+    log_ml: float
+    num_unique_ancestors: int
+    num_finished: int
+    num_dead: int
 
 
 @dataclass(frozen=True)
@@ -72,23 +91,23 @@ class _Change:
     log_starts: Floats
     log_kept: Floats
     copies: Indices
-    log_weights: Floats
+    candidate_log_weights: Floats
     ancestors: Indices
     log_chosen: Floats
     log_survivors: Floats                               # without twists
 
 
-class History:
+class Genealogy:
     """The genealogy of a run that began with `n` particles.
 
     Attributes
     ----------
-    steps : list of StepSummary
+    steps : list of StepRecord
     roots : (n,) int, for each particle the initial one it descends from
     """
 
     def __init__(self, n: int) -> None:
-        self.steps: list[StepSummary] = []
+        self.steps: list[StepRecord] = []
         self.roots: Indices = np.arange(n)
         self._n = n
         self._changes: list[_Change] = []
@@ -100,7 +119,7 @@ class History:
         ancestors: Indices,
         log_chosen: Floats,
         survivors: Sequence[Any],
-    ) -> StepSummary:
+    ) -> StepRecord:
         """Write down a step.
 
         Parameters
@@ -114,7 +133,7 @@ class History:
         log_survivors = np.array([p.log_weight - p.log_twist for p in survivors], dtype=np.float64)
         log_total = logsumexp(log_weights)
         self.roots = self.roots[parents[ancestors]]
-        step = StepSummary(
+        step = StepRecord(
             index=len(self.steps) + 1,
             ess=float(np.exp(-logsumexp(2.0 * (log_weights - log_total)))) if log_total > -np.inf else 0.0,
             log_ml=logsumexp(log_survivors),
@@ -162,13 +181,13 @@ class History:
         for t, change in enumerate(self._changes):
             parents = np.zeros_like(change.parents) if t == 0 else change.parents      # all start at one state
             each = np.arange(change.ancestors.size)
-            log_kept = np.minimum(change.log_weights[change.ancestors] - change.log_chosen, 0.0)
+            log_kept = np.minimum(change.candidate_log_weights[change.ancestors] - change.log_chosen, 0.0)
             mass = C.mass(log_weights)
             C.keep(parents, change.groups, change.log_kept)
             C.rescale(change.log_starts, mass)
             C.scale_up(change.groups, change.copies)
             C.move(change.copies)
-            mass = C.mass(change.log_weights)
+            mass = C.mass(change.candidate_log_weights)
             C.keep(change.ancestors, each, log_kept)
             C.rescale(change.log_chosen, mass)
             apart.keep(parents, change.groups, change.log_kept)

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from llmppl.arguments import generator, optional_count
 from llmppl.display.svg import bar, curve
+from llmppl.inference.genealogy import StepRecord
 
-__all__ = ["Death", "Deaths", "Particle", "Particles", "StepSummary", "died"]
+__all__ = ["Death", "Deaths", "Particle", "Particles", "died"]
 
 MAX_ROWS = 20               # particles shown
 MAX_TEXT = 90               # characters shown of each
@@ -115,26 +116,6 @@ def died(step: int, particles: Iterable[Any]) -> list[Death]:
     return list(deaths.values())
 
 
-@dataclass(frozen=True)
-class StepSummary:
-    """A step of a run in figures.
-
-    index : int, from 1
-    ess : float, effective sample size of the candidates, before selection and with twists: what a resampler looks at
-    log_ml : float, log of the unbiased estimate of Z_t that the survivors make, without twists
-    num_unique_ancestors : int, how many particles of the step before (at step 1, initial ones) have a survivor
-    num_finished : int, survivors that have finished
-    num_dead : int, candidates that died in this step
-    """
-
-    index: int
-    ess: float
-    log_ml: float
-    num_unique_ancestors: int
-    num_finished: int
-    num_dead: int
-
-
 class Particles(Sequence[P]):
     """A sequence of n weighted particles, all of positive weight.
 
@@ -146,10 +127,10 @@ class Particles(Sequence[P]):
         What the run cost; shown by `str`.
     deaths : iterable of Death, optional
         What became of the others.
-    steps : iterable of StepSummary, optional
+    steps : iterable of StepRecord, optional
         The steps that led to them.
     accuracy : callable, optional
-        Gives `se` and `se_reason` when one of them is asked for.
+        Gives `log_ml_se` and `log_ml_se_reason` when one of them is asked for.
 
     Attributes
     ----------
@@ -162,15 +143,15 @@ class Particles(Sequence[P]):
         The effective sample size, 1 / sum_i W_i^2, from 1 to n; 0 if n is 0.
     deaths : Deaths
         A tuple of `Death`, one for each step and reason; its repr is a table.
-    steps : tuple of StepSummary
+    steps : tuple of StepRecord
         The steps of the run in figures; empty where there were none.
-    se : float or None
+    log_ml_se : float or None
         Standard error of log_ml, estimated from this run alone; None where one run cannot tell. It knows of what the
-        particles have met: where a rare event carries the mass and none has met it, log_ml is nats too low and se
-        small. An integer that must end in time: log_ml -23.3, se 0.4, and log Z above -12.1 (docs/inference.md, "What a
-        run tells of itself").
-    se_reason : str
-        Why `se` is None, else "".
+        particles have met: where a rare event carries the mass and none has met it, log_ml is nats too low and its
+        error small. An integer that must end in time: log_ml -23.3 +- 0.4, and log Z above -12.1 (docs/inference.md,
+        "What a run tells of itself").
+    log_ml_se_reason : str
+        Why `log_ml_se` is None, else "".
     """
 
     def __init__(
@@ -179,7 +160,7 @@ class Particles(Sequence[P]):
         *,
         stats: object = None,
         deaths: Iterable[Death] = (),
-        steps: Iterable[StepSummary] = (),
+        steps: Iterable[StepRecord] = (),
         accuracy: Callable[[], tuple[float | None, str]] = _unknown,
     ) -> None:
         everyone = list(particles)
@@ -203,11 +184,11 @@ class Particles(Sequence[P]):
         return self._accuracy()
 
     @property
-    def se(self) -> float | None:
+    def log_ml_se(self) -> float | None:
         return self._error[0]
 
     @property
-    def se_reason(self) -> str:
+    def log_ml_se_reason(self) -> str:
         return self._error[1]
 
     def __len__(self) -> int:
@@ -277,7 +258,7 @@ class Particles(Sequence[P]):
         mean = np.tensordot(self.weights, np.asarray([f(particle) for particle in self]), axes=1)
         return float(mean) if mean.ndim == 0 else mean
 
-    def attribution(self) -> dict[str, float]:
+    def mean_attribution(self) -> dict[str, float]:
         """What each statement has added to the log-weight: its weighted mean over the particles, the largest first.
 
         A particle that a statement did not weigh counts as 0. The sum over the statements is not `log_ml`: twists, the
@@ -341,7 +322,7 @@ class Particles(Sequence[P]):
         return "<br>".join(drawn)
 
     def _header(self) -> str:
-        error = "" if self.se is None else f" +- {self.se:.2g}"
+        error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
         return f"Particles({len(self)} of positive weight, log_ml={self.log_ml:.2f}{error}, ess={self.ess:.1f})"
 
     def _rows(self) -> list[tuple[float, float, str]]:

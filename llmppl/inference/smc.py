@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from llmppl.arguments import count, function, generator, one_of, optional_count, probability
 from llmppl.display.progress import bar
 from llmppl.inference.expansion import EXPANSIONS, step_copies, step_distinct
-from llmppl.inference.genealogy import History
-from llmppl.inference.particles import Death, Particles, StepSummary, died
+from llmppl.inference.genealogy import Genealogy, StepRecord
+from llmppl.inference.particles import Death, Particles, died
 from llmppl.inference.resampling import logsumexp, optimal, systematic
 from llmppl.inference.watch import Standing, Watch, begin, cut
 from llmppl.models.model import Model
-from llmppl.runtime import Runtime, Stats, running
+from llmppl.runtime import Runtime, running
 
 M = TypeVar("M", bound=Model)
 Floats = NDArray[np.float64]
@@ -36,19 +36,16 @@ Indices = NDArray[np.int64]
 Scheme = Callable[[np.random.Generator, Floats, int], tuple[Indices, Floats]]
 
 
-_TOGETHER = 16                                          # runs of `repeat` that share their batches
-
-
 @dataclass(frozen=True)
-class Step(StepSummary):
-    """What `on_step` is given after each step: the figures of `StepSummary`, and who descends from whom.
+class Step(StepRecord):
+    """What `on_step` is given after each step: the figures of `StepRecord`, and who descends from whom.
 
     The models in it are the very ones of the run, which go on changing: what you want to keep, read at once.
 
     candidates : (M,) tuple of Model, after the step and before selection; dead ones have log_weight -inf and a `death`
     parents : (M,) int, for each candidate the place of its parent among the particles of the step before (at step 1,
         among the initial particles: N, or one with expand="distinct")
-    log_weights : (M,) float, the candidates' log-weights after the step and before selection, twists included
+    candidate_log_weights : (M,) float, the candidates' log-weights after the step and before selection, twists included
     ancestors : (n,) int, for each survivor its place among the candidates
     particles : Particles, the survivors with their new log-weights, twists included
     roots : (n,) int, for each survivor the initial particle it descends from
@@ -56,7 +53,7 @@ class Step(StepSummary):
 
     candidates: tuple[Any, ...]
     parents: Indices
-    log_weights: Floats
+    candidate_log_weights: Floats
     ancestors: Indices
     particles: Particles[Any]
     roots: Indices
@@ -87,7 +84,7 @@ def smc_steer(
         Particles kept, and extensions tried for each.
     expand : str
         Which extensions are tried. "distinct": N K different first choices of all particles together, drawn without
-        replacement. "copies": K independent copies of each particle, as in Algorithm 1. "independent": the same, but
+        replacement. "copies": K independent copies of each particle, as in Algorithm 1. "merged": the same, but
         copies that chose the same in the step become one, with the weight of both. All are unbiased; the first has
         the smallest errors, and runs more tokens, since no two of its extensions are the same.
     seed, rng
@@ -165,103 +162,6 @@ def importance_sampling(
     )
 
 
-@dataclass(frozen=True)
-class Repeats(Generic[M]):
-    """Independent runs of the same inference.
-
-    runs : tuple of R Particles, whose `stats` are None, since what was computed for all belongs to none
-    log_zs : (R,) float, the log Z-hat of each run; -inf where all particles died
-    log_ml : float, log of the mean Z-hat, which is unbiased for Z
-    se : float or None, standard error of `log_ml` to first order; None for one run, or if all runs died
-    stats : Stats, of all runs together
-    """
-
-    runs: tuple[Particles[M], ...]
-    log_zs: Floats
-    log_ml: float
-    se: float | None
-    stats: Stats
-
-    def __repr__(self) -> str:
-        error = "" if self.se is None else f" +- {self.se:.2g}"
-        lines = [f"Repeats({len(self.runs)} runs, log_ml={self.log_ml:.2f}{error})"]
-        alive = self.log_zs[self.log_zs > -np.inf]
-        if alive.size > 1:
-            spread = f"mean {np.mean(alive):.2f}, standard deviation {np.std(alive, ddof=1):.2g}"
-            lines += [f"log Z-hat of a run: {spread}, from {np.min(alive):.2f} to {np.max(alive):.2f}"]
-        if alive.size < len(self.runs):
-            lines += [f"all particles died in {len(self.runs) - alive.size} runs"]
-        own = [particles.se for particles in self.runs if particles.se is not None]
-        if own:
-            lines += [f"standard error by a single run's own estimate: median {np.median(own):.2g} of {len(own)} runs"]
-        return "\n".join([*lines, str(self.stats)])
-
-
-def repeat(
-    run: Callable[[np.random.Generator], Particles[M]],
-    R: int,
-    *,
-    seed: int | None = None,
-    rng: np.random.Generator | None = None,
-    progress: bool | None = None,
-) -> Repeats[M]:
-    """R independent runs, which share their batches and the cache: the sure way to know how accurate a run is.
-
-    Parameters
-    ----------
-    run : callable
-        What to run with a random stream: `lambda rng: smc_steer(model, N=20, K=3, rng=rng)`. TypeError if it returns
-        anything but Particles.
-    R : int
-        How often. Up to 16 runs go on at the same time.
-    seed, rng
-        Give at most one. The runs get `rng.spawn(R)`, and return what they would if run one after another.
-    progress : bool, optional
-        Show a bar; by default where stderr is a terminal.
-    """
-    count("R", R)
-    if not callable(run):
-        raise TypeError(f"repeat wants a function of an rng, lambda rng: smc_steer(model, N, K, rng=rng), not {run!r}")
-    runtime = Runtime()
-    repeats = [_Repeat(run, stream) for stream in generator(seed, rng).spawn(R)]
-    with bar(progress, R, _state_of_repeats, unit="run") as show:
-        for start in range(0, R, _TOGETHER):
-            batch = repeats[start : start + _TOGETHER]
-            runtime.run([each.run for each in batch], [f"run {start + i}" for i in range(len(batch))])
-            show(start + len(batch), repeats)
-    runs = tuple(each.particles for each in repeats if each.particles is not None)
-    log_zs = np.array([particles.log_ml for particles in runs])
-    log_ml = logsumexp(log_zs) - math.log(R)
-    se = None
-    if R > 1 and log_ml > -math.inf:
-        se = float(np.std(np.exp(log_zs - log_ml), ddof=1) / math.sqrt(R))
-    return Repeats(runs, log_zs, log_ml, se, runtime.stats)
-
-
-class _Repeat(Generic[M]):
-    """One of the runs of `repeat`."""
-
-    def __init__(self, run: Callable[[np.random.Generator], Particles[M]], rng: np.random.Generator) -> None:
-        self._run, self._rng = run, rng
-        self.particles: Particles[M] | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self.particles is not None
-
-    def run(self) -> None:
-        particles = self._run(self._rng)
-        if not isinstance(particles, Particles):
-            raise TypeError(f"repeat wants a function that returns Particles, as smc_steer does, not {particles!r}")
-        particles.stats = None
-        self.particles = particles
-
-
-def _state_of_repeats(repeats: list[Any]) -> str:
-    log_zs = [each.particles.log_ml for each in repeats if each.finished]
-    return f"log Z-hat {logsumexp(log_zs) - math.log(len(log_zs)):.2f}"
-
-
 def _smc(
     model: M,
     N: int,
@@ -284,7 +184,7 @@ def _smc(
     particles = begin(model, rng.spawn(1 if expand == "distinct" else N))
     for particle in particles:                          # equal ones would make equal candidates
         particle.log_weight -= math.log(len(particles))
-    history, t = History(len(particles)), 0
+    history, t = Genealogy(len(particles)), 0
     watch = Watch(runtime, max_steps)
     standing = Standing(runtime, deaths, history, in_place=expand != "distinct")
     with standing, bar(progress, max_steps, _state) as show:
@@ -294,7 +194,7 @@ def _smc(
             if expand == "distinct":
                 expansion = step_distinct(runtime, particles, N, K, t, rng, watch)
             else:
-                expansion = step_copies(runtime, particles, K, t, merge=expand == "independent")
+                expansion = step_copies(runtime, particles, K, t, merge=expand == "merged")
             candidates = expansion.candidates
             log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)
             deaths += died(t, candidates)
@@ -310,7 +210,7 @@ def _smc(
                         **vars(summary),
                         candidates=tuple(candidates),
                         parents=expansion.parents,
-                        log_weights=log_weights,
+                        candidate_log_weights=log_weights,
                         ancestors=ancestors,
                         particles=survivors,
                         roots=history.roots,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import Finite, Proposal
-from llmppl.inference.genealogy import History
+from llmppl.inference.genealogy import Genealogy
 from llmppl.inference.particles import Death, Particles
 from llmppl.models.copies import survey
 from llmppl.models.model import Model, make_whole, place, told
@@ -132,7 +132,7 @@ class Standing:
     the attributes back that they had. What it changed in place, such as a list, stays as far as it came.
     """
 
-    def __init__(self, runtime: Runtime, deaths: list[Death], history: History, *, in_place: bool) -> None:
+    def __init__(self, runtime: Runtime, deaths: list[Death], history: Genealogy, *, in_place: bool) -> None:
         self._runtime, self._deaths, self._history, self._in_place = runtime, deaths, history, in_place
         self._kept: tuple[int, list[tuple[Model, float, dict[str, Any]]]] = 0, []
 

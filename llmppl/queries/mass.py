@@ -14,7 +14,7 @@ import numpy as np
 
 from llmppl.arguments import count, generator, share
 from llmppl.distributions import Categorical
-from llmppl.inference.smc import smc_standard
+from llmppl.inference import smc_standard
 from llmppl.lm import CachedTransformer
 from llmppl.queries.best_first import Search, later
 from llmppl.queries.language import Edits, Language, Rewrite

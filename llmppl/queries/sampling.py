@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from llmppl.distributions import Bernoulli, Categorical, Finite
-from llmppl.inference.particles import Particles
-from llmppl.inference.smc import Step, importance_sampling, smc_standard
+from llmppl.inference import Particles, Step, importance_sampling, smc_standard
 from llmppl.models.model import Model
 from llmppl.queries.space import Match, Node, Space, Start, edits_of
 from llmppl.tokens import EOS, Text

@@ -182,7 +182,7 @@ def _overview(recording: Recording) -> str:
     )
     left = f"<h2>Particles after step {last.index}</h2><table>{rows}</table>" if rows else ""
     parts = []
-    means = recording.attribution()
+    means = recording.mean_attribution()
     largest = max(map(abs, means.values()), default=0.0) or 1.0
     rows = "".join(
         f'<tr><td>{bar(abs(mean) / largest, 56)}</td><td class="n">{_signed(mean)}</td>'

@@ -33,7 +33,7 @@ from llmppl.arguments import text as text_of
 from llmppl.trace.schema import END, HEADER, STEP, check, check_references
 
 if TYPE_CHECKING:
-    from llmppl.inference.smc import Step
+    from llmppl.inference import Step
 
 __all__ = ["Candidate", "RecordedStep", "Recorder", "Recording", "load"]
 
@@ -93,7 +93,7 @@ class Recorder:
                 "candidates": [
                     self._candidate(*line)
                     for line in zip(
-                        step.candidates, now, step.parents.tolist(), step.log_weights.tolist(), strict=True
+                        step.candidates, now, step.parents.tolist(), step.candidate_log_weights.tolist(), strict=True
                     )
                 ],
                 "ancestors": step.ancestors.tolist(),
@@ -177,7 +177,7 @@ class Candidate:
 
 @dataclass
 class RecordedStep:
-    """A step of a recording: its candidates, and the figures of `llmppl.inference.particles.StepSummary`."""
+    """A step of a recording: its candidates, and the figures of `llmppl.inference.StepRecord`."""
 
     index: int
     candidates: list[Candidate]
@@ -211,7 +211,7 @@ class Recording:
         total = np.logaddexp.reduce([log_weight for _, log_weight in alive], initial=-np.inf)
         return sorted(((i, float(np.exp(log_weight - total))) for i, log_weight in alive), key=lambda each: -each[1])
 
-    def attribution(self) -> dict[str, float]:
+    def mean_attribution(self) -> dict[str, float]:
         """For each statement, what it added to the log weight: the mean over `particles` by weight."""
         means: dict[str, float] = {}
         for place, weight in self.particles():

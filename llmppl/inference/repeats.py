@@ -1,0 +1,119 @@
+"""Independent runs of the same inference, in shared batches: how accurate a single run is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.arguments import count, generator
+from llmppl.display.progress import bar
+from llmppl.inference.particles import Particles
+from llmppl.inference.resampling import logsumexp
+from llmppl.models.model import Model
+from llmppl.runtime import Runtime, Stats
+
+M = TypeVar("M", bound=Model)
+
+MAX_TOGETHER = 16                                       # runs that share their batches
+
+
+@dataclass(frozen=True)
+class Repeats(Generic[M]):
+    """Independent runs of the same inference.
+
+    runs : tuple of R Particles, whose `stats` are None, since what was computed for all belongs to none
+    log_mls : (R,) float, the log Z-hat of each run; -inf where all particles died
+    log_ml : float, log of the mean Z-hat, which is unbiased for Z
+    log_ml_se : float or None, standard error of `log_ml` to first order; None for one run, or if all runs died
+    stats : Stats, of all runs together
+    """
+
+    runs: tuple[Particles[M], ...]
+    log_mls: NDArray[np.float64]
+    log_ml: float
+    log_ml_se: float | None
+    stats: Stats
+
+    def __repr__(self) -> str:
+        error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
+        lines = [f"Repeats({len(self.runs)} runs, log_ml={self.log_ml:.2f}{error})"]
+        alive = self.log_mls[self.log_mls > -np.inf]
+        if alive.size > 1:
+            spread = f"mean {np.mean(alive):.2f}, standard deviation {np.std(alive, ddof=1):.2g}"
+            lines += [f"log Z-hat of a run: {spread}, from {np.min(alive):.2f} to {np.max(alive):.2f}"]
+        if alive.size < len(self.runs):
+            lines += [f"all particles died in {len(self.runs) - alive.size} runs"]
+        own = [particles.log_ml_se for particles in self.runs if particles.log_ml_se is not None]
+        if own:
+            lines += [f"standard error by a single run's own estimate: median {np.median(own):.2g} of {len(own)} runs"]
+        return "\n".join([*lines, str(self.stats)])
+
+
+def repeat(
+    run: Callable[[np.random.Generator], Particles[M]],
+    R: int,
+    *,
+    seed: int | None = None,
+    rng: np.random.Generator | None = None,
+    progress: bool | None = None,
+) -> Repeats[M]:
+    """R independent runs, which share their batches and the cache: the sure way to know how accurate a run is.
+
+    Parameters
+    ----------
+    run : callable
+        What to run with a random stream: `lambda rng: smc_steer(model, N=20, K=3, rng=rng)`. TypeError if it returns
+        anything but Particles.
+    R : int
+        How often. Up to 16 runs go on at the same time.
+    seed, rng
+        Give at most one. The runs get `rng.spawn(R)`, and return what they would if run one after another.
+    progress : bool, optional
+        Show a bar; by default where stderr is a terminal.
+    """
+    count("R", R)
+    if not callable(run):
+        raise TypeError(f"repeat wants a function of an rng, lambda rng: smc_steer(model, N, K, rng=rng), not {run!r}")
+    runtime = Runtime()
+    repeats = [_Repeat(run, stream) for stream in generator(seed, rng).spawn(R)]
+    with bar(progress, R, _state_of_repeats, unit="run") as show:
+        for start in range(0, R, MAX_TOGETHER):
+            batch = repeats[start : start + MAX_TOGETHER]
+            runtime.run([each.run for each in batch], [f"run {start + i}" for i in range(len(batch))])
+            show(start + len(batch), repeats)
+    runs = tuple(each.particles for each in repeats if each.particles is not None)
+    log_mls = np.array([particles.log_ml for particles in runs])
+    log_ml = logsumexp(log_mls) - math.log(R)
+    log_ml_se = None
+    if R > 1 and log_ml > -math.inf:
+        log_ml_se = float(np.std(np.exp(log_mls - log_ml), ddof=1) / math.sqrt(R))
+    return Repeats(runs, log_mls, log_ml, log_ml_se, runtime.stats)
+
+
+class _Repeat(Generic[M]):
+    """One of the runs of `repeat`."""
+
+    def __init__(self, run: Callable[[np.random.Generator], Particles[M]], rng: np.random.Generator) -> None:
+        self._run, self._rng = run, rng
+        self.particles: Particles[M] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.particles is not None
+
+    def run(self) -> None:
+        particles = self._run(self._rng)
+        if not isinstance(particles, Particles):
+            raise TypeError(f"repeat wants a function that returns Particles, as smc_steer does, not {particles!r}")
+        particles.stats = None
+        self.particles = particles
+
+
+def _state_of_repeats(repeats: list[Any]) -> str:
+    log_mls = [each.particles.log_ml for each in repeats if each.finished]
+    return f"log Z-hat {logsumexp(log_mls) - math.log(len(log_mls)):.2f}"
