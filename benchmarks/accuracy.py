@@ -46,7 +46,6 @@ from llmppl import (
     Model,
     PromptIntersection,
     Regex,
-    TokenIndex,
     Vocabulary,
     enumerate_exact,
     smc_standard,
@@ -123,7 +122,7 @@ class Result:
 
 
 def constrained(lm: CachedTransformer, prompt: str, pattern: Any, max_tokens: int) -> Program:
-    index = TokenIndex(pattern, lm.vocab)
+    index = pattern.index(lm.vocab)
     ahead = Lookahead(index, mean_law(lm.context(prompt), 300), max_tokens)
     options: dict[str, Any] = {"max_tokens": max_tokens, "at_max": "end"}
 

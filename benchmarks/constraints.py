@@ -174,7 +174,7 @@ class Reader:
 
 class Ours(Reader):
     def __init__(self, recognizer: Any, subject: Subject) -> None:
-        self.index = TokenIndex(recognizer, subject.vocab)
+        self.index = recognizer.index(subject.vocab)
         self.begin()
 
     def begin(self) -> None:
@@ -192,7 +192,7 @@ class Llmppl:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.trie = TokenIndex(Regex("a"), subject.vocab).trie      # one for all indices over a vocabulary
+        self.trie = Regex("a").index(subject.vocab).trie      # one for all indices over a vocabulary
 
     def regex(self, pattern: str) -> Reader:
         return Ours(Regex(pattern), self.subject)
@@ -487,7 +487,7 @@ def forget() -> None:
 
 def walk(subject: Subject, pattern: str, number: int = 100, longest: int = 25) -> list[list[int]]:
     """Texts of `number` tokens altogether, each drawn evenly from those that may follow; no end of text."""
-    index, rng = TokenIndex(Regex(pattern), subject.vocab), np.random.default_rng(0)
+    index, rng = Regex(pattern).index(subject.vocab), np.random.default_rng(0)
     texts: list[list[int]] = []
     left = number
     while left > 0:
@@ -617,7 +617,7 @@ def whole(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], o
     rows.append(["pattern", "states", "llmppl", "new classes", "numpy", *others, *["x"] * len(others), "arrays, MB"])
 
     def build(pattern: str, numba: bool = True) -> Any:
-        index = TokenIndex(Regex(pattern), subject.vocab)
+        index = Regex(pattern).index(subject.vocab)
         if numba:
             return index.build_all()
         with without_numba(index.trie):
@@ -646,11 +646,11 @@ def memory(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], 
         print("\nmemory: psutil is not installed (pip install 'llmppl[bench]')")
         return
     kept: list[Any] = []
-    TokenIndex(Regex("a"), subject.vocab).build_all()       # allocates what all share
+    Regex("a").index(subject.vocab).build_all()       # allocates what all share
     rows = [["pattern", "llmppl, arrays", "llmppl", *[name for name in engines if name == "outlines-core"]]]
     for label in [label for label in ("dot200", "json6", "words500") if label in patterns]:
         before = resident()
-        kept.append(TokenIndex(Regex(patterns[label]), subject.vocab))
+        kept.append(Regex(patterns[label]).index(subject.vocab))
         kept.append(kept[-1].build_all())
         row = [label, f"{kept[-1].nbytes / 1e6:.1f}", f"{(resident() - before) / 1e6:.1f}"]
         if "outlines-core" in engines:
@@ -714,8 +714,8 @@ class Vocabulary:
 vocab = Vocabulary()
 vocab.tokens, vocab.eos_ids, vocab.special_ids = tokens, eos_ids, special_ids
 wall, cpu = time.perf_counter(), time.process_time()
-from llmppl import Regex, TokenIndex
-index = TokenIndex(Regex(sys.argv[2]), vocab)
+from llmppl import Regex
+index = Regex(sys.argv[2]).index(vocab)
 index.mask(index.start)
 print(time.perf_counter() - wall, time.process_time() - cpu, "numba" in sys.modules, "transformers" in sys.modules)
 """
@@ -746,7 +746,7 @@ def plot(subject: Subject, path: str, engines: dict[str, Any]) -> None:
 
     pattern = partial.compile(PATTERNS["float"])
     spelled = [token.decode("utf-8", "replace") for token in subject.vocab.tokens]
-    index = TokenIndex(Regex(PATTERNS["float"]), subject.vocab)
+    index = Regex(PATTERNS["float"]).index(subject.vocab)
     rng, state = np.random.default_rng(0), index.start
     text: list[int] = []
     while len(text) < 256:

@@ -27,7 +27,7 @@ import torch
 from tables import median_of, plot, table
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from llmppl import CachedTransformer, Regex, TokenIndex
+from llmppl import CachedTransformer, Regex
 from llmppl.queries import Edits, search
 
 URL = r"https://www.([a-zA-Z0-9]|_|-|#|%)+.([a-zA-Z0-9]|_|-|#|%|/)+"       # its dots match anything, as in the paper
@@ -182,7 +182,7 @@ def by_relm(known: Memorised, seed: int) -> Iterator[list[str]]:
     A result ends where the next token would leave the language, as with ours.
     """
     lm = known.lm()
-    index = TokenIndex(Regex(URL), lm.vocab)
+    index = Regex(URL).index(lm.vocab)
     state = index.start
     begin = [int(token) for token in lm.context("https://www.").tokens]
     for token in begin:

@@ -47,7 +47,7 @@ from memorised import URL, URL_PREFIX, e1, e5
 from tables import machine, plot, table
 from transformers import AutoTokenizer, GenerationConfig
 
-from llmppl import CachedTransformer, Regex, TokenIndex, Vocabulary
+from llmppl import CachedTransformer, Regex, Vocabulary
 from llmppl.inference import importance_sampling
 from llmppl.languages import DFA, alignment, within
 from llmppl.queries import Edits, probability, search
@@ -440,7 +440,7 @@ def e7(options: argparse.Namespace) -> None:
 
 def over_token_sequences(language: DFA, vocab: Vocabulary, N: int, rng: np.random.Generator) -> Iterator[str]:
     """ReLM's prefixes: walks of the token automaton, each as probable as the other."""
-    index = TokenIndex(language, vocab)
+    index = language.index(vocab)
 
     @cache
     def arcs(state: Any) -> list[tuple[int, Any]]:

@@ -29,7 +29,7 @@ import re
 
 import numpy as np
 
-from llmppl import CachedTransformer, Model, Regex, TokenIndex, smc_steer
+from llmppl import CachedTransformer, Model, Regex, smc_steer
 from llmppl.models.lookahead import Lookahead, mean_law
 
 PROMPT = "Once upon a time, there was a little boy named Tim. He liked to play outside with his mom."
@@ -82,7 +82,7 @@ def main():
     lm = CachedTransformer.from_pretrained(args.lm)
     dist = mean_law(lm.context("Once upon a time"), 30 if args.quick else 500)
     for concepts in sets:
-        index = TokenIndex(sentence_with(concepts), lm.vocab)
+        index = sentence_with(concepts).index(lm.vocab)
         ahead = Lookahead(index, dist, num_tokens)
         found = [re.compile(rf" {word}[ ,.]") for word in concepts]
         guides = {

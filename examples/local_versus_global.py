@@ -35,7 +35,7 @@ import argparse
 
 import numpy as np
 
-from llmppl import EOS, CachedTransformer, Model, Regex, TokenIndex, enumerate_exact, importance_sampling, smc_steer
+from llmppl import EOS, CachedTransformer, Model, Regex, enumerate_exact, importance_sampling, smc_steer
 
 CASES = [
     ("Lily saw", [" a big dog.", " a big cake.", " it."]),
@@ -92,7 +92,7 @@ def main():
 
     lm = CachedTransformer.from_pretrained(args.lm)
     for prompt, texts in cases:
-        index = TokenIndex(Regex("|".join(text.replace(".", "[.]") for text in texts)), lm.vocab)
+        index = Regex("|".join(text.replace(".", "[.]") for text in texts)).index(lm.vocab)
         exact = enumerate_exact(Choice(lm, prompt, index, "masked"))
         truth = probabilities(exact, texts)
         print(f"\n{prompt} ... ({num_runs} runs of {N} particles; Z = {np.exp(exact.log_ml):.2g})\n")

@@ -41,7 +41,7 @@ import re
 
 import numpy as np
 
-from llmppl import CachedTransformer, ConstrainedText, Model, Regex, TokenIndex, smc_steer
+from llmppl import CachedTransformer, ConstrainedText, Model, Regex, smc_steer
 from llmppl.models.lookahead import Lookahead, mean_law, rollout
 
 STORY = "Once upon a time, there was a little girl named Lily. One day,"
@@ -163,8 +163,8 @@ def main():
     lm = CachedTransformer.from_pretrained(args.lm)
     dist = mean_law(lm.context("Once upon a time"), 30 if args.quick else 200)
     both, short = (
-        TokenIndex(index, lm.vocab)
-        for index in (
+        language.index(lm.vocab)
+        for language in (
             Regex(r".* dog[ ,.].*") & Regex(r".* ball[ ,.].*") & Regex(r"( [a-zA-Z]+,?)*\."),
             Regex(r"( [a-zA-Z]{1,5},?)*\."),
         )

@@ -21,7 +21,6 @@ from llmppl import (
     Particles,
     PromptIntersection,
     Regex,
-    TokenIndex,
     Uniform,
     arguments,
     beam_search,
@@ -154,7 +153,7 @@ programs = {
 
 @functools.cache
 def table():
-    return Lookahead(TokenIndex(word, lm.vocab), mean_law(lm.context("a"), 3), 4)
+    return Lookahead(word.index(lm.vocab), mean_law(lm.context("a"), 3), 4)
 
 
 API = [
@@ -212,7 +211,7 @@ API = [
     ("threshold", "N", COUNT, lambda x: threshold([0.0, 0.0], x)),
     ("DFA.count", "length", COUNT, word.count),
     ("DFA.sample", "max_length", COUNT, lambda x: word.sample(rng, x)),
-    ("TokenIndex.build_all", "max_states", COUNT, lambda x: TokenIndex(word, lm.vocab).build_all(x)),
+    ("TokenIndex.build_all", "max_states", COUNT, lambda x: word.index(lm.vocab).build_all(x)),
     ("within", "k", COUNT, lambda x: within(word, x)),
     ("alignment", "k", OPTIONAL_COUNT, lambda x: alignment(word, "a", x)),
     *(

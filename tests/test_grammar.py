@@ -416,7 +416,7 @@ NAME: /[^\W\d]\w*/
 
 def test_def_foo_pass_in_its_pieces():
     tokens = [b"d", b"ef", b" f", b"oo(", b"):", b" ", b"pass"]
-    index = TokenIndex(Grammar(PAPER), SimpleNamespace(tokens=[*tokens, b""], eos_ids=[7]))
+    index = Grammar(PAPER).index(SimpleNamespace(tokens=[*tokens, b""], eos_ids=[7]))
     state = index.start
     for token in (b"d", b"ef", b" f", b"oo(", b"):", b" ", b"pass"):
         assert index.mask(state)[tokens.index(token)], token
@@ -426,7 +426,7 @@ def test_def_foo_pass_in_its_pieces():
 
 def test_the_mask_after_def_f():
     tokens = [b"d", b"ef", b" f", b"oo(", b"):", b" ", b"pass"]
-    index = TokenIndex(Grammar(PAPER), SimpleNamespace(tokens=[*tokens, b""], eos_ids=[7]))
+    index = Grammar(PAPER).index(SimpleNamespace(tokens=[*tokens, b""], eos_ids=[7]))
     allowed = {tokens[i] for i in index.allowed(index.after("def f"))}
     assert allowed == {b"d", b"ef", b"pass", b" ", b"oo("}
     assert {tokens[i] for i in index.allowed(index.after("def f("))} == {b"):", b" "}
@@ -452,7 +452,7 @@ def test_de_def_default(text, good):
 def test_tokens_may_span_terminals():
     """outlines#684."""
     tokens = [b'{"', b'":', b'":"', b'"}', b'"},{"', b"a", b"[{", b"}]", b'"', b""]
-    index = TokenIndex(json_grammar(), SimpleNamespace(tokens=tokens, eos_ids=[9]))
+    index = json_grammar().index(SimpleNamespace(tokens=tokens, eos_ids=[9]))
     state = index.start
     for token in [b"[{", b'"', b"a", b'":"', b"a", b'"},{"', b'":', b'"', b'"}']:
         assert index.mask(state)[tokens.index(token)], token
@@ -668,7 +668,7 @@ def content(state):
 
 def masks_agree(grammar, vocab, rng, walks, length):
     """Compare the masks of both ways in every state of some random walks; return how many states these were."""
-    index, bare, seen = TokenIndex(grammar, vocab), TokenIndex(Bare(grammar), vocab), 0
+    index, bare, seen = grammar.index(vocab), TokenIndex(Bare(grammar), vocab), 0
     for _ in range(walks):
         state, text = index.start, b""
         for _ in range(length):
@@ -771,7 +771,7 @@ def test_an_indented_grammar_cannot_be_read_at_once(python):
 
 def test_what_build_all_makes_of_a_grammar_gives_the_masks_that_are_found_lazily():
     vocab = vocabulary("embedded")
-    built, lazy = TokenIndex(json_grammar(), vocab), TokenIndex(json_grammar(), vocab)
+    built, lazy = json_grammar().index(vocab), json_grammar().index(vocab)
     whole = built.build_all()
     assert whole.nbytes < 1 << 20 and "places of the lexer" in repr(whole)
     before, rng = len(whole), random.Random(0)

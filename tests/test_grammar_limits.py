@@ -17,7 +17,6 @@ from llmppl.grammar import Grammar, json_grammar, lark_rules, lexing
 from llmppl.grammar.lalr_tables import Rule, Tables
 from llmppl.languages import Regex
 from llmppl.languages.limits import TooLarge
-from llmppl.masks import TokenIndex
 from llmppl.masks.trie import trie_of
 from llmppl.tokens import Vocabulary
 
@@ -120,7 +119,7 @@ def test_where_an_automaton_would_not_do_a_rule_is_written_out_or_refused():
 def test_keywords_in_the_same_places_are_one_terminal(number):
     grammar = Grammar("start: (" + "|".join(f'"kw{i}"' for i in range(number)) + ")+")
     assert num_alternatives(grammar) == 4 and len(grammar._scans._terminals) == 1
-    index = TokenIndex(grammar, BYTES)
+    index = grammar.index(BYTES)
     assert index.allowed(index.after("kw49")).tolist() == [*b"0123456789k", 256]
     assert accepts(grammar, "kw3kw499kw12") and not accepts(grammar, "kw") and read(grammar, f"kw{number}0") is None
     assert len(grammar._scans.scans) < 3 * number
@@ -256,7 +255,7 @@ def test_the_shortest_text_may_be_longer_than_memory():
 
 def test_a_terminal_with_too_many_states_is_named(monkeypatch):
     monkeypatch.setattr(lexing, "MAX_SCANS", 4000)
-    index = TokenIndex(Grammar('start: "if" A | B\nA: /(.*a.{30})/\nB: /[0-9]+/'), BYTES)
+    index = Grammar('start: "if" A | B\nA: /(.*a.{30})/\nB: /[0-9]+/').index(BYTES)
     rng, state = random.Random(0), index.after("if")
     with pytest.raises(TooLarge, match=r"terminal A '\(\.\*a\.\{30\}\)' is too large: 4,000 states.*smaller counted"):
         for _ in range(2000):
@@ -267,7 +266,7 @@ def test_a_terminal_with_too_many_states_is_named(monkeypatch):
 @pytest.mark.parametrize("terminal", ["/(.*a.{14})/", "/(.*a.{30})/", "/(a|b)*a(a|b){20}/"])
 def test_a_terminal_is_made_deterministic_only_where_a_text_leads(terminal):
     grammar = Grammar(f"start: A\nA: {terminal}")
-    index = TokenIndex(grammar, BYTES)
+    index = grammar.index(BYTES)
     text = "abba" + "ab" * 30
     for n in range(len(text)):
         mask = index.mask(index.after(text[:n]))
@@ -278,7 +277,7 @@ def test_a_terminal_is_made_deterministic_only_where_a_text_leads(terminal):
 @pytest.mark.parametrize("number", [10, 60, 600])
 def test_the_first_mask_does_not_wait_for_a_long_terminal(number):
     grammar = Grammar(f'start: "if" A | A\nA: /[a-z]([\\w]|[_]){{0,{number}}}/')
-    index = TokenIndex(grammar, BYTES)
+    index = grammar.index(BYTES)
     allowed = index.allowed(index.start)
     assert allowed.tolist() == list(range(ord("a"), ord("z") + 1)) and len(grammar._scans.scans) < 3500
     assert index.accepts(index.after("iffy")) and not index.mask(index.after("i"))[ord("-")]
@@ -323,7 +322,7 @@ ENDLESS = {
 @pytest.mark.parametrize("case", ENDLESS)
 def test_where_larks_parser_never_ends_a_grammar_is_refused(case):
     with pytest.raises(ValueError, match="lark's parser never ends before .*, where rule [xy] is found"):
-        index = TokenIndex(Grammar(ENDLESS[case]), BYTES)
+        index = Grammar(ENDLESS[case]).index(BYTES)
         for state in (index.start, index.after("a")):
             index.mask(state)
 
@@ -351,7 +350,7 @@ def test_a_grammar_is_an_attribute_of_a_program():
 
 def test_what_is_worked_out_once_copies_as_itself():
     grammar, regex = json_grammar(), Regex("a+")
-    whole, masks = TokenIndex(regex, BYTES).build_all(), grammar.read_all(trie_of(BYTES))
-    for shared in (grammar, regex, regex | regex, whole, masks, trie_of(BYTES), TokenIndex(grammar, BYTES)):
+    whole, masks = regex.index(BYTES).build_all(), grammar.read_all(trie_of(BYTES))
+    for shared in (grammar, regex, regex | regex, whole, masks, trie_of(BYTES), grammar.index(BYTES)):
         assert copy.deepcopy([shared])[0] is copy.copy(shared) is shared
     assert np.array_equal(whole.accepting, copy.deepcopy(whole).accepting)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import cold_lm, law_by_hand, spelled, table_lm, texts_of, tiny_lm, tiny_vocab
 
-from llmppl import EOS, Grammar, Regex, TokenIndex, Vocabulary, mixture
+from llmppl import EOS, Grammar, Regex, Vocabulary, mixture
 from llmppl.lm import TokenDistribution
 from llmppl.models.lookahead import Lookahead, mean_law, rollout
 
@@ -25,7 +25,7 @@ def law_of(probs, vocab=None):
 
 
 def index_of(pattern=PATTERN):
-    return TokenIndex(Regex(pattern), tiny_vocab(V))
+    return Regex(pattern).index(tiny_vocab(V))
 
 
 def mass_by_hand(pattern, before, left):
@@ -74,7 +74,7 @@ def test_a_text_of_hundreds_of_rare_tokens_does_not_underflow():
 
 def test_several_eos_ids_add_up():
     vocab = Vocabulary([b"a", b"", b""], eos_ids=[1, 2])
-    ahead = Lookahead(TokenIndex(Regex("a"), vocab), law_of([0.5, 0.2, 0.3], vocab), most=1)
+    ahead = Lookahead(Regex("a").index(vocab), law_of([0.5, 0.2, 0.3], vocab), most=1)
     assert math.exp(ahead.log_mass(ahead.index.start, 1)) == pytest.approx(0.5 * 0.5)
 
 
@@ -94,7 +94,7 @@ def test_copies_of_a_lookahead_are_the_table_itself():
         (lambda: Lookahead(index_of("abab"), law_of(PROBS), 1), ValueError, "every text of at most 1 tokens"),
         (lambda: Lookahead(index_of(), law_of([0.2] * 5 + [0.0]), 3), ValueError, "probability 0 to every text"),
         (
-            lambda: Lookahead(TokenIndex(Grammar('start: "a" start "b" | "c"'), tiny_vocab(V)), law_of(PROBS), 3),
+            lambda: Lookahead(Grammar('start: "a" start "b" | "c"').index(tiny_vocab(V)), law_of(PROBS), 3),
             TypeError,
             "finitely many states",
         ),

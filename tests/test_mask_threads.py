@@ -178,13 +178,13 @@ def weighed(shared, rng):
 
 
 CASES = {
-    "regex": Case(lambda: TokenIndex(Regex("(a|b)*a[ab]{5}(abc|x1)*"), VOCAB), far),
-    "guards": Case(lambda: TokenIndex(Regex(r"(a|b|\bx1\b|  )*"), VOCAB), far),
-    "whole": Case(lambda: TokenIndex(Regex("[ab]*a[ab]{4}"), VOCAB), whole),
+    "regex": Case(lambda: Regex("(a|b)*a[ab]{5}(abc|x1)*").index(VOCAB), far),
+    "guards": Case(lambda: Regex(r"(a|b|\bx1\b|  )*").index(VOCAB), far),
+    "whole": Case(lambda: Regex("[ab]*a[ab]{4}").index(VOCAB), whole),
     "brackets": Case(lambda: TokenIndex(Brackets(), VOCAB), far),
-    "json": Case(lambda: TokenIndex(Grammar(JSON), VOCAB), along),
-    "bare": Case(lambda: TokenIndex(Grammar(BARE), VOCAB), along),
-    "indented": Case(lambda: TokenIndex(Grammar(INDENTED, postlex=Blocks()), VOCAB), along),
+    "json": Case(lambda: Grammar(JSON).index(VOCAB), along),
+    "bare": Case(lambda: Grammar(BARE).index(VOCAB), along),
+    "indented": Case(lambda: Grammar(INDENTED, postlex=Blocks()).index(VOCAB), along),
     "schema": Case(lambda: JsonSchema(SCHEMA).index(VOCAB), along),
     "canonical": Case(lambda: Canonical(TOKENIZER, ITS_VOCAB), canonically),
     "counts": Case(lambda: Regex("(a|ba*b|é)*"), counted),

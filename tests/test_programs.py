@@ -20,7 +20,6 @@ from llmppl import (
     JsonSchema,
     PromptIntersection,
     Regex,
-    TokenIndex,
     Uniform,
     enumerate_exact,
     importance_sampling,
@@ -58,7 +57,7 @@ CONSTRAINTS = {
     "regex": (lambda: Regex(PATTERN), lambda text: re.fullmatch(PATTERN, text) is not None),
     "words": (lambda: DFA.from_strings(["a", "abc", "cab"]), {"a", "abc", "cab"}.__contains__),
     "grammar": (lambda: Grammar(NESTED), nested),
-    "index": (lambda: TokenIndex(Regex(PATTERN), tiny_vocab(V)), lambda text: re.fullmatch(PATTERN, text) is not None),
+    "index": (lambda: Regex(PATTERN).index(tiny_vocab(V)), lambda text: re.fullmatch(PATTERN, text) is not None),
     "recognizer": (EvenLength, lambda text: len(text) % 2 == 0 and "b" not in text),
 }
 each_constraint = pytest.mark.parametrize("name", CONSTRAINTS)
@@ -284,8 +283,8 @@ def test_lengths_that_are_no_counts_are_refused_when_drawn(lengths):
 def test_an_index_over_another_vocabulary_is_refused_and_one_over_an_equal_vocabulary_is_not():
     for V_other in (4, 5, 7):
         with pytest.raises(ValueError, match="another vocabulary"):
-            ConstrainedText(tiny_lm(V), "a", TokenIndex(Regex("[abc]+"), tiny_vocab(V_other)))
-    equal = TokenIndex(Regex("[abc]+"), tiny_vocab(V))
+            ConstrainedText(tiny_lm(V), "a", Regex("[abc]+").index(tiny_vocab(V_other)))
+    equal = Regex("[abc]+").index(tiny_vocab(V))
     assert equal.vocab is not tiny_lm(V).vocab
     assert ConstrainedText(tiny_lm(V), "a", equal).index is equal
 
@@ -303,7 +302,7 @@ def test_an_impossible_constraint_is_refused_and_names_what_was_wanted():
 def test_particles_share_one_index():
     posterior = smc_steer(ConstrainedText(tiny_lm(V), "a", Regex(PATTERN), max_tokens=5), 8, 3, seed=0)
     assert len({id(particle.index) for particle in posterior}) == 1
-    index = TokenIndex(Grammar(NESTED), tiny_vocab(V))
+    index = Grammar(NESTED).index(tiny_vocab(V))
     program = ConstrainedText(tiny_lm(V), "a", index, max_tokens=5)
     assert all(particle.index is index for particle in smc_steer(program, 8, 3, seed=0))
     assert program.copy().index is index
@@ -410,7 +409,7 @@ def test_the_weight_of_a_masked_text_is_the_sum_of_its_divergences_with_the_sign
         found = conformity(lm, "a", Regex("(ab|c){1,2}"), seed=seed)
         ids = [int(each.token) for each in found]
         masses = sum(each.kl for each in found)
-        index, state, log_q = TokenIndex(Regex("(ab|c){1,2}"), lm.vocab), None, 0.0
+        index, state, log_q = Regex("(ab|c){1,2}").index(lm.vocab), None, 0.0
         state = index.start
         for i, token in enumerate(ids):
             law, mask = law_by_hand(lm, [A, *ids[:i]]), index.mask(state)
