@@ -187,7 +187,7 @@ def ours(K: int | None, cache_bytes: int) -> Callable[[Task], Callable[[Run], No
 
         def call(run: Run) -> None:
             posterior = smc_standard(program, task.N, seed=0) if K is None else smc_steer(program, task.N, K, seed=0)
-            run.elsewhere = posterior.stats.seconds_user + posterior.stats.seconds_masks
+            run.elsewhere = posterior.stats.seconds_other + posterior.stats.seconds_masks
             run.cache, run.tokens = lm.store.peak_bytes, lm.stats.tokens
             assert len(posterior) and all(particle.num_tokens == task.steps for particle in posterior)
 

@@ -1,19 +1,20 @@
-"""The runtime: run plain functions together, and answer what they all wait for with one call.
+"""Runtime: run plain functions together, and answer what they all wait for with one call.
 
-The idea: every function runs in a greenlet of its own. Where it needs something expensive it calls `ask`, which
-switches out of it; when every function has either returned or asked, each *answerer* gets all of its questions in one
-list (a *round*), and the functions go on with their answers. The functions stay ordinary synchronous Python; there is
-no event loop and no timeout. Outside `Runtime.run`, `ask` simply asks, so the same code runs by hand in a debugger. A
+Every function runs in a greenlet of its own. Where it needs something expensive it calls `request`, which switches out
+of it; when every function has either returned or asked, each *evaluator* gets all of its questions in one list (a
+*round*), and the functions go on with their answers. The functions stay ordinary synchronous Python; there is no event
+loop and no timeout. Outside `Runtime.run`, `request` simply evaluates, so the same code runs by hand in a debugger. A
 run inside a function of another run passes its batches up, so that runs share their rounds, too.
 """
 
 from __future__ import annotations
 
 import contextvars
+import operator
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from greenlet import getcurrent, greenlet
 
@@ -26,9 +27,9 @@ class ContextTooLong(ValueError):
 class Stats:
     """What was run, and how long it took.
 
-    `rounds` batched calls of a language model's answers; `rows` contexts whose next-token law was computed; `tokens`
-    run through language models; `hits` questions answered without running anything; seconds spent in language models,
-    in masks, and in everything else (the steps of the programs and the inference loop around them).
+    `rounds`: forward-pass batches; `rows`: contexts evaluated; `tokens`: tokens run through language models; `hits`:
+    questions answered from a cache; `seconds_lm`, `seconds_masks`, `seconds_other`: time in language models, in masks,
+    and in everything else (the steps of the programs and the inference loop around them).
     """
 
     rounds: int = 0
@@ -37,69 +38,84 @@ class Stats:
     hits: int = 0
     seconds_lm: float = 0.0
     seconds_masks: float = 0.0
-    seconds_user: float = 0.0
+    seconds_other: float = 0.0
 
     def __add__(self, other: Stats) -> Stats:
-        return Stats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Stats)))
+        return Stats(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __sub__(self, other: Stats) -> Stats:
-        return Stats(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Stats)))
+        return Stats(*map(operator.sub, vars(self).values(), vars(other).values()))
 
     def __str__(self) -> str:
         return (
             f"{self.rounds} rounds, {self.rows} rows, {self.tokens} tokens run, {self.hits} cache hits; "
             f"{self.seconds_lm:.2f} s in the lm, {self.seconds_masks:.2f} s in masks, "
-            f"{self.seconds_user:.2f} s elsewhere"
+            f"{self.seconds_other:.2f} s elsewhere"
         )
 
 
-class Answerer(Protocol):
-    """Whoever answers questions in batches."""
+class Evaluator(Protocol):
+    """Evaluates questions in batches, as a language model does."""
 
     def done(self) -> Stats:
-        """A copy of what it has done for the calling thread so far; it only ever grows."""
+        """A copy of what was done for the calling thread so far; it only ever grows."""
 
-    def known(self, question: Any) -> Any | None:
-        """The answer, if it is at hand; None otherwise."""
+    def cached(self, question: Any) -> Any | None:
+        """The cached answer, or None."""
 
-    def answer(self, questions: list[Any]) -> list[Any]:
+    def evaluate(self, questions: list[Any]) -> Sequence[Any]:
         """The answers, in the order of the questions."""
 
 
 class _Worker(greenlet):  # type: ignore[misc]
-    """A function of a run in its own greenlet; its parent is the hub that answers."""
+    """A function of a run in its own greenlet; its parent is the loop that gets the answers."""
 
-    runtime: Runtime
+    def __init__(self, function: Callable[[], Any], runtime: Runtime, name: str) -> None:
+        super().__init__(function)
+        self.runtime, self.name = runtime, name
+        self.gr_context = contextvars.copy_context()
 
 
-def ask(answerer: Answerer, question: Any) -> Any:
-    """The answer to `question`: at once if it is known, else together with what the other functions of the run ask."""
-    worker = getcurrent()
-    if isinstance(worker, _Worker):
-        worker.runtime.meet(answerer)
-    answer = answerer.known(question)
-    if answer is not None:
-        return answer
-    return _answers(answerer, [question])[0]
+class _Request(NamedTuple):
+    """What a function waits for."""
+
+    worker: _Worker
+    evaluator: Evaluator
+    questions: Sequence[Any]
+
+
+def _worker() -> _Worker | None:
+    """The function of a run that is the caller, if one is."""
+    current = getcurrent()
+    return current if isinstance(current, _Worker) else None
 
 
 def running() -> bool:
     """Whether the caller is a function of a run."""
-    return isinstance(getcurrent(), _Worker)
+    return _worker() is not None
 
 
-def _answers(answerer: Answerer, questions: list[Any]) -> Sequence[Any]:
-    """The answers to `questions`: together with what the other functions of the run ask, if the caller is one."""
-    worker = getcurrent()
-    if isinstance(worker, _Worker):
-        assert worker.parent is not None
-        replies: Sequence[Any] = worker.parent.switch(answerer, questions)
-        return replies
-    return answerer.answer(questions)
+def request(evaluator: Evaluator, question: Any) -> Any:
+    """The answer to `question`: the cached one, or evaluated together with what the run's other functions request."""
+    worker = _worker()
+    if worker is not None:
+        worker.runtime.watch(evaluator)
+    answer = evaluator.cached(question)
+    return _evaluated(evaluator, [question])[0] if answer is None else answer
 
 
-class masking:
-    """Counts the time of a `with` block as spent in masks; the block must not ask."""
+def _evaluated(evaluator: Evaluator, questions: list[Any]) -> Sequence[Any]:
+    """The answers to `questions`, evaluated with what the run's other functions request, if the caller is one."""
+    worker = _worker()
+    if worker is None:
+        return evaluator.evaluate(questions)
+    assert worker.parent is not None
+    answers: Sequence[Any] = worker.parent.switch(evaluator, questions)
+    return answers
+
+
+class mask_timer:
+    """Counts the time of a `with` block as spent in masks; the block must not request anything."""
 
     __slots__ = ("start",)                              # a class, since a generator would cost more than a mask
 
@@ -108,44 +124,44 @@ class masking:
 
     def __exit__(self, *error: object) -> None:
         seconds = time.perf_counter() - self.start
-        worker = getcurrent()
-        if isinstance(worker, _Worker):
-            worker.runtime.mask(seconds)
+        worker = _worker()
+        if worker is not None:
+            worker.runtime.add_mask_seconds(seconds)
 
 
 class Runtime:
-    """Runs functions together, and knows what that cost.
+    """Runs functions together, and counts what that took.
 
-    Functions are run in their order, each until it asks or returns, so a run is deterministic where they are.
+    Functions are run in their order, each until it requests something or returns, so a run is deterministic where they
+    are.
     """
 
     def __init__(self) -> None:
-        worker = getcurrent()
-        self._outer: Runtime | None = worker.runtime if isinstance(worker, _Worker) else None
+        worker = _worker()
+        outer: Iterable[Runtime] = () if worker is None else worker.runtime._nested
+        self._nested: list[Runtime] = [self, *outer]    # the runs that this one is part of, innermost first
         self.seconds_masks = 0.0
         self._start = time.perf_counter()
-        self._met: dict[int, tuple[Answerer, Stats]] = {}
+        self._watched: dict[int, tuple[Evaluator, Stats]] = {}
 
-    def meet(self, answerer: Answerer) -> None:
-        """Count from now on what `answerer` does."""
-        if id(answerer) not in self._met:
-            self._met[id(answerer)] = answerer, answerer.done()
-            if self._outer is not None:
-                self._outer.meet(answerer)
+    def watch(self, evaluator: Evaluator) -> None:
+        """Count what `evaluator` does from now on."""
+        if id(evaluator) not in self._watched:
+            for runtime in self._nested:
+                runtime._watched.setdefault(id(evaluator), (evaluator, evaluator.done()))
 
-    def mask(self, seconds: float) -> None:
+    def add_mask_seconds(self, seconds: float) -> None:
         """Count time spent in masks."""
-        self.seconds_masks += seconds
-        if self._outer is not None:
-            self._outer.mask(seconds)
+        for runtime in self._nested:
+            runtime.seconds_masks += seconds
 
     @property
     def stats(self) -> Stats:
-        """What the answerers met have done since, and the time since this runtime was made."""
+        """What the watched evaluators have done since, and the time since this runtime was made."""
         total = Stats(seconds_masks=self.seconds_masks)
-        for answerer, before in self._met.values():
-            total += answerer.done() - before
-        total.seconds_user = time.perf_counter() - self._start - total.seconds_lm - total.seconds_masks
+        for evaluator, before in self._watched.values():
+            total += evaluator.done() - before
+        total.seconds_other = time.perf_counter() - self._start - total.seconds_lm - total.seconds_masks
         return total
 
     def run(self, functions: Sequence[Callable[[], Any]], names: Sequence[str]) -> None:
@@ -157,42 +173,39 @@ class Runtime:
         names : sequence of str
             Who each function is; an exception that leaves one carries that as a note.
         """
-        workers = [_Worker(function) for function in functions]
-        waiting: list[tuple[int, Answerer, list[Any]]] = []
+        workers = [_Worker(function, self, name) for function, name in zip(functions, names, strict=False)]
+        waiting: list[_Request] = []
 
-        def resume(i: int, switch: Callable[..., Any], *value: Any) -> None:
+        def resume(worker: _Worker, switch: Callable[..., Any], *value: Any) -> None:
             try:
-                asked = switch(*value)
+                wanted = switch(*value)
             except BaseException as error:
-                error.add_note(f"in {names[i]}")
+                error.add_note(f"in {worker.name}")
                 raise
-            if not workers[i].dead:
-                waiting.append((i, *asked))
+            if not worker.dead:
+                waiting.append(_Request(worker, *wanted))
 
         try:
-            for i, worker in enumerate(workers):
-                worker.runtime = self
-                worker.gr_context = contextvars.copy_context()
-                resume(i, worker.switch)
+            for worker in workers:
+                resume(worker, worker.switch)
             while waiting:
                 batch, waiting = waiting, []
-                asked: dict[int, list[tuple[int, Answerer, list[Any]]]] = {}
-                for entry in batch:
-                    asked.setdefault(id(entry[1]), []).append(entry)
-                answers: dict[int, list[Any]] = {}
-                for entries in asked.values():
-                    everything = [question for _, _, questions in entries for question in questions]
+                by_evaluator: dict[int, list[_Request]] = {}
+                for each in batch:
+                    by_evaluator.setdefault(id(each.evaluator), []).append(each)
+                answers: dict[_Worker, list[Any]] = {}
+                for requests in by_evaluator.values():
+                    asked = [(each.worker, question) for each in requests for question in each.questions]
                     try:
-                        replies = _answers(entries[0][1], everything)
+                        replies = _evaluated(requests[0].evaluator, [question for _, question in asked])
                     except Exception as error:          # into a step that asked, so that the traceback shows its line
-                        i = entries[0][0]
-                        resume(i, workers[i].throw, type(error), error, error.__traceback__)
+                        worker = requests[0].worker
+                        resume(worker, worker.throw, type(error), error, error.__traceback__)
                         raise
-                    owners = [i for i, _, questions in entries for _ in questions]
-                    for i, reply in zip(owners, replies, strict=True):
-                        answers.setdefault(i, []).append(reply)
-                for i, _, _ in batch:
-                    resume(i, workers[i].switch, answers[i])
+                    for (worker, _), reply in zip(asked, replies, strict=True):
+                        answers.setdefault(worker, []).append(reply)
+                for each in batch:
+                    resume(each.worker, each.worker.switch, answers[each.worker])
         finally:
             for worker in workers:
                 if not worker.dead:

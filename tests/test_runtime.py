@@ -1,4 +1,4 @@
-"""The runtime, with answerers that write down what they are asked."""
+"""The runtime, with evaluators that write down what they are asked."""
 
 import contextvars
 import time
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmppl.runtime import Runtime, Stats, ask, masking
+from llmppl.runtime import Runtime, Stats, mask_timer, request
 
 
 class Doubling:
@@ -21,10 +21,10 @@ class Doubling:
     def done(self):
         return replace(self.stats)
 
-    def known(self, question):
+    def cached(self, question):
         return None if self.memory is None else self.memory.get(question)
 
-    def answer(self, questions):
+    def evaluate(self, questions):
         self.batches.append(list(questions))
         self.stats.rounds += 1
         self.stats.rows += len(questions)
@@ -40,8 +40,8 @@ def test_what_all_wait_for_is_one_batch_in_the_order_of_the_functions():
     lm, done = Doubling(), []
 
     def function(i):
-        first = ask(lm, i)
-        second = ask(lm, 100 + first)
+        first = request(lm, i)
+        second = request(lm, 100 + first)
         done.append((i, first, second))
 
     Runtime().run([lambda i=i: function(i) for i in range(4)], NAMES)
@@ -54,18 +54,18 @@ def test_functions_that_ask_more_or_less_often_share_the_rounds_that_they_have()
 
     def function(i):
         for k in range(i):
-            seen.append((i, k, ask(lm, 10 * i + k)))
+            seen.append((i, k, request(lm, 10 * i + k)))
 
     Runtime().run([lambda i=i: function(i) for i in (0, 2, 1, 3)], NAMES)
     assert lm.batches == [[20, 10, 30], [21, 31], [32]]
     assert all(answer == 2 * (10 * i + k) for i, k, answer in seen)
 
 
-def test_every_answerer_gets_its_own_questions():
+def test_every_evaluator_gets_its_own_questions():
     one, two, got = Doubling(), Doubling(), {}
 
     def function(i):
-        got[i] = ask(one if i % 2 else two, i)
+        got[i] = request(one if i % 2 else two, i)
 
     Runtime().run([lambda i=i: function(i) for i in range(5)], NAMES)
     assert one.batches == [[1, 3]] and two.batches == [[0, 2, 4]]
@@ -76,12 +76,12 @@ def test_what_is_known_is_answered_at_once():
     lm, order = Doubling(remembers=True), []
 
     def function(i):
-        ask(lm, 7)
+        request(lm, 7)
         order.append(i)
-        ask(lm, 7)
+        request(lm, 7)
         order.append(i)
 
-    ask(lm, 7)
+    request(lm, 7)
     Runtime().run([lambda i=i: function(i) for i in range(2)], NAMES)
     assert lm.batches == [[7]] and order == [0, 0, 1, 1]
 
@@ -95,18 +95,18 @@ def test_no_functions_and_functions_that_ask_nothing_need_no_round():
 
 def test_outside_a_run_a_question_is_simply_asked():
     lm = Doubling()
-    assert ask(lm, 3) == 6 and lm.batches == [[3]]
+    assert request(lm, 3) == 6 and lm.batches == [[3]]
 
 
 def test_runs_inside_functions_share_their_batches():
     lm, got = Doubling(), []
 
     def inner(i):
-        got.append(ask(lm, i))
+        got.append(request(lm, i))
 
     def outer(i):
         Runtime().run([lambda k=k: inner(10 * i + k) for k in range(2)], NAMES)
-        got.append(ask(lm, 100 + i))
+        got.append(request(lm, 100 + i))
 
     Runtime().run([lambda: outer(1), lambda: outer(2)], NAMES)
     assert lm.batches == [[10, 11, 20, 21], [101, 102]]
@@ -117,7 +117,7 @@ def test_an_exception_in_a_function_is_raised_with_a_note_of_who_it_was():
     lm = Doubling()
 
     def function(i):
-        if ask(lm, i) == 4:
+        if request(lm, i) == 4:
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine") as caught:
@@ -136,26 +136,26 @@ def test_an_exception_before_any_question_is_raised_with_the_note_too():
 
 
 class Broken(Doubling):
-    def answer(self, questions):
+    def evaluate(self, questions):
         raise FloatingPointError("the model gave NaN")
 
 
-def test_an_exception_in_an_answerer_shows_the_line_that_asked_and_who_it_was():
+def test_an_exception_in_an_evaluator_shows_the_line_that_asked_and_who_it_was():
     def function(i):
         if i:
-            ask(Broken(), i)
+            request(Broken(), i)
 
     with pytest.raises(FloatingPointError, match="gave NaN") as caught:
         Runtime().run([lambda i=i: function(i) for i in range(2)], NAMES)
     assert caught.value.__notes__ == ["in function 1"]
     shown = "".join(traceback.format_exception(caught.value))
-    assert "ask(Broken(), i)" in shown and "in answer" in shown
+    assert "request(Broken(), i)" in shown and "in evaluate" in shown
 
 
-def test_a_function_that_swallows_what_an_answerer_raised_does_not_hide_it():
+def test_a_function_that_swallows_what_an_evaluator_raised_does_not_hide_it():
     def function():
         try:
-            ask(Broken(), 1)
+            request(Broken(), 1)
         except FloatingPointError:
             pass
 
@@ -168,13 +168,13 @@ def test_what_an_exception_leaves_hanging_is_unwound():
 
     def waits(i):
         try:
-            ask(lm, i)
-            ask(lm, i)
+            request(lm, i)
+            request(lm, i)
         finally:
             unwound.append(i)
 
     def raises():
-        ask(lm, 0)
+        request(lm, 0)
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
@@ -184,14 +184,14 @@ def test_what_an_exception_leaves_hanging_is_unwound():
 
 def test_an_interrupt_while_answering_unwinds_everything():
     class Interrupted(Doubling):
-        def answer(self, questions):
+        def evaluate(self, questions):
             raise KeyboardInterrupt
 
     unwound = []
 
     def function(i):
         try:
-            ask(Interrupted(), i)
+            request(Interrupted(), i)
         finally:
             unwound.append(i)
 
@@ -202,22 +202,22 @@ def test_an_interrupt_while_answering_unwinds_everything():
 
 def test_a_number_of_answers_other_than_that_of_the_questions_is_an_error():
     class Short(Doubling):
-        def answer(self, questions):
+        def evaluate(self, questions):
             return [0]
 
     lm = Short()
     with pytest.raises(ValueError):
-        Runtime().run([lambda i=i: ask(lm, i) for i in range(2)], NAMES)
+        Runtime().run([lambda i=i: request(lm, i) for i in range(2)], NAMES)
 
 
 def test_an_answer_may_be_any_object_but_None_means_unknown():
     class Zero(Doubling):
-        def known(self, question):
+        def cached(self, question):
             return 0
 
     lm = Zero()
     got = []
-    Runtime().run([lambda: got.append(ask(lm, 1))], NAMES)
+    Runtime().run([lambda: got.append(request(lm, 1))], NAMES)
     assert got == [0] and lm.batches == []
 
 
@@ -229,7 +229,7 @@ def test_functions_see_the_context_variables_of_the_caller_and_set_only_their_ow
     def function(i):
         seen.append(variable.get())
         variable.set(i)
-        ask(lm, i)
+        request(lm, i)
         assert variable.get() == i
 
     Runtime().run([lambda i=i: function(i) for i in range(3)], NAMES)
@@ -249,14 +249,14 @@ def test_stats_add_subtract_and_show_themselves():
     )
 
 
-def test_a_runtime_counts_what_its_answerers_did_since_it_met_them():
+def test_a_runtime_counts_what_its_evaluators_did_since_it_met_them():
     lm, other = Doubling(), Doubling()
-    ask(lm, 1)
+    request(lm, 1)
     runtime = Runtime()
     assert runtime.stats.rounds == 0
-    runtime.run([lambda: ask(lm, 1), lambda: ask(other, 2), lambda: ask(lm, 3)], NAMES)
+    runtime.run([lambda: request(lm, 1), lambda: request(other, 2), lambda: request(lm, 3)], NAMES)
     assert (runtime.stats.rounds, runtime.stats.rows) == (2, 3)
-    runtime.run([lambda: ask(lm, 4)], NAMES)
+    runtime.run([lambda: request(lm, 4)], NAMES)
     assert (runtime.stats.rounds, runtime.stats.rows) == (3, 4)
     assert lm.stats.rounds == 3                         # its own count goes on
 
@@ -265,8 +265,8 @@ def test_what_runs_inside_functions_do_counts_for_the_outer_run_too():
     lm, inner = Doubling(), []
 
     def masked(question):
-        ask(lm, question)
-        with masking():
+        request(lm, question)
+        with mask_timer():
             time.perf_counter()
 
     def outer(i):
@@ -282,13 +282,13 @@ def test_what_runs_inside_functions_do_counts_for_the_outer_run_too():
 
 def test_time_in_masks_is_counted_apart_and_only_inside_a_run():
     def function():
-        with masking():
+        with mask_timer():
             time.perf_counter()
 
     runtime = Runtime()
     runtime.run([function], NAMES)
     stats = runtime.stats
-    assert stats.seconds_masks > 0.0 and stats.seconds_lm == 0.0 and stats.seconds_user > 0.0
+    assert stats.seconds_masks > 0.0 and stats.seconds_lm == 0.0 and stats.seconds_other > 0.0
     before = runtime.seconds_masks
     function()
     assert runtime.seconds_masks == before
@@ -296,7 +296,7 @@ def test_time_in_masks_is_counted_apart_and_only_inside_a_run():
 
 def test_masking_lets_exceptions_through():
     def function():
-        with masking():
+        with mask_timer():
             raise ValueError("in a mask")
 
     with pytest.raises(ValueError, match="in a mask"):

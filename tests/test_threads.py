@@ -148,7 +148,7 @@ def test_threads_wait_for_the_lm_they_share_and_for_no_other():
     assert most == [True] * 8
 
 
-def test_a_thread_computes_what_it_announced_itself_and_counts_what_it_did():
+def test_a_thread_computes_what_it_prefetches_itself_and_counts_what_it_did():
     vocab, asked = Vocabulary([b"a", b"b", b""], eos_ids=[2]), []
 
     def function(ids):
@@ -158,7 +158,7 @@ def test_a_thread_computes_what_it_announced_itself_and_counts_what_it_did():
     lm = CachedTransformer(function, vocab)
     mine, other = lm.context("a"), lm.context("b")
     asker = threading.Event()                           # any object
-    mine.announce(asker)
+    mine.prefetch(asker)
     in_threads([other.log_probs])
     assert [ids for _, ids in asked] == [(1,)]
     assert lm.done().rows == 0 and lm.stats.rows == 1
@@ -167,14 +167,14 @@ def test_a_thread_computes_what_it_announced_itself_and_counts_what_it_did():
     assert lm.done().rows == 2 and lm.stats.rows == 3
 
 
-def test_who_announced_a_question_and_is_gone_is_not_answered():
+def test_who_prefetched_a_question_and_is_gone_is_not_answered():
     asked = []
     lm = CachedTransformer(
         lambda ids: asked.append(tuple(ids)) or [0.0, 0.0, 0.0], Vocabulary([b"a", b"b", b""], eos_ids=[2])
     )
     held, asker, dropped = lm.context("aa"), threading.Event(), lm.context("bb")
-    held.announce(threading.Event())                    # who asked is gone at once, and the context is not
-    dropped.announce(asker)
+    held.prefetch(threading.Event())                    # who asked is gone at once, and the context is not
+    dropped.prefetch(asker)
     del dropped                                         # the other way round
     lm.context("a").log_probs()
     assert asked == [(0,)] and len(held) == 2
@@ -247,7 +247,7 @@ def a_day(lm):
     for k in range(0, len(JOBS), 3):
         contexts = [at(lm, ids[:2]) + "".join(chr(97 + i) for i in ids[2:]) for ids in JOBS[k : k + 3]]
         for context in contexts:
-            context.announce(lm)
+            context.prefetch(lm)
         contexts[0].log_probs()
         contexts[1].log_prob_since(at(lm, JOBS[k + 1][:1]))
         kept = [*kept[-4:], contexts[2]]

@@ -137,7 +137,7 @@ class Store:
     budget : int
         The most bytes that slots and rows may take together, with what Python needs around them. Slots leave an
         eighth of it to rows, unless the contexts of one pass need it: without rows every question is computed
-        twice, once for whoever announced it and once for whoever asks.
+        twice, once for whoever prefetches it and once for whoever asks.
     slot_bytes : int
         Bytes of a slot; 0 if the backend has none.
     reserve : callable

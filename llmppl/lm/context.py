@@ -18,7 +18,7 @@ from llmppl import arguments
 from llmppl.distributions.distribution import Distribution, Floats
 from llmppl.lm.cache import Backend, Node, Row
 from llmppl.lm.token_distribution import TokenDistribution
-from llmppl.runtime import Answerer, ask
+from llmppl.runtime import Evaluator, request
 from llmppl.tokens.vocabulary import _EOS, Text, Token, Vocabulary, encode_fragment
 
 NOT_PICKLED = (
@@ -27,7 +27,7 @@ NOT_PICKLED = (
 )
 
 
-class LanguageModel(Answerer, Protocol):
+class LanguageModel(Evaluator, Protocol):
     """What a context asks of its language model; it answers questions about the nodes of its trie."""
 
     vocab: Vocabulary
@@ -38,7 +38,7 @@ class LanguageModel(Answerer, Protocol):
 
     def check_length(self, context: Context, but: int = 0) -> None: ...
 
-    def announce(self, asker: object, context: Context) -> None: ...
+    def prefetch(self, asker: object, context: Context) -> None: ...
 
 
 class Context:
@@ -100,7 +100,7 @@ class Context:
     def row(self) -> Row:
         """The logits of the next token as they are kept, and the log of their sum of exponentials."""
         self.lm.check_length(self)
-        row: Row = ask(self.lm, (self.node,))
+        row: Row = request(self.lm, (self.node,))
         return row
 
     def log_probs(self) -> NDArray[np.float64]:
@@ -113,7 +113,7 @@ class Context:
         if len(self) < len(start) or (nodes[0].parent if nodes else self.node) is not start.node:
             raise ValueError(f"{self!r} does not continue {start!r}")
         self.lm.check_length(self, but=1)               # the last token is not read
-        return sum(ask(self.lm, (start.node, *nodes))) if nodes else 0.0
+        return sum(request(self.lm, (start.node, *nodes))) if nodes else 0.0
 
     def next_token(self) -> NextToken:
         """The distribution of the next token: one object for all who ask while it lives."""
@@ -124,11 +124,11 @@ class Context:
             self.node.next_token = weakref.ref(dist)
         return dist
 
-    def announce(self, asker: object) -> None:
+    def prefetch(self, asker: object) -> None:
         """Compute the row in this thread's next round, whoever asks, if this context and `asker` live until then."""
         self.lm.check_length(self)
         if self.node.row is None:
-            self.lm.announce(asker, self)
+            self.lm.prefetch(asker, self)
 
 
 class NextToken(TokenDistribution):
@@ -142,7 +142,7 @@ class NextToken(TokenDistribution):
         super().__init__(context.lm.vocab, context.log_probs)
         self.context = context
         self.recipe = ("next token", context)
-        context.announce(self)
+        context.prefetch(self)
 
     def log_weights(self) -> Floats:
         if self._log_weights is None:

@@ -33,7 +33,7 @@ from llmppl.runtime import ContextTooLong, Stats
 from llmppl.tokens import Text, Vocabulary
 
 _LARGE = 1e6                            # the log of a sum of probabilities is added to logits only below this
-_Announced = tuple[weakref.ref[Any], weakref.ref[Context]]            # who asks, and for what
+_Prefetch = tuple[weakref.ref[Any], weakref.ref[Context]]              # who asks, and for what
 Question = tuple[Node, ...]             # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
 
 
@@ -44,7 +44,7 @@ class _Here(threading.local):
     """
 
     def __init__(self, done: dict[int, Stats]) -> None:
-        self.announced: list[_Announced] = []
+        self.prefetches: list[_Prefetch] = []
         self.stats = done.setdefault(threading.get_ident(), Stats())
 
 
@@ -215,9 +215,8 @@ class CachedTransformer:
         """What was run for the calling thread; a copy."""
         return replace(self.here.stats)
 
-    def known(self, question: Question) -> Any | None:
-        """The answer to `question` if nothing has to run for it. It is right whenever it is there, so no thread waits
-        for another."""
+    def cached(self, question: Question) -> Any | None:
+        """The cached answer, or None. It is right whenever it is there, so no thread waits for another."""
         node, *after = question
         if not after:
             row = node.row
@@ -231,17 +230,17 @@ class CachedTransformer:
         self.here.stats.hits += 1
         return log_probs
 
-    def announce(self, asker: object, context: Context) -> None:
+    def prefetch(self, asker: object, context: Context) -> None:
         """Compute the row of `context` in this thread's next round, if it and `asker` live until then."""
-        self.here.announced.append((weakref.ref(asker), weakref.ref(context)))
+        self.here.prefetches.append((weakref.ref(asker), weakref.ref(context)))
 
-    def answer(self, questions: list[Question]) -> list[Any]:
-        """Rows and log-probabilities, with everything that this thread has announced since its last round."""
-        announced, self.here.announced = self.here.announced, []
-        answers: list[Any] = self._exclusive(self._answer, questions, announced)
+    def evaluate(self, questions: list[Question]) -> list[Any]:
+        """Rows and log-probabilities, with everything that this thread has prefetched since its last round."""
+        prefetches, self.here.prefetches = self.here.prefetches, []
+        answers: list[Any] = self._exclusive(self._evaluate, questions, prefetches)
         return answers
 
-    def _answer(self, questions: list[Question], announced: list[_Announced]) -> list[Any]:
+    def _evaluate(self, questions: list[Question], prefetches: list[_Prefetch]) -> list[Any]:
         start = perf_counter()
         self._round += 1
         self.trie.settle()                              # and not again before the round ends: its nodes stay
@@ -253,7 +252,7 @@ class CachedTransformer:
             for parent, child in zip((node, *after), after, strict=False):
                 if child.log_prob is None:
                     needs.setdefault(parent, _Need()).children.append(child)
-        for asker, place in announced:
+        for asker, place in prefetches:
             context = place()
             if context is not None and asker() is not None:
                 needs.setdefault(context.node, _Need()).row = True

@@ -21,7 +21,7 @@ from llmppl.distributions import Distribution, Finite, Geometric, product
 from llmppl.languages import index_of
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.models.model import Model
-from llmppl.runtime import masking
+from llmppl.runtime import mask_timer
 from llmppl.tokens import EOS, Text, Token, Vocabulary
 
 Mask = NDArray[np.bool_]
@@ -167,7 +167,7 @@ class ConstrainedText(Program):
         if self.write(token):
             self.context += token
             if self.index is not None:
-                with masking():
+                with mask_timer():
                     self.state = self.index.advance(self.state, token)
             if self.constraint is not None:
                 self.condition(arguments.truth("constraint", self.constraint, self.s))
@@ -176,10 +176,10 @@ class ConstrainedText(Program):
         """What the next token must meet."""
         left = None if self.must_end_by is None else self.must_end_by - self.num_tokens
         if self.index is not None:
-            with masking():
+            with mask_timer():
                 yield self.index.mask(self.state) if left is None else self.index.mask_within(self.state, left)
         if self.mask is not None:
-            with masking():
+            with mask_timer():
                 allowed = self.mask(self.s)
             yield allowed
         if self.early():
