@@ -15,9 +15,10 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 from llmppl.languages import Regex as Language
 from llmppl.lm.embedded import PATH
 from llmppl.masks import TokenIndex
-from llmppl.tokens import Vocabulary
-from llmppl.tokens.canonical import Canonical, Merges
-from llmppl.tokens.pretokens import FOLDED, NotFollowed, PreTokens, Split
+from llmppl.tokens import Canonical, UnsupportedTokenizer, Vocabulary
+from llmppl.tokens.merges import Merges
+from llmppl.tokens.patterns import FOLDED, Split
+from llmppl.tokens.pretokens import PreTokens
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 REAL = ["vocab/gpt2", "vocab/cl100k_base", "vocab/o200k_base", "vocab/mistral_v3", "models/stories260K", "embedded"]
@@ -192,7 +193,7 @@ FAMILIES = {
     "wordpiece": wordpiece,
     "unigram": unigram,
 }
-FOLLOWED = list(FAMILIES)[:18]
+SUPPORTED = list(FAMILIES)[:18]
 
 
 def fast(tokenizer):
@@ -284,17 +285,17 @@ def check(tokenizer, canonical, num, seed):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_passes_is_what_the_tokenizer_gives_back(name):
     tokenizer, canonical = made(name)
-    assert canonical.followed == (name in FOLLOWED), canonical.why
+    assert canonical.supported == (name in SUPPORTED), canonical.reason
     wrong, cut = check(tokenizer, canonical, repetitions(20_000, 800), seed=1)
     assert wrong > 30
-    if name in FOLLOWED:
+    if name in SUPPORTED:
         assert cut > 0.8 * wrong
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_tokenizers_agree(name):
     tokenizer, canonical = real(name)
-    assert canonical.followed
+    assert canonical.supported
     wrong, cut = check(tokenizer, canonical, repetitions(100_000, 500), seed=2)
     assert wrong > 40 and cut > 0.8 * wrong
 
@@ -379,7 +380,7 @@ HALF_MERGES = [("Ã", "©"), ("a", "Ã"), ("©", "a"), ("Ġ", "Ã")]
 def test_all_short_sequences_and_what_may_still_become_canonical(patterns, vocab, merges, most, slack):
     tokenizer = byte_level(*patterns, vocab=vocab, merges=merges)
     canonical = canonical_of(tokenizer)
-    assert canonical.followed
+    assert canonical.supported
     alive, hopeless = {()}, 0                       # prefixes of a canonical sequence of at most `most` tokens
     everything = [ids for n in range(most + 1) for ids in itertools.product(range(len(vocab)), repeat=n)]
     for ids in reversed(everything):
@@ -443,7 +444,7 @@ def test_text_that_looks_like_an_added_token_is_that_token():
     tokenizer = byte_level(vocab=["<", "e", ">", "a"], merges=[])
     tokenizer.add_special_tokens(["<e>"])
     canonical = canonical_of(tokenizer)
-    assert canonical.followed
+    assert canonical.supported
     less, e, more, a = range(4)
     assert walk(canonical, [less, e, more])[3:] == [] and judged(canonical, [less, e, a, more])
     assert verdicts(tokenizer, canonical, [less, e]) == (True, True)
@@ -456,7 +457,7 @@ def test_an_added_token_that_is_text_stands_between_two_texts():
     tokenizer = byte_level(GPT2, vocab=["a", "b", "ab", "Ġ", "ĠĠ"], merges=[("a", "b"), ("Ġ", "Ġ")])
     tokenizer.add_tokens([AddedToken("ba", normalized=False), AddedToken("é", normalized=False)])
     canonical = canonical_of(tokenizer)
-    assert "added tokens" in canonical.why
+    assert "added tokens" in canonical.reason
     a, b, ab, _, blanks, ba, _ = range(7)
     for ids in ([a, ba, b], [blanks, ba], [ab, ba], [a, b], [b, a], [ba, a, blanks, ba]):
         assert judged(canonical, ids) == truth(tokenizer, ids), ids
@@ -464,7 +465,7 @@ def test_an_added_token_that_is_text_stands_between_two_texts():
 
 def test_ignore_merges_takes_a_word_whole_that_no_merges_build():
     made = _, canonical = by_hand(GPT2, vocab=["a", "b", "c", "d", "abc", "Ġ"], merges=[], ignore_merges=True)
-    assert "no merges make" in canonical.why
+    assert "no merges make" in canonical.reason
     assert verdicts(*made, spelled(canonical, "a", "b", "c")) == (False, False)
     assert verdicts(*made, spelled(canonical, "a", "b", "c", "d")) == (True, True)
     assert verdicts(*made, spelled(canonical, "abc")) == (True, True)
@@ -476,7 +477,7 @@ def test_a_normaliser_changes_what_each_pair_leaves():
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(letters)}, []))
     tokenizer.normalizer, tokenizer.decoder = normalizers.NFC(), decoders.Fuse()
     canonical = canonical_of(tokenizer)
-    assert "normalises" in canonical.why
+    assert "normalises" in canonical.reason
     assert verdicts(tokenizer, canonical, [0, 2]) == (True, True) == verdicts(tokenizer, canonical, [2, 3])
     assert verdicts(tokenizer, canonical, [0, 2, 3]) == (False, False)
 
@@ -486,7 +487,7 @@ def test_unigram_and_wordpiece_are_left_to_the_tokenizer():
     tokenizer = Tokenizer(models.Unigram(scores, unk_id=6))
     tokenizer.decoder = decoders.Fuse()
     canonical = canonical_of(tokenizer)
-    assert "Unigram" in canonical.why
+    assert "Unigram" in canonical.reason
     assert verdicts(tokenizer, canonical, [0, 1]) == verdicts(tokenizer, canonical, [1, 2]) == (True, True)
     assert verdicts(tokenizer, canonical, [0, 1, 2]) == (False, False)
 
@@ -539,7 +540,7 @@ def test_a_context_that_no_encoding_begins_with_is_refused_with_its_place():
         canonical.after(ids)
 
 
-def test_states_of_a_followed_tokenizer_are_finitely_many_in_a_loop():
+def test_states_of_a_supported_tokenizer_are_finitely_many_in_a_loop():
     _, canonical = made("cl100k")
     loop = canonical.encode(" the 123  \n é")
     seen, state = set(), canonical.start
@@ -553,8 +554,8 @@ def test_states_of_a_followed_tokenizer_are_finitely_many_in_a_loop():
 def test_a_canonical_copies_as_itself_and_shows_what_it_is():
     _, canonical = made("gpt2")
     assert copy.deepcopy([canonical])[0] is copy.copy(canonical) is canonical
-    assert repr(canonical) == "Canonical(391 tokens, followed)" and canonical.why == ""
-    assert "not followed" in repr(made("wordpiece")[1])
+    assert repr(canonical) == "Canonical(391 tokens, supported)" and canonical.reason == ""
+    assert "not supported" in repr(made("wordpiece")[1])
 
 
 def test_later_changes_to_the_tokenizer_are_not_seen():
@@ -580,10 +581,10 @@ def test_what_is_no_fast_tokenizer_or_not_this_vocabulary_is_refused():
         Canonical(tokenizer, Vocabulary([b"a"]))
 
 
-def test_a_vocabulary_that_spells_otherwise_than_the_pieces_is_not_followed():
+def test_a_vocabulary_that_spells_otherwise_than_the_pieces_is_not_supported():
     tokenizer, canonical = made("gpt2")
     tokens = [data.replace(b"the", b"The") for data in canonical.vocab.tokens]
-    assert "b'The', is not spelled like its piece 'the'" in Canonical(tokenizer, Vocabulary(tokens)).why
+    assert "b'The', is not spelled like its piece 'the'" in Canonical(tokenizer, Vocabulary(tokens)).reason
 
 
 def blanks(normalizer, decoder, *more, step=None):
@@ -603,7 +604,7 @@ BACK, FUSE, BYTES = decoders.Replace("▁", " "), decoders.Fuse(), decoders.Byte
 
 
 @pytest.mark.parametrize(
-    "tokenizer, followed",
+    "tokenizer, supported",
     [
         (blanks(None, FUSE), True),
         (blanks(None, decoders.Sequence([BACK, FUSE])), False),
@@ -622,9 +623,9 @@ BACK, FUSE, BYTES = decoders.Replace("▁", " "), decoders.Fuse(), decoders.Byte
         (blanks(None, decoders.Metaspace(), step=pre_tokenizers.Metaspace(prepend_scheme="first")), False),
     ],
 )
-def test_blanks_however_they_are_written(tokenizer, followed):
+def test_blanks_however_they_are_written(tokenizer, supported):
     canonical = canonical_of(tokenizer)
-    assert canonical.followed == followed, canonical.why
+    assert canonical.supported == supported, canonical.reason
     bytes_of_blank = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "▁".encode()]
     ids = [*range(7), *(id for id in bytes_of_blank if id is not None)]
     for n in range(5):
@@ -635,25 +636,25 @@ def test_blanks_however_they_are_written(tokenizer, followed):
 @pytest.mark.parametrize(
     "step, why",
     [
-        (pre_tokenizers.Split("a", "removed"), "pre-tokenizer Split is not followed"),
-        (pre_tokenizers.Whitespace(), "pre-tokenizer Whitespace is not followed"),
-        (pre_tokenizers.Split(Regex(r"a\b"), "isolated"), "has something that is not followed, at 1"),
+        (pre_tokenizers.Split("a", "removed"), "pre-tokenizer Split is not supported"),
+        (pre_tokenizers.Whitespace(), "pre-tokenizer Whitespace is not supported"),
+        (pre_tokenizers.Split(Regex(r"a\b"), "isolated"), "has something that is not supported, at 1"),
         (pre_tokenizers.Split(Regex("(?<=a)b"), "isolated"), "has an unknown group"),
         (pre_tokenizers.Split(Regex("(?!ab)a"), "isolated"), "looks ahead to more than one class"),
         (pre_tokenizers.Split(Regex("a*"), "isolated"), "matches the empty text"),
         (pre_tokenizers.Split(Regex("(?i:stop)"), "isolated"), "ignores the case"),
-        (pre_tokenizers.Split(Regex("(a|b)++"), "isolated"), "has a quantifier that is not followed"),
-        (pre_tokenizers.Split(Regex("a{2,1}"), "isolated"), "has a quantifier that is not followed"),
+        (pre_tokenizers.Split(Regex("(a|b)++"), "isolated"), "has a quantifier that is not supported"),
+        (pre_tokenizers.Split(Regex("a{2,1}"), "isolated"), "has a quantifier that is not supported"),
         (pre_tokenizers.Split(Regex(r"(?i:\p{L})b"), "isolated"), "ignores the case of a class"),
-        (pre_tokenizers.Split(Regex("a{1,2}+"), "isolated"), "has a quantifier that is not followed"),
+        (pre_tokenizers.Split(Regex("a{1,2}+"), "isolated"), "has a quantifier that is not supported"),
         (pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(), pre_tokenizers.Digits()]), "read what something else"),
     ],
 )
-def test_what_is_not_followed_is_said_and_left_to_the_tokenizer(step, why):
+def test_what_is_not_supported_is_said_and_left_to_the_tokenizer(step, why):
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(LETTERS)}, LETTER_MERGES))
     tokenizer.pre_tokenizer, tokenizer.decoder = step, decoders.Fuse()
     canonical = canonical_of(tokenizer)
-    assert why in canonical.why
+    assert why in canonical.reason
     for ids in itertools.product(range(len(LETTERS)), repeat=3):
         assert judged(canonical, ids) == truth(tokenizer, ids)
 
@@ -701,7 +702,7 @@ def cuts(splits, text):
     """The lists of cuts that are left when all of a text is read."""
     pre, found = PreTokens(splits), [((), None)]
     for at, char in enumerate(text):
-        bits = tuple(split.bits(char) for split in splits)
+        bits = tuple(split.bits[char] for split in splits)
         found = [
             (before + (at,) * cut, guess)
             for before, guesses in found
@@ -724,20 +725,20 @@ def random_pattern(rng, depth=0):
 
 
 def test_one_guess_is_left_at_the_end_of_a_text_and_it_is_the_splits_own():
-    rng, followed = random.Random(6), 0
+    rng, supported = random.Random(6), 0
     for _ in range(repetitions(4000, 300)):
         patterns = [random_pattern(rng) for _ in range(rng.randrange(1, 3))]
         try:
             splits = [Split(pattern) for pattern in patterns]
-        except NotFollowed:
+        except UnsupportedTokenizer:
             continue
-        followed += 1
+        supported += 1
         real = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns])
         for _ in range(10):
             text = "".join(rng.choices("abcA \n1", k=rng.randrange(1, 9)))
             expected = [tuple(begin for _, (begin, _) in real.pre_tokenize_str(text))[1:]]
             assert cuts(splits, text) == expected, (patterns, text)
-    assert followed > repetitions(500, 40)
+    assert supported > repetitions(500, 40)
 
 
 def test_no_other_ascii_letters_are_what_one_character_folds_to():

@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "llmppl"
 
 FOLDERS = [
-    "arguments", "exclusive", "shared", "runtime", "display", "masks", "languages", "grammar", "tokens",
+    "arguments", "exclusive", "growing", "shared", "runtime", "display", "masks", "languages", "grammar", "tokens",
     "distributions", "lm", "models", "inference", "queries", "trace", "cli", "__init__",
 ]  # fmt: skip
 STRANGERS = {"inference": ["languages", "masks", "grammar", "tokens", "lm"]}       # folder: what it does not know

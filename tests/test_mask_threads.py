@@ -209,7 +209,7 @@ def room(request, monkeypatch):
     if request.param == "tight":
         for module, name, most in [
             (index, "MASK_BYTES", 300), (index, "NUMBERED", 8), (canonical, "MASK_BYTES", 1500),
-            (canonical, "READINGS", 6), (grammar, "MAX_STATES", 6), (grammar, "MAX_MASKS", 6),
+            (canonical, "MAX_READINGS", 6), (grammar, "MAX_STATES", 6), (grammar, "MAX_MASKS", 6),
             (json_schema, "MATCHERS", 3),
         ]:  # fmt: skip
             monkeypatch.setattr(module, name, most)

@@ -19,7 +19,7 @@ from llmppl.distributions.distribution import Distribution, Floats
 from llmppl.lm.cache import Backend, Node, Row
 from llmppl.lm.token_distribution import TokenDistribution
 from llmppl.runtime import Evaluator, request
-from llmppl.tokens.vocabulary import _EOS, Text, Token, Vocabulary, encode_fragment
+from llmppl.tokens import EndOfText, Text, Token, Vocabulary, encode_fragment
 
 NOT_PICKLED = (
     "cannot be pickled, nor can what holds it, as programs and particles do: the language model stays in its process. "
@@ -54,11 +54,11 @@ class Context:
         self.lm, self.node = lm, node
         self._start, self._offset = start, offset       # the text of the first `offset` tokens
 
-    def __add__(self, more: Token | int | str | _EOS) -> Context:
+    def __add__(self, more: Token | int | str | EndOfText) -> Context:
         if isinstance(more, str):
             fragment = arguments.text("text", more)
             ids: Iterable[int] = encode_fragment(self.lm.tokenizer, self.lm.vocab, fragment)
-        elif isinstance(more, _EOS):
+        elif isinstance(more, EndOfText):
             if len(self.lm.vocab.eos_ids) != 1:
                 raise ValueError(f"context + EOS is ambiguous; add one of the eos ids {self.lm.vocab.eos_ids}")
             ids = self.lm.vocab.eos_ids

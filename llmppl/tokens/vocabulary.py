@@ -1,22 +1,16 @@
 """Vocabulary: what each token id of a language model adds to a text, in bytes.
 
 One idea: the bytes of a token are what it adds in the *middle* of a decoded text, so that the bytes of a text are its
-tokens' bytes joined. They are found by asking the tokenizer's own decoder about one token between two others, and,
-where a token is only part of a character, by reading its piece.
-
-A *piece* is the string by which a tokenizer names a token ("Ġthe", "▁the", "##ing", "<0x0A>"). A token is *special* if
-it adds nothing to a text: control tokens, the ends of text (*eos*), and *unknown* ids, behind which the tokenizer has
-no entry. A character may be split over several tokens; a `Text` is a str that keeps its bytes, so that it comes out
-whole again.
+tokens' bytes joined. A token is *special* if it adds nothing to a text: control tokens, the ends of text (*eos*), and
+*unknown* ids, behind which the tokenizer has no entry.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
-import random
-import re
-from builtins import bytes as Bytes  # Text and Token have an attribute of that name
+from builtins import bytes as Bytes  # Token has an attribute of that name
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, SupportsIndex, overload
@@ -24,81 +18,14 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EOS", "Text", "Token", "Vocabulary", "encode_fragment"]
+from llmppl.growing import Memo, reached
+from llmppl.languages.limits import shown
+from llmppl.shared import Shared
+from llmppl.tokens.decoding import token_bytes
+from llmppl.tokens.text import EOS, Spelled, Text, bytes_of
 
 
-class _EOS:
-    """The end of the text: equal to every token that is an eos of its vocabulary, and empty as a text."""
-
-    _one: _EOS | None = None
-
-    def __new__(cls) -> _EOS:
-        if cls._one is None:
-            cls._one = super().__new__(cls)
-        return cls._one
-
-    def __repr__(self) -> str:
-        return "EOS"
-
-    def __str__(self) -> str:
-        return ""
-
-    def __eq__(self, other: object) -> bool:  # also answers `token == EOS`: an int does not know EOS and asks us
-        return other is self or (isinstance(other, Token) and other.is_eos)
-
-    def __hash__(self) -> int:
-        raise TypeError("EOS has no hash: it equals every eos token of a vocabulary, and their hashes differ")
-
-    def __radd__(self, text: str) -> Text:
-        return Text(text) if isinstance(text, str) else NotImplemented
-
-    def __reduce__(self) -> tuple[type[_EOS], tuple[()]]:  # for copy, deepcopy and pickle
-        return _EOS, ()
-
-
-EOS = _EOS()
-
-
-class Text(str):
-    """A str that keeps its bytes: `Text(b"\\xc3") + Text(b"\\xa9")` is "é".
-
-    As a str it is `bytes.decode("utf-8", "replace")`; compare `.bytes` where the text may end inside a character.
-    A str, a Token or EOS may be added to it.
-
-    Raises
-    ------
-    UnicodeEncodeError
-        If a str holds a lone surrogate, which has no bytes in UTF-8.
-    """
-
-    __slots__ = ("bytes",)
-    bytes: Bytes
-
-    def __new__(cls, value: str | Bytes = "") -> Text:
-        data = _bytes_of(value)
-        text = super().__new__(cls, data.decode("utf-8", "replace"))
-        text.bytes = data
-        return text
-
-    def __add__(self, other: str | Token | _EOS) -> Text:
-        if isinstance(other, _EOS):
-            return self
-        return Text(self.bytes + _bytes_of(other)) if isinstance(other, (str, Token)) else NotImplemented
-
-    def __radd__(self, other: str) -> Text:
-        return Text(_bytes_of(other) + self.bytes) if isinstance(other, str) else NotImplemented
-
-    def __copy__(self) -> Text:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Text:
-        return self
-
-    def __reduce__(self) -> tuple[type[Text], tuple[Bytes]]:
-        return Text, (self.bytes,)
-
-
-class Token(int):
+class Token(Spelled, int):
     """A token id that knows its vocabulary: `vocab[262]`.
 
     `str(token)` is its text, `token.bytes` its bytes; `text + token` is a Text; `token == EOS` asks whether it ends the
@@ -125,33 +52,23 @@ class Token(int):
         return int(self) in self.vocab.eos_ids
 
     def __eq__(self, other: object) -> bool:
+        if other is EOS:
+            return self.is_eos
         if isinstance(other, (str, bytes)):
-            raise self._no_text(other)
+            told = f"str(token) == {str(other)!r}" if isinstance(other, str) else f"token.bytes == {other!r}"
+            end = ", or token == EOS for the end of the text" if int(self) in self.vocab.special_ids else ""
+            raise TypeError(f"{self!r} is an id, which no {type(other).__name__} equals: compare {told}{end}")
         return int.__eq__(self, other)
 
-    def __ne__(self, other: object) -> bool:
-        if isinstance(other, (str, bytes)):
-            raise self._no_text(other)
-        return int.__ne__(self, other)
-
-    def _no_text(self, other: str | Bytes) -> TypeError:
-        """The error for comparing the token with a text."""
-        told = f"str(token) == {str(other)!r}" if isinstance(other, str) else f"token.bytes == {other!r}"
-        end = ", or token == EOS for the end of the text" if int(self) in self.vocab.special_ids else ""
-        return TypeError(f"{self!r} is an id, which no {type(other).__name__} equals: compare {told}{end}")
+    __ne__ = object.__ne__                          # the opposite
 
     def __str__(self) -> str:
         return self.bytes.decode("utf-8", "replace")
 
     def __repr__(self) -> str:
-        if self.is_eos:
-            what = "EOS"
-        elif not self.vocab.known[self]:
-            what = "unknown"
-        elif int(self) in self.vocab.special_ids:
-            what = "special"
-        else:
-            what = repr(self.bytes if "\ufffd" in str(self) else str(self))
+        known = "special" if self.vocab.known[self] else "unknown"
+        text = repr(self.bytes if "\ufffd" in str(self) else str(self))
+        what = "EOS" if self.is_eos else known if int(self) in self.vocab.special_ids else text
         return f"Token({int(self)}, {what})"
 
     @overload
@@ -159,19 +76,13 @@ class Token(int):
     @overload
     def __radd__(self, other: int) -> int: ...
     def __radd__(self, other: str | int) -> Text | int:
-        return Text(_bytes_of(other) + self.bytes) if isinstance(other, str) else super().__radd__(other)
-
-    def __copy__(self) -> Token:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Token:
-        return self
+        return Text(bytes_of(other) + self.bytes) if isinstance(other, str) else int.__radd__(self, other)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Vocabulary, int]]:
         return operator.getitem, (self.vocab, int(self))
 
 
-class Vocabulary(Sequence[Token]):
+class Vocabulary(Shared, Sequence[Token]):
     """The tokens of a language model: id <-> bytes, and which ids are eos, special or unknown.
 
     `vocab[id]` is a Token, always the same one. Vocabularies are equal, and have equal hashes, if their contents are.
@@ -225,7 +136,7 @@ class Vocabulary(Sequence[Token]):
         self.known: npt.NDArray[np.bool_] = np.ones(len(self.tokens), dtype=bool)
         self.known[list(unknown)] = False
         self.known.flags.writeable = False
-        self._cache: dict[int, Token] = {}
+        self._tokens: Memo[int, Token] = Memo(lambda id: Token(id, self))
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, eos_ids: Iterable[int] | None = None) -> Vocabulary:
@@ -255,7 +166,7 @@ class Vocabulary(Sequence[Token]):
         special = {i for i, token in added.items() if token.special} | {*_as_ids(tokenizer.all_special_ids)}
         tokens = [b""] * V
         ordinary = {i: piece for i, piece in pieces.items() if i not in special}
-        for i, data in _read_bytes(tokenizer, ordinary, added).items():
+        for i, data in token_bytes(tokenizer, ordinary, added).items():
             tokens[i] = data
         return cls(tokens, eos, special, set(range(V)) - pieces.keys() - eos)
 
@@ -274,7 +185,7 @@ class Vocabulary(Sequence[Token]):
                 f"token {value!r} belongs to another vocabulary ({len(value.vocab)} tokens), "
                 f"not to this one ({len(self)} tokens)"
             )
-        return self._token(self._id(value, "token"))
+        return self._tokens[self._id(value, "token")]
 
     def spell(self, data: bytes) -> list[int]:
         """The fewest tokens, special ones aside, whose bytes joined are `data`; of several, the lowest ids first.
@@ -285,40 +196,23 @@ class Vocabulary(Sequence[Token]):
             If no tokens spell `data`; names the first byte that none of them reaches.
         """
         ids, lengths = self._spelling
-        fewest: list[int | None] = [None] * len(data) + [0]  # tokens needed from each byte on
-        choice = [-1] * len(data)
+        fewest: list[tuple[float, int]] = [(math.inf, -1)] * len(data) + [(0, -1)]  # tokens from a byte on, the first
         for at in reversed(range(len(data))):
-            best: tuple[int, int] | None = None
-            for n in lengths:
-                if at + n > len(data):
-                    break
-                rest = fewest[at + n]
-                id = ids.get(data[at : at + n]) if rest is not None else None
-                if rest is not None and id is not None and (best is None or (rest + 1, id) < best):
-                    best = rest + 1, id
-            if best is not None:
-                fewest[at], choice[at] = best
-        if fewest[0] is None:
-            at = self._reach(data)
+            parts = [data[at : at + n] for n in lengths]
+            ways = [(fewest[at + len(part)][0] + 1, ids[part]) for part in parts if part in ids]
+            fewest[at] = min(ways, default=fewest[at])
+        if fewest[0][0] == math.inf:
+            at = max(reached([0], lambda at: [n for n in range(at + 1, len(data) + 1) if data[at:n] in ids]))
             raise ValueError(
-                f"no tokens of this vocabulary spell {_shorten(data)}: its first {at} bytes can be spelled, "
-                f"but no token continues at byte {at}, {_shorten(data[at:])}"
+                f"no tokens of this vocabulary spell {shown(data)}: its first {at} bytes can be spelled, "
+                f"but no token continues at byte {at}, {shown(data[at:])}"
             )
         out: list[int] = []
         at = 0
         while at < len(data):
-            out.append(choice[at])
-            at += len(self.tokens[choice[at]])
+            out.append(fewest[at][1])
+            at += len(self.tokens[out[-1]])
         return out
-
-    def _reach(self, data: bytes) -> int:
-        """The length of the longest prefix of `data` that tokens spell."""
-        ids, lengths = self._spelling
-        reached = {0}
-        for at in range(len(data)):
-            if at in reached:
-                reached.update(at + n for n in lengths if data[at : at + n] in ids and at + n <= len(data))
-        return max(reached)
 
     @cached_property
     def not_eos(self) -> npt.NDArray[np.bool_]:
@@ -340,8 +234,8 @@ class Vocabulary(Sequence[Token]):
         """The ids of the tokens that add given bytes to a text, ascending; special tokens are not among them."""
         found: dict[bytes, list[int]] = {}
         for id, data in enumerate(self.tokens):
-            if data:
-                found.setdefault(data, []).append(id)
+            found.setdefault(data, []).append(id)
+        found.pop(b"", None)
         return found
 
     @cached_property
@@ -352,14 +246,13 @@ class Vocabulary(Sequence[Token]):
     @cached_property
     def _spelling(self) -> tuple[dict[bytes, int], list[int]]:
         """Bytes -> lowest id, and the lengths that occur, ascending."""
-        ids = {data: i for i, data in reversed(list(enumerate(self.tokens))) if data}
-        return ids, sorted({len(data) for data in ids})
+        ids = {data: same[0] for data, same in self.ids_by_bytes.items()}
+        return ids, sorted(set(map(len, ids)))
 
     @cached_property
     def _digest(self) -> bytes:
-        lengths = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens))
         facts = repr((self.eos_ids, sorted(self.special_ids), np.flatnonzero(~self.known).tolist()))
-        return hashlib.blake2b(b"".join([lengths.tobytes(), *self.tokens, facts.encode()])).digest()
+        return hashlib.blake2b(b"".join([self.lengths.tobytes(), *self.tokens, facts.encode()])).digest()
 
     def _id(self, value: object, name: str) -> int:
         if isinstance(value, (str, bytes)):
@@ -372,10 +265,6 @@ class Vocabulary(Sequence[Token]):
             raise ValueError(f"{name}: id {int(value)} is not in this vocabulary, whose ids are 0 to {len(self) - 1}")
         return int(value)
 
-    def _token(self, id: int) -> Token:
-        token = self._cache.get(id)
-        return token if token is not None else self._cache.setdefault(id, Token(id, self))
-
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -385,9 +274,9 @@ class Vocabulary(Sequence[Token]):
     def __getitem__(self, index: slice) -> list[Token]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Token | list[Token]:
         if isinstance(index, slice):
-            return [self._token(i) for i in range(*index.indices(len(self)))]
+            return [self._tokens[i] for i in range(*index.indices(len(self)))]
         try:
-            return self._token(self._id(index, "vocab[id]"))
+            return self._tokens[self._id(index, "vocab[id]")]
         except ValueError as error:
             raise IndexError(*error.args) from None
 
@@ -401,12 +290,6 @@ class Vocabulary(Sequence[Token]):
 
     def __repr__(self) -> str:
         return f"Vocabulary({len(self)} tokens, eos={', '.join(map(str, self.eos_ids)) or None})"
-
-    def __copy__(self) -> Vocabulary:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Vocabulary:
-        return self
 
     def __reduce__(self) -> tuple[type[Vocabulary], tuple[list[bytes], tuple[int, ...], list[int], list[int]]]:
         return Vocabulary, (self.tokens, self.eos_ids, sorted(self.special_ids), np.flatnonzero(~self.known).tolist())
@@ -424,7 +307,7 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
     ValueError
         If no tokens of the vocabulary spell `text`.
     """
-    data = _bytes_of(text)
+    data = bytes_of(text)
     if not data:
         return []
     if tokenizer is None:
@@ -441,130 +324,14 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
 
 def _tail(ids: Sequence[int], vocab: Vocabulary, data: bytes) -> list[int] | None:
     """The last of `ids` whose bytes joined are `data`, or None."""
-    start, missing = len(ids), len(data)
-    while missing > 0 and start > 0:
-        start -= 1
-        token = vocab.tokens[ids[start]]
-        missing -= len(token)
-        if not token or missing < 0 or data[missing : missing + len(token)] != token:
-            return None
-    return list(ids[start:]) if missing == 0 else None
-
-
-def _read_bytes(tokenizer: Any, pieces: dict[int, Any], added: dict[int, Any]) -> dict[int, bytes]:
-    """The bytes of every ordinary token of a tokenizer."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    between = _between(tokenizer, backend, pieces)
-    told: dict[int, bytes] = {}  # by what the piece is, whatever the decoder makes of it
-    asked: dict[int, bytes] = {}
-    # A token that was added to a byte-level model is matched as plain text, though the decoder may read it as bytes.
-    literal: set[int] = set()
-    if backend is not None and backend.decoder is not None and b'"ByteLevel"' in backend.decoder.__getstate__():
-        literal = {i for i in pieces.keys() & added.keys() if backend.model.token_to_id(pieces[i]) != i}
-    names = set(pieces.values())
-    byte_fallback = getattr(getattr(backend, "model", None), "byte_fallback", False) or all(
-        f"<0x{byte:02X}>" in names for byte in range(256)
-    )
-    for i, piece in pieces.items():
-        if isinstance(piece, bytes):
-            told[i] = piece
-        elif i in literal:
-            told[i] = piece.encode()
-        elif byte_fallback and _HEX_BYTE.fullmatch(piece):
-            told[i] = bytes([int(piece[3:5], 16)])
-        else:
-            text = between([i])
-            whole = "\ufffd" not in text and (text or backend is not None)
-            data = None if whole else _piece_bytes(piece)
-            asked[i] = text.encode() if data is None else data
-    _check(tokenizer, between, asked)
-    return told | asked
-
-
-def _between(tokenizer: Any, backend: Any, pieces: dict[int, Any]) -> Callable[[Sequence[int]], str]:
-    """A function that decodes ids in the middle of a text: between two tokens, whose own text is then cut off."""
-    decode: Callable[[Sequence[int]], str]
-    if backend is not None:
-        join = " ".join if backend.decoder is None else backend.decoder.decode  # without a decoder, as tokenizers does
-
-        def decode(ids: Sequence[int]) -> str:
-            return str(join(["a", *[pieces[i] for i in ids], "a"]))
-
-        head = join(["a"])
-    else:
-        guard = next(i for i in [*tokenizer.encode("a", add_special_tokens=False), *pieces] if i in pieces)
-        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-
-        def decode(ids: Sequence[int]) -> str:
-            return str(tokenizer.decode([guard, *ids, guard], **options))
-
-        head = str(tokenizer.decode([guard], **options))
-    tail = decode([]).removeprefix(head)
-
-    def between(ids: Sequence[int]) -> str:
-        text = decode(ids)
-        if len(text) < len(head) + len(tail) or not (text.startswith(head) and text.endswith(tail)):
-            raise _inexact(tokenizer, [pieces[i] for i in ids], text, f"{head}...{tail}")
-        return text[len(head) : len(text) - len(tail)]
-
-    return between
-
-
-def _check(tokenizer: Any, between: Callable[[Sequence[int]], str], exact: dict[int, bytes]) -> None:
-    """Raise a ValueError unless, on samples, the tokenizer decodes tokens to their bytes joined."""
-    ordinary = sorted(i for i, data in exact.items() if data)
-    if not ordinary:
-        return
-    rng = random.Random(0)
-    samples = [rng.choices(ordinary, k=3) for _ in range(64)]
-    for text in ("Hello, world! It's a test.\n\tx = 12", "naïve é 日本語 🙂"):
-        samples.append([i for i in tokenizer.encode(text, add_special_tokens=False) if i in exact])
-    for ids in samples:
-        try:
-            expected = b"".join([exact[i] for i in ids]).decode()
-        except UnicodeDecodeError:  # half a character: decoders differ in what they show for it
-            continue
-        if (text := between(ids)) != expected:
-            raise _inexact(tokenizer, [exact[i] for i in ids], text, expected)
-
-
-def _inexact(tokenizer: Any, tokens: Sequence[object], text: str, expected: str) -> ValueError:
-    return ValueError(
-        f"the tokenizer {type(tokenizer).__name__} does not decode token by token, so its tokens have no exact bytes: "
-        f"the tokens {tokens} in the middle of a text give {text!r}, not {expected!r}. "
-        "Build the Vocabulary from a list of bytes instead."
-    )
-
-
-_HEX_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
-
-
-def _piece_bytes(piece: str) -> bytes | None:
-    """The bytes of a piece that is half a character: "<0xC3>", or a character for each byte; None if it is neither."""
-    if _HEX_BYTE.fullmatch(piece):
-        return bytes([int(piece[3:5], 16)])
-    data = [_BYTE_OF.get(char, -1) for char in piece]
-    return None if -1 in data else bytes(data)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes (printable Latin-1 is itself, the rest is U+0100 and on), and all of Latin-1."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in range(256)} | {chr(256 + n): byte for n, byte in enumerate(rest)}
-
-
-_BYTE_OF = _byte_alphabet()
-
-
-def _bytes_of(value: str | bytes | Token) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, (Text, Token)):
-        return value.bytes
-    if isinstance(value, str):
-        return value.encode()
-    raise TypeError(f"a Text is made of str or bytes, not of the {type(value).__name__} {value!r}")
+    tail: list[int] = []
+    for id in reversed(ids):
+        token = vocab.tokens[id]
+        if not data or not token or not data.endswith(token):
+            break
+        tail.append(id)
+        data = data[: -len(token)]
+    return None if data else tail[::-1]
 
 
 def _as_ids(ids: int | Iterable[int] | None) -> list[int]:
@@ -572,7 +339,3 @@ def _as_ids(ids: int | Iterable[int] | None) -> list[int]:
     if ids is None:
         return []
     return [ids] if isinstance(ids, int) else [i for i in ids if i is not None]
-
-
-def _shorten(data: bytes) -> str:
-    return repr(data) if len(data) <= 24 else f"{data[:24]!r}..."

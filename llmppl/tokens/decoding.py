@@ -1,0 +1,122 @@
+"""The bytes of a tokenizer's tokens, asked of its own decoder.
+
+A *piece* is the string by which a tokenizer names a token ("Ġthe", "▁the", "##ing", "<0x0A>"). A piece that stands for
+a byte says so itself. Every other token is decoded *between* two tokens, whose own text is cut off; where that gives no
+whole characters, the piece is read, a byte for each of its letters.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Decode = Callable[[Sequence[int]], str]
+HEX_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+SAMPLES = "Hello, world! It's a test.\n\tx = 12", "naïve é 日本語 🙂"
+OPTIONS = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+NUM_SAMPLES = 64                                    # of three tokens, besides
+
+
+def token_bytes(tokenizer: Any, pieces: dict[int, Any], added: dict[int, Any]) -> dict[int, bytes]:
+    """The bytes of every token that is not special: of `pieces`, id -> piece, of which some were `added`.
+
+    Raises
+    ------
+    ValueError
+        If the tokenizer's decoder does not work token by token, so that no bytes would be exact.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    between = _between(tokenizer, backend, pieces)
+    told = _told(backend, pieces, added)
+    asked = {}
+    for i in sorted(pieces.keys() - told.keys()):
+        text = between([i])
+        half = "\ufffd" in text or backend is None and not text
+        asked[i] = half and _spelled_bytes(pieces[i]) or text.encode()
+    _check(tokenizer, between, asked)
+    return told | asked
+
+
+def _told(backend: Any, pieces: dict[int, Any], added: dict[int, Any]) -> dict[int, bytes]:
+    """The bytes of the tokens whose pieces say them, whatever the decoder makes of them."""
+    told = {i: piece for i, piece in pieces.items() if isinstance(piece, bytes)}
+    names = set(pieces.values())
+    fallback = getattr(getattr(backend, "model", None), "byte_fallback", False)
+    if fallback or names.issuperset(f"<0x{byte:02X}>" for byte in range(256)):
+        hexes = ((i, HEX_BYTE.fullmatch(piece)) for i, piece in pieces.items() if i not in told)
+        told |= {i: bytes.fromhex(match[1]) for i, match in hexes if match}
+    # A token that was added to a byte-level model is matched as plain text, though the decoder may read it as bytes.
+    if getattr(backend, "decoder", None) is not None and b'"ByteLevel"' in backend.decoder.__getstate__():
+        literal = {i for i in pieces.keys() & added.keys() if backend.model.token_to_id(pieces[i]) != i}
+        told |= {i: pieces[i].encode() for i in literal}
+    return told
+
+
+def _between(tokenizer: Any, backend: Any, pieces: dict[int, Any]) -> Decode:
+    """A function that decodes ids in the middle of a text: between two tokens, whose own text is then cut off."""
+    name: Callable[[int], Any]
+    join: Callable[[list[Any]], str]
+    if backend is None:
+        name, join = int, functools.partial(tokenizer.decode, **OPTIONS)
+        guard = next(filter(pieces.__contains__, [*tokenizer.encode("a", add_special_tokens=False), *pieces]))
+    else:
+        name, join = pieces.__getitem__, " ".join if backend.decoder is None else backend.decoder.decode
+        guard = "a"
+    head = str(join([guard]))
+    tail = str(join([guard, guard])).removeprefix(head)
+    around = re.compile(f"{re.escape(head)}(.*){re.escape(tail)}", re.DOTALL)
+
+    def between(ids: Sequence[int]) -> str:
+        text = str(join([guard, *map(name, ids), guard]))
+        match = around.fullmatch(text)
+        if match is None:
+            raise _inexact(tokenizer, [pieces[i] for i in ids], text, f"{head}...{tail}")
+        return match[1]
+
+    return between
+
+
+def _check(tokenizer: Any, between: Decode, exact: dict[int, bytes]) -> None:
+    """Raise a ValueError unless, on samples, the tokenizer decodes tokens to their bytes joined."""
+    ordinary = sorted(i for i, data in exact.items() if data)
+    if not ordinary:
+        return
+    rng = random.Random(0)
+    samples = [rng.choices(ordinary, k=3) for _ in range(NUM_SAMPLES)]
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in SAMPLES]
+    samples += [[i for i in ids if i in exact] for ids in encoded]
+    for ids in samples:
+        try:
+            expected = b"".join([exact[i] for i in ids]).decode()
+        except UnicodeDecodeError:                  # half a character: decoders differ in what they show for it
+            continue
+        if (text := between(ids)) != expected:
+            raise _inexact(tokenizer, [exact[i] for i in ids], text, expected)
+
+
+def _inexact(tokenizer: Any, tokens: Sequence[object], text: str, expected: str) -> ValueError:
+    return ValueError(
+        f"the tokenizer {type(tokenizer).__name__} does not decode token by token, so its tokens have no exact bytes: "
+        f"the tokens {tokens} in the middle of a text give {text!r}, not {expected!r}. "
+        "Build the Vocabulary from a list of bytes instead."
+    )
+
+
+def _spelled_bytes(piece: str) -> bytes | None:
+    """The bytes of a piece that is half a character: "<0xC3>", or a character for each byte; None if it is neither."""
+    if match := HEX_BYTE.fullmatch(piece):
+        return bytes.fromhex(match[1])
+    return bytes(map(_BYTE_OF.__getitem__, piece)) if _BYTE_OF.keys() >= set(piece) else None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's characters for bytes (printable Latin-1 is itself, the rest is U+0100 and on), and all of Latin-1."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    rest = sorted(set(range(256)) - printable)
+    return {chr(byte): byte for byte in range(256)} | {chr(256 + n): byte for n, byte in enumerate(rest)}
+
+
+_BYTE_OF = _byte_alphabet()

@@ -1,0 +1,160 @@
+"""The rules of a tokenizer, read from its JSON: what it splits at, what it merges, and what is in doubt.
+
+Supported is byte-pair encoding (BPE), of bytes or of characters with bytes as a fallback, with the pre-tokenizers that
+`_splits` lists. A rule that changes nothing of the borders between tokens, such as a blank that is put before some
+texts, leaves a *doubt*: what is read here is then certain, but not all there is to the tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmppl.masks.constraint import Bools, VocabularyLike
+from llmppl.tokens.merges import Merges
+from llmppl.tokens.patterns import Split, UnsupportedTokenizer
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # of ByteLevel itself
+BLANK = "\u2581"                                    # how sentencepiece writes a blank
+PREPEND = {"type": "Prepend", "prepend": BLANK}
+REWRITE = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
+
+
+class Rules(NamedTuple):
+    """What is certain about a tokenizer; the defaults say nothing."""
+
+    splits: Sequence[Split] = ()
+    merges: Merges | None = None                    # None: any two tokens may stand side by side
+    alphabet: frozenset[str] = frozenset()          # characters that byte tokens do not spell
+    begin: bytes = b""                              # of every text, b"" if anything
+    alone: bool = True                              # whether that may be all of it
+    doubt: str = ""                                 # what else there is to the tokenizer, "" if nothing
+
+
+class _Blanks(NamedTuple):
+    """How a tokenizer writes blanks."""
+
+    rewritten: bool                                 # every one is a BLANK when it comes to merging
+    prepended: bool                                 # by the normalizer, to every text
+    begin: bytes
+
+
+def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, added: Iterable[int]) -> Rules:
+    """The rules of a tokenizer, from its JSON.
+
+    Parameters
+    ----------
+    rules : the JSON, read
+    vocab : its vocabulary
+    spells : (V,) bool ndarray, the tokens that add something to a text
+    added : ids of its added tokens
+
+    Raises
+    ------
+    UnsupportedTokenizer
+        If nothing is certain.
+    """
+    model = rules["model"]
+    if model["type"] != "BPE" or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
+        raise UnsupportedTokenizer(f"its model is {model['type']}, or BPE that marks the parts of words")
+    normalizers = _in_turn(rules["normalizer"], "normalizers")
+    steps = _in_turn(rules["pre_tokenizer"], "pretokenizers")
+    if REWRITE in normalizers[-1:]:                 # then there are no blanks left to split at
+        steps = [step for step in steps if step.get("pattern") != {"String": " "}]
+    splits = [split for step in steps for split in _splits(step)]
+    types = [step["type"] for step in steps]
+    byte_level, metaspace = "ByteLevel" in types, "Metaspace" in types
+    blanks = _read_blanks(normalizers, steps, bool(splits))
+    pieces: dict[str, int] = model["vocab"]
+    if blanks.rewritten and BLANK not in pieces:
+        raise UnsupportedTokenizer("it rewrites blanks as a character that it does not know")
+
+    letters = {piece: vocab.tokens[id] for piece, id in pieces.items() if len(piece) == 1}
+    alphabet: frozenset[str] = frozenset()
+    byte_ids: list[int] = []
+    if model["byte_fallback"] and not byte_level:
+        alphabet = frozenset(letter.replace(BLANK, " ") for letter in letters) | letters.keys()
+        byte_ids = [id for piece, id in pieces.items() if re.fullmatch("<0x[0-9A-F]{2}>", piece)]
+    never = " " if blanks.rewritten else ""
+    longest = 1 if byte_level else 4                # bytes that a letter may stand for
+    leaves = [pieces[char] for char, data in letters.items() if char != never and len(data) <= longest]
+    leaves += [id for id in byte_ids if vocab.tokens[id].decode("utf-8", "replace") not in alphabet]
+    unknown = model["unk_token"] and len(set(letters.values()) if byte_level else byte_ids) < 256
+    if unknown and model["unk_token"] in pieces:
+        leaves.append(pieces[model["unk_token"]])
+    checked = set(pieces.values()) - {*byte_ids, *added, *np.flatnonzero(~spells).tolist()}
+    _check_spelling(pieces, vocab, checked, letters if byte_level else None, blanks.rewritten)
+
+    sizes = [0] * len(vocab.tokens)
+    for piece, id in pieces.items():
+        sizes[id] = len(piece)
+    products = [(pieces[left], pieces[right], pieces[left + right]) for left, right in model["merges"]]
+    merges = Merges(sizes, leaves, products)
+    if not merges.ascending:
+        raise UnsupportedTokenizer("its merges are not in the order in which they can happen")
+    doubts = {
+        "it normalises its text": normalizers not in ([], [REWRITE], [PREPEND, REWRITE]),
+        "it puts a blank before some texts": metaspace and steps[0]["prepend_scheme"] != "never",
+        "it has a token for unknown characters": unknown,
+        "it has tokens that no merges make": model["ignore_merges"] and not merges.stable[list(checked)].all(),
+    }
+    doubt = next((doubt for doubt, holds in doubts.items() if holds), "")
+    return Rules(splits, merges, alphabet, blanks.begin, not blanks.prepended, doubt)
+
+
+def _read_blanks(normalizers: list[dict[str, Any]], steps: list[dict[str, Any]], splits: bool) -> _Blanks:
+    types = [step["type"] for step in steps]
+    metaspace, replaced = "Metaspace" in types, REWRITE in normalizers
+    read_again = "ByteLevel" in types[:-1] or (metaspace and len(steps) > 1)
+    if read_again or (replaced and not metaspace and (splits or "ByteLevel" in types)):
+        raise UnsupportedTokenizer("its pre-tokenizers read what something else has written")
+    added = any(step.get("add_prefix_space") for step in steps)
+    if added and len(steps) > 1:
+        raise UnsupportedTokenizer("it puts a blank before its pre-tokens")
+    prepended = normalizers == [PREPEND, REWRITE]
+    return _Blanks(metaspace or replaced, prepended, b" " if prepended or added else b"")
+
+
+def _check_spelling(
+    pieces: dict[str, int], vocab: VocabularyLike, ids: set[int], letters: dict[str, bytes] | None, rewritten: bool
+) -> None:
+    """Raise unless the bytes of tokens are what their pieces say: by their `letters`, or in UTF-8."""
+    for piece, id in pieces.items():
+        spelled = (piece.replace(BLANK, " ") if rewritten else piece).encode()
+        if letters is not None:
+            spelled = b"".join([letters.get(char, b"?") for char in piece])
+        if id in ids and vocab.tokens[id] != spelled:
+            raise UnsupportedTokenizer(
+                f"its token {id}, {vocab.tokens[id]!r}, is not spelled like its piece {piece!r}"
+            )
+
+
+def _in_turn(rule: dict[str, Any] | None, parts: str) -> list[dict[str, Any]]:
+    """The rules that are applied one after the other."""
+    return [] if rule is None else rule.get(parts, [rule])
+
+
+def _splits(step: dict[str, Any]) -> list[Split]:
+    """What one pre-tokenizer splits at."""
+    from tokenizers import pre_tokenizers
+
+    match step:
+        case {"type": "Split", "behavior": "Isolated", "pattern": {"Regex": pattern}}:
+            return [Split(pattern)]
+        case {"type": "Split", "behavior": "Isolated", "pattern": {"String": text}}:
+            return [Split(re.sub(r"([^\w\s])", r"\\\1", text))]
+        case {"type": "ByteLevel", "use_regex": True}:
+            return [Split(GPT2)]
+        case {"type": "Digits", "individual_digits": each}:
+            return [Split(pre_tokenizers.Digits(individual_digits=True), repeated=not each)]
+        case {"type": "Punctuation", "behavior": "Isolated"}:
+            return [Split(pre_tokenizers.Punctuation("isolated"))]
+        case {"type": "Metaspace", "replacement": "\u2581", "split": True}:
+            return [Split(" [^ ]*|[^ ]+")]
+        case {"type": "ByteLevel"} | {"type": "Metaspace", "replacement": "\u2581"}:
+            return []
+    raise UnsupportedTokenizer(f"its pre-tokenizer {step['type']} is not supported: {json.dumps(step)}")
