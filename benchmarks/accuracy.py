@@ -124,7 +124,7 @@ class Result:
 def constrained(lm: CachedTransformer, prompt: str, pattern: Any, max_tokens: int) -> Program:
     index = pattern.index(lm.vocab)
     ahead = Lookahead(index, mean_law(lm.context(prompt), 300), max_tokens)
-    options: dict[str, Any] = {"max_tokens": max_tokens, "at_max": "end"}
+    options: dict[str, Any] = {"max_tokens": max_tokens, "complete": True}
 
     def make(twisted: bool) -> Model:
         if twisted:

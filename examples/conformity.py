@@ -21,7 +21,7 @@ import argparse
 import numpy as np
 
 from llmppl import CachedTransformer, Regex
-from llmppl.models.programs import conformity
+from llmppl.queries import conformity
 
 PATTERN = r' "(Yes|No|Hello|Thank you|I am sorry|I am [a-z]+)[.!,]"'
 PROMPTS = ["The girl smiled and said,", "The big house stood at the sea."]

@@ -31,7 +31,7 @@ model would have been by itself. The name does not end within any of the bounds,
 
 import argparse
 
-from llmppl import CachedTransformer, ConstrainedText, Regex, smc_steer
+from llmppl import CachedTransformer, ConstrainedText, Regex, Rule, smc_steer
 
 
 class Guided(ConstrainedText):
@@ -69,17 +69,18 @@ def main():
     lm = CachedTransformer.from_pretrained(args.lm)
     for question, pattern in QUESTIONS:
         unguided = smc_steer(ConstrainedText(lm, question, max_tokens=num_tokens), 1, 1, seed=args.seed)
-        guided = smc_steer(Guided(lm, question, Regex(pattern), max_tokens=30, at_max="end"), N, K, seed=args.seed)
+        guided = smc_steer(Guided(lm, question, Regex(pattern), max_tokens=30, complete=True), N, K, seed=args.seed)
         print(f"\n{question.strip()}")
         print(f"  unguided  {shown(unguided)}")
         print(f"  guided    {shown(guided)}  (log Z-hat {guided.log_ml:.1f})")
 
     question, pattern = NAME
     print(f"\n{question.strip()} (temperature 0.1)")
-    unguided = smc_steer(ConstrainedText(lm, question, max_tokens=num_tokens, temperature=0.1), 1, 1, seed=args.seed)
+    free = ConstrainedText(lm, question, max_tokens=num_tokens, rule=Rule(temperature=0.1))
+    unguided = smc_steer(free, 1, 1, seed=args.seed)
     print(f"  unguided     {shown(unguided)}")
     for most in (1, 2, 4, 8):
-        program = ConstrainedText(lm, question, Regex(pattern), max_tokens=most, temperature=0.1)
+        program = ConstrainedText(lm, question, Regex(pattern), max_tokens=most, rule=Rule(temperature=0.1))
         print(f"  at most {most}    {shown(smc_steer(program, 1, 1, seed=args.seed))}")
 
 

@@ -1,7 +1,7 @@
 """JSON records: objects that a schema admits, with fields that a language model fills.
 
 The schema says which fields there are; the model says what is in them. `max_tokens` must leave room: a text that
-has not ended by then is dropped (`at_max="end"`), and a schema cannot tell how far its end is. Needs llguidance:
+has not ended by then is dropped (`complete=True`), and a schema cannot tell how far its end is. Needs llguidance:
 pip install 'llmppl[json-schema]'.
 
 What to look for: every text is JSON and an instance of the schema. A record costs the embedded model hundreds of nats
@@ -59,7 +59,7 @@ def main():
         return print(error)
     lm = CachedTransformer.from_pretrained(args.lm)
     for prompt in PROMPTS:
-        program = ConstrainedText(lm, prompt, schema, max_tokens=80, at_max="end")
+        program = ConstrainedText(lm, prompt, schema, max_tokens=80, complete=True)
         posterior = smc_steer(program, N, K, seed=args.seed)
         print(f"{prompt}  log Z-hat {posterior.log_ml:.1f}, {len(posterior)} particles")
         for text in sorted({particle.s for particle in posterior})[:3]:

@@ -102,7 +102,7 @@ class Constrained(ConstrainedText):
     """Text in the language of an automaton, at its end by EOS in time; `guide(particle)` is the twist."""
 
     def __init__(self, lm, index, num_tokens, guide=None):
-        super().__init__(lm, STORY, index, max_tokens=num_tokens, at_max="end")
+        super().__init__(lm, STORY, index, max_tokens=num_tokens, complete=True)
         self.guide = guide
 
     def step(self):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from llmppl.distributions import Categorical as Categorical
     from llmppl.distributions import Delta as Delta
     from llmppl.distributions import Geometric as Geometric
+    from llmppl.distributions import Rule as Rule
     from llmppl.distributions import Uniform as Uniform
     from llmppl.distributions import mixture as mixture
     from llmppl.distributions import product as product
@@ -49,6 +50,7 @@ _HOME = {
     "Delta": "distributions",
     "product": "distributions",
     "mixture": "distributions",
+    "Rule": "distributions",
     "smc_steer": "inference",
     "smc_standard": "inference",
     "importance_sampling": "inference",

@@ -21,6 +21,7 @@ from llmppl import (
     Particles,
     PromptIntersection,
     Regex,
+    Rule,
     Uniform,
     arguments,
     beam_search,
@@ -33,8 +34,8 @@ from llmppl import (
 from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic, threshold
 from llmppl.languages.edits import alignment, distance, within
 from llmppl.models.lookahead import Lookahead, mean_law, rollout
-from llmppl.models.programs import Program, conformity, short_words
-from llmppl.queries.compare import compare
+from llmppl.models.programs import Program, short_words
+from llmppl.queries import compare, conformity
 
 
 @pytest.mark.parametrize(
@@ -164,14 +165,15 @@ API = [
         for case in [
             (name, "min_tokens", COUNT, lambda x, program=program: program(min_tokens=x)),
             (name, "max_tokens", OPTIONAL_COUNT, lambda x, program=program: program(max_tokens=x)),
-            (name, "temperature", POSITIVE, lambda x, program=program: program(temperature=x)),
-            (name, "top_k", OPTIONAL_COUNT, lambda x, program=program: program(top_k=x)),
-            (name, "top_p", OPTIONAL_PROBABILITY, lambda x, program=program: program(top_p=x)),
         ]
     ),
+    ("Rule", "temperature", POSITIVE, lambda x: Rule(temperature=x)),
+    ("Rule", "top_k", OPTIONAL_COUNT, lambda x: Rule(top_k=x)),
+    ("Rule", "top_p", OPTIONAL_PROBABILITY, lambda x: Rule(top_p=x)),
+    ("Rule", "min_p", OPTIONAL_PROBABILITY, lambda x: Rule(min_p=x)),
     ("conformity", "max_tokens", COUNT, lambda x: conformity(lm, "a", word, max_tokens=x)),
     ("conformity", "seed", SEED, lambda x: conformity(lm, "a", word, seed=x)),
-    ("short_words", "most", COUNT, lambda x: short_words(lm.vocab, x)),
+    ("short_words", "max_letters", COUNT, lambda x: short_words(lm.vocab, x)),
     ("Lookahead", "most", COUNT, lambda x: Lookahead(table().index, mean_law(lm.context("a"), 1), x)),
     ("Lookahead.log_mass", "left", COUNT, lambda x: table().log_mass(1, x)),
     ("mean_law", "num_tokens", COUNT, lambda x: mean_law(lm.context("a"), x)),
@@ -238,9 +240,9 @@ def test_what_is_no_such_number_is_refused_by_the_name_of_the_parameter(where, n
 
 
 PUBLIC = {
-    "models.programs": ["ConstrainedText", "Infilling", "PromptIntersection", "Program", "conformity", "short_words"],
+    "models.programs": ["ConstrainedText", "Infilling", "PromptIntersection", "Program", "short_words"],
     "models.lookahead": ["Lookahead", "mean_law", "rollout"],
-    "distributions": ["Finite", "Categorical", "Bernoulli", "Uniform", "Geometric", "mixture", "product"],
+    "distributions": ["Rule", "Finite", "Categorical", "Bernoulli", "Uniform", "Geometric", "mixture", "product"],
     "inference.smc": ["smc_steer", "smc_standard", "importance_sampling"],
     "inference.repeats": ["repeat"],
     "inference.exact": ["enumerate_exact"],
@@ -250,7 +252,7 @@ PUBLIC = {
     "languages.dfa": ["DFA"],
     "masks.index": ["TokenIndex"],
     "languages.edits": ["within", "distance", "alignment"],
-    "queries": ["compare"],
+    "queries": ["compare", "conformity"],
 }
 PLACES = {"state", "token", "byte", "start", "place"}               # which one, not how many
 IN_STEPS = {"TokenIndex.mask_within(n)"}                            # called for every particle, with inf as well
@@ -277,7 +279,7 @@ def test_no_number_of_the_public_api_is_missing_from_the_table():
 
 
 def test_numbers_of_numpy_are_numbers():
-    assert ConstrainedText(lm, "a", max_tokens=np.int64(3), temperature=np.float32(0.5)).max_tokens == 3
+    assert ConstrainedText(lm, "a", max_tokens=np.int64(3), rule=Rule(np.float32(0.5))).max_tokens == 3
     assert str(steer(np.int32(2), np.int64(2), seed=np.int64(7))) == str(steer(2, 2, seed=7))
 
 

@@ -37,6 +37,7 @@ from llmppl import (
     Model,
     PromptIntersection,
     Regex,
+    Rule,
     Vocabulary,
     enumerate_exact,
     importance_sampling,
@@ -271,7 +272,7 @@ class InTime(ConstrainedText):
     """A regex that must end within three tokens, with a twist that knows how probable that is under another law."""
 
     def __init__(self) -> None:
-        super().__init__(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, at_max="end")
+        super().__init__(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, complete=True)
         self.ahead = Lookahead(self.index, mean_law(tiny_lm(V).context("c"), 30), 3)
 
     def step(self) -> None:
@@ -397,12 +398,12 @@ CASES = {
         lambda: ConstrainedText(tiny_lm(V), "a", mask=no_doubles_mask, max_tokens=4), lambda: constrained(True)
     ),
     "bounds": Case(
-        lambda: ConstrainedText(tiny_lm(V), "b", min_tokens=2, max_tokens=4, temperature=1.5, top_k=4, top_p=0.9),
+        lambda: ConstrainedText(tiny_lm(V), "b", min_tokens=2, max_tokens=4, rule=Rule(1.5, 4, 0.9)),
         bounded,
     ),
     "infilling": Case(lambda: Infilling(tiny_lm(V), ["a", "b", "c"], **HOLES), lambda: infilled(False, False)),
     "infilling with a prior and EOS": Case(
-        lambda: Infilling(tiny_lm(V), "a[BLANK]b[BLANK]c", prior=True, eos=True, **HOLES), lambda: infilled(True, True)
+        lambda: Infilling(tiny_lm(V), "a[BLANK]b[BLANK]c", prior=True, end="eos", **HOLES), lambda: infilled(True, True)
     ),
     "intersection, product": Case(
         lambda: PromptIntersection(tiny_lm(V), PROMPTS, until="c", max_tokens=4), intersected
@@ -414,7 +415,7 @@ CASES = {
         lambda: ConstrainedText(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=4), lambda: matched(in_regex, 4, False)
     ),
     "regex that must end": Case(
-        lambda: ConstrainedText(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, at_max="end"),
+        lambda: ConstrainedText(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, complete=True),
         lambda: matched(in_regex, 3, True),
     ),
     "grammar": Case(
@@ -422,7 +423,7 @@ CASES = {
         lambda: matched(in_grammar, 4, False),
     ),
     "JSON schema": Case(
-        lambda: ConstrainedText(json_lm(), "[", JsonSchema(JSON_PAIR), max_tokens=5, at_max="end"), in_schema
+        lambda: ConstrainedText(json_lm(), "[", JsonSchema(JSON_PAIR), max_tokens=5, complete=True), in_schema
     ),
     "where, alone": Case(lambda: Where(where_alone), without_doubles),
     "where, of another law": Case(lambda: Where(where_of_another), without_doubles),

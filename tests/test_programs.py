@@ -20,6 +20,7 @@ from llmppl import (
     JsonSchema,
     PromptIntersection,
     Regex,
+    Rule,
     Uniform,
     enumerate_exact,
     importance_sampling,
@@ -28,13 +29,13 @@ from llmppl import (
 )
 from llmppl.grammar import json_grammar
 from llmppl.languages import DFA, index_of
-from llmppl.models.programs import conformity
+from llmppl.queries import conformity
 
 V = 6
 A, B, C, SPACE, AB, END = range(6)
 PATTERN = r"(ab|c)+d?| a?"                              # "d" is in no token
 NESTED = 'start: "a" start "b" | "c"'
-ENDS = {"at_max": "end", "max_tokens": 4}
+ENDS = {"complete": True, "max_tokens": 4}
 
 
 class EvenLength:
@@ -94,7 +95,7 @@ def test_a_text_that_must_end_has_the_probability_of_its_spellings_that_end_in_t
 def test_a_text_that_must_end_without_a_constraint_or_with_a_function_does():
     lm = tiny_lm(V)
     for constraint, fits in ((None, lambda text: True), (lambda text: "c" not in text, lambda text: "c" not in text)):
-        posterior = enumerate_exact(ConstrainedText(lm, "a", constraint, at_max="end", max_tokens=3))
+        posterior = enumerate_exact(ConstrainedText(lm, "a", constraint, complete=True, max_tokens=3))
         assert weighed(posterior) == pytest.approx(by_hand(lm, fits, 3), rel=1e-6)
 
 
@@ -154,25 +155,25 @@ def test_cut_marks_a_text_that_max_tokens_ended_and_leaves_the_others():
 
 def test_the_last_token_and_the_bound_fit_exactly():
     lm = tiny_lm(V)
-    posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("cc|aaaa"), at_max="end", max_tokens=2))
+    posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("cc|aaaa"), complete=True, max_tokens=2))
     assert {particle.s for particle in posterior} == {"cc"}
-    one = enumerate_exact(ConstrainedText(lm, "a", Regex("ab"), at_max="end", max_tokens=1))
+    one = enumerate_exact(ConstrainedText(lm, "a", Regex("ab"), complete=True, max_tokens=1))
     assert [particle.s for particle in one] == ["ab"]
 
 
 def test_an_end_that_cannot_come_in_time_is_refused_with_the_shortest():
     lm = tiny_lm(V)
     with pytest.raises(ValueError, match=r"Regex\('cccc'\).*no text ends within max_tokens=3, the shortest takes 4"):
-        ConstrainedText(lm, "a", Regex("cccc"), at_max="end", max_tokens=3)
+        ConstrainedText(lm, "a", Regex("cccc"), complete=True, max_tokens=3)
     with pytest.raises(ValueError, match="the shortest takes 5 tokens"):
-        ConstrainedText(lm, "a", Grammar('start: "a" "a" "a" "a" "c"'), at_max="end", max_tokens=4)
+        ConstrainedText(lm, "a", Grammar('start: "a" "a" "a" "a" "c"'), complete=True, max_tokens=4)
 
 
-def test_at_max_is_cut_or_end_with_a_bound():
-    with pytest.raises(ValueError, match='"end" with max_tokens given'):
-        ConstrainedText(tiny_lm(V), "a", Regex("a"), at_max="end")
-    with pytest.raises(ValueError, match="at_max must be"):
-        ConstrainedText(tiny_lm(V), "a", Regex("a"), at_max="stop", max_tokens=3)
+def test_a_text_that_must_be_complete_has_a_bound():
+    with pytest.raises(ValueError, match="complete=True wants max_tokens"):
+        ConstrainedText(tiny_lm(V), "a", Regex("a"), complete=True)
+    with pytest.raises(TypeError, match="complete must be True or False, not 'end'"):
+        ConstrainedText(tiny_lm(V), "a", Regex("a"), complete="end", max_tokens=3)
 
 
 def test_what_is_no_constraint_is_refused():
@@ -245,10 +246,10 @@ def test_a_bool_of_numpy_is_an_answer_and_a_length_is_none():
     "make, meant",
     [
         (lambda lm: ConstrainedText(lm, "a", max_tokns=3), "ConstrainedText takes no max_tokns: did you mean max_tok"),
-        (lambda lm: ConstrainedText(lm, "a", at_maximum="end"), "did you mean at_max"),
+        (lambda lm: ConstrainedText(lm, "a", completed=True), "did you mean complete"),
         (lambda lm: Infilling(lm, "a[BLANK]b", lenghts=None), "Infilling takes no lenghts: did you mean lengths"),
-        (lambda lm: PromptIntersection(lm, ["a"], temprature=2), "did you mean temperature"),
-        (lambda lm: ConstrainedText(lm, "a", wobble=1), "takes no wobble: it takes at_max, mask, max_tokens, min"),
+        (lambda lm: PromptIntersection(lm, ["a"], rules=Rule()), "did you mean rule"),
+        (lambda lm: ConstrainedText(lm, "a", wobble=1), "takes no wobble: it takes complete, mask, max_tokens, m"),
     ],
 )
 def test_a_mistyped_option_is_told_what_was_meant(make, meant):
@@ -267,6 +268,9 @@ def test_programs_refuse_what_is_no_text_by_name():
         (lambda: Infilling(lm, "a[BLANK]\ud800"), ValueError, "each of the fragments has a lone surrogate"),
         (lambda: Infilling(lm, "a[BLANK]", lengths=3), TypeError, "lengths must be a Distribution over 0, 1, 2"),
         (lambda: Infilling(lm, "a[BLANK]", prior="no"), TypeError, "prior must be True or False, not 'no'"),
+        (lambda: Infilling(lm, "a[BLANK]", end="boundary"), ValueError, "end must be one of 'prefix', 'eos', not 'bo"),
+        (lambda: Infilling(lm, "a[BLANK]", end=True), TypeError, "end must be one of 'prefix', 'eos', not True"),
+        (lambda: ConstrainedText(lm, "a", rule=40), TypeError, r"rule must be a function, as Rule\(top_k=40\) is"),
         (lambda: PromptIntersection(lm, ["a"], proposal=1), TypeError, "proposal must be one of 'product', 'first'"),
         (lambda: ConstrainedText(lm, "a", min_tokens=3, max_tokens=2), ValueError, "min_tokens must be at most max_t"),
     ]:
@@ -326,7 +330,7 @@ def test_min_tokens_holds_beside_a_constraint():
 
 def test_the_target_is_that_of_throwing_away_what_does_not_fit():
     """With the law tempered and cut as well."""
-    options = {"temperature": 1.5, "top_k": 4, **ENDS}
+    options = {"rule": Rule(temperature=1.5, top_k=4), **ENDS}
     free = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", **options)))
     held = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex(PATTERN), **options)))
     assert held == pytest.approx({text: w for text, w in free.items() if re.fullmatch(PATTERN, text)}, rel=1e-9)
@@ -339,14 +343,14 @@ def test_the_target_is_that_of_throwing_away_what_does_not_fit():
     "pattern", [r" [0-9]{1,3} years old\.", r"( [a-z]+){2,4}[.!]", r"(?i) (yes|no)", r" [^\W\d]\w{0,6}", " é+ 日本?"]
 )
 def test_texts_of_the_embedded_model_match_as_re_says(embedded, pattern):
-    program = ConstrainedText(embedded, "Tim was", Regex(pattern), at_max="end", max_tokens=14)
+    program = ConstrainedText(embedded, "Tim was", Regex(pattern), complete=True, max_tokens=14)
     posterior = smc_steer(program, 4, 2, seed=0)
     assert len(posterior) and all(re.fullmatch(pattern, particle.s) for particle in posterior)
 
 
 def test_texts_of_the_embedded_model_are_parsed_by_lark(embedded):
     grammar = Grammar('start: " " NAME ("," " " NAME)* [" and " NAME] "."\nNAME: /[A-Z][a-z]+/\n')
-    posterior = smc_steer(ConstrainedText(embedded, "They met", grammar, at_max="end", max_tokens=12), 4, 2, seed=0)
+    posterior = smc_steer(ConstrainedText(embedded, "They met", grammar, complete=True, max_tokens=12), 4, 2, seed=0)
     assert len(posterior)
     for particle in posterior:
         grammar.lark.parse(particle.s)
@@ -354,7 +358,7 @@ def test_texts_of_the_embedded_model_are_parsed_by_lark(embedded):
 
 def test_texts_of_the_embedded_model_are_json(embedded):
     for prompt in ("Lily said: ", "List: "):
-        program = ConstrainedText(embedded, prompt, json_grammar(), at_max="end", max_tokens=12)
+        program = ConstrainedText(embedded, prompt, json_grammar(), complete=True, max_tokens=12)
         posterior = smc_steer(program, 4, 2, seed=0)
         assert len(posterior)
         for particle in posterior:
@@ -365,7 +369,7 @@ def test_texts_of_the_embedded_model_are_instances_of_a_schema(embedded):
     pytest.importorskip("llguidance")
     schema = JsonSchema({"type": "array", "items": {"enum": [1, "two", None]}, "minItems": 1, "maxItems": 3})
     prompt = 'The list was [1,"two",null]. The list was '
-    posterior = smc_steer(ConstrainedText(embedded, prompt, schema, at_max="end", max_tokens=40), 6, 3, seed=0)
+    posterior = smc_steer(ConstrainedText(embedded, prompt, schema, complete=True, max_tokens=40), 6, 3, seed=0)
     assert len(posterior)
     for particle in posterior:
         found = json.loads(particle.s)

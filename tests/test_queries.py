@@ -453,7 +453,7 @@ def test_a_wide_beam_finds_what_the_shortest_path_finds():
 @given(st.text(LETTERS, min_size=1, max_size=4), st.sampled_from(RULES), st.booleans())
 def test_certificates_are_those_of_the_law(text, rule, end):
     lm = language_model()
-    found = explain(lm, text, Rule(**rule), prefix="a", end=end)
+    found = explain(lm, text, Rule(**rule), prefix="a", end="eos" if end else "prefix")
     before = [int(t) for t in lm.context("a").tokens]
     ids = [int(c.token) for c in found]
     assert b"".join(lm.vocab.tokens[i] for i in ids).decode() == text and (ids[-1] == EOS) == end
@@ -466,7 +466,7 @@ def test_certificates_are_those_of_the_law(text, rule, end):
         assert (certificate.excluded_by is None) == drawn
         possible &= drawn
         before.append(i)
-    assert bool(found) == possible == can_generate(lm, text, Rule(**rule), prefix="a", end=end)
+    assert bool(found) == possible == can_generate(lm, text, Rule(**rule), prefix="a", end="eos" if end else "prefix")
 
 
 def test_the_part_of_a_rule_that_excludes_a_token_is_named():
@@ -536,7 +536,7 @@ def test_bad_arguments_are_named():
     for options, said in [
         ({"text": 3}, "text must be a str, not 3"),
         ({"prefix": 3}, "prefix must be a str or a Context, not 3"),
-        ({"end": "eos"}, "end must be True or False, not 'eos'"),
+        ({"end": True}, "end must be one of 'prefix', 'eos', not True"),
         ({"rule": 40}, "explain names the part of a Rule"),
         ({"lm": "gpt2"}, "explain wants a CachedTransformer first, not 'gpt2'"),
     ]:

@@ -265,7 +265,7 @@ def test_the_tokenizers_own_spelling_is_explained_as_the_distribution_has_it():
         rule, rest = Rule(**problem.rule), text[len(prefix) :]
         assert explain(lm, rest, prefix=prefix).log_prob == pytest.approx(plain)
         assert can_generate(lm, rest, rule, prefix=prefix) == (by_rule > 0.0), seed
-        assert can_generate(lm, rest, rule, prefix=prefix, end=True) == (by_rule * last > 0.0), seed
+        assert can_generate(lm, rest, rule, prefix=prefix, end="eos") == (by_rule * last > 0.0), seed
 
 
 # ---- probability

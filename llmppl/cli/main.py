@@ -225,6 +225,7 @@ def generate(
         elif choices:
             constraint, title = _constraint("choices", choices), f"{title}, with {' or '.join(map(repr, choices))}"
         model = _load(lm)
+        from llmppl.distributions import Rule
         from llmppl.models.programs import ConstrainedText, short_words
 
         if max_letters is not None:
@@ -236,11 +237,9 @@ def generate(
             prompt,
             constraint,
             mask=mask,
-            at_max="end" if must_end else "cut",
+            complete=must_end,
             max_tokens=max_tokens if must_end else None,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
+            rule=Rule(temperature, top_k, top_p),
         )
         _steer(title, program, particles, factor, seed, as_json, trace, max_steps=None if must_end else max_tokens)
 
@@ -379,9 +378,10 @@ def infill(
     """
     with _plain_errors():
         model = _load(lm)
+        from llmppl.distributions import Rule
         from llmppl.models.programs import Infilling
 
-        program = Infilling(model, template, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
+        program = Infilling(model, template, max_tokens=max_tokens, rule=Rule(temperature, top_k, top_p))
         _steer(f"{template!r} with its holes filled", program, particles, factor, seed, as_json, trace)
 
 
@@ -410,11 +410,12 @@ def intersect(
     """
     with _plain_errors():
         model = _load(lm)
+        from llmppl.distributions import Rule
         from llmppl.models.programs import PromptIntersection, ends_sentence
 
         until = ends_sentence if until_sentence else None
         program = PromptIntersection(
-            model, prompts, proposal=proposal.value, until=until, temperature=temperature, top_k=top_k, top_p=top_p
+            model, prompts, proposal=proposal.value, until=until, rule=Rule(temperature, top_k, top_p)
         )
         title = " and ".join(map(repr, prompts)) + " go on alike"
         _steer(title, program, particles, factor, seed, as_json, trace, max_steps=max_tokens)

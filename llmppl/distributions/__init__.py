@@ -12,3 +12,6 @@ from llmppl.distributions.distribution import Uniform as Uniform
 from llmppl.distributions.distribution import Where as Where
 from llmppl.distributions.distribution import mixture as mixture
 from llmppl.distributions.distribution import product as product
+from llmppl.distributions.rules import NO_RULE as NO_RULE
+from llmppl.distributions.rules import DecisionRule as DecisionRule
+from llmppl.distributions.rules import Rule as Rule

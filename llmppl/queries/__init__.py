@@ -8,12 +8,13 @@ Source: Kuchnik, Smith & Amvrosiadis 2023, "Validating Large Language Models wit
 
 from __future__ import annotations
 
+from llmppl.distributions import DecisionRule, Rule
 from llmppl.languages import any_case, any_whitespace, homoglyphs, optional_punctuation, rewrite, synonyms
 from llmppl.queries.compare import Comparison, Exact, compare
+from llmppl.queries.explanation import Certificate, Conformity, Explanation, can_generate, conformity, explain
 from llmppl.queries.language import Edits
 from llmppl.queries.mass import Probability, probability
 from llmppl.queries.matches import Matches, search
-from llmppl.queries.rules import Certificate, DecisionRule, Explanation, Rule, can_generate, explain
 from llmppl.queries.space import Match
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "probability",
     "explain",
     "can_generate",
+    "conformity",
+    "Conformity",
     "compare",
     "Match",
     "Matches",

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from llmppl.arguments import count, flag, function, generator, one_of, optional_count, share
+from llmppl.distributions import DecisionRule, Rule
 from llmppl.lm import CachedTransformer
 from llmppl.queries.best_first import Item, Search
 from llmppl.queries.language import Edits, Language, Rewrite, compile_query
-from llmppl.queries.rules import DecisionRule, Rule
 from llmppl.queries.sampling import samples
 from llmppl.queries.space import Match, Space, Start
 

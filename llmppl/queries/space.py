@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.distributions import DecisionRule
 from llmppl.languages import DFA, Edit
 from llmppl.lm import CachedTransformer, Context
 from llmppl.masks import Index
 from llmppl.queries.language import FEW, Part, Query
-from llmppl.queries.rules import DecisionRule
 from llmppl.runtime import Runtime
 from llmppl.tokens import Text, Token
 from llmppl.tokens.canonical import Canonical, CanonicalState

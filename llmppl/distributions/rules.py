@@ -1,0 +1,87 @@
+"""Decision rules: how a decoder changes the distribution of the next token before it draws.
+
+A rule is any function from a distribution over tokens to one over the same tokens: `lambda dist: dist.top_k(40)`.
+`Rule` is the one that text generators have; it can also say which of its parts excludes a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmppl import arguments
+from llmppl.distributions.distribution import Finite
+from llmppl.shared import Shared
+
+DecisionRule = Callable[[Any], Any]                     # from a Finite to one of the same kind
+
+
+@dataclass(frozen=True)
+class Rule(Shared):
+    """Temperature, then top-k, then top-p, then min-p: each renormalises what the one before it leaves.
+
+    Parameters
+    ----------
+    temperature : float > 0
+        Probabilities are raised to 1 / temperature.
+    top_k : int >= 1, optional
+        The k most probable tokens stay; of equals, those of lower id.
+    top_p : float in (0, 1], optional
+        The smallest set of most probable tokens whose probability is at least p stays (Holtzman et al. 2020).
+    min_p : float in (0, 1], optional
+        Tokens of at least `min_p` times the probability of the most probable one stay (Nguyen et al. 2025).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no number, and for one outside its range.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def __post_init__(self) -> None:
+        arguments.temperature(self.temperature)
+        arguments.optional_count("top_k", self.top_k)
+        for name in ("top_p", "min_p"):
+            if getattr(self, name) is not None:
+                arguments.probability(name, getattr(self, name), above_0=True)
+
+    def __call__(self, dist: Any) -> Any:
+        return [dist, *(left for _, left in self.stages(dist))][-1]
+
+    def stages(self, dist: Finite) -> Iterator[tuple[str, Finite]]:
+        """The parts that are in force, in their order: the name of each and the distribution that it leaves."""
+        if self.temperature != 1.0:
+            dist = dist.tempered(self.temperature)
+            yield f"temperature={self.temperature:g}", dist
+        if self.top_k is not None:
+            dist = dist.top_k(self.top_k)
+            yield f"top_k={self.top_k}", dist
+        if self.top_p is not None:
+            dist = dist.top_p(self.top_p)
+            yield f"top_p={self.top_p:g}", dist
+        if self.min_p is not None:
+            dist = _min_p(dist, self.min_p)
+            yield f"min_p={self.min_p:g}", dist
+
+    def excluded_by(self, dist: Finite, value: Any) -> str | None:
+        """The first part that leaves `value` no probability, as "top_k=40"; None if it can be drawn."""
+        return next((name for name, left in self.stages(dist) if left.log_prob(value) == -math.inf), None)
+
+
+NO_RULE = Rule()
+
+
+def _min_p(dist: Finite, p: float) -> Finite:
+    def compute() -> np.ndarray:
+        log_weights = dist.log_weights()
+        return np.where(log_weights >= log_weights.max() + math.log(p), log_weights, -np.inf)
+
+    return dist.derive(compute, lambda: f"{dist!r}.min_p({p:g})", by=("min_p", p))

@@ -1,0 +1,136 @@
+"""ConstrainedText: the model's text, given that it obeys a constraint; and masks of one's own for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl import arguments
+from llmppl.distributions import Finite
+from llmppl.languages import index_of
+from llmppl.lm import CachedTransformer, Context
+from llmppl.models.programs.program import Program, begin
+from llmppl.runtime import mask_timer
+from llmppl.tokens import Vocabulary
+
+Mask = NDArray[np.bool_]
+
+
+class ConstrainedText(Program):
+    """The model's continuation of a prompt, given that it obeys a constraint.
+
+    Tokens are proposed from those that fit, with the exact importance weight: the target is the model's own
+    distribution over texts, restricted to the language of the constraint. EOS fits where the text is complete, and only
+    there.
+
+    Parameters
+    ----------
+    lm : CachedTransformer
+    prompt : str or Context
+        It is not part of the text that is constrained.
+    constraint : Regex, Grammar, JsonSchema, an index, any recognizer, an interegular.FSM, or callable
+        A callable `constraint(text) -> bool` must hold of the text so far after every token; it is checked after the
+        draw, so give `mask` as well where many tokens fail.
+    complete : bool
+        Whether the text must be complete, ended by EOS, after at most `max_tokens` tokens (EOS not counted), instead of
+        being cut there. No token is then proposed after which it cannot be finished in the tokens left, as far as the
+        constraint can tell: that of a JsonSchema or a function cannot, and texts that do not end die.
+    mask : callable, optional
+        `mask(text) -> (V,) bool` are the tokens that may follow the text so far, EOS among them where it may end.
+        Tokens are then proposed from the allowed ones, with the exact importance weight, so that nothing is drawn in
+        vain.
+    **options
+        Those of `Program`.
+    """
+
+    def __init__(
+        self,
+        lm: CachedTransformer,
+        prompt: str | Context,
+        constraint: Any = None,
+        *,
+        mask: Callable[[str], Mask] | None = None,
+        complete: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if mask is not None:
+            arguments.function("mask", mask, "short_words(vocab, 5)")
+        if arguments.flag("complete", complete) and self.max_tokens is None:
+            raise ValueError("complete=True wants max_tokens, after which the text must have ended")
+        self.context = begin(lm, prompt)
+        self.index = index_of(constraint, lm.vocab)
+        self.constraint = constraint if self.index is None else None
+        self.mask = mask
+        self.state = None if self.index is None else self.index.start
+        self.must_end_by: float = math.inf
+        if complete and self.max_tokens is not None:
+            self.must_end_by, self.max_tokens = self.max_tokens, None
+            shortest = 0 if self.index is None else self.index.tokens_to_accept(self.state)
+            if shortest > self.must_end_by:
+                told = f", the shortest takes {shortest} tokens" if shortest < math.inf else ""
+                raise ValueError(f"{self.index!r}: no text ends within max_tokens={self.must_end_by}{told}")
+
+    def step(self) -> None:
+        dist = self.next_token(self.context)
+        proposal: Finite = dist
+        for mask in self.masks(dist.support):
+            proposal = proposal.masked(mask)
+        token = self.sample(dist, proposal=None if proposal is dist else proposal)
+        if self.write(token):
+            self.context += token
+            if self.index is not None:
+                with mask_timer():
+                    self.state = self.index.advance(self.state, token)
+            if self.constraint is not None:
+                self.condition(arguments.truth("constraint", self.constraint, self.s))
+
+    def masks(self, vocab: Vocabulary) -> Iterator[Mask]:
+        """What the next token must meet."""
+        left = self.must_end_by - self.num_tokens
+        if self.index is not None:
+            with mask_timer():
+                yield self.index.mask(self.state) if left == math.inf else self.index.mask_within(self.state, left)
+        if self.mask is not None:
+            with mask_timer():
+                allowed = self.mask(self.s)
+            yield allowed
+        if self.early():
+            yield vocab.not_eos
+        if left == 0:
+            yield vocab.only_eos
+
+
+def short_words(vocab: Vocabulary, max_letters: int) -> Callable[[str], Mask]:
+    """A mask function for `ConstrainedText`: no word of more than `max_letters` letters (Lew et al. 2023, Sec. 2).
+
+    A word is a run of letters; where the prompt may end inside one, use `lambda text: mask(prompt + text)`. Tokens that
+    hold part of a character, and special tokens other than EOS, are left out.
+    The masks for all lengths that the last word can have are computed here, once.
+    """
+    max_letters = arguments.count("max_letters", max_letters)
+    head = np.zeros(len(vocab), dtype=np.int64)         # letters that lengthen the last word
+    fits = np.zeros(len(vocab), dtype=np.bool_)         # every further word of the token is short
+    for i, data in enumerate(vocab.tokens):
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            continue
+        first, *further = map(len, "".join(c if c.isalpha() else " " for c in text).split(" "))
+        head[i], fits[i] = first, data != b"" and max(further, default=0) <= max_letters
+    fits[list(vocab.eos_ids)] = True
+    masks = [fits & (head <= room) for room in range(min(max_letters, int(head.max())) + 1)]    # by the letters left
+    for mask in masks:
+        mask.setflags(write=False)
+
+    def mask_after(text: str) -> Mask:
+        n = 0
+        while n < min(len(text), max_letters) and text[-1 - n].isalpha():
+            n += 1
+        return masks[min(max_letters - n, len(masks) - 1)]
+
+    return mask_after

@@ -1,0 +1,106 @@
+"""Infilling: text with holes."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from llmppl import arguments
+from llmppl.distributions import Distribution, Geometric
+from llmppl.distributions.rules import NO_RULE
+from llmppl.lm import CachedTransformer
+from llmppl.models.programs.program import Program
+from llmppl.tokens import EOS, Text
+
+BLANK = "[BLANK]"
+
+
+class Infilling(Program):
+    """Text with holes: given fragments, and between them what the model would write.
+
+    The first fragment is the prompt. A step fills one hole: it draws a length and tokens, and observes the next
+    fragment.
+
+    The target is the joint law of the tokens in all holes, each hole followed by the tokens that `context + fragment`
+    appends. A string therefore counts once for every way in which it can be cut into hole tokens and fragments: with
+    fragments "a" and "a", the text "aaa" has a hole "a", and so has "aaaa" with "aa", written as one token or as two.
+
+    Parameters
+    ----------
+    lm : CachedTransformer
+    fragments : list of str, or a str with [BLANK] for each hole
+    lengths : Distribution over 0, 1, 2, ...
+        Where hole lengths are drawn from.
+    prior : bool
+        Whether `lengths` is part of the target. If not, it is only the proposal: every length has the same weight
+        before the model is asked (-log P(length) is added; Lew et al. 2023, Sec. 2.2).
+    end : "prefix" or "eos"
+        What comes after the last fragment: anything, or the end of the text. EOS inside a hole has weight zero in any
+        case.
+    **options
+        Those of `Program`; `min_tokens` and `max_tokens` bound the tokens in all holes together.
+    """
+
+    def __init__(
+        self,
+        lm: CachedTransformer,
+        fragments: str | Sequence[str],
+        *,
+        lengths: Distribution | None = None,
+        prior: bool = False,
+        end: str = "prefix",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        fragments = fragments.split(BLANK) if isinstance(fragments, str) else list(fragments)
+        for fragment in fragments:
+            arguments.text("each of the fragments", fragment)
+        if len(fragments) < 2:
+            raise ValueError(f"a text with holes has two fragments or more; put {BLANK} where a hole is: {fragments!r}")
+        self.context = lm.context(fragments[0])
+        self.s = Text(fragments[0])
+        self.fragments = tuple(fragments[1:])
+        self.lengths = Geometric(0.5) if lengths is None else lengths
+        if not isinstance(self.lengths, Distribution):
+            raise TypeError(f"lengths must be a Distribution over 0, 1, 2, ..., not {lengths!r}")
+        self.prior, self.end = arguments.flag("prior", prior), arguments.one_of("end", end, ("prefix", "eos"))
+
+    def step(self) -> None:
+        length = self.sample(self.lengths)
+        if not isinstance(length, (int, np.integer)) or length < 0:
+            raise ValueError(f"lengths must be a Distribution over 0, 1, 2, ..., but {self.lengths!r} drew {length!r}")
+        if not self.prior:
+            self.score(-self.lengths.log_prob(length))
+        self.num_tokens += length
+        self.condition(self.max_tokens is None or self.num_tokens <= self.max_tokens)
+        for _ in range(length):
+            dist = self.next_token(self.context)
+            token = self.sample(dist, proposal=dist.masked(dist.support.not_eos))
+            self.s += token
+            self.context += token
+        fragment, *self.fragments = self.fragments      # type: ignore[assignment]
+        self.read(fragment)
+        if not self.fragments:
+            self.condition(not self.early())
+            if self.end == "eos":
+                self.observe(self.next_token(self.context), EOS)
+            self.finish()
+
+    def read(self, fragment: str) -> None:
+        """Observe `fragment`; without a rule, all its tokens in one forward pass."""
+        if not fragment:
+            return
+        end = self.context + fragment
+        tokens = end.tokens[len(self.context) :]
+        if self.rule == NO_RULE:
+            self.observe(self.context.next_token().string(), tokens)
+        else:
+            contexts = itertools.accumulate(tokens[:-1], operator.add, initial=self.context)
+            for dist, token in zip(list(map(self.next_token, contexts)), tokens, strict=True):
+                self.observe(dist, token)
+        self.s += fragment
+        self.context = end

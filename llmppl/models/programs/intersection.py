@@ -1,0 +1,80 @@
+"""PromptIntersection: text that several prompts call for at once."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llmppl import arguments
+from llmppl.distributions import Finite, product
+from llmppl.lm import CachedTransformer, Context
+from llmppl.models.programs.program import Program, begin
+
+
+class PromptIntersection(Program):
+    """Text that is likely after every one of several prompts: the product of the distributions after each.
+
+    Parameters
+    ----------
+    lm : CachedTransformer, or one for each prompt
+        Several models must share a tokenizer.
+    prompts : sequence of str (or Context)
+    proposal : "product" or "first"
+        Both have the same target. "first" draws a token after the first prompt and observes it after the others;
+        "product" draws from the normalised product of their distributions, the locally optimal proposal.
+    until : str or callable, optional
+        Stop, with no weight, when the text ends with this string, or when `until(text)` is true (`ends_sentence`).
+    **options
+        Those of `Program`.
+    """
+
+    def __init__(
+        self,
+        lm: CachedTransformer | Sequence[CachedTransformer],
+        prompts: Sequence[str | Context],
+        *,
+        proposal: str = "product",
+        until: str | Callable[[str], bool] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if isinstance(prompts, str) or not prompts:
+            raise ValueError(f"prompts must be a list of at least one prompt, not {prompts!r}")
+        arguments.one_of("proposal", proposal, ["product", "first"])
+        lms = list(lm) if isinstance(lm, Sequence) else [lm] * len(prompts)
+        if len(lms) != len(prompts):
+            raise ValueError(f"{len(lms)} models for {len(prompts)} prompts: give one model, or one for each prompt")
+        for other in lms[1:]:
+            if other.vocab != lms[0].vocab:
+                raise ValueError(f"the models must share a tokenizer: {lms[0].vocab} and {other.vocab} differ")
+        self.contexts = list(map(begin, lms, prompts))
+        self.proposal = proposal
+        self.until = functools.partial(_ends_with, until) if isinstance(until, str) else until
+        if self.until is not None:
+            arguments.function("until", self.until, "ends_sentence")
+
+    def step(self) -> None:
+        first, *others = [self.next_token(context) for context in self.contexts]
+        proposal: Finite = first if self.proposal == "first" else product(first, *others)
+        if self.early():
+            proposal = proposal.masked(first.support.not_eos)
+        token = self.sample(first, proposal=None if proposal is first else proposal)
+        for other in others:
+            self.observe(other, token)
+        if self.write(token):
+            self.contexts = [context + token for context in self.contexts]
+            if self.until is not None and arguments.truth("until", self.until, self.s):
+                self.finish()
+
+
+def ends_sentence(text: str) -> bool:
+    """Whether the text ends with a full stop, an exclamation mark or a question mark, quotes after it allowed."""
+    return re.search(r"[.!?][\"'”’)]*\s*$", text) is not None
+
+
+def _ends_with(end: str, text: str) -> bool:
+    return text.endswith(end)
+
+

@@ -1,0 +1,71 @@
+"""Program: what the ready-made programs share, a bound on their tokens and a decision rule."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from llmppl import arguments
+from llmppl.distributions.rules import NO_RULE, DecisionRule
+from llmppl.lm import CachedTransformer, Context, TokenDistribution
+from llmppl.models.model import Model
+from llmppl.tokens import EOS, Token
+
+
+class Program(Model):
+    """What the programs share.
+
+    Parameters
+    ----------
+    min_tokens, max_tokens : int
+        The text has no EOS before `min_tokens` tokens (each time with the probability of that as a weight), and is cut
+        off after `max_tokens`, with no weight, and marked `cut`.
+    rule : Rule, or another function from a distribution to one over the same tokens
+        What turns the model's next-token distribution into the target's, as in `rule=Rule(temperature=0.5)`.
+    """
+
+    def __init__(
+        self, *, min_tokens: int = 0, max_tokens: int | None = None, rule: DecisionRule = NO_RULE, **unknown: Any
+    ) -> None:
+        super().__init__()
+        if unknown:
+            raise arguments.unknown_option(type(self).__name__, unknown, _options(type(self)))
+        self.min_tokens = arguments.count("min_tokens", min_tokens, least=0)
+        self.max_tokens = arguments.optional_count("max_tokens", max_tokens)
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
+            raise ValueError(f"min_tokens must be at most max_tokens={max_tokens}, not {min_tokens}")
+        self.rule = arguments.function("rule", rule, "Rule(top_k=40)")
+        self.num_tokens = 0
+
+    def next_token(self, context: Context) -> TokenDistribution:
+        """The target's distribution of the token after `context`."""
+        dist: TokenDistribution = self.rule(self.transformer(context))
+        return dist
+
+    def early(self) -> bool:
+        """Whether the text may not end yet."""
+        return self.num_tokens < self.min_tokens
+
+    def write(self, token: Token) -> bool:
+        """Append `token` to the text; whether the text goes on after it."""
+        if token == EOS:
+            self.finish()
+            return False
+        self.s += token
+        self.num_tokens += 1
+        if self.num_tokens == self.max_tokens:
+            self.cut = True
+            self.finish()
+        return True
+
+
+def begin(lm: CachedTransformer, prompt: str | Context) -> Context:
+    """The context that a prompt stands for."""
+    return prompt if isinstance(prompt, Context) else lm.context(arguments.text("prompt", prompt))
+
+
+def _options(program: type[Program]) -> set[str]:
+    """The keywords that a program takes, those of the classes it is derived from included."""
+    makers = [vars(cls)["__init__"] for cls in program.__mro__ if issubclass(cls, Program) and "__init__" in vars(cls)]
+    parameters = [parameter for maker in makers for parameter in inspect.signature(maker).parameters.values()]
+    return {each.name for each in parameters if each.kind == each.KEYWORD_ONLY}

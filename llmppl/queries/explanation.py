@@ -1,0 +1,150 @@
+"""What a model says of a text token by token: under a decision rule (`explain`), under a constraint (`conformity`)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmppl import arguments
+from llmppl.distributions import NO_RULE, Rule
+from llmppl.languages import index_of
+from llmppl.lm import CachedTransformer, Context, TokenDistribution
+from llmppl.models.programs.program import begin
+from llmppl.tokens import EOS, Token
+
+ENDS = "prefix", "eos"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a model says of one token: `rank` 1 is the most probable one; `excluded_by` names a rule's part, or None."""
+
+    token: Token
+    log_prob: float
+    rank: int
+    excluded_by: str | None
+
+    def __str__(self) -> str:
+        text = "end of text" if self.token == EOS else repr(str(self.token))
+        reason = f"  excluded by {self.excluded_by}" if self.excluded_by else ""
+        return f"{text:>20}  p {math.exp(self.log_prob):.3g}  rank {self.rank}{reason}"
+
+
+class Explanation(Sequence[Certificate]):
+    """The certificates of the tokens of a text; true iff no rule excludes any of them.
+
+    Attributes
+    ----------
+    log_prob : float
+        Log-probability of the tokens under the model itself, without the rule.
+    """
+
+    def __init__(self, certificates: Sequence[Certificate]) -> None:
+        self._certificates = tuple(certificates)
+        self.log_prob = sum(certificate.log_prob for certificate in certificates)
+
+    def __getitem__(self, i):  # type: ignore[no-untyped-def]
+        return self._certificates[i]
+
+    def __len__(self) -> int:
+        return len(self._certificates)
+
+    def __bool__(self) -> bool:
+        return all(certificate.excluded_by is None for certificate in self)
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "no tokens: nothing to exclude"
+
+
+def explain(
+    lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: str = "prefix"
+) -> Explanation:
+    """Each token of `text` after `prefix`: its probability and rank, and which part of a rule would have excluded it.
+
+    Parameters
+    ----------
+    text : str
+        What follows the prefix; its tokens are those that `lm.context(prefix) + text` appends.
+    prefix : str or Context
+        What is given; rules do not apply to it.
+    end : "prefix" or "eos"
+        What comes after the text: anything, or its end. The last certificate is then that of an eos token.
+    """
+    if not isinstance(lm, CachedTransformer):
+        raise TypeError(f"explain wants a CachedTransformer first, not {arguments.shown(lm)}")
+    if not isinstance(rule, Rule):
+        raise TypeError(f"explain names the part of a Rule that excludes a token; {rule!r} is none")
+    if not isinstance(prefix, (str, Context)):
+        raise TypeError(f"prefix must be a str or a Context, not {arguments.shown(prefix)}")
+    arguments.text("text", text)
+    ends = arguments.one_of("end", end, ENDS) == "eos"
+    if ends and not lm.vocab.eos_ids:
+        raise ValueError('end="eos" asks for the end of the text, and this vocabulary has no eos token')
+    context = begin(lm, prefix)
+    ids = list(map(int, (context + text).tokens[len(context) :]))
+    contexts = list(itertools.accumulate(ids, operator.add, initial=context))
+    dists = [each.next_token() for each in contexts[: len(ids) + ends]]
+    if ends:                                            # of several eos tokens, the most probable one stands for all
+        ids.append(max(lm.vocab.eos_ids, key=dists[-1].log_prob))
+    return Explanation([_certificate(dist, id, rule) for dist, id in zip(dists, ids, strict=True)])
+
+
+def can_generate(
+    lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: str = "prefix"
+) -> bool:
+    """Whether a decoder with this rule can write `text` after `prefix`: `bool(explain(...))`."""
+    return bool(explain(lm, text, rule, prefix=prefix, end=end))
+
+
+def _certificate(dist: TokenDistribution, id: int, rule: Rule) -> Certificate:
+    log_probs = dist.log_probs()
+    rank = 1 + int((log_probs > log_probs[id]).sum() + (log_probs[:id] == log_probs[id]).sum())
+    impossible = log_probs[id] == -math.inf
+    excluded = "the model gives it probability 0" if impossible else rule.excluded_by(dist, id)
+    return Certificate(dist.support[id], float(log_probs[id]), rank, excluded)
+
+
+class Conformity(NamedTuple):
+    """How far a constraint goes against the model at one token.
+
+    `mass` is the probability p(A) of the tokens allowed; `kl` the divergence KL(p( . | A) || p) = -log p(A), in nats;
+    `agrees` whether the likeliest token of all is allowed.
+    """
+
+    token: Token
+    mass: float
+    kl: float
+    agrees: bool
+
+
+def conformity(
+    lm: CachedTransformer, prompt: str | Context, constraint: Any, *, max_tokens: int = 100, seed: int | None = None
+) -> list[Conformity]:
+    """One text drawn by local masking, and at each of its tokens how well the model conforms to the constraint.
+
+    Source: Willard & Louf 2023, Sec. 5. The text ends at EOS, where no token fits, or after `max_tokens`.
+    """
+    arguments.count("max_tokens", max_tokens)
+    index, rng = index_of(constraint, lm.vocab), arguments.generator(seed)
+    if index is None:
+        raise TypeError(f"conformity wants a constraint that has masks, not {constraint!r}")
+    context, state = begin(lm, prompt), index.start
+    found: list[Conformity] = []
+    while len(found) < max_tokens:
+        dist, mask = context.next_token(), index.mask(state)
+        log_probs = dist.log_probs()
+        log_mass = float(np.logaddexp.reduce(log_probs[mask], initial=-np.inf))
+        if log_mass == -np.inf:
+            break
+        token = dist.masked(mask).sample(rng)
+        found.append(Conformity(token, float(np.exp(log_mass)), -log_mass, bool(mask[np.argmax(log_probs)])))
+        if token == EOS:
+            break
+        context, state = context + token, index.advance(state, token)
+    return found
