@@ -537,7 +537,7 @@ def scale(options: argparse.Namespace) -> None:
 
 def _timed(lm: CachedTransformer) -> list[float]:
     """CPU seconds that a model takes from now on to answer, in a list of one."""
-    answer, seconds = lm.evaluate, [0.0]
+    answer, seconds = lm.evaluator.evaluate, [0.0]
 
     def timed(questions: list[Any]) -> list[Any]:
         started = time.process_time()
@@ -546,7 +546,7 @@ def _timed(lm: CachedTransformer) -> list[float]:
         finally:
             seconds[0] += time.process_time() - started
 
-    lm.evaluate = timed                                   # type: ignore[method-assign]
+    lm.evaluator.evaluate = timed                                   # type: ignore[method-assign]
     return seconds
 
 

@@ -15,7 +15,7 @@ import transformers as T
 from llmppl.lm.cache import _ROW, Node
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.runtime import Runtime
-from llmppl.tokens import Text, Vocabulary
+from llmppl.tokens import Vocabulary
 
 V = 50
 VOCAB = Vocabulary([bytes([40 + i]) for i in range(V)], eos_ids=[2], special_ids=[0, 1])
@@ -146,7 +146,7 @@ def nodes_of(lm):
 
 def at(lm, ids):
     """The context of token ids, whatever a tokenizer would make of their text."""
-    return lm.enter(lm.trie.root, ids, Text(), 0)
+    return lm.at(ids)
 
 
 def check_books(lm, contexts=None):

@@ -21,7 +21,7 @@ from support import repetitions
 from test_vocab import byte_level, llama, unigram
 from transformers.utils import logging
 
-from llmppl.lm import NextToken, hf
+from llmppl.lm import NextToken, loading
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
@@ -46,7 +46,7 @@ def test_the_embedded_model_loads_without_a_network_and_without_a_word():
         "print(lm.backend.slot_bytes > 0, lm.model.dtype, abs(sum(map(float, 2.718281828459045 ** lm.context('The')"
         ".log_probs())) - 1) < 1e-6)"
     )
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(hf.__file__).parents[2])}
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(loading.__file__).parents[2])}
     out = subprocess.run([sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True)
     assert (out.stdout, out.stderr) == ("True torch.float32 True\n", "")
 
@@ -55,7 +55,7 @@ def test_the_embedded_model_loads_without_a_network_and_without_a_word():
 def test_progress_bars_of_transformers_are_as_before_after_loading(shown, capfd):
     (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
     try:
-        hf.load(None, dtype=None, device=None, device_map=None)
+        loading.load(None, dtype=None, device=None, device_map=None)
         assert logging.is_progress_bar_enabled() == shown
     finally:
         logging.enable_progress_bar()
@@ -79,10 +79,10 @@ def test_a_model_that_does_not_exist_is_an_error_that_says_what_would_work_and_c
 
 def test_a_name_server_that_does_not_answer_holds_nobody_up(monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(hf.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hf.socket, "create_connection", lambda *_, **__: release.wait(30) and socket.socket())
+    monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(loading.socket, "create_connection", lambda *_, **__: release.wait(30) and socket.socket())
     start = time.perf_counter()
-    assert not hf._hub_answers(0.05)
+    assert not loading._hub_answers(0.05)
     assert time.perf_counter() - start < 5
     release.set()
 
@@ -98,12 +98,12 @@ def test_the_hub_is_found_where_something_listens_or_behind_a_proxy(monkeypatch)
         asked.append(place)
         return Connection()
 
-    monkeypatch.setattr(hf.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hf.socket, "create_connection", connect)
-    monkeypatch.setattr(hf, "proxy_bypass", lambda host: False)
+    monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(loading.socket, "create_connection", connect)
+    monkeypatch.setattr(loading, "proxy_bypass", lambda host: False)
     for proxies in ({}, {"https": "http://proxy.here:3128"}, {"https": "proxy.here:3128"}):
-        monkeypatch.setattr(hf, "getproxies", lambda proxies=proxies: proxies)
-        assert hf._hub_answers()
+        monkeypatch.setattr(loading, "getproxies", lambda proxies=proxies: proxies)
+        assert loading._hub_answers()
     assert asked == [("huggingface.co", 443), ("proxy.here", 3128), ("proxy.here", 3128)]
 
 
@@ -420,7 +420,7 @@ def written_through_node(tree):
 
 
 def test_a_model_knows_no_language_model_and_nobody_above_the_lm_writes_into_its_trie():
-    package = Path(hf.__file__).parents[1]
+    package = Path(loading.__file__).parents[1]
     program = ast.parse((package / "models/model.py").read_text(encoding="utf-8"))
     imported = [each for each in ast.walk(program) if isinstance(each, (ast.Import, ast.ImportFrom))]
     assert not [each.lineno for each in imported if "llmppl.lm" in ast.unparse(each)]

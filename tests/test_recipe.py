@@ -24,7 +24,7 @@ from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, smc_standard
-from llmppl.lm import hf
+from llmppl.lm import loading
 from llmppl.lm.embedded import PATH, verify
 from llmppl.tokens import Vocabulary
 
@@ -379,6 +379,6 @@ def test_weights_that_are_not_those_of_the_checksum_are_refused(tmp_path, monkey
     digest = hashlib.sha256(weights).hexdigest()
     with pytest.raises(ValueError, match=rf"(?s)damaged: the SHA-256 of .* is {digest[:12]}.*install llmppl again"):
         verify(folder)
-    monkeypatch.setattr(hf, "verify", lambda: verify(folder))
+    monkeypatch.setattr(loading, "verify", lambda: verify(folder))
     with pytest.raises(ValueError, match="the weights of the embedded model are damaged"):
         CachedTransformer.from_pretrained()

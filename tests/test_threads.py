@@ -16,8 +16,9 @@ from fire import Interrupt, impatience, in_threads
 from support import repetitions
 
 from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_steer
+from llmppl import lm as room
 from llmppl.exclusive import Exclusive
-from llmppl.lm import cache, transformer
+from llmppl.lm import cache, evaluator
 from llmppl.lm.cache import _NODE, _ROW
 from llmppl.models.programs import short_words
 
@@ -161,10 +162,10 @@ def test_a_thread_computes_what_it_prefetches_itself_and_counts_what_it_did():
     mine.prefetch(asker)
     in_threads([other.log_probs])
     assert [ids for _, ids in asked] == [(1,)]
-    assert lm.done().rows == 0 and lm.stats.rows == 1
+    assert lm.evaluator.done().rows == 0 and lm.stats.rows == 1
     lm.context("ab").log_probs()
     assert sorted(ids for thread, ids in asked if thread is threading.current_thread()) == [(0,), (0, 1)]
-    assert lm.done().rows == 2 and lm.stats.rows == 3
+    assert lm.evaluator.done().rows == 2 and lm.stats.rows == 3
 
 
 def test_who_prefetched_a_question_and_is_gone_is_not_answered():
@@ -198,7 +199,7 @@ def test_an_lm_that_is_used_by_its_own_function_says_so():
 
 # --- interrupts -------------------------------------------------------------------------------------------------------
 
-FILES = {cache.__file__, transformer.__file__}
+FILES = {each.__file__ for each in (cache, room.context, evaluator, room.transformer)}
 A = Vocabulary([bytes([97 + i]) for i in range(8)] + [b""], eos_ids=[8])
 
 
@@ -335,13 +336,13 @@ def interrupted(lm):
     """A day, an interrupt at its end, and the renewal behind it."""
     a_day(lm)
     with pytest.raises(ZeroDivisionError):
-        lm._exclusive(lambda: 1 / 0)
+        lm.evaluator.exclusive(lambda: 1 / 0)
     assert len(lm.trie) >= 0
 
 
 def lines_of_the_renewal():
     found = set()
-    for function in (cache.Trie.renew, cache.Store.clear, CachedTransformer._renew):
+    for function in (cache.Trie.renew, cache.Store.clear, evaluator.CachedEvaluator._renew):
         source, first = inspect.getsourcelines(function)
         found |= {(function.__code__.co_filename, first + i) for i in range(len(source))}
     return found
@@ -390,10 +391,10 @@ def test_a_cache_that_keys_and_values_have_filled_still_answers_a_question_once(
         (at(lm, [300, *rng.integers(300, 3000, 120)])).log_probs()
     context = lm.context("Once upon a time there was")
     context.log_probs()
-    before = lm.done()
+    before = lm.evaluator.done()
     for _ in range(10):
         context.log_probs()
-    assert (lm.done() - before).tokens == 0
+    assert (lm.evaluator.done() - before).tokens == 0
     program = ConstrainedText(lm, "Tim", mask=short_words(lm.vocab, 5), max_tokens=12)
     found = smc_steer(program, 5, 3, seed=1, progress=False)
     assert found.stats.rounds == 12

@@ -5,8 +5,7 @@ import pytest
 from families import V, at, check_books, family_lm, together
 
 from llmppl.inference import smc_standard, smc_steer
-from llmppl.lm import NextToken
-from llmppl.lm.cache import Batch
+from llmppl.lm import Batch, NextToken
 from llmppl.models.model import Model
 
 FAMILIES = ["gpt2", "mistral-sliding", "opt"]

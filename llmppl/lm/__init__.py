@@ -1,7 +1,7 @@
 """Language models: what a text may be followed by, and with what probability."""
 
-from llmppl.lm.cache import Backend as Backend
-from llmppl.lm.cache import Batch as Batch
+from llmppl.lm.backend import Backend as Backend
+from llmppl.lm.backend import Batch as Batch
 from llmppl.lm.context import Context as Context
 from llmppl.lm.context import NextToken as NextToken
 from llmppl.lm.context import StringDistribution as StringDistribution

@@ -19,8 +19,8 @@ import heapq
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from llmppl.exclusive import Exclusive
 
 
 class Row(NamedTuple):
-    """The law of the next token: log p(v) = logits[v] - log_z."""
+    """The distribution of the next token: log p(v) = logits[v] - log_z."""
 
     logits: NDArray[Any]                                # (V,) float32, or float64 of a float64 model
     log_z: float
@@ -39,42 +39,6 @@ class Row(NamedTuple):
         log_probs: NDArray[np.float64] = np.subtract(self.logits, self.log_z, dtype=np.float64)
         log_probs.setflags(write=False)
         return log_probs
-
-
-@dataclass
-class Batch:
-    """Tokens to run, as the rows of one forward pass.
-
-    tokens : (B, Q) int64, right-padded with 0
-    starts : (B,) int64, how many tokens of the row's context come before
-    lengths : (B,) int64, how many of the Q tokens are real
-    slots : (B, T) int64, the slots of the row's whole context, its new tokens included, right-padded with the first of
-        them; T is the longest context. None: starts are 0, and nothing is read or written.
-    asked : list of (row, column) whose logits are wanted
-    """
-
-    tokens: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    slots: NDArray[np.int64] | None
-    asked: list[tuple[int, int]]
-
-
-class Backend(Protocol):
-    """A language model as the cache sees it: from tokens to logits, keeping keys and values in slots if it can.
-
-    slot_bytes : bytes of keys and values per token; 0 for a backend that keeps none (its contexts are recomputed)
-    max_length : the longest context it can read, or None
-    """
-
-    slot_bytes: int
-    max_length: int | None
-
-    def reserve(self, slots: int) -> None:
-        """Make room for slots 0 .. slots - 1, keeping what is in them."""
-
-    def forward(self, batch: Batch) -> NDArray[Any]:
-        """(len(batch.asked), >= V) float32 or float64 logits of the token after each asked place."""
 
 
 _NODE, _ROW = 768, 384                                  # bytes of the objects around a slot and a row, measured
@@ -149,6 +113,7 @@ class Store:
         self.slot_cost = slot_bytes + _NODE if slot_bytes else 0
         self.owners: list[Node | None] = []             # by slot
         self.evictions = 0                              # slots given up so far
+        self.paths: dict[Node, NDArray[np.int64]] = {}  # slots of the last contexts, root first; none is given up
         self.peak_bytes = 0
         self._free: list[int] = []
         self._rows: OrderedDict[Node, int] = OrderedDict()      # node -> bytes, least recently used first
@@ -160,6 +125,7 @@ class Store:
         self._free = list(range(len(self.owners) - 1, -1, -1))
         self._rows = OrderedDict()
         self._row_bytes = 0
+        self.paths.clear()
         self.peak_bytes = max(self.peak_bytes, self.bytes)          # it may have grown when it was interrupted
 
     @property
@@ -205,7 +171,7 @@ class Store:
 
     # ---- slots
 
-    def room(self, wanted: int, keep: Iterable[Node]) -> int:
+    def make_room(self, wanted: int, keep: Iterable[Node]) -> int:
         """Free up to `wanted` slots and return how many there are now; the paths of `keep` stay."""
         if len(self._free) < wanted:
             self._grow(wanted - len(self._free), self.budget - self.budget // _ROWS)
@@ -236,13 +202,14 @@ class Store:
 
     def _evict(self, wanted: int, keep: Iterable[Node]) -> None:
         """Give up the slots of the least recently used leaves: `wanted`, and an eighth of all to have some in hand."""
-        safe = {id(node) for end in keep for node in end.path()}
+        self.paths.clear()
+        safe = set(chain.from_iterable(map(Node.path, keep)))
         wanted = max(wanted, len(self.owners) // 8)
-        heap = [
-            (node.used, node.slot, node)
-            for node in self.owners
-            if node is not None and not node.kept and id(node) not in safe
-        ]
+
+        def may_go(node: Node) -> bool:
+            return node.slot >= 0 and not node.kept and node not in safe
+
+        heap = [(node.used, node.slot, node) for node in filter(None, self.owners) if may_go(node)]
         heapq.heapify(heap)
         while heap and wanted > 0:
             used, _, node = heapq.heappop(heap)
@@ -252,7 +219,7 @@ class Store:
             self.evictions += 1
             wanted -= 1
             parent.used = max(parent.used, used)
-            if parent.slot >= 0 and not parent.kept and id(parent) not in safe:
+            if may_go(parent):
                 heapq.heappush(heap, (parent.used, parent.slot, parent))
 
     def take(self, node: Node) -> None:
@@ -271,8 +238,15 @@ class Store:
         node.parent.kept -= 1
         node.prune()
 
+    def path_before(self, node: Node) -> NDArray[np.int64]:
+        """(depth - 1,) slots of the context that `node` continues, each token of which has one."""
+        assert node.parent is not None
+        slots = self.paths.get(node.parent)
+        return np.array([each.slot for each in node.path()][:0:-1], dtype=np.int64) if slots is None else slots
+
     def forget(self, node: Node) -> None:
         """Give up the slot of `node` and with it those of all nodes below."""
+        self.paths.clear()
         nodes = [node]
         for each in nodes:
             nodes.extend(child for child in each.children.values() if child.slot >= 0)
@@ -329,7 +303,7 @@ class Trie:
     def renew(self) -> None:
         """Make the trie anew from the contexts that live, with nothing kept."""
         self._pins = {key: pin for key, pin in self._pins.items() if pin() is not None}
-        nodes = {self.root, *self._below(self.root)}
+        nodes = set(_subtrees(self.root))
         for pin in self._pins.values():
             nodes.update(pin.node.path())
         for node in nodes:
@@ -347,15 +321,7 @@ class Trie:
 
     def _size(self) -> int:
         self.settle()
-        return sum(1 for _ in self._below(self.root))
-
-    @staticmethod
-    def _below(root: Node) -> Iterator[Node]:
-        stack = [root]
-        while stack:
-            children = list(stack.pop().children.values())
-            stack.extend(children)
-            yield from children
+        return sum(1 for _ in _subtrees(self.root)) - 1
 
     def __repr__(self) -> str:
         store = self.store
@@ -381,22 +347,39 @@ class Trie:
             node, lead, below = stack.pop()
             run = [node]
             while len(node.children) == 1 and not node.contexts:
-                node = next(iter(node.children.values()))
+                (node,) = node.children.values()
                 run.append(node)
-            data = b"".join(self._tokens[each.token] or f"<{each.token}>".encode() for each in run)
-            text = repr(data.decode("utf-8", "replace"))
-            text = text if len(text) <= 72 else text[:34] + " ... " + text[-33:]
-            kept = "".join("▪" if each.slot >= 0 else "▫" for each in run)
-            kept = kept if len(kept) <= 12 else f"{kept[0]}x{len(kept)}" if len(set(kept)) == 1 else kept[:11] + "…"
-            law, here = " ◆" if node.row is not None else "", f" ({node.contexts})" if node.contexts else ""
-            lines.append(f"{lead}{text} {kept}{law}{here}")
-            children = list(node.children.values())
-            for i, child in reversed(list(enumerate(children))):
-                last = i == len(children) - 1
-                stack.append((child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  ")))
+            row, here = " ◆" if node.row is not None else "", f" ({node.contexts})" if node.contexts else ""
+            lines.append(f"{lead}{self._spelled(run)} {_marks(run)}{row}{here}")
+            leads = chain([("└─ ", "   ")], repeat(("├─ ", "│  ")))         # from the last child to the first
+            children = zip(reversed(node.children.values()), leads, strict=False)
+            stack.extend((child, below + first, below + further) for child, (first, further) in children)
         if stack:
-            lines.append(f"... and {sum(1 + sum(1 for _ in self._below(node)) for node, *_ in stack)} contexts more")
+            lines.append(f"... and {sum(1 for _ in _subtrees(*[node for node, *_ in stack]))} contexts more")
         return "\n".join(lines)
+
+    def _spelled(self, run: list[Node]) -> str:
+        """The bytes of a run of tokens as text, its middle left out where it is long."""
+        data = b"".join(self._tokens[node.token] or b"<%d>" % node.token for node in run)
+        text = repr(data.decode("utf-8", "replace"))
+        return text if len(text) <= 72 else f"{text[:34]} ... {text[-33:]}"
 
     def __str__(self) -> str:
         return f"{self!r}\n{self.draw()}"
+
+
+def _marks(run: list[Node]) -> str:
+    """One mark for each token: whether its keys and values are kept."""
+    marks = "".join("▫▪"[node.slot >= 0] for node in run)
+    if len(marks) <= 12:
+        return marks
+    return f"{marks[:11]}…" if marks.strip(marks[0]) else f"{marks[0]}x{len(marks)}"
+
+
+def _subtrees(*roots: Node) -> Iterator[Node]:
+    """The nodes of the trees below `roots`, these included."""
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())

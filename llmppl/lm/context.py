@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 
 from llmppl import arguments
 from llmppl.distributions.distribution import Distribution, Floats
-from llmppl.lm.cache import Backend, Node, Row
+from llmppl.lm.backend import Backend
+from llmppl.lm.cache import Node, Row
+from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.lm.token_distribution import TokenDistribution
-from llmppl.runtime import Evaluator, request
+from llmppl.runtime import ContextTooLong, request
 from llmppl.tokens import EndOfText, Text, Token, Vocabulary, encode_fragment
 
 NOT_PICKLED = (
@@ -27,18 +30,13 @@ NOT_PICKLED = (
 )
 
 
-class LanguageModel(Evaluator, Protocol):
-    """What a context asks of its language model; it answers questions about the nodes of its trie."""
+class LanguageModel(Protocol):
+    """What a context asks of its language model."""
 
     vocab: Vocabulary
     tokenizer: Any
     backend: Backend
-
-    def enter(self, node: Node, ids: Iterable[int], start: Text, offset: int) -> Context: ...
-
-    def check_length(self, context: Context, but: int = 0) -> None: ...
-
-    def prefetch(self, asker: object, context: Context) -> None: ...
+    evaluator: CachedEvaluator
 
 
 class Context:
@@ -50,9 +48,10 @@ class Context:
 
     __slots__ = ("lm", "node", "_start", "_offset", "__weakref__")
 
-    def __init__(self, lm: LanguageModel, node: Node, start: Text, offset: int) -> None:
-        self.lm, self.node = lm, node
+    def __init__(self, lm: LanguageModel, node: Node, ids: Iterable[int], start: Text, offset: int) -> None:
+        self.lm, self.node = lm, node                   # moved on by `ids` when the trie takes it in
         self._start, self._offset = start, offset       # the text of the first `offset` tokens
+        lm.evaluator.exclusive(lm.evaluator.trie.place, self, ids)
 
     def __add__(self, more: Token | int | str | EndOfText) -> Context:
         if isinstance(more, str):
@@ -64,7 +63,16 @@ class Context:
             ids = self.lm.vocab.eos_ids
         else:
             ids = (self.lm.vocab.token(more),)
-        return self.lm.enter(self.node, ids, self._start, self._offset)
+        return Context(self.lm, self.node, ids, self._start, self._offset)
+
+    def check_length(self, but: int = 0) -> None:
+        """ContextTooLong if the model cannot read so long a context, its last `but` tokens left out."""
+        longest = self.lm.backend.max_length
+        if longest is not None and len(self) - but > longest:
+            raise ContextTooLong(
+                f"a context of {len(self) - but} tokens, and the model reads at most {longest}: shorten the prompt, or "
+                f"bound the program with max_tokens or max_steps ({self!r})"
+            )
 
     @property
     def tokens(self) -> list[Token]:
@@ -99,8 +107,8 @@ class Context:
 
     def row(self) -> Row:
         """The logits of the next token as they are kept, and the log of their sum of exponentials."""
-        self.lm.check_length(self)
-        row: Row = request(self.lm, (self.node,))
+        self.check_length()
+        row: Row = request(self.lm.evaluator, (self.node,))
         return row
 
     def log_probs(self) -> NDArray[np.float64]:
@@ -109,11 +117,11 @@ class Context:
 
     def log_prob_since(self, start: Context) -> float:
         """Log-probability of the tokens of this context after `start`, which it must continue, given `start`."""
-        nodes = [node for node, _ in zip(self.node.path(), range(len(self) - len(start)), strict=False)][::-1]
-        if len(self) < len(start) or (nodes[0].parent if nodes else self.node) is not start.node:
+        nodes = list(islice(self.node.path(), max(0, len(self) - len(start))))[::-1]
+        if (nodes[0].parent if nodes else self.node) is not start.node:
             raise ValueError(f"{self!r} does not continue {start!r}")
-        self.lm.check_length(self, but=1)               # the last token is not read
-        return sum(request(self.lm, (start.node, *nodes))) if nodes else 0.0
+        self.check_length(but=1)                        # the last token is not read
+        return sum(request(self.lm.evaluator, (start.node, *nodes))) if nodes else 0.0
 
     def next_token(self) -> NextToken:
         """The distribution of the next token: one object for all who ask while it lives."""
@@ -126,9 +134,9 @@ class Context:
 
     def prefetch(self, asker: object) -> None:
         """Compute the row in this thread's next round, whoever asks, if this context and `asker` live until then."""
-        self.lm.check_length(self)
+        self.check_length()
         if self.node.row is None:
-            self.lm.prefetch(asker, self)
+            self.lm.evaluator.prefetch(asker, self)
 
 
 class NextToken(TokenDistribution):

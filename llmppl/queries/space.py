@@ -248,7 +248,7 @@ class Space:
         return math.log(total) if total > 0.0 else -math.inf
 
     def _begin(self) -> Context:
-        return self.lm.enter(self.lm.trie.root, (), Text(), 0)
+        return self.lm.at(())
 
     def part_of(self, prefix: str) -> Part:
         return next(part for part in self.query.parts if prefix in part.prefixes)

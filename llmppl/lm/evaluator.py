@@ -1,0 +1,282 @@
+"""CachedEvaluator: answers questions about contexts, running each token of each distinct context once.
+
+Questions of many particles are answered together, a *round* at a time. What is missing of the contexts is cut into
+*chains* of new tokens; each chain continues a context whose keys and values are kept, and chains are the rows of one
+forward pass. A chain that continues another chain waits for the next pass; equal prefixes are one row.
+
+Several threads may ask: there is one round at a time, and every thread's rounds are its own. A round that an interrupt
+ends leaves the cache empty, and the contexts as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.arguments import shown
+from llmppl.exclusive import Exclusive
+from llmppl.lm.backend import Backend, Batch
+from llmppl.lm.cache import Node, Row, Store, Trie
+from llmppl.runtime import Stats
+from llmppl.tokens import Vocabulary
+
+_LARGE = 1e6                            # the log of a sum of probabilities is added to logits only below this
+_MAX_PATHS = 1 << 20                    # slots of remembered paths
+_Prefetch = tuple[weakref.ref[Any], weakref.ref[Any]]                   # who asks, and for which context
+Question = tuple[Node, ...]             # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
+Chain = list[Node]                      # nodes, each the parent of the next
+
+
+class _Thread(threading.local):
+    """What belongs to one thread: what its next round is to prefetch, and what was done for it.
+
+    done : dict of int to Stats, of all threads by their identifiers (which Python uses again)
+    """
+
+    def __init__(self, done: dict[int, Stats]) -> None:
+        self.prefetches: list[_Prefetch] = []
+        self.stats = done.setdefault(threading.get_ident(), Stats())
+
+
+class _Wanted:
+    """What a round has still to find out.
+
+    rows : dict of Node to Row, the rows asked for; None until found
+    children : dict of Node to list of Node, by each node whose row is needed, the children to be given their log_prob
+    """
+
+    def __init__(self, questions: Iterable[Question]) -> None:
+        self.rows: dict[Node, Row | None] = {}
+        self.children: dict[Node, list[Node]] = {}
+        for question in questions:
+            if len(question) == 1:
+                self.rows[question[0]] = None
+                self.children.setdefault(question[0], [])
+            for parent, child in itertools.pairwise(question):
+                if child.log_prob is None:
+                    self.children.setdefault(parent, []).append(child)
+
+    def found(self, node: Node, row: Row) -> bool:
+        """Hand out what is wanted of `row`. Returns whether it may be asked for again: nothing else keeps it."""
+        children = self.children.pop(node)
+        for child in children:
+            child.log_prob = float(row.logits[child.token]) - row.log_z
+        if node in self.rows:
+            self.rows[node] = row
+        return node in self.rows or any(child.slot < 0 for child in children)
+
+
+class CachedEvaluator:
+    """Evaluates questions about the nodes of its trie; see `llmppl.runtime.Evaluator`.
+
+    Parameters
+    ----------
+    backend : Backend
+    vocab : Vocabulary
+    cache_bytes : int
+        The most bytes that keys, values and rows may take together.
+    max_batch_tokens : int
+        The most tokens, rows times longest context, that one forward pass may read.
+    """
+
+    def __init__(self, backend: Backend, vocab: Vocabulary, cache_bytes: int, max_batch_tokens: int) -> None:
+        self.backend, self.vocab, self.max_batch_tokens = backend, vocab, max_batch_tokens
+        self.store = Store(cache_bytes, backend.slot_bytes, backend.reserve)
+        self.exclusive = Exclusive(self._renew, "a language model")
+        self.trie = Trie(vocab.tokens, self.store, self.exclusive)
+        self._done: dict[int, Stats] = {}
+        self._thread = _Thread(self._done)
+        self._ran: list[Node] = []                      # whose slots the round under way has written
+        self._round = 0
+        self._unknown = np.flatnonzero(~vocab.known)
+        self._warned = False
+
+    @property
+    def stats(self) -> Stats:
+        """Of all that was ever run, in every thread; a copy."""
+        return sum(list(self._done.values()), Stats())
+
+    def done(self) -> Stats:
+        """What was run for the calling thread; a copy."""
+        return replace(self._thread.stats)
+
+    def cached(self, question: Question) -> Any | None:
+        """The cached answer, or None. It is right whenever it is there, so no thread waits for another."""
+        node, *after = question
+        if not after:
+            row = node.row
+            if row is not None:
+                self.store.touch_row(node)
+                self._thread.stats.hits += 1
+            return row
+        log_probs = [child.log_prob for child in after]
+        if None in log_probs:
+            return None
+        self._thread.stats.hits += 1
+        return log_probs
+
+    def prefetch(self, asker: object, context: Any) -> None:
+        """Compute the row of `context` in this thread's next round, if it and `asker` live until then."""
+        self._thread.prefetches.append((weakref.ref(asker), weakref.ref(context)))
+
+    def evaluate(self, questions: list[Question]) -> list[Any]:
+        """Rows and log-probabilities, with everything that this thread has prefetched since its last round."""
+        prefetches, self._thread.prefetches = self._thread.prefetches, []
+        answers: list[Any] = self.exclusive(self._evaluate, questions, prefetches)
+        return answers
+
+    def _evaluate(self, questions: list[Question], prefetches: list[_Prefetch]) -> list[Any]:
+        start = perf_counter()
+        self._round += 1
+        self.trie.settle()                              # and not again before the round ends: its nodes stay
+        alive = [context() for asker, context in prefetches if asker() is not None]
+        wanted = _Wanted(itertools.chain(questions, [(each.node,) for each in alive if each is not None]))
+        for node, row in [(node, node.row) for node in wanted.children if node.row is not None]:
+            wanted.found(node, row)
+        computed = len(wanted.children)
+        while wanted.children:
+            self._forward(wanted)
+        self._ran.clear()
+        stats = self._thread.stats
+        stats.rounds += 1
+        stats.rows += computed
+        stats.hits += max(0, len(questions) - computed)
+        stats.seconds_lm += perf_counter() - start
+        return [[child.log_prob for child in after] if after else wanted.rows[node] for node, *after in questions]
+
+    # ---- what an unfinished round leaves
+
+    def _forget(self) -> None:
+        """Give up what this round has run, which is not known to be right; all else is."""
+        for node in self._ran:
+            if node.slot >= 0:
+                self.store.forget(node)
+        self._ran.clear()
+        self.exclusive.in_order()
+
+    def _renew(self) -> None:
+        """Forget all that is cached; the contexts that live stay."""
+        self._ran.clear()
+        self.store.clear()
+        self.trie.renew()
+
+    # ---- forward passes
+
+    def _forward(self, wanted: _Wanted) -> None:
+        """Run one forward pass towards what is wanted, and hand out what it answers."""
+        needs = wanted.children
+        chains = self._fitting(self._chains(needs)) if self.backend.slot_bytes else []
+        if chains:
+            self._run(chains, wanted, keep=True)
+            return
+        longest = max(node.depth for node in needs)     # nothing can be kept: whole contexts, all of one length
+        if self.backend.slot_bytes and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"cache_bytes={self.store.budget} does not hold a context of {longest} tokens at "
+                f"{self.backend.slot_bytes} bytes each; such contexts are recomputed from their start",
+                stacklevel=2,
+            )
+        whole = [list(node.path())[::-1] for node in needs if node.depth == longest]
+        self._run(whole[: max(1, self.max_batch_tokens // longest)], wanted, keep=False)
+
+    def _chains(self, needs: Iterable[Node]) -> list[Chain]:
+        """What has to run now: runs of new nodes that each continue a node with a slot (or the root)."""
+        claimed: set[Node] = set()
+        chains = []
+        for end in sorted(needs, key=lambda node: -node.depth):
+            chain, node = [], end
+            while node not in claimed and node.parent is not None and (node.slot < 0 or node is end):
+                chain.append(node)                      # `end` has a slot if its row was given up: it is run again
+                node = node.parent
+            if chain and node not in claimed:
+                chain = chain[::-1][: self.max_batch_tokens]
+                claimed.update(chain)
+                chains.append(chain)
+        return chains
+
+    def _fitting(self, chains: list[Chain]) -> list[Chain]:
+        """The first chains that go together into one pass and into the store; none if not even one does."""
+        first, *others = chains                         # the first need always gets on, so that all are answered
+        group, longest = [first], first[-1].depth
+        for chain in sorted(others, key=len, reverse=True):
+            deepest = max(longest, chain[-1].depth)
+            alike = max(len(first), len(chain)) <= 2 * min(len(first), len(chain))
+            if alike and (len(group) + 1) * deepest <= self.max_batch_tokens:
+                group.append(chain)
+                longest = deepest
+        while group:
+            wanted = sum(node.slot < 0 for node in itertools.chain(*group))
+            if self.store.make_room(wanted, keep=[chain[-1] for chain in group]) >= wanted:
+                return group
+            group = group[: len(group) // 2]
+        return []
+
+    def _run(self, chains: list[Chain], wanted: _Wanted, *, keep: bool) -> None:
+        """One forward pass over `chains`, each of which continues the parent of its first node."""
+        lengths = np.array([len(chain) for chain in chains])
+        starts = np.array([chain[0].depth - 1 for chain in chains])
+        tokens = np.zeros((len(chains), int(lengths.max())), dtype=np.int64)
+        asked: dict[Node, tuple[int, int]] = {}
+        for i, chain in enumerate(chains):
+            tokens[i, : len(chain)] = [node.token for node in chain]
+            asked |= {node: (i, j) for j, node in enumerate(chain) if node in wanted.children}
+        slots = self._take_slots(chains) if keep else None
+        try:
+            logits = self.backend.forward(Batch(tokens, starts, lengths, slots, list(asked.values())))
+            rows = [self._row(values, node) for values, node in zip(logits, asked, strict=True)]
+        except Exception:                               # the model's own, or it gave no distribution
+            self._forget()
+            raise
+        self._thread.stats.tokens += int(lengths.sum())
+        for chain in chains:
+            chain[-1].used = self._round
+        for node, row in zip(asked, rows, strict=True):
+            if wanted.found(node, row):
+                self.store.put_row(node, row)
+
+    def _take_slots(self, chains: list[Chain]) -> NDArray[np.int64]:
+        """(B, T) slots of the whole context of each chain, right-padded with its first; new ones for new nodes."""
+        for node in itertools.chain(*chains):
+            self._ran.append(node)
+            if node.slot < 0:
+                self.store.take(node)
+        new = [[node.slot for node in chain] for chain in chains]
+        paths = {c[-1]: np.append(self.store.path_before(c[0]), slots) for c, slots in zip(chains, new, strict=True)}
+        longest = max(map(len, paths.values()))
+        slots = np.empty((len(chains), longest), dtype=np.int64)
+        for row, path in zip(slots, paths.values(), strict=True):
+            row[: len(path)] = path
+            row[len(path) :] = path[0]
+        if len(self.store.paths) * longest > _MAX_PATHS:
+            self.store.paths.clear()
+        self.store.paths |= paths
+        return slots
+
+    def _row(self, values: NDArray[Any], node: Node) -> Row:
+        """The row of `node` from the model's output; ids that no token stands behind are impossible."""
+        logits = np.full(len(self.vocab), -np.inf, dtype=values.dtype)
+        logits[: len(values)] = values[: len(logits)]
+        logits[self._unknown] = -np.inf
+        top = float(logits.max())
+        if not math.isfinite(top):
+            kind = {math.inf: "+inf", -math.inf: "-inf alone"}.get(top, "NaN")
+            text = shown(b"".join(self.vocab.tokens[i] for i in node.tokens()).decode("utf-8", "replace"))
+            raise FloatingPointError(f"the model's logits after Context({text}) hold {kind}: they give no distribution")
+        if abs(top) > _LARGE:                           # log_z would lose the digits that tell the sum
+            logits -= np.asarray(top, logits.dtype)
+            top = 0.0
+        weights = np.subtract(logits, top, dtype=np.float64)
+        log_z = top + math.log(float(np.exp(weights, out=weights).sum()))
+        logits.setflags(write=False)
+        return Row(logits, log_z)
