@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are imported
 
@@ -47,6 +48,7 @@ from tables import machine, table
 
 from llmppl import Grammar, Regex, TokenIndex, Vocabulary
 from llmppl.languages import dfa, nfa, regex
+from llmppl.masks import walks
 from llmppl.tokens import encode_fragment
 
 try:
@@ -466,14 +468,10 @@ def no_collection() -> Iterator[None]:
 
 
 @contextmanager
-def without_numba(trie: Any) -> Iterator[None]:
+def without_numba() -> Iterator[None]:
     """The masks by numpy, as they are until a process has made a few wide ones, or where numba is missing."""
-    module: Any = sys.modules[type(trie).__module__]
-    use, module.use_numba = module.use_numba, lambda trie: False
-    try:
+    with mock.patch.object(walks, "use_numba", lambda trie: False):
         yield
-    finally:
-        module.use_numba = use
 
 
 def forget() -> None:
@@ -545,7 +543,7 @@ def first_masks(subject: Subject, engines: dict[str, Any], patterns: dict[str, s
         if numba:
             reader.mask()
         else:
-            with without_numba(engines["llmppl"].trie):
+            with without_numba():
                 reader.mask()
 
     for label, pattern in patterns.items():
@@ -620,7 +618,7 @@ def whole(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], o
         index = Regex(pattern).index(subject.vocab)
         if numba:
             return index.build_all()
-        with without_numba(index.trie):
+        with without_numba():
             return index.build_all()
 
     for label, pattern in patterns.items():

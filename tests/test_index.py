@@ -20,11 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import repetitions
 
+from llmppl.grammar.index import GrammarIndex
 from llmppl.languages import Regex
-from llmppl.masks import END, TabledRecognizer, TokenIndex, WholeIndex
+from llmppl.masks import END, TabledRecognizer, TokenIndex, WholeIndex, distances, packed, storage
 from llmppl.masks import index as index_module
-from llmppl.masks import trie as trie_module
-from llmppl.masks.trie import Trie
+from llmppl.masks import walks as walks_module
+from llmppl.masks.trie import Trie, trie_of
 from llmppl.tokens import Vocabulary
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -171,7 +172,7 @@ def walk(request, monkeypatch):
     """The test runs with either walk, whatever the index would choose."""
     if request.param == "numba":
         pytest.importorskip("numba")
-    monkeypatch.setattr(trie_module, "use_numba", lambda trie: request.param == "numba")
+    monkeypatch.setattr(walks_module, "use_numba", lambda trie: request.param == "numba")
     return request.param
 
 
@@ -192,9 +193,9 @@ def explore(index, limit=50):
 def test_masks_and_steps_are_those_of_every_token_tried_byte_by_byte(kind, monkeypatch):
     if "numba" in kind:
         pytest.importorskip("numba")
-    monkeypatch.setattr(trie_module, "use_numba", lambda trie: "num" not in kind or "numba" in kind)
+    monkeypatch.setattr(walks_module, "use_numba", lambda trie: "num" not in kind or "numba" in kind)
     if kind == "plain Python":                      # what numba compiles, as it is written
-        monkeypatch.setattr(trie_module, "_compiled", lambda: (trie_module._walk, trie_module._walk_many))
+        monkeypatch.setattr(walks_module, "_compiled", lambda: walks_module._preorder)
 
     @given(machines(), vocabularies())
     def check(machine, vocab):
@@ -240,11 +241,12 @@ def test_the_whole_index_is_that_of_the_papers_algorithm(walk, generic):
 
 def test_both_walks_number_the_rows_alike_and_go_on_where_an_array_is_full(monkeypatch):
     pytest.importorskip("numba")
-    vocab = Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"cd", b"abc"], ())
     found = []
     for numba, chunk in [(True, 1 << 20), (True, 30), (False, 1 << 20), (False, 30)]:
-        monkeypatch.setattr(trie_module, "use_numba", lambda trie, numba=numba: numba)
-        monkeypatch.setattr(trie_module, "CHUNK", chunk)
+        monkeypatch.setattr(walks_module, "use_numba", lambda trie, numba=numba: numba)
+        monkeypatch.setattr(walks_module, "CHUNK", chunk)
+        vocab = Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"cd", b"abc"], ())
+        trie_of(vocab).scratch.clear()              # arrays of another size
         whole = TokenIndex(Regex("(ab|[a-m]c|[c-z]*d){3}"), vocab).build_all()
         rows = [(t.tolist(), r.tolist()) for t, r in map(whole.row, range(len(whole)))]
         found.append((whole.accepting.tolist(), rows))
@@ -315,13 +317,13 @@ def test_masks_are_read_only_and_shared_by_states_with_equal_sets():
 
 
 def test_masks_that_were_let_go_come_back_the_same(monkeypatch):
-    monkeypatch.setattr(index_module, "MASK_BYTES", 200)
+    monkeypatch.setattr(packed, "MASK_BYTES", 200)
     vocab = Vocabulary([bytes([97 + i]) for i in range(26)] * 3)
     index = TokenIndex(Regex("[a-z][a-c][d-z]a[^a]"), vocab)
     states = sorted(explore(index, limit=1000))
     first = {state: index.mask(state).copy() for state in states}
-    assert len(index._unpacked) <= 2 < len({mask.tobytes() for mask in first.values()})
-    assert sum(found.mask is not None for found in index._distinct.values()) <= 2
+    assert len(index.store._unpacked) <= 2 < len({mask.tobytes() for mask in first.values()})
+    assert sum(found.mask is not None for found in index.store._by_key.values()) <= 2
     for state in states:
         np.testing.assert_array_equal(index.mask(state), first[state])
 
@@ -434,22 +436,25 @@ def test_a_recognizer_may_know_a_faster_way_to_its_masks():
         def token_mask(self, state, trie):
             self.asked += 1
             assert isinstance(trie, Trie)
-            return brute_force(self, SimpleNamespace(tokens=trie.tokens, eos_ids=()), state)
+            return np.packbits(brute_force(self, SimpleNamespace(tokens=trie.tokens, eos_ids=()), state)).tobytes()
+
+        def token_step(self, state, data):
+            return run(self, state, data)
 
     vocab = Vocabulary([b"(", b"x", b")", b"x)", b""], eos_ids=[4])
-    quick, slow = TokenIndex(Quick(), vocab), TokenIndex(Nested(), vocab)
+    quick, slow = GrammarIndex(Quick(), vocab), TokenIndex(Nested(), vocab)
     for state in explore(slow, limit=20):
         np.testing.assert_array_equal(quick.mask(state), slow.mask(state))
         np.testing.assert_array_equal(quick.mask(state), slow.mask(state))
-    assert quick.recognizer.asked == len(quick._sets)
+    assert quick.recognizer.asked == len(quick._masks)
 
 
 def test_memory_of_a_recognizer_without_a_table_is_bounded(monkeypatch):
-    monkeypatch.setattr(index_module, "NUMBERED", 10)
+    monkeypatch.setattr(walks_module.MemoGraph, "room", 10)
     index = TokenIndex(Nested(), Vocabulary([b"(", b"((", b"x", b")"]))
     for depth in range(100):
         assert index.mask((depth, False)).tolist() == [True, True, True, depth > 0]
-    assert len(index._graph.states) < 20
+    assert len(index.graph.states) < 20
 
 
 def test_an_index_is_saved_and_loaded_without_its_recognizer(tmp_path, walk):
@@ -578,9 +583,9 @@ def test_our_automata_are_tabled_and_users_need_not_be():
 def test_numba_is_loaded_only_when_it_pays():
     program = (
         "import sys; from llmppl.languages.regex import Regex; from llmppl.masks.index import TokenIndex\n"
-        "from llmppl.tokens.vocabulary import Vocabulary; import llmppl.masks.trie as trie\n"
+        "from llmppl.tokens.vocabulary import Vocabulary; import llmppl.masks.walks as walks\n"
         "vocab = Vocabulary([bytes([i]) for i in range(256)])\n"
-        "trie.WARM_UP = 40_000; states = TokenIndex(Regex('[a-z]{1,99}'), vocab)\n"
+        "walks.WARM_UP = 40_000; states = TokenIndex(Regex('[a-z]{1,99}'), vocab)\n"
         "state = states.start; states.mask(state); print('numba' in sys.modules)\n"
         "for _ in range(90): state = states.advance(state, 98); states.mask(state)\n"
         "print('numba' in sys.modules, states.trie.visited > 40_000)"
@@ -592,8 +597,8 @@ def test_numba_is_loaded_only_when_it_pays():
 
 def test_without_numba_numpy_does_the_same(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.setattr(trie_module, "_compiled", trie_module.functools.cache(trie_module._compiled.__wrapped__))
-    monkeypatch.setattr(trie_module, "WARM_UP", 0)
+    monkeypatch.setattr(walks_module, "_compiled", walks_module.functools.cache(walks_module._compiled.__wrapped__))
+    monkeypatch.setattr(walks_module, "WARM_UP", 0)
     index = TokenIndex(Regex("[ab]+"), Vocabulary([b"a", b"b", b"c"]))
     assert index.mask(index.start).tolist() == [True, True, False] and isinstance(index.build_all(), WholeIndex)
 
@@ -657,7 +662,7 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
     for pattern in PATTERNS:
         walks = []
         for numba in (False, True):
-            monkeypatch.setattr(trie_module, "use_numba", lambda trie, numba=numba: numba)
+            monkeypatch.setattr(walks_module, "use_numba", lambda trie, numba=numba: numba)
             walks.append(TokenIndex(Regex(pattern), vocab))
             walks[-1].mask(walks[-1].start)
         index = walks[0]
@@ -671,7 +676,7 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
                     if pattern in KNOWN_TO_REGEX and len(checked) % 2 == 0:     # it is slow
                         np.testing.assert_array_equal(expected, matched_in_part(pattern, vocab, text))
                     for numba, each in enumerate(walks):
-                        monkeypatch.setattr(trie_module, "use_numba", lambda trie, numba=numba: bool(numba))
+                        monkeypatch.setattr(walks_module, "use_numba", lambda trie, numba=numba: bool(numba))
                         np.testing.assert_array_equal(each.mask(each.after(text)), expected)
                 ids = index.allowed(state).tolist()
                 short = [id for id in ids if len(vocab.tokens[id]) == 1]
@@ -738,7 +743,7 @@ def spread(V, allowed, eos):
 @pytest.mark.parametrize("V", [63, 64, 65])
 def test_a_set_is_the_same_kept_as_ids_or_as_bits(V, monkeypatch):
     """Two ids take the room of 64 bits."""
-    monkeypatch.setattr(index_module, "MASK_BYTES", 0)
+    monkeypatch.setattr(packed, "MASK_BYTES", 0)
     for allowed in ([50], [3, 50], [3, 7, 50], [50, 7]):
         vocab, words = spread(V, allowed, eos=[0])
         index = TokenIndex(words | Regex(""), vocab)
@@ -752,7 +757,8 @@ def test_a_set_is_the_same_kept_as_ids_or_as_bits(V, monkeypatch):
 
 
 def test_sets_and_steps_of_states_without_number_are_forgotten_in_time(monkeypatch):
-    monkeypatch.setattr(index_module, "NUMBERED", 20)
+    monkeypatch.setattr(walks_module.MemoGraph, "room", 20)
+    monkeypatch.setattr(index_module, "MAX_STEPS", 20)
     vocab = Vocabulary([b"(", b")", b"x", b"((", b"))", b""], eos_ids=[5])
     index = TokenIndex(Nested(), vocab)
     state = index.start
@@ -760,7 +766,7 @@ def test_sets_and_steps_of_states_without_number_are_forgotten_in_time(monkeypat
         np.testing.assert_array_equal(index.mask(state), brute_force(index.recognizer, vocab, state))
         state = index.advance(state, 0)
         assert state == (depth + 1, False)
-    assert max(len(index._sets), len(index._steps), len(index._graph.states)) <= 30
+    assert max(len(index._masks), len(index._steps), len(index.graph.states)) <= 30
 
 
 class Packed(Nested):
@@ -770,10 +776,13 @@ class Packed(Nested):
         bits = [bool(token) and run(self, state, token) is not None for token in trie.tokens]
         return np.packbits(bits).tobytes()
 
+    def token_step(self, state, data):
+        return run(self, state, data)
+
 
 def test_bits_of_a_recognizers_own_are_masks_with_eos_where_the_text_is_complete():
     vocab = Vocabulary([b"(", b"", b")", b"x", b"((", b")))", b""], eos_ids=[1, 6])
-    index = TokenIndex(Packed(), vocab)
+    index = GrammarIndex(Packed(), vocab)
     states = [index.start, *map(index.after, ("(", "x", "(x", "((x", "(x)", "((x)"))]
     for state in states + states[::-1]:
         np.testing.assert_array_equal(index.mask(state), brute_force(index.recognizer, vocab, state))
@@ -795,7 +804,7 @@ def test_equal_bits_of_states_that_differ_in_accepting_are_two_masks(first):
         def token_mask(self, state, trie):
             return np.packbits([True, False, False]).tobytes()
 
-    index = TokenIndex(Even(), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    index = GrammarIndex(Even(), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
     for state in sorted(["even", "odd"], key=lambda state: state != first):
         assert index.mask(state).tolist() == [True, False, state == "even"]
 
@@ -839,7 +848,7 @@ def test_searches_without_a_table_stop_where_no_end_is_near(monkeypatch):
             return super().step(state, byte)
 
     index = TokenIndex(Counted(), Vocabulary([b"(", b""], eos_ids=[1]))     # nothing closes
-    monkeypatch.setattr(index_module, "SEARCHED", 50)
+    monkeypatch.setattr(distances, "MAX_SEARCHED", 50)
     with pytest.raises(ValueError, match="no end found within 5. tokens and 51 states"):
         index.tokens_to_accept(index.start)
 
@@ -857,7 +866,7 @@ def test_a_whole_index_is_built_once_and_read_in_its_own_format_only(tmp_path, m
     assert index.build_all() is index.build_all()
     index.save(tmp_path / "index.npz")
     for version in (0, 2):
-        monkeypatch.setattr(index_module, "FORMAT", version)
+        monkeypatch.setattr(storage, "FORMAT", version)
         with pytest.raises(ValueError, match=f"is of format .*, and this version reads {version}"):
             TokenIndex.load(tmp_path / "index.npz", index.vocab)
 

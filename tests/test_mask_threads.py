@@ -18,7 +18,8 @@ from llmppl import Categorical, Grammar, JsonSchema, Regex, TokenIndex, Vocabula
 from llmppl.grammar import grammar
 from llmppl.languages.dfa import Leftmost
 from llmppl.languages.regex import parse
-from llmppl.masks import index, json_schema
+from llmppl.masks import index, json_schema, packed
+from llmppl.masks.walks import MemoGraph
 from llmppl.tokens import Canonical, canonical
 
 PIECES = [b"ab", b"ba", b"aab", b"abc", b'"a', b'":', b'",', b"1,", b"[1", b"]]", b"}}", b"x1", b"  ", b"\n ", b"x\n",
@@ -208,9 +209,9 @@ def room(request, monkeypatch):
     """Tight: so little is kept that all is forgotten again and again."""
     if request.param == "tight":
         for module, name, most in [
-            (index, "MASK_BYTES", 300), (index, "NUMBERED", 8), (canonical, "MASK_BYTES", 1500),
-            (canonical, "MAX_READINGS", 6), (grammar, "MAX_STATES", 6), (grammar, "MAX_MASKS", 6),
-            (json_schema, "MATCHERS", 3),
+            (packed, "MASK_BYTES", 300), (index, "MAX_STEPS", 8), (MemoGraph, "room", 8),
+            (canonical, "MASK_BYTES", 1500), (canonical, "MAX_READINGS", 6), (grammar, "MAX_STATES", 6),
+            (grammar, "MAX_MASKS", 6), (json_schema, "MATCHERS", 3),
         ]:  # fmt: skip
             monkeypatch.setattr(module, name, most)
 

@@ -26,6 +26,7 @@ from lark.indenter import Indenter
 from llmppl.arguments import text
 from llmppl.exclusive import Turn, in_turn
 from llmppl.grammar.completion import Judge
+from llmppl.grammar.index import GrammarIndex, IndentedIndex
 from llmppl.grammar.lalr import Parser, Stack
 from llmppl.grammar.lalr_tables import bits_of
 from llmppl.grammar.lark_rules import Rules, read
@@ -105,8 +106,6 @@ class Grammar(Shared):
         self._states: dict[Any, _State] = {}
         self._masks: Masks | None = None
         self._turn = Turn()
-        if postlex is None:
-            self.token_mask, self.token_step = self._token_mask, self._token_step
         begun = self._state([(self._parser.bottom, self._scans.first)], [])
         if begun is None:
             raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r})")
@@ -126,7 +125,7 @@ class Grammar(Shared):
 
     def index(self, vocab: VocabularyLike) -> TokenIndex:
         """Which tokens of a vocabulary may follow, in every state."""
-        return TokenIndex(self, vocab)
+        return (IndentedIndex if self._parser.indenter else GrammarIndex)(self, vocab)
 
     def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
         return _remade, (self.text, self._options)
@@ -142,12 +141,12 @@ class Grammar(Shared):
     def _step_anew(self, state: _State, byte: int) -> _State | None:
         key = tuple([id(self._scans.step(scan, byte)) for _, scan in state.hypotheses])
         if key not in state.alike:                      # else another byte of the same class
-            state.alike[key] = self._token_step(state, bytes([byte]))
+            state.alike[key] = self.token_step(state, bytes([byte]))
         found = state.next[byte] = state.alike[key]
         return found
 
     @in_turn
-    def _token_step(self, state: _State, data: bytes) -> _State | None:
+    def token_step(self, state: _State, data: bytes) -> _State | None:
         """The state after some bytes, at least one; those in between are not made."""
         alive: list[Hypothesis] = list(state.hypotheses)
         ended: list[Hypothesis] = []
@@ -187,7 +186,7 @@ class Grammar(Shared):
         return self._masks
 
     @in_turn
-    def _token_mask(self, state: _State, trie: Trie) -> bytes:
+    def token_mask(self, state: _State, trie: Trie) -> bytes:
         """The tokens that may follow a state, a bit for each."""
         masks = self._masks_over(trie)
         if masks.made > MAX_MASKS:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,8 @@ from llmppl.grammar.completion import Judge
 from llmppl.grammar.lalr import Stack
 from llmppl.grammar.lexing import Ended, Outcome, Scans
 from llmppl.masks.constraint import Ints
-from llmppl.masks.trie import Trie, use_numba
+from llmppl.masks.trie import Trie
+from llmppl.masks.walks import FLAG, walk
 from llmppl.shared import Shared
 
 WIDE = 32                                           # sets of more than V / WIDE tokens are kept as bits
@@ -71,20 +72,18 @@ class Quotient(NamedTuple):
 
 
 class _Outcomes:
-    """The outcomes of bytes, numbered as they are met: `table[outcome, byte]` is the one after one more byte.
+    """The outcomes of bytes as a graph (`llmppl.masks.walks`), numbered as they are met.
 
-    0 is where the token cannot go on, and -1 stands where the next is not known yet. What may come behind a token that
-    ends is `heads[heads_of[outcome]]`, (256,) bool.
+    0 is where the token cannot go on. An entry has FLAG where its byte may come behind what ends in the outcome.
     """
 
     def __init__(self, scans: Scans) -> None:
         self.scans = scans
         self.outcomes: list[Outcome] = []
         self.table = np.full((256, 256), -1, np.int32)
-        self.heads_of = np.zeros(256, np.int32)
-        self.heads = np.zeros((1, 256), bool)
+        self.ready = np.ones(256, bool)
         self._number: dict[Outcome, int] = {}
-        self._heads_number: dict[tuple[Ended, ...], int] = {(): 0}
+        self._flags: dict[tuple[Ended, ...], npt.NDArray[np.int32]] = {}
         self.number((), ())
 
     def number(self, scans: tuple[int, ...], ends: tuple[Ended, ...]) -> int:
@@ -92,34 +91,34 @@ class _Outcomes:
         if found is None:
             found = len(self._number)
             if found == len(self.table):
-                self.heads_of = np.concatenate([self.heads_of, np.zeros_like(self.heads_of)])
+                self.ready = np.ones(2 * found, bool)
                 self.table = np.concatenate([self.table, np.full_like(self.table, -1)])
-            self.table[found] = -1 if scans else 0
-            self.heads_of[found] = self._number_of_heads(ends)
+            self.table[found] = -1 if scans else self._flags_of(ends)
             self.outcomes[found:] = [(scans, ends)]
             self._number[scans, ends] = found       # last: what an interrupt has left is written over
         return found
 
-    def _number_of_heads(self, ends: tuple[Ended, ...]) -> int:
-        found = self._heads_number.get(ends)
+    def _flags_of(self, ends: tuple[Ended, ...]) -> npt.NDArray[np.int32]:
+        """(256,) FLAG at the bytes that may come behind one of the ends."""
+        found = self._flags.get(ends)
         if found is None:
-            found = len(self._heads_number)
-            rows = [self.scans.heads(end.rest) for end in ends]
-            self.heads = np.concatenate([self.heads[:found], np.logical_or.reduce(rows)[None]])
-            self._heads_number[ends] = found
+            heads = [self.scans.heads(end.rest) for end in ends]
+            found = self._flags[ends] = np.logical_or.reduce([np.zeros(256, bool), *heads]).astype(np.int32) * FLAG
         return found
 
-    def settle(self, number: int, bytes: Iterable[int]) -> None:
+    def fill(self, number: int, bytes: Ints, /) -> None:
         """Make known where an outcome goes with some bytes, and with those that its scans do not tell from them."""
-        scans = self.outcomes[number][0]
+        scans, ends = self.outcomes[number]
+        flags = self._flags_of(ends)
         cuts = self.scans.classes(scans[0]) if len(scans) == 1 else sorted(set().union(*map(self.scans.classes, scans)))
-        for i in {bisect_right(cuts, byte) for byte in bytes}:
+        for i in {bisect_right(cuts, byte) for byte in bytes.tolist()}:
             steps = [self.scans.step(scan, cuts[i - 1]) for scan in scans]
             if len(steps) > 1:
                 going_on = tuple(sorted({scan for step in steps for scan in step[0]}))
                 steps = [(going_on, tuple(dict.fromkeys(end for step in steps for end in step[1])))]
             after = self.number(*steps[0])          # which may replace the table
-            self.table[number, cuts[i - 1] : cuts[i] if i < len(cuts) else 256] = after
+            some = slice(cuts[i - 1], cuts[i] if i < len(cuts) else 256)
+            self.table[number, some] = flags[some] | after
 
 
 class Masks(Shared):
@@ -266,8 +265,9 @@ class Masks(Shared):
     def _read(self, nodes: Ints, scans: tuple[int, ...]) -> Quotient:
         trie, outcomes = self.trie, self._outcomes
         start = outcomes.number(scans, ())
-        read = _read_preorder if use_numba(trie) else _read_levels
-        ids, ends, inner, inner_ends = read(outcomes, trie, nodes, start)
+        above = nodes if nodes.size else np.array([-1])
+        found = walk(outcomes, trie, np.full(above.size, start), above)
+        ids, ends, _ = trie.tokens_at(found.nodes, found.states, found.begin)
         classes: dict[tuple[int, tuple[Ended, ...], tuple[int, ...]], list[npt.NDArray[np.int32]]] = {}
         for outcome, some in _groups(ids, ends):
             classes.setdefault(self._kind(outcome), []).append(some)
@@ -281,7 +281,7 @@ class Masks(Shared):
             else:
                 tokens.append(Tokens(*kind, some))
         where: dict[Ended, list[npt.NDArray[np.int32]]] = {}
-        for outcome, some in _groups(inner, inner_ends):
+        for outcome, some in _groups(found.flagged, found.flagged_states):
             for end in outcomes.outcomes[outcome][1]:
                 where.setdefault(end, []).append(some)
         bits = self.judge.parser.bits
@@ -316,128 +316,3 @@ def _groups(values: npt.NDArray[np.int32], keys: npt.NDArray[np.int32]) -> list[
     cuts = (np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist()
     pairs = zip([0, *cuts], [*cuts, keys.size], strict=True)
     return [(int(keys[a]), values[a:b]) for a, b in pairs]
-
-
-Read = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
-
-
-def _read_levels(outcomes: _Outcomes, trie: Trie, nodes: Ints, start: int) -> Read:
-    """The vocabulary below some nodes (none: all) in numpy, a level of the trie after the other.
-
-    Returns
-    -------
-    ids, ends, inner, inner_ends : (n,), (n,), (m,), (m,) int32 ndarrays
-        Tokens with the outcomes at their ends; nodes with outcomes of which one ends where longer tokens may go on.
-    """
-    by_level, begin = trie.levels
-    byte, first_child, num_children = trie.children
-    if nodes.size:
-        above = trie.siblings[0][nodes]
-        place = _ranges(first_child[above], num_children[above])
-    else:
-        place = np.arange(begin[1] if begin.size > 1 else 0)
-    states = np.full(place.size, start)
-    tokens: list[tuple[Ints, Ints]] = []
-    inner: list[tuple[Ints, Ints]] = []
-    while place.size:
-        trie.visited += place.size + 1000
-        while True:
-            after = outcomes.table[states, byte[place]]
-            if (after >= 0).all():
-                break
-            unknown = after < 0
-            for state in np.unique(states[unknown]).tolist():
-                outcomes.settle(state, byte[place[unknown & (states == state)]].tolist())
-        alive = np.flatnonzero(after)
-        place, states = place[alive], after[alive]
-        at = by_level[place]
-        first = trie.first[at].astype(np.int64)
-        many = trie.first[at + 1] - first
-        tokens.append((trie.order[_ranges(first, many)], np.repeat(states, many)))
-        number = num_children[place]
-        below, parent = _ranges(first_child[place], number), np.repeat(np.arange(place.size), number)
-        may = outcomes.heads[outcomes.heads_of[states[parent]], byte[below]]
-        going_on = np.unique(parent[may])
-        inner.append((at[going_on], states[going_on]))
-        place, states = below, states[parent]
-    columns = [[column[i] for column in some] for some in (tokens, inner) for i in (0, 1)]
-    ids, ends, nodes, node_ends = (np.concatenate([NOTHING, *column]).astype(np.int32) for column in columns)
-    return ids, ends, nodes, node_ends
-
-
-def _ranges(begin: Ints, size: Ints) -> npt.NDArray[np.int64]:
-    """begin[0], begin[0] + 1, ..., size[0] of them; then from begin[1] on."""
-    total = np.cumsum(size)
-    return np.arange(int(total[-1]) if total.size else 0) + np.repeat(begin - (total - size), size).astype(np.int64)
-
-
-def _read_preorder(outcomes: _Outcomes, trie: Trie, nodes: Ints, start: int) -> Read:
-    """The same by numba, in preorder."""
-    below = (nodes + 1, trie.skip[nodes]) if nodes.size else ([0], [len(trie)])
-    begins, ends = (np.asarray(each, np.int64) for each in below)
-    most = int((ends - begins).sum())
-    many = int((trie.first[ends].astype(np.int64) - trie.first[begins]).sum())
-    tokens, inner = np.empty((2, many), np.int32), np.empty((2, most), np.int32)
-    stack, open = np.empty((2, trie.height + 2), np.int32)
-    row, at, count, num = 0, -1, 0, 0
-    while True:
-        row, at, count, num = _compiled()(
-            outcomes.table, outcomes.heads_of, outcomes.heads, *trie.arrays, begins, ends, start, stack, open,
-            row, at, tokens[0], tokens[1], count, inner[0], inner[1], num,
-        )  # fmt: skip
-        if row == begins.size:
-            return tokens[0, :count], tokens[1, :count], inner[0, :num], inner[1, :num]
-        places, byte, end = trie.siblings
-        place = places[at]
-        outcomes.settle(int(stack[trie.depth[at]]), byte[place : end[place]].tolist())
-
-
-def _preorder(  # type: ignore[no-untyped-def]  # compiled by numba; as it stands it is what the compiled one must equal
-    table, heads_of, heads, byte, depth, skip, first, order, begins, ends, start, stack, open, row, at, ids, id_ends,
-    count, inner, inner_ends, num,
-):  # fmt: skip
-    """Read on at node `at` of the row, or where the row begins; stop where the table is not known, or at the end."""
-    one = np.uint64(1)                              # numba looks for negative indices wherever they are signed
-    while row < begins.size:
-        if at < 0:
-            at = begins[row]
-            if at < ends[row]:
-                stack[depth[at]] = start
-                open[depth[at]] = -1
-        here, end = np.uint64(at), np.uint64(ends[row])
-        while here < end:
-            d = np.uint64(depth[here])
-            before, b = np.uint64(stack[d]), byte[here]
-            outcome = table[before, b]
-            if outcome < 0:
-                return row, np.int64(here), count, num
-            if open[d] >= 0 and heads[np.uint64(heads_of[before]), b]:
-                inner[num] = open[d]
-                inner_ends[num] = before
-                num += 1
-                open[d] = -1
-            if outcome == 0:
-                here = np.uint64(skip[here])
-                continue
-            i, next = np.uint64(first[here]), np.uint64(first[here + one])
-            while i < next:
-                ids[count] = order[i]
-                id_ends[count] = outcome
-                count += 1
-                i += one
-            stack[d + one] = outcome
-            open[d + one] = np.int64(here) if heads_of[np.uint64(outcome)] else -1
-            here += one
-        row += 1
-        at = -1
-    return row, at, count, num
-
-
-@functools.cache
-def _compiled() -> Callable[..., Any]:
-    import numba as nb
-
-    try:
-        return nb.njit(cache=True)(_preorder)
-    except (RuntimeError, OSError):                 # no folder for the cache: compile for this process only
-        return nb.njit(_preorder)  # type: ignore[no-any-return]

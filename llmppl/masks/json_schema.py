@@ -22,6 +22,7 @@ import numpy as np
 
 from llmppl.exclusive import Turn, in_turn
 from llmppl.masks import json_checks as checks
+from llmppl.masks import wording
 from llmppl.masks.constraint import Bools, Index, State, VocabularyLike
 from llmppl.masks.index import END
 from llmppl.shared import Shared
@@ -167,10 +168,10 @@ class JsonSchemaIndex(Index):
         self._matchers: OrderedDict[State, LLMatcher] = OrderedDict()
         self._distinct: weakref.WeakValueDictionary[bytes, Bools] = weakref.WeakValueDictionary()
         self._look = functools.lru_cache(max(64, MASK_BYTES // len(self._tokens)))(self._find)
-        self._refuse_limits()
+        self._check_limits()
         if not self.mask(()).any():
             found = f"none of the {sum(map(bool, self._tokens))} tokens of this vocabulary fits"
-            raise ValueError(f"{constraint!r} at the start: {self._wishes(())}, and {found}")
+            raise ValueError(f"{constraint!r} at the start: {self._expected(())}, and {found}")
 
     def __repr__(self) -> str:
         kept = self._look.cache_info().currsize
@@ -204,9 +205,9 @@ class JsonSchemaIndex(Index):
             return (*state, int(token)) if data else END
         if state is END:
             raise ValueError(f"token {int(token)} cannot follow: an eos has ended the text")
-        what = f"token {int(token)} ({'eos' if token in self._eos else repr(data) if data else 'special'})"
+        what = wording.token_name(token, data, token in self._eos)
         raise ValueError(
-            f"{self.constraint!r}: {what} cannot follow {self._text(state)[-60:]!r}: {self._wishes(state)}"
+            f"{self.constraint!r}: {what} cannot follow {self._text(state)[-60:]!r}: {self._expected(state)}"
         )
 
     @in_turn
@@ -219,7 +220,7 @@ class JsonSchemaIndex(Index):
             raise self._gave_up((data,), matcher)
         if at < len(data):
             where = f"byte {at} of the text, {data[at : at + 1]!r} after {data[:at][-60:]!r}, leaves the language"
-            raise ValueError(f"{self.constraint!r}: {where}: {self._wishes(self.after(data[:at]))}")
+            raise ValueError(f"{self.constraint!r}: {where}: {self._expected(self.after(data[:at]))}")
         return (data,) if data else ()
 
     @in_turn
@@ -258,7 +259,7 @@ class JsonSchemaIndex(Index):
             self._matchers.popitem(last=False)
         return matcher
 
-    def _refuse_limits(self) -> None:
+    def _check_limits(self) -> None:
         """A ValueError if llguidance gives up at the start, or at a first byte that may stand there."""
         try:
             for byte in self.next_bytes(()):
@@ -281,11 +282,8 @@ class JsonSchemaIndex(Index):
             ids += [V + byte for byte in part] if isinstance(part, bytes) else [int(part) if is_token else V + 255]
         return ids
 
-    def _wishes(self, state: State) -> str:
-        wanted = [repr(b"%c" % byte) for byte in self.next_bytes(state)]
-        more = f" and {len(wanted) - 12} more" if len(wanted) > 12 else ""
-        ends = ", or the text must end" if self.accepts(state) else ""
-        return f"the next byte must be one of {', '.join(wanted[:12])}{more}{ends}" if wanted else "the text must end"
+    def _expected(self, state: State) -> str:
+        return wording.expected(self.next_bytes(state), self.accepts(state))
 
 
 def _llguidance() -> Any:

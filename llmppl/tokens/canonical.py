@@ -20,7 +20,8 @@ import numpy as np
 
 from llmppl.exclusive import Turn, in_turn
 from llmppl.masks.constraint import Bools, VocabularyLike
-from llmppl.masks.trie import Numbered, trie_of, walk_state
+from llmppl.masks.trie import trie_of
+from llmppl.masks.walks import MemoGraph, walk_state
 from llmppl.shared import Shared
 from llmppl.tokens.patterns import UnsupportedTokenizer
 from llmppl.tokens.pretokens import PreTokens, Reading
@@ -123,7 +124,7 @@ class Canonical(Shared):
             self._possible &= self._merges.stable
         self._pre = PreTokens(rules.splits, filter(None, literals), rules.alphabet, rules.begin, rules.alone)
         self._trie = trie_of(vocab)
-        self._graph = Numbered(self._pre)
+        self._graph = MemoGraph(self._pre)
         self._masks = _Masks(self._find_mask)       # (reading, last) -> what may follow
         self._rows = _Masks(self._find_row)         # last -> what is stable after it
         self._walks = _Masks(self._find_walk)       # reading -> what has its borders where it says
@@ -241,19 +242,18 @@ class Canonical(Shared):
     def _beside(self, last: int, token: int) -> bool:
         return last < 0 or self._merges is None or self._merges.beside(last, token)
 
-    def _roomy(self) -> Numbered:
-        if len(self._graph.states) > MAX_READINGS:
-            self._graph = Numbered(self._pre)
+    def _roomy(self) -> MemoGraph:
+        self._graph = self._graph.renewed(MAX_READINGS)
         return self._graph
 
     @in_turn
-    def _read(self, reading: Reading, data: bytes) -> tuple[Numbered, int]:
+    def _read(self, reading: Reading, data: bytes) -> tuple[MemoGraph, int]:
         """The number of what bytes make of a reading, 0 if they do not fit, and the graph that has numbered it."""
         graph = self._roomy()
         at = graph.number(reading)
         for byte in data:
             if at and graph.table.item(at, byte) < 0:
-                graph.settle(np.array([at]), np.array([byte]))
+                graph.fill(at, np.array([byte]))
             at = graph.table.item(at, byte) if at else 0
         return graph, at
 

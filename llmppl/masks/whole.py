@@ -1,0 +1,90 @@
+"""WholeIndex: all states of an index worked out ahead, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmppl.masks.constraint import Bools, Ints, State
+from llmppl.masks.packed import PackedMask
+from llmppl.masks.reachable import Reachable
+from llmppl.masks.walks import TableGraph, Walk
+from llmppl.shared import Shared
+
+__all__ = ["WholeIndex", "build"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WholeIndex(Shared):
+    """All states that tokens reach from the start, as rows: the tokens that fit each, and the rows these lead to.
+
+    Attributes
+    ----------
+    states : list of S states, the start first
+    accepting : (S,) bool ndarray
+    masks : list of S PackedMask
+    begin : (S + 1,) int64 ndarray
+    next : (begin[S],) integer ndarray
+        The rows that tokens lead to; those of row i from begin[i] on, in the order of the bytes of its tokens.
+    """
+
+    index: Any                                      # the TokenIndex of all this
+    states: list[State]
+    accepting: Bools
+    masks: list[PackedMask]
+    begin: npt.NDArray[np.int64]
+    next: Ints
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __repr__(self) -> str:
+        return f"WholeIndex({len(self)} states, {self.next.size} steps, {self.nbytes} bytes)"
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its arrays; masks that are equal are there once."""
+        return self.next.nbytes + self.begin.nbytes + sum(len(found.key) for found in set(self.masks))
+
+    def row(self, i: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The steps from states[i], without eos: (n,) ascending token ids and (n,) rows that they lead to."""
+        order = self.index.trie.order
+        tokens = order[self.index.mask(self.states[i])[order]].astype(np.int64)
+        move = np.argsort(tokens)
+        return tokens[move], self.next[self.begin[i] : self.begin[i + 1]][move].astype(np.int64)
+
+
+def build(index: Any, max_states: int) -> WholeIndex:
+    """The rows of a TokenIndex (Algorithm 4). ValueError if there are more than `max_states`."""
+    graph, recognizer = index.graph, index.recognizer
+    if isinstance(graph, TableGraph):
+        recognizer.explore()
+    small = np.uint16 if isinstance(graph, TableGraph) and len(graph.table) <= 1 << 16 else np.int32
+    states: list[State] = []
+    accepting: list[bool] = []
+    masks: list[PackedMask] = []
+    nexts: list[Ints] = []
+    sizes = [np.zeros(1, np.int64)]
+
+    def take(numbers: Ints, found: Walk, _: Ints) -> None:
+        ids, ends, begin = index.trie.tokens_at(found.nodes, found.states, found.begin)
+        last: dict[tuple[int, bool], tuple[Ints, PackedMask]] = {}      # by size: neighbours are often equal
+        for number, a, b in zip(numbers.tolist(), begin.tolist(), begin[1:].tolist(), strict=False):
+            states.append(graph.state(number))
+            accepting.append(bool(recognizer.accepts(states[-1])))
+            key, some = (b - a, accepting[-1]), ids[a:b]
+            seen = last.get(key)
+            if seen is None or not np.array_equal(seen[0], some):
+                seen = last[key] = some, index.store.of_ids(some, accepting[-1])
+            masks.append(seen[1])
+        nexts.append(reachable.row_of[ends].astype(small))
+        sizes.append(np.diff(begin))
+
+    reachable = Reachable(graph, index.trie, max_states, take)
+    reachable.reach(graph.number(index.start))
+    return WholeIndex(
+        index, states, np.array(accepting), masks, np.cumsum(np.concatenate(sizes)), np.concatenate(nexts)
+    )
