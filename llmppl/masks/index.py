@@ -96,7 +96,7 @@ class TokenIndex(Index):
             self.graph, self._distances = MemoGraph(recognizer), SearchDistances(self._turn)
         if self.start is None or (self.start == 0 and isinstance(self.graph, TableGraph)):
             raise ValueError(f"{self.name} accepts no string at all")
-        self._check_spellable()
+        _check_spellable(self)
 
     @property
     def name(self) -> str:
@@ -345,36 +345,37 @@ class TokenIndex(Index):
     def _expected(self, state: State) -> str:
         return wording.expected(self.next_bytes(state), self.accepts(state))
 
-    def _check_spellable(self) -> None:
-        """Raise a ValueError if no tokens spell an accepted string: the start must lead to a state that accepts."""
-        if self.trie.complete or self.accepts(self.start):
-            return
-        stack: list[tuple[State, bytes]] = [(self.start, b"")]
-        seen = {self.start}
-        gaps: list[tuple[State, bytes]] = []        # states where no token fits, and the texts before
-        while stack:
-            state, text = stack.pop()
-            ids, ends = self.walk(state)
-            _, where = np.unique(ends, return_index=True)
-            if not where.size:
-                gaps.append((state, text))
-            for i in where.tolist():
-                target, data = self.graph.state(int(ends[i])), text + self.trie.tokens[ids[i]]
-                if self.recognizer.accepts(target):
-                    return
-                if target not in seen:
-                    seen.add(target)
-                    stack.append((target, data))
-            if len(seen) > MAX_GAP_SEARCH:
+
+def _check_spellable(index: TokenIndex) -> None:
+    """Raise a ValueError if no tokens spell an accepted string: the start must lead to a state that accepts."""
+    if index.trie.complete or index.accepts(index.start):
+        return
+    stack: list[tuple[State, bytes]] = [(index.start, b"")]
+    seen = {index.start}
+    gaps: list[tuple[State, bytes]] = []            # states where no token fits, and the texts before
+    while stack:
+        state, text = stack.pop()
+        ids, ends = index.walk(state)
+        _, distinct = np.unique(ends, return_index=True)
+        if not distinct.size:
+            gaps.append((state, text))
+        for i in distinct.tolist():
+            target, data = index.graph.state(int(ends[i])), text + index.trie.tokens[ids[i]]
+            if index.recognizer.accepts(target):
                 return
-        if not gaps:
-            raise ValueError(f"{self.name}: no sequence of tokens of this vocabulary spells a string that it accepts")
-        state, text = gaps[0]
-        bytes, tokens = self.next_bytes(state), [token for token in self.trie.tokens if token]
-        begin = sum(token[0] in bytes for token in tokens)
-        fits = f"fits, though {begin} begin{'s' * (begin == 1)} with one." if begin else "begins with one."
-        where = f"{self.name} {wording.after(text)}: {wording.expected(bytes, False)}"
-        raise ValueError(f"{where}, and none of the {len(tokens)} tokens of this vocabulary {fits}")
+            if target not in seen:
+                seen.add(target)
+                stack.append((target, data))
+        if len(seen) > MAX_GAP_SEARCH:
+            return
+    if not gaps:
+        raise ValueError(f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts")
+    state, text = gaps[0]
+    bytes, tokens = index.next_bytes(state), [token for token in index.trie.tokens if token]
+    begin = sum(token[0] in bytes for token in tokens)
+    fits = f"fits, though {begin} begin{'s' * (begin == 1)} with one." if begin else "begins with one."
+    where = f"{index.name} {wording.after(text)}: {wording.expected(bytes, False)}"
+    raise ValueError(f"{where}, and none of the {len(tokens)} tokens of this vocabulary {fits}")
 
 
 def _no_recognizer(thing: object) -> str:
