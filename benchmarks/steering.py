@@ -42,7 +42,7 @@ from tables import machine, release, table
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_standard, smc_steer
-from llmppl.lm.transformer import Context
+from llmppl.lm import Context
 
 try:
     import psutil

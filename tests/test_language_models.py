@@ -1,9 +1,9 @@
 """Language models as a user meets them: loading, contexts, chat, errors, drawings."""
 
 import ast
+import http.server
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from families import TRIE, VOCAB, build, error_of, family_lm, model_of, together, truth
+from huggingface_hub import close_session
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import repetitions
@@ -79,32 +80,83 @@ def test_a_model_that_does_not_exist_is_an_error_that_says_what_would_work_and_c
 
 def test_a_name_server_that_does_not_answer_holds_nobody_up(monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(loading.socket, "create_connection", lambda *_, **__: release.wait(30) and socket.socket())
+    monkeypatch.setattr(loading, "get_session", lambda: release.wait(30))
     start = time.perf_counter()
     assert not loading._hub_answers(0.05)
     assert time.perf_counter() - start < 5
     release.set()
 
 
-def test_the_hub_is_found_where_something_listens_or_behind_a_proxy(monkeypatch):
+@pytest.fixture
+def listener():
+    """A server on this machine that answers everything, and the requests that it got."""
     asked = []
 
-    class Connection:
-        def close(self):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
             pass
 
-    def connect(place, timeout):
-        asked.append(place)
-        return Connection()
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    close_session()                                     # the hub's client reads the environment when it is made
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+    close_session()
 
+
+def test_the_hub_is_found_where_something_listens_or_behind_a_proxy(monkeypatch, listener):
+    address, asked = listener
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(loading.socket, "create_connection", connect)
-    monkeypatch.setattr(loading, "proxy_bypass", lambda host: False)
-    for proxies in ({}, {"https": "http://proxy.here:3128"}, {"https": "proxy.here:3128"}):
-        monkeypatch.setattr(loading, "getproxies", lambda proxies=proxies: proxies)
-        assert loading._hub_answers()
-    assert asked == [("huggingface.co", 443), ("proxy.here", 3128), ("proxy.here", 3128)]
+    monkeypatch.setattr(loading.constants, "ENDPOINT", address)
+    assert loading._hub_answers()
+    close_session()
+    monkeypatch.setenv("HTTP_PROXY", address)
+    monkeypatch.setattr(loading.constants, "ENDPOINT", "http://hub.invalid")
+    assert loading._hub_answers()
+    assert [path.rstrip("/") for path in asked] == ["", "http://hub.invalid"]
+    monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", True)
+    assert not loading._hub_answers() and len(asked) == 2
+
+
+def downloaded(cache, repository):
+    """A model of the hub as a download leaves it in a folder."""
+    place = cache / f"models--{repository.replace('/', '--')}"
+    shutil.copytree(EMBEDDED, place / "snapshots" / ("a" * 40))
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("a" * 40)
+
+
+def test_what_was_downloaded_is_loaded_without_asking_the_hub(tmp_path, monkeypatch, embedded):
+    downloaded(tmp_path, "somebody/model")
+    monkeypatch.setattr(loading, "_hub_answers", lambda: pytest.fail("the hub was asked"))
+    lm = CachedTransformer.from_pretrained("somebody/model", cache_dir=tmp_path)
+    assert np.allclose(lm.context("Once").log_probs(), embedded.context("Once").log_probs(), atol=1e-5)
+
+
+def test_what_was_downloaded_in_part_is_asked_of_the_hub_and_said_not_to_be_there(tmp_path, monkeypatch):
+    downloaded(tmp_path, "somebody/model")
+    (weights,) = tmp_path.rglob("model.safetensors")
+    weights.unlink()
+    asked = []
+    monkeypatch.setattr(loading, "_hub_answers", lambda: asked.append(1))
+    for only in (False, True):
+        with pytest.raises(FileNotFoundError, match="no language model 'somebody/model': no such folder is here, and"):
+            CachedTransformer.from_pretrained("somebody/model", cache_dir=tmp_path, local_files_only=only)
+    assert asked == [1]
+
+
+def test_a_device_map_without_accelerate_is_an_error_that_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"device_map= needs accelerate: pip install llmppl\[device-map\]"):
+        CachedTransformer.from_pretrained(device_map="auto")
 
 
 def test_a_folder_without_a_model_is_an_error_that_says_so(tmp_path):
@@ -179,9 +231,15 @@ def test_a_type_or_a_device_that_is_not_there_is_refused_by_name(options, said):
         CachedTransformer.from_pretrained(**options)
 
 
+PARTS = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", *(f"model.layers.{i}" for i in range(6))]
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_whose_weights_stay_on_disk_says_the_same(tmp_path, embedded):
-    lm = CachedTransformer.from_pretrained(device_map={"": "disk"}, offload_folder=tmp_path)
+@pytest.mark.parametrize("on_disk", [PARTS, ["model.embed_tokens", "lm_head"], ["model.layers.2"]], ids=len)
+def test_a_model_whose_weights_stay_on_disk_says_the_same(on_disk, tmp_path, embedded):
+    places = {part: "disk" if part in on_disk else "cpu" for part in PARTS}
+    lm = CachedTransformer.from_pretrained(device_map=places, offload_folder=tmp_path)
+    assert any(p.device.type == "meta" for p in lm.model.parameters()) and lm.backend.slot_bytes > 0
     assert np.allclose(lm.context("Once").log_probs(), embedded.context("Once").log_probs(), atol=1e-4)
 
 

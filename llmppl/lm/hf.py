@@ -12,6 +12,7 @@ slow. Which of the two a model needs is found when it is loaded, by comparing bo
 from __future__ import annotations
 
 import inspect
+import itertools
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -31,18 +32,18 @@ def backend(model: Any, vocab: Vocabulary) -> Backend:
     model.eval()
     plain = Recomputed(model)
     rows = _sample_rows(model, vocab)
-    truth = [plain.forward(_whole(row)) for row in rows]
+    truth = np.stack([plain.forward(_whole(row)) for row in rows])          # (2, n, V)
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
     problems = []
-    for by_type in ((True,) if len(_layer_types(model.config)) > 1 else (False, True)):
+    kinds_of_masks = {0: [False], 1: [False, True]}.get(len(_layer_types(_text_config(model))), [True])
+    for by_type in kinds_of_masks:
         try:
             slab = Slab(model, by_type)
-            found = _by_slab(slab, rows)
-        except Exception as error:                      # whatever a model that was not made for this may raise
-            problems.append(f"{type(error).__name__}: {first_line(error)}")
+            error = _error_of(slab, rows, truth)
+        except Exception as reason:                     # whatever a model that was not made for this may raise
+            problems.append(f"{type(reason).__name__}: {first_line(reason)}")
             continue
-        errors = [_distance(a, b) for a, b in zip(found, truth, strict=True)]
-        if max(errors) <= tolerance:
+        if error <= tolerance:
             slab.clear()
             if slab.max_length != plain.max_length:
                 warnings.warn(
@@ -52,7 +53,7 @@ def backend(model: Any, vocab: Vocabulary) -> Backend:
                     stacklevel=4,
                 )
             return slab
-        problems.append(f"its logits are off by {max(errors):.2g} of their spread")
+        problems.append(f"its logits are off by {error:.2g} of their spread")
     attention = getattr(model.config, "_attn_implementation", None)
     usual = attention in (None, "eager", "sdpa")
     advice = "" if usual else f"; attn_implementation='sdpa' may work where {attention!r} does not"
@@ -64,60 +65,54 @@ def backend(model: Any, vocab: Vocabulary) -> Backend:
     return plain
 
 
-def _sample_rows(model: Any, vocab: Vocabulary) -> list[list[int]]:
-    """Two token sequences that share their first half; longer than what a layer looks back, where that is cheap."""
-    config = _text_config(model.config)
+def _sample_rows(model: Any, vocab: Vocabulary) -> NDArray[np.int64]:
+    """(2, n) tokens that share their first half; longer than what a layer looks back, where that is cheap."""
+    config = _text_config(model)
     spans = [n for key, n in vars(config).items() if ("window" in key or "chunk" in key) and type(n) is int]
-    size, most = max([8, *(n + 4 for n in spans)]), _max_length(config)
+    size = max([8, *(n + 4 for n in spans)])
     if size * sum(p.numel() for p in model.parameters()) > 1e11:
         size = 8
-    size = size if most is None else min(size, most)
+    size = min(size, _max_length(config) or size)
     top = min(len(vocab), model.get_input_embeddings().weight.shape[0])
     ids = [i for i in range(top) if vocab.known[i] and i not in vocab.special_ids]
     rng = np.random.default_rng(0)                      # no regular pattern: of equal tokens all orders look alike
-    main, other = rng.choice(ids if len(ids) > 1 else top, (2, size)).tolist()
-    fork = main[: size // 2] + other[size // 2 : size - 1]
-    return [main, fork] if fork else [main]
+    rows: NDArray[np.int64] = rng.choice(ids if len(ids) > 1 else top, (2, size))
+    rows[1, : size // 2] = rows[0, : size // 2]
+    return rows
 
 
-def _by_slab(slab: Slab, rows: list[list[int]]) -> list[NDArray[Any]]:
-    """The logits of sequences that share their first half: a prefix, then batches of unequal starts and lengths."""
-    size, half = len(rows[0]), len(rows[0]) // 2
-    places = np.random.default_rng(1).permutation(2 * size + 8)                     # slots in no order
-    paths = [np.append(places[:half], places[half + i * size :][: len(row) - half]) for i, row in enumerate(rows)]
-    slab.reserve(len(places))
-    stops = [(half, half), (size - 1, half + 1), (size, size)]                      # of each row after each pass
-    logits: list[list[NDArray[Any]]] = [[] for _ in rows]
-    done = [0] * len(rows)
-    for k, ends in enumerate(stops):
-        upto = [min(end, len(row)) for end, row in zip(ends, rows, strict=False)]
-        run = [i for i in range(len(rows)) if upto[i] > done[i] and (k > 0 or i == 0)]
-        if run:
-            starts = np.array([done[i] for i in run])
-            lengths = np.array([upto[i] for i in run]) - starts
+def _error_of(slab: Slab, rows: NDArray[np.int64], truth: NDArray[Any]) -> float:
+    """How far the slab is from the truth: run on the shared half, then on batches of unequal starts and lengths."""
+    size = rows.shape[1]
+    half = size // 2
+    slots = np.random.default_rng(1).permutation(2 * size).reshape(rows.shape)      # in no order
+    slots[1, :half] = slots[0, :half]
+    slab.reserve(slots.size)
+    stops = np.array([[0, half], [half, half], [size - 1, half + 1], [size, size]])         # of each row, pass by pass
+    errors = []
+    for before, after in itertools.pairwise(stops):
+        (run,) = (after > before).nonzero()
+        if len(run):                                    # the half of one token is empty
+            starts, lengths, longest = before[run], (after - before)[run], after.max()
+            i, j = (np.arange(lengths.max()) < lengths[:, None]).nonzero()          # the real places of the batch
             tokens = np.zeros((len(run), lengths.max()), dtype=np.int64)
-            slots = np.repeat([paths[i][:1] for i in run], (starts + lengths).max(), axis=1)
-            for j, i in enumerate(run):
-                tokens[j, : lengths[j]] = rows[i][done[i] : upto[i]]
-                slots[j, : upto[i]] = paths[i][: upto[i]]
-            asked = [(j, q) for j in range(len(run)) for q in range(lengths[j])]
-            for (j, _), values in zip(asked, slab.forward(Batch(tokens, starts, lengths, slots, asked)), strict=True):
-                logits[run[j]].append(values)
-        if k == 0:
-            logits = [list(logits[0]) for _ in rows]
-        done = upto
-    return [np.stack(row) for row in logits]
+            tokens[i, j] = rows[run[i], starts[i] + j]
+            inside = np.arange(longest) < after[run, None]
+            read = np.where(inside, slots[run, :longest], slots[run, :1])
+            asked = list(zip(i.tolist(), j.tolist(), strict=True))
+            logits = slab.forward(Batch(tokens, starts, lengths, read, asked))
+            errors.append(_distance(logits, truth[run[i], starts[i] + j]))
+    return max(errors)
 
 
-def _whole(row: list[int]) -> Batch:
+def _whole(row: NDArray[np.int64]) -> Batch:
+    """A row by itself, its logits asked for at every place."""
     asked = [(0, j) for j in range(len(row))]
-    return Batch(np.array([row]), np.zeros(1, dtype=np.int64), np.array([len(row)]), None, asked)
+    return Batch(row[None], np.zeros(1, dtype=np.int64), np.array([len(row)]), None, asked)
 
 
 def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Largest difference of two laws, as a share of the spread of the second; inf where either is not finite."""
-    if a.shape != b.shape:
-        return float("inf")
+    """Largest difference of two (n, V) logits, as a part of the spread of `b`; inf where one alone is not finite."""
     heads = np.isfinite(b).all(0)                       # a model may rule ids out by -inf
     if not heads.any() or not (np.isfinite(a) == np.isfinite(b)).all():
         return float("inf")
@@ -125,24 +120,22 @@ def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
     return float(np.abs(a - b).max() / max(float(b.std()), 1e-12))
 
 
-def _text_config(config: Any) -> Any:
+def _text_config(model: Any) -> Any:
+    config = model.config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _layer_types(config: Any) -> set[str]:
-    return set(getattr(_text_config(config), "layer_types", None) or ())
+    return set(getattr(config, "layer_types", None) or ())
 
 
 def _window(config: Any) -> int | None:
     """How many tokens back, itself included, a sliding layer looks; None if no layer slides."""
-    types = _layer_types(config)
-    if types and "sliding_attention" not in types:
-        return None
-    return getattr(_text_config(config), "sliding_window", None)
+    slides = "sliding_attention" in (_layer_types(config) or {"sliding_attention"})
+    return getattr(config, "sliding_window", None) if slides else None
 
 
 def _max_length(config: Any) -> int | None:
-    config = _text_config(config)
     found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
     return next((int(n) for n in found if n is not None), None)
 
@@ -152,9 +145,9 @@ class _Model:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.max_length = _max_length(model.config)
+        self.max_length = _max_length(_text_config(model))
         weights = next(model.parameters())
-        hook = getattr(model, "_hf_hook", None)         # accelerate's, where some weights are not in memory
+        hook = getattr(model, "_hf_hook", None)         # accelerate's, where a model is spread: its weights may be meta
         self.dtype = weights.dtype
         self.device = torch.device(getattr(hook, "execution_device", None) or weights.device)
         accepted = inspect.signature(model.forward).parameters
@@ -163,20 +156,16 @@ class _Model:
 
     def _logits(self, batch: Batch, **arguments: Any) -> NDArray[Any]:
         """(len(asked), V) float32 or float64."""
-        columns = sorted({column for _, column in batch.asked})
+        rows, columns = np.array(batch.asked, dtype=np.int64).reshape(-1, 2).T
         if "logits_to_keep" in self._accepted:
-            arguments["logits_to_keep"] = torch.tensor(columns, dtype=torch.long, device=self.device)
-        else:
-            columns = list(range(batch.tokens.shape[1]))
+            kept, columns = np.unique(columns, return_inverse=True)
+            arguments["logits_to_keep"] = torch.from_numpy(kept).to(self.device)
         arguments = {k: v for k, v in arguments.items() if self._any or k in self._accepted}
         with torch.inference_mode():
             logits = self.model(input_ids=torch.from_numpy(batch.tokens).to(self.device), **arguments).logits
-            place = {column: k for k, column in enumerate(columns)}
-            asked = np.array([(row, place[column]) for row, column in batch.asked], dtype=np.int64).reshape(-1, 2)
-            chosen = logits[tuple(torch.from_numpy(asked.T).to(logits.device))]
-            if chosen.dtype not in (torch.float32, torch.float64):
-                chosen = chosen.float()
-            return np.asarray(chosen.cpu().numpy())
+            chosen = logits[tuple(torch.from_numpy(x).to(logits.device) for x in (rows, columns))]
+            wide = torch.promote_types(chosen.dtype, torch.float32)
+            return np.asarray(chosen.to(wide).cpu().numpy())
 
 
 class Recomputed(_Model):
@@ -267,18 +256,16 @@ class Slab(_Model):
 
     def __init__(self, model: Any, by_type: bool) -> None:
         super().__init__(model)
-        config = _text_config(model.config)
-        self.types, self.window, self.by_type = _layer_types(config), _window(config), by_type
+        config = _text_config(model)
+        self.window, self.by_type = _window(config), by_type
         ropes = getattr(config, "rope_parameters", None) or {}
         if ropes.get("rope_type") == "longrope":        # longer texts turn the keys of their first tokens otherwise
-            first = getattr(config, "original_max_position_embeddings", None)
-            first = first or ropes.get("original_max_position_embeddings")
-            self.max_length = min(self.max_length or first, first) if first else self.max_length
-        strange = self.types - {"full_attention", "sliding_attention"}
+            name = "original_max_position_embeddings"
+            lengths = self.max_length, getattr(config, name, None), ropes.get(name)
+            self.max_length = min(filter(None, lengths), default=None)
+        strange = _layer_types(config) - {"full_attention", "sliding_attention"}
         if strange:
             raise NotImplementedError(f"layers of type {', '.join(sorted(strange))}")
-        if by_type and not self.types:
-            raise NotImplementedError("no layer types")
         self.slot_bytes = 0                             # known when `clear` is called after a pass
         self.plan = _Plan(0)
         self._plans: dict[torch.device, _Plan] = {}
@@ -343,9 +330,5 @@ class Slab(_Model):
         back = places[:, None, :, None] - torch.arange(length, dtype=torch.int32, device=self.device)
         least = torch.finfo(self.dtype).min             # not -inf: half-precision kernels may make NaN of it
         full = torch.zeros(back.shape, dtype=self.dtype, device=self.device).masked_fill_(back < 0, least)
-        if self.window is None:
-            return dict.fromkeys(self.types, full) if self.by_type else full
-        sliding = full.masked_fill(back >= self.window, least)
-        if not self.by_type:
-            return sliding
-        return {kind: sliding if kind == "sliding_attention" else full for kind in self.types}
+        sliding = full if self.window is None else full.masked_fill(back >= self.window, least)
+        return {"full_attention": full, "sliding_attention": sliding} if self.by_type else sliding

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import torch
-from huggingface_hub import constants
+from huggingface_hub import constants, get_session
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -22,41 +20,59 @@ from llmppl.lm.embedded import verify
 
 
 def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, **options: Any) -> tuple[Any, Any]:
-    """(model, tokenizer) of a hub id or folder, or FileNotFoundError; None is the model of the package, verified."""
+    """(model, tokenizer) of a hub id or folder, or FileNotFoundError; None is the model of the package, verified.
+
+    What is on this machine is used as it is; the hub is asked for what is not.
+    """
     if device is not None and device_map is not None:
         raise ValueError("give device= (one for the whole model) or device_map= (accelerate spreads it), not both")
-    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ValueError(f"dtype {dtype!r} is not one of torch's: give 'float32', 'bfloat16', 'float16' or 'auto'")
-    if device is not None:
-        device = _device(device)
+    if device_map is not None and find_spec("accelerate") is None:
+        raise ImportError("device_map= needs accelerate: pip install llmppl[device-map]")
+    device = None if device is None else _device(device)
+    on_cpu = device_map in (None, "cpu", {"": "cpu"}) and torch.device(device or "cpu").type == "cpu"
+    dtype = _dtype(dtype, on_cpu or not torch.accelerator.is_available())
     if name is None:
         verify()
     source = str(EMBEDDED if name is None else name)
     folder = os.path.isdir(source)
-    if not folder and not options.get("local_files_only") and not _hub_answers():
-        options["local_files_only"] = True              # what was downloaded before still loads
-    alone = device_map is None or device_map in ("cpu", {"": "cpu"}) or not torch.accelerator.is_available()
-    on_cpu = alone and torch.device(device or "cpu").type == "cpu"
-    names = "revision", "token", "trust_remote_code", "cache_dir", "local_files_only"
-    shared = {name: options[name] for name in names if name in options}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **shared)
+    local_only = options.pop("local_files_only", False) or folder
+    shared = {key: options[key] for key in ("revision", "token", "trust_remote_code", "cache_dir") if key in options}
+
+    def attempt(local: bool) -> tuple[Any, Any]:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, **shared)
         with _progress_bars(name is not None):
             model = AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype or (torch.float32 if on_cpu else "auto"), device_map=device_map, **options
+                source, dtype=dtype, device_map=device_map, local_files_only=local, **options
             )
+        return (model if device is None else model.to(device)).eval(), tokenizer
+
+    try:
+        try:
+            return attempt(local=True)
+        except (OSError, ValueError):
+            if local_only or not _hub_answers():
+                raise
+            return attempt(local=False)
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError) and folder and _complete(source):
             raise                                       # there is a model; what is wrong is something else
+        what = "no such folder is here, and it could not be had from the hub either"
         if folder:
-            what = f"the folder holds no model and tokenizer that transformers can load ({first_line(error)})"
-        else:
-            what = f"no such folder is here, and it could not be had from the hub either ({first_line(error)})"
+            what = "the folder holds no model and tokenizer that transformers can load"
         raise FileNotFoundError(
-            f"no language model {source!r}: {what}. Give a hub id such as 'gpt2' (with a network), a folder written by "
-            "save_pretrained of a model and its tokenizer, or nothing for the small model that ships with the package"
+            f"no language model {source!r}: {what} ({first_line(error)}). Give a hub id such as 'gpt2' (with a "
+            "network), a folder written by save_pretrained of a model and its tokenizer, or nothing for the small "
+            "model that ships with the package"
         ) from error
-    return (model if device is None else model.to(device)).eval(), tokenizer
+
+
+def _dtype(dtype: Any, on_cpu: bool) -> Any:
+    """`dtype` as transformers takes it; where none is given, float32 on a CPU and the checkpoint's own elsewhere."""
+    if dtype is None:
+        return torch.float32 if on_cpu else "auto"
+    if dtype != "auto" and not isinstance(getattr(torch, str(dtype).removeprefix("torch."), None), torch.dtype):
+        raise ValueError(f"dtype {dtype!r} is not one of torch's: give 'float32', 'bfloat16', 'float16' or 'auto'")
+    return dtype
 
 
 def _device(device: Any) -> torch.device:
@@ -66,7 +82,7 @@ def _device(device: Any) -> torch.device:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, TypeError) as error:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        there = "'cpu'" if accelerator is None else f"'cpu' or {accelerator.type!r}"
+        there = f"'cpu' or {accelerator.type!r}" if accelerator else "'cpu'"
         raise ValueError(f"device {device!r} cannot be used here ({first_line(error)}); give {there}") from error
     return found
 
@@ -79,26 +95,18 @@ def _complete(folder: str) -> bool:
 
 
 def _hub_answers(seconds: float = 5.0) -> bool:
-    """Whether something listens where the hub is; transformers itself would try for most of a minute."""
-    if constants.HF_HUB_OFFLINE:
-        return False
-    hub = urlsplit(constants.ENDPOINT)
-    proxy = None if proxy_bypass(hub.hostname or "") else getproxies().get(hub.scheme)
-    place = urlsplit(proxy if proxy and "//" in proxy else f"//{proxy}") if proxy else hub
-    found: list[bool] = []
+    """Whether the hub can be reached; transformers itself would try for most of a minute."""
+    answered = threading.Event()
 
-    def knock() -> None:
-        try:
-            port = place.port or (443 if place.scheme == "https" else 80)
-            socket.create_connection((place.hostname or "", port), timeout=seconds).close()
-            found.append(True)
-        except (OSError, ValueError):
-            pass
+    def ask() -> None:
+        with suppress(Exception):                       # whatever the hub's client raises
+            get_session().head(constants.ENDPOINT, timeout=seconds)
+            answered.set()
 
-    thread = threading.Thread(target=knock, daemon=True)     # a name server that is gone heeds no timeout
+    thread = threading.Thread(target=ask, daemon=True)  # a name server that is gone heeds no timeout
     thread.start()
     thread.join(seconds)
-    return bool(found)
+    return answered.is_set()
 
 
 @contextmanager
