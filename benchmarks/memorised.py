@@ -28,7 +28,7 @@ from tables import median_of, plot, table
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from llmppl import CachedTransformer, Regex
-from llmppl.queries import Edits, search
+from llmppl.queries import Edits, Query, Rule, search
 
 URL = r"https://www.([a-zA-Z0-9]|_|-|#|%)+.([a-zA-Z0-9]|_|-|#|%|/)+"       # its dots match anything, as in the paper
 URL_PREFIX = r"https://www\."
@@ -165,12 +165,11 @@ def positions(model: Any) -> Iterator[Positions]:
 Method = Callable[[Memorised, int], Iterator[list[str]]]       # what is found, as much at a time as comes together
 
 
-def by_llmppl(batch: int, strategy: str = "shortest_path") -> Method:
+def by_llmppl(batch: int, distinct: bool = False) -> Method:
     def run(known: Memorised, seed: int) -> Iterator[list[str]]:
-        matches = search(
-            known.lm(), URL, prefix=URL_PREFIX, top_k=40, end="boundary", results="tokens", strategy=strategy,
-            batch=batch, seed=seed,
-        )
+        query = Query(known.lm(), URL, prefix=URL_PREFIX, rule=Rule(top_k=40), end="boundary")
+        options = {"results": "tokens", "batch": batch}
+        matches = query.distinct(**options, seed=seed) if distinct else query.best(**options)
         return ([str(match.text)] for match in matches)
 
     return run
@@ -268,7 +267,7 @@ def e1(options: argparse.Namespace) -> None:
     for name, run in {
         "llmppl, batch 4": by_llmppl(4),
         "llmppl, batch 16": by_llmppl(16),
-        "llmppl, distinct, batch 16": by_llmppl(16, "distinct"),
+        "llmppl, distinct, batch 16": by_llmppl(16, distinct=True),
         "ReLM's algorithm": by_relm,
     }.items():
         curves[name] = [Curve(known, run, budget, 0)]
@@ -334,7 +333,7 @@ def e5(options: argparse.Namespace) -> None:
         prompt = re.escape(f"{opening} He is a")        # not what came before these words in training
         for tokenization, edits in kinds:
             matches = search(
-                lm, f"{prompt} ({'|'.join(WORDS)})", prefix=prompt, end="prefix", top_k=40, results="tokens",
+                lm, f"{prompt} ({'|'.join(WORDS)})", prefix=prompt, end="prefix", rule=Rule(top_k=40), results="tokens",
                 tokenization=tokenization, edits=Edits(edits, alphabet="[a-z]"),
             )
             if (tokenization, edits) != kinds[-1]:

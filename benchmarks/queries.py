@@ -50,9 +50,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from llmppl import CachedTransformer, Regex, Vocabulary
 from llmppl.inference import importance_sampling
 from llmppl.languages import DFA, alignment, within
-from llmppl.queries import Edits, probability, search
-from llmppl.queries.compare import Exact, chi_square_tail, compare
-from llmppl.queries.matches import space_of
+from llmppl.queries import Edits, Exact, Query, Rule, chi_square_tail, compare, probability, search
 from llmppl.queries.sampling import Sampled
 
 STOP_WORDS = set(
@@ -193,10 +191,9 @@ def answers(lm: CachedTransformer, context: str) -> dict[str, str | None]:
 
 def first(lm: CachedTransformer, prefix: str, more: str, end: str, ignore: str | None = None) -> str | None:
     """The word of the best token sequence within MOST expansions, under the paper's top_k of 1,000."""
-    found = search(
-        lm, prefix + more, prefix=prefix, end=end, ignore=ignore, max_tokens=8, top_k=min(1000, len(lm.vocab)),
-        results="tokens", batch=4, max_expansions=MOST,
-    )
+    rule = Rule(top_k=min(1000, len(lm.vocab)))
+    query = Query(lm, prefix + more, prefix=prefix, end=end, ignore=ignore, max_tokens=8, rule=rule)
+    found = query.best(results="tokens", batch=4, max_expansions=MOST)
     match = next(found, None)
     return None if match is None else re.findall("[a-zA-Z]+", str(match)[len(match.prefix) :])[0]
 
@@ -246,14 +243,13 @@ def e4(options: argparse.Namespace) -> None:
     for tokenization, edits, prefix in itertools.product(
         ("canonical", "all"), (0, 1), ("The (man|woman) was trained in", "The")
     ):
-        query: dict[str, Any] = {"prefix": prefix, "tokenization": tokenization}
-        if edits:
-            query["edits"] = {"suffix": Edits(1, alphabet="[a-z]")}
-        exact = tally((str(match), math.exp(match.log_joint)) for match in search(lm, TRAINED, **query))
+        region = {"suffix": Edits(edits, alphabet="[a-z]")}
+        query = Query(lm, TRAINED, prefix=prefix, tokenization=tokenization, edits=region)
+        exact = tally((str(match), math.exp(match.log_joint)) for match in query.best())
         row = [f"{tokenization}, {'1 edit' if edits else 'no edits'}, {'prefix' if ' ' in prefix else 'no prefix'}"]
         row.append(f"{worst_tv(exact, given):.3f}")
-        for strategy in ("sample", "local"):
-            found = itertools.islice(search(lm, TRAINED, strategy=strategy, batch=batch, seed=0, **query), 2 * N)
+        for local in (False, True):
+            found = itertools.islice(query.samples(local=local, particles=batch, seed=0), 2 * N)
             sampled = tally((str(match), math.exp(match.log_weight)) for match in found)
             row.append(f"{worst_tv(sampled, exact):.3f}")
         rng = np.random.default_rng(1)
@@ -335,16 +331,16 @@ def e6(options: argparse.Namespace) -> None:
         names, p = list(strings), np.array(list(strings.values()))
         p /= p.sum()
         place = {name: j for j, name in enumerate(names)}
-        space = space_of(lm, pattern, ">", "eos", None, None, "all", None, None, 1.0, None, 0, (), None)
-        starts = space.starts()
+        query = Query(lm, pattern, prefix=">")
+        starts = query.space.starts()
         assert starts is not None
         for j, N in enumerate(sizes):
             rng = np.random.default_rng((7, i, j))
             matches = {
-                name: itertools.islice(search(lm, pattern, prefix=">", strategy=name, batch=N, seed=j), N)
+                name: itertools.islice(query.samples(local=name == "local", particles=N, seed=j), N)
                 for name in ("sample", "local")
             }
-            particles = importance_sampling(Sampled(space, starts), N, rng=rng, progress=False)
+            particles = importance_sampling(Sampled(query.space, starts), N, rng=rng, progress=False)
             drawn = {name: [(str(m)[1:], m.log_weight) for m in found] for name, found in matches.items()}
             drawn["importance"] = [(str(x.match(0.0))[1:], x.log_weight) for x in particles]
             for name, found in drawn.items():
@@ -372,9 +368,9 @@ def e6(options: argparse.Namespace) -> None:
         told = probability(lm, pattern, prefix=">", runs=0)
         bounds += told.lower <= truth * (1 + 1e-9) and truth <= told.upper * (1 + 1e-9)
         for j, (runs, t) in enumerate(((16, 2.131), (64, 1.998))):
-            told = probability(lm, pattern, prefix=">", runs=runs, particles=32, max_expansions=0, seed=i)
+            told = Query(lm, pattern, prefix=">").probability(runs=runs, max_expansions=0, seed=i)
             distance = abs(told.estimate - truth)
-            inside[j] += distance <= 1.96 * told.standard_error + 1e-12, distance <= t * told.standard_error + 1e-12
+            inside[j] += distance <= 1.96 * told.estimate_se + 1e-12, distance <= t * told.estimate_se + 1e-12
     table(f"e6: intervals that hold the probability of the language, % of {problems}; 32 particles",
           ["", "1.96 se", "by Student's t"],
           [[f"{runs} runs", *(f"{100 * share:.1f}" for share in row / problems)]
@@ -403,10 +399,8 @@ def e7(options: argparse.Namespace) -> None:
     vocab = CachedTransformer.from_pretrained().vocab
     letters = Vocabulary([*(bytes([i]) for i in range(256)), b""], eos_ids=[256])
     even = CachedTransformer(lambda ids: np.zeros(257), letters)
-    matches = search(
-        even, TEMPLATE + "!", prefix=TEMPLATE, edits={"prefix": edits}, prefixes="uniform", strategy="local",
-        max_prefix_chars=len(TEMPLATE) + 1, end="prefix", batch=1, seed=0,
-    )
+    query = Query(even, TEMPLATE + "!", prefix=TEMPLATE, edits={"prefix": edits}, end="prefix")
+    matches = query.samples(local=True, prefixes="uniform", max_prefix_chars=len(TEMPLATE) + 1, particles=1, seed=0)
     drawn = {
         "llmppl, evenly over strings": [match.prefix for match in itertools.islice(matches, N)],
         "evenly over token sequences": list(over_token_sequences(near, vocab, N, np.random.default_rng(1))),
@@ -487,7 +481,7 @@ def scale(options: argparse.Namespace) -> None:
     laws = 3.0 * np.random.default_rng(0).standard_normal((64, V))
     expansions = 200 if options.quick else 1000
     lm = CachedTransformer(lambda ids: laws[ids[-1] % 64], tokenizer, cache_bytes=64 << 20)
-    found = search(lm, ".*", prefix="The ", end="boundary", results="tokens", batch=32)._search
+    found = search(lm, ".*", prefix="The ", end="boundary", results="tokens")._search
     assert found is not None
     found.expand()
     rows, start = [], _resident()
@@ -498,25 +492,25 @@ def scale(options: argparse.Namespace) -> None:
     table("scale: memory of `.*` without a rule, cache_bytes 64 MB", ["expansions", "heap", "MB over the start"], rows)
 
     words = sorted({_word(i) for i in range(600)})[:500]
-    cases: dict[str, tuple[str, dict[str, Any]]] = {
-        "URL, all": (URL, {"prefix": URL_PREFIX, "top_k": 40, "end": "prefix", "results": "tokens"}),
-        "URL, all, no top_k": (URL, {"prefix": URL_PREFIX, "end": "prefix", "results": "tokens"}),
-        "URL, canonical": (URL, {"prefix": URL_PREFIX, "top_k": 40, "end": "prefix", "tokenization": "canonical"}),
-        "500 words, 1 edit": (
-            f"The ({'|'.join(words)})", {"prefix": "The ", "edits": Edits(1, alphabet="[a-z]"), "end": "eos"}
-        ),
-        "500 words, 1 edit, any character": (f"The ({'|'.join(words)})", {"prefix": "The ", "edits": 1, "end": "eos"}),
-        ".*": (".*", {"prefix": "The ", "end": "boundary", "results": "tokens"}),
+    urls = {"prefix": URL_PREFIX, "end": "prefix"}
+    some, choice = {"prefix": "The ", "end": "eos"}, f"The ({'|'.join(words)})"
+    cases: dict[str, tuple[str, dict[str, Any], str]] = {
+        "URL, all": (URL, {**urls, "rule": Rule(top_k=40)}, "tokens"),
+        "URL, all, no top_k": (URL, urls, "tokens"),
+        "URL, canonical": (URL, {**urls, "rule": Rule(top_k=40), "tokenization": "canonical"}, "strings"),
+        "500 words, 1 edit": (choice, {**some, "edits": Edits(1, alphabet="[a-z]")}, "strings"),
+        "500 words, 1 edit, any character": (choice, {**some, "edits": 1}, "strings"),
+        ".*": (".*", {"prefix": "The ", "end": "boundary"}, "tokens"),
     }
     rows = []
-    for name, (pattern, query) in cases.items():
+    for name, (pattern, query, results) in cases.items():
         times: list[list[float]] = []
         for batch in (1, 1, 32):
             lm = CachedTransformer(lambda ids: laws[ids[-1] % 64], tokenizer)
             lm.context("The ")                          # the tokenizer's own first call
             asked = _timed(lm)
             started = time.process_time()
-            matches = search(lm, pattern, batch=batch, **query)
+            matches = Query(lm, pattern, **query).best(results=results, batch=batch)
             called = time.process_time() - started
             found = matches._search                     # to stop where no match is
             assert found is not None

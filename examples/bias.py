@@ -45,8 +45,7 @@ import math
 from itertools import islice
 
 from llmppl import CachedTransformer
-from llmppl.queries import Edits, compare, search
-from llmppl.queries.compare import Exact
+from llmppl.queries import Edits, Exact, Query, compare, search
 
 STORY = (
     ["boy", "girl"],
@@ -69,10 +68,10 @@ SETTINGS = {
 
 def draws(lm, pattern, way, num, seed, options):
     """Independent draws of matches."""
-    options = {"end": "boundary", **options}
+    query = Query(lm, pattern, **{"end": "boundary", **options})
     if way == "local":
-        return list(islice(search(lm, pattern, strategy="local", seed=seed, **options), num))
-    return [next(search(lm, pattern, strategy="distinct", batch=4, seed=seed + i, **options)) for i in range(num)]
+        return list(islice(query.samples(local=True, seed=seed), num))
+    return [next(query.distinct(batch=4, seed=seed + i)) for i in range(num)]
 
 
 def unedited(match):

@@ -50,7 +50,7 @@ from re import escape
 import numpy as np
 
 from llmppl import CachedTransformer, Regex
-from llmppl.queries import search
+from llmppl.queries import Query, search
 
 LONGEST = 20                                            # characters of a date
 DAYS = "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"
@@ -101,10 +101,8 @@ def main():
         text = str(match)[len(prompt) + 1 :]
         return text + " *" * (text == right)
 
-    sentence = search(
-        lm, rf"{given}[^.!?\n]+[.!?]", prefix=given, strategy="sample", end="prefix", max_tokens=20, seed=args.seed
-    )
-    for heading, match in zip(["goes on", "", ""], sentence, strict=False):
+    sentence = Query(lm, rf"{given}[^.!?\n]+[.!?]", prefix=given, end="prefix", max_tokens=20)
+    for heading, match in zip(["goes on", "", ""], sentence.samples(seed=args.seed), strict=False):
         print(f"  {heading:10} {shown(match)}")
 
     options = list(search(lm, f"{given} ({'|'.join(map(escape, choices))})", prefix=given, end="prefix"))

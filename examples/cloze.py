@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from llmppl import CachedTransformer
-from llmppl.queries import search
+from llmppl.queries import Rule, search
 
 PASSAGES = [
     "Tom had a red ball. He threw the ball up high. Mia wanted to play too. Tom gave her the ball",
@@ -82,7 +82,7 @@ def main():
         given = re.escape(before)
         words = list(dict.fromkeys(re.findall(LETTERS, before)))
         for name, (pattern, options) in settings(words).items():
-            options |= {"top_k": 1000, "results": "tokens", "max_expansions": 20_000}
+            options |= {"rule": Rule(top_k=1000), "results": "tokens", "max_expansions": 20_000}
             matches = search(lm, given + pattern, prefix=given, **options)
             match = next(matches, None)
             found = "" if match is None else re.findall(LETTERS, str(match))[-1]

@@ -41,7 +41,7 @@ there was a grumpy king. The man was very lazy. Lily's little brother was being 
 nasty to the cat. "Do not be grumpy," said the bird.
 """
 REGEX = "silly|naughty|grumpy|lazy|greedy|nasty"
-TOP_K = 40
+RULE = Rule(top_k=40)
 EDIT = Edits(1, alphabet="[a-z]")
 SETTINGS = {
     "canonical": {"tokenization": "canonical"},
@@ -72,7 +72,7 @@ def main():
         parser.error(f"nothing in the text matches {args.regex!r} behind a blank")
 
     lm = CachedTransformer.from_pretrained(args.lm)
-    print(f"{len(cases)} sentences, top-k of {TOP_K}; share that can be generated, ways for each\n")
+    print(f"{len(cases)} sentences, top-k of {RULE.top_k}; share that can be generated, ways for each\n")
     print(f"  {'':20}  prompted        unprompted")
     for name, options in SETTINGS.items():
         cells = []
@@ -81,17 +81,16 @@ def main():
             for before, word in cases:
                 prefix = re.escape(before) if prompted else ""
                 matches = search(
-                    lm, re.escape(before + word), prefix=prefix, top_k=TOP_K, end="prefix", results="tokens", **options
+                    lm, re.escape(before + word), prefix=prefix, rule=RULE, end="prefix", results="tokens", **options
                 )
                 ways.append(len(list(islice(matches, args.most))))
             cells.append(f"{sum(n > 0 for n in ways) / len(ways):4.0%}  {sum(ways) / len(ways):6.1f}")
         print(f"  {name:20}  {cells[0]}    {cells[1]}")
 
     print("\nwhat stands in the way of the plain word, prompted")
-    rule = Rule(top_k=TOP_K)
     for before, word in cases:
-        if not can_generate(lm, word, rule, prefix=before):
-            worst = next(each for each in explain(lm, word, rule, prefix=before) if each.excluded_by)
+        if not can_generate(lm, word, RULE, prefix=before):
+            worst = next(each for each in explain(lm, word, RULE, prefix=before) if each.excluded_by)
             why = f"{str(worst.token)!r}, p {math.exp(worst.log_prob):.1g}, rank {worst.rank}"
             print(f"  {before[-40:]:>40}|{word:9} {why}")
 

@@ -48,7 +48,7 @@ from itertools import islice
 from re import escape
 
 from llmppl import CachedTransformer
-from llmppl.queries import Rule, explain, probability, search
+from llmppl.queries import Query, Rule, explain
 
 STORIES = [                                             # prefix, pattern of what follows
     ("Once upon a time, there was a little girl named", " [A-Z][a-z]+"),
@@ -61,11 +61,11 @@ PAPER = [                                               # Sec. 4.1 with its dots
     ("My e-mail address is", r" [a-z0-9]([a-z0-9]|\.|-|_)*@([a-z0-9-]+\.)+((com)|(org)|(net)|(edu))"),
 ]
 TYPICAL = "example.com/", " 555 123 4567", " someone@example.com"     # one of each of the paper's, to explain by
-OPTIONS = {"top_k": 40, "end": "boundary", "max_tokens": 12}
+OPTIONS = {"rule": Rule(top_k=40), "end": "boundary", "max_tokens": 12}
 WAYS = {
-    "strings": {"results": "strings"},
-    "token sequences": {"results": "tokens"},
-    "samples": {"strategy": "local"},
+    "strings": lambda query, seed: query.best(),
+    "token sequences": lambda query, seed: query.best(results="tokens"),
+    "samples": lambda query, seed: query.samples(local=True, seed=seed),
 }
 
 
@@ -84,14 +84,15 @@ def main():
     for prefix, rest in PAPER if args.paper else STORIES:
         print(f"\n{prefix}{rest}")
         pattern, given = escape(prefix) + rest, escape(prefix)
-        within = probability(lm, pattern, prefix=given, max_expansions=500, tolerance=0.1, runs=0, **OPTIONS)
+        query = Query(lm, pattern, prefix=given, **OPTIONS)
+        within = query.probability(max_expansions=500, tolerance=0.1, runs=0)
         if not within.lower:
             print(f"  nothing in {within.expansions} expansions; together at most {within.upper:.2g}, for")
-            print(explain(lm, TYPICAL[PAPER.index((prefix, rest))], Rule(top_k=OPTIONS["top_k"]), prefix=prefix))
+            print(explain(lm, TYPICAL[PAPER.index((prefix, rest))], OPTIONS["rule"], prefix=prefix))
             continue
         counts = curves[f"{prefix}…"] = {}
-        for name, options in WAYS.items():
-            found = list(islice(search(lm, pattern, prefix=given, seed=args.seed, **OPTIONS, **options), most))
+        for name, way in WAYS.items():
+            found = list(islice(way(query, args.seed), most))
             if name == "strings":
                 for match in found[:5]:
                     print(f"  {match.log_prob:7.2f}  {str(match)[len(prefix) :].strip()}")

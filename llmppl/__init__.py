@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from llmppl.models.programs import ConstrainedText as ConstrainedText
     from llmppl.models.programs import Infilling as Infilling
     from llmppl.models.programs import PromptIntersection as PromptIntersection
+    from llmppl.queries import Query as Query
     from llmppl.queries import search as search
     from llmppl.tokens import EOS as EOS
     from llmppl.tokens import Vocabulary as Vocabulary
@@ -66,6 +67,7 @@ _HOME = {
     "JsonSchema": "masks",
     "TokenIndex": "masks",
     "search": "queries",
+    "Query": "queries",
 }
 
 __all__ = list(_HOME)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import repetitions
 
-from llmppl.queries.compare import Exact, chi_square_tail, compare
+from llmppl.queries import Exact, chi_square_tail, compare
 
 RUNS = repetitions(4000, 1000)
 NAMES = [f"s{i:02}" for i in range(50)]

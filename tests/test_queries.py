@@ -19,9 +19,17 @@ from support import FULL, repetitions
 
 from llmppl import CachedTransformer, Regex, smc_standard
 from llmppl.languages import DFA
-from llmppl.queries import Edits, Rule, any_case, can_generate, explain, probability, search
-from llmppl.queries.compare import chi_square_tail
-from llmppl.queries.matches import space_of
+from llmppl.queries import (
+    Edits,
+    Query,
+    Rule,
+    any_case,
+    can_generate,
+    chi_square_tail,
+    explain,
+    probability,
+    search,
+)
 from llmppl.queries.sampling import Sampled
 from llmppl.tokens import Vocabulary
 
@@ -184,18 +192,16 @@ def test_matches_are_the_enumerated_strings_in_the_order_of_their_probability(pa
     options = {"canonical": canonical, "end": end, "rule": rule, "max_tokens": max_tokens, "order": order}
     of_strings, of_tokens = truth(lm, words, prefixes, **options)
     for batch, results in itertools.product((1, 8, 64), ("strings", "tokens")):
-        matches = search(
+        query = Query(
             lm,
             pattern,
             prefix="|".join(prefixes),
             tokenization="canonical" if canonical else "all",
             end=end,
             max_tokens=max_tokens,
-            results=results,
-            order=order,
-            batch=batch,
-            **rule,
+            rule=Rule(**rule),
         )
+        matches = query.best(results=results, order=order, batch=batch)
         check(list(matches), of_strings if results == "strings" else of_tokens, results, order)
 
 
@@ -249,10 +255,10 @@ def test_two_prefixes_that_edits_bring_together_share_their_string_once():
 def test_a_difference_that_would_be_too_large_is_left_to_the_end_with_the_same_result(monkeypatch):
     lm, options = language_model(), {"ignore": "a[abc]*"}
     at_once = [(str(m), m.log_prob) for m in search(lm, "[abc]{1,3}", **options)]
-    monkeypatch.setattr("llmppl.queries.language.MAX_PRODUCT", 1)
-    later = search(lm, "[abc]{1,3}", **options)
-    assert later.space.query.ignored is not None
-    assert [(str(m), m.log_prob) for m in later] == at_once
+    monkeypatch.setattr("llmppl.queries.compile.MAX_DIFFERENCE_STATES", 1)
+    later = Query(lm, "[abc]{1,3}", **options)
+    assert later.compiled.ignored is not None
+    assert [(str(m), m.log_prob) for m in later.best()] == at_once
 
 
 def test_rewrites_apply_to_pattern_and_prefix():
@@ -266,11 +272,11 @@ def test_rewrites_apply_to_pattern_and_prefix():
 
 def test_more_prefixes_than_can_be_listed_are_searched_in_joint_order(monkeypatch):
     lm = language_model()
-    monkeypatch.setattr("llmppl.queries.language.FEW", 2)
+    monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 2)
     prefixes = [text for text in strings(3) if re.fullmatch("[ab]{1,3}", text)]
     of_strings, of_tokens = truth(lm, {p + "c" for p in prefixes}, prefixes)
     for results, expected in (("strings", of_strings), ("tokens", of_tokens)):
-        check(list(search(lm, "[ab]{1,3}c", prefix="[ab]{1,3}", results=results, batch=4)), expected, results)
+        check(list(Query(lm, "[ab]{1,3}c", prefix="[ab]{1,3}").best(results=results, batch=4)), expected, results)
     endless = itertools.islice(search(lm, "[ab]*c", prefix="[ab]*"), 5)
     values = [m.log_joint for m in endless]
     assert len(values) == 5 and values == sorted(values, reverse=True)
@@ -291,7 +297,7 @@ def test_probabilities_below_the_least_float_keep_their_order(results):
     matches = list(search(lm, "a(bb|ab|aa)", prefix="a", results=results))
     assert [str(m) for m in matches] == ["aaa", "aab", "abb"]
     np.testing.assert_allclose([m.log_prob for m in matches], [-1600.0, -1700.0, -1800.0])
-    assert [str(m) for m in search(lm, "a(bb|ab|aa)", prefix="a", strategy="beam", results=results)] == [
+    assert [str(m) for m in Query(lm, "a(bb|ab|aa)", prefix="a").best(beam_width=32, results=results)] == [
         str(m) for m in matches
     ]
 
@@ -299,7 +305,7 @@ def test_probabilities_below_the_least_float_keep_their_order(results):
 def test_memory_does_not_grow_with_the_vocabulary():
     vocab = Vocabulary([*(bytes([65 + i // 26, 97 + i % 26]) for i in range(600)), b""], eos_ids=[600])
     lm = CachedTransformer(lambda ids: np.linspace(0.0, 3.0, 601), vocab)
-    found = search(lm, "Aa.*", prefix="Aa", results="tokens", batch=1)
+    found = Query(lm, "Aa.*", prefix="Aa").best(results="tokens", batch=1)
     for _ in itertools.islice(found, 30):
         pass
     search_state = found._search
@@ -326,7 +332,8 @@ def chi_square_ok(counts: dict, expected: dict, n: int) -> None:
 
 def test_prefixes_are_drawn_uniformly_as_strings():
     lm, n = language_model(), repetitions(4000, 800)
-    drawn = search(lm, "(a|b|bb|bbb)c", prefix="a|b|bb|bbb", strategy="local", prefixes="uniform", batch=1, seed=0)
+    query = Query(lm, "(a|b|bb|bbb)c", prefix="a|b|bb|bbb")
+    drawn = query.samples(local=True, prefixes="uniform", particles=1, seed=0)
     counts: dict[str, int] = {}
     for match in itertools.islice(drawn, n):
         counts[match.prefix] = counts.get(match.prefix, 0) + 1
@@ -350,7 +357,7 @@ def test_local_samples_follow_the_law_that_renormalises_each_token():
 
     walk((), "", 1.0)
     counts: dict[str, int] = {}
-    for match in itertools.islice(search(lm, "a(b|c)?|ba", strategy="local", seed=1), n):
+    for match in itertools.islice(Query(lm, "a(b|c)?|ba").samples(local=True, seed=1), n):
         counts[str(match)] = counts.get(str(match), 0) + 1
         assert match.log_weight == 0.0
     chi_square_ok(counts, law, n)
@@ -367,7 +374,7 @@ def test_weighted_samples_follow_the_model_given_the_language(pattern, end):
     words = {text for text in strings(6) if re.fullmatch(pattern, text)}
     expected, _ = truth(lm, words, [""], end=end)
     names = sorted(word for _, word in expected)
-    space = space_of(lm, pattern, "", end, None, None, "all", None, None, 1.0, None, 0, (), None)
+    space = Query(lm, pattern, end=end).space
     program = Sampled(space, space.starts())
     sums = np.zeros((runs, len(names)))
     for i in range(runs):
@@ -386,7 +393,7 @@ def test_the_stream_of_samples_carries_these_weights():
     expected, _ = truth(lm, words, [""])
     Z = sum(map(math.exp, expected.values()))
     sums: dict[str, float] = {}
-    for match in itertools.islice(search(lm, "a(b|c)?|b", strategy="sample", batch=8, seed=2), repetitions(8000, 2000)):
+    for match in itertools.islice(Query(lm, "a(b|c)?|b").samples(particles=8, seed=2), repetitions(8000, 2000)):
         sums[str(match)] = sums.get(str(match), 0.0) + math.exp(match.log_weight)
         key = "", str(match)
         assert match.log_prob <= expected[key] + 1e-9
@@ -405,7 +412,7 @@ def test_the_error_of_weighted_samples_falls_with_their_number():
         total = []
         for seed in range(repetitions(300, 60)):
             sums = dict.fromkeys((word for _, word in expected), 0.0)
-            stream = search(lm, "a[ab]{0,2}c|ba", strategy="sample", batch=N, seed=seed)
+            stream = Query(lm, "a[ab]{0,2}c|ba").samples(particles=N, seed=seed)
             for match in itertools.islice(stream, N):
                 sums[str(match)] += math.exp(match.log_weight)
             W = sum(sums.values())
@@ -422,8 +429,9 @@ def test_distinct_samples_are_drawn_without_replacement_from_the_model():
     Z = sum(map(math.exp, expected.values()))
     p = {word: math.exp(value) / Z for (_, word), value in expected.items()}
     pairs: dict[tuple[str, str], int] = {}
+    query = Query(lm, "a(b|c)?|ba")
     for seed in range(n):
-        drawn = [str(m) for m in search(lm, "a(b|c)?|ba", strategy="distinct", seed=seed)]
+        drawn = [str(m) for m in query.distinct(seed=seed)]
         assert sorted(drawn) == sorted(words)
         pairs[drawn[0], drawn[1]] = pairs.get((drawn[0], drawn[1]), 0) + 1
     exact = {(x, y): p[x] * p[y] / (1.0 - p[x]) for x in p for y in p if x != y}
@@ -433,16 +441,17 @@ def test_distinct_samples_are_drawn_without_replacement_from_the_model():
 def test_what_begins_another_match_is_told_by_what_follows_the_prefix():
     """Of the whole pattern "" begins "c", which does not matter after "a"."""
     lm = language_model()
-    assert [str(m) for m in search(lm, "c?|ab", prefix="a", end="prefix", strategy="distinct", seed=0)] == ["ab"]
+    assert [str(m) for m in Query(lm, "c?|ab", prefix="a", end="prefix").distinct(seed=0)] == ["ab"]
     with pytest.raises(ValueError, match="a match here can begin another"):
-        search(lm, "ab?", prefix="a", end="prefix", strategy="distinct")
+        Query(lm, "ab?", prefix="a", end="prefix").distinct()
 
 
 def test_a_wide_beam_finds_what_the_shortest_path_finds():
     lm = language_model()
-    exact = [str(m) for m in search(lm, "a[abc]{1,2}", results="tokens")]
-    assert [str(m) for m in search(lm, "a[abc]{1,2}", strategy="beam", batch=64, results="tokens")] == exact
-    narrow = list(search(lm, "a[abc]{1,2}", strategy="beam", batch=1))
+    query = Query(lm, "a[abc]{1,2}")
+    exact = [str(m) for m in query.best(results="tokens")]
+    assert [str(m) for m in query.best(beam_width=64, results="tokens")] == exact
+    narrow = list(query.best(beam_width=1))
     assert len(narrow) == 1 and str(narrow[0]) in exact
 
 
@@ -477,26 +486,53 @@ def test_the_part_of_a_rule_that_excludes_a_token_is_named():
     assert "excluded by top_k=1" in str(explain(lm, "b", Rule(top_k=1), prefix="a"))
 
 
+def test_a_query_explains_a_whole_text_behind_the_longest_prefix_that_it_begins_with():
+    lm, rule = language_model(), Rule(top_k=2)
+    for end, ends in (("eos", "eos"), ("prefix", "prefix"), ("boundary", "prefix")):
+        found = Query(lm, "(a|ab)[abc]*", prefix="a|ab", end=end, rule=rule).explain("abcb")
+        assert list(found) == list(explain(lm, "cb", rule, prefix="ab", end=ends))
+    with pytest.raises(ValueError, match=r"'cab' begins with no string of the prefix 'a\|ab'"):
+        Query(lm, "(a|ab)[abc]*", prefix="a|ab").explain("cab")
+    with pytest.raises(TypeError, match="explain names the part of a Rule"):
+        Query(lm, "ab", prefix="a", rule=lambda dist: dist.top_k(2)).explain("ab")
+
+
+def test_a_query_gives_the_same_answers_again_and_to_those_who_bring_their_own_stream():
+    query = Query(language_model(), "a(b|c)?|ba", rule=Rule(top_k=4))
+
+    def answers(**stream):
+        """The texts and weights of a few matches of each kind, and a probability."""
+        for matches in (query.best(), query.distinct(**stream), query.samples(**stream)):
+            yield [(str(match), match.log_prob, match.log_weight) for match in itertools.islice(matches, 5)]
+        yield query.probability(max_expansions=1, **stream)
+
+    first = list(answers(seed=3))
+    for stream in ({"seed": 3}, {"rng": None, "seed": 3}):
+        assert list(answers(**stream)) == first
+    drawn = [str(match) for match in query.distinct(rng=np.random.default_rng(3))]
+    assert drawn == [str(match) for match in query.distinct(seed=3)]
+
+
+def test_search_and_probability_are_short_for_a_query():
+    lm, options = language_model(), {"prefix": "a", "end": "prefix", "rule": Rule(top_k=4), "max_tokens": 2}
+    query = Query(lm, "a[bc]{1,2}", **options)
+    assert list(search(lm, "a[bc]{1,2}", results="tokens", **options)) == list(query.best(results="tokens"))
+    assert probability(lm, "a[bc]{1,2}", seed=0, **options) == query.probability(seed=0)
+
+
 # ---- errors, and what can be stopped
 
 
 def test_bad_arguments_are_named():
     lm = language_model()
     for options, said in [
-        ({"strategy": "best"}, "strategy must be one of 'shortest_path'"),
         ({"tokenization": "some"}, "tokenization must be one of"),
-        ({"end": "never"}, "end must be one of"),
+        ({"end": "never"}, "end must be one of 'eos', 'prefix', 'boundary', not 'never'"),
         ({"results": "all"}, "results must be one of"),
-        ({"order": "random"}, "order must be one of"),
-        ({"top_k": 0}, "top_k must be at least 1, not 0"),
-        ({"top_p": 0.0}, r"top_p must be in \(0, 1\], not 0.0"),
-        ({"temperature": 0.0}, "temperature must be positive and finite, not 0.0"),
         ({"max_tokens": -1}, "max_tokens must be at least 0, not -1"),
         ({"max_chars": -1}, "max_chars must be at least 0, not -1"),
         ({"edits": -1}, "edits must be at least 0, not -1"),
         ({"edits": {"middle": 1}}, "edits by region"),
-        ({"tolerance": 1.0}, "tolerance is a share"),
-        ({"rule": lambda law: law, "top_k": 2}, "not both"),
         ({"ignore": "(a"}, r"\^"),
         ({"ignore": ".*"}, "is left by ignore"),
         ({"prefix": "b"}, "no text of it begins with 'b'"),
@@ -505,31 +541,43 @@ def test_bad_arguments_are_named():
         with pytest.raises(ValueError, match=said):
             search(lm, "ab?", **options)
     for options, said in [
-        ({"strategy": 3}, "strategy must be one of"),
-        ({"top_k": 2.0}, "top_k must be an integer, not 2.0"),
-        ({"top_p": "0.9"}, "top_p must be a number, not '0.9'"),
-        ({"temperature": True}, "temperature must be a number, not True"),
+        ({"top_k": 2}, "a query takes no top_k: it takes edits, end, ignore, max_chars, max_tokens, prefix"),
+        ({"edit": 2}, "a query takes no edit: did you mean edits"),
         ({"max_tokens": 2.5}, "max_tokens must be an integer, not 2.5"),
         ({"max_chars": math.nan}, "max_chars must be an integer, not nan"),
-        ({"max_prefix_chars": "9"}, "max_prefix_chars must be an integer"),
         ({"max_expansions": 1e4}, "max_expansions must be an integer, not 10000.0"),
-        ({"batch": None}, "batch must be an integer, not None"),
-        ({"seed": 0.5}, "seed must be an integer, not 0.5"),
-        ({"tolerance": "1e-8"}, "tolerance must be a number"),
-        ({"progress": None}, "progress must be True or False, not None"),
+        ({"progress": "yes"}, "progress must be True or False, not 'yes'"),
         ({"edits": "x"}, "edits must be an integer, not 'x'"),
         ({"edits": {"prefix": 1.5}}, "edits must be an integer, not 1.5"),
         ({"ignore": 3}, "ignore must be a regular expression"),
         ({"prefix": b"a"}, "prefix must be a regular expression"),
         ({"rewrite": any_case}, r"rewrite must be a list of functions from DFA to DFA, such as \[any_case\]"),
         ({"rewrite": ["any_case"]}, "each of rewrite must be a function, as any_case is, not 'any_case'"),
-        ({"rule": "top_k"}, "rule must be a function"),
+        ({"rule": "top_k"}, r"rule must be a function, as Rule\(top_k=40\) is"),
     ]:
         with pytest.raises(TypeError, match=said):
             search(lm, "ab?", **options)
+    for name, options, error, said in [
+        ("best", {"order": "random"}, ValueError, "order must be one of"),
+        ("best", {"tolerance": 1.0}, ValueError, "tolerance is a share"),
+        ("best", {"tolerance": "1e-8"}, TypeError, "tolerance must be a number"),
+        ("best", {"batch": None}, TypeError, "batch must be an integer, not None"),
+        ("best", {"beam_width": 0}, ValueError, "beam_width must be at least 1, not 0"),
+        ("distinct", {"results": "all"}, ValueError, "results must be one of"),
+        ("distinct", {"seed": 1, "rng": np.random.default_rng()}, ValueError, "give seed= or rng=, not both"),
+        ("samples", {"prefixes": "some"}, ValueError, "prefixes must be one of 'model', 'uniform', not 'some'"),
+        ("samples", {"max_prefix_chars": "9"}, TypeError, "max_prefix_chars must be an integer"),
+        ("samples", {"local": "yes"}, TypeError, "local must be True or False, not 'yes'"),
+        ("samples", {"particles": 0}, ValueError, "particles must be at least 1, not 0"),
+        ("samples", {"seed": 0.5}, TypeError, "seed must be an integer, not 0.5"),
+        ("samples", {"seed": -1}, ValueError, "seed must be at least 0, not -1"),
+        ("probability", {"batch": 0}, ValueError, "batch must be at least 1, not 0"),
+    ]:
+        with pytest.raises(error, match=said):
+            getattr(Query(lm, "ab?"), name)(**options)
     for options, said in [
-        ({"most": -1}, "most must be at least 0, not -1"),
-        ({"most": 1, "insert": 0}, "insert must be at least 1, not 0"),
+        ({"max_cost": -1}, "max_cost must be at least 0, not -1"),
+        ({"max_cost": 1, "insert": 0}, "insert must be at least 1, not 0"),
     ]:
         with pytest.raises(ValueError, match=said):
             Edits(**options)
@@ -550,9 +598,7 @@ def test_bad_arguments_are_named():
         ({"seed": -1}, "seed must be at least 0, not -1"),
     ]:
         with pytest.raises(ValueError, match=said):
-            probability(lm, "ab?", **options)
-    with pytest.raises(ValueError, match="seed must be at least 0, not -1"):
-        search(lm, "ab?", strategy="sample", seed=-1)
+            Query(lm, "ab?").probability(**options)
     with pytest.raises(ValueError, match=r"\n.*\^"):
         search(lm, "a(b")
     with pytest.raises(ValueError, match="matches no text"):
@@ -573,42 +619,41 @@ def test_a_language_without_a_canonical_path_is_named():
 
 def test_samples_that_never_finish_are_an_error(monkeypatch):
     with pytest.raises(ValueError, match="samples finished"):
-        next(search(language_model(), "a{4}", strategy="sample", max_tokens=2))
-    monkeypatch.setattr("llmppl.queries.sampling.LONG", 60)
+        next(Query(language_model(), "a{4}", max_tokens=2).samples())
+    monkeypatch.setattr("llmppl.queries.sampling.MAX_BARREN_STEPS", 60)
     only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
-    for strategy in ("sample", "local"):
+    for local in (False, True):
         with pytest.raises(ValueError, match="no sample finished in 60 steps of samples; the last ones have 6 tokens"):
-            next(search(only_a, "a*b", prefix="a", strategy=strategy, batch=10))
+            next(Query(only_a, "a*b", prefix="a").samples(local=local, particles=10))
 
 
 def test_a_search_without_a_match_ends_and_says_what_is_left(monkeypatch):
     """After each "a" comes another with 0.5, or the end; "b" never comes. The bound is 0.5 ** 40."""
-    monkeypatch.setattr("llmppl.queries.best_first.PATIENCE", 40)
+    monkeypatch.setattr("llmppl.queries.best_first.MAX_BARREN_EXPANSIONS", 40)
     only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
     said = "what is still to be found has probability 9.1e-13 at most, all together, and none of it above 9.1e-13"
     for results in ("strings", "tokens"):
         with pytest.raises(ValueError, match=f"^no match in 40 expansions; {said}.*give a larger max_expansions"):
-            next(search(only_a, "a*b", prefix="a", batch=1, results=results))
-        longer = search(only_a, "a*b", prefix="a", batch=1, results=results, max_expansions=99)
+            next(Query(only_a, "a*b", prefix="a").best(batch=1, results=results))
+        longer = Query(only_a, "a*b", prefix="a").best(batch=1, results=results, max_expansions=99)
         assert next(longer, None) is None and longer.expansions == 99 and not longer.complete
-    monkeypatch.setattr("llmppl.queries.language.FEW", 2)               # no prefix is ever complete
+    monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 2)               # no prefix is ever complete
     with pytest.raises(ValueError, match=f"all together, and none of it above {0.5**39:.2g}"):
-        next(search(only_a, "a+ba", prefix="a+b", batch=1))
+        next(Query(only_a, "a+ba", prefix="a+b").best(batch=1))
     with pytest.raises(ValueError, match="no match in 40 expansions; .* all together. To search on"):
-        next(search(only_a, "a*b", prefix="a", batch=1, strategy="distinct"))
+        next(Query(only_a, "a*b", prefix="a").distinct(batch=1))
     with pytest.raises(ValueError, match="no match in 40 expansions"):
-        next(search(only_a, "a*b", prefix="a", batch=1, strategy="beam"))
-    assert [str(m) for m in search(only_a, "a*", prefix="a", strategy="beam", max_expansions=3, batch=9)] == [
-        "a", "aa", "aaa"
-    ]  # fmt: skip
+        next(Query(only_a, "a*b", prefix="a").best(beam_width=1))
+    beam = Query(only_a, "a*", prefix="a").best(beam_width=9, max_expansions=3)
+    assert [str(m) for m in beam] == ["a", "aa", "aaa"]
 
 
 def test_patience_begins_anew_with_every_match(monkeypatch):
     """The matches are 30 expansions apart, then come no more."""
-    monkeypatch.setattr("llmppl.queries.best_first.PATIENCE", 40)
+    monkeypatch.setattr("llmppl.queries.best_first.MAX_BARREN_EXPANSIONS", 40)
     only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
     for results in ("strings", "tokens"):
-        found = search(only_a, "(a{30}){1,3}|a*b", prefix="a", batch=1, results=results)
+        found = Query(only_a, "(a{30}){1,3}|a*b", prefix="a").best(batch=1, results=results)
         assert [len(str(match)) for match in itertools.islice(found, 3)] == [30, 60, 90]
         with pytest.raises(ValueError, match="no further match in 40 expansions"):
             next(found)
@@ -625,7 +670,7 @@ def test_progress_is_shown_on_stderr(capsys, monkeypatch):
 
 def test_a_search_can_be_bounded_and_says_whether_it_was_complete():
     lm = language_model()
-    cut = search(lm, "[ab]*c", max_expansions=20, batch=4)
+    cut = Query(lm, "[ab]*c").best(max_expansions=20, batch=4)
     found = [str(m) for m in cut]
     assert not cut.complete and 20 <= cut.expansions < 24
     assert found == [str(m) for m in itertools.islice(search(lm, "[ab]*c"), len(found))]
@@ -643,16 +688,16 @@ def test_what_the_model_cannot_read_is_no_match():
 
 def test_the_estimate_of_an_endless_language_gives_long_particles_up(monkeypatch):
     lm = language_model()
-    monkeypatch.setattr("llmppl.queries.mass.LONGEST", 7)
+    monkeypatch.setattr("llmppl.queries.bounds.MAX_STEPS", 7)
     found = probability(lm, "[ab]*c", max_expansions=0, seed=1)
-    bounded = probability(lm, "[ab]*c", max_tokens=6, tolerance=1e-6, runs=0)
-    assert abs(found.estimate - bounded.lower) <= 4.5 * found.standard_error
+    bounded = Query(lm, "[ab]*c", max_tokens=6).probability(tolerance=1e-6, runs=0)
+    assert abs(found.estimate - bounded.lower) <= 4.5 * found.estimate_se
     assert math.isnan(probability(lm, "[ab]*c", runs=0).estimate)
 
 
 def test_a_query_that_never_ends_can_be_left_and_keeps_what_it_found():
     lm = language_model()
-    found = search(lm, "[abc ]*", strategy="sample", seed=0)
+    found = Query(lm, "[abc ]*").samples(seed=0)
     first = next(found)
     assert found.num_matches == 1 and str(first) in strings(len(str(first)))
     assert "1 so far" in repr(found) and found.stats.rows > 0
@@ -660,9 +705,9 @@ def test_a_query_that_never_ends_can_be_left_and_keeps_what_it_found():
 
 def test_the_plan_names_the_sizes():
     lm = language_model()
-    plan = search(lm, "a(b|c)+", prefix="a").plan()
+    plan = Query(lm, "a(b|c)+", prefix="a").plan()
     assert "infinite language" in plan and "of 7 tokens may come first" in plan
-    assert "a finite language" in search(lm, "a(b|c)", prefix="a").plan()
+    assert "a finite language" in Query(lm, "a(b|c)", prefix="a").plan()
 
 
 def test_a_match_shows_what_matters():

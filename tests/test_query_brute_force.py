@@ -15,7 +15,7 @@ import pytest
 from support import repetitions
 
 from llmppl import CachedTransformer, Regex, Vocabulary
-from llmppl.queries import Rule, can_generate, explain, probability, search
+from llmppl.queries import Query, Rule, can_generate, explain, probability
 
 LETTERS = "abé"
 BYTES = [b"a", b"b", b"\xc3", b"\xa9"]
@@ -38,6 +38,9 @@ class Problem:
     @property
     def prefix(self) -> str:
         return "|".join(self.prefixes)
+
+    def query(self) -> Query:
+        return Query(self.lm, self.pattern, prefix=self.prefix, rule=Rule(**self.rule), **self.options)
 
     def law(self, ids: tuple[int, ...]) -> np.ndarray:
         """(V,) probabilities of the next token by the rule."""
@@ -186,10 +189,7 @@ def test_a_search_lists_what_the_enumeration_finds_in_its_order(results):
     for seed, problem in problems(repetitions(200, 60), many=repetitions(20, 6)):
         of_strings, of_tokens, _ = truth(problem)
         expected = of_strings if results == "strings" else of_tokens
-        matches = search(
-            problem.lm, problem.pattern, prefix=problem.prefix, results=results, batch=1 + seed % 5,
-            **problem.options, **problem.rule,
-        )  # fmt: skip
+        matches = problem.query().best(results=results, batch=1 + seed % 5)
         try:
             found = list(matches)
         except ValueError as error:
@@ -211,7 +211,7 @@ def test_what_is_not_pushed_yet_may_spell_the_best_string_together(num_letters, 
     after_x = np.array([1e-9] * (num_letters + 2) + [y, 1e-9, 1.0 - y])
     lm = CachedTransformer(lambda ids: np.log(first if int(ids[-1]) == 0 else after_x), vocab)
     p = first / first.sum()
-    best = next(search(lm, "a([a-p]|xy|z)", prefix="a", end="prefix", batch=1))
+    best = next(Query(lm, "a([a-p]|xy|z)", prefix="a", end="prefix").best(batch=1))
     assert str(best) == "axy" and math.exp(best.log_prob) == pytest.approx(p[-4] + y * p[-5])
 
 
@@ -220,8 +220,7 @@ def test_a_sum_that_is_cut_has_the_truth_between_its_bounds():
     for seed, problem in problems(repetitions(200, 30)):
         problem.options["tokenization"] = "all"         # a canonical string has one spelling
         of_strings, _, _ = truth(problem)
-        options = {"prefix": problem.prefix, "tolerance": 0.4, "batch": 1, **problem.options, **problem.rule}
-        for match in search(problem.lm, problem.pattern, max_expansions=10**6, **options):
+        for match in problem.query().best(tolerance=0.4, batch=1, max_expansions=10**6):
             p = of_strings[match.prefix, str(match)]
             given = match.log_joint - match.log_prob
             upper = math.exp(given + match.log_prob_upper)
@@ -234,7 +233,7 @@ def test_a_sum_that_is_cut_has_the_truth_between_its_bounds():
 def test_tokens_of_equal_probability_are_all_pushed_once():
     vocab = Vocabulary([*(bytes([i]) for i in range(40, 100)), b""], eos_ids=[60])
     lm = CachedTransformer(lambda ids: np.zeros(61), vocab)
-    found = [str(match) for match in search(lm, "A[(-c]", prefix="A", end="prefix", results="tokens", batch=1)]
+    found = [str(match) for match in Query(lm, "A[(-c]", prefix="A", end="prefix").best(results="tokens", batch=1)]
     assert found == [f"A{chr(i)}" for i in range(40, 100)]
 
 
@@ -245,7 +244,7 @@ def test_what_is_not_pushed_yet_is_left_alone_where_it_cannot_be_better(rest):
     vocab = Vocabulary([*letters, *rest, b""], eos_ids=[16 + len(rest)])
     p = np.array([0.041] + [0.04] * 15 + [*rest.values()])
     lm = CachedTransformer(lambda ids: np.log([*p, 1.0 - p.sum()]), vocab)
-    found = search(lm, "a[a-pA-Lxy]{1,2}", prefix="a", end="prefix", max_tokens=1, batch=1)
+    found = Query(lm, "a[a-pA-Lxy]{1,2}", prefix="a", end="prefix", max_tokens=1).best(batch=1)
     assert [str(match) for match in itertools.islice(found, 3)] == ["aa", "ab", "ac"] and found.expansions == 1
 
 
@@ -282,10 +281,9 @@ def test_a_token_that_runs_through_a_match_is_a_match_where_it_ends():
 def test_bounds_hold_the_truth_and_close_on_it():
     for seed, problem in problems(repetitions(300, 80), many=repetitions(20, 6)):
         _, _, p = truth(problem)
-        options = {"prefix": problem.prefix, "runs": 0, **problem.options, **problem.rule}
-        early = probability(problem.lm, problem.pattern, max_expansions=seed % 7, batch=1, **options)
+        early = problem.query().probability(max_expansions=seed % 7, batch=1, runs=0)
         assert early.lower - 1e-9 <= p <= early.upper + 1e-9, (seed, problem)
-        closed = probability(problem.lm, problem.pattern, tolerance=0.0, max_expansions=10**6, **options)
+        closed = problem.query().probability(tolerance=0.0, max_expansions=10**6, runs=0)
         assert closed.lower == pytest.approx(p, abs=1e-9) == closed.upper, (seed, problem)
         assert math.isnan(closed.estimate) and "not estimated" in repr(closed)
 
@@ -298,7 +296,7 @@ def test_the_bounds_close_until_they_differ_by_a_share_of_the_upper_one():
             lambda ids, first=first: np.log([0.5, 1e-9, 0.5]) if len(ids) > 1 else first,
             Vocabulary([b"a", b"b", b""], eos_ids=[2]),
         )
-        found = probability(lm, "aa+", prefix="a", tolerance=0.251, batch=1, runs=0)
+        found = Query(lm, "aa+", prefix="a").probability(tolerance=0.251, batch=1, runs=0)
         assert found.expansions == 3 and found.upper == pytest.approx(least, rel=1e-6)
         assert found.lower == pytest.approx(0.75 * least, rel=1e-6)
 
@@ -308,14 +306,13 @@ def test_estimates_are_within_the_bounds_and_their_error_of_the_truth():
     z = []
     for seed, problem in problems(repetitions(40, 30), many=repetitions(10, 6)):
         _, _, p = truth(problem)
-        found = probability(
-            problem.lm, problem.pattern, prefix=problem.prefix, max_expansions=abs(seed) % 4, batch=1, particles=4,
-            runs=repetitions(100, 40), seed=1, **problem.options, **problem.rule,
-        )  # fmt: skip
+        found = problem.query().probability(
+            max_expansions=abs(seed) % 4, batch=1, particles=4, runs=repetitions(100, 40), seed=1
+        )
         assert found.lower <= found.estimate <= found.upper
-        assert found.standard_error <= 0.52 * (found.upper - found.lower) / math.sqrt(repetitions(100, 40)) + 1e-12
-        if found.standard_error > 1e-12:
-            z.append((found.estimate - p) / found.standard_error)
+        assert found.estimate_se <= 0.52 * (found.upper - found.lower) / math.sqrt(repetitions(100, 40)) + 1e-12
+        if found.estimate_se > 1e-12:
+            z.append((found.estimate - p) / found.estimate_se)
         else:
             assert found.estimate == pytest.approx(p, abs=1e-9) or found.estimate == found.lower, seed
     assert len(z) > 15 and np.abs(z).max() < 4.5 and abs(np.mean(z)) < 4.0 / math.sqrt(len(z))
@@ -323,9 +320,9 @@ def test_estimates_are_within_the_bounds_and_their_error_of_the_truth():
 
 def test_an_estimate_of_which_nothing_was_met_is_told_as_such():
     lm = CachedTransformer(lambda ids: np.log([0.98, 1e-9, 0.02]), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
-    options = {"max_tokens": 8, "max_expansions": 2, "batch": 1, "particles": 4, "seed": 0}
-    found = probability(lm, "a+b", prefix="a", end="prefix", **options)
-    assert found.estimate == found.lower < found.upper and found.standard_error == 0.0
+    query = Query(lm, "a+b", prefix="a", end="prefix", max_tokens=8)
+    found = query.probability(max_expansions=2, batch=1, particles=4, seed=0)
+    assert found.estimate == found.lower < found.upper and found.estimate_se == 0.0
     assert repr(found).endswith("no particle met a further match)")
     assert "estimate 0.98 +- 0" in repr(probability(lm, "aa", prefix="a", end="prefix", seed=0))
 
@@ -333,7 +330,7 @@ def test_an_estimate_of_which_nothing_was_met_is_told_as_such():
 def test_a_text_that_may_still_leave_the_language_is_not_counted_as_leaving_at_max_tokens():
     """After "a" comes "a" with 0.7: behind one or two tokens the text has left the language with 0.3."""
     lm = CachedTransformer(lambda ids: np.log([0.7, 0.1, 0.2]), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
-    found = probability(lm, "a+", prefix="a", end="boundary", max_tokens=1, tolerance=0.0, seed=0)
+    query = Query(lm, "a+", prefix="a", end="boundary", max_tokens=1)
+    found = query.probability(tolerance=0.0, seed=0)
     assert found.lower == found.upper == found.estimate == pytest.approx(0.3 + 0.7 * 0.3)
-    matches = search(lm, "a+", prefix="a", end="boundary", max_tokens=1)
-    np.testing.assert_allclose([m.log_prob for m in matches], np.log([0.3, 0.21]))
+    np.testing.assert_allclose([m.log_prob for m in query.best()], np.log([0.3, 0.21]))

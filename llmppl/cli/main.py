@@ -15,7 +15,7 @@ import logging
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from importlib import import_module
@@ -27,6 +27,7 @@ import typer
 if TYPE_CHECKING:
     from llmppl.lm.transformer import CachedTransformer
     from llmppl.models.programs import Program
+    from llmppl.queries import Matches
 
 app = typer.Typer(
     name="llmppl",
@@ -313,28 +314,30 @@ def query(
     Example: llmppl query "The ((cat)|(dog)) (was|ran)" --prefix "The" --end prefix
     """
     with _plain_errors():
-        from llmppl.queries import search
+        from llmppl.queries import Query, Rule
 
-        matches = search(
+        asked = Query(
             _load(lm),
             pattern,
             prefix=prefix,
-            strategy=strategy.value,
-            tokenization=tokenization.value,
             end=end.value,
-            results=results.value,
+            rule=Rule(temperature, top_k, top_p),
             edits=edits,
             ignore=ignore,
+            tokenization=tokenization.value,
             max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            batch=batch,
-            seed=seed,
         )
         if plan:
-            typer.echo(matches.plan())
+            typer.echo(asked.plan())
             return
+        answers: dict[str, Callable[[], Matches]] = {
+            "shortest_path": lambda: asked.best(results=results.value, batch=batch),
+            "beam": lambda: asked.best(results=results.value, beam_width=batch),
+            "sample": lambda: asked.samples(particles=batch, seed=seed),
+            "local": lambda: asked.samples(local=True, particles=batch, seed=seed),
+            "distinct": lambda: asked.distinct(results=results.value, batch=batch, seed=seed),
+        }
+        matches = answers[strategy.value]()
         weighted = strategy is Strategy.sample
         if not as_json:
             typer.echo(f"log prob  {'log weight  ' if weighted else ''}text")

@@ -1,44 +1,34 @@
 """Queries: which strings of a language a model would write, how probable they are, and why not others.
 
-    for match in search(lm, "My phone number is ([0-9]{3}) ([0-9]{4})", prefix="My phone number is", top_k=40):
+    for match in search(lm, "My phone number is ([0-9]{3}) ([0-9]{4})", prefix="My phone number is"):
         print(match.log_prob, match.text)
 
 Source: Kuchnik, Smith & Amvrosiadis 2023, "Validating Large Language Models with ReLM" (MLSys 2023).
 """
 
-from __future__ import annotations
-
-from llmppl.distributions import DecisionRule, Rule
-from llmppl.languages import any_case, any_whitespace, homoglyphs, optional_punctuation, rewrite, synonyms
-from llmppl.queries.compare import Comparison, Exact, compare
-from llmppl.queries.explanation import Certificate, Conformity, Explanation, can_generate, conformity, explain
-from llmppl.queries.language import Edits
-from llmppl.queries.mass import Probability, probability
-from llmppl.queries.matches import Matches, search
-from llmppl.queries.space import Match
-
-__all__ = [
-    "search",
-    "probability",
-    "explain",
-    "can_generate",
-    "conformity",
-    "Conformity",
-    "compare",
-    "Match",
-    "Matches",
-    "Probability",
-    "Explanation",
-    "Certificate",
-    "Comparison",
-    "Exact",
-    "Rule",
-    "DecisionRule",
-    "Edits",
-    "rewrite",
-    "any_case",
-    "any_whitespace",
-    "homoglyphs",
-    "optional_punctuation",
-    "synonyms",
-]
+from llmppl.distributions import DecisionRule as DecisionRule
+from llmppl.distributions import Rule as Rule
+from llmppl.languages import any_case as any_case
+from llmppl.languages import any_whitespace as any_whitespace
+from llmppl.languages import homoglyphs as homoglyphs
+from llmppl.languages import optional_punctuation as optional_punctuation
+from llmppl.languages import rewrite as rewrite
+from llmppl.languages import synonyms as synonyms
+from llmppl.queries.bounds import Probability as Probability
+from llmppl.queries.comparison import ChiSquare as ChiSquare
+from llmppl.queries.comparison import Comparison as Comparison
+from llmppl.queries.comparison import Exact as Exact
+from llmppl.queries.comparison import chi_square_tail as chi_square_tail
+from llmppl.queries.comparison import compare as compare
+from llmppl.queries.compile import Edits as Edits
+from llmppl.queries.explanation import Certificate as Certificate
+from llmppl.queries.explanation import Conformity as Conformity
+from llmppl.queries.explanation import Explanation as Explanation
+from llmppl.queries.explanation import can_generate as can_generate
+from llmppl.queries.explanation import conformity as conformity
+from llmppl.queries.explanation import explain as explain
+from llmppl.queries.matches import Match as Match
+from llmppl.queries.matches import Matches as Matches
+from llmppl.queries.query import Query as Query
+from llmppl.queries.query import probability as probability
+from llmppl.queries.query import search as search

@@ -1,27 +1,30 @@
-"""Samples of a language under a model: weighted ones that follow the posterior, and what ReLM draws instead.
+"""Samples of a language under a model: exact posterior samples with weights, and ReLM's locally normalised ones.
 
-The program draws a text token by token from the model's law cut to what the language allows, and weighs it by the
-probability of what was allowed; a particle filter resamples by these weights. The weights of a block of samples sum to
-an unbiased estimate of the probability of the language, and weighted averages follow the model given the language.
-Without the weights the samples follow another law: every token is likely given the tokens before it, though what must
-come after may be improbable.
+The program draws a text token by token from the model's distribution cut to what the language allows, and weighs it by
+the probability of what was allowed; a particle filter resamples by these weights. The weights of a block of samples sum
+to an unbiased estimate of the probability of the language, and weighted averages follow the model given the language.
+Without the weights the samples follow another distribution: every token is likely given the tokens before it, though
+what must come after may be improbable.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from llmppl.distributions import Bernoulli, Categorical, Finite
+from llmppl.distributions import Bernoulli, Categorical
 from llmppl.inference import Particles, Step, importance_sampling, smc_standard
+from llmppl.lm import TokenDistribution
 from llmppl.models.model import Model
-from llmppl.queries.space import Match, Node, Space, Start, edits_of
-from llmppl.tokens import EOS, Text
+from llmppl.queries.matches import Match
+from llmppl.queries.searchspace import Ints, Node, Space, Start
+from llmppl.tokens import EOS
 
-PATIENCE = 2048                                         # samples without a match after which it is an error
-LONG = 100_000                                          # steps of samples that do not finish after which it is one, too
+MAX_BARREN_SAMPLES = 2048                               # without a match; more are an error
+MAX_BARREN_STEPS = 100_000                              # of samples that do not finish; more are one, too
 
 
 class Sampled(Model):
@@ -51,11 +54,6 @@ class Sampled(Model):
         weights = np.exp(log_probs - log_probs.max())
         return self.space.root(self.sample(Categorical(weights / weights.sum(), self.starts)))
 
-    def law(self, node: Node) -> Finite:
-        """Of the next token after a node, under the rule."""
-        law: Finite = node.context.next_token()
-        return law if self.space.rule is None else self.space.rule(law)
-
     def step(self) -> None:
         if self.node is None:
             self.node = self.begin()
@@ -64,43 +62,52 @@ class Sampled(Model):
         self.condition(accepts or ids.size > 0)
         if accepts and space.end == "prefix" and not ids.size:
             return self.finish()
-        law = self.law(node)
-        mask = np.zeros(len(space.lm.vocab), bool)
+        dist, mask = space.next_token(node), np.zeros(len(space.lm.vocab), bool)
         mask[ids] = True
-        if accepts and space.end == "eos":
-            mask[list(space.lm.vocab.eos_ids)] = True
-        elif accepts:
-            ending = space.ending(node, law.log_probs())
-            log_measure = float(np.logaddexp.reduce(law.log_probs()[ids], initial=ending))
-            self.score(log_measure)
-            if self.sample(Bernoulli(math.exp(ending - log_measure))):
-                self.log_prob += ending
+        if accepts and space.end != "eos":
+            if self.ends(dist, ids):
                 return self.finish()
-        if accepts and space.end != "eos":              # the weight of going on is in the score already
-            token = self.sample(law.masked(mask))
+            token = self.sample(dist.masked(mask))      # the weight of going on is in the score already
         else:
-            token = self.sample(law, proposal=law.masked(mask))
-        if token == EOS:
-            self.log_prob += law.log_prob(EOS)
-            return self.finish()
-        log_prob = law.log_prob(token)
+            mask[list(space.lm.vocab.eos_ids)] = accepts
+            token = self.sample(dist, proposal=dist.masked(mask))
+        log_prob = dist.log_prob(token)
         self.log_prob += log_prob
+        if token == EOS:
+            return self.finish()
         self.node = space.child(node, int(token), log_prob)
+
+    def ends(self, dist: TokenDistribution, ids: Ints) -> bool:
+        """Whether a match is the end, drawn by its probability beside that of going on by `ids`; scores both."""
+        assert self.node is not None
+        ending = self.space.ending(self.node, dist.log_probs())
+        log_measure = float(np.logaddexp.reduce(dist.log_probs()[ids], initial=ending))
+        self.score(log_measure)
+        drawn = bool(self.sample(Bernoulli(math.exp(ending - log_measure))))
+        self.log_prob += ending if drawn else 0.0
+        return drawn
 
     def match(self, log_weight: float) -> Match:
         """What a finished particle found."""
-        assert self.node is not None and self.node.start is not None
-        node, start = self.node, self.node.start
-        return Match(
-            text=Text(start.prefix.encode() + node.data),
-            prefix=start.prefix,
-            tokens=tuple(node.context.tokens[len(start.context) :]),
-            log_prob=self.log_prob,
-            log_prob_upper=self.log_prob,
-            log_joint=start.log_prob + self.log_prob,
-            log_weight=log_weight,
-            edits=edits_of(self.space, node),
-        )
+        assert self.node is not None
+        return self.space.match(self.node, self.log_prob, log_weight=log_weight)
+
+
+def blocks_of_starts(
+    space: Space, prefixes: str, max_chars: int | None, rng: np.random.Generator
+) -> Iterator[list[Start]]:
+    """For each block of samples, the prefix strings that it draws from."""
+    if prefixes == "model":
+        starts = space.starts()
+        if starts is None:
+            raise ValueError('the prefix has too many strings to weigh each: take prefixes="uniform"')
+        return itertools.repeat(starts)
+    language = space.prefixes
+    if max_chars is None:
+        if not language.is_finite():
+            raise ValueError("the prefix has infinitely many strings: max_prefix_chars says how long they may be")
+        max_chars = language.explore().num_states
+    return ([space.start(language.sample(rng, max_chars))] for _ in itertools.count())
 
 
 def samples(
@@ -113,20 +120,20 @@ def samples(
     def count(step: Step) -> None:
         nonlocal steps
         steps = 0 if step.num_finished else steps + len(step.candidates)
-        if steps >= LONG:
+        if steps >= MAX_BARREN_STEPS:
             raise ValueError(
                 f"no sample finished in {steps:,} steps of samples; the last ones have {step.index:,} tokens. "
-                f"max_tokens bounds them, and strategy='shortest_path' would tell how probable a match is"
+                f"max_tokens bounds them, and Query.best would tell how probable a match is"
             )
 
     for starts in blocks:
         particles = run(Sampled(space, starts), N, rng=rng.spawn(1)[0], on_step=count, progress=False)
         barren = 0 if len(particles) else barren + N
-        if barren >= PATIENCE:
+        if barren >= MAX_BARREN_SAMPLES:
             raise ValueError(
                 f"none of {barren} samples finished: {particles.deaths[0].reason}. The language may have no "
-                f"token path of this length: a larger max_tokens, or strategy='shortest_path', would tell"
+                f"token path of this length: a larger max_tokens, or Query.best, would tell"
             )
+        log_Z = particles.log_ml if normalise else 0.0
         for particle in particles:
-            log_weight = 0.0 if local else particle.log_weight - (particles.log_ml if normalise else 0.0)
-            yield particle.match(log_weight)
+            yield particle.match(0.0 if local else particle.log_weight - log_Z)

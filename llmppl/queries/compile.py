@@ -1,4 +1,4 @@
-"""From the arguments of a query to languages: which strings come first, and what may follow each of them.
+"""From what a query asks to languages: which strings come first, and what may follow each of them.
 
 The one idea: a query is a list of *parts*. A part pairs a language of prefix strings with the language of what may
 follow any of them, and no string is a prefix in two parts. What follows a prefix depends only on the state that the
@@ -8,8 +8,8 @@ pattern's automaton is in behind it, so there are as many parts as such states; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from itertools import islice
 from operator import or_
 from typing import Any
@@ -19,9 +19,9 @@ import numpy as np
 from llmppl.arguments import count, function, optional_count
 from llmppl.languages import DFA, Edit, Regex, alignment, within
 
-MAX_PRODUCT = 100_000                                   # states of a static difference; beyond it is deferred
-MAX_STATES = 200_000                                    # of a language that is cut to `max_chars`
-FEW = 1000                                              # prefix strings that are listed
+MAX_DIFFERENCE_STATES = 100_000                         # of a language without the ignored strings; beyond: deferred
+MAX_COUNTED_STATES = 200_000                            # of a language that is cut to `max_chars`
+MAX_LISTED_PREFIXES = 1000
 
 Language = str | DFA
 Rewrite = Callable[[DFA], DFA]
@@ -29,7 +29,7 @@ Rewrite = Callable[[DFA], DFA]
 
 @dataclass(frozen=True)
 class Edits:
-    """Edits of total cost `most` or less: which kinds there are, and of which characters.
+    """Edits of total cost `max_cost` or less: which kinds there are, and of which characters.
 
     insert, delete, substitute : int or None
         What one such edit costs; None: there are none.
@@ -38,27 +38,30 @@ class Edits:
         characters. Any character if left out.
     """
 
-    most: int
+    max_cost: int
     insert: int | None = 1
     delete: int | None = 1
     substitute: int | None = 1
     alphabet: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        count("most", self.most, least=0)
+        count("max_cost", self.max_cost, least=0)
         for name in ("insert", "delete", "substitute"):
             optional_count(name, getattr(self, name))
 
     def __call__(self, language: DFA) -> DFA:
         """What such edits make of the strings of a language."""
-        return within(language, self.most, **self._kinds())
+        return within(language, self.max_cost, **self._kinds())
 
     def alignment(self, language: DFA, text: str) -> list[Edit]:
         """The edits that make `text` of the nearest string of a language."""
-        return alignment(language, text, self.most, **self._kinds()) or []
+        return alignment(language, text, self.max_cost, **self._kinds()) or []
 
     def _kinds(self) -> dict[str, Any]:
         return {"insert": self.insert, "delete": self.delete, "substitute": self.substitute, "alphabet": self.alphabet}
+
+
+EditsLike = int | Edits | Mapping[str, int | Edits]     # {"prefix": 1, "suffix": 2} edits both
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Query:
+class Compiled:
     """What a pattern, a prefix and what is done to them come to.
 
     parts : tuple of Part
@@ -100,13 +103,14 @@ class Query:
     edits: Edits | None
 
     def prefixes(self) -> list[tuple[str, Part]] | None:
-        """All prefix strings with their parts; None if there are more than FEW."""
-        found: list[tuple[str, Part]] = []
-        for part in self.parts:
-            found += [(text, part) for text in islice(part.prefixes.enumerate(), FEW + 1 - len(found))]
-            if len(found) > FEW:
-                return None
-        return found
+        """All prefix strings with their parts; None if there are more than MAX_LISTED_PREFIXES."""
+        listed = ((text, part) for part in self.parts for text in part.prefixes.enumerate())
+        found = list(islice(listed, MAX_LISTED_PREFIXES + 1))
+        return found if len(found) <= MAX_LISTED_PREFIXES else None
+
+    def continues(self) -> bool:
+        """Whether some match begins another."""
+        return any(part.continues() for part in self.parts)
 
 
 def compile_query(
@@ -114,11 +118,11 @@ def compile_query(
     prefix: Language = "",
     *,
     rewrite: Iterable[Rewrite] = (),
-    edits: int | Edits | Mapping[str, int | Edits] = 0,
+    edits: EditsLike = 0,
     ignore: Language | None = None,
     max_chars: int | None = None,
-) -> Query:
-    """The parts of a query; the arguments are those of `search`.
+) -> Compiled:
+    """The parts of a query; the arguments are those of `Query`.
 
     Raises
     ------
@@ -139,36 +143,25 @@ def compile_query(
     before, after = _edits(edits)
     unwanted = None if ignore is None else _language(ignore, "ignore")
     optional_count("max_chars", max_chars, least=0)
+    changes: list[Rewrite] = [after] if after.max_cost else []
+    if max_chars is not None:
+        changes.append(partial(_cut, max_chars=max_chars))
 
-    deferred = False
-    parts: list[Part] = []
+    parts, deferred = list[Part](), False
     for start, strings in _split(language, prefixes, prefix):
         follow = unedited = language
-        if after is not None or max_chars is not None or unwanted is not None:
-            follow, start = _from_state(language, start), -1
-            unedited = follow
-        if after is not None:
-            follow = after(follow)
-        if max_chars is not None:
-            try:
-                follow = follow.explore(MAX_STATES) & Regex(f"(?s:.{{0,{max_chars}}})")
-            except ValueError as error:
-                raise ValueError(f"max_chars: {error}, too many to count characters in: use max_tokens") from error
-        if unwanted is not None:
-            try:
-                limit = MAX_PRODUCT // unwanted.explore(MAX_PRODUCT).num_states
-                follow = follow.explore(limit) - unwanted
-            except ValueError:                          # too large
-                deferred = True
-        if before is not None:
-            strings = before(strings)
+        if changes or unwanted is not None:
+            unedited = _from_state(language, start)
+            follow = reduce(lambda follow, change: change(follow), changes, unedited)
+            follow, too_large = _difference(follow, unwanted)
+            start, deferred = follow.start, deferred or too_large
         if not follow.is_empty():
-            parts.append(Part(strings, follow, follow.start if start < 0 else start, unedited))
+            parts.append(Part(before(strings) if before.max_cost else strings, follow, start, unedited))
     if not parts:
         limits = {f"ignore={ignore!r}": ignore, f"max_chars={max_chars}": max_chars}
         named = " and ".join(name for name, given in limits.items() if given is not None)
         raise ValueError(f"no text of {pattern!r} is left by {named}")
-    return Query(tuple(_disjoint(parts)), unwanted if deferred else None, after)
+    return Compiled(tuple(_disjoint(parts)), unwanted if deferred else None, after if after.max_cost else None)
 
 
 def _language(language: Language, name: str) -> DFA:
@@ -186,19 +179,33 @@ def _rewritten(change: Rewrite, language: DFA) -> DFA:
     return found
 
 
-def _edits(edits: int | Edits | Mapping[str, int | Edits]) -> tuple[Edits | None, Edits | None]:
-    """The edits of the prefix and of what follows; None if there are none."""
-    if isinstance(edits, Mapping):
-        if not set(edits) <= {"prefix", "suffix"}:
-            raise ValueError(f'edits by region are {{"prefix": ..., "suffix": ...}}, not {dict(edits)!r}')
-        regions = [edits.get("prefix", 0), edits.get("suffix", 0)]
-    else:
-        regions = [0, edits]
-    found: list[Edits | None] = []
-    for each in regions:
-        made = each if isinstance(each, Edits) else Edits(count("edits", each, least=0))
-        found.append(made if made.most else None)
-    return found[0], found[1]
+def _edits(edits: EditsLike) -> tuple[Edits, Edits]:
+    """The edits of the prefix and of what follows."""
+    regions = dict(edits) if isinstance(edits, Mapping) else {"suffix": edits}
+    if not set(regions) <= {"prefix", "suffix"}:
+        raise ValueError(f'edits by region are {{"prefix": ..., "suffix": ...}}, not {regions!r}')
+    given = regions.get("prefix", 0), regions.get("suffix", 0)
+    before, after = (each if isinstance(each, Edits) else Edits(count("edits", each, least=0)) for each in given)
+    return before, after
+
+
+def _cut(language: DFA, max_chars: int) -> DFA:
+    """The strings of at most `max_chars` characters."""
+    try:
+        return language.explore(MAX_COUNTED_STATES) & Regex(f"(?s:.{{0,{max_chars}}})")
+    except ValueError as error:
+        raise ValueError(f"max_chars: {error}, too many to count characters in: use max_tokens") from error
+
+
+def _difference(language: DFA, unwanted: DFA | None) -> tuple[DFA, bool]:
+    """`language` without `unwanted`; where that would be too large, `language` itself and True."""
+    if unwanted is None:
+        return language, False
+    try:
+        limit = MAX_DIFFERENCE_STATES // unwanted.explore(MAX_DIFFERENCE_STATES).num_states
+        return language.explore(limit) - unwanted, False
+    except ValueError:
+        return language, True
 
 
 def _from_state(language: DFA, state: int) -> DFA:
@@ -211,36 +218,36 @@ def _from_state(language: DFA, state: int) -> DFA:
 
 def _split(language: DFA, prefixes: DFA, shown: Language) -> Iterator[tuple[int, DFA]]:
     """The states of `language` that prefix strings lead to, with these strings; an error if one leads nowhere."""
-    few = list(islice(prefixes.enumerate(), FEW + 1))
-    if len(few) <= FEW:
-        groups: dict[int, list[str]] = {}
-        for text in few:
-            state: int | None = language.start
-            for byte in text.encode():
-                state = None if state is None else language.step(state, byte)
-            if state is None:
-                raise _no_prefix(text, shown)
-            groups.setdefault(state, []).append(text)
-        for state, texts in groups.items():
-            yield state, DFA.from_strings(texts)
+    texts = list(islice(prefixes.enumerate(), MAX_LISTED_PREFIXES + 1))
+    if len(texts) > MAX_LISTED_PREFIXES:
+        yield from _split_endless(language.explore(), prefixes.explore(), shown)
         return
-    whole, strings = language.explore(), prefixes.explore()
-    alive = np.ones(len(whole.table), bool)
-    alive[0] = False
-    stray = strings - DFA.from_table(whole.table, alive, whole.start)
+    groups: dict[int, list[str]] = {}
+    for text in texts:
+        state: int | None = language.start
+        for byte in text.encode():
+            state = language.step(state, byte) if state else None
+        if state is None:
+            raise _no_prefix(text, shown)
+        groups.setdefault(state, []).append(text)
+    yield from ((state, DFA.from_strings(group)) for state, group in groups.items())
+
+
+def _split_endless(language: DFA, prefixes: DFA, shown: Language) -> Iterator[tuple[int, DFA]]:
+    """The same for prefixes that are too many to be read one by one."""
+    states = np.arange(len(language.table))
+    stray = prefixes - DFA.from_table(language.table, states > 0, language.start)
     if not stray.is_empty():
         raise _no_prefix(stray.shortest() or "", shown)
-    ends = {(strings.start, whole.start)}               # pairs of states that the same text leads to
-    todo = list(ends)
+    todo = [(prefixes.start, language.start)]           # pairs of states that the same text leads to
+    ends = set(todo)
     for a, b in todo:
-        pairs = np.unique(np.stack([strings.table[a], whole.table[b]]), axis=1).T.tolist()
-        fresh = [(x, y) for x, y in pairs if x and (x, y) not in ends]
-        ends.update(fresh)
+        pairs = np.unique(np.stack([prefixes.table[a], language.table[b]]), axis=1).T
+        fresh = set(map(tuple, pairs[pairs[:, 0] > 0].tolist())) - ends
+        ends |= fresh
         todo += fresh
-    for state in sorted({b for a, b in ends if strings.accepts(a)}):
-        wanted = np.zeros(len(whole.table), bool)
-        wanted[state] = True
-        yield state, strings & DFA.from_table(whole.table, wanted, whole.start)
+    for state in sorted({b for a, b in ends if prefixes.accepts(a)}):
+        yield state, prefixes & DFA.from_table(language.table, states == state, language.start)
 
 
 def _no_prefix(text: str, shown: Language) -> ValueError:
@@ -252,26 +259,21 @@ def _no_prefix(text: str, shown: Language) -> ValueError:
 
 def _disjoint(parts: list[Part]) -> Iterator[Part]:
     """The same with every prefix string in one part only: edits may have brought two prefixes to one string."""
-    atoms: list[tuple[DFA, list[Part]]] = []
-    for part in parts:
+    atoms = [(parts[0].prefixes, parts[:1])]            # disjoint sets of strings, with the parts that have them
+    for part in parts[1:]:
         left, split = part.prefixes, list[tuple[DFA, list[Part]]]()
         for strings, owners in atoms:
-            both = strings & left if len(parts) > 1 else left
-            if len(parts) == 1 or both.is_empty():
+            both = strings & left
+            if both.is_empty():
                 split.append((strings, owners))
-                continue
-            split.append((both, [*owners, part]))
-            if not (rest := strings - left).is_empty():
-                split.append((rest, owners))
-            left -= both
-        if not left.is_empty():
-            split.append((left, [part]))
-        atoms = split
+            else:
+                split += [(both, [*owners, part]), (strings - left, owners)]
+                left -= both
+        atoms = [(strings, owners) for strings, owners in (*split, (left, [part])) if not strings.is_empty()]
     for strings, owners in atoms:
         if len(owners) == 1:
-            yield Part(strings, owners[0].follow, owners[0].start, owners[0].unedited)
+            yield replace(owners[0], prefixes=strings)
         else:
             follow = reduce(or_, [_from_state(owner.follow, owner.start) for owner in owners])
             unedited = reduce(or_, [owner.unedited for owner in owners])
             yield Part(strings, follow, follow.start, unedited)
-

@@ -1,0 +1,372 @@
+"""Query: what is asked of a model, and the ways to have it answered.
+
+    query = Query(lm, "The ((cat)|(dog)) .*", prefix="The", end="boundary", rule=Rule(top_k=40))
+    query.best()      query.samples(seed=0)      query.distinct(seed=0)      query.probability()      query.plan()
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import cached_property
+from typing import Any, TypedDict, Unpack, cast
+
+import numpy as np
+
+from llmppl.arguments import count, flag, function, generator, one_of, optional_count, share, text, unknown_option
+from llmppl.distributions import NO_RULE, DecisionRule, Rule
+from llmppl.lm import CachedTransformer
+from llmppl.queries import explanation
+from llmppl.queries.best_first import Search, beam
+from llmppl.queries.bounds import Probability, close_bounds, share_of_open
+from llmppl.queries.compile import Compiled, EditsLike, Language, Rewrite, compile_query
+from llmppl.queries.distinct import DistinctSearch
+from llmppl.queries.matches import Matches
+from llmppl.queries.sampling import blocks_of_starts, samples
+from llmppl.queries.searchspace import Space
+
+MAX_COUNTED_STATES = 20_000                             # of a plan
+ENDS = "eos", "prefix", "boundary"
+TOKENIZATIONS = "all", "canonical", "canonical_prefix"
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """What is asked: a language of texts, of which a first part is given, under a language model and a decision rule.
+
+    Parameters
+    ----------
+    lm : CachedTransformer
+    pattern : str or DFA
+        The language, as a regular expression of whole texts; it includes the prefix.
+    prefix : str or DFA
+        What is given (a regular expression, too: `escape` what is meant literally). No rule applies to it, and each of
+        its strings is read as `lm.context(string)`, by itself.
+    end : str
+        What a match is. "eos": the text ends there, and the end counts. "prefix": the text begins so, whatever follows.
+        "boundary": the next token leaves the language, and that counts, behind `max_tokens` tokens as well; `max_chars`
+        cuts the language itself, so that a text which goes on leaves it.
+    rule : Rule, or another function from a distribution to one over the same tokens
+        Probabilities are those of a decoder that follows it.
+    edits : int, Edits, or dict
+        Texts within so many edits of the pattern, in the part after the prefix; {"prefix": 1, "suffix": 2} edits both.
+    rewrite : iterable of functions from DFA to DFA
+        Applied to pattern and prefix, in their order and before edits: `any_case`, `any_whitespace`,
+        `optional_punctuation`, `synonyms(...)`, or your own.
+    ignore : str or DFA, optional
+        Strings not to return, matched against the part after the prefix.
+    tokenization : str
+        Of what follows the prefix. "all": any tokens that spell it. "canonical": the tokenizer's own encoding of the
+        whole text. "canonical_prefix": ReLM's name for a canonical prefix before any tokens; as every prefix is
+        canonical here, the same as "all".
+    max_tokens, max_chars : int, optional
+        The longest part after the prefix; an eos does not count. What is longer than the model can read is no match.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A regular expression that is none (with a caret), an empty language, a prefix that is none of the pattern, a
+        language that no tokens spell, or an argument of another type or out of its range.
+    """
+
+    lm: CachedTransformer
+    pattern: Language
+    _: KW_ONLY
+    prefix: Language = ""
+    end: str = "eos"
+    rule: DecisionRule = NO_RULE
+    edits: EditsLike = 0
+    rewrite: Iterable[Rewrite] = ()
+    ignore: Language | None = None
+    tokenization: str = "all"
+    max_tokens: int | None = None
+    max_chars: int | None = None
+
+    def __new__(cls, *args: Any, **options: Any) -> Query:
+        known = {field.name for field in fields(cls)}
+        if unknown := options.keys() - known:
+            raise unknown_option("a query", sorted(unknown), known - {"lm", "pattern"})
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lm, CachedTransformer):
+            raise TypeError(f"a query wants a CachedTransformer first, not {self.lm!r}")
+        one_of("end", self.end, ENDS)
+        one_of("tokenization", self.tokenization, TOKENIZATIONS)
+        if self.end == "eos" and not self.lm.vocab.eos_ids:
+            raise ValueError('this vocabulary has no eos token, so no text ends: take end="prefix" or end="boundary"')
+        optional_count("max_tokens", self.max_tokens, least=0)
+        function("rule", self.rule, "Rule(top_k=40)")
+        _ = self.compiled                               # what is wrong with a pattern is said here
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        """What pattern and prefix come to."""
+        return compile_query(
+            self.pattern, self.prefix, rewrite=self.rewrite, edits=self.edits, ignore=self.ignore,
+            max_chars=self.max_chars,
+        )  # fmt: skip
+
+    @cached_property
+    def space(self) -> Space:
+        """What is searched."""
+        only_canonical = self.tokenization == "canonical"
+        return Space(self.lm, self.compiled, self.rule, self.end, self.max_tokens, only_canonical)
+
+    # ---- answers
+
+    def best(
+        self,
+        *,
+        beam_width: int | None = None,
+        results: str = "strings",
+        order: str = "joint",
+        tolerance: float = 1e-8,
+        batch: int = 32,
+        max_expansions: int | None = None,
+        progress: bool | None = None,
+    ) -> Matches:
+        """The matches in the order of their probability, the most probable first.
+
+        Parameters
+        ----------
+        beam_width : int, optional
+            Look at so many of the best contexts only, by a beam search: it may miss some, and ends. Exact if left out.
+        results : str
+            "strings": each once, with the sum over all token sequences that spell it, in the order of the sums.
+            "tokens": each token sequence by itself.
+        order : str
+            "joint": by the probability of prefix and match. "conditional": of the match given its prefix.
+        tolerance : float
+            Spellings of a string are summed until what is left is at most this share of the sum.
+        batch : int
+            Contexts in a round of the language model; the order does not depend on it. A beam is one round.
+        max_expansions : int, optional
+            Stop after so many next-token distributions; `Matches.complete` tells whether that was before the end. If
+            left out, 10,000 in a row that bring no match out are an error.
+        progress : bool, optional
+            Show on stderr what has been looked at; if left out, on a terminal.
+
+        Returns
+        -------
+        Matches
+            An iterator of `Match`. It can be stopped at any time.
+
+        Raises
+        ------
+        ValueError
+            From the iterator: no match in 10,000 expansions, with what is left and what would help.
+        """
+        _check_search(results, order, tolerance, batch, max_expansions)
+        if beam_width is not None:
+            width = count("beam_width", beam_width)
+            return Matches(self.lm, beam(self.space, order, width, max_expansions, results, tolerance), progress)
+        search = Search(self.space, order=order, batch=batch, max_expansions=max_expansions)
+        return self._matches(search, results, tolerance, progress)
+
+    def distinct(
+        self,
+        *,
+        results: str = "strings",
+        order: str = "joint",
+        tolerance: float = 1e-8,
+        batch: int = 32,
+        max_expansions: int | None = None,
+        seed: int | None = None,
+        rng: np.random.Generator | None = None,
+        progress: bool | None = None,
+    ) -> Matches:
+        """Samples of the model given the language without replacement, in exact order of a Gumbel race.
+
+        The parameters are those of `best`, with a seed or a random stream.
+
+        Raises
+        ------
+        ValueError
+            Where a match can begin another: the events would not be disjoint.
+        """
+        _check_search(results, order, tolerance, batch, max_expansions)
+        if self.end == "prefix" and self.compiled.continues():
+            raise ValueError(
+                'distinct samples are of disjoint events, and with end="prefix" a match here can begin another: '
+                'take end="eos" or end="boundary"'
+            )
+        options = {"order": order, "batch": batch, "max_expansions": max_expansions}
+        return self._matches(DistinctSearch(self.space, generator(seed, rng), **options), results, tolerance, progress)
+
+    def _matches(self, search: Search, results: str, tolerance: float, progress: bool | None) -> Matches:
+        search.add_all()
+        matches = search.sequences() if results == "tokens" else search.strings(tolerance)
+        return Matches(self.lm, matches, progress, search)
+
+    def samples(
+        self,
+        *,
+        local: bool = False,
+        prefixes: str = "model",
+        max_prefix_chars: int | None = None,
+        particles: int = 32,
+        seed: int | None = None,
+        rng: np.random.Generator | None = None,
+        progress: bool | None = None,
+    ) -> Matches:
+        """Samples without end, each a token sequence; weighted by `exp(match.log_weight)` they follow the model.
+
+        Parameters
+        ----------
+        local : bool
+            Without weights, each token from its distribution cut to what the language allows. That is ReLM's random
+            search, and follows another distribution.
+        prefixes : str
+            "model" draws one of the prefix strings by its probability among them, "uniform" evenly (one for each block,
+            whose weights then sum to 1).
+        max_prefix_chars : int, optional
+            Bounds a prefix that repeats without end, for "uniform".
+        particles : int
+            Samples in a block: those of one particle filter are not independent.
+
+        Raises
+        ------
+        ValueError
+            From the iterator: no sample that finished.
+        """
+        one_of("prefixes", prefixes, ("model", "uniform"))
+        optional_count("max_prefix_chars", max_prefix_chars, least=0)
+        rng, local, particles = generator(seed, rng), flag("local", local), count("particles", particles)
+        blocks = blocks_of_starts(self.space, prefixes, max_prefix_chars, rng)
+        drawn = samples(self.space, blocks, particles, rng, local=local, normalise=prefixes == "uniform")
+        return Matches(self.lm, drawn, progress)
+
+    def probability(
+        self,
+        *,
+        tolerance: float = 1e-3,
+        max_expansions: int = 2000,
+        particles: int = 32,
+        runs: int = 32,
+        batch: int = 32,
+        seed: int | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> Probability:
+        """The probability that what follows the prefix is in the language, as `end` says it ends.
+
+        Where the prefix has several strings, one is drawn by its own probability among them. With end="prefix" the
+        event is that the text begins with a match, at a border of tokens. A text may begin with several; the first
+        counts, and the result says so.
+
+        Parameters
+        ----------
+        tolerance : float
+            The bounds are closed until they differ by so much of the upper one.
+        max_expansions : int
+            Or until so many next-token distributions were looked at; 0 leaves the bounds at what the start says.
+        particles, runs : int
+            Size and number of the particle filters behind `estimate`; 0 runs leave it and its error NaN. Matches that
+            end 256 tokens or more behind what the search has looked into are not met. The error is not to be trusted
+            where few particles meet a match; the bounds always are.
+        """
+        share("tolerance", tolerance)
+        count("max_expansions", max_expansions, least=0)
+        count("particles", particles)
+        rng, runs = generator(seed, rng), count("runs", runs, least=0)
+        shortest = self.end == "prefix" and self.compiled.continues()
+        space = replace(self.space, first=shortest)
+        starts = space.starts()
+        if starts is None:
+            raise ValueError(f"the prefix {self.prefix!r} has too many strings to weigh each: give a prefix with fewer")
+        log_total = float(np.logaddexp.reduce([start.log_prob for start in starts]))
+        search = Search(space, batch=count("batch", batch))
+        for start in starts:
+            search.add(start._replace(log_prob=start.log_prob - log_total))
+        left = close_bounds(search, tolerance, max_expansions)
+        lower, upper = min(1.0, search.found_mass), min(1.0, search.found_mass + left)     # rounding may bring them out
+        drawn = [share_of_open(search, particles, stream) if left > 0.0 else 0.0 for stream in rng.spawn(runs)]
+        shares = np.array(drawn or [math.nan])
+        estimate = float(np.clip(lower + left * shares.mean(), lower, upper))
+        error = float(left * shares.std(ddof=1) / math.sqrt(runs)) if runs > 1 else math.nan
+        return Probability(lower, upper, estimate, error, search.expansions, shortest)
+
+    def explain(self, whole: str) -> explanation.Explanation:
+        """Why a decoder with this rule would or would not write a text: `llmppl.queries.explain`, behind the prefix.
+
+        `whole` begins with a prefix string; of several, the longest is taken. The rule must be a `Rule`.
+        """
+        text("whole", whole)
+        begun = [whole[:n] for n in range(len(whole) + 1) if whole[:n] in self.space.prefixes]
+        if not begun:
+            raise ValueError(f"{whole!r} begins with no string of the prefix {self.prefix!r}")
+        end, rule = "eos" if self.end == "eos" else "prefix", cast(Rule, self.rule)     # which explain checks
+        return explanation.explain(self.lm, whole[len(begun[-1]) :], rule, prefix=begun[-1], end=end)
+
+    def plan(self) -> str:
+        """What the query comes to, before a language model is asked anything but the prefix."""
+        lines = []
+        for part in self.compiled.parts:
+            strings = list(itertools.islice(part.prefixes.enumerate(), 3))
+            shown = " | ".join(map(repr, strings[:2])) + (" | ..." if len(strings) > 2 else "")
+            try:
+                follow = part.follow.explore(MAX_COUNTED_STATES)
+                size = f"{'a finite' if follow.is_finite() else 'an infinite'} language, {follow.num_states} states"
+            except ValueError:
+                size = f"a language of more than {MAX_COUNTED_STATES:,} states, worked out as they are met"
+            num_tokens = self.space.allowed(self.space.root(self.space.start(strings[0]))).size
+            lines.append(f"after {shown}: {size}; {num_tokens} of {len(self.lm.vocab)} tokens may come first")
+        if self.compiled.ignored is not None:
+            lines.append("ignored strings are left out as they are met: the difference would be too large")
+        lines.append("every expansion runs one token through the model and keeps its keys and values")
+        return "\n".join(lines)
+
+
+class QueryOptions(TypedDict, total=False):
+    """The options of a `Query` that `search` and `probability` pass on."""
+
+    edits: EditsLike
+    rewrite: Iterable[Rewrite]
+    ignore: Language | None
+    tokenization: str
+    max_tokens: int | None
+    max_chars: int | None
+
+
+def search(
+    lm: CachedTransformer,
+    pattern: Language,
+    *,
+    prefix: Language = "",
+    end: str = "eos",
+    rule: DecisionRule = NO_RULE,
+    results: str = "strings",
+    max_expansions: int | None = None,
+    progress: bool | None = None,
+    **options: Unpack[QueryOptions],
+) -> Matches:
+    """The strings of a language that a model would write, the most probable first: `Query(...).best(...)`."""
+    query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
+    return query.best(results=results, max_expansions=max_expansions, progress=progress)
+
+
+def probability(
+    lm: CachedTransformer,
+    pattern: Language,
+    *,
+    prefix: Language = "",
+    end: str = "eos",
+    rule: DecisionRule = NO_RULE,
+    max_expansions: int = 2000,
+    runs: int = 32,
+    seed: int | None = None,
+    **options: Unpack[QueryOptions],
+) -> Probability:
+    """The probability that what a model writes is in a language: `Query(...).probability(...)`."""
+    query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
+    return query.probability(max_expansions=max_expansions, runs=runs, seed=seed)
+
+
+def _check_search(results: str, order: str, tolerance: float, batch: int, max_expansions: int | None) -> None:
+    one_of("results", results, ("strings", "tokens"))
+    one_of("order", order, ("joint", "conditional"))
+    share("tolerance", tolerance)
+    count("batch", batch)
+    optional_count("max_expansions", max_expansions)
