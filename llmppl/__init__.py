@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmppl.distributions import mixture as mixture
     from llmppl.distributions import product as product
     from llmppl.grammar import Grammar as Grammar
+    from llmppl.inference import SMC as SMC
     from llmppl.inference import Particles as Particles
     from llmppl.inference import beam_search as beam_search
     from llmppl.inference import enumerate_exact as enumerate_exact
@@ -58,6 +59,7 @@ _HOME = {
     "repeat": "inference",
     "enumerate_exact": "inference",
     "beam_search": "inference",
+    "SMC": "inference",
     "Particles": "inference",
     "ConstrainedText": "models.programs",
     "Infilling": "models.programs",

@@ -165,7 +165,8 @@ class Outer(Model):
     def __init__(self, rng=None):
         super().__init__()
         self.inner = Coin()
-        self.inner._rng = rng
+        if rng is not None:
+            self.inner.rng = rng
 
     def step(self):
         self.inner.step()

@@ -11,8 +11,7 @@ from support import repetitions
 
 from llmppl import Bernoulli, Categorical, Geometric, Model, enumerate_exact, smc_steer
 from llmppl.distributions import Uniform
-from llmppl.inference.expansion import step_copies
-from llmppl.runtime import Runtime
+from llmppl.inference import SMC, Copies, DownSample
 
 
 class Letters(Model):
@@ -66,23 +65,20 @@ def test_merged_makes_one_of_copies_that_chose_the_same_with_the_weight_of_both(
     assert len(letter.candidate_log_weights) == 16
 
 
-@pytest.mark.parametrize("outside", ["rng", "draw"])
-def test_what_is_drawn_outside_sample_keeps_copies_apart(outside):
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_drawn_outside_sample_keeps_copies_apart(when):
     class Own(Model):
         def step(self):
-            if outside == "rng":
+            if when == "before":
                 self.s += str(self.rng.integers(2))
             self.sample(Bernoulli(1.0))
+            if when == "after":
+                self.s += str(self.rng.integers(2))
             self.finish()
 
-    class OwnDraw(Own):
-        def draw(self, dist):
-            return super().draw(dist)
-
-    model = OwnDraw() if outside == "draw" else Own()
-    for expand, number in (("merged", 8), ("distinct", 8)):
-        (step,) = candidates(model, 1, 8, expand)
-        assert len(step.candidate_log_weights) == number
+    for expand in ("merged", "distinct"):
+        (step,) = candidates(Own(), 1, 8, expand)
+        assert len(step.candidate_log_weights) == 8
 
 
 def test_a_first_choice_without_finite_support_is_copied():
@@ -216,10 +212,9 @@ def test_a_particle_keeps_its_stream_over_a_step_without_a_choice():
 
 
 def test_copies_of_one_particle_are_a_group_and_at_the_first_step_all_are_one():
-    for t, groups in ((1, [0] * 6), (2, [0, 0, 0, 1, 1, 1])):
-        particles = [Letters().spawn(rng) for rng in np.random.default_rng(0).spawn(2)]
-        expansion = step_copies(Runtime(), particles, 3, t, merge=False)
-        assert expansion.groups.tolist() == groups and expansion.parents.tolist() == [0, 0, 0, 1, 1, 1]
+    first, second = SMC(Letters(), Copies(2, 3), DownSample(2), seed=0)
+    assert first.groups.tolist() == [0] * 6 and first.parents.tolist() == [0, 0, 0, 1, 1, 1]
+    assert second.groups.tolist() == second.parents.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_what_became_one_began_with_the_weight_of_all():
@@ -228,7 +223,6 @@ def test_what_became_one_began_with_the_weight_of_all():
             self.score(-3.0 if self.sample(Bernoulli(0.5)) else -1.0)
             self.finish()
 
-    (model,) = (Coin().spawn(rng) for rng in np.random.default_rng(0).spawn(1))
-    expansion = step_copies(Runtime(), [model], 16, 1, merge=True)
-    assert len(expansion.candidates) == 2 and expansion.copies.sum() == 16
-    assert np.exp(expansion.log_starts) == pytest.approx(expansion.copies / 16)
+    (step,) = SMC(Coin(), Copies(1, 16, merge=True), DownSample(16), seed=0)
+    assert len(step.candidates) == 2 and step.copies.sum() == 16
+    assert np.exp(step.log_starts) == pytest.approx(step.copies / 16)

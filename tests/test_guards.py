@@ -59,7 +59,7 @@ RUNS = {expand: steer(expand) for expand in ("distinct", "merged", "copies")} | 
     "standard": standard, "exact": exact, "beam": beam
 }  # fmt: skip
 REPLAYED = ["distinct", "exact", "beam"]                # these run a step again
-ONCE = ["merged", "copies", "standard"]            # these run each copy once
+ONCE = ["merged", "copies", "standard"]                # these run each copy once
 
 
 @functools.cache
@@ -500,7 +500,7 @@ def test_a_program_without_super_init_still_runs():
 
 @pytest.mark.parametrize("run", RUNS)
 def test_a_program_in_which_nothing_happens_is_an_error_and_not_an_endless_run(run, monkeypatch):
-    monkeypatch.setattr(watch, "QUIET", 30)
+    monkeypatch.setattr(watch, "MAX_QUIET", 30)
 
     class Idle(Model):
         def step(self):
@@ -512,7 +512,7 @@ def test_a_program_in_which_nothing_happens_is_an_error_and_not_an_endless_run(r
 
 @pytest.mark.parametrize("run", ["distinct", "copies", "standard"])
 def test_a_program_that_idles_after_a_draw_is_stopped_too(run, monkeypatch):
-    monkeypatch.setattr(watch, "QUIET", 30)
+    monkeypatch.setattr(watch, "MAX_QUIET", 30)
 
     class Idle(Model):
         drawn = 0.0
@@ -529,17 +529,17 @@ def test_a_run_with_max_steps_may_do_nothing_for_as_long():
         def step(self):
             self.x = 1
 
-    assert len(smc_steer(Idle(), 2, 2, max_steps=watch.QUIET + 10, seed=0, progress=False)) == 1
+    assert len(smc_steer(Idle(), 2, 2, max_steps=watch.MAX_QUIET + 10, seed=0, progress=False)) == 1
 
 
 def test_the_bound_leaves_a_thousand_quiet_steps_to_a_program_that_counts():
-    assert watch.QUIET >= 1000
+    assert watch.MAX_QUIET >= 1000
 
 
 @pytest.mark.parametrize("what", ["counts", "samples", "draws", "asks", "weighs", "writes"])
 @pytest.mark.parametrize("run", ["distinct", "copies", "standard"])
 def test_a_program_that_does_something_is_not_stopped(run, what, monkeypatch):
-    monkeypatch.setattr(watch, "QUIET", 15)
+    monkeypatch.setattr(watch, "MAX_QUIET", 15)
     asked = table_lm(lambda ids: [0.0, 0.0, 0.0])
 
     class Long(Model):

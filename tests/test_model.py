@@ -500,7 +500,7 @@ def test_inference_never_changes_the_model_it_is_given():
     ):
         run()
         assert model.s == "" and model.seen == [] and model.log_weight == 0.0 and model.log_twist == 0.0
-        assert not model.finished and model.death is None and model._rng is None
+        assert not model.finished and model.death is None and model.chooser is None and model.choices == ()
 
 
 # ---- by hand, and errors
@@ -583,7 +583,8 @@ def test_a_copy_made_within_a_step_can_be_stepped_whole():
         def step(self):
             if not self.s:
                 self.s = "x"
-                self.ahead = self.spawn(np.random.default_rng(0))
+                self.ahead = self.copy()
+                self.ahead.rng = np.random.default_rng(0)
                 self.ahead.step()
             else:
                 self.twist(2.0)

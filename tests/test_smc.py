@@ -136,7 +136,7 @@ def test_a_constraint_that_is_impossible_from_the_start_kills_all_in_the_first_s
     assert len(posterior) == 0 and posterior.deaths[0].step == 1
     assert "has no value of positive probability" in posterior.deaths[0].reason
     posterior = run(ConstrainedText(tiny_lm(V), "a", lambda text: False, min_tokens=1, max_tokens=2), seed=0)
-    assert len(posterior) == 0 and "condition is false (programs.py" in posterior.deaths[0].reason
+    assert len(posterior) == 0 and "condition is false (constrained.py" in posterior.deaths[0].reason
 
 
 @every_algorithm

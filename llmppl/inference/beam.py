@@ -14,8 +14,10 @@ from typing import Any, Generic, TypeVar
 
 from llmppl.arguments import count, optional_count
 from llmppl.display.progress import bar
-from llmppl.inference.exact import NoStream, Replay, settle
+from llmppl.inference.branches import Branch
+from llmppl.inference.exact import settle
 from llmppl.inference.watch import Watch, begin, cut
+from llmppl.models.choices import Listed
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
 
@@ -70,8 +72,8 @@ def beam_search(
     count("K", K)
     optional_count("max_steps", max_steps)
     runtime, t = Runtime(), 0
-    runs: list[Any] = begin(model, [NoStream("beam_search")])
-    watch = Watch(runtime, max_steps)
+    runs: list[Any] = begin(model, [Listed(asker="beam_search")])
+    watch = Watch(runtime, bounded=max_steps is not None)
     with bar(progress, max_steps, lambda runs: f"best log joint {runs[0].log_weight:.2f}") as show:
         while any(not run.finished for run in runs) and t != max_steps:
             t += 1
@@ -89,15 +91,14 @@ def beam_search(
 
 def _step(runtime: Runtime, runs: list[Any], N: int, K: int, t: int, watch: Watch) -> list[Any]:
     """The finished runs, and the ends of a step of the others: choice after choice, N runs wide."""
-    ended = list[Replay]()
-    replays = [Replay(run) for run in runs if not run.finished]
-    while replays:
-        runtime.run([replay.run for replay in replays], [f"a beam at step {t}"] * len(replays))
-        ended += [replay for replay in replays if replay.ahead is None]
-        left = [replay for replay in replays if replay.ahead is not None]
-        left = sorted(left, key=lambda replay: -replay.particle.log_weight)[:N]
-        replays = [replay.extended(place) for replay in left for place in replay.likeliest(K)]
-    moved = [replay.particle for replay in ended]
+    ended = list[Branch]()
+    branches = [Branch(run, "beam_search") for run in runs if not run.finished]
+    while branches:
+        runtime.run([branch.run for branch in branches], [f"a beam at step {t}"] * len(branches))
+        ended += [branch for branch in branches if not branch.left]
+        left = sorted((branch for branch in branches if branch.left), key=lambda each: -each.particle.log_weight)[:N]
+        branches = [child for branch in left for child in branch.children(K)]
+    moved = [branch.particle for branch in ended]
     settle(watch, runtime, ended, moved, t)
     return [run for run in runs if run.finished] + moved
 

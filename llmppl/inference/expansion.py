@@ -1,13 +1,17 @@
-"""How a step is tried several times: which extensions of the particles are run.
+"""Expansion: which successors of the particles a step of inference runs.
 
-*Copies* are K of every active particle, each with 1/K of its weight (Lew et al. 2023, Algorithm 1, to the letter).
-*Merged* ones are the same, but those that made the same choices become one, with the weights of them all: to have
-one of them twice tells nothing new. *Distinct* chooses the first choices of all particles together, without
-replacement: a step is run up to its first `sample` of a finite support; the candidates (particle, value), each with the
-weight of the particle times the probability of the value, go through the optimal down-sampler, and each that is kept is
-run from the beginning of the step with that choice fixed; several times, with shares of its weight, if there are few of
-them and the step chooses on. The down-sampler keeps the expected sum of any function over the candidates, and the
-selection after the step does so again; so Z-hat stays unbiased.
+An expansion is `expand(run) -> list of Extension`, with `num_starts`, the number of particles a run begins with.
+
+`Copies` are K of every active particle, each with 1/K of its weight (Lew et al. 2023, Algorithm 1, to the letter). With
+`merge`, those that made the same choices become one, with the weights of them all: to have one of them twice tells
+nothing new.
+
+`Distinct` chooses the first choices of all particles together, without replacement: a step is run up to its first
+`sample` of a finite support; the candidates (particle, value), each with the weight of the particle times the
+probability of the value, go through the optimal down-sampler, and each that is kept is run from the beginning of the
+step with that choice fixed; several times, with shares of its weight, if there are few of them and the step chooses on.
+The down-sampler keeps the expected sum of any function over the candidates, and the selection after the step does so
+again; so Z-hat stays unbiased.
 """
 
 from __future__ import annotations
@@ -15,124 +19,238 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable
-from copy import deepcopy
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.distributions import Distribution, Impossible, Proposal
-from llmppl.inference.genealogy import Expansion
+from llmppl.arguments import count
+from llmppl.inference.branches import Branch
 from llmppl.inference.resampling import logsumexp, optimal
-from llmppl.inference.watch import Listed, Watch
+from llmppl.inference.watch import GlobalStreams
+from llmppl.models.choices import Choice, Fixed, Pick, Sampled, last_choices
 from llmppl.models.model import Model
-from llmppl.runtime import Runtime
 
-M = TypeVar("M", bound=Model)
-Indices = NDArray[np.int64]
-
-EXPANSIONS = "distinct", "merged", "copies"
+Floats = NDArray[np.float64]
 
 
-def step_copies(runtime: Runtime, particles: list[M], K: int, t: int, *, merge: bool) -> Expansion[M]:
-    """K copies of every active particle, stepped, each with 1/K of its weight, and finished ones whole."""
-    tries = list[_Try]()
-    for i, particle in enumerate(particles):
-        copies = [particle]
-        if not particle.finished:
-            particle.log_weight -= math.log(K)
-            copies += [particle.spawn(stream) for stream in particle.rng.spawn(K - 1)]
-        group = i if t > 1 else 0                       # all start at one state
-        tries += [_Try(copy, i, group, moving=not particle.finished) for copy in copies]
-    _run(runtime, tries, t, watch=merge)
-    return _expansion(_merged(tries) if merge else tries)
+class Extension:
+    """A candidate: a particle whose step is run, or that only goes along.
+
+    particle : Model
+    parent : int
+        The place of its parent among the particles.
+    group : int
+        The same for those that run the step independently from the same start.
+    pick : Pick, optional
+        Its first choice, if that is fixed; it was kept with probability exp(log_kept).
+    moving : bool
+        Whether its step is to be run.
+    log_start : float
+        Its log-weight before the step, without a twist.
+    copies : int
+        How many independent runs of the step it stands for; 0 if the step is not run, or drew nothing more than a first
+        choice that was selected; -1 if it drew more after that and is the only one of its group.
+    """
+
+    def __init__(
+        self, particle: Any, parent: int, group: int, *, pick: Pick | None = None, log_kept: float = 0.0,
+        moving: bool = True,
+    ) -> None:  # fmt: skip
+        self.particle, self.parent, self.group = particle, parent, group
+        self.pick, self.log_kept, self.moving = pick, log_kept, moving
+        self.log_start: float = particle.log_weight - particle.log_twist
+        self.copies = int(moving)
+
+    @property
+    def chose_on(self) -> bool:
+        """Whether its step drew more than its first choice."""
+        return len(last_choices(self.particle)) > 1
+
+    @property
+    def key(self) -> Hashable | None:
+        """What it is merged by: its parent and all that it chose in the step. None if not all of that is known."""
+        if not self.moving or self.particle.log_weight == -math.inf:
+            return None
+        choices = last_choices(self.particle)
+        key = self.parent, *(choice.value for choice in choices if isinstance(choice, Choice))
+        try:
+            hash(key)
+        except TypeError:                               # EOS and arrays, of which equal ones cannot be found
+            return None
+        return key if len(key) == len(choices) + 1 else None        # else it drew from its stream directly
+
+    def share(self, number: int) -> None:
+        """Be one of `number` that share the weight."""
+        self.log_start -= math.log(number)
+        self.particle.log_weight -= math.log(number)
+
+    def join(self, other: Extension) -> None:
+        """Stand for another one, which chose the same, as well."""
+        self.log_start = float(np.logaddexp(self.log_start, other.log_start))
+        self.particle.log_weight = float(np.logaddexp(self.particle.log_weight, other.particle.log_weight))
+        self.copies += other.copies
 
 
-def step_distinct(
-    runtime: Runtime, particles: list[M], N: int, K: int, t: int, rng: np.random.Generator, watch: Watch
-) -> Expansion[M]:
-    """Extensions with distinct first choices, at most N K of them, stepped; finished particles whole.
+class Run(Protocol):
+    """What an expansion asks of a run, which is `llmppl.inference.SMC`."""
+
+    particles: list[Any]
+    t: int
+    rng: np.random.Generator
+
+    @property
+    def streams(self) -> GlobalStreams: ...
+
+    def advance(self, functions: Sequence[Callable[[], Any]], numbers: Iterable[int] | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Copies:
+    """K copies of every active particle, each with 1/K of its weight; finished ones go along. N particles begin."""
+
+    N: int
+    K: int = 1
+    merge: bool = False
+
+    def __post_init__(self) -> None:
+        count("N", self.N)
+        count("K", self.K)
+
+    @property
+    def num_starts(self) -> int:
+        return self.N
+
+    def __call__(self, run: Run) -> list[Extension]:
+        extensions = list[Extension]()
+        for i, particle in enumerate(run.particles):
+            group = i if run.t > 1 else 0               # all start at one state
+            copies = [particle]
+            if not particle.finished:
+                particle.log_weight -= math.log(self.K)
+                copies += [particle.spawn(Sampled(rng)) for rng in particle.chooser.rng.spawn(self.K - 1)]
+            extensions += [Extension(copy, i, group, moving=not copy.finished) for copy in copies]
+        _step(run, extensions)
+        return _merged(extensions) if self.merge else extensions
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """Extensions with distinct first choices, at most N K of them; finished particles go along. One particle begins.
 
     Where there are fewer, those that chose on after the first are run again, N K times in all, the heavier ones more
     often; equal ones are merged. A particle that draws before its first choice outside `sample`, or whose first choice
-    has no finite support or is a weighted proposal (whose measure would have to be computed for every value), is copied
-    K times (N K times if it is the only one). One that ends without a choice goes on once.
+    has no finite support or is a weighted proposal, is copied K times (N K times if it is the only one). One that ends
+    without a choice goes on once. The code of a step before its first `sample` runs twice.
 
     Raises
     ------
     RuntimeError
         If a step chose by other means: run again, it did something else, or it drew from a stream of the process.
     """
-    active = [i for i, particle in enumerate(particles) if not particle.finished]
-    probes = {i: _Probe(particles[i]) for i in active}
-    runtime.run([probe.run for probe in probes.values()], [f"particle {i} at step {t}" for i in active])
-    quiet = [i for i, probe in probes.items() if probe.listed is None and not probe.free]
-    if quiet:
-        def run_again(i: int) -> None:
-            runtime.run([_Probe(particles[i]).run], [f"particle {i} at step {t}"])
 
-        watch.streams.check(functools.partial(run_again, i) for i in quiet)
-    log_weights = {
-        i: particles[i].log_weight - particles[i].log_twist + probe.log_probs
-        for i, probe in probes.items()
-        if probe.log_probs is not None
-    }
-    watch.chose = bool(log_weights)
-    chosen = _choose(rng, log_weights, N * K)
-    tries, groups = list[_Try](), itertools.count()
-    for i, particle in enumerate(particles):
-        if i in chosen:
-            for stream, (place, log_weight) in zip(particle.rng.spawn(len(chosen[i])), chosen[i], strict=True):
-                copy = particle.spawn(stream)
-                copy.log_weight, copy.log_twist = log_weight, 0.0
-                log_kept = min(log_weights[i][place] - log_weight, 0.0)
-                tries.append(_Try(copy, i, next(groups), first=place, listed=probes[i].listed, log_kept=log_kept))
-        elif i in probes and probes[i].free:
-            number, group = N * K if len(particles) == 1 else K, next(groups)
-            for stream in particle.rng.spawn(number):
-                copy = particle.spawn(stream)
-                copy.log_weight -= math.log(number)
-                tries.append(_Try(copy, i, group))
-        elif i not in log_weights:                      # else none of its candidates was kept
-            going = _Try(particle, i, next(groups), moving=False)
-            if i in probes:
-                going.particle = probes[i].ended()
-            tries.append(going)
-    _run(runtime, tries, t)
-    fixed = [each for each in tries if each.first is not None]
-    tries = _merged(tries + _run_again(runtime, particles, fixed, N * K, t))
-    return _expansion(sorted(tries, key=lambda each: each.parent))
+    N: int
+    K: int
+
+    def __post_init__(self) -> None:
+        count("N", self.N)
+        count("K", self.K)
+
+    num_starts = 1
+
+    def __call__(self, run: Run) -> list[Extension]:
+        probes = {i: Branch(particle) for i, particle in enumerate(run.particles) if not particle.finished}
+        run.advance([probe.run for probe in probes.values()], probes)
+        quiet = [i for i, probe in probes.items() if not probe.left]
+        if quiet:
+            run.streams.check(functools.partial(run.advance, [probes[i].again], [i]) for i in quiet)
+        log_weights = {
+            i: probe.start.log_weight - probe.start.log_twist + probe.listing.log_probs
+            for i, probe in probes.items()
+            if probe.listing is not None
+        }
+        kept = _choose(run.rng, log_weights, self.N * self.K)
+        groups, extensions = itertools.count(), list[Extension]()
+        for i, particle in enumerate(run.particles):
+            if i in log_weights:
+                extensions += self._fixed(probes[i], i, kept.get(i, []), log_weights[i], groups)
+            elif i in probes and probes[i].left:
+                number = self.N * self.K if len(run.particles) == 1 else self.K
+                extensions += self._copied(particle, i, number, next(groups))
+            else:
+                extensions.append(self._going(particle, i, probes.get(i), next(groups)))
+        _step(run, extensions)
+        fixed = [each for each in extensions if each.pick is not None]
+        return sorted(_merged(extensions + self._again(run, fixed)), key=lambda each: each.parent)
+
+    def _fixed(
+        self, probe: Branch, i: int, kept: list[tuple[int, float]], log_weights: Floats, groups: Iterable[int]
+    ) -> list[Extension]:
+        """An extension for each first choice that was kept."""
+        assert probe.listing is not None
+        extensions = []
+        streams = probe.start.chooser.rng.spawn(len(kept))
+        for stream, (index, log_weight), group in zip(streams, kept, groups, strict=False):
+            pick = Pick(probe.listing, index)
+            copy = _started(probe.start, Fixed(stream, [pick]), log_weight)
+            log_kept = min(log_weights[index] - log_weight, 0.0)
+            extensions.append(Extension(copy, i, group, pick=pick, log_kept=log_kept))
+        return extensions
+
+    def _copied(self, particle: Model, i: int, number: int, group: int) -> list[Extension]:
+        assert particle.chooser is not None
+        copies = [particle.spawn(Sampled(stream)) for stream in particle.chooser.rng.spawn(number)]
+        for copy in copies:
+            copy.log_weight -= math.log(number)
+        return [Extension(copy, i, group) for copy in copies]
+
+    def _going(self, particle: Model, i: int, probe: Branch | None, group: int) -> Extension:
+        """A particle that has finished, or chose nothing in its step, which is then done."""
+        going = Extension(particle, i, group, moving=False)
+        if probe is not None:
+            going.particle = probe.particle
+            going.particle.chooser = particle.chooser
+        return going
+
+    def _again(self, run: Run, fixed: list[Extension]) -> list[Extension]:
+        """Further runs of those that chose on after their first choice, until there are about N K in all."""
+        again = [each for each in fixed if each.chose_on]
+        log_starts = np.array([each.log_start for each in again])
+        shares = np.exp(log_starts - logsumexp(log_starts))
+        numbers = 1 + np.floor(max(self.N * self.K - len(fixed), 0) * shares).astype(int)
+        for each in fixed:
+            each.copies = 0
+        more = list[Extension]()
+        for each, number in zip(again, numbers.tolist(), strict=True):
+            each.share(number)
+            each.copies = 1 if number > 1 else -1
+            particle = run.particles[each.parent]
+            for stream in particle.chooser.rng.spawn(number - 1):
+                assert each.pick is not None
+                copy = _started(particle, Fixed(stream, [each.pick]), each.log_start)
+                more.append(Extension(copy, each.parent, each.group, pick=each.pick, log_kept=each.log_kept))
+        _step(run, more)
+        return more
 
 
-def _run_again(runtime: Runtime, particles: list[M], tries: list[_Try], most: int, t: int) -> list[_Try]:
-    """Further runs of those of `tries` that chose on after their first choice, until there are about `most` in all."""
-    again = [each for each in tries if each.chose_on]
-    log_starts = np.array([each.log_start for each in again])
-    shares = np.exp(log_starts - logsumexp(log_starts))
-    number = 1 + np.floor(max(most - len(tries), 0) * shares).astype(int)
-    for each in tries:
-        each.runs = 0
-    more = list[_Try]()
-    for each, n in zip(again, number.tolist(), strict=True):
-        each.share(n)
-        each.runs = 1 if n > 1 else -1
-        particle = particles[each.parent]
-        for stream in particle.rng.spawn(n - 1):
-            copy: Any = particle.spawn(stream)
-            copy.log_weight, copy.log_twist = each.log_start, 0.0
-            once_more = _Try(
-                copy, each.parent, each.group, first=each.first, listed=each.listed, log_kept=each.log_kept
-            )
-            more.append(once_more)
-    _run(runtime, more, t)
-    return more
+EXPANSIONS: dict[str, Callable[[int, int], Copies | Distinct]] = {
+    "distinct": Distinct, "merged": functools.partial(Copies, merge=True), "copies": Copies
+}  # fmt: skip
+
+
+def _started(particle: Model, chooser: Sampled, log_weight: float) -> Model:
+    """A copy that begins its step with this log-weight."""
+    copy = particle.spawn(chooser)
+    copy.log_weight, copy.log_twist = log_weight, 0.0
+    return copy
 
 
 def _choose(
-    rng: np.random.Generator, log_weights: dict[int, NDArray[np.float64]], most: int
+    rng: np.random.Generator, log_weights: dict[int, Floats], most: int
 ) -> dict[int, list[tuple[int, float]]]:
-    """For each particle, the places of the values that are kept, with their new log-weights."""
+    """For each particle, the indices of the values that are kept, with their new log-weights."""
     kept: dict[int, list[tuple[int, float]]] = {}
     if log_weights:
         owners = list(log_weights)
@@ -143,198 +261,32 @@ def _choose(
         order = np.argsort(chosen)
         chosen, weights = chosen[order], weights[order]
         which = np.searchsorted(ends, chosen, side="right")
-        places = chosen - np.concatenate([[0], ends])[which]
-        for owner, place, log_weight in zip(which.tolist(), places.tolist(), weights.tolist(), strict=True):
-            kept.setdefault(owners[owner], []).append((place, log_weight))
+        indices = chosen - np.concatenate([[0], ends])[which]
+        for owner, index, log_weight in zip(which.tolist(), indices.tolist(), weights.tolist(), strict=True):
+            kept.setdefault(owners[owner], []).append((index, log_weight))
     return kept
 
 
-def _run(runtime: Runtime, tries: list[_Try], t: int, *, watch: bool = True) -> None:
-    moving = [each for each in tries if each.moving]
-    for each in moving if watch else ():
-        each.watch()
-    runtime.run([each.particle.step for each in moving], [f"particle {i} at step {t}" for i in range(len(moving))])
-    for each in moving if watch else ():
-        each.close()
+def _step(run: Run, extensions: list[Extension]) -> None:
+    """Run the steps of those that move."""
+    moving = [each.particle for each in extensions if each.moving]
+    run.advance([particle.step for particle in moving])
+    for particle in moving:
+        particle.chooser.end_step()
 
 
-def _merged(tries: list[_Try]) -> list[_Try]:
+def _merged(extensions: list[Extension]) -> list[Extension]:
     """One of those of a parent that made the same choices, with the weights of all.
 
     At the first step all particles are alike; to merge across them would leave few to be extended at the next.
     """
-    first: dict[Hashable, _Try] = {}
-    left = list[_Try]()
-    for each in tries:
-        same = each if each.key is None else first.setdefault((each.parent, each.key), each)
+    first: dict[Hashable, Extension] = {}
+    left = list[Extension]()
+    for each in extensions:
+        key = each.key
+        same = each if key is None else first.setdefault(key, each)
         if same is each:
             left.append(each)
         else:
             same.join(each)
     return left
-
-
-def _expansion(tries: list[_Try]) -> Expansion[Any]:
-    return Expansion(
-        [each.particle for each in tries],
-        np.array([each.parent for each in tries], dtype=np.int64),
-        np.array([each.group for each in tries], dtype=np.int64),
-        np.array([each.log_start for each in tries], dtype=np.float64),
-        np.array([each.log_kept for each in tries], dtype=np.float64),
-        np.array([each.runs for each in tries], dtype=np.int64),
-    )
-
-
-class _Try:
-    """A particle whose step is run, or that only goes along; if it is watched, what it chose in the step.
-
-    parent, group : int
-        Whose copy it is; tries of one group run the same independently.
-    first : int, optional
-        The place of its first choice in the support, if that is fixed; it was kept with probability exp(log_kept).
-    listed : Listed, optional
-        That choice.
-    moving : bool
-        Whether a step is to be run.
-    log_start : float
-        The log-weight before the step, without a twist.
-    runs : int
-        See `Expansion.copies`.
-    key : hashable or None
-        What it chose, if all of that is known.
-    """
-
-    def __init__(
-        self, particle: Any, parent: int, group: int, *, first: int | None = None, listed: Listed | None = None,
-        log_kept: float = 0.0, moving: bool = True,
-    ) -> None:  # fmt: skip
-        self.particle, self.parent, self.group = particle, parent, group
-        self.first, self.listed, self.log_kept, self.moving = first, listed, log_kept, moving
-        self.log_start: float = particle.log_weight - particle.log_twist
-        self.runs = 1 if moving else 0
-        self.key: Hashable | None = None
-        self._rng = particle.rng
-        self._outside = False
-        self._choices: list[Any] = []
-
-    @property
-    def chose_on(self) -> bool:
-        """Whether it drew more than its first choice."""
-        return self._outside or len(self._choices) > 1
-
-    def watch(self) -> None:
-        if type(self.particle).draw is Model.draw:
-            self.particle.draw, self.particle._rng = self._draw, _Watched(self._rng, self._drawn_outside)
-        else:                                           # a draw of its own may choose by other means
-            self._outside = True
-
-    def close(self) -> None:
-        """Give the particle its own methods back."""
-        if self.listed is not None and not self._choices:
-            raise self.listed.error("it ended without a choice")
-        if type(self.particle).draw is Model.draw:
-            del self.particle.draw
-            self.particle._rng = self._rng
-        choices = tuple(self._choices)
-        try:
-            hash(choices)
-        except TypeError:                               # EOS and arrays, of which equal ones cannot be found
-            return
-        if not self._outside and self.particle.log_weight > -math.inf:
-            self.key = choices
-
-    def share(self, number: int) -> None:
-        """Be one of `number` that share the weight."""
-        self.log_start -= math.log(number)
-        self.particle.log_weight -= math.log(number)
-
-    def join(self, other: _Try) -> None:
-        """Stand for another one, which chose the same, as well."""
-        self.log_start = float(np.logaddexp(self.log_start, other.log_start))
-        self.particle.log_weight = float(np.logaddexp(self.particle.log_weight, other.particle.log_weight))
-        self.runs += other.runs
-
-    def _draw(self, proposal: Proposal) -> tuple[Any, float]:
-        if self.first is not None and self.listed is not None and not self._choices:
-            self.listed.check(proposal, self.first)
-            assert proposal.support is not None
-            value, log_w = proposal.support[self.first], 0.0
-        else:
-            value, log_w = proposal.propose(self._rng)
-        self._choices.append(value)
-        return value, log_w
-
-    def _drawn_outside(self) -> None:
-        if self.listed is not None and not self._choices:
-            raise self.listed.error("it drew from self.rng before")
-        self._outside = True
-
-
-class _Watched:
-    """A random stream that tells when it is used other than by `sample`."""
-
-    def __init__(self, rng: Any, tell: Callable[[], None]) -> None:
-        self._rng, self._tell = rng, tell
-
-    def __getattr__(self, name: str) -> Any:
-        self._tell()
-        return getattr(self._rng, name)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return deepcopy(self._rng, memo)                # a program may keep it; it is replaced as the stream is
-
-
-class _Left(BaseException):
-    """Leaves a step at its first choice; no `except Exception` of a program holds it up."""
-
-
-class _Stream:
-    """Stands for a particle's random stream: whoever draws from it directly makes a choice that cannot be listed."""
-
-    def __init__(self, probe: _Probe) -> None:
-        self._probe = probe
-
-    def __getattr__(self, name: str) -> Any:
-        self._probe.free = True
-        raise _Left
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Stream:
-        return self
-
-
-class _Probe:
-    """A step run up to its first choice: what can be chosen, or that it ended without one, or that none can tell."""
-
-    def __init__(self, particle: Model) -> None:
-        self.original = particle
-        self.log_probs: NDArray[np.float64] | None = None
-        self.listed: Listed | None = None
-        self.free = False
-        spawned: Any = particle.spawn(_Stream(self))
-        spawned.draw = self._draw
-        self.particle = spawned
-
-    def run(self) -> None:
-        if type(self.particle).draw is not Model.draw:  # it may choose by other means
-            self.free = True
-            return
-        try:
-            self.particle.step()
-        except _Left:
-            del self.particle                           # it refers back here, and would keep its contexts until a gc
-
-    def _draw(self, proposal: Proposal) -> tuple[Any, float]:
-        if not isinstance(proposal, Distribution) or proposal.support is None:
-            self.free = True
-            raise _Left
-        log_probs = proposal.log_probs()
-        if logsumexp(log_probs) == -math.inf:
-            raise Impossible(f"{proposal!r} has no value of positive probability")
-        self.log_probs, self.listed = log_probs, Listed(proposal, log_probs)
-        raise _Left
-
-    def ended(self) -> Any:
-        """The particle after its step, in which nothing was chosen."""
-        del self.particle.draw
-        self.particle._rng = self.original.rng
-        return self.particle

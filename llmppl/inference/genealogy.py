@@ -1,4 +1,4 @@
-"""What a run tells of itself: each step in figures, who descends from whom, and how accurate the estimate of Z is.
+"""Diagnostics of a run: each step in figures, who descends from whom, and the variance of Z-hat.
 
 The standard error rests on pairs. Z-hat^2 is a sum over all pairs of particles, and E[Z-hat^2] = Z^2 + Var(Z-hat),
 where the variance comes from pairs that share chance. A second sum over pairs, with a coefficient C_ij for each pair,
@@ -25,24 +25,27 @@ general theory of particle filters in hidden Markov models and some applications
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.inference.resampling import logsumexp
 
-M = TypeVar("M")
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-FEWEST = 3.0                                            # independent families of particles at the end
+MIN_FAMILIES = 3.0                                      # independent families of particles at the end
+
+
+def _none() -> Any:
+    return field(default_factory=lambda: np.empty(0), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A step of a run in figures.
+    """What is kept of a step: its figures, and the arrays on which the standard error rests. M candidates, n survivors.
 
     index : int, from 1
     ess : float, effective sample size of the candidates, before selection and with twists: what a resampler looks at
@@ -50,6 +53,12 @@ class StepRecord:
     num_unique_ancestors : int, how many particles of the step before (at step 1, initial ones) have a survivor
     num_finished : int, survivors that have finished
     num_dead : int, candidates that died in this step
+    parents : (M,) int, the place of each candidate's parent among the particles of the step before (at step 1, among
+        the initial ones: N, or one with expand="distinct")
+    groups, log_starts, log_kept, copies : (M,), those of the `Extension` that each candidate is
+    candidate_log_weights : (M,) float, after the step and before selection, twists included
+    ancestors, log_chosen : (n,), what the selection returned
+    log_survivors : (n,) float, log-weights without twists
     """
 
     index: int
@@ -58,43 +67,15 @@ class StepRecord:
     num_unique_ancestors: int
     num_finished: int
     num_dead: int
-
-
-@dataclass(frozen=True)
-class Expansion(Generic[M]):
-    """The candidates of a step, and what chance has done to make them.
-
-    candidates : list of M
-    parents : (M,) int, whose copy each is
-    groups : (M,) int, the same for those that ran the step independently from the same start: of one parent, but at the
-        first step, where all start at one state
-    log_starts : (M,) float, log-weights before the step, without twists
-    log_kept : (M,) float, log of the probability with which it was kept when first choices were selected, else 0
-    copies : (M,) int, how many independent runs of the step it stands for; 0 if the step was not run or drew nothing
-        more than a first choice that was selected; -1 if it drew more after that and is the only one of its group
-    """
-
-    candidates: list[M]
-    parents: Indices
-    groups: Indices
-    log_starts: Floats
-    log_kept: Floats
-    copies: Indices
-
-
-@dataclass(frozen=True)
-class _Change:
-    """What is kept of a step: its `Expansion` but for the candidates, the selection, and the survivors' weights."""
-
-    parents: Indices
-    groups: Indices
-    log_starts: Floats
-    log_kept: Floats
-    copies: Indices
-    candidate_log_weights: Floats
-    ancestors: Indices
-    log_chosen: Floats
-    log_survivors: Floats                               # without twists
+    parents: Indices = _none()
+    groups: Indices = _none()
+    log_starts: Floats = _none()
+    log_kept: Floats = _none()
+    copies: Indices = _none()
+    candidate_log_weights: Floats = _none()
+    ancestors: Indices = _none()
+    log_chosen: Floats = _none()
+    log_survivors: Floats = _none()
 
 
 class Genealogy:
@@ -102,20 +83,18 @@ class Genealogy:
 
     Attributes
     ----------
-    steps : list of StepRecord
+    records : list of StepRecord
     roots : (n,) int, for each particle the initial one it descends from
     """
 
     def __init__(self, n: int) -> None:
-        self.steps: list[StepRecord] = []
+        self.records: list[StepRecord] = []
         self.roots: Indices = np.arange(n)
-        self._n = n
-        self._changes: list[_Change] = []
 
     def add(
         self,
-        expansion: Expansion[Any],
-        log_weights: Floats,
+        extensions: Sequence[Any],
+        candidate_log_weights: Floats,
         ancestors: Indices,
         log_chosen: Floats,
         survivors: Sequence[Any],
@@ -124,77 +103,76 @@ class Genealogy:
 
         Parameters
         ----------
-        expansion : Expansion, with M candidates
-        log_weights : (M,) float, after the step and before selection, twists included
+        extensions : the M of type Extension
+        candidate_log_weights : (M,) float, after the step and before selection, twists included
         ancestors, log_chosen : (n,) int and float, what the selection returned
         survivors : the n particles
         """
-        parents = expansion.parents
+        parents = np.array([each.parent for each in extensions], dtype=np.int64)
         log_survivors = np.array([p.log_weight - p.log_twist for p in survivors], dtype=np.float64)
-        log_total = logsumexp(log_weights)
+        log_total = logsumexp(candidate_log_weights)
+        log_shares = 2.0 * (candidate_log_weights - log_total) if log_total > -np.inf else np.array([np.inf])
         self.roots = self.roots[parents[ancestors]]
-        step = StepRecord(
-            index=len(self.steps) + 1,
-            ess=float(np.exp(-logsumexp(2.0 * (log_weights - log_total)))) if log_total > -np.inf else 0.0,
+        record = StepRecord(
+            index=len(self.records) + 1,
+            ess=float(np.exp(-logsumexp(log_shares))),
             log_ml=logsumexp(log_survivors),
             num_unique_ancestors=len(np.unique(parents[ancestors])),
             num_finished=sum(p.finished for p in survivors),
-            num_dead=int(np.sum(log_weights == -np.inf)),
+            num_dead=int(np.sum(candidate_log_weights == -np.inf)),
+            parents=parents,
+            groups=np.array([each.group for each in extensions], dtype=np.int64),
+            log_starts=np.array([each.log_start for each in extensions], dtype=np.float64),
+            log_kept=np.array([each.log_kept for each in extensions], dtype=np.float64),
+            copies=np.array([each.copies for each in extensions], dtype=np.int64),
+            candidate_log_weights=candidate_log_weights,
+            ancestors=ancestors,
+            log_chosen=log_chosen,
+            log_survivors=log_survivors,
         )
-        self.steps.append(step)
-        self._changes.append(
-            _Change(
-                parents,
-                expansion.groups,
-                expansion.log_starts,
-                expansion.log_kept,
-                expansion.copies,
-                log_weights,
-                ancestors,
-                log_chosen,
-                log_survivors,
-            )
-        )
-        return step
+        self.records.append(record)
+        return record
 
-    def accuracy(self) -> tuple[float | None, str]:
-        """The standard error of log Z-hat, the root of Var(Z-hat) / Z-hat^2 to first order, or None and the reason."""
-        if not self._changes or self._changes[-1].log_survivors.size == 0:
-            return None, "all particles died" if self._changes else "the program was finished before its first step"
-        if any((change.copies < 0).any() for change in self._changes):
-            return None, 'a step drew more than its first choice; with expand="distinct" nothing shows what that varies'
-        variance, families = self._of_pairs()
-        if families < FEWEST:
-            return None, f"the particles left descend from fewer than {FEWEST:.0f} independent draws of one step"
-        if variance < -1e-9:
-            return None, "the estimate of the variance is negative"
-        return float(np.sqrt(max(variance, 0.0))), ""
 
-    def _of_pairs(self) -> tuple[float, float]:
-        """Var(Z-hat) / Z-hat^2, and the effective number of families of particles that share no chance.
+def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
+    """The standard error of log Z-hat, the root of Var(Z-hat) / Z-hat^2 to first order, or None and the reason."""
+    if not records or records[-1].log_survivors.size == 0:
+        return None, "all particles died" if records else "the program was finished before its first step"
+    if any((record.copies < 0).any() for record in records):
+        return None, 'a step drew more than its first choice; with expand="distinct" nothing shows what that varies'
+    variance, families = variance_and_families(records)
+    if families < MIN_FAMILIES:
+        return None, f"the particles left descend from fewer than {MIN_FAMILIES:.0f} independent draws of one step"
+    if variance < -1e-9:
+        return None, "the estimate of the variance is negative"
+    return float(np.sqrt(max(variance, 0.0))), ""
 
-        Two particles share chance by the draws and the uncertain selections of their common past; `apart` is C without
-        its scaling. Both take O(M log M) time and O(M) memory for a step of M candidates.
-        """
-        C, apart = _Pairs(), _Pairs()                   # of the particles before the step
-        log_weights = np.zeros(1)                       # (n,) theirs
-        for t, change in enumerate(self._changes):
-            parents = np.zeros_like(change.parents) if t == 0 else change.parents      # all start at one state
-            each = np.arange(change.ancestors.size)
-            log_kept = np.minimum(change.candidate_log_weights[change.ancestors] - change.log_chosen, 0.0)
-            mass = C.mass(log_weights)
-            C.keep(parents, change.groups, change.log_kept)
-            C.rescale(change.log_starts, mass)
-            C.scale_up(change.groups, change.copies)
-            C.move(change.copies)
-            mass = C.mass(change.candidate_log_weights)
-            C.keep(change.ancestors, each, log_kept)
-            C.rescale(change.log_chosen, mass)
-            apart.keep(parents, change.groups, change.log_kept)
-            apart.move(change.copies)
-            apart.keep(change.ancestors, each, log_kept)
-            log_weights = change.log_survivors
-        return 1 - C.mass(log_weights), 1 / max(1 - apart.mass(log_weights), 1e-12)
+
+def variance_and_families(records: Sequence[StepRecord]) -> tuple[float, float]:
+    """Var(Z-hat) / Z-hat^2, and the effective number of families of particles that share no chance.
+
+    Two particles share chance by the draws and the uncertain selections of their common past; `apart` is C without its
+    scaling. Both take O(M log M) time and O(M) memory for a step of M candidates.
+    """
+    C, apart = _Pairs(), _Pairs()                       # of the particles before the step
+    log_weights = np.zeros(1)                           # (n,) theirs
+    for t, step in enumerate(records):
+        parents = np.zeros_like(step.parents) if t == 0 else step.parents       # all start at one state
+        each = np.arange(step.ancestors.size)
+        log_kept = np.minimum(step.candidate_log_weights[step.ancestors] - step.log_chosen, 0.0)
+        mass = C.mass(log_weights)
+        C.keep(parents, step.groups, step.log_kept)
+        C.rescale(step.log_starts, mass)
+        C.scale_up(step.groups, step.copies)
+        C.move(step.copies)
+        mass = C.mass(step.candidate_log_weights)
+        C.keep(step.ancestors, each, log_kept)
+        C.rescale(step.log_chosen, mass)
+        apart.keep(parents, step.groups, step.log_kept)
+        apart.move(step.copies)
+        apart.keep(step.ancestors, each, log_kept)
+        log_weights = step.log_survivors
+    return 1 - C.mass(log_weights), 1 / max(1 - apart.mass(log_weights), 1e-12)
 
 
 class _Pairs:

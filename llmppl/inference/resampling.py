@@ -11,20 +11,26 @@ in how the number of copies varies: multinomial most, then residual and stratifi
 systematic with one uniform in all. `optimal` returns N distinct particles of unequal weight: it never copies, which is
 what a down-sampler of M > N different particles wants.
 
+A *selection* says which candidates of a step survive, and when: `select(rng, log_weights, active)` returns what a
+scheme returns; `active` is whether any candidate goes on. `DownSample` and `ResampleBelow` are selections.
+
 Sources: Fearnhead & Clifford (2003), "On-line inference for hidden Markov models via particle filters", for `optimal`;
 Carpenter, Clifford & Fearnhead (1999), "Improved particle filter for nonlinear problems", for `systematic`; Douc,
 Cappe & Moulines (2005), "Comparison of resampling schemes for particle filtering", for the others.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmppl.arguments import count
+from llmppl.arguments import count, probability
 
 __all__ = [
-    "Scheme", "logsumexp", "multinomial", "optimal", "residual", "stratified", "systematic", "threshold",
+    "DownSample", "ResampleBelow", "Scheme", "logsumexp", "multinomial", "optimal", "residual", "stratified",
+    "systematic", "threshold",
 ]  # fmt: skip
 
 Resampled = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -149,6 +155,42 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
     new_log_weights = np.concatenate([log_weights[certain], np.full(n, -log_c)])
     order = np.argsort(kept)
     return alive[kept[order]], new_log_weights[order]
+
+
+@dataclass(frozen=True)
+class DownSample:
+    """The N survivors that `optimal` chooses, after every step: the selection of SMC steering."""
+
+    N: int
+
+    def __post_init__(self) -> None:
+        count("N", self.N)
+
+    def __call__(self, rng: np.random.Generator, log_weights: NDArray[np.float64], active: bool) -> Resampled:
+        return optimal(rng, log_weights, self.N)
+
+
+@dataclass(frozen=True)
+class ResampleBelow:
+    """N survivors by `scheme` when ess < `ess_threshold` N, else all that are alive: that of the particle filter."""
+
+    N: int
+    ess_threshold: float = 0.5
+    scheme: Scheme = systematic
+
+    def __post_init__(self) -> None:
+        count("N", self.N)
+        if self.scheme is optimal:
+            raise ValueError("optimal keeps N of N particles as they are, so it cannot resample here; use systematic")
+        probability("ess_threshold", self.ess_threshold)
+
+    def __call__(self, rng: np.random.Generator, log_weights: NDArray[np.float64], active: bool) -> Resampled:
+        log_total = logsumexp(log_weights)
+        if active and log_total > -math.inf:
+            if math.exp(2.0 * log_total - logsumexp(2.0 * log_weights)) < self.ess_threshold * self.N:
+                return self.scheme(rng, log_weights, self.N)
+        alive = np.flatnonzero(log_weights > -np.inf)
+        return alive, log_weights[alive]
 
 
 def threshold(log_weights: ArrayLike, N: int) -> tuple[float, NDArray[np.bool_]]:

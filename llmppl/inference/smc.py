@@ -12,69 +12,280 @@ multiplies it by its potential, and every selection keeps weighted sums in expec
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import count, function, generator, one_of, optional_count, probability
+from llmppl.arguments import function, generator, one_of, optional_count, unknown_option
 from llmppl.display.progress import bar
-from llmppl.inference.expansion import EXPANSIONS, step_copies, step_distinct
-from llmppl.inference.genealogy import Genealogy, StepRecord
+from llmppl.inference.expansion import EXPANSIONS, Copies, Extension, Run
+from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
 from llmppl.inference.particles import Death, Particles, died
-from llmppl.inference.resampling import logsumexp, optimal, systematic
-from llmppl.inference.watch import Standing, Watch, begin, cut
+from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, logsumexp, systematic
+from llmppl.inference.watch import GlobalStreams, Watch, begin, cut
+from llmppl.models.choices import Sampled
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime, running
 
 M = TypeVar("M", bound=Model)
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
-Scheme = Callable[[np.random.Generator, Floats, int], tuple[Indices, Floats]]
 
 
-@dataclass(frozen=True)
+class Expand(Protocol):
+    """Which successors of the particles a step runs: `Distinct`, `Copies`, or another."""
+
+    @property
+    def num_starts(self) -> int: ...
+
+    def __call__(self, run: Run, /) -> list[Extension]: ...
+
+
+Select = Callable[[np.random.Generator, Floats, bool], tuple[Indices, Floats]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step(StepRecord):
-    """What `on_step` is given after each step: the figures of `StepRecord`, and who descends from whom.
+    """A step as a run gives it: what is kept of it, and the particles themselves.
 
     The models in it are the very ones of the run, which go on changing: what you want to keep, read at once.
 
     candidates : (M,) tuple of Model, after the step and before selection; dead ones have log_weight -inf and a `death`
-    parents : (M,) int, for each candidate the place of its parent among the particles of the step before (at step 1,
-        among the initial particles: N, or one with expand="distinct")
-    candidate_log_weights : (M,) float, the candidates' log-weights after the step and before selection, twists included
-    ancestors : (n,) int, for each survivor its place among the candidates
-    particles : Particles, the survivors with their new log-weights, twists included
+    particles : Particles, the n survivors with their new log-weights, twists included
     roots : (n,) int, for each survivor the initial particle it descends from
     """
 
     candidates: tuple[Any, ...]
-    parents: Indices
-    candidate_log_weights: Floats
-    ancestors: Indices
     particles: Particles[Any]
     roots: Indices
 
 
+class SMC(Generic[M]):
+    """Sequential Monte Carlo, step by step: `for step in SMC(model, expand, select, seed=0)`.
+
+    Each step expands the particles, steps them, weighs them and resamples; it gives a `Step`. The loop ends when every
+    particle has finished or died. An exception that leaves a step carries `.particles`, those after the last whole
+    step, marked cut; so does a KeyboardInterrupt; the run is then over.
+
+    Parameters
+    ----------
+    model : Model
+        The program; it is copied, never changed.
+    expand : callable
+        `Distinct(N, K)`, `Copies(N, K)`, or another `expand(run) -> list of Extension` with `num_starts`.
+    select : callable
+        `DownSample(N)`, `ResampleBelow(N, ess_threshold, scheme)`, or another `select(rng, log_weights, active)` that
+        returns ancestors and log-weights as the schemes of `llmppl.inference.resampling` do.
+    seed, rng
+        Give at most one.
+
+    Attributes
+    ----------
+    Between two steps these are the whole state of the run:
+
+    particles : list of Model, with their log-weights, twists, choices and random streams
+    t : int, the number of steps made
+    rng : np.random.Generator, the stream of the run
+    genealogy : Genealogy, the records of the steps, and the root of each particle
+    deaths : list of Death
+    """
+
+    def __init__(
+        self, model: M, expand: Expand, select: Select, *, seed: int | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:  # fmt: skip
+        self.expand, self.select = expand, select
+        self.rng, self.t, self.deaths = generator(seed, rng), 0, list[Death]()
+        self._runtime = Runtime()
+        self.particles = begin(model, [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)])
+        for particle in self.particles:                 # equal ones would make equal candidates
+            particle.log_weight -= math.log(len(self.particles))
+        self.genealogy = Genealogy(len(self.particles))
+        self._watch = Watch(self._runtime, bounded=True)
+        self._note()
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a particle that has not finished."""
+        return any(not particle.finished for particle in self.particles)
+
+    @property
+    def streams(self) -> GlobalStreams:
+        return self._watch.streams
+
+    def advance(self, functions: Sequence[Callable[[], Any]], numbers: Iterable[int] | None = None) -> None:
+        """Run functions of particles together, in the name of the particles of these numbers."""
+        names = [f"particle {i} at step {self.t}" for i in (range(len(functions)) if numbers is None else numbers)]
+        self._runtime.run(functions, names)
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        if not self.active:
+            raise StopIteration
+        try:
+            with self._standing():
+                return self._told(*self._next())
+        except StopIteration as error:                  # of a step, which must not end the loop
+            raise RuntimeError("a step raised StopIteration") from error
+
+    def _next(self) -> tuple[StepRecord, list[M]]:
+        self.t += 1
+        extensions = self.expand(self)                                          # expand, and step
+        candidates = [each.particle for each in extensions]
+        log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)        # weigh
+        self.deaths += died(self.t, candidates)
+        ancestors, chosen = self.select(self.rng, log_weights, any(not p.finished for p in candidates))
+        self.particles = _take(candidates, ancestors, chosen)                   # resample
+        self._note()
+        self._watch.step(self.t, candidates, self.particles)
+        return self.genealogy.add(extensions, log_weights, ancestors, chosen, self.particles), candidates
+
+    def _told(self, record: StepRecord, candidates: list[M]) -> Step:
+        particles = Particles(
+            self.particles, stats=self._runtime.stats, deaths=self.deaths, steps=self.genealogy.records
+        )
+        return Step(**vars(record), candidates=tuple(candidates), particles=particles, roots=self.genealogy.roots)
+
+    def run(
+        self,
+        *,
+        max_steps: int | None = None,
+        on_step: Callable[[Step], None] | None = None,
+        progress: bool | None = None,
+    ) -> Particles[M]:
+        """Go on to the end, or up to step `max_steps`, where particles that have not finished are marked `cut`.
+
+        `on_step` and `progress` are those of `smc_steer`. Without `max_steps`, a run in which nothing happens any more
+        is a RuntimeError.
+        """
+        optional_count("max_steps", max_steps)
+        if on_step is not None:
+            function("on_step", on_step, 'Recorder("run.jsonl")')
+        if progress is None and running():              # one of several runs; their bars would mix
+            progress = False
+        self._watch.bounded = max_steps is not None
+        with self._standing(), bar(progress, max_steps, _state) as show:
+            while self.active and self.t < (max_steps or math.inf):
+                made = self._next()
+                if on_step is not None:
+                    on_step(self._told(*made))
+                show(self.t, self.particles)
+        cut(self.particles)
+        return self._ended(self.particles)
+
+    def posterior(self) -> Particles[M]:
+        """What a run returns that ends here: copies of the particles that have not finished are marked `cut`."""
+        ended = [p if p.finished or p.chooser is None else p.spawn(p.chooser) for p in self.particles]
+        cut(ended)
+        return self._ended(ended)
+
+    def _ended(self, particles: list[M]) -> Particles[M]:
+        records = tuple(self.genealogy.records)
+        accuracy = functools.partial(log_ml_error, records)
+        return Particles(particles, stats=self._runtime.stats, deaths=self.deaths, steps=records, accuracy=accuracy)
+
+    def _note(self) -> None:
+        """A step is whole: keep the attributes of its particles, some of which the next step changes."""
+        self._whole = self.t, [(particle, vars(particle).copy()) for particle in self.particles]
+
+    @contextlib.contextmanager
+    def _standing(self) -> Iterator[None]:
+        """Give an exception that leaves a run `.particles`. What a step changed in place, such as a list, stays."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            self.t, whole = self._whole
+            for particle, attributes in whole:
+                vars(particle).clear()
+                vars(particle).update(attributes)
+            self.particles = [particle for particle, _ in whole]
+            cut(self.particles)
+            deaths = [death for death in self.deaths if death.step <= self.t]
+            steps = self.genealogy.records[: self.t]
+            left = Particles(self.particles, stats=self._runtime.stats, deaths=deaths, steps=steps)
+            setattr(error, "particles", left)           # noqa: B010
+            raise
+
+    def __repr__(self) -> str:
+        finished = sum(particle.finished for particle in self.particles)
+        state = f"step {self.t}, {len(self.particles)} particles, {finished} finished, {_state(self.particles)}"
+        return f"<SMC {self.expand}, {self.select}: {state}>"
+
+
+def _take(candidates: list[M], ancestors: Indices, log_weights: Floats) -> list[M]:
+    """The chosen candidates with their new log-weights; one that was chosen again is copied."""
+    taken: list[M] = []
+    seen: set[int] = set()
+    for ancestor, log_weight in zip(ancestors.tolist(), log_weights.tolist(), strict=True):
+        particle = candidates[ancestor]
+        if ancestor in seen:
+            assert particle.chooser is not None
+            particle = particle.spawn(Sampled(particle.chooser.rng.spawn(1)[0]))
+        seen.add(ancestor)
+        particle.log_weight = log_weight
+        taken.append(particle)
+    return taken
+
+
+def _state(particles: list[Any]) -> str:
+    return f"log Z-hat {logsumexp(np.array([p.log_weight - p.log_twist for p in particles])):.2f}"
+
+
+# ---- three makers of runs
+
+
+class RunOptions(TypedDict, total=False):
+    """The options that all algorithms take; `smc_steer` describes them."""
+
+    seed: int | None
+    rng: np.random.Generator | None
+    max_steps: int | None
+    on_step: Callable[[Step], None] | None
+    progress: bool | None
+
+
+A = TypeVar("A", bound=Callable[..., Any])
+
+
+def _with_run_options(algorithm: A) -> A:
+    """Show the options of `RunOptions` in the signature, one by one."""
+    signature = inspect.signature(algorithm)
+    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
+    options = [keyword(name, annotation=kind) for name, kind in inspect.get_annotations(RunOptions).items()]
+    shown = signature.replace(parameters=[*signature.parameters.values()][:-1] + options)
+    setattr(algorithm, "__signature__", shown)           # noqa: B010
+    return algorithm
+
+
+def _run(name: str, model: M, expand: Expand, select: Select, options: RunOptions) -> Particles[M]:
+    known = inspect.get_annotations(RunOptions)
+    if unknown := [option for option in options if option not in known]:
+        raise unknown_option(name, unknown, known)
+    run = SMC(model, expand, select, seed=options.get("seed"), rng=options.get("rng"))
+    how = {option: value for option, value in options.items() if option not in ("seed", "rng")}
+    return run.run(**how)                               # type: ignore[arg-type]
+
+
+@_with_run_options
 def smc_steer(
-    model: M,
-    N: int,
-    K: int = 3,
-    *,
-    expand: str = "distinct",
-    seed: int | None = None,
-    rng: np.random.Generator | None = None,
-    max_steps: int | None = None,
-    on_step: Callable[[Step], None] | None = None,
-    progress: bool | None = None,
+    model: M, N: int, K: int = 3, *, expand: str = "distinct", **options: Unpack[RunOptions]
 ) -> Particles[M]:
     """SMC steering: K extensions of every active particle, N survivors chosen without replacement.
 
     Source: Lew et al. 2023, Algorithm 1 (whose weights are N times ours), with the threshold of Fearnhead & Clifford
     (2003) as it is there; `expand="copies"` is that algorithm to the letter.
+
+    .. note:: With expand="distinct", the default, the code of a step before its first `sample` runs twice: once to list
+       what can be chosen, and once with the choice made.
 
     Parameters
     ----------
@@ -84,12 +295,13 @@ def smc_steer(
         Particles kept, and extensions tried for each.
     expand : str
         Which extensions are tried. "distinct": N K different first choices of all particles together, drawn without
-        replacement. "copies": K independent copies of each particle, as in Algorithm 1. "merged": the same, but
-        copies that chose the same in the step become one, with the weight of both. All are unbiased; the first has
-        the smallest errors, and runs more tokens, since no two of its extensions are the same.
+        replacement. "copies": K independent copies of each particle, as in Algorithm 1. "merged": the same, but copies
+        that made equal choices are merged. All are unbiased; the first has the smallest errors, and runs more tokens,
+        since no two of its extensions are the same.
     seed, rng
         Give at most one. The same seed gives the same particles, whatever is cached and however calls are batched, but
-        for rounding: in float32 a law differs in its last digits with the batch it came from, and may tip a choice.
+        for rounding: in float32 a distribution differs in its last digits with the batch it came from, and may tip a
+        choice.
     max_steps : int, optional
         After so many steps, particles that have not finished are returned as they are, marked `cut`.
     on_step : callable, optional
@@ -102,138 +314,23 @@ def smc_steer(
     Particles
         At most N, all of positive weight; `log_ml` is the log of an unbiased estimate of Z. Length 0 if all died.
     """
-    count("N", N)
-    count("K", K)
     one_of("expand", expand, EXPANSIONS)
-
-    def select(rng: np.random.Generator, log_weights: Floats, active: bool) -> tuple[Indices, Floats]:
-        return optimal(rng, log_weights, N)
-
-    return _smc(model, N, K, expand, select, seed, rng, max_steps, on_step, progress)
+    return _run("smc_steer", model, EXPANSIONS[expand](N, K), DownSample(N), options)
 
 
+@_with_run_options
 def smc_standard(
-    model: M,
-    N: int,
-    *,
-    ess_threshold: float = 0.5,
-    resample: Scheme = systematic,
-    seed: int | None = None,
-    rng: np.random.Generator | None = None,
-    max_steps: int | None = None,
-    on_step: Callable[[Step], None] | None = None,
-    progress: bool | None = None,
+    model: M, N: int, *, ess_threshold: float = 0.5, resample: Scheme = systematic, **options: Unpack[RunOptions]
 ) -> Particles[M]:
     """The particle filter: one extension of every particle, resampled when ess < `ess_threshold` N.
 
     Source: Doucet & Johansen 2009, Sec. 3.5. `resample` is a scheme of `llmppl.inference.resampling`; `optimal` is
     refused, since it leaves N of N particles as they are. The other parameters are those of `smc_steer`.
     """
-    count("N", N)
-    if resample is optimal:
-        raise ValueError("optimal keeps N of N particles as they are, so it cannot resample here; use systematic")
-    ess_threshold = probability("ess_threshold", ess_threshold)
-
-    def select(rng: np.random.Generator, log_weights: Floats, active: bool) -> tuple[Indices, Floats]:
-        log_total = logsumexp(log_weights)
-        if active and log_total > -math.inf:
-            ess = math.exp(2.0 * log_total - logsumexp(2.0 * log_weights))
-            if ess < ess_threshold * N:
-                return resample(rng, log_weights, N)
-        alive = np.flatnonzero(log_weights > -np.inf)
-        return alive, log_weights[alive]
-
-    return _smc(model, N, 1, "copies", select, seed, rng, max_steps, on_step, progress)
+    return _run("smc_standard", model, Copies(N), ResampleBelow(N, ess_threshold, resample), options)
 
 
-def importance_sampling(
-    model: M,
-    N: int,
-    *,
-    seed: int | None = None,
-    rng: np.random.Generator | None = None,
-    max_steps: int | None = None,
-    on_step: Callable[[Step], None] | None = None,
-    progress: bool | None = None,
-) -> Particles[M]:
+@_with_run_options
+def importance_sampling(model: M, N: int, **options: Unpack[RunOptions]) -> Particles[M]:
     """N independent weighted runs of the program. The parameters are those of `smc_steer`."""
-    return smc_standard(
-        model, N, ess_threshold=0.0, seed=seed, rng=rng, max_steps=max_steps, on_step=on_step, progress=progress
-    )
-
-
-def _smc(
-    model: M,
-    N: int,
-    K: int,
-    expand: str,
-    select: Callable[[np.random.Generator, Floats, bool], tuple[Indices, Floats]],
-    seed: int | None,
-    rng: np.random.Generator | None,
-    max_steps: int | None,
-    on_step: Callable[[Step], None] | None,
-    progress: bool | None,
-) -> Particles[M]:
-    optional_count("max_steps", max_steps)
-    if on_step is not None:
-        function("on_step", on_step, 'Recorder("run.jsonl")')
-    rng = generator(seed, rng)
-    if progress is None and running():                  # one of several runs; their bars would mix
-        progress = False
-    runtime, deaths = Runtime(), list[Death]()
-    particles = begin(model, rng.spawn(1 if expand == "distinct" else N))
-    for particle in particles:                          # equal ones would make equal candidates
-        particle.log_weight -= math.log(len(particles))
-    history, t = Genealogy(len(particles)), 0
-    watch = Watch(runtime, max_steps)
-    standing = Standing(runtime, deaths, history, in_place=expand != "distinct")
-    with standing, bar(progress, max_steps, _state) as show:
-        standing.note(t, particles)
-        while any(not p.finished for p in particles) and t != max_steps:
-            t += 1
-            if expand == "distinct":
-                expansion = step_distinct(runtime, particles, N, K, t, rng, watch)
-            else:
-                expansion = step_copies(runtime, particles, K, t, merge=expand == "merged")
-            candidates = expansion.candidates
-            log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)
-            deaths += died(t, candidates)
-            ancestors, chosen = select(rng, log_weights, any(not p.finished for p in candidates))
-            particles = _take(candidates, ancestors, chosen)
-            standing.note(t, particles)
-            watch.step(t, candidates, particles)
-            summary = history.add(expansion, log_weights, ancestors, chosen, particles)
-            if on_step is not None:
-                survivors = Particles(particles, stats=runtime.stats, deaths=deaths, steps=history.steps)
-                on_step(
-                    Step(
-                        **vars(summary),
-                        candidates=tuple(candidates),
-                        parents=expansion.parents,
-                        candidate_log_weights=log_weights,
-                        ancestors=ancestors,
-                        particles=survivors,
-                        roots=history.roots,
-                    )
-                )
-            show(t, particles)
-    cut(particles)
-    return Particles(particles, stats=runtime.stats, deaths=deaths, steps=history.steps, accuracy=history.accuracy)
-
-
-def _take(candidates: list[M], ancestors: Indices, log_weights: Floats) -> list[M]:
-    """The chosen candidates with their new log-weights; one that was chosen again is copied."""
-    taken: list[M] = []
-    seen: set[int] = set()
-    for ancestor, log_weight in zip(ancestors.tolist(), log_weights.tolist(), strict=True):
-        particle = candidates[ancestor]
-        if ancestor in seen:
-            particle = particle.spawn(particle.rng.spawn(1)[0])
-        seen.add(ancestor)
-        particle.log_weight = log_weight
-        taken.append(particle)
-    return taken
-
-
-def _state(particles: list[Any]) -> str:
-    return f"log Z-hat {logsumexp(np.array([p.log_weight - p.log_twist for p in particles])):.2f}"
+    return _run("importance_sampling", model, Copies(N), ResampleBelow(N, 0.0), options)

@@ -25,13 +25,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmppl.distributions import Proposal
+from llmppl.models.choices import Sampled
 
 _MOST = 5_000                                           # objects looked at for one attribute
 _LARGE = 1 << 20                                        # bytes that a copy may take without a warning
-_OWN = frozenset(("_rng", "_kept", "attribution"))      # what Model.copy takes care of
+_OWN = frozenset(("chooser", "_noted", "_kept", "attribution"))         # what Model.copy takes care of
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, np.generic, range)
 _ATOMS = frozenset((str, bytes, int, float, complex, bool, type(None)))
-_STREAMS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_STREAMS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, Sampled)
 _CACHED = type(functools.cache(len))
 _SHARED = frozenset((                                   # by name, since they are not to be imported
     "torch.nn.modules.module.Module", "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
@@ -96,7 +97,10 @@ def deep_copy(model: Any, memo: dict[int, Any]) -> Any:
     new = memo[id(model)] = cls.__new__(cls)
     attributes = vars(new)
     for name, value in vars(model).items():
-        attributes[name] = value if type(value) in _ATOMS else copy.deepcopy(value, memo)
+        if type(value) in _ATOMS:
+            attributes[name] = value
+        else:
+            attributes[name] = memo[id(value)] if id(value) in memo else copy.deepcopy(value, memo)
     return new
 
 
@@ -113,7 +117,7 @@ def culprit(model: Any, kept: Kept, error: Exception) -> TypeError:
     """The error of a deep copy, with the attribute that cannot be copied named."""
     for name, value in vars(model).items():
         try:
-            copy.deepcopy(value, {id(model): model, id(model._rng): None, **kept.memo(model)})
+            copy.deepcopy(value, {id(model): model, id(model.chooser): None, **kept.memo(model)})
         except Exception as own:
             return TypeError(
                 f"the attribute {name} of {type(model).__name__} cannot be copied ({own}): override copy(), or list "
@@ -153,7 +157,8 @@ class _Walk:
                 "particles would go on asking the model that the run began with. Make it in step(), or pass it what it "
                 "needs as an argument"
             )
-        if isinstance(value, _STREAMS) and value is not self.model._rng:        # that is replaced in a copy
+        own = self.model.chooser
+        if isinstance(value, _STREAMS) and not (own and value is own.rng):      # that is replaced in a copy
             raise TypeError(
                 f"the attribute {self.name} of {owner} holds a random stream ({path}), of which copies would draw the "
                 "same numbers: draw from self.rng instead, which is each particle's own, or by self.sample(...)"

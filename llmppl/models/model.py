@@ -10,23 +10,17 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import CodeType
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
 from llmppl.distributions import Impossible, Proposal
+from llmppl.models.choices import NOTHING, Noted, Sampled, Steps, call_site, told
 from llmppl.models.copies import Kept, culprit, deep_copy, shared_names, survey
 from llmppl.models.guards import log_of, observed, plain_result, plain_step, truth
 from llmppl.runtime import ContextTooLong, running
 from llmppl.tokens import Text
-
-Place = tuple[CodeType, int]                            # a line of a program
-_places: dict[Place, str] = {}                          # as they are told
-
 
 Next_co = TypeVar("Next_co", bound=Proposal, covariant=True)
 
@@ -81,7 +75,8 @@ class Model:
     limit: str = ""
     attribution: dict[str, float] = {}                  # noqa: RUF012
     death: str | None = None
-    _rng: np.random.Generator | None = None
+    chooser: Sampled | None = None
+    _noted: Noted = NOTHING
     _stepping: bool = False
     shared: tuple[str, ...] = ()
     _kept: Kept | None = None
@@ -89,26 +84,24 @@ class Model:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         shared_names(cls)
-        make_whole(cls)
+        wrap_step(cls)
 
     def step(self) -> None:
         """Draw and weigh once; the user's to write."""
         raise NotImplementedError(f"{type(self).__name__} has no step(): write `def step(self)` in the class")
 
     @property
-    def rng(self) -> np.random.Generator:
-        if self._rng is None:
-            if running():                               # a model that is part of another, say
-                raise RuntimeError(
-                    f"this {type(self).__name__} is none of the particles that are run, and has no random stream: give "
-                    "it that of the particle, as in self.inner.rng = self.rng"
-                )
-            self._rng = np.random.default_rng()
-        return self._rng
+    def rng(self) -> Any:
+        return (self.chooser or self._own_chooser()).lend(self)
 
     @rng.setter
     def rng(self, rng: np.random.Generator) -> None:
-        self._rng = rng
+        self.chooser = Sampled(rng)
+
+    @property
+    def choices(self) -> Steps:
+        """What it chose, a tuple for each step, from which `llmppl.models.choices.replay` makes it again."""
+        return self._noted.steps()
 
     # ---- verbs
 
@@ -133,13 +126,13 @@ class Model:
         ValueError
             If a weight w is NaN or infinite, or mu is zero at a value that was proposed with a positive weight.
         """
-        self._still("sample")
+        self._require_active("sample")
         source = dist if proposal is None else proposal
         for each in (dist, source):
             if not isinstance(each, Proposal):
                 raise TypeError(f"sample wants a Distribution or another Proposal (propose, log_measure), not {each!r}")
         try:
-            value, log_w = self.draw(source)
+            value, log_w = (self.chooser or self._own_chooser()).draw(self, source)
         except Impossible as error:
             self._die(f"sample: {error}")
             return None
@@ -162,7 +155,7 @@ class Model:
 
     def observe(self, dist: Proposal, value: Any) -> None:
         """Weigh by the probability of `value` under `dist`, as `sample(dist, proposal=Delta(value))` would."""
-        self._still("observe")
+        self._require_active("observe")
         observed(dist, value)
         log_p = dist.log_measure(value)
         if log_p == -math.inf:
@@ -216,10 +209,6 @@ class Model:
 
     # ---- seams
 
-    def draw(self, proposal: Proposal) -> tuple[Any, float]:
-        """A value and its log weight: the one place where a choice is made; `enumerate_exact` replaces it."""
-        return proposal.propose(self.rng)
-
     def copy(self) -> Self:
         """An independent copy, as the runtime makes of a particle that is continued more than once.
 
@@ -233,28 +222,35 @@ class Model:
             If an attribute cannot be copied, or would be wrong in a copy; see `llmppl.models.copies`.
         """
         kept = survey(self) if self._kept is None else self._kept
-        memo = {id(self._rng): None, id(self.attribution): self.attribution, **kept.memo(self)}
+        memo: dict[int, Any] = {
+            id(self.chooser): None, id(getattr(self.chooser, "rng", None)): None,
+            id(self.attribution): self.attribution, id(self._noted): self._noted, **kept.memo(self),
+        }  # fmt: skip
         try:
             new: Self = deep_copy(self, memo)
         except Exception as error:
             raise culprit(self, kept, error) from error
-        new._kept = kept
+        new._kept, new._stepping = kept, False
         return new
 
-    def spawn(self, rng: Any) -> Self:
-        """A copy whose stream of random numbers is `rng`."""
+    def spawn(self, chooser: Sampled) -> Self:
+        """A copy whose choices `chooser` makes."""
         particle = self.copy()
         if particle is self:
             raise TypeError(f"{type(self).__name__}.copy() returned the model itself; it must return a new one")
-        particle._rng, particle._stepping = rng, False
+        particle.chooser, particle._stepping = chooser, False
         return particle
 
-    def untwist(self) -> None:
-        """Take the twist of the last step back."""
-        self.log_weight -= self.log_twist
-        self.log_twist = 0.0
+    def _own_chooser(self) -> Sampled:
+        if running():                                   # a model that is part of another, say
+            raise RuntimeError(
+                f"this {type(self).__name__} is none of the particles that are run, and has no random stream: give "
+                "it that of the particle, as in self.inner.rng = self.rng"
+            )
+        self.chooser = Sampled(np.random.default_rng())
+        return self.chooser
 
-    def _still(self, verb: str) -> None:
+    def _require_active(self, verb: str) -> None:
         if self.finished:
             raise RuntimeError(f"{verb}() after the particle has finished: return from step() after finish()")
 
@@ -263,12 +259,12 @@ class Model:
         if not math.isfinite(log_w):
             raise ValueError(f"{verb}({log_w}): a log weight is finite, or -inf for what must not happen")
         self.log_weight += log_w
-        statement = f"{verb} {told(place())}"
+        statement = f"{verb} {told(call_site())}"
         self.attribution = {**self.attribution, statement: self.attribution.get(statement, 0.0) + log_w}
 
     def _die(self, reason: str) -> None:
         """Give the particle weight zero and leave its step."""
-        self.death = f"{reason} {told(place())}"
+        self.death = f"{reason} {told(call_site())}"
         self.log_weight, self.log_twist, self.finished = -math.inf, 0.0, True
         if self._stepping:
             raise _Dead
@@ -282,31 +278,20 @@ class Model:
         return f"<{type(self).__name__} {str(self)!r} log_weight={self.log_weight:.4g} {state}>"
 
 
-def place(depth: int = 1) -> Place:
-    """Where the statement stands that is running, in another file than this, from `depth` callers up."""
-    frame = sys._getframe(depth)
-    while frame.f_back is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    return frame.f_code, frame.f_lineno
+def untwist(particle: Model) -> None:
+    """Take the twist of the last step back."""
+    particle.log_weight -= particle.log_twist
+    particle.log_twist = 0.0
 
 
-def told(where: Place) -> str:
-    """A place as it is told: "(infilling.py, line 41)"."""
-    text = _places.get(where)
-    if text is None:
-        code, line = where
-        text = _places[where] = f"({Path(code.co_filename).name}, line {line})"
-    return text
-
-
-def make_whole(cls: type[Model]) -> None:
+def wrap_step(cls: type[Model]) -> None:
     """Put what belongs to every step around a step that was written in `cls`, came with a mixin, or was assigned."""
-    if not hasattr(cls.step, "_whole"):
+    if not hasattr(cls.step, "_wrapped"):
         plain_step(cls.step, cls.__name__)
-        setattr(cls, "step", _whole(cls.step))          # noqa: B010
+        setattr(cls, "step", _wrap_step(cls.step))          # noqa: B010
 
 
-def _whole(step: Callable[[Model], Any]) -> Callable[[Model], Any]:
+def _wrap_step(step: Callable[[Model], Any]) -> Callable[[Model], Any]:
     """`step` with the twist taken back and added, and the leaving on death."""
 
     @functools.wraps(step)
@@ -317,7 +302,10 @@ def _whole(step: Callable[[Model], Any]) -> Callable[[Model], Any]:
             return part
         if self.finished:
             raise RuntimeError(f"step() of a particle that has finished: {self!r}")
-        self.untwist()
+        untwist(self)
+        self._noted = Noted(self._noted)
+        if self.chooser is not None:
+            self.chooser.begin_step()
         self._stepping = True
         try:
             plain_result(step(self), type(self).__name__, whole=True)
@@ -334,5 +322,5 @@ def _whole(step: Callable[[Model], Any]) -> Callable[[Model], Any]:
         else:
             self.log_weight += self.log_twist
 
-    setattr(whole, "_whole", True)                      # noqa: B010
+    setattr(whole, "_wrapped", True)                    # noqa: B010
     return whole

@@ -1,0 +1,434 @@
+"""Choices: what a program chooses in its steps, and who chooses it. The one seam between a program and inference.
+
+Every `sample` asks the particle's *chooser* for a value and notes the answer. There are four:
+
+    Sampled(rng)            draws every value from a random stream
+    Fixed(rng, picks)       takes values that were listed before, then draws
+    Listed(picks)           takes values that were listed before, then leaves the step with the list of what can follow
+    Replayed(steps, rng)    makes the choices that another particle noted
+
+A chooser is given to a particle between two steps, by `Model.spawn`. What the particle noted is `particle.choices`,
+plain data from which `replay` makes the particle again. Checkpoints, conditional SMC and rejuvenation stand on these.
+
+A step that is run again must do the same up to its first free choice. So a choice that was listed is compared with what
+the step asks for then, by `Listing.check`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.distributions import Distribution, Finite, Impossible, Proposal
+from llmppl.runtime import Runtime
+
+M = TypeVar("M", bound=Any)
+Floats = NDArray[np.float64]
+CallSite = tuple[CodeType, int]                         # a line of a program
+
+INSTEAD = "draw through self.sample(...) or self.rng, not from random, np.random, the time or the like"
+MAX_DISTANCE = 0.01                                     # total variation: rounding in half precision stays below
+MAX_LOG_DISTANCE = 0.05
+_OWN_FILES = frozenset(str(Path(__file__).with_name(name)) for name in ("model.py", "choices.py"))
+
+
+# ---- what was chosen
+
+
+class Choice(NamedTuple):
+    """A value that `sample` gave, and the log weight with which it was proposed; 0 for a Distribution."""
+
+    value: Any
+    log_w: float
+
+
+class StreamState(NamedTuple):
+    """The state of the random stream where a program took `self.rng`, or sampled after that; None if not numpy's."""
+
+    state: Any
+
+
+Steps = tuple[tuple[Choice | StreamState, ...], ...]    # the choices of a particle, step by step
+
+
+class Noted:
+    """What a particle noted: a linked list, whose older part it shares with its copies. None begins a step."""
+
+    __slots__ = ("before", "item")
+
+    def __init__(self, before: Noted | None = None, item: Choice | StreamState | None = None) -> None:
+        self.before, self.item = before, item
+
+    def __iter__(self) -> Iterator[Choice | StreamState | None]:
+        """From the latest to the earliest."""
+        node: Noted | None = self
+        while node is not None and node is not NOTHING:
+            yield node.item
+            node = node.before
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Noted:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:            # a list as long as a run is too deep for pickle
+        return _from_list, ([*self][::-1],)
+
+    def last_step(self) -> list[Choice | StreamState]:
+        items, node = list[Choice | StreamState](), self
+        while node.item is not None and node.before is not None:
+            items.append(node.item)
+            node = node.before
+        return items[::-1]
+
+    def steps(self) -> Steps:
+        steps = list[list[Choice | StreamState]]()
+        for item in [*self][::-1]:
+            if item is None:
+                steps.append([])
+            elif steps:                                 # else it was sampled before the first step
+                steps[-1].append(item)
+        return tuple(map(tuple, steps))
+
+
+NOTHING = Noted()
+
+
+def _from_list(items: Iterable[Choice | StreamState | None]) -> Noted:
+    return functools.reduce(Noted, items, NOTHING)
+
+
+# ---- who chooses
+
+
+class Sampled:
+    """Draws every value from the random stream `rng`."""
+
+    def __init__(self, rng: Any) -> None:
+        self.rng, self.lent = rng, False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a model that the model holds is given a stream, or has none."""
+
+    def begin_step(self) -> None:
+        self.lent = False
+
+    def draw(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
+        """A value and the log weight with which it is proposed, noted."""
+        value, log_w = choice = self.choose(particle, proposal)
+        particle._noted = Noted(particle._noted, Choice(value, log_w))
+        if self.lent:                                   # to go on as the stream does now
+            self.note_stream(particle)
+        return choice
+
+    def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
+        return proposal.propose(self.rng)
+
+    def lend(self, particle: Any) -> Any:
+        """The stream, for a program that draws from it directly."""
+        if particle._stepping and not self.lent:
+            self.lent = True
+            self.note_stream(particle)
+        return self.rng
+
+    def note_stream(self, particle: Any) -> None:
+        state = self.rng.bit_generator.state if isinstance(self.rng, np.random.Generator) else None
+        particle._noted = Noted(particle._noted, StreamState(state))
+
+    def end_step(self) -> None:
+        """An error if the step should have chosen more."""
+
+
+class Fixed(Sampled):
+    """Takes the `picks` first, then draws from `rng`. A RuntimeError says where a step does not list them again."""
+
+    def __init__(self, rng: Any, picks: Sequence[Pick] = ()) -> None:
+        self.rng, self.lent = rng, False
+        self._picks = list(picks)[::-1]                 # the last is the next
+
+    def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
+        if not self._picks:
+            return self.choose_freely(proposal)
+        if self.lent and particle._noted.item != StreamState(self.rng.bit_generator.state):
+            raise self._picks[-1].listing.error("it drew from self.rng before")
+        return self._picks.pop().take(proposal)
+
+    def choose_freely(self, proposal: Proposal) -> tuple[Any, float]:
+        return proposal.propose(self.rng)
+
+    def end_step(self) -> None:
+        if self._picks:
+            raise self._picks[-1].listing.error("it ended without a choice")
+
+
+class Left(BaseException):
+    """Leaves a step at a choice that is not made; no `except Exception` of a program holds it up."""
+
+
+class Listed(Fixed):
+    """Takes the `picks`, and leaves the step (`Left`) at the next choice.
+
+    `listing` is then that choice, or None if it cannot be listed: it has no finite support, or is a weighted proposal,
+    whose measure would have to be computed for every value, or is drawn from `self.rng` directly. With an `asker`,
+    which needs every choice, a weighted proposal is listed, and the others are a TypeError in its name.
+    """
+
+    def __init__(self, picks: Sequence[Pick] = (), asker: str = "") -> None:
+        super().__init__(None, picks)
+        self.listing: Listing | None = None
+        self.left = False
+        self._asker = asker
+
+    def choose_freely(self, proposal: Proposal) -> NoReturn:
+        if self._asker or (isinstance(proposal, Distribution) and proposal.support is not None):
+            log_probs = proposal.log_measures()
+            if np.max(log_probs, initial=-np.inf) == -np.inf:
+                raise Impossible(f"{proposal!r} has no value of positive probability")
+            self.listing = Listing(proposal, log_probs)
+        self.left = True
+        raise Left
+
+    def lend(self, particle: Any) -> Any:
+        return Unlisted(self)
+
+    def refuse(self, name: str) -> NoReturn:
+        if self._asker:
+            raise TypeError(f"{self._asker} cannot enumerate self.rng.{name}(); draw with self.sample(dist)")
+        self.left = True
+        raise Left
+
+
+class Unlisted:
+    """Stands for a particle's random stream: whoever draws from it directly makes a choice that cannot be listed."""
+
+    def __init__(self, chooser: Listed) -> None:
+        self._chooser = chooser
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):                       # pickle asks
+            raise AttributeError(name)
+        self._chooser.refuse(name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Unlisted:
+        return self
+
+
+class Replayed(Sampled):
+    """Makes the choices of `steps` again. A ValueError names the step and the choice where the program makes others."""
+
+    def __init__(self, steps: Steps, rng: Any) -> None:
+        super().__init__(rng)
+        self._steps, self._t = steps, 0
+        self._left = deque[Choice | StreamState]()
+
+    def begin_step(self) -> None:
+        super().begin_step()
+        self._left = deque(self._steps[self._t])
+        self._t += 1
+
+    def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
+        if not self._left:
+            proposal.propose(self.rng)                  # where there is nothing to draw, the particle dies again
+        value, log_w = self._expect(Choice, f"the program samples from {proposal!r}")
+        if log_w > -np.inf and proposal.log_measure(value) == -np.inf:
+            raise self._error(f"the program samples from {proposal!r}, which does not give {value!r}")
+        self._left.popleft()
+        return value, log_w
+
+    def note_stream(self, particle: Any) -> None:
+        (state,) = self._expect(StreamState, "the program draws from self.rng")
+        self._left.popleft()
+        if state is not None:
+            if type(self.rng.bit_generator).__name__ != state["bit_generator"]:
+                self.rng = np.random.Generator(getattr(np.random, state["bit_generator"])())
+            self.rng.bit_generator.state = state
+        super().note_stream(particle)
+
+    def end_step(self) -> None:
+        if self._left:
+            raise self._error(f"the program goes on without {self._left[0]!r}")
+
+    def _expect(self, kind: type[Any], what: str) -> Any:
+        if not self._left or not isinstance(self._left[0], kind):
+            raise self._error(f"{what}, where {self._left[0] if self._left else 'nothing'!r} was noted")
+        return self._left[0]
+
+    def _error(self, what: str) -> ValueError:
+        number = len(self._steps[self._t - 1]) - len(self._left) + 1
+        return ValueError(f"the program makes other choices: at step {self._t}, choice {number}, {what}")
+
+
+def last_choices(particle: Any) -> list[Choice | StreamState]:
+    """What the last step of a particle chose."""
+    noted: Noted = particle._noted
+    return noted.last_step()
+
+
+def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> M:
+    """The particle of `model` that made `choices`, as `particle.choices` gives them, without drawing anything.
+
+    It has the text, the attributes, the contexts and the attribution of that particle, and the weight that the program
+    gave it: what inference did to weights (1/N, selection, cuts) is inference's to put back. It goes on with `rng`, by
+    default a new stream.
+
+    What a step draws from `self.rng` directly comes out again, since the state of the stream is noted where a step
+    takes `self.rng`. What cannot come out: draws from a stream that was kept from an earlier step, the number of calls
+    of a predicate of `where`, and anything that a step takes from outside of its particle.
+
+    Raises
+    ------
+    ValueError
+        Where the program no longer makes these choices; the step and the choice are named.
+    """
+    rng = np.random.default_rng() if rng is None else rng
+    chooser = Replayed(choices, rng)
+    particle: M = model.spawn(chooser)
+
+    def run() -> None:
+        for t, _ in enumerate(choices, 1):
+            if particle.finished:
+                raise ValueError(f"the program makes other choices: it ends at step {t - 1} of {len(choices)}")
+            particle.step()
+            chooser.end_step()
+
+    Runtime().run([run], ["a replay"])
+    particle.chooser = Sampled(rng)
+    return particle
+
+
+# ---- a choice that is listed, and made when the step is run again
+
+
+class Pick(NamedTuple):
+    """The value at the index `at` of what was listed."""
+
+    listing: Listing
+    at: int
+
+    @property
+    def log_prob(self) -> float:
+        return float(self.listing.log_probs[self.at])
+
+    def take(self, proposal: Proposal) -> tuple[Any, float]:
+        self.listing.check(proposal, self.at)
+        assert proposal.support is not None
+        return proposal.support[self.at], 0.0
+
+
+class Listing:
+    """A choice as it was listed, to be compared with what the step asks for when it is run again.
+
+    Parameters
+    ----------
+    proposal : Proposal
+        What was drawn from, of finite support.
+    log_probs : (n,) float64
+        The log-measure of its values.
+    """
+
+    __slots__ = ("_call_site", "_proposal", "_recipe", "_support", "log_probs")
+
+    def __init__(self, proposal: Proposal, log_probs: Floats) -> None:
+        self._support, self.log_probs, self._recipe = proposal.support, log_probs, proposal.recipe
+        self._proposal = None if isinstance(proposal, Finite) else proposal       # which would hold (n,) arrays
+        self._call_site = call_site()
+
+    def check(self, proposal: Proposal, index: int) -> None:
+        """A RuntimeError unless `proposal` is the same distribution, of which the value at `index` is drawn again."""
+        recipe = self._recipe
+        if recipe is not None and proposal.support is self._support and _same(recipe, proposal.recipe):
+            return
+        if proposal is self._proposal:
+            return
+        self._check_support(proposal)
+        if isinstance(proposal, Finite):
+            self._check_measure(proposal.log_probs())
+            return
+        assert proposal.support is not None
+        log_prob = proposal.log_measure(proposal.support[index])
+        if not abs(log_prob - self.log_probs[index]) <= MAX_LOG_DISTANCE:
+            raise self.error(f"the value {proposal.support[index]!r} had another probability")
+
+    def _check_measure(self, log_probs: Floats) -> None:
+        if log_probs is self.log_probs or np.array_equal(log_probs, self.log_probs):
+            return
+        before, now = np.exp(self.log_probs), np.exp(log_probs)
+        if 0.5 * np.abs(before - now).sum() > MAX_DISTANCE * max(1e-300, min(1.0, before.sum())):
+            i = int(np.abs(before - now).argmax())
+            value = None if self._support is None else self._support[i]
+            raise self.error(f"{value!r} had the probability {before[i]:.4g} and then {now[i]:.4g}")
+
+    def _check_support(self, proposal: Proposal) -> None:
+        before, now = self._support, proposal.support
+        if now is before:
+            return
+        if now is None or before is None or len(now) != len(before):
+            raise self.error(f"there were {len(before or ())} values, and then {'any' if now is None else len(now)}")
+        if not _equal(before, now):
+            raise self.error("it chose from other values")
+
+    def error(self, what: str) -> RuntimeError:
+        return RuntimeError(
+            f"the step did something else when it was run again: at the sample {told(self._call_site)}, {what}. "
+            "Inference runs a step more than once, so what it does up to a choice must depend on its particle alone: "
+            f"{INSTEAD}"
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two recipes are equal. It runs once for every candidate of a step."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if type(a) is tuple:
+        return len(a) == len(b) and all(map(_same, a, b))
+    if type(a) is np.ndarray:
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+    return bool(a == b)
+
+
+def _equal(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Whether two supports of one length are equal, as far as their values can be compared."""
+    try:
+        if before == now:
+            return True
+    except Exception:
+        return True
+    return all(map(_alike, before, now))
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two values are equal, as far as they can be compared: objects made anew may not know it."""
+    if type(a) is not type(b):
+        return False
+    try:
+        if type(a).__eq__ is object.__eq__:             # type: ignore[comparison-overlap]
+            return True
+        return not bool(a != b) or bool(a != a)         # NaN is not equal to itself
+    except Exception:
+        return True
+
+
+# ---- where a statement stands
+
+
+def call_site() -> CallSite:
+    """The line of the program whose statement is running: the nearest caller outside of this file and Model."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename in _OWN_FILES:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lineno
+
+
+@functools.cache
+def told(site: CallSite) -> str:
+    """A call site as it is told: "(infilling.py, line 41)"."""
+    code, line = site
+    return f"({Path(code.co_filename).name}, line {line})"
