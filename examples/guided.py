@@ -39,7 +39,7 @@ class Guided(ConstrainedText):
 
     def step(self):
         super().step()
-        if not self.finished and not self.index.wanted(self.state):
+        if not self.finished and not self.index.next_bytes(self.state):
             self.finish()
 
 

@@ -55,7 +55,7 @@ class Keywords(Model):
         self.context += token
         self.state = self.index.advance(self.state, token)
         self.left -= 1
-        if not self.index.wanted(self.state):           # nothing can follow: the sentence is complete
+        if not self.index.next_bytes(self.state):           # nothing can follow: the sentence is complete
             self.finish()
         elif self.guide is not None:
             self.twist(self.guide(self))

@@ -64,7 +64,7 @@ class Choice(Model):
         self.s += token
         self.context += token
         self.state = self.index.advance(self.state, token)
-        if not self.index.wanted(self.state):           # complete, and nothing can follow: EOS is not asked for
+        if not self.index.next_bytes(self.state):           # complete, and nothing can follow: EOS is not asked for
             self.finish()
 
 
