@@ -5,10 +5,8 @@ An entry is made whole before it can be looked up, so that other threads and an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Generic, TypeVar
-
-__all__ = ["Memo", "Numbering", "postorder", "reached"]
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -27,33 +25,38 @@ class Memo(dict[K, V]):
         return self.setdefault(key, self._find(key))    # of two threads that find it, both get the first one's
 
 
-class Numbering(dict[K, int], Generic[K]):
-    """A dict that numbers its keys from 0 on as they are met; `keys_met[number]` is the key."""
+class Numbering(dict[K, int]):
+    """A dict that numbers its keys from 0 on as they are met; `met[number]` is the key.
 
-    __slots__ = ("keys_met",)
+    `check(key)` may refuse a new key by an exception.
+    """
 
-    def __init__(self, keys: Iterable[K] = ()) -> None:
+    __slots__ = ("check", "met")
+
+    def __init__(self, keys: Iterable[K] = (), check: Callable[[K], object] = bool) -> None:
         super().__init__()
-        self.keys_met: list[K] = []
+        self.met: list[K] = []
+        self.check = check
         for key in keys:
             self[key]
 
     def __missing__(self, key: K) -> int:
+        self.check(key)
         number = len(self)
-        self.keys_met[number:] = [key]              # in place of what an interrupt has left
+        self.met[number:] = [key]                   # in place of what an interrupt has left
         self[key] = number
         return number
 
 
-def reached(starts: Iterable[K], edges: Callable[[K], Iterable[K]]) -> list[K]:
-    """The nodes that edges lead to from `starts`, these first, each once and in the order in which they are met."""
+def reached(starts: Iterable[K], edges: Callable[[K], Iterable[K]]) -> Iterator[K]:
+    """The nodes that edges lead to from `starts`, these first, each once; a node's edges are asked for after it."""
     found = list(dict.fromkeys(starts))
     seen = set(found)
     for node in found:                              # grows
+        yield node
         new = [target for target in dict.fromkeys(edges(node)) if target not in seen]
         seen.update(new)
         found += new
-    return found
 
 
 def postorder(roots: Iterable[Any], edges: Callable[[Any], Iterable[Any]], key: Callable[[Any], Any] = id) -> list[Any]:

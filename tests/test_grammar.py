@@ -736,8 +736,8 @@ RESOLVED = {
 def test_where_conflicts_were_resolved_the_plan_promises_what_the_search_finds(name):
     """Two recognizers, one without the plan by which every stack is completed: they know the same bytes everywhere."""
     planned, searching = Grammar(RESOLVED[name]), Grammar(RESOLVED[name])
-    assert planned._parser.sure
-    searching._parser.sure = False
+    assert planned._completability.tokens.always
+    searching._completability.tokens.always = False
     rng, letters = random.Random(12), b"ifelsxy;=,()[]:ab \nlmd\"'"
     for _ in range(repetitions(100, 8)):
         one, other, text = planned.start, searching.start, b""

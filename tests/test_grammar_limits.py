@@ -13,7 +13,7 @@ from support import repetitions
 from test_grammar import GRAMMARS, RESOLVED, accepts, check_states, parses, plain_lark, random_grammar, read
 
 from llmppl import Model, smc_steer
-from llmppl.grammar import Grammar, json_grammar, lark_rules, lexing
+from llmppl.grammar import Grammar, json_grammar, lark_loader, lexer, terminal_order
 from llmppl.grammar.lalr_tables import Rule, Tables
 from llmppl.languages import Regex
 from llmppl.languages.limits import TooLarge
@@ -67,8 +67,8 @@ def random_optionals(rng):
 @pytest.mark.parametrize("most", [0, 20])
 def test_rules_as_automata_are_parsed_as_lark_parses_them(monkeypatch, most):
     """Every rule of more than `most` symbols is written as an automaton; lark writes them out."""
-    monkeypatch.setattr(lark_rules, "WRITTEN_OUT", most)
-    monkeypatch.setattr(lark_rules, "GROWTH", 0)
+    monkeypatch.setattr(lark_loader, "MAX_WRITTEN_OUT", most)
+    monkeypatch.setattr(lark_loader, "ALLOWED_GROWTH", 0)
     rng = random.Random(most)
     done = nonempty = automata = 0
     while done < repetitions(300, 25):
@@ -80,7 +80,7 @@ def test_rules_as_automata_are_parsed_as_lark_parses_them(monkeypatch, most):
                 Grammar(grammar)
             continue
         nonempty += check_states(grammar, "abc", 4) > 0
-        automata += bool(lark_rules.read(grammar, "start", (), 0, None, None)[0].sizes)
+        automata += bool(lark_loader.read(grammar, "start", (), 0, None, None)[0].sizes)
         done += 1
     assert nonempty > done / 4 and automata > done / 4
 
@@ -118,11 +118,11 @@ def test_where_an_automaton_would_not_do_a_rule_is_written_out_or_refused():
 @pytest.mark.parametrize("number", [500, 5000])
 def test_keywords_in_the_same_places_are_one_terminal(number):
     grammar = Grammar("start: (" + "|".join(f'"kw{i}"' for i in range(number)) + ")+")
-    assert num_alternatives(grammar) == 4 and len(grammar._scans._terminals) == 1
+    assert num_alternatives(grammar) == 4 and len(grammar._tokens._terminals) == 1
     index = grammar.index(BYTES)
     assert index.allowed(index.after("kw49")).tolist() == [*b"0123456789k", 256]
     assert accepts(grammar, "kw3kw499kw12") and not accepts(grammar, "kw") and read(grammar, f"kw{number}0") is None
-    assert len(grammar._scans.scans) < 3 * number
+    assert len(grammar._tokens.tokens) < 3 * number
 
 
 def test_keywords_that_rules_tell_apart_cost_no_more_than_their_number():
@@ -143,7 +143,7 @@ TERMINALS = ["/[ab]{2}c/", "/a+c?/", "/ba?/", "/[abc]+/", "/ab?(?!c)/", '"abc"',
 
 
 def test_words_read_as_one_are_lexed_as_lark_lexes_them(monkeypatch):
-    monkeypatch.setattr(lark_rules, "MANY", 2)
+    monkeypatch.setattr(terminal_order, "MIN_JOINED", 2)
     rng = random.Random(7)
     done = joined = 0
     while done < repetitions(150, 20):
@@ -153,7 +153,7 @@ def test_words_read_as_one_are_lexed_as_lark_lexes_them(monkeypatch):
         except LarkError:
             continue
         check_states(grammar, "abc", 4)
-        joined += any(len(terminal.words) > 1 for terminal in Grammar(grammar)._scans._terminals.values())
+        joined += any(len(terminal.words) > 1 for terminal in Grammar(grammar)._tokens._terminals.values())
         done += 1
     assert joined > done / 4
 
@@ -254,7 +254,7 @@ def test_the_shortest_text_may_be_longer_than_memory():
 
 
 def test_a_terminal_with_too_many_states_is_named(monkeypatch):
-    monkeypatch.setattr(lexing, "MAX_SCANS", 4000)
+    monkeypatch.setattr(lexer, "MAX_SCANS", 4000)
     index = Grammar('start: "if" A | B\nA: /(.*a.{30})/\nB: /[0-9]+/').index(BYTES)
     rng, state = random.Random(0), index.after("if")
     with pytest.raises(TooLarge, match=r"terminal A '\(\.\*a\.\{30\}\)' is too large: 4,000 states.*smaller counted"):
@@ -271,7 +271,7 @@ def test_a_terminal_is_made_deterministic_only_where_a_text_leads(terminal):
     for n in range(len(text)):
         mask = index.mask(index.after(text[:n]))
         assert mask[ord("a")] and mask[256] == bool(re.fullmatch(terminal[1:-1], text[:n]))
-    assert len(grammar._scans.scans) < 10_000
+    assert len(grammar._tokens.tokens) < 10_000
 
 
 @pytest.mark.parametrize("number", [10, 60, 600])
@@ -279,7 +279,7 @@ def test_the_first_mask_does_not_wait_for_a_long_terminal(number):
     grammar = Grammar(f'start: "if" A | A\nA: /[a-z]([\\w]|[_]){{0,{number}}}/')
     index = grammar.index(BYTES)
     allowed = index.allowed(index.start)
-    assert allowed.tolist() == list(range(ord("a"), ord("z") + 1)) and len(grammar._scans.scans) < 3500
+    assert allowed.tolist() == list(range(ord("a"), ord("z") + 1)) and len(grammar._tokens.tokens) < 3500
     assert index.accepts(index.after("iffy")) and not index.mask(index.after("i"))[ord("-")]
 
 
@@ -307,7 +307,7 @@ def test_what_would_not_end_is_refused_by_name(case):
 
 
 def test_terminals_that_are_too_large_together(monkeypatch):
-    monkeypatch.setattr(lark_rules, "MAX_NFA_STATES", 1000)
+    monkeypatch.setattr(terminal_order, "MAX_NFA_STATES", 1000)
     with pytest.raises(TooLarge, match="terminal A, beside the others, is too large: 602 states"):
         Grammar("start: A|B\nA: /a{600}/\nB: /b{500}/")
 

@@ -5,10 +5,10 @@ it. The LALR(1) tables and the terminals of each parser state are taken from lar
 that it takes one byte at a time and never goes back.
 
 The one idea: do not wait to see where a token ends; assume it. A *hypothesis* says where every token so far ended: it
-is a parser stack (`llmppl.grammar.lalr`) and a scan (`llmppl.grammar.lexing`). Exactly one survives the whole text,
-so no byte is ever read twice: `1e+x` is `1 e + x` because `1` was assumed to end where it does, with the exponent
-forbidden. `step` returns None iff no continuation of the text is accepted: a hypothesis is dropped unless some text
-completes it (`llmppl.grammar.completion`).
+is a parser stack (`llmppl.grammar.lalr`) and the current token, as far as it is read (`llmppl.grammar.lexer`). Exactly
+one survives the whole text, so no byte is ever read twice: `1e+x` is `1 e + x` because `1` was assumed to end where it
+does, with the exponent forbidden. `step` returns None iff no continuation of the text is accepted: a hypothesis is
+dropped unless some text completes it (`llmppl.grammar.completion`).
 
 Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for parsers as recognizers.
 """
@@ -25,23 +25,23 @@ from lark.indenter import Indenter
 
 from llmppl.arguments import text
 from llmppl.exclusive import Turn, in_turn
-from llmppl.grammar.completion import Judge
+from llmppl.grammar.completion import Completability
+from llmppl.grammar.indentation import IndentedParser
 from llmppl.grammar.index import GrammarIndex, IndentedIndex
 from llmppl.grammar.lalr import Parser, Stack
 from llmppl.grammar.lalr_tables import bits_of
-from llmppl.grammar.lark_rules import Rules, read
-from llmppl.grammar.lexing import Ended, Scans
+from llmppl.grammar.lark_loader import Rules, read
+from llmppl.grammar.lexer import PartialTokens
 from llmppl.grammar.masks import Masks
+from llmppl.growing import Numbering
 from llmppl.languages.limits import MAX_LEXED, TooLarge
 from llmppl.masks import TokenIndex, VocabularyLike
 from llmppl.masks.trie import Trie
 from llmppl.shared import Shared
 
-__all__ = ["Grammar", "json_grammar"]
-
 MAX_STATES = 1 << 16                                # that are remembered
 MAX_MASKS = 1 << 16                                 # that are worked out before everything is forgotten
-Hypothesis = tuple[Stack, int]                      # a parser stack, and a scan
+Hypothesis = tuple[Stack, int]                      # a parser stack, and a partial token
 
 
 class _State(Shared):
@@ -52,7 +52,7 @@ class _State(Shared):
     def __init__(self, hypotheses: tuple[Hypothesis, ...], accepting: bool):
         self.hypotheses, self.accepting = hypotheses, accepting
         self.next: dict[int, _State | None] = {}        # by byte
-        self.alike: dict[tuple[int, ...], _State | None] = {}   # by the outcomes of the scans
+        self.alike: dict[tuple[int, ...], _State | None] = {}   # by the outcomes of the tokens
 
     def __repr__(self) -> str:
         return f"<grammar state: {len(self.hypotheses)} hypotheses{', accepting' if self.accepting else ''}>"
@@ -99,14 +99,14 @@ class Grammar(Shared):
         if postlex is not None and not plain:
             raise ValueError(f"postlex: a lark.indenter.Indenter that only names its terminals, not {postlex!r}")
         found, tables = read(grammar, start, import_paths, g_regex_flags, postlex, source_path)
-        self._parser = Parser(tables, start, postlex)
-        lexers, self._lexer_of = _lexers(self._parser, found, postlex)
-        self._scans = Scans(found.terminals, found.ignored, lexers, postlex)
-        self._judge = Judge(self._parser, self._scans, self._lexer_of, found.terminals)
+        parser = self._parser = Parser(tables) if postlex is None else IndentedParser(tables, postlex)
+        lexers, lexer_of = _lexers(parser, found)
+        self._tokens = PartialTokens(found.terminals, found.ignored, lexers, postlex)
+        self._completability = Completability(parser, self._tokens, lexer_of, found.terminals)
         self._states: dict[Any, _State] = {}
         self._masks: Masks | None = None
         self._turn = Turn()
-        begun = self._state([(self._parser.bottom, self._scans.first)], [])
+        begun = self._state([(parser.bottom, self._tokens.first)], [])
         if begun is None:
             raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r})")
         self.start = begun
@@ -139,7 +139,7 @@ class Grammar(Shared):
 
     @in_turn
     def _step_anew(self, state: _State, byte: int) -> _State | None:
-        key = tuple([id(self._scans.step(scan, byte)) for _, scan in state.hypotheses])
+        key = tuple([id(self._tokens.step(token, byte)) for _, token in state.hypotheses])
         if key not in state.alike:                      # else another byte of the same class
             state.alike[key] = self.token_step(state, bytes([byte]))
         found = state.next[byte] = state.alike[key]
@@ -148,21 +148,15 @@ class Grammar(Shared):
     @in_turn
     def token_step(self, state: _State, data: bytes) -> _State | None:
         """The state after some bytes, at least one; those in between are not made."""
+        step, starts, feed = self._tokens.step, self._completability.starts, self._parser.feed
         alive: list[Hypothesis] = list(state.hypotheses)
-        ended: list[Hypothesis] = []
+        ended: list[Hypothesis] = []                    # a stack and a residue each
         for byte in data:
-            for stack, rest in ended:
-                for scan in self._scans.start(self._lexer_of[stack.state], rest):
-                    alive.append((stack, scan))
-            before, alive, ended = alive, [], []
-            for stack, scan in before:
-                scans, ends = self._scans.step(scan, byte)
-                for after in scans:
-                    alive.append((stack, after))
-                for symbol, rest in ends:
-                    top = stack if symbol is None else self._parser.feed(stack, symbol)
-                    if top is not None:
-                        ended.append((top, rest))
+            alive += [(stack, token) for stack, residue in ended for token in starts(stack, residue)]
+            outcomes = [(stack, *step(token, byte)) for stack, token in alive]
+            alive = [(stack, token) for stack, going_on, _ in outcomes for token in going_on]
+            tops = [(feed(stack, symbol), residue) for stack, _, ends in outcomes for symbol, residue in ends]
+            ended = [(top, residue) for top, residue in tops if top is not None]
         return self._state(ended, alive)
 
     @in_turn
@@ -182,7 +176,7 @@ class Grammar(Shared):
 
     def _masks_over(self, trie: Trie) -> Masks:
         if self._masks is None or self._masks.trie is not trie:
-            self._masks = Masks(self._judge, trie)
+            self._masks = Masks(self._completability, trie)
         return self._masks
 
     @in_turn
@@ -199,14 +193,13 @@ class Grammar(Shared):
 
     def _state(self, ended: list[Hypothesis], going_on: list[Hypothesis]) -> _State | None:
         """The state of what is left of the hypotheses: tokens that have just `ended`, tokens still `going_on`."""
-        accepting = False
-        alive = [hypothesis for hypothesis in going_on if self._judge.finishable(*hypothesis)]
-        for stack, rest in ended:
-            if not accepting and not self._scans.rests[rest].required:
-                accepting = self._parser.complete(stack)
-            sure = self._judge.sure(stack, Ended(None, rest))
-            starts = self._scans.start(self._lexer_of[stack.state], rest)
-            alive += [(stack, scan) for scan in starts if sure or self._judge.finishable(stack, scan)]
+        judge = self._completability
+        accepting = any(judge.may_end(*place) for place in ended)
+        alive = [hypothesis for hypothesis in going_on if judge.completable(*hypothesis)]
+        for stack, residue in ended:
+            sure = judge.surely_completable(stack, residue)
+            starts = judge.starts(stack, residue)
+            alive += [(stack, token) for token in starts if sure or judge.completable(stack, token)]
         if not alive and not accepting:
             return None
         if len(self._states) > MAX_STATES:
@@ -230,30 +223,26 @@ def _remade(grammar: str, options: dict[str, Any]) -> Grammar:
     return Grammar(grammar, **options)
 
 
-def _lexers(parser: Parser, found: Rules, postlex: Any) -> tuple[list[tuple[str, ...]], dict[int, int]]:
+def _lexers(parser: Parser, found: Rules) -> tuple[list[tuple[str, ...]], dict[int, int]]:
     """Lark's contextual lexers: the names of their terminals in order; and which one every state of the parser has."""
-    always = found.ignored.union(postlex.always_accept if postlex is not None else ())
     rank = {terminal.name: i for i, terminal in enumerate(found.terminals)}
+    always = {rank[name] for name in found.ignored.union(found.always)}
     ranks = {bit: rank[name] for name, bit in parser.tables.bits.items() if name in rank}
-    numbers: dict[int, int] = {}
+    numbers: Numbering[int] = Numbering()
     lexers: list[tuple[str, ...]] = []
-    lexer_of: dict[int, int] = {}
     size = 0
-    for state, bits in parser.terminals().items():
-        if bits not in numbers:
-            numbers[bits] = len(lexers)
-            some = {ranks[bit] for bit in bits_of(bits) if bit in ranks}
-            lexers.append(tuple(found.terminals[i].name for i in sorted(some.union(rank[name] for name in always))))
-            size += len(lexers[-1])
+    for bits in parser.terminals().values():
+        if numbers[bits] == len(lexers):
+            some = always.union(ranks[bit] for bit in bits_of(bits) if bit in ranks)
+            lexers.append(tuple([found.terminals[i].name for i in sorted(some)]))
+            size += len(some)
             if size > MAX_LEXED:
                 raise TooLarge(
                     f"the grammar's lexer of {len(rank):,} terminals",
-                    f"more than {MAX_LEXED:,} of them in the {len(lexers):,} selections of the first {len(lexer_of):,} "
-                    "states of the parser",
+                    f"more than {MAX_LEXED:,} of them in its first {len(lexers):,} selections",
                     "fewer terminals that may stand at one place would work",
                 )
-        lexer_of[state] = numbers[bits]
-    return lexers, lexer_of
+    return lexers, {state: numbers[bits] for state, bits in parser.terminals().items()}
 
 
 def json_grammar() -> Grammar:

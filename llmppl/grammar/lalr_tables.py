@@ -11,15 +11,20 @@ Source: DeRemer & Pennello (1982), "Efficient Computation of LALR(1) Look-Ahead 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+import functools
+import heapq
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple, TypeVar
 
 from lark.exceptions import GrammarError
 
+from llmppl.growing import Numbering, reached
 from llmppl.languages.limits import MAX_ITEMS, TooLarge
 
 END = "$END"
+S = TypeVar("S", int, frozenset[Any])               # a set: of bits, or any other
 
 
 class Rule(NamedTuple):
@@ -50,6 +55,7 @@ class Tables:
     kernels : by state, (rule, place) of its items that do not begin a rule
     end_state : the state after a text
     conflicts : whether a shift, or a priority, decided between actions
+    rule_names : of all rules, that of the whole text among them
 
     Raises
     ------
@@ -60,33 +66,33 @@ class Tables:
     """
 
     def __init__(self, rules: Sequence[Rule], start: str, whole: Mapping[str, str] = {}) -> None:
-        root = Rule(f"$root_{start}", (start,))
-        self.rules = [*rules, root]
+        self.rules = [*rules, Rule(f"$root_{start}", (start,))]
         self._whole = whole
-        self._of: dict[str, list[int]] = {}             # name -> its alternatives
-        for r, rule in enumerate(self.rules):
-            self._of.setdefault(rule.origin, []).append(r)
-        symbols = dict.fromkeys(symbol for rule in self.rules for symbol in rule.expansion)
-        names = [symbol for symbol in symbols if symbol not in self._of]
-        self.bits = {name: 2 << i for i, name in enumerate([*names, END])}
+        self._alternatives: dict[str, list[int]] = defaultdict(list)
         self._base: list[int] = []                      # the item at the beginning of each alternative
         self._next: list[str | None] = []               # the symbol behind an item's place
         self._rule_of: list[int] = []
         for r, rule in enumerate(self.rules):
+            self._alternatives[rule.origin].append(r)
             self._base.append(len(self._next))
             self._next += [*rule.expansion, None]
             self._rule_of += [r] * (len(rule.expansion) + 1)
+        self.rule_names = self._alternatives.keys()
+        symbols = dict.fromkeys(symbol for rule in self.rules for symbol in rule.expansion)
+        names = [symbol for symbol in symbols if symbol not in self.rule_names]
+        self.bits = {name: 2 << i for i, name in enumerate([*names, END])}
+        self._begun: dict[str | None, list[int]] = {
+            name: [self._base[r] for r in numbers] for name, numbers in self._alternatives.items()
+        }
+        self._first = {name: [self._next[item] for item in items] for name, items in self._begun.items()}
         self.shifts: list[dict[str, int]] = []
         self._items: list[list[int]] = []               # kernel and what it leads to without reading
-        self._kernel_sizes: list[int] = []
-        self._find_states(self._base[-1])
+        kernels = self._find_states(self._base[-1])
+        self.kernels = [[self._pointer(item) for item in kernel] for kernel in kernels]
         self.end_state = self.shifts[0][start]
-        self.kernels = [
-            [self._pointer(item) for item in items[:size]]
-            for items, size in zip(self._items, self._kernel_sizes, strict=True)
-        ]
+        self.shift_bits = [sum(self.bits.get(symbol, 0) for symbol in shifts) for shifts in self.shifts]
         self.conflicts = False
-        self.reductions = self._find_reductions(self._find_looks(start))
+        self.reductions = self._find_reductions(self._find_lookaheads(start))
 
     def _pointer(self, item: int) -> tuple[Rule, int]:
         r = self._rule_of[item]
@@ -99,166 +105,168 @@ class Tables:
         been read of it have the same terminals to come. Where it can begin in the middle of itself, lark takes more to
         come than can, if it has rules in it.
         """
-        parts = [part for part, owner in self._whole.items() if owner == name]
-        symbols = {self._next[item] for item in self._closed(self._base[r] for r in self._of.get(name, ()))} - {None}
+        parts = {part for part, owner in self._whole.items() if owner == name}
         states = [q for q, shifts in enumerate(self.shifts) if name in shifts]
-        if any(len({self.shifts[q][symbol] for q in states}) > 1 for symbol in symbols if symbol is not None):
-            return False
-        inner = {symbol for part in parts for r in self._of.get(part, ()) for symbol in self.rules[r].expansion}
-        if inner.isdisjoint(self._of.keys() - set(parts)):
+        for symbol in filter(None, reached(self._first.get(name, ()), self._first_of)):
+            if len({self.shifts[q][symbol] for q in states}) > 1:
+                return False
+        rules = [rule for rule in self.rules if rule.origin in parts]
+        inner = {symbol for rule in rules for symbol in rule.expansion}
+        if inner.isdisjoint(self.rule_names - parts):
             return True
-        middle = {self._rule_of[item] for q in states for item in self._items[q][: self._kernel_sizes[q]]}
-        return all(self.rules[r].origin not in parts for r in middle)
+        return all(rule.origin not in parts for q in states for rule, _ in self.kernels[q])
+
+    def _first_of(self, symbol: str | None) -> Iterable[str | None]:
+        return self._first.get(symbol, ())
 
     # ---- states
 
-    def _find_states(self, first: int) -> None:
-        numbers: dict[tuple[int, ...], int] = {(first,): 0}
-        kernels: list[tuple[int, ...]] = [(first,)]
+    def _find_states(self, first: int) -> list[tuple[int, ...]]:
+        """The kernels of the states; a state's shifts and items are noted as it is found."""
+        kernels: Numbering[tuple[int, ...]] = Numbering([(first,)])
         size = 0
-        for kernel in kernels:                          # grows
-            items = self._closed(kernel)
+        for kernel in kernels.met:                 # grows
+            symbols = reached([self._next[item] for item in kernel], self._first_of)
+            items = [*kernel, *itertools.chain.from_iterable(self._begun.get(symbol, ()) for symbol in symbols)]
             size += len(items)
             if size > MAX_ITEMS:
-                (name, many), *_ = Counter(self.rules[self._rule_of[i]].origin for i in items).most_common(1)
-                raise TooLarge(
-                    f"the parser of the grammar's {len(self.rules) - 1:,} alternatives",
-                    f"more than {MAX_ITEMS:,} items in its first {len(self._items):,} states, {many:,} of the "
-                    f"{len(items):,} in the last of rule {name}",
-                    "fewer alternatives that may stand at one place would work",
-                )
-            after: dict[str, list[int]] = {}
+                self._refuse(items)
+            after: dict[str | None, list[int]] = defaultdict(list)
             for item in items:
-                symbol = self._next[item]
-                if symbol is not None:
-                    after.setdefault(symbol, []).append(item + 1)
-            shifts = {}
-            for symbol, some in after.items():
-                key = tuple(sorted(some))
-                number = numbers.setdefault(key, len(kernels))
-                if number == len(kernels):
-                    kernels.append(key)
-                shifts[symbol] = number
-            self.shifts.append(shifts)
+                after[self._next[item]].append(item + 1)
+            self.shifts.append({symbol: kernels[tuple(sorted(some))] for symbol, some in after.items() if symbol})
             self._items.append(items)
-            self._kernel_sizes.append(len(kernel))
+        return kernels.met
 
-    def _closed(self, kernel: Iterable[int]) -> list[int]:
-        """Items, and those that begin the rules that may come next."""
-        items, seen = list(kernel), set[str]()
-        for item in items:                              # grows
-            symbol = self._next[item]
-            if symbol in self._of and symbol not in seen:
-                seen.add(symbol)
-                items += [self._base[r] for r in self._of[symbol]]
-        return items
+    def _refuse(self, items: list[int]) -> None:
+        (name, many), *_ = Counter(self.rules[self._rule_of[item]].origin for item in items).most_common(1)
+        raise TooLarge(
+            f"the parser of the grammar's {len(self.rules) - 1:,} alternatives",
+            f"more than {MAX_ITEMS:,} items in its first {len(self._items):,} states, {many:,} of the "
+            f"{len(items):,} in the last of rule {name}",
+            "fewer alternatives that may stand at one place would work",
+        )
 
     # ---- what may come after a rule
 
-    def _nullable(self) -> set[str]:
-        """The names of the rules that may be empty."""
-        users: dict[str, list[int]] = {}
-        missing = []
-        for r, rule in enumerate(self.rules):
-            missing.append(len(rule.expansion))
-            for symbol in rule.expansion:
-                users.setdefault(symbol, []).append(r)
-        todo = [rule.origin for rule in self.rules if not rule.expansion]
-        found = set(todo)
-        while todo:
-            for r in users.get(todo.pop(), ()):
-                missing[r] -= 1
-                origin = self.rules[r].origin
-                if not missing[r] and origin not in found:
-                    found.add(origin)
-                    todo.append(origin)
-        return found
-
-    def _find_looks(self, start: str) -> dict[tuple[int, int], int]:
-        """(state, rule) -> the terminals before which the rule may be reduced there."""
-        nullable = self._nullable()
-        transitions = [(q, s) for q, shifts in enumerate(self.shifts) for s in shifts if s in self._of]
+    def _find_lookaheads(self, start: str) -> dict[int, dict[int, int]]:
+        """By state and rule, the terminals before which the rule may be reduced there."""
+        nullable = {name for name, shortest in shortest_yields(self).items() if not shortest.length}
+        pairs = [(q, symbol) for q, shifts in enumerate(self.shifts) for symbol in shifts]
+        transitions = [(q, symbol) for q, symbol in pairs if symbol in self.rule_names]
         number = {transition: i for i, transition in enumerate(transitions)}
-        read, reads = [], []
-        for q, symbol in transitions:
-            after = self.shifts[q][symbol]
-            bits = self.bits[END] if (q, symbol) == (0, start) else 0
-            for s in self.shifts[after]:
-                if s not in self._of:
-                    bits |= self.bits[s]
-            read.append(bits)
-            reads.append([number[after, s] for s in self.shifts[after] if s in nullable])
-        read = _united(read, reads)
+        after = [self.shifts[q][symbol] for q, symbol in transitions]
+        read = [self.shift_bits[q] for q in after]
+        read[number[0, start]] |= self.bits[END]
+        read = united(read, [[number[q, symbol] for symbol in self.shifts[q] if symbol in nullable] for q in after])
+        tails = [self._nullable_tail(rule, nullable) for rule in self.rules]
         includes: list[list[int]] = [[] for _ in read]
         back: list[tuple[int, int, int]] = []           # state at a rule's end, the rule, the transition it makes
         for q, items in enumerate(self._items):
             for item in items:
                 rule, place = self._pointer(item)
                 this = number.get((q, rule.origin))     # lark asks so of items in the middle of a rule, too
-                if this is None or place and rule.origin in self._whole:
+                if this is None or (place and rule.origin in self._whole):
                     continue
-                state = q
-                last: list[int] = []            # of the rule's symbols, those that are a rule with nothing needed after
-                for symbol in rule.expansion[place:]:
-                    if (state, symbol) in number:
-                        if symbol not in nullable:
-                            last.clear()
-                        last.append(number[state, symbol])
-                    else:
-                        last.clear()
+                r, state = self._rule_of[item], q
+                for at, symbol in enumerate(rule.expansion[place:], place):
+                    if at >= tails[r]:
+                        includes[number[state, symbol]].append(this)
                     state = self.shifts[state][symbol]
-                for transition in last:
-                    includes[transition].append(this)
                 if not place:
-                    back.append((state, self._rule_of[item], this))
-        follow = _united(read, includes)
-        looks: dict[tuple[int, int], int] = {}
+                    back.append((state, r, this))
+        follow = united(read, includes)
+        lookaheads: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for state, r, transition in back:
-            looks[state, r] = looks.get((state, r), 0) | follow[transition]
-        return looks
+            lookaheads[state][r] |= follow[transition]
+        return lookaheads
+
+    def _nullable_tail(self, rule: Rule, nullable: set[str]) -> int:
+        """Where the last symbols of an alternative begin that are rules with nothing needed behind them."""
+        at = len(rule.expansion)
+        while at and rule.expansion[at - 1] in nullable:
+            at -= 1
+        return at - (at > 0 and rule.expansion[at - 1] in self.rule_names)
 
     # ---- actions
 
-    def _find_reductions(self, looks: dict[tuple[int, int], int]) -> list[list[tuple[int, tuple[int, str]]]]:
-        by_state: dict[int, list[tuple[int, int]]] = {}
-        for (state, r), bits in looks.items():
-            by_state.setdefault(state, []).append((r, bits))
+    def _find_reductions(self, lookaheads: dict[int, dict[int, int]]) -> list[list[tuple[int, tuple[int, str]]]]:
         collisions: list[str] = []
         reductions: list[list[tuple[int, tuple[int, str]]]] = []
         equal: dict[int, int] = {}                      # one object of each set
-        for state, shifts in enumerate(self.shifts):
-            taken = sum(self.bits[symbol] for symbol in shifts if symbol not in self._of)
-            row: dict[tuple[int, str], int] = {}
-            for r, bits in self._decided(by_state.get(state, []), collisions):
+        for state, taken in enumerate(self.shift_bits):
+            row: dict[tuple[int, str], int] = defaultdict(int)
+            for r, bits in self._decided(lookaheads.get(state, {}), collisions).items():
                 self.conflicts |= bool(bits & taken)
-                action = len(self.rules[r].expansion), self.rules[r].origin
-                row[action] = row.get(action, 0) | bits & ~taken
+                row[len(self.rules[r].expansion), self.rules[r].origin] |= bits & ~taken
             reductions.append([(equal.setdefault(bits, bits), action) for action, bits in row.items() if bits])
         if collisions:
             raise GrammarError("\n\n".join(collisions))
         return reductions
 
-    def _decided(self, found: list[tuple[int, int]], collisions: list[str]) -> list[tuple[int, int]]:
-        """(rule, bits) of a state with every terminal in one of them only: that of the highest priority."""
+    def _decided(self, found: dict[int, int], collisions: list[str]) -> dict[int, int]:
+        """rule -> bits of a state with every terminal in one of them only: that of the highest priority."""
         once = twice = 0
-        for _, bits in found:
+        for bits in found.values():
             twice |= once & bits
             once |= bits
-        if not twice:
-            return found
-        self.conflicts = True
+        self.conflicts |= bool(twice)
         left = dict(found)
-        for name, bit in self.bits.items():
-            if bit & twice:
-                rules = sorted((r for r, bits in found if bits & bit), key=lambda r: -self.rules[r].priority)
-                if self.rules[rules[0]].priority == self.rules[rules[1]].priority:
-                    lines = "".join(f"\n\t- {self.rules[r]}" for r in rules)
-                    collisions.append(
-                        f"Reduce/Reduce collision in Terminal({name!r}) between the following rules: {lines}"
-                    )
-                for r in rules[1:]:
-                    left[r] &= ~bit
-        return list(left.items())
+        names = {bit: name for name, bit in self.bits.items()} if twice else {}
+        for bit in bits_of(twice):
+            first, second, *more = sorted((r for r in found if found[r] & bit), key=lambda r: -self.rules[r].priority)
+            if self.rules[first].priority == self.rules[second].priority:
+                lines = "".join(f"\n\t- {self.rules[r]}" for r in (first, second, *more))
+                collisions.append(
+                    f"Reduce/Reduce collision in Terminal({names[bit]!r}) between the following rules: {lines}"
+                )
+            for r in (second, *more):
+                left[r] &= ~bit
+        return left
+
+
+class Yield(NamedTuple):
+    """The fewest terminals that a symbol may consist of: how many, the first of them, and the rule's alternative."""
+
+    length: int
+    head: str | None
+    expansion: tuple[str, ...]
+
+
+def shortest_yields(tables: Tables, avoided: Set[str] = frozenset()) -> dict[str, Yield]:
+    """The shortest yield of every symbol; what nothing finishes without the `avoided` terminals is left out.
+
+    Knuth (1977), "A generalization of Dijkstra's algorithm".
+    """
+    shortest = {name: Yield(1, name, ()) for name in tables.bits.keys() - avoided}
+    users: dict[str, list[int]] = defaultdict(list)
+    missing, lengths = [], []                           # of every alternative: symbols not known yet, terminals so far
+    for r, rule in enumerate(tables.rules):
+        unknown = [symbol for symbol in rule.expansion if symbol not in shortest]
+        for symbol in unknown:
+            users[symbol].append(r)
+        missing.append(len(unknown))
+        lengths.append(len(rule.expansion) - len(unknown))
+    todo = [(lengths[r], r) for r, number in enumerate(missing) if not number]
+    heapq.heapify(todo)
+    while todo:
+        length, r = heapq.heappop(todo)
+        rule = tables.rules[r]
+        if rule.origin in shortest:
+            continue
+        heads = (shortest[symbol].head for symbol in rule.expansion)
+        shortest[rule.origin] = Yield(length, next(filter(None, heads), None), rule.expansion)
+        for user in users[rule.origin]:
+            missing[user] -= 1
+            lengths[user] += length
+            if not missing[user]:
+                heapq.heappush(todo, (lengths[user], user))
+    return shortest
+
+
+def union(sets: Iterable[int]) -> int:
+    """All bits of some sets."""
+    return functools.reduce(int.__or__, sets, 0)
 
 
 def bits_of(bits: int) -> Iterator[int]:
@@ -268,7 +276,7 @@ def bits_of(bits: int) -> Iterator[int]:
         bits &= bits - 1
 
 
-def _united(sets: Iterable[int], edges: Sequence[Sequence[int]]) -> list[int]:
+def united(sets: Iterable[S], edges: Sequence[Iterable[int]]) -> list[S]:
     """Each set joined with those of all that is reached from it (Tarjan 1972, on a stack of its own)."""
     found = list(sets)
     order = [0] * len(found)                            # of discovery, from 1 on; -1 when done
