@@ -153,7 +153,7 @@ def tiny() -> Subject:
     keywords = Regex("[abc ]*a b[abc .]*") & Regex("[abc ]*c[abc .]*")
     return Subject("tiny transformer", lm, {
         "words of at most 2 letters": constrained(lm, "a", Regex(r"([a-c]{0,2}[ .])*[a-c]{0,2}"), 4),
-        "infilling": Program(lambda twisted: Infilling(lm, ["a", "b", "c"], lengths=Geometric(0.6, most=2))),
+        "infilling": Program(lambda twisted: Infilling(lm, ["a", "b", "c"], lengths=Geometric(0.6, max_value=2))),
         "intersection, product": intersection(lm, ["a", "b.", "c a"], "product", 4),
         "intersection, first": intersection(lm, ["a", "b.", "c a"], "first", 4),
         "regex": constrained(lm, "a", Regex(r"(ab|ca? |b){1,3}\.*"), 5),

@@ -250,7 +250,7 @@ def test_a_step_of_many_choices_runs_at_most_N_times_K_of_them_at_once():
 def test_a_choice_of_infinite_support_is_a_TypeError_that_names_it():
     with pytest.raises(TypeError, match=r"Geometric\(0.5\) has no finite support"):
         beam_search(Infilling(tiny_lm(V), "a[BLANK]a"), 2, 2)
-    assert beam_search(Infilling(tiny_lm(V), "a[BLANK]a", lengths=Geometric(0.5, most=2)), 2, 2)
+    assert beam_search(Infilling(tiny_lm(V), "a[BLANK]a", lengths=Geometric(0.5, max_value=2)), 2, 2)
 
 
 def test_drawing_from_the_stream_itself_is_a_TypeError_that_names_the_function():

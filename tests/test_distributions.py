@@ -38,9 +38,9 @@ LAWS = {
     "uniform": (Uniform(-1, 2), dict.fromkeys(range(-1, 3), 0.25)),
     "one": (Uniform(5, 5), {5: 1.0}),
     "delta": (Delta("x"), {"x": 1.0}),
-    "geometric, at most 3": (Geometric(0.4, most=3), {n: 0.4 * 0.6**n / (1 - 0.6**4) for n in range(4)}),
-    "geometric, at most 0": (Geometric(0.4, most=0), {0: 1.0}),
-    "certain geometric": (Geometric(1.0, most=2), {0: 1.0, 1: 0.0, 2: 0.0}),
+    "geometric, at most 3": (Geometric(0.4, max_value=3), {n: 0.4 * 0.6**n / (1 - 0.6**4) for n in range(4)}),
+    "geometric, at most 0": (Geometric(0.4, max_value=0), {0: 1.0}),
+    "certain geometric": (Geometric(1.0, max_value=2), {0: 1.0, 1: 0.0, 2: 0.0}),
     "masked": (Uniform(0, 3).masked([True, False, True, False]), {0: 0.5, 1: 0.0, 2: 0.5, 3: 0.0}),
     "tempered": (Categorical([0.2, 0.8]).tempered(0.5), {0: 0.04 / 0.68, 1: 0.64 / 0.68}),
     "top_k": (Categorical([0.1, 0.2, 0.3, 0.4]).top_k(2), {0: 0.0, 1: 0.0, 2: 3 / 7, 3: 4 / 7}),
@@ -278,8 +278,8 @@ def test_far_apart_weights_neither_overflow_nor_vanish():
         (lambda: Uniform(3, 2), ValueError, "integers low <= high, .* not low=3 and high=2"),
         (lambda: Uniform(0, 1.5), TypeError, "Uniform: high must be an integer, not 1.5"),
         (lambda: Geometric(0.0), ValueError, r"Geometric: p must be in \(0, 1\], not 0.0"),
-        (lambda: Geometric(0.5, most=-1), ValueError, "Geometric: most must be at least 0, not -1"),
-        (lambda: Geometric(0.5, most=1.5), TypeError, "Geometric: most must be an integer, not 1.5"),
+        (lambda: Geometric(0.5, max_value=-1), ValueError, "Geometric: max_value must be at least 0, not -1"),
+        (lambda: Geometric(0.5, max_value=1.5), TypeError, "Geometric: max_value must be an integer, not 1.5"),
         (lambda: Bernoulli(0.5).masked([True]), ValueError, r"shape \(1,\); Bernoulli\(0.5\) wants \(2,\)"),
         (lambda: Bernoulli(0.5).masked([[True, False]]), ValueError, r"shape \(1, 2\)"),
         (lambda: Bernoulli(0.5).masked([0, 1]), TypeError, "array of bool, not of int64"),
@@ -313,7 +313,8 @@ def test_laws_show_what_they_are():
     assert repr(Bernoulli(0.25)) == "Bernoulli(0.25)"
     assert repr(Categorical({"x": 0.25, "y": 0.75})) == "Categorical({'x': 0.25, 'y': 0.75})"
     assert repr(Uniform(1, 6)) == "Uniform(1, 6)" and repr(Delta("x")) == "Delta('x')"
-    assert repr(Geometric(0.5)) == "Geometric(0.5)" and repr(Geometric(0.5, most=3)) == "Geometric(0.5, most=3)"
+    assert repr(Geometric(0.5)) == "Geometric(0.5)"
+    assert repr(Geometric(0.5, max_value=3)) == "Geometric(0.5, max_value=3)"
     assert repr(Uniform(1, 6).top_k(2)) == "Uniform(1, 6).top_k(2)"
 
 

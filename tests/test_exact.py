@@ -115,7 +115,7 @@ class Hole(Model):
         self.context, self.prior = lm.context("a"), prior
 
     def step(self):
-        lengths = Geometric(0.4, most=2)
+        lengths = Geometric(0.4, max_value=2)
         self.length = self.sample(lengths)
         if not self.prior:
             self.score(-lengths.log_prob(self.length))
@@ -242,7 +242,7 @@ def test_a_choice_without_finite_support_is_a_TypeError_that_names_it():
 def test_a_distribution_without_finite_support_may_be_observed_and_proposed_for():
     observed = enumerate_exact(OneStep(lambda self: self.observe(Geometric(0.5), 2)))
     assert observed.log_ml == pytest.approx(math.log(0.125))
-    proposed = enumerate_exact(OneStep(lambda self: self.sample(Geometric(0.5), proposal=Geometric(0.9, most=3))))
+    proposed = enumerate_exact(OneStep(lambda self: self.sample(Geometric(0.5), proposal=Geometric(0.9, max_value=3))))
     assert_same(posterior(proposed, lambda particle: particle.value), {n: 0.5 ** (n + 1) for n in range(4)})
 
 

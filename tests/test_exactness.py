@@ -390,7 +390,7 @@ def in_schema() -> dict[str, float]:
     return add_up(pairs)
 
 
-HOLES = {"lengths": Geometric(0.6, most=2)}
+HOLES = {"lengths": Geometric(0.6, max_value=2)}
 PROMPTS = ["a", "b", "c a"]
 CASES = {
     "predicate": Case(lambda: ConstrainedText(tiny_lm(V), "a", no_doubles, max_tokens=4), lambda: constrained(False)),

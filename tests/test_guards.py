@@ -246,7 +246,7 @@ def test_a_step_that_dies_or_draws_only_the_second_time_is_an_error():
         (Uniform(0, 1), Uniform(0, 2), "there were 2 values, and then 3"),
         (Uniform(0, 1), Uniform(1, 2), "it chose from other values"),
         (Categorical([0.5, 0.5], ["a", "b"]), Categorical([0.5, 0.5], ["a", 1]), "it chose from other values"),
-        (Geometric(0.5, most=2), Geometric(0.3, most=2), "the value . had another probability|0 had the probability"),
+        (Geometric(0.5, 2), Geometric(0.3, 2), "the value . had another probability|0 had the probability"),
         (Bernoulli(0.5), Bernoulli(0.5).masked([True, False]), "False had the probability 0.5 and then 1"),
     ],
 )

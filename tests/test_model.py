@@ -130,7 +130,7 @@ def test_sample_with_a_proposal_weighs_by_p_over_q():
         (lambda: Categorical({"x": 0.25, "y": 0.75}), "y"),
         (lambda: Categorical({"x": 0.25, "y": 0.75}), "z"),
         (lambda: Geometric(0.3), 4),
-        (lambda: Geometric(0.3, most=3), 4),
+        (lambda: Geometric(0.3, max_value=3), 4),
         (after_a, tiny_lm(V).vocab[2]),
         (after_a, 2),
         (after_a, tiny_lm(V).vocab[END]),

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import repetitions
 
+from llmppl.distributions import logsumexp
 from llmppl.inference.resampling import (
-    logsumexp,
     multinomial,
     optimal,
     residual,

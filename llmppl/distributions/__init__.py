@@ -1,17 +1,19 @@
 """Distributions and proposals, over tokens and over other values."""
 
-from llmppl.distributions.distribution import Bernoulli as Bernoulli
-from llmppl.distributions.distribution import Categorical as Categorical
-from llmppl.distributions.distribution import Delta as Delta
-from llmppl.distributions.distribution import Distribution as Distribution
-from llmppl.distributions.distribution import Finite as Finite
-from llmppl.distributions.distribution import Geometric as Geometric
-from llmppl.distributions.distribution import Impossible as Impossible
-from llmppl.distributions.distribution import Proposal as Proposal
-from llmppl.distributions.distribution import Uniform as Uniform
-from llmppl.distributions.distribution import Where as Where
-from llmppl.distributions.distribution import mixture as mixture
-from llmppl.distributions.distribution import product as product
+from llmppl.distributions.combine import mixture as mixture
+from llmppl.distributions.combine import product as product
+from llmppl.distributions.finite import Finite as Finite
+from llmppl.distributions.finite import RejectionProposal as RejectionProposal
+from llmppl.distributions.proposal import Distribution as Distribution
+from llmppl.distributions.proposal import Impossible as Impossible
+from llmppl.distributions.proposal import Proposal as Proposal
 from llmppl.distributions.rules import NO_RULE as NO_RULE
 from llmppl.distributions.rules import DecisionRule as DecisionRule
 from llmppl.distributions.rules import Rule as Rule
+from llmppl.distributions.standard import Bernoulli as Bernoulli
+from llmppl.distributions.standard import Categorical as Categorical
+from llmppl.distributions.standard import Delta as Delta
+from llmppl.distributions.standard import Geometric as Geometric
+from llmppl.distributions.standard import Uniform as Uniform
+from llmppl.distributions.weights import Floats as Floats
+from llmppl.distributions.weights import logsumexp as logsumexp

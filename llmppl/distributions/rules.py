@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llmppl import arguments
-from llmppl.distributions.distribution import Finite
+from llmppl.distributions.finite import Finite
 from llmppl.shared import Shared
 
 DecisionRule = Callable[[Any], Any]                     # from a Finite to one of the same kind

@@ -27,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.arguments import count
+from llmppl.distributions import logsumexp
 from llmppl.inference.branches import Branch
-from llmppl.inference.resampling import logsumexp, optimal
+from llmppl.inference.resampling import optimal
 from llmppl.inference.watch import GlobalStreams
 from llmppl.models.choices import Choice, Fixed, Pick, Sampled, last_choices
 from llmppl.models.model import Model

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.inference.resampling import logsumexp
+from llmppl.distributions import logsumexp
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]

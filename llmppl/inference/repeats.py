@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from llmppl.arguments import count, generator
 from llmppl.display.progress import bar
+from llmppl.distributions import logsumexp
 from llmppl.inference.particles import Particles
-from llmppl.inference.resampling import logsumexp
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime, Stats
 

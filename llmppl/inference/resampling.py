@@ -27,23 +27,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from llmppl.arguments import count, probability
+from llmppl.distributions import logsumexp
 
 __all__ = [
-    "DownSample", "ResampleBelow", "Scheme", "logsumexp", "multinomial", "optimal", "residual", "stratified",
+    "DownSample", "ResampleBelow", "Scheme", "multinomial", "optimal", "residual", "stratified",
     "systematic", "threshold",
 ]  # fmt: skip
 
 Resampled = tuple[NDArray[np.int64], NDArray[np.float64]]
 Scheme = Callable[[np.random.Generator, ArrayLike, int], Resampled]
-
-
-def logsumexp(log_weights: ArrayLike) -> float:
-    """log sum_j exp(log_weights[j]), or -inf if there is nothing to sum."""
-    log_weights = np.asarray(log_weights, dtype=np.float64)
-    peak = np.max(log_weights, initial=-np.inf)
-    if not np.isfinite(peak):                       # -inf - -inf would be NaN
-        return float(peak)
-    return float(peak + np.log(np.sum(np.exp(log_weights - peak))))
 
 
 def multinomial(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:

@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 
 from llmppl.arguments import function, generator, one_of, optional_count, unknown_option
 from llmppl.display.progress import bar
+from llmppl.distributions import logsumexp
 from llmppl.inference.expansion import EXPANSIONS, Copies, Extension, Run
 from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
 from llmppl.inference.particles import Death, Particles, died
-from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, logsumexp, systematic
+from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
 from llmppl.inference.watch import GlobalStreams, Watch, begin, cut
 from llmppl.models.choices import Sampled
 from llmppl.models.model import Model

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl import arguments
-from llmppl.distributions.distribution import Distribution, Floats
+from llmppl.distributions import Distribution, Floats
 from llmppl.lm.backend import Backend
 from llmppl.lm.cache import Node, Row
 from llmppl.lm.evaluator import CachedEvaluator

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from llmppl.arguments import shown
-from llmppl.distributions.distribution import Finite, Floats
+from llmppl.distributions import Finite, Floats
 from llmppl.tokens import EOS, Vocabulary
 
 
@@ -25,16 +22,10 @@ class TokenDistribution(Finite):
     def _like(self, compute: Callable[[], Floats], parents: Sequence[Finite]) -> TokenDistribution:
         return TokenDistribution(self.support, compute, parents)
 
-    def places(self, value: Any) -> list[int]:
+    def indices(self, value: Any) -> Sequence[int]:
         if isinstance(value, str):
             raise TypeError(
                 f"a str is not a token: for the text {shown(value)}, use .string(), as in "
                 "observe(self.transformer(context).string(), text)"
             )
-        return list(self.support.eos_ids) if value is EOS else [self.support.token(value)]
-
-    def log_prob(self, value: Any) -> float:
-        places = self.places(value)
-        if len(places) == 1:
-            return self.log_prob_at(places[0])
-        return float(np.logaddexp.reduce([self.log_prob_at(i) for i in places], initial=-math.inf))
+        return self.support.eos_ids if value is EOS else [self.support.token(value)]

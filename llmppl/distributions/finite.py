@@ -1,0 +1,310 @@
+"""Finite: a distribution over finitely many values, and what is derived from it.
+
+It is given by log-weights over its support that need not be normalised and are computed when first asked for.
+Everything derived from it (`masked`, `tempered`, `top_k`, `top_p`, `product`, `mixture`) is Finite again, except
+`where(predicate)`: a `RejectionProposal`, which tests only the values that it draws.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from llmppl import arguments
+from llmppl.distributions.proposal import Distribution, Impossible, Proposal, frozen
+from llmppl.distributions.rejection import weighted_rejection
+from llmppl.distributions.weights import Floats, Weights, scaled
+
+
+class Finite(Distribution):
+    """A distribution with finite support.
+
+    Parameters
+    ----------
+    support : Sequence
+        The values.
+    log_weights : (n,) array, or a callable that returns one
+        Log-probabilities up to a constant; -inf marks what cannot happen. A callable is called once, when needed.
+    parents : sequence of Finite
+        The distributions that the callable asks.
+
+    Raises
+    ------
+    ValueError
+        If two values are equal, since the mass of one of them would be lost. Values that cannot be hashed are compared
+        one by one, up to 200 of them.
+    """
+
+    support: Sequence[Any]
+
+    def __init__(
+        self, support: Sequence[Any], log_weights: ArrayLike | Callable[[], Floats], parents: Sequence[Finite] = ()
+    ) -> None:
+        if not parents and isinstance(support, (list, tuple, str)) and _repeats(support):
+            name, values = type(self).__name__, arguments.shown(support)
+            raise ValueError(f"{name} wants distinct values, not {values}: give equal ones one probability")
+        self.support = support
+        self._parents = tuple(parents)
+        self._compute: Callable[[], Floats] | None = None
+        self._log_weights: Floats | None = None
+        if callable(log_weights):
+            self._compute = log_weights
+        else:
+            self._log_weights = np.asarray(log_weights, dtype=np.float64)
+            self.recipe = (self._log_weights,)
+        self._scaled: tuple[Weights, float] | None = None
+        self._log_probs: Floats | None = None
+        self._describe: Callable[[], str] | None = None
+        self._masked: weakref.WeakValueDictionary[int, Finite] | None = None
+
+    def log_weights(self) -> Floats:
+        """(n,) float64, not normalised."""
+        for parent in self._parents:                    # may wait for a language model, and others ask us meanwhile
+            parent.log_weights()
+        compute = self._compute                         # read once: another thread may have done with it
+        if self._log_weights is None and compute is not None:
+            self._log_weights = compute()
+        self._compute, self._parents = None, ()
+        assert self._log_weights is not None
+        return self._log_weights
+
+    def scaled(self) -> tuple[Weights, float]:
+        """The weights divided by the largest, and the log of their sum; zeros and -inf where nothing is possible."""
+        log_weights = self.log_weights()
+        if self._scaled is None:
+            self._scaled = scaled(log_weights)
+        return self._scaled
+
+    def log_total(self) -> float:
+        """Log of the sum of the weights; -inf where nothing is possible."""
+        return self.scaled()[1]
+
+    def log_probs(self) -> Floats:
+        if self._log_probs is None:
+            log_total = self.log_total()
+            self._log_probs = frozen(self.log_weights() - (0.0 if log_total == -math.inf else log_total))
+        return self._log_probs
+
+    def log_prob(self, value: Any) -> float:
+        logs = [self.log_prob_at(index) for index in self.indices(value)]
+        return logs[0] if len(logs) == 1 else float(np.logaddexp.reduce(logs, initial=-math.inf))
+
+    def indices(self, value: Any) -> Sequence[int]:
+        """Where in the support `value` stands; none where it cannot be."""
+        try:
+            return [self.support.index(value)]
+        except ValueError:
+            return []
+
+    def log_prob_at(self, index: int) -> float:
+        """Log-probability of the value at `index` of the support."""
+        log_weight = float(self.log_weights()[index])
+        return log_weight if log_weight == -math.inf else log_weight - self.log_total()
+
+    def sample(self, rng: np.random.Generator) -> Any:
+        weights, _ = self.scaled()
+        if weights.total == 0.0:
+            raise Impossible(f"{self} has no value of positive probability")
+        return self.support[weights.draw(rng)]
+
+    def derive(
+        self,
+        compute: Callable[[], Floats],
+        describe: Callable[[], str],
+        parents: Sequence[Finite] | None = None,
+        *,
+        by: tuple[Any, ...] | None = None,
+    ) -> Finite:
+        """A distribution over the same values, its log-weights computed from those of `parents` (this one); its repr.
+
+        `by`, if given, is the name of the computation and everything else that it depends on.
+        """
+        parents = [self] if parents is None else parents
+        dist = self._like(compute, parents)
+        dist._describe = describe
+        if by is not None and all(parent.recipe is not None for parent in parents):
+            dist.recipe = (*by, *(parent.recipe for parent in parents))
+        return dist
+
+    def _like(self, compute: Callable[[], Floats], parents: Sequence[Finite]) -> Finite:
+        return Finite(self.support, compute, parents)
+
+    def masked(self, mask: ArrayLike) -> Finite:
+        """This distribution given that the value is one that `mask` allows.
+
+        Parameters
+        ----------
+        mask : (n,) bool
+            True at the allowed values. Where the allowed values have no probability, sampling raises `Impossible` (in a
+            program, the particle dies).
+        """
+        allowed = np.asarray(mask)
+        if allowed.dtype != np.bool_:
+            raise TypeError(f"a mask is an array of bool, not of {allowed.dtype}")
+        if allowed.shape != (len(self.support),):
+            raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
+        if allowed.flags.writeable:                     # it must not change with what the caller does to the mask
+            allowed = allowed.copy()
+        if self._masked is None:
+            self._masked = weakref.WeakValueDictionary()
+        dist = self._masked.get(id(allowed))            # particles in one state share it; it holds `allowed`
+        if dist is not None:
+            return dist
+
+        def compute() -> Floats:
+            with np.errstate(divide="ignore"):          # adds 1 - 1/allowed, 0 or -inf: five times as fast as np.where
+                log_weights: Floats = np.divide(1.0, allowed)
+            np.subtract(1.0, log_weights, out=log_weights)
+            log_weights += self.log_weights()
+            return log_weights
+
+        def describe() -> str:
+            return f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)"
+
+        dist = self.derive(compute, describe, by=("masked", allowed))
+        self._masked[id(allowed)] = dist
+        return dist
+
+    def where(self, predicate: Callable[[Any], bool]) -> RejectionProposal:
+        """Values for which `predicate` is True, drawn by adaptive weighted rejection sampling."""
+        return RejectionProposal(self, predicate)
+
+    def tempered(self, temperature: float) -> Finite:
+        """This distribution with every probability raised to the power 1 / `temperature`, and normalised again."""
+        temperature = arguments.temperature(temperature)
+
+        def compute() -> Floats:
+            log_weights = self.log_weights()
+            top = log_weights.max()
+            return (log_weights - top) / temperature if top > -np.inf else log_weights      # -inf - -inf would be NaN
+
+        return self.derive(compute, lambda: f"{self!r}.tempered({temperature:g})", by=("tempered", temperature))
+
+    def top_k(self, k: int) -> Finite:
+        """This distribution given one of the `k` most probable values; of equals, the first in the support."""
+        k = arguments.count("top_k: k", k)
+
+        def compute() -> Floats:
+            log_weights = self.log_weights()
+            if k >= len(log_weights):
+                return log_weights
+            least = np.partition(log_weights, len(log_weights) - k)[len(log_weights) - k]
+            keep = log_weights > least
+            keep[np.flatnonzero(log_weights == least)[: k - int(keep.sum())]] = True
+            return np.where(keep, log_weights, -np.inf)
+
+        return self.derive(compute, lambda: f"{self!r}.top_k({k})", by=("top_k", k))
+
+    def top_p(self, p: float) -> Finite:
+        """This distribution given the smallest set of most probable values that has probability at least `p`."""
+        p = arguments.probability("top_p: p", p, above_0=True)
+
+        def compute() -> Floats:
+            log_probs = self.log_probs()
+            order = np.argsort(-log_probs, kind="stable")
+            before = np.cumsum(np.exp(log_probs[order])) - np.exp(log_probs[order])
+            keep = np.zeros(len(order), dtype=np.bool_)
+            keep[order[before < p]] = True
+            return np.where(keep, log_probs, -np.inf)
+
+        return self.derive(compute, lambda: f"{self!r}.top_p({p:g})", by=("top_p", p))
+
+    def __repr__(self) -> str:
+        return self._describe() if self._describe is not None else f"Finite({len(self.support)} values)"
+
+
+class RejectionProposal(Proposal):
+    """The values of a distribution that satisfy a predicate, found by testing only those that are drawn.
+
+    Its measure is mu(x) = p(x) where predicate(x) holds, else 0: not normalised, of the mass p(A) of what is accepted.
+    Values are distributed exactly as p given A; the weight is an unbiased estimate of p(A), whatever the value. Drawing
+    one takes about 2 / p(A) + 1 calls of the predicate, where `masked` needs to know all of A: use it where a test is
+    expensive and A is not rare. `llmppl.distributions.rejection` has the method and its variance (Lipkin et al. 2025).
+
+    Parameters
+    ----------
+    dist : Finite
+        The distribution p.
+    predicate : function of a value that returns a bool
+        Over tokens the value is a Token, EOS included. It is called at most once for each value, and must
+        answer the same for equal values. Where it holds for no value of positive probability, all were tested; drawing
+        then raises `Impossible` (in a program, the particle dies).
+
+    Attributes
+    ----------
+    calls : int
+        How often the predicate was called so far.
+    """
+
+    support: Sequence[Any]
+
+    def __init__(self, dist: Finite, predicate: Callable[[Any], bool]) -> None:
+        if not callable(predicate):
+            raise TypeError(
+                f"where() wants a predicate, a function from a value to True or False, not {predicate!r}; "
+                "masked() takes a mask"
+            )
+        self.dist, self.predicate, self.support = dist, predicate, dist.support
+        self._accepted: dict[int, bool] = {}            # index -> what the predicate says of its value
+
+    @property
+    def calls(self) -> int:
+        return len(self._accepted)
+
+    def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
+        rest = self.dist
+        while True:
+            weights, _ = rest.scaled()
+            if weights.total == 0.0:
+                lacks = "has positive probability" if rest is self.dist else "satisfies the predicate"
+                raise Impossible(f"no value of {self.dist!r} {lacks} ({self.calls} tested)")
+            found = weighted_rejection(rng, weights.weights, self._accepts)
+            if found is not None:
+                index, weight = found
+                log_part = rest.log_total() - self.dist.log_total()
+                return self.support[index], math.log(weight / weights.total) + log_part
+            # every value whose weight is a float above 0 was rejected: the others, scaled up
+            log_weights, tested = self.dist.log_weights(), np.zeros(len(self.support), dtype=np.bool_)
+            tested[[index for index, accepted in list(self._accepted.items()) if not accepted]] = True
+            rest = Finite(range(len(tested)), np.where(tested, -math.inf, log_weights))
+
+    def log_measure(self, value: Any) -> float:
+        indices = [index for index in self.dist.indices(value) if self._accepts(index)]
+        return float(np.logaddexp.reduce([self.dist.log_prob_at(index) for index in indices], initial=-math.inf))
+
+    def log_measures(self) -> Floats:
+        """log mu of each value of the support, each possible one tested."""
+        log_probs = self.dist.log_probs()
+        accepted = [log_prob > -math.inf and self._accepts(index) for index, log_prob in enumerate(log_probs.tolist())]
+        return frozen(np.where(accepted, log_probs, -math.inf))
+
+    def _accepts(self, index: int) -> bool:
+        accepted = self._accepted.get(index)
+        if accepted is None:
+            accepted = arguments.truth("where: predicate", self.predicate, self.support[index])
+            self._accepted[index] = accepted
+        return accepted
+
+    def __repr__(self) -> str:
+        return f"{self.dist!r}.where({getattr(self.predicate, '__qualname__', repr(self.predicate))})"
+
+
+def _repeats(values: Sequence[Any]) -> bool:
+    """Whether some value occurs twice; those that cannot be hashed are compared one by one, if they are few."""
+    try:
+        return len(set(values)) < len(values)
+    except TypeError:                                   # lists, dicts, arrays
+        return len(values) <= 200 and any(_equal(a, b) for a, b in itertools.combinations(values, 2))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError):                     # arrays compare value by value
+        return bool(np.array_equal(a, b))

@@ -1,0 +1,98 @@
+"""Proposal and Distribution: what a program samples from and observes.
+
+A `Proposal` is drawn from with a weight: it is *properly weighted* for a measure mu. A `Distribution` is one whose
+weight is always 1 and whose measure is its probability. It has `sample(rng)`, `log_prob(value)`, and a `support`; where
+the support is finite, `log_probs()` gives all log-probabilities in the order of the support. Asking a distribution
+anything changes nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from llmppl.distributions.weights import Floats
+from llmppl.shared import Shared
+
+
+class Impossible(ValueError):
+    """A value was asked of a distribution that has none: every log-probability is -inf."""
+
+
+class Proposal(Shared, ABC):
+    """What `Model.sample` draws from: properly weighted for a measure mu on its values,
+
+        E[w f(x)] = sum_x mu(x) f(x)  for every f,   where (x, log w) = propose(rng),
+
+    whose total mass need not be 1. Subclass it with `propose` and `log_measure`, and with a `support` for
+    `enumerate_exact`.
+
+    Attributes
+    ----------
+    support : Sequence or None
+        The values it can propose, in the order of `log_measures()`; None where they are infinitely many.
+    recipe : tuple or None
+        What it was made of, nested: proposals over one support with equal recipes are equal. None if unknown.
+    """
+
+    support: Sequence[Any] | None = None
+    recipe: tuple[Any, ...] | None = None
+
+    @abstractmethod
+    def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
+        """A value drawn with `rng`, and log w. Raises `Impossible` where mu is zero everywhere."""
+
+    @abstractmethod
+    def log_measure(self, value: Any) -> float:
+        """log mu(value); -inf where mu is zero, which is never for a value that was proposed with a weight above 0."""
+
+    def log_measures(self) -> Floats:
+        """(n,) read-only float64: log mu of each value of the support. TypeError if that is infinite."""
+        return _listed(self, "log-measures", self.log_measure)
+
+
+class Distribution(Proposal):
+    """A normalised proposal: what is drawn always has weight 1.
+
+    Attributes
+    ----------
+    support : Sequence or None
+        The values it can take, in the order of `log_probs()`; None where they are infinitely many.
+    """
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator) -> Any:
+        """One value drawn with `rng`. Raises `Impossible` where no value has positive probability."""
+
+    @abstractmethod
+    def log_prob(self, value: Any) -> float:
+        """Log-probability of `value`; -inf outside the support."""
+
+    def log_probs(self) -> Floats:
+        """(n,) read-only float64: the log-probability of each value of the support. TypeError if that is infinite."""
+        return _listed(self, "log-probabilities", self.log_prob)
+
+    def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
+        return self.sample(rng), 0.0
+
+    def log_measure(self, value: Any) -> float:
+        return self.log_prob(value)
+
+    def log_measures(self) -> Floats:
+        return self.log_probs()
+
+
+def _listed(proposal: Proposal, what: str, log_of: Callable[[Any], float]) -> Floats:
+    """(n,) read-only: `log_of` each value of the support."""
+    if proposal.support is None:
+        raise TypeError(f"{proposal} has no finite support, so its {what} cannot be listed")
+    return frozen(np.array([log_of(value) for value in proposal.support]))
+
+
+def frozen(array: Floats) -> Floats:
+    """`array`, made read-only."""
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,138 @@
+"""The usual distributions: Categorical, Bernoulli, Uniform, Geometric and Delta."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from llmppl import arguments
+from llmppl.distributions.finite import Finite
+from llmppl.distributions.proposal import Distribution
+from llmppl.distributions.weights import Floats
+
+_MAX_VALUES = 100_000_000               # of a Uniform, which holds a number for each of them
+
+
+class Categorical(Finite):
+    """One of finitely many values, with the probabilities given.
+
+    Parameters
+    ----------
+    probs : (n,) array of probabilities that sum to 1, or a dict from value to probability
+    values : sequence of n values, optional
+        0, 1, ..., n - 1 if left out.
+    """
+
+    def __init__(self, probs: ArrayLike | dict[Any, float], values: Sequence[Any] | None = None) -> None:
+        if isinstance(probs, dict):
+            if values is not None:
+                raise ValueError("Categorical takes its values from the dict; leave `values` out")
+            values, probs = tuple(probs), list(probs.values())
+        array = probabilities("Categorical: probs", probs)
+        if values is not None and len(values) != len(array):
+            raise ValueError(f"Categorical got {len(array)} probabilities for {len(values)} values")
+        with np.errstate(divide="ignore"):
+            super().__init__(range(len(array)) if values is None else tuple(values), np.log(array))
+
+    def __repr__(self) -> str:
+        pairs = zip(self.support, np.exp(self.log_probs()), strict=True)
+        return f"Categorical({{{', '.join(f'{value!r}: {p:.4g}' for value, p in pairs)}}})"
+
+
+class Bernoulli(Finite):
+    """True with probability `p`, else False."""
+
+    def __init__(self, p: float) -> None:
+        self.p = arguments.probability("Bernoulli: p", p)
+        with np.errstate(divide="ignore"):
+            super().__init__((False, True), np.log([1.0 - self.p, self.p]))
+
+    def __repr__(self) -> str:
+        return f"Bernoulli({self.p:g})"
+
+
+class Uniform(Finite):
+    """An integer from `low` to `high`, both included, all equally likely."""
+
+    def __init__(self, low: int, high: int) -> None:
+        low, high = arguments.integer("Uniform: low", low), arguments.integer("Uniform: high", high)
+        if not 1 <= high - low + 1 <= _MAX_VALUES:
+            given = f"low={arguments.shown(low)} and high={arguments.shown(high)}"
+            raise ValueError(f"Uniform wants integers low <= high, at most {_MAX_VALUES:,} of them, not {given}")
+        super().__init__(range(low, high + 1), np.zeros(high - low + 1))
+
+    def __repr__(self) -> str:
+        return f"Uniform({self.support[0]}, {self.support[-1]})"
+
+
+class Geometric(Distribution):
+    """The number of failures before the first success: P(n) = p (1 - p)^n on n = 0, 1, 2, ...
+
+    Parameters
+    ----------
+    p : float in (0, 1]
+    max_value : int, optional
+        The distribution given n <= max_value; its support is then finite.
+    """
+
+    def __init__(self, p: float, max_value: int | None = None) -> None:
+        self.p = arguments.probability("Geometric: p", p, above_0=True)
+        self.max_value = arguments.optional_count("Geometric: max_value", max_value, least=0)
+        self.support = None if max_value is None else range(max_value + 1)
+        self._last = math.inf if max_value is None else max_value
+        self._log_fail = math.log1p(-self.p) if self.p < 1.0 else -math.inf
+        self._mass = -math.expm1((self._last + 1) * self._log_fail)             # P(n <= max_value) untruncated
+
+    def sample(self, rng: np.random.Generator) -> int:
+        if self.p == 1.0:
+            return 0
+        return int(min(self._last, int(math.log1p(-rng.random() * self._mass) / self._log_fail)))
+
+    def log_prob(self, value: Any) -> float:
+        try:
+            n = int(value)
+        except (TypeError, ValueError, OverflowError):  # what is no number, NaN, infinity
+            return -math.inf
+        if n != value or not 0 <= n <= self._last:
+            return -math.inf
+        return math.log(self.p / self._mass) + (n * self._log_fail if n else 0.0)
+
+    def __repr__(self) -> str:
+        return f"Geometric({self.p:g}{'' if self.max_value is None else f', max_value={self.max_value}'})"
+
+
+class Delta(Distribution):
+    """Always `value`: `sample(dist, proposal=Delta(v))` is `observe(dist, v)`."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.support = (value,)
+
+    def sample(self, rng: np.random.Generator) -> Any:
+        return self.value
+
+    def log_prob(self, value: Any) -> float:
+        return 0.0 if value == self.value else -math.inf
+
+    def __repr__(self) -> str:
+        return f"Delta({self.value!r})"
+
+
+def probabilities(name: str, probs: ArrayLike) -> Floats:
+    """`probs` as a (n,) array that sums to 1 exactly, or an error that says what is wrong with them."""
+    given = np.asarray(probs)
+    if given.ndim != 1 or len(given) == 0:
+        raise ValueError(f"{name} must be a list of probabilities, not an array of shape {given.shape}")
+    if given.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be numbers, not {given.tolist()}")
+    array = given.astype(np.float64)
+    if not np.all(np.isfinite(array)) or array.min() < 0.0:
+        raise ValueError(f"{name} must be probabilities, not {array.tolist()}")
+    if abs(array.sum() - 1.0) > 1e-6:
+        raise ValueError(f"{name} must sum to 1; divide these by their sum, {array.sum():.6g}")
+    normalised: Floats = array / array.sum()
+    return normalised
