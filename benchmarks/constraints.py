@@ -47,7 +47,7 @@ import numpy as np
 from tables import machine, table
 
 from llmppl import Grammar, Regex, TokenIndex, Vocabulary
-from llmppl.languages import dfa, nfa, regex
+from llmppl.languages import classes, dfa, nfa, regex
 from llmppl.masks import walks
 from llmppl.tokens import encode_fragment
 
@@ -477,7 +477,7 @@ def without_numba() -> Iterator[None]:
 def forget() -> None:
     """What was kept of other patterns: the classes of characters and their automata."""
     re.purge()
-    for module in (nfa, dfa, regex):
+    for module in (nfa, dfa, regex, classes):
         for each in vars(module).values():
             if hasattr(each, "cache_clear"):
                 each.cache_clear()

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from llmppl import Categorical, Grammar, JsonSchema, Regex, TokenIndex, Vocabulary
 from llmppl.grammar import grammar
-from llmppl.languages.dfa import Leftmost
+from llmppl.languages.machine import Leftmost
 from llmppl.languages.regex import parse
 from llmppl.masks import index, json_schema, packed
 from llmppl.masks.walks import MemoGraph

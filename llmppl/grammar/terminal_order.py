@@ -21,8 +21,8 @@ from lark.lexer import PatternStr, TerminalDef
 from llmppl.grammar.lalr_tables import Rule
 from llmppl.grammar.terminals import Terminal
 from llmppl.growing import Numbering
-from llmppl.languages.dfa import Leftmost
 from llmppl.languages.limits import MAX_NFA_STATES, TooLarge
+from llmppl.languages.machine import Leftmost
 from llmppl.languages.nfa import NFA
 from llmppl.languages.regex import parse
 

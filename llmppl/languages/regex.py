@@ -15,25 +15,22 @@ import copy
 import itertools
 import re
 import sys
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from llmppl.languages.characters import include_intersection
-from llmppl.languages.dfa import DFA, Leftmost
+from llmppl.languages.classes import category, characters, general_category, negated, properties
+from llmppl.languages.dfa import DFA
 from llmppl.languages.limits import Budget, TooLarge, shown
+from llmppl.languages.machine import Leftmost
 from llmppl.languages.nfa import (
     ACCEPT,
     ANY,
     DEAD,
     FOUND,
-    MAX_CODE_POINT,
     NFA,
     Ahead,
     Behind,
@@ -42,6 +39,7 @@ from llmppl.languages.nfa import (
     merged,
     utf8,
 )
+from llmppl.languages.words import automaton_of
 
 __all__ = ["Regex", "escape", "parse"]
 
@@ -79,8 +77,7 @@ class Regex(DFA):
         self.pattern, self.flags = pattern, int(flags)
         if not flags and isinstance(pattern, str) and pattern.count("|") >= MANY and _CHOICES.fullmatch(pattern):
             bare = pattern.removeprefix("(").removeprefix("?:").removesuffix(")")
-            dfa = DFA.from_strings(bare.split("|"))
-            self._set(dfa._table, dfa._accepting, dfa.start)
+            self._fix(*automaton_of(bare.split("|")))
             return
         super().__init__(parse(pattern, flags, to_end=True))
 
@@ -243,9 +240,9 @@ class _Builder:
             return nfa.guard(Ahead(nfa.read(ANY, FOUND), False), follow)
         if place is op.AT_END:                      # at the end or before a newline; the last one only, unless re.M
             newline = DEAD if multiline else nfa.read(utf8(NEWLINE), nfa.read(ANY, FOUND))
-            other = nfa.read(utf8(_negated(NEWLINE)), FOUND)
+            other = nfa.read(utf8(negated(NEWLINE)), FOUND)
             return nfa.guard(Ahead(nfa.split([other, newline]), False), follow)
-        word = _category("w", bool(flags & op.SRE_FLAG_ASCII))
+        word = category("w", bool(flags & op.SRE_FLAG_ASCII))
         tracker, boundary = _after(word), place is op.AT_BOUNDARY
 
         def ahead(positive: bool) -> int:
@@ -305,7 +302,7 @@ class _Builder:
             nfa.start = nfa.star(lambda again: nfa.read(ANY, again), self.sequence(inner, flags, end))
         self.nfa = outer
         tracker = DFA(nfa)
-        if tracker._pending:
+        if tracker.needs_lookahead:
             raise ValueError(self.refusal("look-behind that ends in a look-ahead, $ or \\b", r"\(\?<[=!]"))
         return self.nfa.guard(Behind(tracker, positive), follow)
 
@@ -335,7 +332,7 @@ class _Builder:
     def fragment(self, kind: Any, value: Any, flags: int) -> Fragment:
         """The characters that one item matches."""
         if kind is op.ANY:
-            return ANY if flags & op.SRE_FLAG_DOTALL else utf8(_negated(NEWLINE))
+            return ANY if flags & op.SRE_FLAG_DOTALL else utf8(negated(NEWLINE))
         items = value if kind is op.IN else [(op.LITERAL, value)]
         negate = kind is op.NOT_LITERAL or items[0][0] is op.NEGATE
         inside: list[tuple[int, int]] = []
@@ -343,12 +340,12 @@ class _Builder:
         for item in items[negate and kind is op.IN :]:
             name = self.properties.get(item[1]) if item[0] is op.LITERAL else None
             if name:
-                inside += _property(name, bool(flags & op.SRE_FLAG_IGNORECASE))
+                inside += properties(name, bool(flags & op.SRE_FLAG_IGNORECASE))
             else:
                 rest.append(item)
-        inside += _characters(tuple(rest), flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII))
+        inside += characters(tuple(rest), flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII))
         ranges = merged(inside)
-        return utf8(_negated(ranges) if negate else ranges)
+        return utf8(negated(ranges) if negate else ranges)
 
     def refusal(self, kind: Any, where: str = "") -> str:
         """The error for a construct that is not understood, which the tree does not place: its first place is shown."""
@@ -408,13 +405,6 @@ def _started(nfa: NFA, state: int, budget: Budget) -> NFA:
     return view
 
 
-def _negated(ranges: Ranges) -> Ranges:
-    """All other code points."""
-    edges = [-1, *(code for lo, hi in ranges for code in (lo - 1, hi + 1)), MAX_CODE_POINT + 1]
-    gaps = zip([0, *edges[2::2]], [*edges[1:-1:2], MAX_CODE_POINT], strict=True)
-    return tuple((lo, hi) for lo, hi in gaps if lo <= hi)
-
-
 @lru_cache(1)
 def _text_start() -> DFA:
     """Nothing has been read."""
@@ -439,104 +429,6 @@ def _chain(text: bytes) -> Fragment:
     return tuple(((byte, byte, i),) for i, byte in enumerate(text[:-1], 1)) + (((text[-1], text[-1], -1),),)
 
 
-# ---- classes of characters: what `re` says, for all code points
-
-
-def _characters_of(*planes: int) -> str:
-    """All code points of some planes of 65,536."""
-    codes = np.concatenate([np.arange(65536, dtype="<u4") + 65536 * plane for plane in planes])
-    return codes.tobytes().decode("utf-32-le", "surrogatepass")
-
-
-# Planes 4 to 13 are not assigned, 15 and 16 are private: nothing there is in a class of `re` or has a case.
-PLANES = (0, 1, 2, 3, 14)
-
-
-@lru_cache(6)
-def _category(letter: str, ascii_only: bool) -> Ranges:
-    """The code points of `\\w`, `\\d` or `\\s`, by the methods of str that `re` goes by; no plane left out has any."""
-    if ascii_only:
-        inside = np.array([re.match(rf"\{letter}", chr(code), re.ASCII) is not None for code in range(128)])
-    elif letter == "s":
-        inside = _asked(np.char.isspace, np.arange(0x4000))
-    elif letter == "d":                             # always ten in a row: ask for one of ten, then around it
-        some = 10 * np.flatnonzero(_asked(np.char.isdecimal, np.arange(0, 2 * 65536, 10)))
-        near = some[:, None] + np.arange(-9, 10)
-        inside = np.zeros(2 * 65536, bool)
-        inside[near] = _asked(np.char.isdecimal, near)
-    else:
-        inside = _asked(np.char.isalnum, np.arange(4 * 65536))
-        inside[ord("_")] = True
-    ends = np.flatnonzero(np.diff(inside, prepend=False, append=False)).tolist()
-    return tuple(zip(ends[::2], [end - 1 for end in ends[1::2]], strict=True))
-
-
-def _asked(method: Callable[[Any], Any], codes: NDArray[Any]) -> NDArray[np.bool_]:
-    """What a method of str says of each code point."""
-    answers: NDArray[np.bool_] = method(codes.astype(np.uint32).view("U1"))
-    return answers
-
-
-@lru_cache(1)
-def _cased() -> str:
-    """The characters that differ from another one by case only: all those that re.IGNORECASE may treat apart."""
-    text = _characters_of(*PLANES)
-    blocks = (text[i : i + 256] for i in range(0, len(text), 256))
-    varied = (block for block in blocks if not block == block.lower() == block.upper())
-    return "".join(c for block in varied for c in block if not c == c.lower() == c.upper())
-
-
-_CATEGORY = {
-    op.CATEGORY_DIGIT: ("d", False),
-    op.CATEGORY_NOT_DIGIT: ("d", True),
-    op.CATEGORY_WORD: ("w", False),
-    op.CATEGORY_NOT_WORD: ("w", True),
-    op.CATEGORY_SPACE: ("s", False),
-    op.CATEGORY_NOT_SPACE: ("s", True),
-}
-
-
-@lru_cache(4096)
-def _characters(items: tuple[Any, ...], flags: int) -> Ranges:
-    """The code points of a class without its negation, under re.IGNORECASE and re.ASCII as `flags` say."""
-    inside: list[tuple[int, int]] = []
-    text = ""
-    for kind, value in items:
-        if kind is op.CATEGORY:
-            letter, negate = _CATEGORY[value]
-            ranges = _category(letter, bool(flags & op.SRE_FLAG_ASCII))
-            inside += _negated(ranges) if negate else ranges
-            text += "\\" + (letter.upper() if negate else letter)
-        else:
-            lo, hi = value if kind is op.RANGE else (value, value)
-            inside.append((lo, hi))
-            text += f"\\U{lo:08x}-\\U{hi:08x}"
-    if text and flags & op.SRE_FLAG_IGNORECASE:      # `re` decides about cased characters; the others keep to the class
-        cased = _cased()
-        matched = set(re.findall(f"[{text}]", cased, flags))
-        others = _negated(merged((ord(c), ord(c)) for c in cased))
-        inside = [*_intersected(merged(inside), others), *((ord(c), ord(c)) for c in matched)]
-    return merged(inside)
-
-
-def _intersected(left: Ranges, right: Ranges) -> Ranges:
-    return _negated(merged([*_negated(left), *_negated(right)]))
-
-
-# ---- \p{...}
-
-_NAMES = """
-    L Letter, LC Cased_Letter, Lu Uppercase_Letter, Ll Lowercase_Letter, Lt Titlecase_Letter, Lm Modifier_Letter,
-    Lo Other_Letter, M Mark, Mn Nonspacing_Mark, Mc Spacing_Mark, Me Enclosing_Mark, N Number, Nd Decimal_Number,
-    Nl Letter_Number, No Other_Number, P Punctuation, Pc Connector_Punctuation, Pd Dash_Punctuation,
-    Ps Open_Punctuation, Pe Close_Punctuation, Pi Initial_Punctuation, Pf Final_Punctuation, Po Other_Punctuation,
-    S Symbol, Sm Math_Symbol, Sc Currency_Symbol, Sk Modifier_Symbol, So Other_Symbol, Z Separator, Zs Space_Separator,
-    Zl Line_Separator, Zp Paragraph_Separator, C Other, Cc Control, Cf Format, Cs Surrogate, Co Private_Use,
-    Cn Unassigned
-"""
-_SHORT = {name.lower().replace("_", ""): pair.split()[0] for pair in _NAMES.split(",") for name in pair.split()}
-
-
 def _without_properties(pattern: str) -> tuple[str, dict[int, tuple[str, bool]], list[tuple[int, int]]]:
     """The pattern with each `\\p{...}` as one lone surrogate, which no text has, so that `re` can parse it.
 
@@ -552,7 +444,7 @@ def _without_properties(pattern: str) -> tuple[str, dict[int, tuple[str, bool]],
         if not match["p"]:
             continue
         name = match["long"] or match["short"]
-        short = _SHORT.get(re.sub(r"[\s_-]", "", name).lower()) if name else None
+        short = general_category(name) if name else None
         if short is None:
             wrong = "is not a general category such as L, Lu or Letter" if name else r"is written \p{L} or \p{Letter}"
             raise ValueError(_pointed(pattern, f"error in regex: {match[0]} {wrong}", match.start()))
@@ -562,27 +454,3 @@ def _without_properties(pattern: str) -> tuple[str, dict[int, tuple[str, bool]],
         cuts.append((len(text), len(match[0])))
         text, done = text + chr(code), match.end()
     return text + pattern[done:], names, cuts
-
-
-@lru_cache(1)
-def _categories() -> dict[str, Ranges]:
-    """The code points of each two-letter general category."""
-    ranges: dict[str, list[tuple[int, int]]] = {}
-    code = 0
-    for name, run in itertools.groupby(map(unicodedata.category, _characters_of(*range(17)))):
-        size = sum(1 for _ in run)
-        ranges.setdefault(name, []).append((code, code + size - 1))
-        code += size
-    return {name: tuple(some) for name, some in ranges.items()}
-
-
-@lru_cache(128)
-def _property(name: tuple[str, bool], ignore_case: bool) -> Ranges:
-    """The code points of a general category; without regard to case, of all that a change of case brings into it."""
-    short, negate = name
-    parts = ("Lu", "Ll", "Lt") if short == "LC" else (short,)
-    ranges = merged(pair for key, some in _categories().items() if key.startswith(parts) for pair in some)
-    if ignore_case:
-        inside = set("".join(chr(code) for lo, hi in ranges for code in range(lo, hi + 1)))
-        ranges = merged([*ranges, *((ord(c), ord(c)) for c in _cased() if {c.lower(), c.upper()} & inside)])
-    return _negated(ranges) if negate else ranges

@@ -1,7 +1,9 @@
-"""Tables of deterministic automata: products, and the states that matter.
+"""Operations on tables of deterministic automata: products, the states that matter, the fewest states.
 
 A table is an (S, 256) int32 array of next states, 0 the dead one. Neighbouring bytes mostly lead to the same state, so
 work is done on *runs*: a budget is spent on states and runs before they are made.
+
+Source: Moore (1956), "Gedanken-experiments on sequential machines", for minimisation.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from numpy.typing import NDArray
 
 from llmppl.languages.limits import Budget
 
-__all__ = ["Arrays", "product", "trimmed"]
+__all__ = ["Arrays", "Edge", "classes_of", "product", "runs", "trimmed"]
 
 Table = NDArray[np.int32]
 Arrays = tuple[Table, NDArray[np.bool_], int]       # next states, accepting, start
+Edge = tuple[int, int, int]                         # bytes lo..hi lead to a target
 CHUNK = 1024                                        # states looked at together
 
 
@@ -130,3 +133,65 @@ def _reached(todo: list[int], target: NDArray[Any], begin: list[int]) -> tuple[l
                 todo.append(other)
     seen[0] = 0
     return todo, bytes(seen)
+
+
+def classes_of(rows: list[list[Edge]], accepting: NDArray[np.bool_], budget: Budget) -> list[set[int]]:
+    """The states that no text tells apart, together; state i has the edges rows[i], and state 0 is dead.
+
+    Moore's refinement: states of one class are split where their rows lead to different classes. Only states before
+    those that changed class are looked at again, and the largest part of a class keeps its number.
+    """
+    before: list[set[int]] = [set() for _ in rows]
+    for state, row in enumerate(rows):
+        for _, _, t in row:
+            before[t].add(state)
+    classes = [int(accepts) for accepts in accepting]
+    members = [{s for s in range(1, len(rows)) if classes[s] == c} for c in (0, 1)]
+    signatures: list[Signature] = [()] * len(rows)
+    unsettled = set(range(1, len(rows)))
+    while unsettled:
+        parts: dict[int, dict[Signature, set[int]]] = {classes[state]: {} for state in unsettled}
+        for state in unsettled:
+            budget.spend(steps=2 * len(rows[state]))
+            signatures[state] = _signature(rows[state], classes)
+            parts[classes[state]].setdefault(signatures[state], set()).add(state)
+        changed: list[int] = []
+        for c, split in parts.items():
+            for part in _leaving(members[c], split, signatures, unsettled):
+                members[c] -= part
+                for state in part:
+                    classes[state] = len(members)
+                members.append(part)
+                changed += part
+        unsettled = set().union(*(before[state] for state in changed))
+    return [part for part in members if part]
+
+
+Signature = tuple[Edge, ...]
+SETTLED: Signature = ((-1, -1, -1),)                # of no state
+
+
+def _signature(row: list[Edge], classes: list[int]) -> Signature:
+    """The classes that a row leads to, neighbours of one class as one."""
+    found: list[Edge] = []
+    for lo, hi, t in row:
+        if found and found[-1][1] == lo - 1 and found[-1][2] == classes[t]:
+            found[-1] = (found[-1][0], hi, classes[t])
+        else:
+            found.append((lo, hi, classes[t]))
+    return tuple(found)
+
+
+def _leaving(
+    members: set[int], split: dict[Signature, set[int]], signatures: list[Signature], unsettled: set[int]
+) -> list[set[int]]:
+    """The parts of a class that get a number of their own: all but the largest."""
+    size = len(members) - sum(map(len, split.values()))
+    if size:                                        # settled ones agree with each other: nothing after them has changed
+        same = split.pop(next(signatures[s] for s in members if s not in unsettled), set())
+        if size + len(same) >= max(map(len, split.values()), default=0):
+            return list(split.values())
+        split[SETTLED] = members.difference(*split.values())
+    parts = list(split.values())
+    parts.remove(max(parts, key=len))
+    return parts

@@ -1,0 +1,244 @@
+"""What a text leads to in an NFA: sets of its states, or threads that still owe something.
+
+These are the keys of which `llmppl.languages.machine` makes the states of deterministic automata: `Subsets` follows all
+states at once where there are no guards, and `Threads` follows them with their obligations, in order or as a set.
+
+Sources: Rabin & Scott (1959), for the subset construction; Cox (2010), "Regular expression matching in the wild", for
+leftmost-first automata.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmppl.languages.nfa import ACCEPT, DEAD, FOUND, NFA, Behind
+
+__all__ = ["Subsets", "Thread", "Threads", "unguarded"]
+
+
+class Thread(NamedTuple):
+    """An NFA state, the obligations it still owes, and, if it has matched and waits for them, for how many bytes."""
+
+    state: int
+    owes: Owes = frozenset()
+    since: int = 0
+
+
+Obligation = tuple[bool, frozenset[Thread]]         # positive: one of the threads must reach FOUND; else none may
+Owes = frozenset[Obligation]
+Context = tuple[int, ...]                           # the state of every tracker
+Key = int | frozenset[int]
+
+
+class Subsets:
+    """Rabin & Scott: the set of NFA states that a text leads to, for an NFA without guards.
+
+    A key is such a set, or the state itself where it is one.
+    """
+
+    def __init__(self, nfa: NFA, start: Iterable[int]) -> None:
+        self.nfa = nfa
+        self.start = _key(start)
+        self._unions: dict[frozenset[int], Key] = {}
+        self._singles: dict[int, Key] = {}
+
+    def accepts(self, key: Key) -> bool:
+        return key == ACCEPT if isinstance(key, int) else ACCEPT in key
+
+    def moves(self, key: Key) -> list[tuple[int, int, Key]]:
+        found = [self.nfa.edges(key)] if isinstance(key, int) else [e for q in key if (e := self.nfa.edges(q))]
+        if len(found) == 1:
+            epsilon = self.nfa.epsilon
+            return [(lo, hi, self._single(t) if epsilon[t] else t) for lo, hi, t in found[0]]
+        edges = [edge for each in found for edge in each]
+        self.nfa.budget.spend(steps=3 * len(edges))
+        events: dict[int, list[int]] = {}           # byte -> targets that begin (t) or end (~t) there
+        for lo, hi, target in edges:
+            events.setdefault(lo, []).append(target)
+            events.setdefault(hi + 1, []).append(~target)
+        active: dict[int, int] = {}
+        before, moves = 0, []
+        for byte in sorted(events):
+            if active:
+                moves.append((before, byte - 1, self._union(frozenset(active))))
+            for event in events[byte]:
+                target, sign = (event, 1) if event >= 0 else (~event, -1)
+                active[target] = active.get(target, 0) + sign
+                if not active[target]:
+                    del active[target]
+            before = byte
+        return moves
+
+    def _single(self, target: int) -> Key:
+        single = self._singles.get(target)
+        if single is None:
+            single = self._singles[target] = _key(self.nfa.closure(target))
+        return single
+
+    def _union(self, targets: frozenset[int]) -> Key:
+        if len(targets) == 1:
+            (target,) = targets
+            return self._single(target)
+        union = self._unions.get(targets)
+        if union is None:
+            union = self._unions[targets] = _key(itertools.chain(*map(self.nfa.closure, targets)))
+            self.nfa.budget.spend(steps=len(targets))
+        return union
+
+
+def _key(states: Iterable[int]) -> Key:
+    found = frozenset(states)
+    return found if len(found) != 1 else next(iter(found))
+
+
+class Threads:
+    """Threads with obligations: the same construction for an NFA with guards, in order (leftmost first) or without.
+
+    A key is (threads, context). Every thread reads the same text, so trackers run beside them, once for all. A
+    positive obligation is dropped when one of its threads reaches FOUND, and kills its owner when none is left; a
+    negative one the other way round. A thread that owes more than another in the same state is not kept.
+    """
+
+    def __init__(self, nfa: NFA, ordered: bool = False) -> None:
+        self.nfa, self.ordered = nfa, ordered
+        self.pending = False                        # whether some match had to wait for the text after it
+        behinds = [guard.tracker for guard in nfa.guards.values() if isinstance(guard, Behind)]
+        self.trackers = list(dict.fromkeys(behinds))
+        context = tuple(tracker.start for tracker in self.trackers)
+        self._closures: dict[tuple[int, tuple[bool, ...]], tuple[Thread, ...]] = {}
+        self.start = (self._settle(self.closure(nfa.start, context) if nfa.start != DEAD else ()), context)
+
+    def facts(self, context: Context) -> tuple[bool, ...]:
+        return tuple(t.accepts(state) for t, state in zip(self.trackers, context, strict=True))
+
+    def closure(self, state: int, context: Context) -> tuple[Thread, ...]:
+        """What `state` becomes without reading, where `context` is what came before, most preferred first."""
+        facts = self.facts(context)
+        found = self._closures.get((state, facts))
+        if found is not None:
+            return found
+        seen, order = set[Thread](), []
+        stack = [Thread(state)]
+        while stack:
+            thread = stack.pop()
+            if thread in seen:
+                continue
+            seen.add(thread)
+            guard, owes = self.nfa.guards.get(thread.state), thread.owes
+            if isinstance(guard, Behind):
+                if facts[self.trackers.index(guard.tracker)] != guard.positive:
+                    continue
+            elif guard is not None:
+                more = self._owe(guard.positive, self.closure(guard.entry, context))
+                if more is None:
+                    continue
+                owes |= more
+            elif not self.nfa.epsilon[thread.state]:
+                order.append(thread)
+            stack.extend(Thread(choice, owes) for choice in reversed(self.nfa.epsilon[thread.state]))
+        return self._closures.setdefault((state, facts), tuple(order))
+
+    def _owe(self, positive: bool, threads: Iterable[Thread]) -> Owes | None:
+        """The obligation that one (no) thread reaches FOUND, as a set: empty if it is met, None if it cannot be."""
+        kept = self._prune(threads)
+        if any(thread.state == FOUND and not thread.owes for thread in kept):
+            return frozenset() if positive else None
+        if not kept:
+            return None if positive else frozenset()
+        return frozenset(((positive, frozenset(kept)),))
+
+    def _prune(self, threads: Iterable[Thread]) -> list[Thread]:
+        """The threads that owe least, of those in the same state."""
+        least: dict[int, list[Owes]] = {}
+        for state, owes, _ in sorted(threads, key=lambda thread: len(thread.owes)):
+            rest = least.setdefault(state, [])
+            if not any(other <= owes for other in rest):
+                rest.append(owes)
+        return [Thread(state, owes) for state, rest in least.items() for owes in rest]
+
+    def _settle(self, threads: Iterable[Thread]) -> frozenset[Thread] | tuple[Thread, ...]:
+        """The threads worth following: in order, and none after a match that is certain; or all, as a set."""
+        if not self.ordered:
+            return frozenset(self._prune(threads))
+        kept = []
+        for thread in dict.fromkeys(threads):
+            kept.append(thread)
+            if thread.state == ACCEPT and not thread.owes:
+                break
+        return tuple(kept)
+
+    def _advance(self, threads: Iterable[Thread], byte: int, context: Context) -> Iterator[Thread]:
+        """The threads after one more byte, where `context` holds after it."""
+        for state, owes, since in threads:
+            self.nfa.budget.spend(steps=20)
+            if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its obligations
+                if owes and (rest := self._pay(owes, byte, context)) is not None:
+                    yield Thread(state, rest, since + (state == ACCEPT))
+                continue
+            for lo, hi, target in self.nfa.edges(state):
+                if lo <= byte <= hi:
+                    rest = self._pay(owes, byte, context)
+                    if rest is not None:
+                        for new in self.closure(target, context):
+                            yield new if not rest else Thread(new.state, new.owes | rest)
+                    break
+
+    def _pay(self, owes: Owes, byte: int, context: Context) -> Owes | None:
+        """The obligations after one more byte; None if one of them can no longer be met."""
+        left: set[Obligation] = set()
+        for positive, threads in owes:
+            rest = self._owe(positive, self._advance(threads, byte, context))
+            if rest is None:
+                return None
+            left |= rest
+        return frozenset(left)
+
+    def holds(self, owes: Owes) -> bool:
+        """Whether the obligations are met if the text ends here."""
+        return all(
+            positive == any(thread.state == FOUND and self.holds(thread.owes) for thread in threads)
+            for positive, threads in owes
+        )
+
+    def accepts(self, key: Any) -> bool:
+        self.pending |= any(thread.state == ACCEPT and thread.owes for thread in key[0])
+        return any(thread.state == ACCEPT and self.holds(thread.owes) for thread in key[0])
+
+    def moves(self, key: Any) -> Iterator[tuple[int, int, Any]]:
+        threads, context = key
+        cuts = {0, 256}
+        waiting = [threads]
+        while waiting:
+            for state, owes, _ in waiting.pop():
+                cuts.update(cut for lo, hi, _ in self.nfa.edges(state) for cut in (lo, hi + 1))
+                waiting += [inner for _, inner in owes]
+        for tracker, state in zip(self.trackers, context, strict=True):
+            cuts.update((np.flatnonzero(np.diff(tracker.row(state))) + 1).tolist())
+        for lo, hi in itertools.pairwise(sorted(cuts)):
+            after = tuple(tracker.step(state, lo) or 0 for tracker, state in zip(self.trackers, context, strict=True))
+            rest = self._settle(self._advance(threads, lo, after))
+            if rest:
+                yield lo, hi - 1, (rest, after)
+
+
+def unguarded(nfa: NFA, threads: Iterable[Thread]) -> bool:
+    """Whether the threads owe nothing and no guard is met from them on."""
+    seen, todo = set[int](), []
+    for thread in threads:
+        if thread.owes:
+            return False
+        todo.append(thread.state)
+    while todo:
+        state = todo.pop()
+        if state in seen:
+            continue
+        if state in nfa.guards:
+            return False
+        seen.add(state)
+        todo += nfa.epsilon[state]
+        todo += [target for _, _, target in nfa.edges(state)]
+    return True
