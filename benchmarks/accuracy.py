@@ -52,7 +52,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.distributions import Distribution
-from llmppl.models.lookahead import Lookahead, mean_law
+from llmppl.models.lookahead import Lookahead, mean_next_token
 from llmppl.models.programs import short_words
 
 K = 3
@@ -123,7 +123,7 @@ class Result:
 
 def constrained(lm: CachedTransformer, prompt: str, pattern: Any, max_tokens: int) -> Program:
     index = pattern.index(lm.vocab)
-    ahead = Lookahead(index, mean_law(lm.context(prompt), 300), max_tokens)
+    ahead = Lookahead(index, mean_next_token(lm.context(prompt), 300), max_tokens)
     options: dict[str, Any] = {"max_tokens": max_tokens, "complete": True}
 
     def make(twisted: bool) -> Model:

@@ -30,7 +30,7 @@ import re
 import numpy as np
 
 from llmppl import CachedTransformer, Model, Regex, smc_steer
-from llmppl.models.lookahead import Lookahead, mean_law
+from llmppl.models.lookahead import Lookahead, mean_next_token
 
 PROMPT = "Once upon a time, there was a little boy named Tim. He liked to play outside with his mom."
 SENTENCE = r" [A-Z][a-z]*(,? [A-Za-z][a-z]*)*\."
@@ -80,7 +80,7 @@ def main():
     sets, num_tokens, num_runs, N, K = (CONCEPTS[:1], 14, 2, 4, 2) if args.quick else (CONCEPTS, 24, 5, 20, 3)
 
     lm = CachedTransformer.from_pretrained(args.lm)
-    dist = mean_law(lm.context("Once upon a time"), 30 if args.quick else 500)
+    dist = mean_next_token(lm.context("Once upon a time"), 30 if args.quick else 500)
     for concepts in sets:
         index = sentence_with(concepts).index(lm.vocab)
         ahead = Lookahead(index, dist, num_tokens)

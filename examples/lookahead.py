@@ -42,7 +42,7 @@ import re
 import numpy as np
 
 from llmppl import CachedTransformer, ConstrainedText, Model, Regex, smc_steer
-from llmppl.models.lookahead import Lookahead, mean_law, rollout
+from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 STORY = "Once upon a time, there was a little girl named Lily. One day,"
 WALK = f"{STORY} Lily and her mom went to the"
@@ -161,7 +161,7 @@ def main():
     num_tokens, num_runs, wide, deep = (8, 2, (4, 2), (2, 3)) if args.quick else (16, 10, (10, 3), (4, 10))     # N, K
 
     lm = CachedTransformer.from_pretrained(args.lm)
-    dist = mean_law(lm.context("Once upon a time"), 30 if args.quick else 200)
+    dist = mean_next_token(lm.context("Once upon a time"), 30 if args.quick else 200)
     both, short = (
         language.index(lm.vocab)
         for language in (

@@ -33,7 +33,7 @@ from llmppl import (
 )
 from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic, threshold
 from llmppl.languages.edits import alignment, distance, within
-from llmppl.models.lookahead import Lookahead, mean_law, rollout
+from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 from llmppl.models.programs import Program, short_words
 from llmppl.queries import compare, conformity
 
@@ -154,7 +154,7 @@ programs = {
 
 @functools.cache
 def table():
-    return Lookahead(word.index(lm.vocab), mean_law(lm.context("a"), 3), 4)
+    return Lookahead(word.index(lm.vocab), mean_next_token(lm.context("a"), 3), 4)
 
 
 API = [
@@ -174,17 +174,17 @@ API = [
     ("conformity", "max_tokens", COUNT, lambda x: conformity(lm, "a", word, max_tokens=x)),
     ("conformity", "seed", SEED, lambda x: conformity(lm, "a", word, seed=x)),
     ("short_words", "max_letters", COUNT, lambda x: short_words(lm.vocab, x)),
-    ("Lookahead", "most", COUNT, lambda x: Lookahead(table().index, mean_law(lm.context("a"), 1), x)),
+    ("Lookahead", "max_tokens", COUNT, lambda x: Lookahead(table().index, mean_next_token(lm.context("a"), 1), x)),
     ("Lookahead.log_mass", "left", COUNT, lambda x: table().log_mass(1, x)),
-    ("mean_law", "num_tokens", COUNT, lambda x: mean_law(lm.context("a"), x)),
-    ("mean_law", "seed", SEED, lambda x: mean_law(lm.context("a"), 1, x)),
-    ("rollout", "num_tokens", COUNT, lambda x: rollout(lm.context("a"), x)),
+    ("mean_next_token", "num_tokens", COUNT, lambda x: mean_next_token(lm.context("a"), x)),
+    ("mean_next_token", "seed", SEED, lambda x: mean_next_token(lm.context("a"), 1, x)),
+    ("rollout", "max_tokens", COUNT, lambda x: rollout(lm.context("a"), x)),
     ("Finite.tempered", "temperature", POSITIVE, dist.tempered),
     ("Finite.top_k", "k", COUNT, dist.top_k),
     ("Finite.top_p", "p", PROBABILITY, dist.top_p),
     ("Bernoulli", "p", PROBABILITY, Bernoulli),
     ("Geometric", "p", PROBABILITY, Geometric),
-    ("Geometric", "most", OPTIONAL_COUNT, lambda x: Geometric(0.5, x)),
+    ("Geometric", "max_value", OPTIONAL_COUNT, lambda x: Geometric(0.5, x)),
     ("Uniform", "low", INTEGER, lambda x: Uniform(x, 3)),
     ("Uniform", "high", INTEGER, lambda x: Uniform(0, x)),
     ("smc_steer", "N", COUNT, lambda x: steer(x, 2)),
@@ -241,7 +241,7 @@ def test_what_is_no_such_number_is_refused_by_the_name_of_the_parameter(where, n
 
 PUBLIC = {
     "models.programs": ["ConstrainedText", "Infilling", "PromptIntersection", "Program", "short_words"],
-    "models.lookahead": ["Lookahead", "mean_law", "rollout"],
+    "models.lookahead": ["Lookahead", "mean_next_token", "rollout"],
     "distributions": ["Rule", "Finite", "Categorical", "Bernoulli", "Uniform", "Geometric", "mixture", "product"],
     "inference.smc": ["smc_steer", "smc_standard", "importance_sampling"],
     "inference.repeats": ["repeat"],
@@ -254,7 +254,7 @@ PUBLIC = {
     "languages.edits": ["within", "distance", "alignment"],
     "queries": ["compare", "conformity"],
 }
-PLACES = {"state", "token", "byte", "start", "place"}               # which one, not how many
+PLACES = {"state", "token", "byte", "start", "index"}               # which one, not how many
 IN_STEPS = {"TokenIndex.mask_within(n)"}                            # called for every particle, with inf as well
 
 

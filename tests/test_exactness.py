@@ -45,7 +45,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.inference.resampling import multinomial, residual, stratified
-from llmppl.models.lookahead import Lookahead, mean_law, rollout
+from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 V = 6
 END = V - 1
@@ -273,7 +273,7 @@ class InTime(ConstrainedText):
 
     def __init__(self) -> None:
         super().__init__(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, complete=True)
-        self.ahead = Lookahead(self.index, mean_law(tiny_lm(V).context("c"), 30), 3)
+        self.ahead = Lookahead(self.index, mean_next_token(tiny_lm(V).context("c"), 30), 3)
 
     def step(self) -> None:
         super().step()

@@ -10,7 +10,7 @@ from tiny import cold_lm, law_by_hand, spelled, table_lm, texts_of, tiny_lm, tin
 
 from llmppl import EOS, Grammar, Regex, Vocabulary, mixture
 from llmppl.lm import TokenDistribution
-from llmppl.models.lookahead import Lookahead, mean_law, rollout
+from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 V = 6
 A, B, C, SPACE, AB, END = range(6)
@@ -36,7 +36,7 @@ def mass_by_hand(pattern, before, left):
 
 @pytest.mark.parametrize("pattern", [PATTERN, "a*b", "(a|b|c| )*d|abab", "ab"])
 def test_log_mass_is_the_log_of_the_sum_over_all_texts_that_end_in_time(pattern):
-    ahead = Lookahead(index_of(pattern), law_of(PROBS), most=4)
+    ahead = Lookahead(index_of(pattern), law_of(PROBS), max_tokens=4)
     for before in ("", "a", "ab", "abb", "ababc"):
         try:
             state = ahead.index.after(before)
@@ -48,7 +48,7 @@ def test_log_mass_is_the_log_of_the_sum_over_all_texts_that_end_in_time(pattern)
 
 
 def test_log_mass_is_what_a_simulation_of_the_law_finds():
-    ahead, rng, runs = Lookahead(index_of(), law_of(PROBS), most=8), np.random.default_rng(0), 20_000
+    ahead, rng, runs = Lookahead(index_of(), law_of(PROBS), max_tokens=8), np.random.default_rng(0), 20_000
     drawn = rng.choice(V, size=(runs, 9), p=PROBS)
     hits = 0
     for ids in drawn.tolist():
@@ -58,7 +58,7 @@ def test_log_mass_is_what_a_simulation_of_the_law_finds():
 
 
 def test_log_mass_grows_with_the_tokens_left_and_is_zero_after_EOS_and_minus_infinity_out_of_reach():
-    ahead = Lookahead(index_of("(ab|b)*c"), law_of(PROBS), most=6)
+    ahead = Lookahead(index_of("(ab|b)*c"), law_of(PROBS), max_tokens=6)
     start, end = ahead.index.start, ahead.index.advance(ahead.index.after("c"), END)
     values = [ahead.log_mass(start, left) for left in range(7)]
     assert values[0] == -math.inf and all(x < y for x, y in zip(values[1:], values[2:], strict=False))
@@ -67,28 +67,28 @@ def test_log_mass_grows_with_the_tokens_left_and_is_zero_after_EOS_and_minus_inf
 
 def test_a_text_of_hundreds_of_rare_tokens_does_not_underflow():
     probs = np.array([1e-9, 0.2, 0.2, 0.2, 0.2, 0.2 - 1e-9])
-    ahead = Lookahead(index_of("a{300}"), law_of(probs), most=300)
+    ahead = Lookahead(index_of("a{300}"), law_of(probs), max_tokens=300)
     expected = 300 * math.log(1e-9) + math.log(probs[END])
     assert ahead.log_mass(ahead.index.start, 300) == pytest.approx(expected, rel=1e-9)
 
 
 def test_several_eos_ids_add_up():
     vocab = Vocabulary([b"a", b"", b""], eos_ids=[1, 2])
-    ahead = Lookahead(Regex("a").index(vocab), law_of([0.5, 0.2, 0.3], vocab), most=1)
+    ahead = Lookahead(Regex("a").index(vocab), law_of([0.5, 0.2, 0.3], vocab), max_tokens=1)
     assert math.exp(ahead.log_mass(ahead.index.start, 1)) == pytest.approx(0.5 * 0.5)
 
 
 def test_copies_of_a_lookahead_are_the_table_itself():
-    ahead = Lookahead(index_of(), law_of(PROBS), most=2)
+    ahead = Lookahead(index_of(), law_of(PROBS), max_tokens=2)
     assert copy.deepcopy(ahead) is ahead and copy.copy(ahead) is ahead
-    assert repr(ahead) == f"Lookahead({ahead.index!r}, most=2)"
+    assert repr(ahead) == f"Lookahead({ahead.index!r}, max_tokens=2)"
 
 
 @pytest.mark.parametrize(
     "make, error, message",
     [
         (lambda: Lookahead(Regex("a"), law_of(PROBS), 3), TypeError, "wants an index, Regex"),
-        (lambda: Lookahead(index_of(), PROBS, 3), TypeError, "wants a law over tokens"),
+        (lambda: Lookahead(index_of(), PROBS, 3), TypeError, "wants a distribution over tokens"),
         (lambda: Lookahead(index_of(), law_of([0.5, 0.5], OTHER), 3), ValueError, "another vocabulary"),
         (lambda: Lookahead(index_of(), law_of(PROBS), -1), ValueError, "at least 0, not -1"),
         (lambda: Lookahead(index_of("abab"), law_of(PROBS), 1), ValueError, "every text of at most 1 tokens"),
@@ -100,7 +100,7 @@ def test_copies_of_a_lookahead_are_the_table_itself():
         ),
         (lambda: Lookahead(index_of(), law_of(PROBS), 3).log_mass(0, 1), ValueError, "no tokens lead"),
         (lambda: Lookahead(index_of(), law_of(PROBS), 3).log_mass(1, 4), ValueError, "0 to 3 tokens"),
-        (lambda: mean_law(tiny_lm(V).context("a"), 0), ValueError, "num_tokens must be at least 1, not 0"),
+        (lambda: mean_next_token(tiny_lm(V).context("a"), 0), ValueError, "num_tokens must be at least 1, not 0"),
         (lambda: rollout(tiny_lm(V).context("a"), -1), ValueError, "at least 0, not -1"),
     ],
 )
@@ -147,23 +147,23 @@ def test_a_greedy_rollout_runs_its_tokens_once_and_one_more_where_the_text_went_
     assert lm.stats.rows == 5
 
 
-def test_mean_law_is_the_mean_of_the_laws_along_a_text():
+def test_mean_next_token_is_the_mean_of_the_laws_along_a_text():
     def logits(ids):
         return [math.log(x) for x in ([0.0001, 0.9998, 0.0001] if ids[-1] == 0 else [0.9998, 0.0001, 0.0001])]
 
     context = table_lm(logits).context("a")             # a b a b ... with hardly any exception
-    law = mean_law(context, 2)
+    law = mean_next_token(context, 2)
     halves = mixture([context.next_token(), (context + context.lm.vocab[1]).next_token()], [0.5, 0.5])
     np.testing.assert_allclose(law.log_probs(), halves.log_probs(), atol=1e-12)
     assert law.log_prob(EOS) == pytest.approx(math.log(0.0001))
 
 
-def test_mean_law_begins_again_where_a_text_ends():
+def test_mean_next_token_begins_again_where_a_text_ends():
     context = table_lm(lambda ids: [-50.0, -50.0, 0.0]).context("a")
-    assert mean_law(context, 5).log_prob(EOS) == pytest.approx(0.0, abs=1e-12)
+    assert mean_next_token(context, 5).log_prob(EOS) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_mean_law_goes_on_where_the_model_can_read_no_further():
+def test_mean_next_token_goes_on_where_the_model_can_read_no_further():
     context = tiny_lm(V).context("a")
     assert tiny_lm(V).backend.max_length == 32
-    assert np.logaddexp.reduce(mean_law(context, 200).log_probs()) == pytest.approx(0.0)
+    assert np.logaddexp.reduce(mean_next_token(context, 200).log_probs()) == pytest.approx(0.0)

@@ -1,9 +1,9 @@
-"""Looking ahead: what a twist may know of the tokens that are still to come.
+"""Lookahead: twists from the mass of the completions that are still to come, and from rollouts.
 
 The best twist of a particle is the log of the weight that its continuations will gain on average; every particle then
 ends with the same weight. Here are two ways to come near it, both used inside a step:
 
-    self.twist(self.ahead.log_mass(self.state, left))           # ahead = Lookahead(index, law, most)
+    self.twist(self.ahead.log_mass(self.state, left))           # ahead = Lookahead(index, dist, max_tokens)
     self.twist(critic(rollout(self.context, 8).text))
 
 A twist leaves the target alone, so neither has to be right; it only has to rank particles better than their weights do.
@@ -17,21 +17,20 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmppl.arguments import count, generator
+from llmppl.distributions import Floats
 from llmppl.lm import Context, TokenDistribution
 from llmppl.masks import END, Index, WholeIndex
+from llmppl.shared import Shared
 from llmppl.tokens import EOS
 
-Floats = NDArray[np.float64]
 
-
-class Lookahead:
+class Lookahead(Shared):
     """How probable it is that a text will be complete in time, by the state of its automaton.
 
-    Tokens are drawn independently from one law r, whatever was read. With V_n(s) the probability that a text in state s
-    goes on with at most n of them and an EOS, all as the automaton allows,
+    Tokens are drawn independently from one distribution r, whatever was read. With V_n(s) the probability that a text
+    in state s goes on with at most n of them and an EOS, all as the automaton allows,
 
         V_n(s) = r(EOS) [s accepts] + sum_v r(v) V_{n-1}(s v),    V_{-1} = 0,
 
@@ -42,9 +41,9 @@ class Lookahead:
     ----------
     index : Index
         Of a Regex or a DFA: of what has finitely many states.
-    law : TokenDistribution over the vocabulary of `index`
-        The law r, such as `mean_law`. What r excludes is taken to be impossible.
-    most : int
+    dist : TokenDistribution over the vocabulary of `index`
+        The distribution r, such as `mean_next_token`. What r excludes is taken to be impossible.
+    max_tokens : int
         The most tokens that may be left, EOS not counted.
 
     Raises
@@ -52,27 +51,28 @@ class Lookahead:
     TypeError
         If `index` is none, or one of a constraint whose states cannot be listed (a Grammar).
     ValueError
-        If `law` is over another vocabulary, or never ends a text of the language within `most` tokens.
+        If `dist` is over another vocabulary, or never ends a text of the language within `max_tokens`.
     """
 
-    def __init__(self, index: Index, law: TokenDistribution, most: int) -> None:
+    def __init__(self, index: Index, dist: TokenDistribution, max_tokens: int) -> None:
         if not isinstance(index, Index):
             raise TypeError(f"Lookahead wants an index, Regex(...).index(lm.vocab), not {index!r}")
-        if not isinstance(law, TokenDistribution):
-            raise TypeError(f"Lookahead wants a law over tokens, such as mean_law(context, 200), not {law!r}")
-        if law.support is not index.vocab and law.support != index.vocab:
-            raise ValueError(f"the law is over {law.support}, and {index!r} over another vocabulary")
-        most = count("most", most, least=0)
+        if not isinstance(dist, TokenDistribution):
+            raise TypeError(
+                f"Lookahead wants a distribution over tokens, such as mean_next_token(context, 200), not {dist!r}"
+            )
+        if dist.support != index.vocab:
+            raise ValueError(f"the distribution is over {dist.support}, and {index!r} over another vocabulary")
+        self.index, self.max_tokens = index, count("max_tokens", max_tokens, least=0)
         whole = index.build_all()
         if not isinstance(whole, WholeIndex):
             raise TypeError(f"Lookahead wants finitely many states, those of a Regex or a DFA, not {index!r}")
-        self.index, self.most = index, most
         self._row = {state: i for i, state in enumerate(whole.states)}
-        self._table = _tabulate(whole, law.log_probs(), law.log_prob(EOS), most)
-        if self._table[most, 0] == -math.inf:
+        self._table = _tabulate(whole, dist.log_probs(), dist.log_prob(EOS), max_tokens)
+        if self._table[max_tokens, 0] == -math.inf:
             raise ValueError(
-                f"{index!r}: the law gives probability 0 to every text of at most {most} tokens and an EOS; use a "
-                f"larger `most`, or a law that gives every token some probability"
+                f"{index!r}: the distribution gives probability 0 to every text of at most {max_tokens} tokens and an "
+                "EOS; use larger max_tokens, or a distribution that gives every token some probability"
             )
 
     def log_mass(self, state: Any, left: int) -> float:
@@ -83,10 +83,10 @@ class Lookahead:
         Raises
         ------
         ValueError
-            If no tokens lead from the start to `state`, or `left` is not in 0 .. most.
+            If no tokens lead from the start to `state`, or `left` is not in 0 .. max_tokens.
         """
-        if count("left", left, least=0) > self.most:
-            raise ValueError(f"left={left}: the table is for 0 to {self.most} tokens, the `most` of Lookahead")
+        if count("left", left, least=0) > self.max_tokens:
+            raise ValueError(f"left={left}: the table is for 0 to {self.max_tokens} tokens, its max_tokens")
         if state is END:
             return 0.0
         row = self._row.get(state)
@@ -95,17 +95,11 @@ class Lookahead:
         return float(self._table[left, row])
 
     def __repr__(self) -> str:
-        return f"Lookahead({self.index!r}, most={self.most})"
-
-    def __copy__(self) -> Lookahead:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Lookahead:
-        return self
+        return f"Lookahead({self.index!r}, max_tokens={self.max_tokens})"
 
 
-def _tabulate(whole: WholeIndex, log_probs: Floats, log_eos: float, most: int) -> Floats:
-    """(most + 1, S) log V_n(s), by value iteration over the rows of an index."""
+def _tabulate(whole: WholeIndex, log_probs: Floats, log_eos: float, max_tokens: int) -> Floats:
+    """(max_tokens + 1, S) log V_n(s), by value iteration over the rows of an index."""
     probs = np.exp(log_probs)
     sources, targets, weights = [], [], []
     for i in range(len(whole)):
@@ -115,45 +109,43 @@ def _tabulate(whole: WholeIndex, log_probs: Floats, log_eos: float, most: int) -
         sources.append(np.full(len(ends), i))
         targets.append(ends)
         weights.append(np.log(mass[ends]))
-    source, target, weight = (np.concatenate(each) for each in (sources, targets, weights))
+    source, target, weight = map(np.concatenate, (sources, targets, weights))
     moving, begin = np.unique(source, return_index=True)            # sources are in order
-    table = np.empty((most + 1, len(whole)))
+    table = np.empty((max_tokens + 1, len(whole)))
     table[:] = np.where(whole.accepting, log_eos, -np.inf)
-    for n in range(1, most + 1):
-        if len(moving):
-            steps = np.logaddexp.reduceat(weight + table[n - 1, target], begin)
-            table[n, moving] = np.logaddexp(table[0, moving], steps)
+    for n in range(1, max_tokens + 1):
+        steps = np.logaddexp.reduceat(weight + table[n - 1, target], begin)
+        table[n, moving] = np.logaddexp(table[0, moving], steps)
     table.flags.writeable = False
     return table
 
 
-def mean_law(context: Context, num_tokens: int, seed: int = 0) -> TokenDistribution:
-    """The mean of the laws of `num_tokens` tokens in a row, drawn after `context`: how often each token comes.
+def mean_next_token(context: Context, num_tokens: int, seed: int = 0) -> TokenDistribution:
+    """How often each token comes: the mean next-token distribution along `num_tokens` tokens drawn after `context`.
 
     A text that ends, or is as long as the model can read, is begun again. It costs `num_tokens` tokens, once.
     """
     count("num_tokens", num_tokens)
     rng, at, total = generator(seed), context, np.zeros(len(context.lm.vocab))
-    longest = context.lm.backend.max_length
     for _ in range(num_tokens):
-        law = at.next_token()
-        total += np.exp(law.log_probs())
-        token = law.sample(rng)
-        at = context if token == EOS or len(at) == longest else at + token
+        dist = at.next_token()
+        total += np.exp(dist.log_probs())
+        token = dist.sample(rng)
+        at = context if token == EOS or len(at) == context.lm.backend.max_length else at + token
     with np.errstate(divide="ignore"):
         return TokenDistribution(context.lm.vocab, np.log(total / num_tokens))
 
 
-def rollout(context: Context, num_tokens: int, rng: np.random.Generator | None = None) -> Context:
-    """The context after up to `num_tokens` more tokens: the likeliest each time, or drawn with `rng`; before any EOS.
+def rollout(context: Context, max_tokens: int, rng: np.random.Generator | None = None) -> Context:
+    """The context after up to `max_tokens` more: the likeliest each time, or drawn with `rng`; before any EOS.
 
     It runs as many tokens through the model, less what is cached: where the text went the way of its last rollout, the
     next one runs one token. Rollouts of several particles share their forward passes. In a step, draw with `self.rng`.
     """
-    count("num_tokens", num_tokens, least=0)
-    for _ in range(num_tokens):
-        law = context.next_token()
-        token = law.support[int(np.argmax(law.log_probs()))] if rng is None else law.sample(rng)
+    count("max_tokens", max_tokens, least=0)
+    for _ in range(max_tokens):
+        dist = context.next_token()
+        token = dist.support[int(np.argmax(dist.log_probs()))] if rng is None else dist.sample(rng)
         if token == EOS:
             break
         context = context + token
