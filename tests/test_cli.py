@@ -12,8 +12,8 @@ import pytest
 from support import repetitions
 from typer.testing import CliRunner
 
-from llmppl import __version__
-from llmppl.cli import main as cli
+from llmppl import __version__, cli
+from llmppl.cli import options, show
 
 TEMPLATE = "The dog was very[BLANK] because he had lost his[BLANK]."
 PROMPTS = ["The little boy went to the park and", "The old king went to the sea and"]
@@ -23,7 +23,7 @@ COMMANDS = [
     ["generate", "Once upon a time"],
     ["infill", TEMPLATE],
     ["generate", "The cat was", "--regex", " [0-9]{1,2} years old[.]"],
-    ["generate", "Tim was very", "--choices", " happy", "--choices", " sad", "--must-end"],
+    ["generate", "Tim was very", "--choices", " happy", "--choices", " sad", "--complete"],
     ["intersect", *PROMPTS, "--until-sentence"],
     ["intersect", *PROMPTS, "--proposal", "first"],
 ]
@@ -118,7 +118,7 @@ def test_generate_keeps_to_a_grammar_and_ends_in_time_if_it_must(tmp_path):
     grammar = tmp_path / "sentence.lark"
     grammar.write_text('start: (" " WORD)+ "."\nWORD: /[a-z]+/')
     command = ["generate", "Tim was", "--grammar", str(grammar), "--max-tokens", "6", "--seed", "1"]
-    rows = particles(*command, "--must-end")
+    rows = particles(*command, "--complete")
     assert rows and all(re.fullmatch("( [a-z]+)+[.]", row["text"]) and not row["cut"] for row in rows)
     assert any(row["cut"] for row in particles(*command))
 
@@ -149,8 +149,15 @@ def test_top_k_and_temperature_change_the_law():
     cold = ["generate", "Once upon a time", "--temperature", "0.001", "--max-tokens", "5"]
     likely = [row for row in particles(*cold) if row["weight"] > 1e-6]      # of different texts, one has all the weight
     assert {row["text"] for row in likely} == {row["text"] for row in particles(*greedy)}
-    narrow = ["generate", "Once upon a time", "--top-p", "0.000001", "--max-tokens", "5"]
-    assert {row["text"] for row in particles(*narrow)} == {row["text"] for row in particles(*greedy)}
+    for narrow in (["--top-p", "0.000001"], ["--min-p", "1"]):
+        rows = particles("generate", "Once upon a time", *narrow, "--max-tokens", "5")
+        assert {row["text"] for row in rows} == {row["text"] for row in particles(*greedy)}
+
+
+def test_N_and_K_are_particles_and_factor():
+    long, short = ["--particles", "3", "--factor", "2"], ["-N", "3", "-K", "2"]
+    command = ["generate", "Once upon a time", "--max-tokens", "4", "--seed", "5"]
+    assert run(*command, *short).stdout == run(*command, *long).stdout
 
 
 def test_demo_shows_three_programs():
@@ -161,7 +168,7 @@ def test_demo_shows_three_programs():
 
 
 def test_a_terminal_gets_a_table(monkeypatch):
-    monkeypatch.setattr(cli, "_on_terminal", lambda: True)
+    monkeypatch.setattr(show, "on_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
     result = run("infill", "[red] or[BLANK] blue.", *SMALL)
     assert "───" in result.stdout and "log Z-hat" in result.stdout
@@ -170,7 +177,7 @@ def test_a_terminal_gets_a_table(monkeypatch):
 
 
 def test_what_cannot_be_printed_is_escaped_and_a_cut_is_marked():
-    assert cli._line(cli.Row("a\nb\x1b[1m é", -1.0, 1.0, True)) == "a\\nb\\x1b[1m é [cut]"
+    assert show.line(show.Row("a\nb\x1b[1m é", -1.0, 1.0, True)) == "a\\nb\\x1b[1m é [cut]"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +188,7 @@ def test_what_cannot_be_printed_is_escaped_and_a_cut_is_marked():
         (["generate", "Hi", "--lm", "."], 2, "no language model '.'"),
         (["generate", "word " * 2000], 2, "the model reads at most 1024"),
         (["generate", "Hi", "--regex", "a(?!a)a"], 2, "accepts no string at all"),
-        (["generate", "Hi", "--regex", "zebra quartz", "--must-end", "--max-tokens", "2"], 2, "within max_tokens=2"),
+        (["generate", "Hi", "--regex", "zebra quartz", "--complete", "--max-tokens", "2"], 2, "within max_tokens=2"),
         (["check", "--grammar", ".", "a"], 2, "cannot read .: "),
         (["check", "a(?!a)a", "a"], 2, "accepts no string at all"),
         (["generate", "Girl", "--max-letters", "1", "--top-k", "1"], 1, "no particle is left: all died by step"),
@@ -205,6 +212,10 @@ def test_what_the_library_refuses_is_one_line_on_stderr(arguments, code, message
         (["generate", "Hi", "--temperature", "-1"], "--temperature"),
         (["generate", "Hi", "--temperature", "0"], "--top-k 1"),
         (["generate", "Hi", "--top-p", "1.5"], "--top-p"),
+        (["infill", TEMPLATE, "--min-p", "0"], "--min-p"),
+        (["query", "Hi", "--strategy", "best"], "--strategy"),
+        (["generate", "Hi", "-N", "0"], "-N"),
+        (["generate", "Hi", "-K", "0"], "-K"),
         (["generate", "Hi", "--top-k", "0"], "--top-k"),
         (["generate", "Hi", "--max-letters", "0"], "--max-letters"),
         (["intersect", *PROMPTS, "--max-tokens", "0"], "--max-tokens"),
@@ -218,14 +229,14 @@ def test_what_the_library_refuses_is_one_line_on_stderr(arguments, code, message
     ],
 )
 def test_an_option_out_of_range_is_named_before_anything_is_loaded(arguments, name, monkeypatch):
-    monkeypatch.setattr(cli, "_load", None)
+    monkeypatch.setattr(options, "load", None)
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.stdout == "" and name in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_pattern_with_an_error_is_shown_with_a_caret_before_anything_is_loaded(monkeypatch, tmp_path):
-    monkeypatch.setattr(cli, "_load", None)
+    monkeypatch.setattr(options, "load", None)
     for command in (["generate", "Hi", "--regex", "ab(c"], ["check", "ab(c", "x"]):
         result = run(*command)
         assert result.exit_code == 2 and result.stdout == ""
@@ -294,7 +305,7 @@ def test_an_unexpected_error_is_let_through(monkeypatch):
     def broken(name):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(cli, "_load", broken)
+    monkeypatch.setattr(options, "load", broken)
     assert isinstance(run("generate", "Hi").exception, ZeroDivisionError)
 
 
@@ -363,4 +374,4 @@ def test_query_says_what_is_wrong_with_a_pattern_and_where():
 
 def test_query_without_a_match_says_so():
     result = run("query", "The zzzz", "--prefix", "The", "--top-k", "1")
-    assert result.exit_code == 1 and "no match: --top-k or --top-p leaves none" in result.stderr
+    assert result.exit_code == 1 and "no match: --top-k, --top-p or --min-p leaves none" in result.stderr

@@ -1,0 +1,39 @@
+"""`llmppl check`: whether a text matches, and where it stops to."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from llmppl.cli import options, show
+
+
+def check(
+    pattern: Annotated[str, typer.Argument(help="A regex, or the file that an option says it is.")],
+    text: Annotated[str, typer.Argument(help="The text to look at.")],
+    grammar: Annotated[bool, typer.Option("--grammar", help="PATTERN is a file: a grammar in lark's syntax.")] = False,
+    json_schema: Annotated[bool, typer.Option("--json-schema", help="PATTERN is a file: a JSON schema.")] = False,
+) -> None:
+    """Say whether a text matches a pattern, and if not, where it leaves the language and what could stand there.
+
+    The exit code is 0 if it matches and 1 if it does not, also where it is the beginning of a match.
+
+    Example: llmppl check "[0-9]{4}-[0-9]{2}" "2023/07"
+    """
+    from llmppl.masks.reading import read
+
+    if grammar and json_schema:
+        raise typer.BadParameter("--grammar and --json-schema exclude each other: give one of them.")
+    with show.plain_errors():
+        kind = "grammar" if grammar else "json-schema" if json_schema else "regex"
+        reading = read(options.constraint(kind, pattern), text)
+        line, caret = show.pointed(text, reading.length)
+        if reading.length == len(text) and reading.complete:
+            typer.echo(f"{line}\ncomplete: it matches; {reading.expected}")
+            return
+        if reading.length < len(text):
+            typer.echo(f"{line}\n{caret}\nno match: {reading.expected}, not {text[reading.length]!r}")
+        else:
+            typer.echo(f"{line}\n{caret}\nonly the beginning of a match: {reading.expected}")
+        raise typer.Exit(1)

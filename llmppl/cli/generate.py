@@ -1,0 +1,181 @@
+"""`llmppl generate`, `infill`, `intersect` and `demo`: the ready-made programs, steered."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from llmppl.cli import options, show
+from llmppl.cli.options import option
+
+if TYPE_CHECKING:
+    from llmppl.models.programs import Program
+
+
+def demo(lm: options.Lm = None) -> None:
+    """Run three small programs: short words, a text with holes, two prompts at once."""
+    generate("Once upon a time", 5, lm=lm, N=5, seed=7, max_tokens=24)
+    typer.echo()
+    infill("The dog was very[BLANK] because he had lost his[BLANK].", lm, N=5, seed=7)
+    typer.echo()
+    prompts = ["The little boy went to the park and", "The old king went to the sea and"]
+    intersect(prompts, until_sentence=True, lm=lm, N=5, K=10, seed=7)
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    max_letters: Annotated[
+        int | None, option(none="any", min=1, metavar="L", help="No word of more than L letters.")
+    ] = None,
+    regex: options.Pattern = None,
+    grammar: options.GrammarFile = None,
+    json_schema: options.SchemaFile = None,
+    choices: options.Choices = None,
+    complete: Annotated[
+        bool, option("--complete", help="Only texts that end within --max-tokens, instead of cutting them off.")
+    ] = False,
+    lm: options.Lm = None,
+    N: options.Particles = 8,
+    K: options.Factor = 3,
+    seed: options.Seed = None,
+    max_tokens: options.MaxTokens = 40,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    as_json: options.Json = False,
+    trace: options.Trace = None,
+) -> None:
+    """Continue a prompt; if you like, in short words, by a pattern, a grammar or a schema, or by one of some choices.
+
+    The constraint is on what follows the prompt, the space between included.
+
+    Examples: llmppl generate "Once upon a time" --max-letters 5
+
+    llmppl generate "The cat was" --regex " [0-9]{1,2} years old[.]"
+
+    llmppl generate "Tim was very" --choices " happy" --choices " sad"
+    """
+    limits: dict[str, tuple[Any, str]] = {              # by option: what was given, and what the title says of it
+        "max-letters": (max_letters, f"with no word of more than {max_letters} letter{'s' * (max_letters != 1)}"),
+        "regex": (regex, f"matching {regex}"),
+        "grammar": (grammar, f"as {grammar} has it"),
+        "json-schema": (json_schema, f"as {json_schema} has it"),
+        "choices": (choices or None, f"with {' or '.join(map(repr, choices or []))}"),
+    }
+    given = [name for name, (value, _) in limits.items() if value is not None]
+    if len(given) > 1:
+        raise typer.BadParameter(f"{' and '.join(f'--{name}' for name in given)} exclude each other: give one of them.")
+    with show.plain_errors():
+        limited = given != [] and given != ["max-letters"]
+        constraint = options.constraint(given[0], limits[given[0]][0]) if limited else None
+        model = options.load(lm)
+        from llmppl.distributions import Rule
+        from llmppl.models.programs import ConstrainedText, short_words
+
+        mask = None
+        if max_letters is not None:
+            fits = short_words(model.vocab, max_letters)
+            mask = lambda text: fits(prompt + text)     # noqa: E731  (the prompt may end inside a word)
+        program = ConstrainedText(
+            model,
+            prompt,
+            constraint,
+            mask=mask,
+            complete=complete,
+            max_tokens=max_tokens if complete else None,
+            rule=Rule(temperature, top_k, top_p, min_p),
+        )
+        title = ", ".join([f"{prompt!r} goes on", *(limits[name][1] for name in given)])
+        _steer(title, program, N, K, seed, as_json, trace, max_steps=None if complete else max_tokens)
+
+
+def infill(
+    template: Annotated[str, typer.Argument(help="A text with [BLANK] for each hole.")],
+    lm: options.Lm = None,
+    N: options.Particles = 8,
+    K: options.Factor = 10,                             # a step fills a whole hole, so many tries pay
+    seed: options.Seed = None,
+    max_tokens: options.HoleTokens = 40,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    as_json: options.Json = False,
+    trace: options.Trace = None,
+) -> None:
+    """Fill the holes of a text. Leave no space before a hole: what fills it brings its own.
+
+    Example: llmppl infill "The dog was very[BLANK] because he had lost his[BLANK]."
+    """
+    with show.plain_errors():
+        model = options.load(lm)
+        from llmppl.distributions import Rule
+        from llmppl.models.programs import Infilling
+
+        program = Infilling(model, template, max_tokens=max_tokens, rule=Rule(temperature, top_k, top_p, min_p))
+        _steer(f"{template!r} with its holes filled", program, N, K, seed, as_json, trace)
+
+
+def intersect(
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Texts to continue alike.")],
+    proposal: Annotated[
+        Literal["product", "first"],
+        option(help="Draw tokens from the product of the prompts' distributions, or from that of the first prompt."),
+    ] = "product",
+    until_sentence: Annotated[bool, option("--until-sentence", help="Stop at the end of a sentence.")] = False,
+    lm: options.Lm = None,
+    N: options.Particles = 8,
+    K: options.Factor = 3,
+    seed: options.Seed = None,
+    max_tokens: options.MaxTokens = 40,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    as_json: options.Json = False,
+    trace: options.Trace = None,
+) -> None:
+    """Find text that is likely after every one of several prompts.
+
+    Example: llmppl intersect "The boy went to the park and" "The king went to the sea and" --until-sentence
+    """
+    with show.plain_errors():
+        model = options.load(lm)
+        from llmppl.distributions import Rule
+        from llmppl.models.programs import PromptIntersection, ends_sentence
+
+        until, rule = ends_sentence if until_sentence else None, Rule(temperature, top_k, top_p, min_p)
+        program = PromptIntersection(model, prompts, proposal=proposal, until=until, rule=rule)
+        title = " and ".join(map(repr, prompts)) + " go on alike"
+        _steer(title, program, N, K, seed, as_json, trace, max_steps=max_tokens)
+
+
+def _steer(
+    title: str, program: Program, N: int, K: int, seed: int | None, as_json: bool, trace: Path | None,
+    max_steps: int | None = None,
+) -> None:  # fmt: skip
+    """Run the program and show what came of it."""
+    from llmppl.inference import smc_steer
+    from llmppl.trace import Recorder
+
+    seed = random.randrange(1_000_000) if seed is None else seed
+    recorder: AbstractContextManager[Recorder | None]
+    try:
+        recorder = nullcontext() if trace is None else Recorder(trace, title)
+    except OSError as error:
+        raise ValueError(f"cannot write {trace}: {error.strerror}") from None
+    with recorder as on_step:
+        particles = smc_steer(program, N, K, seed=seed, max_steps=max_steps, on_step=on_step)
+    if not particles:
+        try:
+            particles.best                              # noqa: B018  (its error tells what they died of)
+        except ValueError as error:
+            show.leave(1, f"{error}. Unless the condition is impossible, more --particles or a larger --factor help")
+    show.show(title, particles, as_json)
+    if not as_json:
+        typer.echo(f"seed {seed}: {particles.stats}", err=True)

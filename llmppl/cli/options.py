@@ -1,0 +1,103 @@
+"""Options that several commands take, and the language model that one of them names."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from llmppl.lm import CachedTransformer
+
+
+def _positive(value: float) -> float:
+    if not value > 0:
+        raise typer.BadParameter(f"{value:g} is not positive. For the likeliest token alone, use --top-k 1.")
+    return value
+
+
+def _fraction(value: float | None) -> float | None:
+    if value is not None and not 0 < value <= 1:
+        raise typer.BadParameter(f"{value:g} is not above 0 and at most 1.")
+    return value
+
+
+def option(*names: str, none: str | None = None, **given: Any) -> Any:
+    """An option; `none` is what its help says of leaving it out."""
+    return typer.Option(*names, show_default=True if none is None else none, **given)
+
+
+FILE = {"exists": True, "dir_okay": False, "readable": True, "metavar": "FILE"}
+
+Lm = Annotated[
+    str | None,
+    option(
+        none="the small model in the package",
+        metavar="NAME",
+        help="Language model: a hub id, or a folder written by save_pretrained.",
+    ),
+]
+Particles = Annotated[int, option("--particles", "-N", min=1, metavar="N", help="Particles kept after each step.")]
+Factor = Annotated[
+    int, option("--factor", "-K", min=1, metavar="K", help="Extensions tried of each particle in each step.")
+]
+Seed = Annotated[int | None, option(none="a new one", min=0, metavar="S", help="The same seed draws the same texts.")]
+MaxTokens = Annotated[int, option(min=1, metavar="T", help="Cut a text off after T tokens.")]
+HoleTokens = Annotated[int, option("--max-tokens", min=1, metavar="T", help="The most tokens in all holes together.")]
+Temperature = Annotated[float, option(callback=_positive, metavar="X", help="Below 1, likely tokens become likelier.")]
+TopK = Annotated[int | None, option(none="all", min=1, metavar="N", help="Only the N likeliest tokens.")]
+TopP = Annotated[
+    float | None, option(none="all", callback=_fraction, metavar="P", help="Only the likeliest tokens, P together.")
+]
+MinP = Annotated[
+    float | None,
+    option(none="all", callback=_fraction, metavar="P", help="Only tokens P times as likely as the likeliest."),
+]
+Pattern = Annotated[
+    str | None, option("--regex", none="any", metavar="R", help="Only texts that R matches as a whole.")
+]
+GrammarFile = Annotated[
+    Path | None, option("--grammar", none="any", help="Only texts that lark parses with this grammar.", **FILE)
+]
+SchemaFile = Annotated[
+    Path | None, option("--json-schema", none="any", help="Only JSON texts that this schema admits.", **FILE)
+]
+Choices = Annotated[
+    list[str] | None, option(none="any", metavar="TEXT", help="Only this text; give it again for each further choice.")
+]
+Trace = Annotated[
+    Path | None,
+    option(none="none", metavar="FILE", dir_okay=False, help="Record the run there, for `llmppl trace` to show."),
+]
+Json = Annotated[bool, option("--json", help="Print a JSON object for each particle, one a line, nothing else.")]
+
+
+def constraint(kind: str, given: Any) -> Any:
+    """The constraint of an option's name: a pattern, a file, some texts."""
+    from llmppl.grammar import Grammar
+    from llmppl.languages import DFA, Regex
+    from llmppl.masks import JsonSchema
+
+    def schema(file: Any) -> JsonSchema:
+        return JsonSchema(Path(file).read_text(encoding="utf-8"))
+
+    makers: dict[str, Callable[[Any], Any]] = {
+        "regex": Regex, "choices": DFA.from_strings, "grammar": Grammar.from_file, "json-schema": schema,
+    }  # fmt: skip
+    try:
+        return makers[kind](given)
+    except OSError as error:
+        raise ValueError(f"cannot read {given}: {error.strerror}") from None
+
+
+@functools.cache
+def load(name: str | None) -> CachedTransformer:
+    from llmppl.lm import CachedTransformer
+
+    # the library itself says when a prompt is too long
+    logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
+    return CachedTransformer.from_pretrained(name)

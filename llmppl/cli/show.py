@@ -1,0 +1,92 @@
+"""What goes out: particles, a place in a text, errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from llmppl.inference import Particles
+
+
+class Row(NamedTuple):
+    """What is shown of a particle."""
+
+    text: str
+    log_weight: float
+    weight: float
+    cut: bool                                           # whether --max-tokens ended it
+
+
+def show(title: str, particles: Particles[Any], as_json: bool) -> None:
+    """The particles, the heaviest first: a table on a terminal, plain lines elsewhere, JSON where asked."""
+    weighed = zip(particles, particles.log_weights.tolist(), particles.weights.tolist(), strict=True)
+    rows = [Row(str(particle), log_weight, weight, particle.cut) for particle, log_weight, weight in weighed]
+    rows.sort(key=lambda row: -row.weight)
+    total = f"log Z-hat {particles.log_ml:.2f}, ess {particles.ess:.1f} of {len(particles)} particles"
+    if as_json:
+        typer.echo("\n".join(json.dumps(row._asdict()) for row in rows))
+    elif on_terminal():
+        _table(title, rows, total)
+    else:
+        lines = [f"{row.weight:6.3f}  {row.log_weight:10.2f}  {line(row)}" for row in rows]
+        typer.echo("\n".join([title, "", "weight  log weight  text", *lines, "", total]))
+
+
+def _table(title: str, rows: list[Row], total: str) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("weight", justify="right")
+    table.add_column("log weight", justify="right")
+    table.add_column("text", overflow="fold")
+    for row in rows:
+        table.add_row(f"{row.weight:.3f}", f"{row.log_weight:.2f}", Text(line(row)))
+    console = Console(highlight=False)
+    console.print(Text(title, "bold"), table, Text(total), sep="\n")
+
+
+def line(row: Row) -> str:
+    """The text on one line, what cannot be printed escaped, and whether it was cut off."""
+    return printable(row.text) + " [cut]" * row.cut
+
+
+def printable(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def pointed(text: str, at: int, before: int = 60, after: int = 20) -> tuple[str, str]:
+    """The line to show of a text, and a line with a caret below the character `at`."""
+    from rich.cells import cell_len
+
+    left, right = printable(text[max(at - before, 0) : at]), printable(text[at : at + after])
+    left, right = "..." * (at > before) + left, right + "..." * (at + after < len(text))
+    return left + right, " " * cell_len(left) + "^"
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """What the library says of bad input, without the traceback, which is for programmers."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        leave(2, str(error))
+
+
+def leave(code: int, message: str) -> NoReturn:
+    has_caret = re.search(r"\n *\^", message)            # it needs the line above it
+    typer.echo(f"llmppl: {message.rstrip() if has_caret else ' '.join(message.split())}", err=True)
+    raise typer.Exit(code)
