@@ -130,11 +130,7 @@ class mask_timer:
 
 
 class Runtime:
-    """Runs functions together, and counts what that took.
-
-    Functions are run in their order, each until it requests something or returns, so a run is deterministic where they
-    are.
-    """
+    """Runs functions together, in their order, each until it requests something or returns; counts what that took."""
 
     def __init__(self) -> None:
         worker = _worker()
@@ -165,14 +161,7 @@ class Runtime:
         return total
 
     def run(self, functions: Sequence[Callable[[], Any]], names: Sequence[str]) -> None:
-        """Run every function to its end.
-
-        Parameters
-        ----------
-        functions : sequence of callables without arguments
-        names : sequence of str
-            Who each function is; an exception that leaves one carries that as a note.
-        """
+        """Run every function to its end; an exception that leaves one carries its name as a note."""
         workers = [_Worker(function, self, name) for function, name in zip(functions, names, strict=False)]
         waiting: list[_Request] = []
 

@@ -27,7 +27,7 @@ from support import repetitions
 
 from llmppl.inference import smc_standard
 from llmppl.lm import hf
-from llmppl.lm.cache import _NODE, _ROW
+from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
 from llmppl.tokens import Vocabulary
@@ -112,7 +112,7 @@ BATCHES = st.sampled_from([1, 3, 16, 1 << 16])
 
 def limits(slot_bytes, budget, batch, size=V):
     slots, rows = budget
-    slot, row = (slot_bytes or 100) + _NODE, 4 * size + _ROW
+    slot, row = (slot_bytes or 100) + SLOT_OVERHEAD, 4 * size + ROW_OVERHEAD
     return {"cache_bytes": slots * slot + rows * row, "max_batch_tokens": batch}
 
 

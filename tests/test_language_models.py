@@ -499,7 +499,7 @@ def test_the_trie_draws_what_contexts_share_who_is_there_and_what_is_kept():
     together([left.log_probs])
     other = lm.context("XY")
     assert str(lm.trie).splitlines() == [
-        f"<Trie of 8 contexts: keys and values of 4, next-token laws of 2; {lm.store.bytes / 1e6:.1f} of 2147.5 MB>",
+        f"<Trie of 8 contexts: keys and values of 4, next-token rows of 2; {lm.store.bytes / 1e6:.1f} of 2147.5 MB>",
         "'ABC' ▪▪▪ ◆ (1)",
         "├─ 'D' ▪ ◆ (1)",
         "└─ 'EF' ▫▫ (2)",
@@ -517,7 +517,7 @@ def test_the_trie_draws_what_contexts_share_who_is_there_and_what_is_kept():
         "   └─ 'I' ▫ (1)",
     ]
     assert len(further) + len(twig) == 13
-    assert lm.trie.draw(most=2).splitlines()[-1] == "... and 5 contexts more"
+    assert lm.trie.draw(max_lines=2).splitlines()[-1] == "... and 5 contexts more"
 
 
 def test_a_long_run_of_tokens_is_drawn_short():
@@ -536,7 +536,7 @@ def test_everything_has_a_repr_that_says_what_it_is():
     assert repr(lm.context("ABC" * 20 + "DEFG")) == (
         "Context('ABCABCABCABCABCABCAB' ... 'BCABCABCABCABCABCABCABCABCDEFG')"
     )
-    assert repr(lm.trie) == "<Trie of 0 contexts: keys and values of 0, next-token laws of 0; 0.0 of 2147.5 MB>"
+    assert repr(lm.trie) == "<Trie of 0 contexts: keys and values of 0, next-token rows of 0; 0.0 of 2147.5 MB>"
     assert str(lm.stats).startswith("0 rounds, 0 rows, 0 tokens run, 0 cache hits; ")
 
 

@@ -10,12 +10,12 @@ from families import VOCAB, V, at, build, check_books, error_of, family_lm, mode
 from support import repetitions
 
 from llmppl.inference import smc_standard, smc_steer
-from llmppl.lm.cache import _NODE, _ROW
+from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
 from llmppl.tokens import Vocabulary
 
-SLOT, ROW = 256 + _NODE, 4 * V + _ROW                   # bytes, of "llama"
+SLOT, ROW = 256 + SLOT_OVERHEAD, 4 * V + ROW_OVERHEAD                   # bytes, of "llama"
 
 
 class Ramble(Model):
@@ -79,7 +79,7 @@ def test_the_books_equal_the_tensors_and_rows_that_are_there(name, dtype):
     assert len(tensors) == 4 and {len(tensor) for tensor in tensors} == {len(lm.store.owners)}
     rows = sum(context.node.row.logits.nbytes for context in contexts)
     slab = sum(t.numel() * t.element_size() for t in tensors)
-    assert lm.store.bytes == slab + rows + _NODE * len(lm.store.owners) + _ROW * 7
+    assert lm.store.bytes == slab + rows + SLOT_OVERHEAD * len(lm.store.owners) + ROW_OVERHEAD * 7
     assert rows == 7 * V * (8 if dtype == torch.float64 else 4)
     assert lm.store.slots_used == 7 * 17 and lm.store.rows_used == 7
     check_books(lm, contexts)
@@ -171,7 +171,7 @@ def test_the_row_that_was_asked_for_longest_ago_goes_first():
         asked.append(len(ids))
         return [0.0, 0.0, 0.0]
 
-    lm = CachedTransformer(function, vocab, cache_bytes=3 * (24 + _ROW))
+    lm = CachedTransformer(function, vocab, cache_bytes=3 * (24 + ROW_OVERHEAD))
     contexts = [lm.context("a" * n) for n in (1, 2, 3, 4, 5)]
     for i in (0, 1, 2, 0, 3, 1, 4, 0):                  # room for three: 1 goes for 3, 2 for 1, 0 for 4, 3 for 0
         contexts[i].log_probs()
@@ -181,12 +181,12 @@ def test_the_row_that_was_asked_for_longest_ago_goes_first():
 
 def test_a_function_as_a_model_keeps_rows_within_the_budget():
     vocab = Vocabulary([b"a", b"b", b""], eos_ids=[2])
-    lm = CachedTransformer(lambda ids: [0.0, 1.0, len(ids)], vocab, cache_bytes=4 * (24 + _ROW) + 4)
+    lm = CachedTransformer(lambda ids: [0.0, 1.0, len(ids)], vocab, cache_bytes=4 * (24 + ROW_OVERHEAD) + 4)
     contexts = [lm.context("ab" * n) for n in range(1, 20)]
     for context in contexts:
         context.log_probs()
         check_books(lm)
-    assert lm.store.rows_used == 4 and lm.store.peak_bytes == 4 * (24 + _ROW)
+    assert lm.store.rows_used == 4 and lm.store.peak_bytes == 4 * (24 + ROW_OVERHEAD)
 
 
 def test_a_row_that_alone_is_over_the_budget_is_not_kept():

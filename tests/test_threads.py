@@ -19,7 +19,7 @@ from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_steer
 from llmppl import lm as room
 from llmppl.exclusive import Exclusive
 from llmppl.lm import cache, evaluator
-from llmppl.lm.cache import _NODE, _ROW
+from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
 from llmppl.models.programs import short_words
 
 LIMIT = 1e-4
@@ -40,7 +40,8 @@ def contexts_at_random(rng, n, longest=30):
 
 @pytest.mark.parametrize("slots", [200, 100_000])
 def test_what_threads_ask_of_one_lm_is_right_and_so_is_what_is_asked_afterwards(impatient, slots):
-    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, cache_bytes=slots * (256 + _NODE + 4 * V + _ROW))
+    cache_bytes = slots * (256 + SLOT_OVERHEAD + 4 * V + ROW_OVERHEAD)
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, cache_bytes=cache_bytes)
     jobs = contexts_at_random(np.random.default_rng(0), repetitions(400, 200))
     for ids in jobs:
         truth(lm, ids)                                  # not while others use the model
@@ -93,7 +94,7 @@ def test_texts_are_made_into_contexts_in_several_threads(impatient, embedded):
 
 
 def test_contexts_may_come_to_their_end_in_any_thread_and_inside_a_call():
-    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, cache_bytes=30 * (256 + _NODE + 4 * V + _ROW))
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, cache_bytes=30 * (256 + SLOT_OVERHEAD + 4 * V + ROW_OVERHEAD))
     rng, stop = np.random.default_rng(1), threading.Event()
     heap = [[at(lm, ids)] for ids in contexts_at_random(rng, 100)]
     jobs = contexts_at_random(rng, 60)
@@ -260,7 +261,8 @@ def a_day(lm):
         kept.clear()
 
 
-BUDGETS = [0, 6 * _NODE, 20 * (64 + _NODE) + 3 * (72 + _ROW), 60 * (64 + _NODE) + 3 * (72 + _ROW)]
+SLOT, ROW = 64 + SLOT_OVERHEAD, 72 + ROW_OVERHEAD
+BUDGETS = [0, 6 * SLOT_OVERHEAD, 20 * SLOT + 3 * ROW, 60 * SLOT + 3 * ROW]
 
 
 def new_lm(budget):

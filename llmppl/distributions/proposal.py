@@ -1,9 +1,7 @@
 """Proposal and Distribution: what a program samples from and observes.
 
 A `Proposal` is drawn from with a weight: it is *properly weighted* for a measure mu. A `Distribution` is one whose
-weight is always 1 and whose measure is its probability. It has `sample(rng)`, `log_prob(value)`, and a `support`; where
-the support is finite, `log_probs()` gives all log-probabilities in the order of the support. Asking a distribution
-anything changes nothing.
+weight is always 1 and whose measure is its probability. Asking either anything changes nothing.
 """
 
 from __future__ import annotations
@@ -55,13 +53,7 @@ class Proposal(Shared, ABC):
 
 
 class Distribution(Proposal):
-    """A normalised proposal: what is drawn always has weight 1.
-
-    Attributes
-    ----------
-    support : Sequence or None
-        The values it can take, in the order of `log_probs()`; None where they are infinitely many.
-    """
+    """A normalised proposal: what is drawn always has weight 1. `log_probs()` are in the order of the `support`."""
 
     @abstractmethod
     def sample(self, rng: np.random.Generator) -> Any:

@@ -1,4 +1,4 @@
-"""Backend: the seam to what computes, from tokens to logits.
+"""Backend: the seam to what computes, from tokens to logits. FunctionBackend: the simplest one.
 
 A backend may keep keys and values in numbered *slots*, one for each token of each context. Which token has which slot
 is the cache's business (`llmppl.lm.cache`); a backend writes and reads the slots it is told to.
@@ -6,6 +6,7 @@ is the cache's business (`llmppl.lm.cache`); a backend writes and reads the slot
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -49,3 +50,28 @@ class Backend(Protocol):
 
     def forward(self, batch: Batch) -> NDArray[Any]:
         """(len(batch.asked), >= V) float32 or float64 logits of the token after each asked place."""
+
+
+class FunctionBackend:
+    """Calls `function(ids)` for (size,) logits of the token after `ids`, and keeps nothing."""
+
+    slot_bytes: int = 0
+    max_length: int | None = None
+
+    def __init__(self, function: Callable[[list[int]], Any], size: int) -> None:
+        self.function, self.size = function, size
+
+    def reserve(self, slots: int) -> None:
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> NDArray[Any]:
+        return np.stack([self._logits(batch.tokens[i, : j + 1].tolist()) for i, j in batch.asked])
+
+    def _logits(self, ids: list[int]) -> NDArray[np.float64]:
+        logits = np.asarray(self.function(ids), dtype=np.float64)
+        if logits.shape != (self.size,):
+            raise ValueError(
+                f"the model's function gave an array of shape {logits.shape} after the tokens {ids}; it must give one "
+                f"logit for each of the {self.size} tokens of the vocabulary, shape ({self.size},)"
+            )
+        return logits

@@ -41,9 +41,9 @@ class Row(NamedTuple):
         return log_probs
 
 
-_NODE, _ROW = 768, 384                                  # bytes of the objects around a slot and a row, measured
-_UNSETTLED = 1000                                       # so many contexts may have died before their nodes go
-_ROWS = 8                                               # one part in so many of the budget is never given to slots
+SLOT_OVERHEAD, ROW_OVERHEAD = 768, 384                  # bytes of the objects around a slot and a row, measured
+_MAX_UNSETTLED = 1000                                   # contexts that may have died before their nodes go
+_ROW_DIVISOR = 8                                        # one part in 8 of the budget is never given to slots
 
 
 class Node:
@@ -110,7 +110,7 @@ class Store:
 
     def __init__(self, budget: int, slot_bytes: int, reserve: Callable[[int], None]) -> None:
         self.budget, self._reserve = budget, reserve
-        self.slot_cost = slot_bytes + _NODE if slot_bytes else 0
+        self.slot_cost = slot_bytes + SLOT_OVERHEAD if slot_bytes else 0
         self.owners: list[Node | None] = []             # by slot
         self.evictions = 0                              # slots given up so far
         self.paths: dict[Node, NDArray[np.int64]] = {}  # slots of the last contexts, root first; none is given up
@@ -145,7 +145,7 @@ class Store:
 
     def put_row(self, node: Node, row: Row) -> None:
         """Keep `row` if it fits beside the slab, in place of the least recently used rows."""
-        size = row.logits.nbytes + _ROW
+        size = row.logits.nbytes + ROW_OVERHEAD
         room = self.budget - len(self.owners) * self.slot_cost
         if size > room:
             return
@@ -162,8 +162,8 @@ class Store:
         except KeyError:
             pass
 
-    def _shrink_rows(self, most: int) -> None:
-        while self._row_bytes > most:
+    def _shrink_rows(self, max_bytes: int) -> None:
+        while self._row_bytes > max_bytes:
             node, size = self._rows.popitem(last=False)
             self._row_bytes -= size
             node.row = None
@@ -174,19 +174,19 @@ class Store:
     def make_room(self, wanted: int, keep: Iterable[Node]) -> int:
         """Free up to `wanted` slots and return how many there are now; the paths of `keep` stay."""
         if len(self._free) < wanted:
-            self._grow(wanted - len(self._free), self.budget - self.budget // _ROWS)
+            self._grow(wanted - len(self._free), self.budget - self.budget // _ROW_DIVISOR)
         if len(self._free) < wanted:
             self._evict(wanted - len(self._free), keep)
         if len(self._free) < wanted:                    # what is read now goes before the share of the rows
             self._grow(wanted - len(self._free), self.budget)
         return min(wanted, len(self._free))
 
-    def _grow(self, more: int, most_bytes: int) -> None:
-        """Enlarge the slab by at least `more` slots, if `most_bytes` allow; by half of it where there is room, and by
+    def _grow(self, more: int, max_bytes: int) -> None:
+        """Enlarge the slab by at least `more` slots, if `max_bytes` allow; by half of it where there is room, and by
         an eighth where rows have to make way: each growth copies the slab."""
         if not self.slot_cost:
             return
-        most = most_bytes // self.slot_cost
+        most = max_bytes // self.slot_cost
         size = len(self.owners)
         generous = max(more, size // 2, 64)
         new = min(size + generous, most, (self.budget - self._row_bytes) // self.slot_cost)
@@ -281,7 +281,7 @@ class Trie:
 
     def place(self, context: Any, ids: Iterable[int]) -> None:
         """Move a new `context` on from its node by `ids`, and keep its node in the trie while it lives."""
-        if len(self._gone) >= _UNSETTLED:
+        if len(self._gone) >= _MAX_UNSETTLED:
             self.settle()
         node = context.node
         for i in ids:
@@ -327,23 +327,23 @@ class Trie:
         store = self.store
         return (
             f"<Trie of {len(self)} contexts: keys and values of {store.slots_used}, "
-            f"next-token laws of {store.rows_used}; {store.bytes / 1e6:.1f} of {store.budget / 1e6:.1f} MB>"
+            f"next-token rows of {store.rows_used}; {store.bytes / 1e6:.1f} of {store.budget / 1e6:.1f} MB>"
         )
 
-    def draw(self, most: int = 60) -> str:
-        """The trie as text, one line for each run of tokens without a branch, at most `most` lines.
+    def draw(self, max_lines: int = 60) -> str:
+        """The trie as text, one line for each run of tokens without a branch, at most `max_lines` lines.
 
-        `▪` stands for a token whose keys and values are kept and `▫` for one without; `◆` marks a kept next-token law;
+        `▪` stands for a token whose keys and values are kept and `▫` for one without; `◆` marks a kept next-token row;
         `(n)` says that n contexts, of particles or of the caller, stand at the end of the line.
         """
-        drawing: str = self._exclusive(self._draw, most)
+        drawing: str = self._exclusive(self._draw, max_lines)
         return drawing
 
-    def _draw(self, most: int) -> str:
+    def _draw(self, max_lines: int) -> str:
         self.settle()
         lines: list[str] = []
         stack: list[tuple[Node, str, str]] = [(node, "", "") for node in reversed(self.root.children.values())]
-        while stack and len(lines) < most:
+        while stack and len(lines) < max_lines:
             node, lead, below = stack.pop()
             run = [node]
             while len(node.children) == 1 and not node.contexts:

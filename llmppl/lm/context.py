@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from llmppl.lm.cache import Node, Row
 from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.lm.token_distribution import TokenDistribution
 from llmppl.runtime import ContextTooLong, request
+from llmppl.shared import Shared
 from llmppl.tokens import EndOfText, Text, Token, Vocabulary, encode_fragment
 
 NOT_PICKLED = (
@@ -39,7 +40,7 @@ class LanguageModel(Protocol):
     evaluator: CachedEvaluator
 
 
-class Context:
+class Context(Shared):
     """What the model has read: an immutable pointer to a node of the trie.
 
     `context + token` and `context + "text"` are further contexts; `text` is what was read, special tokens left out, so
@@ -91,12 +92,6 @@ class Context:
 
     def __hash__(self) -> int:
         return hash(id(self.node))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __copy__(self) -> Self:
-        return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a Context {NOT_PICKLED}")
@@ -178,7 +173,7 @@ class StringDistribution(Distribution):
 
     `log_prob(text)` is log p(v_1 ... v_n | context) = sum_i log p(v_i | context, v_1 ... v_{i-1}) for the tokens v that
     `context + text` appends; a sequence of tokens (or ids) is scored as it is. It only scores: many strings can be
-    prefixes of one text, so there is no one law to draw from.
+    prefixes of one text, so there is no one distribution to draw from.
     """
 
     def __init__(self, context: Context) -> None:

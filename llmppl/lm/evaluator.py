@@ -38,12 +38,9 @@ Chain = list[Node]                      # nodes, each the parent of the next
 
 
 class _Thread(threading.local):
-    """What belongs to one thread: what its next round is to prefetch, and what was done for it.
+    """What belongs to one thread: what its next round is to prefetch, and what was done for it."""
 
-    done : dict of int to Stats, of all threads by their identifiers (which Python uses again)
-    """
-
-    def __init__(self, done: dict[int, Stats]) -> None:
+    def __init__(self, done: dict[int, Stats]) -> None:         # of all threads by identifier, which Python uses again
         self.prefetches: list[_Prefetch] = []
         self.stats = done.setdefault(threading.get_ident(), Stats())
 
@@ -77,17 +74,7 @@ class _Wanted:
 
 
 class CachedEvaluator:
-    """Evaluates questions about the nodes of its trie; see `llmppl.runtime.Evaluator`.
-
-    Parameters
-    ----------
-    backend : Backend
-    vocab : Vocabulary
-    cache_bytes : int
-        The most bytes that keys, values and rows may take together.
-    max_batch_tokens : int
-        The most tokens, rows times longest context, that one forward pass may read.
-    """
+    """A `llmppl.runtime.Evaluator` of questions about the nodes of its trie; its limits are CachedTransformer's."""
 
     def __init__(self, backend: Backend, vocab: Vocabulary, cache_bytes: int, max_batch_tokens: int) -> None:
         self.backend, self.vocab, self.max_batch_tokens = backend, vocab, max_batch_tokens

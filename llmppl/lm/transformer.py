@@ -11,15 +11,15 @@ from typing import Any, NoReturn, Self
 
 from llmppl import arguments
 from llmppl.arguments import count
-from llmppl.lm.backend import Backend
+from llmppl.lm.backend import Backend, FunctionBackend
 from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.evaluator import CachedEvaluator
-from llmppl.lm.functions import FunctionBackend
 from llmppl.runtime import Stats
+from llmppl.shared import Shared
 from llmppl.tokens import Text, Vocabulary
 
 
-class CachedTransformer:
+class CachedTransformer(Shared):
     """A language model with a cache of everything it has computed, shared by all who use it.
 
     Parameters
@@ -144,12 +144,6 @@ class CachedTransformer:
     def stats(self) -> Stats:
         """Of all that was ever run, in every thread; a copy."""
         return self.evaluator.stats
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __copy__(self) -> Self:
-        return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a CachedTransformer {NOT_PICKLED}")
