@@ -225,18 +225,17 @@ def _in_preorder(graph: Graph, trie: Trie, starts: Ints, above: Ints) -> Walk:
     try:
         out = trie.scratch.pop()                    # nobody else's until it is back
     except IndexError:
-        out = np.empty((4, max(CHUNK, len(trie))), np.int32)
-    found = flagged = np.zeros((2, 0), np.int32)
+        out = np.empty((4, CHUNK + len(trie)), np.int32)
+    parts = []
     while at[0] < starts.size:
         run(trie.packed, graph.table, graph.ready, tasks, begin, stack, out, at)
         if at[1] >= 0:
             graph.fill(int(stack[0, trie.depth[at[1]]]), trie.siblings(int(at[1])))
         else:
-            found = np.concatenate([found, out[:2, : at[2]]], axis=1)
-            flagged = np.concatenate([flagged, out[2:, : at[3]]], axis=1)
-            at[2:] = 0, 0, found.shape[1]
+            parts.append((*out[:2, : at[2]].copy(), *out[2:, : at[3]].copy()))
+            at[2:] = 0, 0, at[4] + at[2]
     trie.scratch.append(out)
-    return Walk(begin, *found, *flagged)
+    return Walk(begin, *(parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))))
 
 
 def _preorder(nodes, table, ready, tasks, begin, stack, out, at):  # type: ignore[no-untyped-def]
