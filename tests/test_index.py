@@ -253,6 +253,55 @@ def test_both_walks_number_the_rows_alike_and_go_on_where_an_array_is_full(monke
     assert found[0] == found[1] == found[2] == found[3]
 
 
+class Flagged:
+    """A graph with FLAG in some entries, whose entries are known once they were asked for."""
+
+    def __init__(self, full):
+        self.full, self.table, self.ready = full, np.full_like(full, -1), np.ones(len(full), bool)
+
+    def fill(self, number, bytes):
+        self.table[number, bytes] = self.full[number, bytes]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_walks_find_the_same_from_many_states_below_many_nodes_with_flags(monkeypatch, seed):
+    rng = np.random.default_rng(seed)
+    tokens = [bytes(rng.integers(97, 101, rng.integers(1, 6)).tolist()) for _ in range(200)]
+    trie = Trie(tokens)
+    full = rng.integers(0, 6, (6, 256)).astype(np.int32) | walks_module.FLAG * (rng.random((6, 256)) < 0.3)
+    starts, above = rng.integers(1, 6, 20), np.append(-1, rng.integers(0, len(trie), 19))
+    spelled = {node: token for token in map(bytes, tokens) for node in [node_of(trie, token)]}
+    expected = []
+    for start, top in zip(starts.tolist(), above.tolist(), strict=True):
+        state_at, flagged, ends = {top: start}, set(), []
+        for node in range(top + 1, int(trie.skip[top])):
+            parent = int(trie.nodes[trie.parent[trie.place[node]]]) if trie.depth[node] else -1
+            if parent not in state_at:
+                continue
+            entry = int(full[state_at[parent], trie.byte[node]])
+            if entry & walks_module.FLAG and parent != top:
+                flagged.add((parent, state_at[parent]))
+            if entry % walks_module.FLAG:
+                state_at[node] = entry % walks_module.FLAG
+                ends += [(node, state_at[node])] if node in spelled else []
+        expected.append((ends, flagged))
+    for compiled in (False, True):
+        monkeypatch.setattr(walks_module, "use_numba", lambda trie, compiled=compiled: compiled)
+        monkeypatch.setattr(walks_module, "_compiled", lambda: walks_module._preorder)
+        found = walks_module.walk(Flagged(full.astype(np.int32)), trie, starts, above)
+        pairs = list(zip(found.nodes.tolist(), found.states.tolist(), strict=True))
+        rows = [pairs[a:b] for a, b in itertools.pairwise(found.begin.tolist())]
+        assert rows == [ends for ends, _ in expected]
+        marked = list(zip(found.flagged.tolist(), found.flagged_states.tolist(), strict=True))
+        assert sorted(marked) == sorted(itertools.chain.from_iterable(flagged for _, flagged in expected))
+
+
+def node_of(trie, token):
+    """The node at which a token ends."""
+    at = next(i for i, id in enumerate(trie.order) if trie.tokens[id] == token)
+    return int(np.searchsorted(trie.first[1:], at, "right"))
+
+
 def test_example_1_of_willard_and_louf(walk):
     vocab = Vocabulary([b"A", b".", b"42", b".2", b"1"])
     index = TokenIndex(Regex(r"([0-9]*)?\.?[0-9]*"), vocab)

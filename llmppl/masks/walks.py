@@ -250,14 +250,12 @@ def _preorder(nodes, table, ready, tasks, begin, stack, out, at):  # type: ignor
     before, above = stack[0], stack[1]
     one, byte, half = np.uint64(1), np.uint64(0xFF), np.uint64(0xFFFF)
     while task < len(tasks):
-        here, end = np.uint64(node), np.uint64(tasks[task, 1])
-        if node < 0:
-            here = np.uint64(tasks[task, 0])
+        here, end = np.uint64(max(node, tasks[task, 0])), np.uint64(tasks[task, 1])
+        if node < 0 and here < end:
             if count + tasks[task, 1] - tasks[task, 0] > out.shape[1]:
                 break
-            if here < end:
-                depth = nodes[here] >> np.uint64(16) & half
-                before[depth], above[depth] = tasks[task, 2], -1
+            depth = nodes[here] >> np.uint64(16) & half
+            before[depth], above[depth] = tasks[task, 2], -1
         next = np.uint64(count)
         while here < end:
             packed = nodes[here]
