@@ -1,25 +1,30 @@
 """The loop of inference: bad input, the dead, the finished, what `on_step` sees, and the same seed twice."""
 
+import inspect
 import io
 import math
 import sys
 
 import numpy as np
 import pytest
+from support import repetitions
 from tiny import cold_lm, tiny_lm
 
 from llmppl import (
     EOS,
+    SMC,
     Bernoulli,
     ConstrainedText,
     Infilling,
     Model,
     PromptIntersection,
     Uniform,
+    enumerate_exact,
     importance_sampling,
     smc_standard,
     smc_steer,
 )
+from llmppl.inference import Copies, Distinct, DownSample, ResampleBelow
 from llmppl.inference.resampling import optimal, systematic
 
 V = 6
@@ -388,3 +393,99 @@ def test_a_particle_that_is_chosen_again_draws_from_a_stream_of_its_own():
 
     smc_standard(Skewed(), 8, seed=0, on_step=look, progress=False)
     assert min(steps) < 8                               # some were chosen again
+
+
+# ---- the loop as an object
+
+
+LOOPS = {
+    "distinct": (lambda **o: smc_steer(Walk(), 4, 3, **o), lambda **o: SMC(Walk(), Distinct(4, 3), DownSample(4), **o)),
+    "copies": (
+        lambda **o: smc_steer(Walk(), 4, 3, expand="copies", **o),
+        lambda **o: SMC(Walk(), Copies(4, 3), DownSample(4), **o),
+    ),
+    "standard": (lambda **o: smc_standard(Walk(), 6, **o), lambda **o: SMC(Walk(), Copies(6), ResampleBelow(6), **o)),
+}
+every_loop = pytest.mark.parametrize(("whole", "loop"), LOOPS.values(), ids=LOOPS)
+
+
+def told(particles):
+    return [(str(p), p.log_weight, p.cut) for p in particles], particles.log_ml, particles.log_ml_se, particles.deaths
+
+
+@every_loop
+def test_stepping_by_hand_is_the_run(whole, loop):
+    for seed in range(4):
+        run = loop(seed=seed)
+        steps = list(run)
+        assert told(run.posterior()) == told(whole(seed=seed)) == told(run.run())
+        assert [step.index for step in steps] == list(range(1, run.t + 1)) and list(run) == []
+        assert run.posterior().steps == tuple(run.genealogy.records)
+
+
+@every_loop
+def test_the_posterior_between_two_steps_is_that_of_a_run_cut_there_and_leaves_the_run_alone(whole, loop):
+    run = loop(seed=3)
+    for step in run:
+        assert told(run.posterior()) == told(whole(seed=3, max_steps=step.index))
+        assert not any(particle.cut for particle in run.particles)
+    assert told(run.posterior()) == told(whole(seed=3))
+    run = loop(seed=3)
+    next(run)
+    assert told(run.run()) == told(whole(seed=3))       # it goes on from where it is
+    run = loop(seed=3)
+    next(run), next(run)
+    assert told(run.run(max_steps=2)) == told(whole(seed=3, max_steps=2))
+
+
+def test_a_step_by_hand_that_fails_carries_the_particles_of_the_last_whole_step_and_ends_the_run():
+    class Fails(Walk):
+        def step(self):
+            super().step()
+            if len(self.s) == 2:
+                raise error
+
+    for error in (KeyError("no such thing"), KeyboardInterrupt()):
+        run = SMC(Fails(), Copies(3), ResampleBelow(3), seed=0)
+        first = next(run)
+        with pytest.raises(type(error)) as caught:
+            next(run)
+        assert [str(p) for p in caught.value.particles] == [str(p) for p in first.particles]
+        assert run.t == 1 and all(p.finished for p in run.particles) and list(run) == []
+
+
+def test_a_step_that_raises_StopIteration_does_not_end_the_loop_in_silence():
+    class Stops(Model):
+        def step(self):
+            next(iter(()))
+
+    with pytest.raises(RuntimeError, match="a step raised StopIteration"):
+        list(SMC(Stops(), Copies(2), DownSample(2), seed=0))
+
+
+def test_an_option_that_is_unknown_is_named_with_the_one_that_was_meant():
+    for run in (lambda **o: smc_steer(Walk(), 2, 2, **o), lambda **o: importance_sampling(Walk(), 2, **o)):
+        with pytest.raises(TypeError, match=r"takes no max_step: did you mean max_steps\?"):
+            run(max_step=3)
+
+
+def test_the_options_of_all_algorithms_stand_in_their_signatures():
+    for algorithm in (smc_steer, smc_standard, importance_sampling):
+        names = list(inspect.signature(algorithm).parameters)
+        assert names[:2] == ["model", "N"] and names[-5:] == ["seed", "rng", "max_steps", "on_step", "progress"]
+
+
+def test_another_selection_is_one_function_and_stays_unbiased():
+    def killed(rng, log_weights, active):
+        """Each particle is kept with probability 1/2, at twice its weight."""
+        kept = np.flatnonzero((rng.random(len(log_weights)) < 0.5) & (log_weights > -np.inf))
+        return kept, log_weights[kept] + math.log(2)
+
+    Z = np.exp([SMC(Walk(), Copies(8, 2), killed, seed=seed).run().log_ml for seed in range(repetitions(4000, 800))])
+    exact = math.exp(enumerate_exact(Walk()).log_ml)
+    assert abs(Z.mean() - exact) <= 4.5 * Z.std() / math.sqrt(len(Z))
+
+
+def test_the_repr_of_a_run_says_what_it_does_and_how_far_it_is():
+    run = SMC(Walk(), Distinct(4, 3), DownSample(4), seed=0)
+    assert repr(run) == "<SMC Distinct(N=4, K=3), DownSample(N=4): step 0, 1 particles, 0 finished, log Z-hat 0.00>"

@@ -43,11 +43,11 @@ def beam_search(
 ) -> list[Beam[M]]:
     """Runs of high log joint: the N best are kept, each is extended by its K most probable choices.
 
-    The law that a choice is drawn from (the proposal, where there is one) says which K are tried; what counts for the
-    log joint is the target. A step of several choices is searched choice by choice: after each, the N best of the runs
-    that have another one to make are kept, and at the end of the step the N best of all. Finished runs keep their
-    place until better ones take it. A twist counts for who is kept, as in `smc_steer`. Nothing is random; of equals the
-    first is kept. With N = K = 1 this is greedy decoding.
+    The distribution that a choice is drawn from (the proposal, where there is one) says which K are tried; what counts
+    for the log joint is the target. A step of several choices is searched choice by choice: after each, the N best of
+    the runs that have another one to make are kept, and at the end of the step the N best of all. Finished runs keep
+    their place until better ones take it. A twist counts for who is kept, as in `smc_steer`. Nothing is random; of
+    equals the first is kept. With N = K = 1 this is greedy decoding.
 
     Parameters
     ----------
