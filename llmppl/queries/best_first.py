@@ -18,12 +18,13 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from llmppl.distributions import NO_RULE
 from llmppl.queries.compile import MAX_LISTED_PREFIXES
-from llmppl.queries.frontier import Item, Kind, StringBound
+from llmppl.queries.frontier import MATCH, REST, TOKEN, Item, Kind, StringBound
 from llmppl.queries.matches import Match
 from llmppl.queries.searchspace import Floats, Ints, Node, Space, Start, log_sum
 
@@ -31,6 +32,16 @@ MAX_PUSHED = 16                                         # tokens that are pushed
 MAX_BARREN_EXPANSIONS = 10_000                          # in a row without a match; more are an error
 
 NOTHING: Floats = np.zeros(0)                           # for a node that was not asked for
+
+
+class _Look(NamedTuple):
+    """An item that is expanded: its node, what may follow, whether it is a match, whether the model is asked."""
+
+    item: Item
+    node: Node
+    ids: Ints
+    accepts: bool
+    asks: bool
 
 
 class Search:
@@ -60,14 +71,9 @@ class Search:
     lists_prefixes = False                              # whether it cannot meet them as it goes
 
     def __init__(
-        self,
-        space: Space,
-        *,
-        order: str = "joint",
-        batch: int = 16,
-        width: int = MAX_PUSHED,
+        self, space: Space, *, order: str = "joint", batch: int = 16, width: int = MAX_PUSHED,
         max_expansions: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.space, self.order, self.batch, self.width = space, order, batch, width
         self.max_expansions = max_expansions
         self.expansions = self.fruitful = 0             # fruitful: those until the last match came out
@@ -81,7 +87,7 @@ class Search:
 
     def add(self, start: Start) -> None:
         """Search after a prefix as well."""
-        self.push(Kind.TOKEN, self.space.root(start), None, 0.0, width=self.width)
+        self.push(TOKEN, self.space.root(start), None, 0.0, width=self.width)
 
     def add_all(self) -> None:
         """Search after every prefix: one by one if they are few, else as they are met, the most probable first."""
@@ -95,7 +101,7 @@ class Search:
                 f'only: leave order="joint" and do not ask for distinct samples, or give a prefix with fewer strings'
             )
         else:
-            self.push(Kind.TOKEN, self.space.prefix_root(), None, 0.0, width=self.width)
+            self.push(TOKEN, self.space.prefix_root(), None, 0.0, width=self.width)
 
     def base(self, start: Start | None) -> float:
         """The log-probability that a prefix has in the order of the search."""
@@ -113,15 +119,12 @@ class Search:
 
     def expand(self) -> None:
         """Expand the best nodes of the heap, a batch of them, in one round."""
-        space, items = self.space, self._pop_batch()
-        nodes = [item.open(space) for item in items]
-        allowed = list(map(space.allowed, nodes))
-        accepted = [item.kind is Kind.TOKEN and space.accepts(node) for item, node in zip(items, nodes, strict=True)]
-        asked = [ids.size > 0 or (it and space.end != "prefix") for ids, it in zip(allowed, accepted, strict=True)]
-        found = iter(space.log_probs(itertools.compress(nodes, asked)))
-        self.expansions += sum(asked)
-        for item, node, ids, accepts, was_asked in zip(items, nodes, allowed, accepted, asked, strict=True):
-            log_probs = next(found) if was_asked else NOTHING
+        space, looks = self.space, list(map(self._look, self._pop_batch()))
+        asked = [look.node for look in looks if look.asks]
+        found = iter(space.log_probs(asked))
+        self.expansions += len(asked)
+        for item, node, ids, accepts, asks in looks:
+            log_probs = next(found) if asks else NOTHING
             if self.bound is not None:
                 self.bound.remove(item)
             if node.start is None and accepts:          # a prefix is complete
@@ -129,12 +132,17 @@ class Search:
                 accepts = False
             self.follow(item, node, ids, space.ending(node, log_probs) if accepts else -math.inf, log_probs)
 
+    def _look(self, item: Item) -> _Look:
+        node = item.open(self.space)
+        ids, accepts = self.space.allowed(node), item.kind is TOKEN and self.space.accepts(node)
+        return _Look(item, node, ids, accepts, ids.size > 0 or (accepts and self.space.end != "prefix"))
+
     def _pop_batch(self) -> list[Item]:
         """The best items of the heap that can be expanded, up to `batch` of them."""
         matches, items = list[Item](), list[Item]()
         while self.heap and len(items) < self.batch:
             item = heapq.heappop(self.heap)
-            (matches if item.kind is Kind.MATCH else items).append(item)
+            (matches if item.kind is MATCH else items).append(item)
         for item in matches:
             heapq.heappush(self.heap, item)
         return items
@@ -142,14 +150,14 @@ class Search:
     def follow(self, item: Item, node: Node, ids: Ints, ending: float, log_probs: Floats) -> None:
         """Push the match that ends at a node with log-probability `ending`, and the tokens that may come next."""
         if ending > -math.inf:
-            self.push(Kind.MATCH, node, None, ending)
+            self.push(MATCH, node, None, ending)
             self.count(node, ending)
         ids = item.later(ids, log_probs)
         ids = ids[log_probs[ids] > -np.inf]
         if ids.size > item.width + 1:
             ids = self._push_rest(node, ids, log_probs, item.width)
         for token, log_prob in zip(ids.tolist(), log_probs[ids].tolist(), strict=True):
-            self.push(Kind.TOKEN, node, token, log_prob, width=self.width)
+            self.push(TOKEN, node, token, log_prob, width=self.width)
 
     def _push_rest(self, node: Node, ids: Ints, log_probs: Floats, width: int) -> Ints:
         """The `width` most probable of some tokens; one item is pushed for all others."""
@@ -163,7 +171,7 @@ class Search:
         mass, one = float(np.logaddexp.reduce(own[rest])), 0.0
         if self.bound is not None:                      # tokens that begin each other have different lengths
             one = math.log(np.unique(self.space.lm.vocab.lengths[ids[rest]]).size) + following
-        self.push(Kind.REST, node, int(ids[chosen[-1]]), following, width=4 * width, mass=mass, one=one)
+        self.push(REST, node, int(ids[chosen[-1]]), following, width=4 * width, mass=mass, one=one)
         best_ids: Ints = ids[chosen]
         return best_ids
 
@@ -176,7 +184,7 @@ class Search:
 
     def open_items(self) -> list[Item]:
         """What may still be gone on from."""
-        return [item for item in self.heap if item.kind is not Kind.MATCH]
+        return [item for item in self.heap if item.kind is not MATCH]
 
     def log_mass(self, item: Item) -> float:
         """Log-probability that a text goes on from an item."""
@@ -212,7 +220,7 @@ class Search:
     def matched(self) -> Iterator[Item]:
         """The matches among the items, as they come to the top of the heap."""
         while self.heap:
-            if self.heap[0].kind is Kind.MATCH:
+            if self.heap[0].kind is MATCH:
                 self.fruitful = self.expansions
                 yield heapq.heappop(self.heap)
             elif self.given_up(self.log_bound()):
@@ -238,7 +246,7 @@ class Search:
         self.bound = StringBound(self.space, self.base, self.heap)
         ready: list[tuple[float, int, Match]] = []      # known, and not yet out
         while self.heap or ready:
-            while self.heap and self.heap[0].kind is Kind.MATCH:
+            while self.heap and self.heap[0].kind is MATCH:
                 item = heapq.heappop(self.heap)
                 self.bound.remove(item)
                 for match in self.summed([item], tolerance):
@@ -274,9 +282,9 @@ def beam(
     matches: list[Item] = []
     while search.heap and not search.given_up():
         search.expand()
-        matches = heapq.nsmallest(width, [*matches, *(item for item in search.heap if item.kind is Kind.MATCH)])
+        matches = heapq.nsmallest(width, [*matches, *(item for item in search.heap if item.kind is MATCH)])
         least = matches[-1].cost if len(matches) == width else math.inf     # what goes on only becomes less probable
-        tokens = heapq.nsmallest(width, (item for item in search.heap if item.kind is Kind.TOKEN))
+        tokens = heapq.nsmallest(width, (item for item in search.heap if item.kind is TOKEN))
         search.heap = [item for item in tokens if item.cost < least]
     if results == "tokens":
         yield from map(search.match, matches)

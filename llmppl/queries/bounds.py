@@ -14,7 +14,7 @@ import numpy as np
 from llmppl.distributions import Categorical
 from llmppl.inference import smc_standard
 from llmppl.queries.best_first import Search
-from llmppl.queries.frontier import Item, Kind
+from llmppl.queries.frontier import REST, Item
 from llmppl.queries.sampling import Sampled
 from llmppl.queries.searchspace import Node
 
@@ -88,7 +88,7 @@ class Remainder(Sampled):
     def begin(self) -> Node:
         item: Item = self.items[self.sample(self.choice)]
         space, node = self.space, item.node
-        if item.kind is not Kind.REST:
+        if item.kind is not REST:
             return item.open(space)
         dist, mask = space.next_token(node), np.zeros(len(space.lm.vocab), bool)
         mask[item.later(space.allowed(node), dist.log_probs())] = True

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -33,12 +33,10 @@ from numpy.typing import NDArray
 
 from llmppl.arguments import count, generator, number
 
-__all__ = ["ChiSquare", "Comparison", "Exact", "chi_square_tail", "compare"]
-
 Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
 
-CELLS = 1_000_000                                   # of the tables drawn at a time
-SAME = 1e-9                                         # statistics that differ by less, relatively, are equal
+MAX_CELLS = 1_000_000                               # of the tables drawn at a time
+ROUNDING = 1e-9                                     # statistics that differ by less, relatively, are equal
 MAX_ROWS = 20                                       # strings shown
 MAX_TEXT = 60                                       # characters shown of each
 
@@ -134,33 +132,36 @@ class Comparison:
         return None if self.test is None else self.test.p
 
     def __repr__(self) -> str:
+        return "\n".join([*self._rows(), "", self._distance(), self._tested()])
+
+    def _rows(self) -> list[str]:
         sides = (("a", self.a, self.num_a), ("b", self.b, self.num_b))
         told = [f"{name}: exact" if num is None else f"{name}: {num:,} drawn" for name, _, num in sides]
-        columns = [[name, *_column(some[:MAX_ROWS], num)] for name, some, num in sides]
         difference = self.a / (self.num_a or 1) - self.b / (self.num_b or 1)
-        columns += [["a - b", *(f"{100 * some:+.1f} %" for some in difference[:MAX_ROWS])]]
-        widths = [max(map(len, column)) for column in columns]
-        lines = [f"Comparison({', '.join(told)}, strings: {len(self.categories):,})", ""]
-        for *cells, text in zip(*columns, ["string", *map(_shown, self.categories[:MAX_ROWS])], strict=True):
-            aligned = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
-            lines.append("  ".join([*aligned, text]))
-        if len(self.categories) > MAX_ROWS:
-            lines.append(f"... and {len(self.categories) - MAX_ROWS:,} more")
-        lines += ["", f"total variation {self.tv:.4f}"]
+        columns = [[name, *_column(some[:MAX_ROWS], num)] for name, some, num in sides]
+        columns.append(["a - b", *map("{:+.1f} %".format, (100 * difference[:MAX_ROWS]).tolist())])
+        aligned = [[cell.rjust(max(map(len, column))) for cell in column] for column in columns]
+        texts = ["string", *map(_shown, self.categories[:MAX_ROWS])]
+        head = f"Comparison({', '.join(told)}, strings: {len(self.categories):,})"
+        num_more = len(self.categories) - MAX_ROWS
+        more = [f"... and {num_more:,} more"] * (num_more > 0)
+        return [head, "", *map("  ".join, zip(*aligned, texts, strict=True)), *more]
+
+    def _distance(self) -> str:
+        line = f"total variation {self.tv:.4f}"
         if self.tv_interval is not None:
-            lines[-1] += f", between {self.tv_interval[0]:.4f} and {self.tv_interval[1]:.4f} at {100 * self.level:g} %"
-        if self.cramers_v is not None:
-            lines[-1] += f"; Cramer's V {self.cramers_v:.4f}"
+            line += ", between {:.4f} and {:.4f}".format(*self.tv_interval) + f" at {100 * self.level:g} %"
+        return line if self.cramers_v is None else f"{line}; Cramer's V {self.cramers_v:.4f}"
+
+    def _tested(self) -> str:
         if self.test is None:
-            lines.append(f"KL(a || b) {self.kl:.4f} nats; both sides are exact: there is nothing to test")
-        else:
-            p, statistic, df, draws, p_asymptotic = self.test
-            least = " (the least they can show)" if p < 1.5 / (1 + draws) else ""
-            lines.append(
-                f"p = {p:.2g} by {draws:,} draws{least}; X2 = {statistic:.2f}, for which the chi-square distribution "
-                f"of {df} df has {p_asymptotic:.2g}"
-            )
-        return "\n".join(lines)
+            return f"KL(a || b) {self.kl:.4f} nats; both sides are exact: there is nothing to test"
+        p, statistic, df, draws, p_asymptotic = self.test
+        least = " (the least they can show)" * (p < 1.5 / (1 + draws))
+        return (
+            f"p = {p:.2g} by {draws:,} draws{least}; X2 = {statistic:.2f}, for which the chi-square distribution "
+            f"of {df} df has {p_asymptotic:.2g}"
+        )
 
 
 def compare(
@@ -195,18 +196,13 @@ def compare(
     if not 0 < number("level", level) < 1:
         raise ValueError(f"level is {level!r}; it is between 0 and 1, as 0.95 is")
     rng = generator(seed, rng)
-    by_text_a, num_a = _side("a", a)
-    by_text_b, num_b = _side("b", b)
-    weight = {
-        text: by_text_a.get(text, 0) / (num_a or 1) + by_text_b.get(text, 0) / (num_b or 1)
-        for text in [*by_text_a, *by_text_b]
-    }
-    categories = tuple(sorted(weight, key=lambda text: (-weight[text], text)))
-    left = np.array([by_text_a.get(text, 0) for text in categories], np.float64 if num_a is None else np.int64)
-    right = np.array([by_text_b.get(text, 0) for text in categories], np.float64 if num_b is None else np.int64)
-    left.flags.writeable = right.flags.writeable = False
+    (by_text_a, num_a), (by_text_b, num_b) = _side("a", a), _side("b", b)
+    texts = list({**by_text_a, **by_text_b})
+    joint = (_array(by_text_a, num_a, texts) / (num_a or 1) + _array(by_text_b, num_b, texts) / (num_b or 1)).tolist()
+    categories = tuple(texts[i] for i in sorted(range(len(texts)), key=lambda i: (-joint[i], texts[i])))
+    left, right = _array(by_text_a, num_a, categories), _array(by_text_b, num_b, categories)
     p_a, p_b = left / (num_a or 1), right / (num_b or 1)
-    test = interval = cramers_v = kl = None
+    tv, cramers_v = float(np.abs(p_a - p_b).sum() / 2), None
     if num_a is not None and num_b is not None:
         test = _homogeneity(left, right, permutations, rng)
         cramers_v = math.sqrt(test.statistic / (num_a + num_b))
@@ -215,11 +211,11 @@ def compare(
     elif num_b is not None:
         test = _goodness(right, p_a, permutations, rng)
     else:
-        kl = math.inf if (p_b[p_a > 0] == 0).any() else float(np.sum(p_a[p_a > 0] * np.log((p_a / p_b)[p_a > 0])))
-    if test is not None:
-        interval = _interval(p_a, num_a or math.inf, p_b, num_b or math.inf, NormalDist().inv_cdf((1 + level) / 2))
-    tv = float(np.abs(p_a - p_b).sum() / 2)
-    return Comparison(categories, left, right, num_a, num_b, test, tv, interval, level, cramers_v, kl)
+        shared = p_a > 0
+        kl = math.inf if (p_b[shared] == 0).any() else float(np.sum(p_a[shared] * np.log((p_a / p_b)[shared])))
+        return Comparison(categories, left, right, None, None, None, tv, None, level, None, kl)
+    interval = _interval(p_a, num_a or math.inf, p_b, num_b or math.inf, NormalDist().inv_cdf((1 + level) / 2))
+    return Comparison(categories, left, right, num_a, num_b, test, tv, interval, level, cramers_v, None)
 
 
 def chi_square_tail(statistic: float, df: int) -> float:
@@ -262,6 +258,13 @@ def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[
     return found, sum(found.values())
 
 
+def _array(by_text: Mapping[str, float], num: int | None, categories: Sequence[str]) -> Array:
+    """(C,) counts, or probabilities where `num` is None."""
+    found: Array = np.array([by_text.get(text, 0) for text in categories], np.float64 if num is None else np.int64)
+    found.flags.writeable = False
+    return found
+
+
 def _strings(name: str, texts: Iterable[object]) -> None:
     for text in texts:
         if not isinstance(text, str):
@@ -298,9 +301,9 @@ def _tested(observed: Array, expected: Array, scale: Array, draw: Callable[[int]
     statistic = float(((observed - expected) ** 2 / scale).sum())
     as_large, left = 0, draws
     while left:
-        size = min(left, max(1, CELLS // observed.size))
+        size = min(left, max(1, MAX_CELLS // observed.size))
         drawn = ((draw(size) - expected) ** 2 / scale).sum(axis=1)
-        as_large += int((drawn >= statistic * (1 - SAME)).sum())
+        as_large += int((drawn >= statistic * (1 - ROUNDING)).sum())
         left -= size
     df = observed.size - 1
     return ChiSquare((1 + as_large) / (1 + draws), statistic, df, draws, chi_square_tail(statistic, df))

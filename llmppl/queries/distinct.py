@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from llmppl.queries.best_first import Search
-from llmppl.queries.frontier import Item, Kind
+from llmppl.queries.frontier import MATCH, TOKEN, Item, Kind
 from llmppl.queries.matches import Match
 from llmppl.queries.searchspace import Floats, Ints, Node, Space, Start
 
@@ -34,7 +34,7 @@ class DistinctSearch(Search):
 
     def add(self, start: Start) -> None:
         noise = float(self.rng.gumbel(self.base(start)))
-        self._push(Kind.TOKEN, self.space.root(start)._replace(noise=noise), None, 0.0, noise)
+        self._push(TOKEN, self.space.root(start)._replace(noise=noise), None, 0.0, noise)
 
     def _push(self, kind: Kind, node: Node, token: int | None, log_prob: float, noise: float) -> None:
         heapq.heappush(self.heap, Item(-noise, kind, next(self._numbers), node, token, log_prob, self.width))
@@ -44,11 +44,11 @@ class DistinctSearch(Search):
         inside = log_probs[ids]
         noise = self._handed(node, np.append(inside, ending))
         if ending > -math.inf:
-            self._push(Kind.MATCH, node, None, ending, noise[-2])
+            self._push(MATCH, node, None, ending, noise[-2])
             self.count(node, ending)
         for token, log_prob, handed in zip(ids.tolist(), inside.tolist(), noise, strict=False):
             if log_prob > -math.inf:
-                self._push(Kind.TOKEN, node, token, log_prob, handed)
+                self._push(TOKEN, node, token, log_prob, handed)
 
     def _handed(self, node: Node, log_probs: Floats) -> list[float]:
         """The perturbed log-probability of each thing that may follow, of what leaves last; their maximum is given."""

@@ -23,6 +23,9 @@ class Kind(IntEnum):
     REST = 2                                            # the tokens after a node that are yet to be pushed
 
 
+MATCH, TOKEN, REST = Kind                               # looked up in Kind, they would take longer than the rest
+
+
 class Item(NamedTuple):
     """An entry of the heap, in the order of its first three fields.
 
@@ -42,27 +45,27 @@ class Item(NamedTuple):
 
     def open(self, space: Space) -> Node:
         """The node that is looked at next."""
-        if self.kind is not Kind.TOKEN or self.token is None:
+        if self.kind is not TOKEN or self.token is None:
             return self.node
         return space.child(self.node, self.token, self.log_prob, -self.cost)
 
     def log_mass(self) -> float:
         """Log-probability, after the prefix, that a text goes on from here."""
-        return self.node.log_prob + (self.mass if self.kind is Kind.REST else self.log_prob)
+        return self.node.log_prob + (self.mass if self.kind is REST else self.log_prob)
 
     def log_most(self) -> float:
         """The same of what can be parts of one text."""
-        return self.node.log_prob + (min(self.mass, self.one) if self.kind is Kind.REST else self.log_prob)
+        return self.node.log_prob + (min(self.mass, self.one) if self.kind is REST else self.log_prob)
 
     def text(self, space: Space) -> bytes:
         """What is spelled after the prefix, in every text that goes on from here."""
-        if self.kind is not Kind.TOKEN or self.token is None:
+        if self.kind is not TOKEN or self.token is None:
             return self.node.data
         return self.node.data + space.lm.vocab.tokens[self.token]
 
     def later(self, ids: Ints, log_probs: Floats) -> Ints:
         """Of the tokens after a node, those of a REST: less probable than the last one that was pushed."""
-        if self.kind is not Kind.REST or self.token is None:
+        if self.kind is not REST or self.token is None:
             return ids
         least = log_probs[self.token]
         after: Ints = ids[(log_probs[ids] < least) | ((log_probs[ids] == least) & (ids > self.token))]

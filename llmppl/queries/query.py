@@ -128,7 +128,7 @@ class Query:
         max_expansions: int | None = None,
         progress: bool | None = None,
     ) -> Matches:
-        """The matches in the order of their probability, the most probable first.
+        """The matches in the order of their probability: an iterator that can be stopped at any time.
 
         Parameters
         ----------
@@ -148,11 +148,6 @@ class Query:
             left out, 10,000 in a row that bring no match out are an error.
         progress : bool, optional
             Show on stderr what has been looked at; if left out, on a terminal.
-
-        Returns
-        -------
-        Matches
-            An iterator of `Match`. It can be stopped at any time.
 
         Raises
         ------
@@ -180,12 +175,7 @@ class Query:
     ) -> Matches:
         """Samples of the model given the language without replacement, in exact order of a Gumbel race.
 
-        The parameters are those of `best`, with a seed or a random stream.
-
-        Raises
-        ------
-        ValueError
-            Where a match can begin another: the events would not be disjoint.
+        The other parameters are those of `best`. A ValueError where a match can begin another: they are not disjoint.
         """
         _check_search(results, order, tolerance, batch, max_expansions)
         if self.end == "prefix" and self.compiled.continues():
@@ -226,11 +216,6 @@ class Query:
             Bounds a prefix that repeats without end, for "uniform".
         particles : int
             Samples in a block: those of one particle filter are not independent.
-
-        Raises
-        ------
-        ValueError
-            From the iterator: no sample that finished.
         """
         one_of("prefixes", prefixes, ("model", "uniform"))
         optional_count("max_prefix_chars", max_prefix_chars, least=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -60,19 +61,19 @@ class ConstrainedText(Program):
         super().__init__(**options)
         if mask is not None:
             arguments.function("mask", mask, "short_words(vocab, 5)")
-        if arguments.flag("complete", complete) and self.max_tokens is None:
-            raise ValueError("complete=True wants max_tokens, after which the text must have ended")
         self.context = begin(lm, prompt)
         self.index = index_of(constraint, lm.vocab)
         self.constraint = constraint if self.index is None else None
         self.mask = mask
         self.state = None if self.index is None else self.index.start
         self.must_end_by: float = math.inf
-        if complete and self.max_tokens is not None:
+        if arguments.flag("complete", complete):
+            if self.max_tokens is None:
+                raise ValueError("complete=True wants max_tokens, after which the text must have ended")
             self.must_end_by, self.max_tokens = self.max_tokens, None
             shortest = 0 if self.index is None else self.index.tokens_to_accept(self.state)
             if shortest > self.must_end_by:
-                told = f", the shortest takes {shortest} tokens" if shortest < math.inf else ""
+                told = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
                 raise ValueError(f"{self.index!r}: no text ends within max_tokens={self.must_end_by}{told}")
 
     def step(self) -> None:
@@ -114,23 +115,29 @@ def short_words(vocab: Vocabulary, max_letters: int) -> Callable[[str], Mask]:
     """
     max_letters = arguments.count("max_letters", max_letters)
     head = np.zeros(len(vocab), dtype=np.int64)         # letters that lengthen the last word
-    fits = np.zeros(len(vocab), dtype=np.bool_)         # every further word of the token is short
+    longest = np.zeros(len(vocab), dtype=np.int64)      # letters of the longest further word
+    known = vocab.lengths > 0
     for i, data in enumerate(vocab.tokens):
         try:
             text = data.decode()
         except UnicodeDecodeError:
+            known[i] = False
             continue
-        first, *further = map(len, "".join(c if c.isalpha() else " " for c in text).split(" "))
-        head[i], fits[i] = first, data != b"" and max(further, default=0) <= max_letters
+        head[i] = _num_letters(text)
+        runs = itertools.groupby(text[head[i] :], str.isalpha)
+        longest[i] = max((is_word * len([*run]) for is_word, run in runs), default=0)
+    fits = known & (longest <= max_letters)
     fits[list(vocab.eos_ids)] = True
-    masks = [fits & (head <= room) for room in range(min(max_letters, int(head.max())) + 1)]    # by the letters left
-    for mask in masks:
-        mask.setflags(write=False)
+    table = fits & (head <= np.arange(min(max_letters, int(head.max())) + 1)[:, None])      # (letters left, V)
+    table.setflags(write=False)
+    masks: list[Mask] = list(table)
 
     def mask_after(text: str) -> Mask:
-        n = 0
-        while n < min(len(text), max_letters) and text[-1 - n].isalpha():
-            n += 1
-        return masks[min(max_letters - n, len(masks) - 1)]
+        return masks[min(max_letters - _num_letters(text[: -max_letters - 1 : -1]), len(masks) - 1)]
 
     return mask_after
+
+
+def _num_letters(text: str) -> int:
+    """How many letters `text` begins with."""
+    return len([*itertools.takewhile(str.isalpha, text)])

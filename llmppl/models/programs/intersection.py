@@ -46,9 +46,9 @@ class PromptIntersection(Program):
         lms = list(lm) if isinstance(lm, Sequence) else [lm] * len(prompts)
         if len(lms) != len(prompts):
             raise ValueError(f"{len(lms)} models for {len(prompts)} prompts: give one model, or one for each prompt")
-        for other in lms[1:]:
-            if other.vocab != lms[0].vocab:
-                raise ValueError(f"the models must share a tokenizer: {lms[0].vocab} and {other.vocab} differ")
+        other = next((each for each in lms if each.vocab != lms[0].vocab), None)
+        if other is not None:
+            raise ValueError(f"the models must share a tokenizer: {lms[0].vocab} and {other.vocab} differ")
         self.contexts = list(map(begin, lms, prompts))
         self.proposal = proposal
         self.until = functools.partial(_ends_with, until) if isinstance(until, str) else until
@@ -56,7 +56,7 @@ class PromptIntersection(Program):
             arguments.function("until", self.until, "ends_sentence")
 
     def step(self) -> None:
-        first, *others = [self.next_token(context) for context in self.contexts]
+        first, *others = map(self.next_token, self.contexts)
         proposal: Finite = first if self.proposal == "first" else product(first, *others)
         if self.early():
             proposal = proposal.masked(first.support.not_eos)

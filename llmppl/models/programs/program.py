@@ -66,6 +66,6 @@ def begin(lm: CachedTransformer, prompt: str | Context) -> Context:
 
 def _options(program: type[Program]) -> set[str]:
     """The keywords that a program takes, those of the classes it is derived from included."""
-    makers = [vars(cls)["__init__"] for cls in program.__mro__ if issubclass(cls, Program) and "__init__" in vars(cls)]
-    parameters = [parameter for maker in makers for parameter in inspect.signature(maker).parameters.values()]
+    makers = [cls.__dict__.get("__init__", Program.__init__) for cls in program.__mro__ if issubclass(cls, Program)]
+    parameters = [each for maker in makers for each in inspect.signature(maker).parameters.values()]
     return {each.name for each in parameters if each.kind == each.KEYWORD_ONLY}
