@@ -108,7 +108,10 @@ class Genealogy:
         ancestors, log_chosen : (n,) int and float, what the selection returned
         survivors : the n particles
         """
-        parents = np.array([each.parent for each in extensions], dtype=np.int64)
+        def column(name: str, kind: type) -> Any:
+            return np.array([getattr(each, name) for each in extensions], dtype=kind)
+
+        parents = column("parent", np.int64)
         log_survivors = np.array([p.log_weight - p.log_twist for p in survivors], dtype=np.float64)
         log_total = logsumexp(candidate_log_weights)
         log_shares = 2.0 * (candidate_log_weights - log_total) if log_total > -np.inf else np.array([np.inf])
@@ -121,10 +124,10 @@ class Genealogy:
             num_finished=sum(p.finished for p in survivors),
             num_dead=int(np.sum(candidate_log_weights == -np.inf)),
             parents=parents,
-            groups=np.array([each.group for each in extensions], dtype=np.int64),
-            log_starts=np.array([each.log_start for each in extensions], dtype=np.float64),
-            log_kept=np.array([each.log_kept for each in extensions], dtype=np.float64),
-            copies=np.array([each.copies for each in extensions], dtype=np.int64),
+            groups=column("group", np.int64),
+            log_starts=column("log_start", np.float64),
+            log_kept=column("log_kept", np.float64),
+            copies=column("copies", np.int64),
             candidate_log_weights=candidate_log_weights,
             ancestors=ancestors,
             log_chosen=log_chosen,

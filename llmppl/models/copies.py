@@ -10,6 +10,7 @@ give all copies the same numbers: both are refused. What is large and never chan
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dis
 import functools
@@ -19,7 +20,7 @@ import sys
 import types
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, np.generic, r
 _ATOMS = frozenset((str, bytes, int, float, complex, bool, type(None)))
 _STREAMS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, Sampled)
 _CACHED = type(functools.cache(len))
+Part = tuple[Any, bool, str]                            # an object, whether copies share it, and how it is reached
 _SHARED = frozenset((                                   # by name, since they are not to be imported
     "torch.nn.modules.module.Module", "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
     "tokenizers.Tokenizer",
@@ -164,48 +166,74 @@ class _Walk:
                 "same numbers: draw from self.rng instead, which is each particle's own, or by self.sample(...)"
             )
 
-    def _parts(self, value: Any, shared: bool) -> Iterator[tuple[Any, bool, str]]:
+    def _parts(self, value: Any, shared: bool) -> Iterable[Part]:
         """What `value` holds, whether copies share that, and how it is reached."""
-        if not shared:
-            self.size += _bytes(value)
-        if isinstance(value, types.FunctionType):
-            yield from _parts_of_function(value)
-            yield from ((self.model, True, f" uses {name}") for name in _globals_of(value.__code__, value, self.model))
-        elif isinstance(value, types.MethodType):       # a deep copy is bound to the copy
-            yield from ((value.__func__, True, ".__func__"), (value.__self__, shared, ".__self__"))
-        elif isinstance(value, types.BuiltinMethodType):
-            if not isinstance(value.__self__, types.ModuleType):
-                yield value.__self__, True, ".__self__"
-        elif isinstance(value, functools.partial):
-            yield from ((value.func, shared, ".func"), (value.args, shared, ".args"))
-            yield value.keywords, shared, ".keywords"
-        elif isinstance(value, Proposal):
-            yield vars(value), True, ""
-        elif _is_kept(value):
+        if _is_kept(value):
             if not shared:
                 self.kept[id(value)] = value
-        elif isinstance(value, _CACHED):
-            yield value.__wrapped__, True, ".__wrapped__"
-        elif isinstance(value, dict):
-            yield getattr(value, "default_factory", None), shared, ".default_factory"
-            yield from ((part, shared, f"[{key!r}]") for key, part in value.items())
-        elif isinstance(value, (list, tuple, set, frozenset, deque)):
-            yield from ((part, shared, "[...]") for part in value)
-        elif value is not self.model and not hasattr(type(value), "__deepcopy__"):
-            for name, part in _attributes(value):
-                if not (shared and isinstance(part, _STREAMS)):     # an object of many may have its own
-                    yield part, shared, f".{name}"
+            return ()
+        if not shared:
+            self.size += _bytes(value)
+        parts = next((parts for kinds, parts in _PARTS if isinstance(value, kinds)), _parts_of_object)
+        return parts(value, shared, self.model)
 
 
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, bool, str]]:
+def _parts_of_function(function: types.FunctionType, shared: bool, model: Any) -> Iterator[Part]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with contextlib.suppress(ValueError):           # a variable that has no value yet
             yield cell.cell_contents, True, f" uses {name}"
-        except ValueError:                              # a variable that has no value yet
-            continue
     for part in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
         yield part, True, " has a default"
     yield from ((part, True, f".{name}") for name, part in vars(function).items())
+    yield from ((model, True, f" uses {name}") for name in _globals_of(function.__code__, function, model))
+
+
+def _parts_of_method(method: types.MethodType, shared: bool, model: Any) -> Iterable[Part]:
+    return (method.__func__, True, ".__func__"), (method.__self__, shared, ".__self__")    # a copy is bound to the copy
+
+
+def _parts_of_builtin(method: types.BuiltinMethodType, shared: bool, model: Any) -> Iterable[Part]:
+    return [] if isinstance(method.__self__, types.ModuleType) else [(method.__self__, True, ".__self__")]
+
+
+def _parts_of_partial(partial: functools.partial[Any], shared: bool, model: Any) -> Iterable[Part]:
+    return (partial.func, shared, ".func"), (partial.args, shared, ".args"), (partial.keywords, shared, ".keywords")
+
+
+def _parts_of_proposal(proposal: Proposal, shared: bool, model: Any) -> Iterable[Part]:
+    return [(vars(proposal), True, "")]
+
+
+def _parts_of_cached(function: Any, shared: bool, model: Any) -> Iterable[Part]:
+    return [(function.__wrapped__, True, ".__wrapped__")]
+
+
+def _parts_of_dict(table: dict[Any, Any], shared: bool, model: Any) -> Iterator[Part]:
+    yield getattr(table, "default_factory", None), shared, ".default_factory"
+    yield from ((part, shared, f"[{key!r}]") for key, part in table.items())
+
+
+def _parts_of_list(parts: Iterable[Any], shared: bool, model: Any) -> Iterator[Part]:
+    return ((part, shared, "[...]") for part in parts)
+
+
+def _parts_of_object(value: Any, shared: bool, model: Any) -> Iterator[Part]:
+    if value is not model and not hasattr(type(value), "__deepcopy__"):
+        for name, part in _attributes(value):
+            if not (shared and isinstance(part, _STREAMS)):         # an object of many may have its own
+                yield part, shared, f".{name}"
+
+
+_PARTS: tuple[tuple[Any, Callable[[Any, bool, Any], Iterable[Part]]], ...] = (
+    (types.FunctionType, _parts_of_function),
+    (types.MethodType, _parts_of_method),
+    (types.BuiltinMethodType, _parts_of_builtin),
+    (functools.partial, _parts_of_partial),
+    (Proposal, _parts_of_proposal),
+    (_CACHED, _parts_of_cached),
+    (dict, _parts_of_dict),
+    ((list, tuple, set, frozenset, deque), _parts_of_list),
+)
 
 
 def _globals_of(code: types.CodeType, function: types.FunctionType, value: Any) -> Iterator[str]:
@@ -252,8 +280,6 @@ def _is_frozen(array: np.ndarray) -> bool:
 
 
 def _bytes(value: Any) -> int:
-    if _is_kept(value):
-        return 0
     if isinstance(value, (list, tuple, dict, set, frozenset, deque, bytearray)):
         return sys.getsizeof(value)
     try:

@@ -19,16 +19,25 @@ from llmppl.distributions import Proposal
 _PLAIN = "steps are plain functions here: "
 _AWAIT = _PLAIN + "drop async and await, self.sample(...) returns the value itself"
 _YIELD = _PLAIN + "drop yield, self.sample(...) returns the value itself"
+_FOREIGN_STEPS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (inspect.iscoroutinefunction, f"a coroutine (async def); {_AWAIT}"),
+    (inspect.isasyncgenfunction, f"a coroutine (async def); {_AWAIT}"),
+    (inspect.isgeneratorfunction, f"a generator (yield); {_YIELD}"),
+)
+_FOREIGN_RESULTS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (inspect.isawaitable, f"a coroutine; {_AWAIT}"),
+    (inspect.isasyncgen, f"a coroutine; {_AWAIT}"),
+    (inspect.isgenerator, f"a generator; {_YIELD}"),
+)
 
 
 def plain_step(step: Callable[..., Any], program: str) -> None:
     """A TypeError if `step`, or what a decorator made it from, is a coroutine or a generator."""
     layer: Any = step
     while layer is not None:
-        if inspect.iscoroutinefunction(layer) or inspect.isasyncgenfunction(layer):
-            raise TypeError(f"{program}.step is a coroutine (async def); {_AWAIT}")
-        if inspect.isgeneratorfunction(layer):
-            raise TypeError(f"{program}.step is a generator (yield); {_YIELD}")
+        for is_foreign, kind in _FOREIGN_STEPS:
+            if is_foreign(layer):
+                raise TypeError(f"{program}.step is {kind}")
         layer = getattr(layer, "__wrapped__", None)
 
 
@@ -36,11 +45,10 @@ def plain_result(result: Any, program: str, *, whole: bool) -> None:
     """A TypeError if a step returned what has still to be run; of a `whole` step, if it returned anything."""
     if result is None:
         return
-    kind = "coroutine" if inspect.isawaitable(result) or inspect.isasyncgen(result) else "generator"
-    if kind == "coroutine" or inspect.isgenerator(result):
-        if hasattr(result, "close"):
-            result.close()                              # else Python warns of it as well
-        raise TypeError(f"{program}.step returned a {kind}; {_AWAIT if kind == 'coroutine' else _YIELD}")
+    for is_foreign, kind in _FOREIGN_RESULTS:
+        if is_foreign(result):
+            getattr(result, "close", int)()             # else Python warns of it as well
+            raise TypeError(f"{program}.step returned {kind}")
     if whole:
         raise TypeError(
             f"{program}.step returned {shown(result)}; {_PLAIN}they return nothing, add text to self.s, keep other "
