@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from llmppl.arguments import count, optional_count
 from llmppl.display.progress import bar
-from llmppl.inference.branches import Branch
+from llmppl.inference.branches import Branch, run_together
 from llmppl.inference.exact import settle
 from llmppl.inference.watch import Watch, begin, cut
 from llmppl.models.choices import Listed
@@ -94,9 +94,9 @@ def _step(runtime: Runtime, runs: list[Any], N: int, K: int, t: int, watch: Watc
     ended = list[Branch]()
     branches = [Branch(run, "beam_search") for run in runs if not run.finished]
     while branches:
-        runtime.run([branch.run for branch in branches], [f"a beam at step {t}"] * len(branches))
-        ended += [branch for branch in branches if not branch.left]
-        left = sorted((branch for branch in branches if branch.left), key=lambda each: -each.particle.log_weight)[:N]
+        whole, left = run_together(runtime, branches, f"a beam at step {t}")
+        ended += whole
+        left = sorted(left, key=lambda branch: -branch.particle.log_weight)[:N]
         branches = [child for branch in left for child in branch.children(K)]
     moved = [branch.particle for branch in ended]
     settle(watch, runtime, ended, moved, t)

@@ -6,11 +6,13 @@ can take. Enumeration follows all of them, a beam the likeliest, and distinct ex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from llmppl.models.choices import Left, Listed, Listing, Pick
+from llmppl.runtime import Runtime
 
 
 class Branch:
@@ -56,3 +58,9 @@ class Branch:
         order = np.arange(log_probs.size) if K is None else np.argsort(-log_probs, kind="stable")[:K]
         picks = [Pick(self.listing, index) for index in order[log_probs[order] > -np.inf].tolist()]
         return [Branch(self.start, self._asker, (*self.picks, pick), self.log_q + pick.log_prob) for pick in picks]
+
+
+def run_together(runtime: Runtime, branches: Sequence[Branch], name: str) -> tuple[list[Branch], list[Branch]]:
+    """Run them: those whose step ended, and those that were left."""
+    runtime.run([branch.run for branch in branches], [name] * len(branches))
+    return [branch for branch in branches if not branch.left], [branch for branch in branches if branch.left]

@@ -7,12 +7,14 @@ until it ends. So the truth against which samplers are tested shares their progr
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import TypeVar
 
 from llmppl.arguments import optional_count
-from llmppl.inference.branches import Branch
+from llmppl.inference.branches import Branch, run_together
 from llmppl.inference.particles import Death, Particles, died
 from llmppl.inference.watch import Watch, begin, cut
 from llmppl.models.choices import Listed
@@ -21,6 +23,7 @@ from llmppl.runtime import Runtime
 
 M = TypeVar("M", bound=Model)
 
+_finished = operator.attrgetter("finished")
 MAX_TOGETHER = 512                                      # branches that share a forward pass
 
 
@@ -46,19 +49,19 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     watch = Watch(runtime, bounded=max_steps is not None)
     while states and t != max_steps:
         t += 1
-        done += [state for state in states if state.finished]
-        todo = [Branch(state, "enumerate_exact") for state in states if not state.finished]
+        done += filter(_finished, states)
+        todo = [Branch(state, "enumerate_exact") for state in itertools.filterfalse(_finished, states)]
         ended = list[Branch]()
         while todo:
             batch, todo = todo[-MAX_TOGETHER:], todo[:-MAX_TOGETHER]
-            runtime.run([branch.run for branch in batch], [f"an outcome at step {t}"] * len(batch))
-            ended += [branch for branch in batch if not branch.left]
-            todo += [child for branch in batch if branch.left for child in branch.children()]
+            whole, left = run_together(runtime, batch, f"an outcome at step {t}")
+            ended += whole
+            todo += itertools.chain.from_iterable(branch.children() for branch in left)
         outcomes = [branch.particle for branch in ended]
         deaths += died(t, outcomes)
         alive = [particle for particle in outcomes if particle.log_weight > -math.inf]
-        done += [particle for particle in alive if particle.finished]
-        states = [particle for particle in alive if not particle.finished]
+        done += filter(_finished, alive)
+        states = list(itertools.filterfalse(_finished, alive))
         settle(watch, runtime, ended, states, t)
     cut(states)
     return Particles(done + states, stats=runtime.stats, deaths=deaths)

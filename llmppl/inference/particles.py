@@ -273,39 +273,31 @@ class Particles(Sequence[P]):
         return dict(sorted(total.items(), key=lambda item: -abs(item[1])))
 
     def __repr__(self) -> str:
-        lines = [self._header()]
-        if len(self):
-            lines += ["", "weight  log weight  text"]
-        else:
-            lines += [self._causes()]
-        lines += [f"{weight:6.3f}  {log_weight:10.2f}  {text}" for weight, log_weight, text in self._rows()]
-        if len(self) > MAX_ROWS:
-            lines += [f"... and {len(self) - MAX_ROWS} more"]
-        if self.stats is not None:
-            lines += ["", str(self.stats)]
-        return "\n".join(lines)
+        rows = [f"{weight:6.3f}  {log_weight:10.2f}  {text}" for weight, log_weight, text in self._rows()]
+        table = ["", "weight  log weight  text", *rows] if rows else [self._causes()]
+        stats = [] if self.stats is None else ["", str(self.stats)]
+        return "\n".join([self._header(), *table, *self._rest(), *stats])
 
     def _repr_html_(self) -> str:
         """The same for a notebook; it sets no colours, so that it reads in light and dark themes."""
+        largest = max(self.weights, default=1.0)
+        rows = "".join(
+            f"<tr><td>{bar(weight / largest)}</td><td>{weight:.3f}</td><td>{log_weight:.2f}</td>"
+            f'<td style="text-align: left; white-space: pre-wrap">{html.escape(text)}</td></tr>'
+            for weight, log_weight, text in self._rows()
+        )
+        head = '<tr><th></th><th>weight</th><th>log weight</th><th style="text-align: left">text</th></tr>'
+        table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
         parts = [f"<p>{html.escape(self._header())}</p>"]
-        if len(self.steps) > 1:
-            parts += [f"<p>{self._curves()}</p>"]
-        if len(self):
-            largest = max(self.weights)
-            rows = "".join(
-                f"<tr><td>{bar(weight / largest)}</td><td>{weight:.3f}</td><td>{log_weight:.2f}</td>"
-                f'<td style="text-align: left; white-space: pre-wrap">{html.escape(text)}</td></tr>'
-                for weight, log_weight, text in self._rows()
-            )
-            head = '<tr><th></th><th>weight</th><th>log weight</th><th style="text-align: left">text</th></tr>'
-            parts += [f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"]
-        else:
-            parts += [f"<p>{html.escape(self._causes())}</p>"]
-        if len(self) > MAX_ROWS:
-            parts += [f"<p>... and {len(self) - MAX_ROWS} more</p>"]
-        if self.stats is not None:
-            parts += [f"<pre>{html.escape(str(self.stats))}</pre>"]
+        parts += [f"<p>{self._curves()}</p>"] * (len(self.steps) > 1)
+        parts += [table if rows else f"<p>{html.escape(self._causes())}</p>"]
+        parts += [f"<p>{line}</p>" for line in self._rest()]
+        parts += [f"<pre>{html.escape(str(self.stats))}</pre>"] * (self.stats is not None)
         return "".join(parts)
+
+    def _rest(self) -> list[str]:
+        """How many particles are not shown."""
+        return [f"... and {len(self) - MAX_ROWS} more"] * (len(self) > MAX_ROWS)
 
     def _curves(self) -> str:
         """The ess and log Z-hat of every step, drawn."""
