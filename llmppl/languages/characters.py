@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llmppl.languages.limits import MAX_NFA_STATES, Budget
 from llmppl.languages.nfa import ACCEPT, DEAD, LEAD_BYTE, LEADS, NFA, Ranges, merged, utf8
+from llmppl.languages.operations import trimmed
 
 __all__ = ["Explored", "include_intersection"]
 
@@ -40,21 +41,24 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[Explored, bool]], bud
     DEAD if there are none. TooLarge if the budget does not suffice; nothing is then added to `nfa`.
     """
     classes, steps = _over_characters([dfa for dfa, _ in factors], budget)
+    signs = [inside for _, inside in factors]
     states = [tuple(dfa.start for dfa, _ in factors)]
-    numbers = {states[0]: 0}
-    rows: list[list[int]] = []                      # state -> class -> next state, -1 where there is none
+    numbers = {states[0]: 1}
+    rows = [[0] * len(classes)]                     # state -> class -> next state; 0 is dead
     for state in states:                            # grows
         budget.spend(states=1, steps=10 * len(classes))
-        row = []
+        rows.append([])
         for after in zip(*(step[q] for step, q in zip(steps, state, strict=True)), strict=True):
-            alive = all(q or not inside for q, (_, inside) in zip(after, factors, strict=True))
-            number = numbers.setdefault(after, len(states)) if alive else -1
-            if number == len(states):
+            alive = all(q or not inside for q, inside in zip(after, signs, strict=True))
+            number = numbers.setdefault(after, len(states) + 1) if alive else 0
+            if number > len(states):
                 states.append(after)
-            row.append(number)
-        rows.append(row)
-    accepting = [all(dfa.accepting[q] == inside for q, (dfa, inside) in zip(s, factors, strict=True)) for s in states]
-    return _include(nfa, classes, _trimmed(rows, accepting), accepting, budget)
+            rows[-1].append(number)
+    columns = np.array(states).T                    # (factors, states)
+    ends = [dfa.accepting[column] == inside for column, (dfa, inside) in zip(columns, factors, strict=True)]
+    accepting = np.append(False, np.logical_and.reduce(ends))
+    table, accepting, start = trimmed(np.array(rows, np.int32), accepting, 1)
+    return _include(nfa, classes, table[1:].tolist(), accepting[1:].tolist(), budget) if start else DEAD
 
 
 def _over_characters(dfas: Sequence[Explored], budget: Budget) -> tuple[list[Ranges], list[dict[int, list[int]]]]:
@@ -129,30 +133,14 @@ def _between(dfa: Explored, budget: Budget) -> list[int]:
     return todo if dfa.start else []
 
 
-def _trimmed(rows: list[list[int]], accepting: list[bool]) -> list[list[int]]:
-    """The rows without steps to states from which nothing is accepted."""
-    before: list[list[int]] = [[] for _ in rows]
-    for state, row in enumerate(rows):
-        for after in set(row) - {-1}:
-            before[after].append(state)
-    alive = list(accepting)
-    todo = [state for state, accepts in enumerate(accepting) if accepts]
-    for state in todo:                              # grows
-        new = [other for other in before[state] if not alive[other]]
-        for other in new:
-            alive[other] = True
-        todo += new
-    return [[after if after >= 0 and alive[after] else -1 for after in row] for row in rows]
-
-
 def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: list[bool], budget: Budget) -> int:
-    """The state that begins these rows, 0 the first, as bytes."""
+    """The state that begins these rows, as bytes; their targets count from 1, and 0 is dead."""
     moves = []
     for row in rows:
         by: dict[int, list[int]] = {}
         for c, after in enumerate(row):
-            if after >= 0:
-                by.setdefault(after, []).append(c)
+            by.setdefault(after, []).append(c)
+        by.pop(0, None)
         moves.append([(tuple(some), after) for after, some in by.items()])
     distinct = {some for move in moves for some, _ in move}
     fragment = {some: utf8(merged(pair for c in some for pair in classes[c])) for some in distinct}
@@ -160,9 +148,7 @@ def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: 
     if len(nfa) + size > MAX_NFA_STATES:
         raise budget.refusal(f"more than {MAX_NFA_STATES:,} states")
     entries = [nfa.add(()) for _ in rows]
-    live = []
     for entry, move, accepts in zip(entries, moves, accepting, strict=True):
-        choices = [nfa.read(fragment[some], entries[after]) for some, after in move] + [ACCEPT] * accepts
-        nfa.epsilon[entry] = tuple(choices)
-        live.append(bool(choices))
-    return entries[0] if live[0] else DEAD
+        reads = [nfa.read(fragment[some], entries[after - 1]) for some, after in move]
+        nfa.epsilon[entry] = (*reads, *[ACCEPT] * accepts)
+    return entries[0]

@@ -18,6 +18,7 @@ regular languages", for the distance.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -25,7 +26,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from llmppl.arguments import count, optional_count
+from llmppl.arguments import count
 from llmppl.languages.dfa import DFA
 from llmppl.languages.limits import Budget, shown
 from llmppl.languages.nfa import ACCEPT, ANY, NFA, Fragment
@@ -58,9 +59,11 @@ class Edit(NamedTuple):
 
 
 class _Costs(NamedTuple):
-    insert: int | None
-    delete: int | None
-    substitute: int | None
+    """What an edit of each kind costs, infinite where there are none."""
+
+    insert: float
+    delete: float
+    substitute: float
 
 
 def within(
@@ -115,15 +118,15 @@ def within(
         exits = {}
         for state, onward in nexts.items():
             choices = [ACCEPT] if language.accepts(state) else []
-            reading: dict[int, list[int]] = {}      # what is left to spend -> where a character of the alphabet leads
-            if costs.insert is not None and costs.insert <= left:
-                reading.setdefault(left - costs.insert, []).append(state)
-            if costs.substitute is not None and costs.substitute <= left:
-                reading.setdefault(left - costs.substitute, []).extend(onward)
-            if costs.delete is not None and costs.delete <= left:
-                choices += [layers[left - costs.delete][target - 1] for target in onward]
+            if costs.delete <= left:
+                choices += [layers[left - int(costs.delete)][target - 1] for target in onward]
+            reading: dict[float, list[int]] = {}    # what is left to spend -> where a character of the alphabet leads
+            for cost, targets in ((costs.insert, [state]), (costs.substitute, [*onward])):
+                reading.setdefault(left - cost, []).extend(targets)
             for rest, targets in reading.items():
-                choices.append(nfa.read(characters, nfa.split(layers[rest][target - 1] for target in targets)))
+                if rest >= 0:
+                    after = layers[int(rest)]
+                    choices.append(nfa.read(characters, nfa.split(after[target - 1] for target in targets)))
             if choices:
                 exits[state - 1] = nfa.split(choices)
         layers.append(nfa.graph(rows, exits)[1])
@@ -145,7 +148,7 @@ def distance(
     There is none if the language is empty, if `text` has lone surrogates, or if the edits allowed do not suffice.
     Parameters and errors as for `within`.
     """
-    found = _cheapest(language, text, None, _checked(language, insert, delete, substitute), _alphabet(alphabet))
+    found = _cheapest(language, text, math.inf, _checked(language, insert, delete, substitute), _alphabet(alphabet))
     return None if found is None else found[0]
 
 
@@ -166,8 +169,8 @@ def alignment(
     list of Edit, empty if `text` is a member; or None if no edits, or none of total cost k or less, make it of one.
         The same each time; other ways may cost as much. Parameters and errors as for `within`.
     """
-    k = optional_count("k", k, least=0)
-    found = _cheapest(language, text, k, _checked(language, insert, delete, substitute), _alphabet(alphabet))
+    most = math.inf if k is None else count("k", k, least=0)
+    found = _cheapest(language, text, most, _checked(language, insert, delete, substitute), _alphabet(alphabet))
     return None if found is None else found[1]
 
 
@@ -175,7 +178,7 @@ Node = tuple[int, int]                              # characters of the text rea
 
 
 def _cheapest(
-    language: DFA, text: str, k: int | None, costs: _Costs, alphabet: DFA | None
+    language: DFA, text: str, k: float, costs: _Costs, alphabet: DFA | None
 ) -> tuple[int, list[Edit]] | None:
     """Dijkstra's search over (characters read, state): the cost and the edits."""
     try:
@@ -187,13 +190,13 @@ def _cheapest(
     may_come = [alphabet is None or char in alphabet for char in text]
     onward: dict[int, dict[int, str]] = {}
     start = (0, language.start)
-    least: dict[Node, int] = {start: 0}
+    least: dict[Node, float] = {start: 0}
     came: dict[Node, tuple[Node, Edit | None]] = {}
     order = itertools.count()                       # decides between equal costs, whatever the states' numbers
-    todo = [(0, next(order), start)]
+    todo: list[tuple[float, int, Node]] = [(0, next(order), start)]
 
-    def reach(node: Node, cost: int, before: Node, edit: Edit | None) -> None:
-        if (k is None or cost <= k) and (node not in least or cost < least[node]):
+    def reach(node: Node, cost: float, before: Node, edit: Edit | None) -> None:
+        if cost <= k and cost < least.get(node, math.inf):
             least[node] = cost
             came[node] = before, edit
             heappush(todo, (cost, next(order), node))
@@ -208,23 +211,22 @@ def _cheapest(
             while node in came:
                 node, edit = came[node]
                 edits += [] if edit is None else [edit]
-            return cost, edits[::-1]
+            return int(cost), edits[::-1]
         if place < len(text):
             after: int | None = state
             for byte in encoded[place]:
                 after = language.step(after, byte) if after else None
             if after:
                 reach((place + 1, after), cost, node, None)
-            if costs.insert is not None and may_come[place]:
+            if may_come[place]:
                 reach((place + 1, state), cost + costs.insert, node, Edit("insert", place, "", text[place]))
-        if costs.delete is None and costs.substitute is None:
+        if min(costs.delete, costs.substitute) == math.inf:
             continue
         if state not in onward:
             onward[state] = _onward(language, state)
         for target, char in onward[state].items():
-            if costs.delete is not None:
-                reach((place, target), cost + costs.delete, node, Edit("delete", place, char, ""))
-            if costs.substitute is not None and place < len(text) and may_come[place]:
+            reach((place, target), cost + costs.delete, node, Edit("delete", place, char, ""))
+            if place < len(text) and may_come[place]:
                 edit = Edit("substitute", place, char, text[place])
                 reach((place + 1, target), cost + costs.substitute, node, edit)
     return None
@@ -253,7 +255,7 @@ def _checked(language: DFA, insert: int | None, delete: int | None, substitute: 
     if not isinstance(language, DFA):
         raise TypeError(f"edits are made to a DFA, such as Regex({str(language)!r}), not a {type(language).__name__}")
     costs = {"insert": insert, "delete": delete, "substitute": substitute}
-    return _Costs(**{name: optional_count(name, cost) for name, cost in costs.items()})
+    return _Costs(**{name: math.inf if cost is None else count(name, cost) for name, cost in costs.items()})
 
 
 def _alphabet(alphabet: str | Iterable[str] | None) -> DFA | None:

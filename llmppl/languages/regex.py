@@ -15,7 +15,7 @@ import copy
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
@@ -26,20 +26,8 @@ from llmppl.languages.classes import category, characters, general_category, neg
 from llmppl.languages.dfa import DFA
 from llmppl.languages.limits import Budget, TooLarge, shown
 from llmppl.languages.machine import Leftmost
-from llmppl.languages.nfa import (
-    ACCEPT,
-    ANY,
-    DEAD,
-    FOUND,
-    NFA,
-    Ahead,
-    Behind,
-    Fragment,
-    Ranges,
-    merged,
-    utf8,
-)
-from llmppl.languages.words import automaton_of
+from llmppl.languages.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead, Behind, Fragment, Ranges, merged, utf8
+from llmppl.languages.words import automaton_of, trie_of
 
 __all__ = ["Regex", "escape", "parse"]
 
@@ -48,8 +36,8 @@ _parser: Any = import_module("re._parser")
 op: Any = import_module("re._constants")
 
 NEWLINE = ((10, 10),)
-AROUND = 40                                         # characters of a long pattern on either side of an error
-MANY = 8                                            # literal choices from which on they are read as a trie
+MAX_AROUND = 40                                     # characters of a long pattern on either side of an error
+MIN_WORDS = 8                                       # literal choices from which on they are read as a trie
 
 escape = re.escape
 _LITERAL = r"[^\\.^$*+?{}\[\]()|\ud800-\udfff]+"
@@ -75,7 +63,7 @@ class Regex(DFA):
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         self.pattern, self.flags = pattern, int(flags)
-        if not flags and isinstance(pattern, str) and pattern.count("|") >= MANY and _CHOICES.fullmatch(pattern):
+        if not flags and isinstance(pattern, str) and pattern.count("|") >= MIN_WORDS and _CHOICES.fullmatch(pattern):
             bare = pattern.removeprefix("(").removeprefix("?:").removesuffix(")")
             self._fix(*automaton_of(bare.split("|")))
             return
@@ -148,63 +136,50 @@ class _Builder:
 
     def item(self, kind: Any, value: Any, flags: int, follow: int) -> int:
         """The state that matches one item and becomes `follow`."""
-        nfa = self.nfa
-        if kind in (op.LITERAL, op.NOT_LITERAL, op.IN, op.ANY):
-            key = kind, id(value), flags
-            fragment = self.fragments.get(key)
-            if fragment is None:
-                fragment = self.fragments[key] = self.fragment(kind, value, flags)
-            return nfa.read(fragment, follow)
-        if kind is op.BRANCH:
-            words = self.words(value[1], flags)
-            if words and follow != DEAD:
-                return self.trie(words, follow)
-            return nfa.split([self.sequence(choice, flags, follow) for choice in value[1]])
-        if kind is op.SUBPATTERN:
-            _, added, removed, inner = value
-            return self.sequence(inner, _compiler._combine_flags(flags, added, removed), follow)
-        if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
-            return self.repeat(value, flags, follow, kind is op.MAX_REPEAT)
-        if kind is op.AT:
-            return self.at(value, flags, follow)
-        if kind in (op.ASSERT, op.ASSERT_NOT):
-            direction, inner = value
-            look = self.ahead if direction > 0 else self.behind
-            return look(inner, flags, kind is op.ASSERT, follow)
-        if kind is op.ATOMIC_GROUP:
-            return self.atomic(value, flags, follow)
-        if kind is op.POSSESSIVE_REPEAT:
-            return self.atomic([(op.MAX_REPEAT, value)], flags, follow)
-        raise ValueError(self.refusal(kind))
+        build = _BUILDERS.get(kind)
+        if build is None:
+            raise ValueError(self.refusal(kind))
+        return build(self, kind, value, flags, follow)
+
+    def character(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        key = kind, id(value), flags
+        if key not in self.fragments:
+            self.fragments[key] = self.fragment(kind, value, flags)
+        return self.nfa.read(self.fragments[key], follow)
+
+    def branch(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        words = self.words(value[1], flags)
+        if words and follow != DEAD:
+            return self.trie(words, follow)
+        return self.nfa.split([self.sequence(choice, flags, follow) for choice in value[1]])
+
+    def group(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        _, added, removed, inner = value
+        return self.sequence(inner, _compiler._combine_flags(flags, added, removed), follow)
+
+    def look(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        direction, inner = value
+        return (self.ahead if direction > 0 else self.behind)(inner, flags, kind is op.ASSERT, follow)
+
+    def possessive(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        return self.atomic(kind, [(op.MAX_REPEAT, value)], flags, follow)
 
     def words(self, choices: Sequence[Any], flags: int) -> list[bytes]:
         """The choices as bytes, if they are many, all literal, and their order does not matter; else nothing."""
-        if len(choices) < MANY or not self.to_end or flags & op.SRE_FLAG_IGNORECASE:
+        if len(choices) < MIN_WORDS or not self.to_end or flags & op.SRE_FLAG_IGNORECASE:
             return []
-        words = []
-        for choice in choices:
-            if not all(kind is op.LITERAL and not 0xD800 <= code < 0xE000 for kind, code in choice):
-                return []
-            words.append("".join([chr(code) for _, code in choice]).encode())
-        return words
+        if not all(kind is op.LITERAL and not 0xD800 <= code < 0xE000 for choice in choices for kind, code in choice):
+            return []
+        return ["".join([chr(code) for _, code in choice]).encode() for choice in choices]
 
     def trie(self, words: list[bytes], follow: int) -> int:
         """A state that reads one of the words, prefixes shared."""
-        rows: list[dict[int, int]] = [{}]
-        exits: dict[int, int] = {}
-        for word in words:
-            node = 0
-            for byte in word:
-                row = rows[node]
-                node = row.get(byte, 0)
-                if not node:
-                    node = row[byte] = len(rows)
-                    rows.append({})
-            exits[node] = follow
-        return self.nfa.graph([[(byte, byte, row[byte]) for byte in sorted(row)] for row in rows], exits)[1][0]
+        rows, ends = trie_of(words)
+        edges = [[(byte, byte, row[byte]) for byte in sorted(row)] for row in rows]
+        return self.nfa.graph(edges, dict.fromkeys(ends, follow))[1][0]
 
-    def repeat(self, value: Any, flags: int, follow: int, greedy: bool) -> int:
-        least, most, body = value
+    def repeat(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        (least, most, body), greedy = value, kind is op.MAX_REPEAT
 
         def once(after: int) -> int:
             return self.sequence(body, flags, after)
@@ -228,7 +203,7 @@ class _Builder:
                     self.nfa.reserve((len(self.nfa) - before) * (number - 1))
         return state
 
-    def at(self, place: Any, flags: int, follow: int) -> int:
+    def at(self, kind: Any, place: Any, flags: int, follow: int) -> int:
         """Anchors and word boundaries, as conditions on the text before and after."""
         nfa, multiline = self.nfa, flags & op.SRE_FLAG_MULTILINE
         if place in (op.AT_END, op.AT_END_STRING) and follow == ACCEPT and self.to_end:
@@ -306,7 +281,7 @@ class _Builder:
             raise ValueError(self.refusal("look-behind that ends in a look-ahead, $ or \\b", r"\(\?<[=!]"))
         return self.nfa.guard(Behind(tracker, positive), follow)
 
-    def atomic(self, inner: Any, flags: int, follow: int) -> int:
+    def atomic(self, kind: Any, inner: Any, flags: int, follow: int) -> int:
         """What `inner` matches first, and no other of its matches.
 
         Its leftmost-first automaton is put in twice: to be read, and, as a look-ahead from where a match ends, to
@@ -357,16 +332,28 @@ class _Builder:
         return _pointed(self.pattern, f"regex not supported: {kind}", match.start() if match else None)
 
 
+_BUILDERS: dict[Any, Callable[[_Builder, Any, Any, int, int], int]] = {
+    **dict.fromkeys((op.LITERAL, op.NOT_LITERAL, op.IN, op.ANY), _Builder.character),
+    **dict.fromkeys((op.MAX_REPEAT, op.MIN_REPEAT), _Builder.repeat),
+    **dict.fromkeys((op.ASSERT, op.ASSERT_NOT), _Builder.look),
+    op.BRANCH: _Builder.branch,
+    op.SUBPATTERN: _Builder.group,
+    op.AT: _Builder.at,
+    op.ATOMIC_GROUP: _Builder.atomic,
+    op.POSSESSIVE_REPEAT: _Builder.possessive,
+}
+
+
 def _pointed(pattern: str, message: str, position: int | None) -> str:
     """The message, the pattern and a caret under the character at `position`; of a long line only what is near it."""
     if position is None:
         return f"{message}\n    {shown(pattern)}"
     start = pattern.rfind("\n", 0, position) + 1
     line = pattern[start:].partition("\n")[0]
-    cut = max(0, position - start - AROUND) if len(line) > 2 * AROUND else 0
-    before, after = "..." * (cut > 0), "..." * (len(line) > cut + 2 * AROUND)
+    cut = max(0, position - start - MAX_AROUND) if len(line) > 2 * MAX_AROUND else 0
+    before, after = "..." * (cut > 0), "..." * (len(line) > cut + 2 * MAX_AROUND)
     caret = " " * (len(before) + position - start - cut)
-    return f"{message} at position {position}\n    {before}{line[cut : cut + 2 * AROUND]}{after}\n    {caret}^"
+    return f"{message} at position {position}\n    {before}{line[cut : cut + 2 * MAX_AROUND]}{after}\n    {caret}^"
 
 
 _SKIPPED = r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)"      # where no construct begins: classes and comments

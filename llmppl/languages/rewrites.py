@@ -22,6 +22,7 @@ from llmppl.languages.dfa import DFA
 from llmppl.languages.limits import MAX_EDGES, Budget, TooLarge, shown
 from llmppl.languages.nfa import ACCEPT, NFA
 from llmppl.languages.regex import Regex
+from llmppl.languages.words import trie_of
 
 __all__ = ["any_case", "any_whitespace", "homoglyphs", "optional_punctuation", "rewrite", "synonyms"]
 
@@ -176,21 +177,13 @@ def _rows(dfa: DFA) -> Rows:
 
 
 def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
-    rows: Rows = [{}]
-    by: dict[int, By] = {}
     for key, alternatives in table.items():
         if not key:
             raise ValueError("the key '' occurs everywhere; only other strings can be replaced")
         if isinstance(alternatives, str):
             raise TypeError(f"the alternatives of {key!r} are the str {alternatives!r}; a list is [{alternatives!r}]")
-        node = 0
-        for byte in key.encode():
-            if byte not in rows[node]:
-                rows[node][byte] = len(rows)
-                rows.append({})
-            node = rows[node][byte]
-        if alternatives:
-            by[node] = tuple(alternatives)
+    rows, ends = trie_of(key.encode() for key in table)
+    by: dict[int, By] = {node: tuple(some) for node, some in zip(ends, table.values(), strict=True) if some}
     return _Keys(rows, 0, by)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from llmppl.languages.limits import MAX_STATES, MAX_TRIE, Budget, TooLarge
 from llmppl.languages.operations import Arrays
 
-__all__ = ["automaton_of"]
+__all__ = ["automaton_of", "trie_of"]
 
 _THESE, _FEWER = "the language of these strings", "fewer or shorter strings would work"
 
@@ -38,6 +38,22 @@ def automaton_of(words: Iterable[str]) -> Arrays:
     table.ravel()[list(steps)] = list(steps.values())
     accepting[list(final)] = True
     return table, accepting, 1
+
+
+def trie_of(words: Iterable[bytes]) -> tuple[list[dict[int, int]], list[int]]:
+    """The nodes of a trie, byte -> node, 0 the root; and the node at which each word ends."""
+    rows: list[dict[int, int]] = [{}]
+    ends = []
+    for word in words:
+        node = 0
+        for byte in word:
+            row = rows[node]
+            node = row.get(byte, 0)
+            if not node:
+                node = row[byte] = len(rows)
+                rows.append({})
+        ends.append(node)
+    return rows, ends
 
 
 def _folded(steps: dict[int, int], final: set[int], size: int) -> tuple[dict[int, int], set[int], int]:
