@@ -136,13 +136,9 @@ class Finite(Distribution):
         return Finite(self.support, compute, parents)
 
     def masked(self, mask: ArrayLike) -> Finite:
-        """This distribution given that the value is one that `mask` allows.
+        """This distribution given that the value is one that `mask`, (n,) bool, allows.
 
-        Parameters
-        ----------
-        mask : (n,) bool
-            True at the allowed values. Where the allowed values have no probability, sampling raises `Impossible` (in a
-            program, the particle dies).
+        Where the allowed values have no probability, sampling raises `Impossible` (in a program, the particle dies).
         """
         allowed = np.asarray(mask)
         if allowed.dtype != np.bool_:
@@ -227,19 +223,9 @@ class RejectionProposal(Proposal):
     one takes about 2 / p(A) + 1 calls of the predicate, where `masked` needs to know all of A: use it where a test is
     expensive and A is not rare. `llmppl.distributions.rejection` has the method and its variance (Lipkin et al. 2025).
 
-    Parameters
-    ----------
-    dist : Finite
-        The distribution p.
-    predicate : function of a value that returns a bool
-        Over tokens the value is a Token, EOS included. It is called at most once for each value, and must
-        answer the same for equal values. Where it holds for no value of positive probability, all were tested; drawing
-        then raises `Impossible` (in a program, the particle dies).
-
-    Attributes
-    ----------
-    calls : int
-        How often the predicate was called so far.
+    The predicate returns a bool for a value; over tokens that is a Token, EOS included. It is called at most once for
+    each (`calls` times so far), and must answer the same for equal values. Where it holds for no value of positive
+    probability, all were tested; drawing then raises `Impossible` (in a program, the particle dies).
     """
 
     support: Sequence[Any]

@@ -96,16 +96,10 @@ class Node:
 class Store:
     """Slots and rows under one budget.
 
-    Parameters
-    ----------
-    budget : int
-        The most bytes that slots and rows may take together, with what Python needs around them. Slots leave an
-        eighth of it to rows, unless the contexts of one pass need it: without rows every question is computed
-        twice, once for whoever prefetches it and once for whoever asks.
-    slot_bytes : int
-        Bytes of a slot; 0 if the backend has none.
-    reserve : callable
-        `reserve(n)` makes the backend hold n slots.
+    `budget` is the most bytes that they may take together, with what Python needs around them. Slots of `slot_bytes`
+    each (0: there are none) leave an eighth of it to rows, unless the contexts of one pass need it: without rows every
+    question is computed twice, once for whoever prefetches it and once for whoever asks. `reserve(n)` makes the backend
+    hold n slots.
     """
 
     def __init__(self, budget: int, slot_bytes: int, reserve: Callable[[int], None]) -> None:
@@ -264,12 +258,7 @@ class _Pin(weakref.ref[Any]):
 class Trie:
     """All contexts of one language model. `print(trie)` draws them: what they share, who is there, and what is kept.
 
-    Parameters
-    ----------
-    tokens : list of V bytes
-    store : Store
-    exclusive : Exclusive
-        Lets one thread at a time look at the trie; the other methods are called by whoever has been let in.
+    `exclusive` lets one thread at a time look at the trie; the other methods are called by whoever has been let in.
     """
 
     def __init__(self, tokens: list[bytes], store: Store, exclusive: Exclusive) -> None:

@@ -46,15 +46,11 @@ class _Thread(threading.local):
 
 
 class _Wanted:
-    """What a round has still to find out.
-
-    rows : dict of Node to Row, the rows asked for; None until found
-    children : dict of Node to list of Node, by each node whose row is needed, the children to be given their log_prob
-    """
+    """What a round has still to find out."""
 
     def __init__(self, questions: Iterable[Question]) -> None:
-        self.rows: dict[Node, Row | None] = {}
-        self.children: dict[Node, list[Node]] = {}
+        self.rows: dict[Node, Row | None] = {}          # the rows asked for; None until found
+        self.children: dict[Node, list[Node]] = {}      # of each node whose row is needed, those that want a log_prob
         for question in questions:
             if len(question) == 1:
                 self.rows[question[0]] = None
@@ -252,8 +248,8 @@ class CachedEvaluator:
 
     def _row(self, values: NDArray[Any], node: Node) -> Row:
         """The row of `node` from the model's output; ids that no token stands behind are impossible."""
-        logits = np.full(len(self.vocab), -np.inf, dtype=values.dtype)
-        logits[: len(values)] = values[: len(logits)]
+        size = len(self.vocab)
+        logits = np.append(values[:size], np.full(max(0, size - len(values)), -np.inf, values.dtype))
         logits[self._unknown] = -np.inf
         top = float(logits.max())
         if not math.isfinite(top):

@@ -215,19 +215,16 @@ class _SlabLayer(CacheLayerMixin):                       # type: ignore[no-untyp
                 new[: len(old)] = old
                 setattr(self, name, new)
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
         plan = self.slab.plan_on(key_states.device)
-        if self.keys is None:
-            states = key_states, value_states
-            self.keys, self.values = (x.new_empty((plan.capacity, x.shape[1], x.shape[3])) for x in states)
-        assert self.keys is not None and self.values is not None
-        keys = self._through("keys", self.keys, key_states, plan)
-        return keys, self._through("values", self.values, value_states, plan)
+        return self._through("keys", key_states, plan), self._through("values", value_states, plan)
 
-    def _through(self, name: str, slab: torch.Tensor, new: torch.Tensor, plan: _Plan) -> torch.Tensor:
+    def _through(self, name: str, new: torch.Tensor, plan: _Plan) -> torch.Tensor:
         """Write (B, H, Q, D), and read (B, H, T, D)."""
+        slab: torch.Tensor | None = getattr(self, name)
+        if slab is None:
+            slab = new.new_empty((plan.capacity, new.shape[1], new.shape[3]))
+            setattr(self, name, slab)
         flat = new.transpose(1, 2).flatten(0, 1)        # (B Q, H, D)
         slab[plan.write] = flat if plan.real is None else flat[plan.real]
         assert plan.read is not None
@@ -246,13 +243,7 @@ class _SlabLayer(CacheLayerMixin):                       # type: ignore[no-untyp
 
 
 class Slab(_Model):
-    """Keys and values in a slab.
-
-    Parameters
-    ----------
-    by_type : bool
-        Whether the model takes a dict of masks by layer type.
-    """
+    """Keys and values in a slab. `by_type`: the model takes a dict of masks by layer type."""
 
     def __init__(self, model: Any, by_type: bool) -> None:
         super().__init__(model)

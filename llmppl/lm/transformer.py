@@ -61,28 +61,19 @@ class CachedTransformer(Shared):
 
     @classmethod
     def from_pretrained(
-        cls,
-        name: str | Path | None = None,
-        *,
-        dtype: Any = None,
-        device: Any = None,
-        device_map: Any = None,
-        cache_bytes: int = 2 << 30,
-        max_batch_tokens: int = 1 << 16,
-        **options: Any,
-    ) -> Self:
+        cls, name: str | Path | None = None, *, dtype: Any = None, device: Any = None, device_map: Any = None,
+        cache_bytes: int = 2 << 30, max_batch_tokens: int = 1 << 16, **options: Any,
+    ) -> Self:  # fmt: skip
         """Load a model and its tokenizer.
 
         Parameters
         ----------
         name : str or path, optional
-            A hub id or a local folder; the model that ships with the package if left out.
+            A local folder or a hub id; the model that ships with the package if left out.
         dtype : torch.dtype or str, optional
             float32 on a CPU and the checkpoint's own elsewhere, if left out.
-        device : str or torch.device, optional
-            Where to put the whole model.
-        device_map : optional
-            How accelerate is to spread it, e.g. "auto"; not together with `device`.
+        device, device_map : optional
+            Where to put the whole model, or how accelerate is to spread it, e.g. "auto".
         **options
             Passed on to transformers' `from_pretrained`.
 
@@ -99,15 +90,9 @@ class CachedTransformer(Shared):
         return cls(model, tokenizer, cache_bytes=cache_bytes, max_batch_tokens=max_batch_tokens)
 
     def context(self, text: str = "") -> Context:
-        """`text` as the tokenizer encodes it, its own special tokens included.
+        """`text` as the tokenizer encodes it, its own special tokens included; an empty encoding becomes the BOS token.
 
-        An empty encoding becomes the BOS token.
-
-        Raises
-        ------
-        ValueError
-            If the encoding is empty and the tokenizer has no BOS; if the model cannot read so long a context; if the
-            text holds a lone surrogate, which has no bytes.
+        A ValueError if there is no BOS, if the model cannot read so long a context, and for a lone surrogate.
         """
         arguments.text("text", text)
         if self.tokenizer is None:
