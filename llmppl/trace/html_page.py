@@ -172,45 +172,48 @@ def _curves(steps: list[RecordedStep], xs: list[float], width: float) -> str:
 
 def _overview(recording: Recording) -> str:
     """What is shown where no particle is chosen: what weighed the particles, what killed others, and their texts."""
-    last = recording.steps[-1]
-    particles = recording.particles()
-    rows = "".join(
-        f'<tr><td>{bar(weight / particles[0][1], 56)}</td><td class="n">{weight:.3f}</td>'
-        f'<td class="text"><a href="#step={last.index}&amp;candidate={place}">'
-        f"{html.escape(_shown(last.candidates[place].text))}</a>{_state(last.candidates[place])}</td></tr>"
-        for place, weight in particles
-    )
-    left = f"<h2>Particles after step {last.index}</h2><table>{rows}</table>" if rows else ""
-    parts = []
+    return _weighed(recording) + _killed(recording) + _left(recording)
+
+
+def _weighed(recording: Recording) -> str:
     means = recording.mean_attribution()
     largest = max(map(abs, means.values()), default=0.0) or 1.0
-    rows = "".join(
-        f'<tr><td>{bar(abs(mean) / largest, 56)}</td><td class="n">{_signed(mean)}</td>'
-        f'<td class="code">{html.escape(name)}</td></tr>'
+    rows = [
+        f'<td>{bar(abs(mean) / largest, 56)}</td><td class="n">{_signed(mean)}</td>'
+        f'<td class="code">{html.escape(name)}</td>'
         for name, mean in sorted(means.items(), key=lambda each: -abs(each[1]))
-    )
-    if rows:
-        parts.append(
-            "<h2>What weighed them</h2><p>What each statement added to the log weight, the mean over the particles by "
-            f"weight.</p><table>{rows}</table>"
-        )
-    places: dict[str, list[tuple[int, int]]] = {}
-    for step in recording.steps:
-        for i, candidate in enumerate(step.candidates):
-            if candidate.death is not None:
-                places.setdefault(candidate.death, []).append((step.index, i))
-    told = sorted(places.items(), key=lambda each: -len(each[1]))
-    rows = "".join(
-        f'<tr><td class="n dead">× {len(where)}</td><td class="code">{html.escape(name)}<div>step '
-        + ", ".join(f'<a href="#step={step}&amp;candidate={i}">{step}</a>' for step, i in where[:MAX_LINKS])
-        + (", …" if where[MAX_LINKS:] else "")
-        + "</div></td></tr>"
-        for name, where in told[:MAX_REASONS]
-    )
-    if rows:
-        others = f"<p>and {len(told) - MAX_REASONS} other reasons</p>" if told[MAX_REASONS:] else ""
-        parts.append(f"<h2>What killed others</h2><table>{rows}</table>{others}")
-    return "".join([*parts, left])
+    ]
+    note = "<p>What each statement added to the log weight, the mean over the particles by weight.</p>"
+    return _section("What weighed them", rows, note)
+
+
+def _killed(recording: Recording) -> str:
+    told = sorted(recording.graves().items(), key=lambda each: -len(each[1]))
+    rows = []
+    for name, where in told[:MAX_REASONS]:
+        links = ", ".join(f'<a href="#step={step}&amp;candidate={i}">{step}</a>' for step, i in where[:MAX_LINKS])
+        more = ", …" * bool(where[MAX_LINKS:])
+        count = f'<td class="n dead">× {len(where)}</td>'
+        rows.append(f'{count}<td class="code">{html.escape(name)}<div>step {links}{more}</div></td>')
+    others = f"<p>and {len(told) - MAX_REASONS} other reasons</p>" * bool(told[MAX_REASONS:])
+    return _section("What killed others", rows, after=others)
+
+
+def _left(recording: Recording) -> str:
+    last, particles = recording.steps[-1], recording.particles()
+    rows = [
+        f'<td>{bar(weight / particles[0][1], 56)}</td><td class="n">{weight:.3f}</td>'
+        f'<td class="text"><a href="#step={last.index}&amp;candidate={place}">'
+        f"{html.escape(_shown(last.candidates[place].text))}</a>{_state(last.candidates[place])}</td>"
+        for place, weight in particles
+    ]
+    return _section(f"Particles after step {last.index}", rows)
+
+
+def _section(title: str, rows: list[str], note: str = "", after: str = "") -> str:
+    """A table below its title; nothing without rows."""
+    table = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<h2>{title}</h2>{note}<table>{table}</table>{after}" if rows else ""
 
 
 def _state(candidate: Candidate) -> str:

@@ -19,7 +19,7 @@ import json
 import math
 import os
 import warnings
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Candidate", "RecordedStep", "Recorder", "Recording", "load"]
 
 VERSION = 1
+FIGURES = "ess", "num_unique_ancestors", "num_finished", "num_dead"
 
 
 class Recorder:
@@ -87,22 +88,15 @@ class Recorder:
         if step.index == 1:
             self._write({"llmppl_trace": VERSION, "program": type(step.candidates[0]).__name__, "title": self.title})
         now = [(str(candidate), candidate.attribution) for candidate in step.candidates]
+        lines = zip(step.candidates, now, step.parents.tolist(), step.candidate_log_weights.tolist(), strict=True)
         self._write(
             {
                 "step": step.index,
-                "candidates": [
-                    self._candidate(*line)
-                    for line in zip(
-                        step.candidates, now, step.parents.tolist(), step.candidate_log_weights.tolist(), strict=True
-                    )
-                ],
+                "candidates": [self._candidate(*line) for line in lines],
                 "ancestors": step.ancestors.tolist(),
                 "log_weights": step.particles.log_weights.tolist(),
                 "log_ml": _finite(step.log_ml),
-                "ess": step.ess,
-                "num_unique_ancestors": step.num_unique_ancestors,
-                "num_finished": step.num_finished,
-                "num_dead": step.num_dead,
+                **{name: getattr(step, name) for name in FIGURES},
             }
         )
         self._index = step.index
@@ -124,6 +118,7 @@ class Recorder:
         old_text, old_attribution = self._before[parent] if self._before else ("", {})
         keep = len(os.path.commonprefix([old_text, text]))
         added = {name: total - old_attribution.get(name, 0.0) for name, total in attribution.items()}
+        added = {name: log_w for name, log_w in added.items() if log_w}
         record: dict[str, Any] = {"parent": parent, "text": text[keep:], "log_weight": _finite(log_weight)}
         if keep < len(old_text):
             record["keep"] = keep
@@ -133,7 +128,7 @@ class Recorder:
             record["death"] = candidate.death or "weight zero"
         elif candidate.finished:
             record["finished"] = True
-        if added := {name: log_w for name, log_w in added.items() if log_w}:
+        if added:
             record["attribution"] = added
         return record
 
@@ -213,20 +208,29 @@ class Recording:
 
     def mean_attribution(self) -> dict[str, float]:
         """For each statement, what it added to the log weight: the mean over `particles` by weight."""
-        means: dict[str, float] = {}
+        means = defaultdict[str, float](float)
         for place, weight in self.particles():
             at: int | None = place
             for step in reversed(self.steps):
                 assert at is not None
                 candidate = step.candidates[at]
                 for name, log_w in candidate.attribution.items():
-                    means[name] = means.get(name, 0.0) + weight * log_w
+                    means[name] += weight * log_w
                 at = candidate.parent
-        return means
+        return dict(means)
+
+    def graves(self) -> dict[str, list[tuple[int, int]]]:
+        """The candidates that each statement killed: the index of the step, and the place in it."""
+        graves = defaultdict[str, list[tuple[int, int]]](list)
+        for step in self.steps:
+            for i, candidate in enumerate(step.candidates):
+                if candidate.death is not None:
+                    graves[candidate.death].append((step.index, i))
+        return dict(graves)
 
     def deaths(self) -> dict[str, int]:
         """How many candidates each statement killed."""
-        return dict(Counter(c.death for step in self.steps for c in step.candidates if c.death is not None))
+        return {statement: len(killed) for statement, killed in self.graves().items()}
 
     def status(self) -> str:
         """How far the recording goes and how the run ended, in a sentence."""
@@ -264,8 +268,8 @@ def load(path: str | os.PathLike[str]) -> Recording:
     whole = lines[:-1]                                  # what follows the last line end is empty, or torn
     if not any(lines):
         raise ValueError(f"{path} is empty: the run has not made its first step, or wrote elsewhere. {_HOW}")
-    header = _parsed(whole[0]) if whole else None
-    if header is None or "llmppl_trace" not in header:
+    header = _parsed(next(iter(whole), ""))
+    if "llmppl_trace" not in header:
         raise ValueError(f"{path} is not a recording: its first line is not that of a Recorder. {_HOW}")
     version = header["llmppl_trace"]
     if isinstance(version, bool) or version != VERSION:
@@ -277,7 +281,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
     before: list[tuple[int, Candidate]] = []            # for each particle its place and its candidate
     for number, line in enumerate(whole, 1):
         record = _parsed(line)
-        if record is None:
+        if not record:
             raise ValueError(f"{path}, line {number} is not a step as a Recorder writes it: {line[:60]!r}")
         fields = HEADER if number == 1 else END if "end" in record else STEP
         try:
@@ -320,13 +324,13 @@ def _add_step(
     return [(i, candidates[i]) for i in ancestors]
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
-    """The JSON object that a line is, or None."""
+def _parsed(line: str) -> dict[str, Any]:
+    """The JSON object that a line is; an empty one if it is none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _finite(log_weight: float) -> float | None:
