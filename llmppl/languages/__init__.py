@@ -3,8 +3,10 @@
 from llmppl.languages.dfa import DFA as DFA
 from llmppl.languages.edits import Edit as Edit
 from llmppl.languages.edits import alignment as alignment
+from llmppl.languages.edits import distance as distance
 from llmppl.languages.edits import within as within
 from llmppl.languages.indexing import index_of as index_of
+from llmppl.languages.limits import TooLarge as TooLarge
 from llmppl.languages.regex import Regex as Regex
 from llmppl.languages.rewrites import any_case as any_case
 from llmppl.languages.rewrites import any_whitespace as any_whitespace

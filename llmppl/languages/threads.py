@@ -10,7 +10,7 @@ leftmost-first automata.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -225,20 +225,12 @@ class Threads:
                 yield lo, hi - 1, (rest, after)
 
 
-def unguarded(nfa: NFA, threads: Iterable[Thread]) -> bool:
+def unguarded(nfa: NFA, threads: Collection[Thread]) -> bool:
     """Whether the threads owe nothing and no guard is met from them on."""
-    seen, todo = set[int](), []
-    for thread in threads:
-        if thread.owes:
-            return False
-        todo.append(thread.state)
-    while todo:
-        state = todo.pop()
-        if state in seen:
-            continue
-        if state in nfa.guards:
-            return False
-        seen.add(state)
-        todo += nfa.epsilon[state]
-        todo += [target for _, _, target in nfa.edges(state)]
-    return True
+    seen = {thread.state for thread in threads}
+    todo = list(seen)
+    for state in todo:                              # grows
+        new = {*nfa.epsilon[state], *(target for _, _, target in nfa.edges(state))} - seen
+        seen |= new
+        todo += new
+    return seen.isdisjoint(nfa.guards) and not any(thread.owes for thread in threads)
