@@ -196,13 +196,13 @@ def by_relm(known: Memorised, seed: int) -> Iterator[list[str]]:
         with torch.inference_mode():
             logits = known.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
         values, best = logits.double().topk(40)
-        law = dict(zip(best.tolist(), torch.log_softmax(values, 0).tolist(), strict=True))
-        inside = set(index.allowed(state).tolist()) & set(law)
-        outside = 1.0 - sum(math.exp(law[token]) for token in inside)
+        log_probs = dict(zip(best.tolist(), torch.log_softmax(values, 0).tolist(), strict=True))
+        inside = set(index.allowed(state).tolist()) & set(log_probs)
+        outside = 1.0 - sum(math.exp(log_probs[token]) for token in inside)
         if index.accepts(state) and outside > 1e-12:
             heapq.heappush(heap, (cost - math.log(outside), next(numbers), ids, None))
         for token in inside:
-            heapq.heappush(heap, (cost - law[token], next(numbers), [*ids, token], index.advance(state, token)))
+            heapq.heappush(heap, (cost - log_probs[token], next(numbers), [*ids, token], index.advance(state, token)))
 
 
 def by_generate(n: int, at_once: int = 32) -> Method:

@@ -304,7 +304,7 @@ PIECES = ("a", "b", "c", "[ab]", "[abc]", "(a|bc)", "(ab|c)?", "[bc]{0,2}", "a{1
 
 
 def random_problem(seed: int, scale: float = 2.0) -> tuple[CachedTransformer, str, dict[str, float]]:
-    """A model whose law depends on the last token, a pattern, and the probability of each of its strings after ">"."""
+    """A model of token pairs, a pattern, and the probability of each of its strings after ">"."""
     rng = np.random.default_rng((6, seed))
     logits = scale * rng.standard_normal((len(LETTERS), len(LETTERS) + 1))
     logits[:, LETTERS.index(b">")] = -np.inf
@@ -354,10 +354,10 @@ def e6(options: argparse.Namespace) -> None:
     for name, found in errors.items():
         slope = np.polyfit(logs, np.log(np.median(found, axis=0)), 1)[0]
         rows.append([name, *(f"{np.median(found[:, j]):.3f}" for j in range(len(sizes))), f"{slope:.2f}"])
-    table(f"e6: total variation to the exact law, median of {problems} random languages and models",
+    table(f"e6: total variation to the exact distribution, median of {problems} random languages and models",
           ["", *(f"N={N:,}" for N in sizes), "slope"], rows,
           "sample: a particle filter; importance: its weights without resampling; local: ReLM's random search;\n"
-          "independent: draws of the exact law")
+          "independent: draws of the exact distribution")
 
     problems = 40 if options.quick else 200
     inside = np.zeros((2, 2))
@@ -380,7 +380,7 @@ def e6(options: argparse.Namespace) -> None:
     def draw(axes: Any) -> None:
         for name, found in errors.items():
             axes.plot(sizes, np.median(found, axis=0), ":" if name == "independent" else "-", marker=".", label=name)
-        axes.set(xscale="log", yscale="log", xlabel="N", ylabel="total variation to the exact law")
+        axes.set(xscale="log", yscale="log", xlabel="N", ylabel="total variation to the exact distribution")
         axes.legend(frameon=False, fontsize=8)
 
     plot(options, "queries-sampling", draw, (5, 3.2))
@@ -478,9 +478,9 @@ def scale(options: argparse.Namespace) -> None:
     folder = options.vocab
     tokenizer = AutoTokenizer.from_pretrained(folder) if folder else CachedTransformer.from_pretrained().tokenizer
     V = len(tokenizer)
-    laws = 3.0 * np.random.default_rng(0).standard_normal((64, V))
+    logits = 3.0 * np.random.default_rng(0).standard_normal((64, V))
     expansions = 200 if options.quick else 1000
-    lm = CachedTransformer(lambda ids: laws[ids[-1] % 64], tokenizer, cache_bytes=64 << 20)
+    lm = CachedTransformer(lambda ids: logits[ids[-1] % 64], tokenizer, cache_bytes=64 << 20)
     found = search(lm, ".*", prefix="The ", end="boundary", results="tokens")._search
     assert found is not None
     found.expand()
@@ -506,7 +506,7 @@ def scale(options: argparse.Namespace) -> None:
     for name, (pattern, query, results) in cases.items():
         times: list[list[float]] = []
         for batch in (1, 1, 32):
-            lm = CachedTransformer(lambda ids: laws[ids[-1] % 64], tokenizer)
+            lm = CachedTransformer(lambda ids: logits[ids[-1] % 64], tokenizer)
             lm.context("The ")                          # the tokenizer's own first call
             asked = _timed(lm)
             started = time.process_time()

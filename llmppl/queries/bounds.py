@@ -47,7 +47,7 @@ class Probability:
     shortest: bool
 
     def __repr__(self) -> str:
-        of = ", of the shortest matches" if self.shortest else ""
+        of = ", of the shortest matches" * self.shortest
         if math.isnan(self.estimate):
             estimate = "not estimated"
         elif self.estimate == self.lower < self.upper:

@@ -43,11 +43,15 @@ class Item(NamedTuple):
     mass: float = 0.0                                   # REST: log of the probability of the tokens to come
     one: float = 0.0                                    # REST: the same of those that can be parts of one text
 
+    @property
+    def next_token(self) -> int | None:
+        """The token behind which a text goes on; None where that is the node itself."""
+        return self.token if self.kind is TOKEN else None
+
     def open(self, space: Space) -> Node:
         """The node that is looked at next."""
-        if self.kind is not TOKEN or self.token is None:
-            return self.node
-        return space.child(self.node, self.token, self.log_prob, -self.cost)
+        token = self.next_token
+        return self.node if token is None else space.child(self.node, token, self.log_prob, -self.cost)
 
     def log_mass(self) -> float:
         """Log-probability, after the prefix, that a text goes on from here."""
@@ -59,9 +63,8 @@ class Item(NamedTuple):
 
     def text(self, space: Space) -> bytes:
         """What is spelled after the prefix, in every text that goes on from here."""
-        if self.kind is not TOKEN or self.token is None:
-            return self.node.data
-        return self.node.data + space.lm.vocab.tokens[self.token]
+        token = self.next_token
+        return self.node.data if token is None else self.node.data + space.lm.vocab.tokens[token]
 
     def later(self, ids: Ints, log_probs: Floats) -> Ints:
         """Of the tokens after a node, those of a REST: less probable than the last one that was pushed."""

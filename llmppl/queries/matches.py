@@ -51,8 +51,8 @@ class Match:
         return str(self.text)
 
     def __repr__(self) -> str:
-        weight = f", log_weight={self.log_weight:.3f}" if self.log_weight else ""
-        edits = f", {len(self.edits)} edits" if self.edits else ""
+        weight = f", log_weight={self.log_weight:.3f}" * bool(self.log_weight)
+        edits = f", {len(self.edits)} edits" * bool(self.edits)
         return f"Match({str(self.text)!r}, log_prob={self.log_prob:.3f}, {len(self.tokens)} tokens{weight}{edits})"
 
     def as_dict(self) -> dict[str, Any]:

@@ -118,16 +118,9 @@ class Query:
     # ---- answers
 
     def best(
-        self,
-        *,
-        beam_width: int | None = None,
-        results: str = "strings",
-        order: str = "joint",
-        tolerance: float = 1e-8,
-        batch: int = 32,
-        max_expansions: int | None = None,
-        progress: bool | None = None,
-    ) -> Matches:
+        self, *, beam_width: int | None = None, results: str = "strings", order: str = "joint", tolerance: float = 1e-8,
+        batch: int = 32, max_expansions: int | None = None, progress: bool | None = None,
+    ) -> Matches:  # fmt: skip
         """The matches in the order of their probability: an iterator that can be stopped at any time.
 
         Parameters
@@ -162,17 +155,10 @@ class Query:
         return self._matches(search, results, tolerance, progress)
 
     def distinct(
-        self,
-        *,
-        results: str = "strings",
-        order: str = "joint",
-        tolerance: float = 1e-8,
-        batch: int = 32,
-        max_expansions: int | None = None,
-        seed: int | None = None,
-        rng: np.random.Generator | None = None,
+        self, *, results: str = "strings", order: str = "joint", tolerance: float = 1e-8, batch: int = 32,
+        max_expansions: int | None = None, seed: int | None = None, rng: np.random.Generator | None = None,
         progress: bool | None = None,
-    ) -> Matches:
+    ) -> Matches:  # fmt: skip
         """Samples of the model given the language without replacement, in exact order of a Gumbel race.
 
         The other parameters are those of `best`. A ValueError where a match can begin another: they are not disjoint.
@@ -192,16 +178,9 @@ class Query:
         return Matches(self.lm, matches, progress, search)
 
     def samples(
-        self,
-        *,
-        local: bool = False,
-        prefixes: str = "model",
-        max_prefix_chars: int | None = None,
-        particles: int = 32,
-        seed: int | None = None,
-        rng: np.random.Generator | None = None,
-        progress: bool | None = None,
-    ) -> Matches:
+        self, *, local: bool = False, prefixes: str = "model", max_prefix_chars: int | None = None, particles: int = 32,
+        seed: int | None = None, rng: np.random.Generator | None = None, progress: bool | None = None,
+    ) -> Matches:  # fmt: skip
         """Samples without end, each a token sequence; weighted by `exp(match.log_weight)` they follow the model.
 
         Parameters
@@ -225,16 +204,9 @@ class Query:
         return Matches(self.lm, drawn, progress)
 
     def probability(
-        self,
-        *,
-        tolerance: float = 1e-3,
-        max_expansions: int = 2000,
-        particles: int = 32,
-        runs: int = 32,
-        batch: int = 32,
-        seed: int | None = None,
-        rng: np.random.Generator | None = None,
-    ) -> Probability:
+        self, *, tolerance: float = 1e-3, max_expansions: int = 2000, particles: int = 32, runs: int = 32,
+        batch: int = 32, seed: int | None = None, rng: np.random.Generator | None = None,
+    ) -> Probability:  # fmt: skip
         """The probability that what follows the prefix is in the language, as `end` says it ends.
 
         Where the prefix has several strings, one is drawn by its own probability among them. With end="prefix" the
@@ -290,7 +262,7 @@ class Query:
         lines = []
         for part in self.compiled.parts:
             strings = list(itertools.islice(part.prefixes.enumerate(), 3))
-            shown = " | ".join(map(repr, strings[:2])) + (" | ..." if len(strings) > 2 else "")
+            shown = " | ".join(map(repr, strings[:2])) + " | ..." * (len(strings) > 2)
             try:
                 follow = part.follow.explore(MAX_COUNTED_STATES)
                 size = f"{'a finite' if follow.is_finite() else 'an infinite'} language, {follow.num_states} states"
@@ -316,34 +288,19 @@ class QueryOptions(TypedDict, total=False):
 
 
 def search(
-    lm: CachedTransformer,
-    pattern: Language,
-    *,
-    prefix: Language = "",
-    end: str = "eos",
-    rule: DecisionRule = NO_RULE,
-    results: str = "strings",
-    max_expansions: int | None = None,
-    progress: bool | None = None,
+    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: str = "eos", rule: DecisionRule = NO_RULE,
+    results: str = "strings", max_expansions: int | None = None, progress: bool | None = None,
     **options: Unpack[QueryOptions],
-) -> Matches:
+) -> Matches:  # fmt: skip
     """The strings of a language that a model would write, the most probable first: `Query(...).best(...)`."""
     query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
     return query.best(results=results, max_expansions=max_expansions, progress=progress)
 
 
 def probability(
-    lm: CachedTransformer,
-    pattern: Language,
-    *,
-    prefix: Language = "",
-    end: str = "eos",
-    rule: DecisionRule = NO_RULE,
-    max_expansions: int = 2000,
-    runs: int = 32,
-    seed: int | None = None,
-    **options: Unpack[QueryOptions],
-) -> Probability:
+    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: str = "eos", rule: DecisionRule = NO_RULE,
+    max_expansions: int = 2000, runs: int = 32, seed: int | None = None, **options: Unpack[QueryOptions],
+) -> Probability:  # fmt: skip
     """The probability that what a model writes is in a language: `Query(...).probability(...)`."""
     query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
     return query.probability(max_expansions=max_expansions, runs=runs, seed=seed)

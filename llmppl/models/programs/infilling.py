@@ -25,9 +25,9 @@ class Infilling(Program):
     The first fragment is the prompt. A step fills one hole: it draws a length and tokens, and observes the next
     fragment.
 
-    The target is the joint law of the tokens in all holes, each hole followed by the tokens that `context + fragment`
-    appends. A string therefore counts once for every way in which it can be cut into hole tokens and fragments: with
-    fragments "a" and "a", the text "aaa" has a hole "a", and so has "aaaa" with "aa", written as one token or as two.
+    The target is the joint distribution of the tokens in all holes, each followed by the tokens that its fragment adds
+    to the context. A string therefore counts once for every way in which it can be cut into hole tokens and fragments:
+    with fragments "a" and "a", the text "aaa" has a hole "a", and so has "aaaa" with "aa", written as one token or two.
 
     Parameters
     ----------
