@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llmppl.distributions import NO_RULE, DecisionRule
 from llmppl.languages import DFA, Edit
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
-from llmppl.masks import TokenIndex
+from llmppl.masks import Index
 from llmppl.queries.compile import MAX_LISTED_PREFIXES, Compiled, Part
 from llmppl.queries.matches import Match
 from llmppl.runtime import Runtime
@@ -71,7 +71,7 @@ class Space:
     only_canonical: bool = False
     first: bool = False
     alignments: dict[tuple[int, bytes], tuple[Edit, ...]] = field(default_factory=dict)    # of matches, by their part
-    _indices: dict[int, TokenIndex] = field(default_factory=dict)
+    _indices: dict[int, Index] = field(default_factory=dict)
 
     @cached_property
     def prefixes(self) -> DFA:
@@ -92,12 +92,12 @@ class Space:
             _canonical[tokenizer] = Canonical(tokenizer, self.lm.vocab)
         return _canonical[tokenizer]
 
-    def index(self, node: Node) -> TokenIndex:
+    def index(self, node: Node) -> Index:
         """The tokens of the language after a prefix, or of the prefixes; one index for all who ask."""
         language = self.prefixes if node.start is None else node.start.part.follow
         found = self._indices.get(id(language))
         if found is None:
-            found = self._indices[id(language)] = TokenIndex(language, self.lm.vocab)
+            found = self._indices[id(language)] = language.index(self.lm.vocab)
         return found
 
     # ---- beginnings
