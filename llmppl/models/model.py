@@ -59,7 +59,10 @@ class Model:
         The statement that gave it weight zero, and where it stands.
     rng : np.random.Generator
         The particle's own stream; `sample` draws from it, and a step that needs other randomness may.
-
+    choices : tuple of tuple
+        What it chose in each step: `Choice`s, and the state of `rng` where a step took it. See `models.choices`.
+    chooser : Sampled, or another of `models.choices`
+        Who makes its choices; inference's to set.
     shared : tuple of str
         Written in a class: the names of attributes that copies share, since no step changes what is in them; those of
         its bases are shared, too.
