@@ -67,7 +67,8 @@ def postorder(roots: Iterable[Any], edges: Callable[[Any], Iterable[Any]], key: 
         node, done = todo.pop()
         if done:
             order.append(node)
-        elif key(node) not in seen:
-            seen.add(key(node))
-            todo += [(node, True), *[(target, False) for target in edges(node)]]
+        elif (name := key(node)) not in seen:
+            seen.add(name)
+            todo.append((node, True))
+            todo += [(target, False) for target in edges(node)]
     return order

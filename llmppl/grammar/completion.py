@@ -9,7 +9,7 @@ by the table of the parser's reductions (`llmppl.grammar.reductions`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from llmppl.grammar.lalr import Layout, Parser, Stack
 from llmppl.grammar.lexer import Ended, PartialTokens
@@ -80,9 +80,9 @@ class Completability:
         """Whether it is easily seen that a text can be completed after a token that led to a stack."""
         return self.spellings.spellable_after[self.lexer_of[stack.state], residue] and self.tokens.exist(stack)
 
-    def _ends_surely(self, stack: Stack, end: Ended) -> bool:
-        top = self.parser.feed(stack, end.symbol)
-        return top is not None and self.surely_completable(top, end.residue)
+    def _surely_after(self, stack: Stack, ends: Iterable[Ended]) -> bool:
+        """The same after a token that may end so."""
+        return any(self.surely_completable(*place) for place in self.parser.after(stack, ends))
 
     def may_end(self, stack: Stack, residue: int) -> bool:
         """Whether the text may be over after a token that led to a stack and left a residue."""
@@ -94,12 +94,10 @@ class Completability:
     def _is_completable(self, stack: Stack, token: int) -> bool:
         """Whether some text completes a hypothesis: the shortest texts of the next terminals may show it at once."""
 
-        def ended(hypothesis: tuple[Stack, int]) -> list[tuple[Stack, int]]:
+        def ended(hypothesis: tuple[Stack, int]) -> Iterator[tuple[Stack, int]]:
             """Where the token of a hypothesis may have ended: stacks and residues."""
             below, token = hypothesis
-            ends = self.spellings.shortest_ends[token, False]
-            tops = [(self.parser.feed(below, symbol), residue) for symbol, residue in ends]
-            return [(top, residue) for top, residue in tops if top is not None]
+            return self.parser.after(below, self.spellings.shortest_ends[token, False])
 
         def onward(hypothesis: tuple[Stack, int]) -> list[tuple[Stack, int]]:
             return [(top, start) for top, residue in ended(hypothesis) for start in self.starts(top, residue)]
@@ -119,8 +117,8 @@ class Completability:
             if top is None:
                 continue
             after = self.reductions.lookaheads[self.lexer_of[top.state], end.residue]
-            next_ends = [Ended(*lookahead) for lookahead in after if lookahead != TEXT_END]
-            if self.surely_completable(top, end.residue) or any(self._ends_surely(top, each) for each in next_ends):
+            then = itertools.starmap(Ended, after - {TEXT_END})
+            if self.surely_completable(top, end.residue) or self._surely_after(top, then):
                 return True
             if TEXT_END in after and self.parser.complete(top):
                 return True
@@ -129,7 +127,7 @@ class Completability:
 
     def _search_indented(self, stack: Stack, token: int, layout: Layout) -> bool:
         """The same for indented text, whose blocks are without number: a line end and any column that fits is tried."""
-        if any(self._ends_surely(stack, end) for end in self.spellings.shortest_ends[token, True]):
+        if self._surely_after(stack, self.spellings.shortest_ends[token, True]):
             return True
         current = self.partials.tokens[token]
         names = {self.partials.automata.names[q] for q in current.threads}
@@ -140,4 +138,4 @@ class Completability:
         lines += [b" " * max(column - max(current.column, 0), 0) for column in columns]
         tails = sorted({self.spellings.texts.tail(q) for q in current.threads})
         texts = [*lines, *map(b"".join, itertools.product(tails, lines))]
-        return any(self._ends_surely(stack, end) for text in texts for end in self.spellings.read((token,), text)[-1])
+        return any(self._surely_after(stack, self.spellings.read((token,), text)[-1]) for text in texts)

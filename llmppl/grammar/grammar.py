@@ -148,15 +148,14 @@ class Grammar(Shared):
     @in_turn
     def token_step(self, state: _State, data: bytes) -> _State | None:
         """The state after some bytes, at least one; those in between are not made."""
-        step, starts, feed = self._tokens.step, self._completability.starts, self._parser.feed
+        step, starts, after = self._tokens.step, self._completability.starts, self._parser.after
         alive: list[Hypothesis] = list(state.hypotheses)
         ended: list[Hypothesis] = []                    # a stack and a residue each
         for byte in data:
             alive += [(stack, token) for stack, residue in ended for token in starts(stack, residue)]
             outcomes = [(stack, *step(token, byte)) for stack, token in alive]
             alive = [(stack, token) for stack, going_on, _ in outcomes for token in going_on]
-            tops = [(feed(stack, symbol), residue) for stack, _, ends in outcomes for symbol, residue in ends]
-            ended = [(top, residue) for top, residue in tops if top is not None]
+            ended = [place for stack, _, ends in outcomes for place in after(stack, ends)]
         return self._state(ended, alive)
 
     @in_turn
@@ -193,13 +192,13 @@ class Grammar(Shared):
 
     def _state(self, ended: list[Hypothesis], going_on: list[Hypothesis]) -> _State | None:
         """The state of what is left of the hypotheses: tokens that have just `ended`, tokens still `going_on`."""
-        judge = self._completability
-        accepting = any(judge.may_end(*place) for place in ended)
-        alive = [hypothesis for hypothesis in going_on if judge.completable(*hypothesis)]
+        completability = self._completability
+        accepting = any(completability.may_end(*place) for place in ended)
+        alive = [hypothesis for hypothesis in going_on if completability.completable(*hypothesis)]
         for stack, residue in ended:
-            sure = judge.surely_completable(stack, residue)
-            starts = judge.starts(stack, residue)
-            alive += [(stack, token) for token in starts if sure or judge.completable(stack, token)]
+            sure = completability.surely_completable(stack, residue)
+            starts = completability.starts(stack, residue)
+            alive += [(stack, token) for token in starts if sure or completability.completable(stack, token)]
         if not alive and not accepting:
             return None
         if len(self._states) > MAX_STATES:

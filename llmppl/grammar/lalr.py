@@ -10,7 +10,7 @@ Source: DeRemer & Pennello (1982) for LALR(1).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from llmppl.grammar.lalr_tables import END, Tables, bits_of, union
@@ -142,6 +142,13 @@ class Parser:
         top = self._reduced(stack, symbol)
         state = self.shifts[top.state].get(symbol)  # type: ignore[arg-type]
         return None if state is None else top.push(state, None)
+
+    def after(self, stack: Stack, ends: Iterable[tuple[Symbol | None, int]]) -> Iterator[tuple[Stack, int]]:
+        """The stacks after the ways in which a token may end, each with what it leaves; without those refused."""
+        for symbol, residue in ends:
+            top = self.feed(stack, symbol)
+            if top is not None:
+                yield top, residue
 
     def feed_one(self, stack: Stack, tokens: Sequence[str], at: int) -> Stack | None:
         """The stack after one of some tokens that complete a text."""

@@ -56,6 +56,7 @@ class Tables:
     end_state : the state after a text
     conflicts : whether a shift, or a priority, decided between actions
     rule_names : of all rules, that of the whole text among them
+    shortest : by symbol, its shortest yield
 
     Raises
     ------
@@ -78,19 +79,20 @@ class Tables:
             self._next += [*rule.expansion, None]
             self._rule_of += [r] * (len(rule.expansion) + 1)
         self.rule_names = self._alternatives.keys()
-        symbols = dict.fromkeys(symbol for rule in self.rules for symbol in rule.expansion)
+        symbols = dict.fromkeys(itertools.chain.from_iterable(rule.expansion for rule in self.rules))
         names = [symbol for symbol in symbols if symbol not in self.rule_names]
         self.bits = {name: 2 << i for i, name in enumerate([*names, END])}
         self._begun: dict[str | None, list[int]] = {
-            name: [self._base[r] for r in numbers] for name, numbers in self._alternatives.items()
+            name: list(map(self._base.__getitem__, numbers)) for name, numbers in self._alternatives.items()
         }
-        self._first = {name: [self._next[item] for item in items] for name, items in self._begun.items()}
+        self._first = {name: list(map(self._next.__getitem__, items)) for name, items in self._begun.items()}
         self.shifts: list[dict[str, int]] = []
         self._items: list[list[int]] = []               # kernel and what it leads to without reading
         kernels = self._find_states(self._base[-1])
-        self.kernels = [[self._pointer(item) for item in kernel] for kernel in kernels]
+        self.kernels = [list(map(self._pointer, kernel)) for kernel in kernels]
         self.end_state = self.shifts[0][start]
-        self.shift_bits = [sum(self.bits.get(symbol, 0) for symbol in shifts) for shifts in self.shifts]
+        self.shift_bits = [sum(map(self.bits.__getitem__, shifts.keys() & self.bits)) for shifts in self.shifts]
+        self.shortest = shortest_yields(self)
         self.conflicts = False
         self.reductions = self._find_reductions(self._find_lookaheads(start))
 
@@ -105,14 +107,14 @@ class Tables:
         been read of it have the same terminals to come. Where it can begin in the middle of itself, lark takes more to
         come than can, if it has rules in it.
         """
-        parts = {part for part, owner in self._whole.items() if owner == name}
+        rules = [rule for rule in self.rules if self._whole.get(rule.origin) == name]
+        parts = {rule.origin for rule in rules}
         states = [q for q, shifts in enumerate(self.shifts) if name in shifts]
         for symbol in filter(None, reached(self._first.get(name, ()), self._first_of)):
             if len({self.shifts[q][symbol] for q in states}) > 1:
                 return False
-        rules = [rule for rule in self.rules if rule.origin in parts]
-        inner = {symbol for rule in rules for symbol in rule.expansion}
-        if inner.isdisjoint(self.rule_names - parts):
+        inner = itertools.chain.from_iterable(rule.expansion for rule in rules)
+        if set(inner).isdisjoint(self.rule_names - parts):
             return True
         return all(rule.origin not in parts for q in states for rule, _ in self.kernels[q])
 
@@ -125,9 +127,8 @@ class Tables:
         """The kernels of the states; a state's shifts and items are noted as it is found."""
         kernels: Numbering[tuple[int, ...]] = Numbering([(first,)])
         size = 0
-        for kernel in kernels.met:                 # grows
-            symbols = reached([self._next[item] for item in kernel], self._first_of)
-            items = [*kernel, *itertools.chain.from_iterable(self._begun.get(symbol, ()) for symbol in symbols)]
+        for kernel in kernels.met:                      # grows
+            items = self._closed(kernel)
             size += len(items)
             if size > MAX_ITEMS:
                 self._refuse(items)
@@ -137,6 +138,16 @@ class Tables:
             self.shifts.append({symbol: kernels[tuple(sorted(some))] for symbol, some in after.items() if symbol})
             self._items.append(items)
         return kernels.met
+
+    def _closed(self, kernel: Iterable[int]) -> list[int]:
+        """Items, and those that begin the rules that may come next."""
+        items, seen = list(kernel), set[str | None]()
+        for item in items:                              # grows
+            symbol = self._next[item]
+            if symbol in self._begun and symbol not in seen:
+                seen.add(symbol)
+                items += self._begun[symbol]
+        return items
 
     def _refuse(self, items: list[int]) -> None:
         (name, many), *_ = Counter(self.rules[self._rule_of[item]].origin for item in items).most_common(1)
@@ -151,10 +162,10 @@ class Tables:
 
     def _find_lookaheads(self, start: str) -> dict[int, dict[int, int]]:
         """By state and rule, the terminals before which the rule may be reduced there."""
-        nullable = {name for name, shortest in shortest_yields(self).items() if not shortest.length}
+        nullable = {name for name, shortest in self.shortest.items() if not shortest.length}
         pairs = [(q, symbol) for q, shifts in enumerate(self.shifts) for symbol in shifts]
         transitions = [(q, symbol) for q, symbol in pairs if symbol in self.rule_names]
-        number = {transition: i for i, transition in enumerate(transitions)}
+        number = dict(zip(transitions, itertools.count()))
         after = [self.shifts[q][symbol] for q, symbol in transitions]
         read = [self.shift_bits[q] for q in after]
         read[number[0, start]] |= self.bits[END]

@@ -193,7 +193,7 @@ class _Expander(EBNF_to_BNF):
     def _shortened(self, name: str, tree: Any, priority: int | None) -> Any:
         """The tree, or where it would be written out into too much, one whose alternatives are few and short."""
         size = num_symbols(tree)
-        if size > max(self._most, ALLOWED_GROWTH * num_leaves(tree)):
+        if size > self._most and size > ALLOWED_GROWTH * num_leaves(tree):
             self.sizes[name], self.whole[name] = size, name
             return self._rules_of(name, automaton(name, tree, load_grammar._EMPTY), RuleOptions(priority=priority))
         self._left -= size

@@ -20,6 +20,7 @@ Source: the lexer of lark 1.3.
 from __future__ import annotations
 
 import functools
+import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -126,6 +127,15 @@ class PartialTokens:
             outcome = row[i] = self._outcomes.setdefault(outcome, outcome)
         return outcome
 
+    def step_all(self, numbers: Collection[int], byte: int) -> Outcome:
+        """The same for several that may be under way."""
+        if len(numbers) == 1:
+            (number,) = numbers
+            return self.step(number, byte)
+        outcomes = [self.step(number, byte) for number in numbers]
+        going_on = itertools.chain.from_iterable(tokens for tokens, _ in outcomes)
+        return tuple(sorted(set(going_on))), tuple(dict.fromkeys(itertools.chain.from_iterable(e for _, e in outcomes)))
+
     # ---- limits
 
     def _keep_residue(self, residue: Residue) -> None:
@@ -152,9 +162,9 @@ class PartialTokens:
         """The entries of a lexer's alternatives in lark's order, and the keywords split off them."""
         names = set(self.lexers[lexer])
         terminals = [self._terminals[name] for name in self.lexers[lexer]]
-        pairs = [(t.name, tuple([name for name in t.keywords if name in names])) for t in terminals]
         entries = [self.automata.starts[t.name] for t in terminals if names.isdisjoint(t.embedded)]
-        return [q for q in entries if q != DEAD], tuple([pair for pair in pairs if pair[1]])
+        keywords = tuple([(t.name, t.keywords) for t in terminals])
+        return [q for q in entries if q != DEAD], _restricted(keywords, names, names)
 
     def _begin(self, key: tuple[int, int]) -> tuple[int, ...]:
         lexer, residue = key
@@ -231,19 +241,16 @@ class PartialTokens:
         """Of keywords, those under way in `keyword_threads` that are split off terminals under way in `threads`."""
         if not keyword_threads:
             return ()
-        names = self.automata.names
-        spelled, hosts = {names[q] for q in keyword_threads}, {names[q] for q in threads}
-        pairs = [(host, tuple([name for name in each if name in spelled])) for host, each in keywords if host in hosts]
-        return tuple([pair for pair in pairs if pair[1]])
+        name_of = self.automata.names.__getitem__
+        return _restricted(keywords, set(map(name_of, threads)), set(map(name_of, keyword_threads)))
 
     def _after(self, residue: Residue, byte: int) -> Residue:
         """What a residue becomes by one more byte, its epsilon edges not yet followed."""
         read = self.automata.read
-        trackers = zip(self.automata.trackers, residue.trackers, strict=True)
         return Residue(
             frozenset(read(residue.forbidden, byte)),
             frozenset([frozenset(read(states, byte)) for states in residue.required]),
-            tuple([int(tracker.step(state, byte) or 0) if state else 0 for tracker, state in trackers]),
+            self.automata.track(residue.trackers, byte),
         )
 
     def _settle_after_byte(self, token: PartialToken) -> Outcome:
@@ -305,3 +312,9 @@ class PartialTokens:
         sets = [self.automata.closure(states, trackers, ahead) for states in wanted]
         required = frozenset([frozenset(states) - forbidden for states in sets if ends.keys().isdisjoint(states)])
         return None if frozenset() in required else Residue(forbidden, required, trackers)
+
+
+def _restricted(keywords: Keywords, hosts: set[str], names: set[str]) -> Keywords:
+    """Of keywords, those that are among `names` and split off `hosts`."""
+    pairs = [(host, tuple(filter(names.__contains__, each))) for host, each in keywords if host in hosts]
+    return tuple([pair for pair in pairs if pair[1]])

@@ -119,15 +119,10 @@ class _Outcomes:
     def fill(self, number: int, bytes: Ints, /) -> None:
         """Make known where an outcome goes with some bytes, and with those that its tokens do not tell from them."""
         tokens, ends = self.outcomes[number]
-        flags, classes = self._flags[ends], [self.partials.classes[token] for token in tokens]
-        cuts = classes[0] if len(classes) == 1 else sorted(set().union(*classes))
+        flags = self._flags[ends]
+        cuts = sorted(set().union(*map(self.partials.classes.__getitem__, tokens)))
         for i in {bisect_right(cuts, byte) for byte in bytes.tolist()}:
-            steps = [self.partials.step(token, cuts[i - 1]) for token in tokens]
-            going_on, ends = steps[0]
-            if len(steps) > 1:
-                going_on = tuple(sorted(set().union(*[each for each, _ in steps])))
-                ends = tuple(dict.fromkeys(itertools.chain.from_iterable(each for _, each in steps)))
-            after = self.number(going_on, ends)     # which may replace the table
+            after = self.number(*self.partials.step_all(tokens, cuts[i - 1]))   # which may replace the table
             some = slice(cuts[i - 1], [*cuts, 256][i])
             self.table[number, some] = flags[some] | after
 
@@ -135,10 +130,10 @@ class _Outcomes:
 class Masks(Shared):
     """The masks of a grammar over a vocabulary."""
 
-    def __init__(self, judge: Completability, trie: Trie) -> None:
-        self.judge, self.trie = judge, trie
+    def __init__(self, completability: Completability, trie: Trie) -> None:
+        self.completability, self.parser, self.trie = completability, completability.parser, trie
         self.made = 0                               # masks worked out since `forget`
-        self._outcomes = _Outcomes(judge.partials)
+        self._outcomes = _Outcomes(completability.partials)
         self._quotients = Memo(self._read)
         self._joined = Memo(self._join)
         self._equal: dict[bytes, bytes] = {}        # equal ones are one object
@@ -167,20 +162,20 @@ class Masks(Shared):
         return len(self._quotients)
 
     def read_all(self, max_quotients: int) -> None:
-        """Read the vocabulary from every scan that a text may lead to, and all that quotients lead to.
+        """Read the vocabulary from every partial token that a text may lead to, and all that quotients lead to.
 
         Raises
         ------
         ValueError
             If there are more than `max_quotients`.
         """
-        judge, partials = self.judge, self.judge.partials
-        after = judge.parser.lexers_after(judge.lexer_of)
+        completability, partials = self.completability, self.completability.partials
+        after = self.parser.lexers_after(completability.lexer_of)
         every = set(range(len(partials.lexers)))
 
         def places_after(place: tuple[int, int]) -> Iterator[tuple[int, int]]:
             for token in partials.starts[place]:
-                for symbol, residue in judge.reductions.ends(token):
+                for symbol, residue in completability.reductions.ends(token):
                     yield from itertools.product({place[0]} if symbol is None else after[str(symbol)], [residue])
 
         def quotients_below(key: Key) -> Iterator[Key]:
@@ -191,7 +186,7 @@ class Masks(Shared):
                     crossing.below[lexer] = self._quotients[child]
                     yield child
 
-        begun = judge.lexer_of[judge.parser.bottom.state], partials.first
+        begun = completability.lexer_of[self.parser.bottom.state], partials.first
         for number, _ in enumerate(reached([begun], places_after), 1):
             self._refuse_more(max(number, len(partials.tokens)), max_quotients)
         keys: list[Key] = [(b"", (token,)) for token in range(len(partials.tokens))]
@@ -224,36 +219,34 @@ class Masks(Shared):
 
     def _tokens(self, quotient: Quotient, stack: Stack) -> TokenSet:
         """The tokens of a quotient that may follow a stack."""
-        return self.judge.parser.recall_by_tops(quotient.memo, stack, functools.partial(self._collect, quotient))
+        return self.parser.recall_by_tops(quotient.memo, stack, functools.partial(self._collect, quotient))
 
     def _collect(self, quotient: Quotient, stack: Stack) -> TokenSet:
         self.made += 1
-        judge, feed = self.judge, self.judge.parser.feed
+        completability = self.completability
         sets: list[npt.NDArray[Any]] = []
-        admitted = judge.parser.admitted(stack, quotient.bits)
+        admitted = self.parser.admitted(stack, quotient.bits)
         for certificates, ends, going_on, ids in quotient.classes:
             if certificates & admitted or self._may_follow(stack, going_on, ends):
                 sets.append(ids)
         for bit, (symbol, residue), nodes, below in quotient.crossings:
-            top = feed(stack, symbol) if bit & admitted else None
+            top = self.parser.feed(stack, symbol) if bit & admitted else None
             if top is None:
                 continue
-            lexer = judge.lexer_of[top.state]
+            lexer = completability.lexer_of[top.state]
             child = below.get(lexer)
             if child is None:
-                child = below[lexer] = self._quotients[nodes, judge.partials.starts[lexer, residue]]
+                child = below[lexer] = self._quotients[nodes, completability.partials.starts[lexer, residue]]
             if child.classes or child.crossings:
                 more = self._tokens(child, top)
                 sets += [more.ids, *more.bits]
-        wide = [ids for ids in sets if ids.dtype == np.uint8]
-        return TokenSet([ids for ids in sets if ids.dtype != np.uint8], wide)
+        return TokenSet([ids for ids in sets if ids.itemsize > 1], [ids for ids in sets if ids.itemsize == 1])
 
     def _may_follow(self, stack: Stack, going_on: tuple[int, ...], ends: tuple[Ended, ...]) -> bool:
         """Whether some text, or none, completes a stack after a token that goes on, or ends."""
-        if any(self.judge.completable(stack, token) for token in going_on):
+        if any(self.completability.completable(stack, token) for token in going_on):
             return True
-        tops = [(self.judge.parser.feed(stack, symbol), residue) for symbol, residue in ends]
-        return any(top is not None and self.judge.may_follow(top, residue) for top, residue in tops)
+        return any(self.completability.may_follow(*place) for place in self.parser.after(stack, ends))
 
     def _read(self, key: Key) -> Quotient:
         """The quotient of the tokens below some nodes, read from some partial tokens."""
@@ -270,7 +263,7 @@ class Masks(Shared):
         for outcome, some in _groups(found.flagged, found.flagged_states):
             for end in outcomes.outcomes[outcome][1]:
                 where[end].append(some)
-        bits = self.judge.parser.bits
+        bits = self.parser.bits
         crossings = [
             Crossing(bits[end.terminal], end, np.unique(np.concatenate(each)).tobytes(), {})
             for end, each in where.items()
@@ -288,22 +281,16 @@ class Masks(Shared):
 
     def _find_kind(self, outcome: int) -> Kind:
         """The certificates of an outcome's tokens; and the ends and tokens to judge singly, unless that says all."""
-        judge, (tokens, ended) = self.judge, self._outcomes.outcomes[outcome]
-        later = {judge.possible_ends(token): token for token in tokens}
-        certificates, exhaustive = judge.certificates[frozenset(ended).union(*(ends for ends, _ in later))]
+        completability, (tokens, ended) = self.completability, self._outcomes.outcomes[outcome]
+        later = {completability.possible_ends(token): token for token in tokens}
+        certificates, exhaustive = completability.certificates[frozenset(ended).union(*(ends for ends, _ in later))]
         says_all = exhaustive and all(are_all for _, are_all in later)
         return (certificates, (), ()) if says_all else (certificates, ended, tuple(later.values()))
 
 
 def _groups(values: npt.NDArray[np.int32], keys: npt.NDArray[np.int32]) -> list[tuple[int, npt.NDArray[np.int32]]]:
     """The values of each key, in their order."""
-    if keys.size < 64:
-        found: dict[int, list[int]] = {}
-        for key, value in zip(keys.tolist(), values.tolist(), strict=True):
-            found.setdefault(key, []).append(value)
-        return [(key, np.array(some, np.int32)) for key, some in found.items()]
-    order = np.argsort(keys.astype(np.uint16) if keys.max() < 1 << 16 else keys, kind="stable")   # radix sort
+    order = np.argsort(keys.astype(np.min_scalar_type(keys.max(initial=0))), kind="stable")     # radix sort, if short
     values, keys = values[order], keys[order]
-    cuts = (np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist()
-    pairs = zip([0, *cuts], [*cuts, keys.size], strict=True)
-    return [(int(keys[a]), values[a:b]) for a, b in pairs]
+    cuts = np.flatnonzero(np.diff(keys, prepend=-1)).tolist()
+    return [(int(keys[a]), values[a:b]) for a, b in itertools.pairwise([*cuts, keys.size])]

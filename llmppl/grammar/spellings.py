@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 
 from llmppl.grammar.lexer import Ended, PartialTokens
@@ -46,28 +46,27 @@ class WitnessSpellings:
         self.spellable_after = Memo(self._is_spellable_after)
         self.shortest_ends = Memo(self._find_shortest_ends)
         self._firsts = Memo(self._find_firsts)
-        self._guarded = {self.automata.names[q] for q in self.automata.guards}
+        self._guarded = set(map(self.automata.names.__getitem__, self.automata.guards))
         self._rank = {terminal.name: rank for rank, terminal in enumerate(ranked)}
-        self._hosts: dict[str, list[Terminal]] = defaultdict(list)
-        for terminal in ranked:
-            for name in terminal.keywords:
-                self._hosts[name].append(terminal)
+        self._keywords = {terminal.name: terminal.keywords for terminal in ranked}
+        self._hosts: dict[str, list[str]] = defaultdict(list)   # of a keyword
+        for host, names in self._keywords.items():
+            for name in names:
+                self._hosts[name].append(host)
         self._lexers_after = lexers_after
         self._to_be_clean: list[tuple[int, int]] = []   # (lexer, residue)
         self.words: dict[str, bytes] = {}
         self.ignored = partials.ignored
-        ignored = {s: t.name for t in ranked if t.name in self.ignored for s in self.texts.texts(t)}
-        candidates = {s: name for s, name in ignored.items() if self._separates(s, name)}
+        ignored = [terminal for terminal in ranked if terminal.name in self.ignored]
+        candidates = {s: t.name for t in ignored for s in self.texts.texts(t) if self._separates(s, t.name)}
         separators = [*sorted(candidates, key=len), b""]
-        spelled = [terminal for terminal in ranked if terminal.name not in self.ignored]
-        found = {terminal.name: self._find_spelling(terminal, separators) for terminal in spelled}
-        self.missing = {name for name, pair in found.items() if pair is None}
-        pairs = {name: pair for name, pair in found.items() if pair}
-        self.words = {name: word for name, (word, _) in pairs.items()}
-        self.separators = list(dict.fromkeys(separator for _, separator in pairs.values() if separator))
+        found = {t.name: self._find_spelling(t, separators) for t in ranked if t.name not in self.ignored}
+        self.words = {name: pair[0] for name, pair in found.items() if pair}
+        self.missing = found.keys() - self.words
+        self.separators = list(dict.fromkeys(pair[1] for pair in found.values() if pair and pair[1]))
         self.usable = (
             all(self._leaves_none_begun(s, candidates[s]) for s in self.separators)
-            and all(self._leaves_none_begun_after(name) for name, (_, separator) in pairs.items() if not separator)
+            and all(self._leaves_none_begun_after(name) for name, pair in found.items() if pair and not pair[1])
             and all(self._clean(*place) for place in self._to_be_clean)
         )
 
@@ -75,8 +74,13 @@ class WitnessSpellings:
 
     def _is_spellable_after(self, place: tuple[int, int]) -> bool:
         lexer, _ = place
-        after = (residue for s in self.separators for residue in self._ignored(*place, s))
-        return self.usable and (self._clean(*place) or any(self._clean(lexer, residue) for residue in after))
+        return self.usable and any(self._clean(lexer, residue) for residue in self._residues(*place))
+
+    def _residues(self, lexer: int, residue: int) -> Iterator[int]:
+        """What is left after a residue, and after it and a separator."""
+        yield residue
+        for separator in self.separators:
+            yield from self._ignored(lexer, residue, separator)
 
     def _find_shortest_ends(self, key: tuple[int, bool]) -> tuple[Ended, ...]:
         token, keywords = key
@@ -84,16 +88,15 @@ class WitnessSpellings:
         first: dict[str, int] = {}
         for q in current.keyword_threads if keywords else current.threads:
             first.setdefault(self.automata.names[q], q)
-        ended = [ended for q in first.values() for ended in self.read((token,), self.texts.tail(q))]
-        return tuple(dict.fromkeys(itertools.chain.from_iterable(ended)))
+        ends = itertools.chain.from_iterable(self.read((token,), self.texts.tail(q)) for q in first.values())
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
 
-    def read(self, tokens: Iterable[int], text: bytes) -> list[tuple[Ended, ...]]:
+    def read(self, tokens: tuple[int, ...], text: bytes) -> list[tuple[Ended, ...]]:
         """The ways in which a token that is under way may end after each byte of a text."""
         ends: list[tuple[Ended, ...]] = [()]
         for byte in text:
-            outcomes = [self.partials.step(token, byte) for token in tokens]
-            tokens = dict.fromkeys(itertools.chain.from_iterable(going_on for going_on, _ in outcomes))
-            ends.append(tuple(itertools.chain.from_iterable(ended for _, ended in outcomes)))
+            tokens, ended = self.partials.step_all(tokens, byte)
+            ends.append(ended)
         return ends
 
     # ---- what is clean
@@ -106,9 +109,9 @@ class WitnessSpellings:
         forbidden, required, _ = self.partials.residues[residue]
         return not required and not self._reads(forbidden, lexer)
 
-    def _reads(self, states: Iterable[int], lexer: int) -> bool:
+    def _reads(self, states: Collection[int], lexer: int) -> bool:
         """Whether one of `states` goes on with the first byte of some spelling that a lexer may meet."""
-        edges = {(lo, hi) for q in states for lo, hi, _ in self.automata.edges[q]}
+        edges = {edge[:2] for q in states for edge in self.automata.edges[q]}
         return any(lo <= byte <= hi for lo, hi in edges for byte in self._firsts[lexer])
 
     def _leaves_none_begun(self, separator: bytes, name: str) -> bool:
@@ -133,8 +136,7 @@ class WitnessSpellings:
         if name in self._guarded or self._hosts[name] or self.texts.matches(name, text) != [len(text)]:
             return False
         matched, _ = self.texts.after(text)
-        rivals = {*matched, *(self.automata.names[q] for q in self.texts.left(text))}
-        return all(self._rank[rival] >= self._rank[name] for rival in rivals)
+        return all(self._rank[rival] >= self._rank[name] for rival in matched | self.texts.names_left(text))
 
     def _find_spelling(self, terminal: Terminal, separators: list[bytes]) -> tuple[bytes, bytes] | None:
         """The spelling of a terminal and the separator behind it (b"": none is needed)."""
@@ -146,16 +148,16 @@ class WitnessSpellings:
     def _spells(self, terminal: Terminal, w: bytes, s: bytes) -> bool:
         """Whether w s is read as `terminal` and ignored text in every lexer that has it."""
         hosts = self._hosts[terminal.name]
-        own = {terminal.name, *(host.name for host in hosts)}
+        own = {terminal.name, *hosts}
         odd = own & (self.ignored | self._guarded) - {terminal.name}
         if self.texts.num_read > MAX_READ or odd or terminal.name in self._guarded:
             return False
-        last, names = max(map(self._rank.__getitem__, own)), self.automata.names
+        last = max(map(self._rank.__getitem__, own))
         matched, _ = self.texts.after(w + s)
-        begun = {names[q] for q in self.texts.left(w + s)} if s else set[str]()
+        begun = self.texts.names_left(w + s) if s else set[str]()
         if any(self._rank[name] <= last for name in begun.union(matched - own)):
             return False
-        rivals = {name for host in hosts for name in host.keywords} & self._rank.keys() - {terminal.name}
+        rivals = set(itertools.chain(*map(self._keywords.__getitem__, hosts))) & self._rank.keys() - {terminal.name}
         if any(self.texts.matches(rival, w)[-1:] == [len(w)] for rival in rivals & self.texts.after(w)[0]):
             return False
         return all(self.texts.preferred_match(name, w + s) == len(w) for name in own)
@@ -180,11 +182,5 @@ class WitnessSpellings:
     @cached_property
     def _contexts(self) -> list[tuple[int, ...]]:
         """All states that the look-behind trackers can be in together, behind whole characters."""
-        trackers = self.automata.trackers
-
-        def after(states: tuple[int, ...], byte: int) -> tuple[int, ...]:
-            pairs = zip(trackers, states, strict=True)
-            return tuple([int(tracker.step(state, byte) or 0) if state else 0 for tracker, state in pairs])
-
-        begun = tuple([int(tracker.start) for tracker in trackers])
-        return list(reached([begun], lambda states: [after(states, byte) for byte in range(256)]))
+        begun = self.partials.residues[self.partials.first].trackers
+        return list(reached([begun], lambda states: [self.automata.track(states, byte) for byte in range(256)]))

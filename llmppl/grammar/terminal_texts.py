@@ -97,7 +97,11 @@ class TerminalTexts:
 
     def left(self, text: bytes) -> set[int]:
         """The states under way after a text that may read on."""
-        return {q for q in self.after(text)[1] if self.automata.edges[q]}
+        return set(filter(self.automata.edges.__getitem__, self.after(text)[1]))
+
+    def names_left(self, text: bytes) -> set[str]:
+        """The terminals that these are of."""
+        return set(map(self.automata.names.__getitem__, self.left(text)))
 
     def matches(self, name: str, text: bytes) -> list[int]:
         """Where a terminal matches within a text."""

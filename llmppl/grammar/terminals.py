@@ -93,6 +93,11 @@ class Automata:
         number = self._tracker_number[id(guard.tracker)]
         return bool(self.trackers[number].accepts(trackers[number]))
 
+    def track(self, states: tuple[int, ...], byte: int) -> tuple[int, ...]:
+        """The states of the trackers after one more byte."""
+        pairs = zip(self.trackers, states, strict=True)
+        return tuple([int(tracker.step(state, byte) or 0) if state else 0 for tracker, state in pairs])
+
     def unguarded(self, state: int) -> Iterable[int]:
         """What a state becomes without reading, whatever its guard says, with the look-ahead if it is one."""
         guard = self.guards.get(state)

@@ -50,7 +50,7 @@ class TokenCompletions:
 
     def __init__(self, parser: Parser, avoided: Set[str]) -> None:
         self.parser, self.tables, self.shifts = parser, parser.tables, parser.shifts
-        self._shortest = shortest_yields(self.tables, avoided)
+        self._shortest = shortest_yields(self.tables, avoided) if avoided else self.tables.shortest
         self._items = Memo(self._find_items)
         self._root = self.tables.rules[-1].origin
         self._before: dict[int, set[int]] = defaultdict(set)     # state -> those from which it is reached
@@ -146,8 +146,9 @@ class TokenCompletions:
         """The states in which the parser may not reduce as planned."""
         given = [self.tables.bits.get(symbol, 0) for _, symbol in plan]
         given[self.tables.end_state] = self.tables.bits[END]
-        first = united(given, [self._after(q, *step) if step.size else () for q, step in enumerate(plan)])
-        reducing = [q for q, step in enumerate(plan) if step.size and q != self.tables.end_state]
+        reducing = {q for q, step in enumerate(plan) if step.size}
+        first = united(given, [self._after(q, *step) if q in reducing else () for q, step in enumerate(plan)])
+        reducing -= {self.tables.end_state}
         wrong = [q for q in reducing if not self._reduces(q, plan[q], first[q])]
         return [q for q in wrong if not self._reduces(q, plan[q], self._given_after(q, plan, given))]
 

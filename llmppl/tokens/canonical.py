@@ -5,9 +5,8 @@ into pre-tokens is a border of two tokens, each token alone is what the merges m
 side by side in one pre-token are what they make of theirs (`llmppl.tokens.merges`). So a state is the last token and a
 reading of the pre-tokens (`llmppl.tokens.pretokens`), and there are finitely many.
 
-A tokenizer is *supported* if the rule above is all there is to it. One that is not normalises, say, or has another
-model than BPE: a state then holds the tokens themselves, only what is certain is cut, and the tokenizer decides in the
-end.
+A tokenizer is *supported* if the rule above is all there is to it. One that is not normalises, say: a state then holds
+the tokens themselves, only what is certain is cut, and the tokenizer decides in the end.
 """
 
 from __future__ import annotations
@@ -49,19 +48,17 @@ class Canonical(Shared):
     sequence may end where `accepts` says so. Beside a TokenIndex, both masks together say which tokens may follow.
 
     With `supported` there are finitely many states, nothing is encoded, and hardly a prefix passes that no canonical
-    sequence has. Otherwise states hold their tokens, and `accepts` encodes their text. Copies are the object itself;
-    later changes to the tokenizer are not seen.
+    sequence has. Otherwise states hold their tokens, and `accepts` encodes their text. Later changes to the tokenizer
+    are not seen.
 
     Parameters
     ----------
     tokenizer : a fast tokenizer of transformers, or a tokenizers.Tokenizer
-    vocab : VocabularyLike
-        The vocabulary of the same tokenizer.
+    vocab : VocabularyLike, of the same tokenizer
 
     Attributes
     ----------
     start : CanonicalState
-    supported : bool
     reason : str
         Why the tokenizer is not supported; "" if it is.
 
@@ -154,12 +151,8 @@ class Canonical(Shared):
         """The state after tokens that are already there, such as those of a context.
 
         The sequence is then canonical with them before it, as one text; from `start`, by itself. What stands before
-        the last special token (a BOS, an end of a turn) has no part in it.
-
-        Raises
-        ------
-        ValueError
-            If no canonical sequence begins with `tokens`; names the first place where that shows.
+        the last special token (a BOS, an end of a turn) has no part in it. If no canonical sequence begins with
+        `tokens`, a ValueError names the first place where that shows.
         """
         ids = [int(token) for token in tokens]
         begin = max((at + 1 for at, id in enumerate(ids) if not self._spells[id]), default=0)
@@ -179,18 +172,11 @@ class Canonical(Shared):
         return self._pre.accepts(state.reading) if state.tokens is None else self.is_canonical(state.tokens)
 
     def advance(self, state: CanonicalState, token: int) -> CanonicalState | None:
-        """The state after `token`, or None if no canonical sequence begins so, as far as that can be told.
-
-        Raises
-        ------
-        ValueError
-            If `token` is not in the vocabulary.
-        """
+        """The state after a token of the vocabulary, or None if no canonical sequence is known to begin so."""
         reading, last, tokens = state
         if not 0 <= token < len(self._spells):
             raise ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(self._spells) - 1}")
-        if tokens is not None:
-            tokens = *tokens, int(token)
+        tokens = None if tokens is None else (*tokens, int(token))
         if not self._possible[token]:
             apart = token in self._added and self._pre.accepts(reading)
             return CanonicalState(self._pre.start, -1, tokens) if apart else None
@@ -208,15 +194,8 @@ class Canonical(Shared):
         return CanonicalState(graph.state(at), int(token), tokens) if at else None
 
     def mask(self, state: CanonicalState) -> Bools:
-        """The tokens with which `advance` does not give None.
-
-        Returns
-        -------
-        (V,) bool ndarray, read-only
-            False at special tokens, those that end a text among them.
-        """
-        reading, last, _ = state
-        return self._masks[reading, last]
+        """(V,) bool, read-only: where `advance` does not give None; not at special tokens, ends of text among them."""
+        return self._masks[state.reading, state.last]
 
     @in_turn
     def _find_mask(self, key: tuple[Reading, int]) -> Bools:

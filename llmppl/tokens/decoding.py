@@ -23,10 +23,7 @@ NUM_SAMPLES = 64                                    # of three tokens, besides
 def token_bytes(tokenizer: Any, pieces: dict[int, Any], added: dict[int, Any]) -> dict[int, bytes]:
     """The bytes of every token that is not special: of `pieces`, id -> piece, of which some were `added`.
 
-    Raises
-    ------
-    ValueError
-        If the tokenizer's decoder does not work token by token, so that no bytes would be exact.
+    A ValueError says if the tokenizer's decoder does not work token by token, so that no bytes would be exact.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     between = _between(tokenizer, backend, pieces)
@@ -73,7 +70,7 @@ def _between(tokenizer: Any, backend: Any, pieces: dict[int, Any]) -> Decode:
         text = str(join([guard, *map(name, ids), guard]))
         match = around.fullmatch(text)
         if match is None:
-            raise _inexact(tokenizer, [pieces[i] for i in ids], text, f"{head}...{tail}")
+            raise _inexact(tokenizer, list(map(pieces.__getitem__, ids)), text, f"{head}...{tail}")
         return match[1]
 
     return between
@@ -81,20 +78,19 @@ def _between(tokenizer: Any, backend: Any, pieces: dict[int, Any]) -> Decode:
 
 def _check(tokenizer: Any, between: Decode, exact: dict[int, bytes]) -> None:
     """Raise a ValueError unless, on samples, the tokenizer decodes tokens to their bytes joined."""
-    ordinary = sorted(i for i, data in exact.items() if data)
+    ordinary = sorted(filter(exact.__getitem__, exact))
     if not ordinary:
         return
     rng = random.Random(0)
     samples = [rng.choices(ordinary, k=3) for _ in range(NUM_SAMPLES)]
-    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in SAMPLES]
-    samples += [[i for i in ids if i in exact] for ids in encoded]
+    samples += [list(filter(exact.__contains__, tokenizer.encode(text, add_special_tokens=False))) for text in SAMPLES]
     for ids in samples:
         try:
-            expected = b"".join([exact[i] for i in ids]).decode()
+            expected = b"".join(map(exact.__getitem__, ids)).decode()
         except UnicodeDecodeError:                  # half a character: decoders differ in what they show for it
             continue
         if (text := between(ids)) != expected:
-            raise _inexact(tokenizer, [exact[i] for i in ids], text, expected)
+            raise _inexact(tokenizer, list(map(exact.__getitem__, ids)), text, expected)
 
 
 def _inexact(tokenizer: Any, tokens: Sequence[object], text: str, expected: str) -> ValueError:

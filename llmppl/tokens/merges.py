@@ -10,6 +10,7 @@ Source for the rule of neighbours: "Language Models over Canonical Byte-Pair Enc
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -24,12 +25,9 @@ class Merges:
 
     Parameters
     ----------
-    sizes : sequence of V ints
-        Of every token, characters.
-    leaves : iterable of ids
-        What merging starts from.
-    merges : sequence of (left, right, product)
-        Those with priority first.
+    sizes : V ints, the characters of every token
+    leaves : ids that merging starts from
+    merges : sequence of (left, right, product), those with priority first
 
     Attributes
     ----------
@@ -104,10 +102,7 @@ class Merges:
                 return
 
     def _first_crossing(self, left: int, right: int) -> tuple[int, int] | None:
-        found = None
-        for found in self._crossings(left, right):  # noqa: B007
-            pass
-        return found
+        return next(iter(collections.deque(self._crossings(left, right), maxlen=1)), None)
 
     def _spines(self) -> tuple[Ints, ...]:
         """All merges by their left part, and all left spines of stable tokens by their parts.

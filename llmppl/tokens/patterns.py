@@ -53,16 +53,8 @@ class Split:
     Supported are alternatives, groups, classes, greedy and lazy quantifiers, possessive ones of a single class,
     (?i:...) around ASCII letters, and looking ahead to a single class.
 
-    Parameters
-    ----------
-    pattern : str or a pre-tokenizer that isolates single characters
-    repeated : bool
-        Of such a pre-tokenizer: whether the characters of a run are one piece.
-
-    Raises
-    ------
-    UnsupportedTokenizer
-        If `pattern` holds anything else, or matches the empty text.
+    Instead of a pattern there may be a pre-tokenizer that isolates single characters; `repeated` says that the
+    characters of a run are one piece. UnsupportedTokenizer is raised at anything else, and if the empty text matches.
     """
 
     def __init__(self, pattern: Any, repeated: bool = False) -> None:

@@ -42,24 +42,16 @@ class PreTokens:
     Parameters
     ----------
     splits : sequence of Split
-    literals : iterable of bytes
-        Strings that the text must not hold.
-    alphabet : container of str
-        Characters that byte tokens must not spell.
-    begin : bytes, at most one
-        What every text begins with that is not empty.
-    alone : bool
-        Whether that can be the whole text.
+    literals : strings that the text must not hold, as bytes
+    alphabet : characters that byte tokens must not spell
+    begin : bytes, at most one, that every text begins with that is not empty
+    alone : whether that can be the whole text
     """
 
     def __init__(
-        self,
-        splits: Sequence[Split],
-        literals: Iterable[bytes] = (),
-        alphabet: Iterable[str] = (),
-        begin: bytes = b"",
+        self, splits: Sequence[Split], literals: Iterable[bytes] = (), alphabet: Iterable[str] = (), begin: bytes = b"",
         alone: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.splits = list(splits)
         self.alphabet, self.begin = frozenset(alphabet), begin
         self._begun = INSIDE if alone else BEGUN
@@ -109,8 +101,8 @@ class PreTokens:
     def _move(self, guesses: Guesses | None, border: int, bits: Sequence[int]) -> Guesses:
         if guesses is None:
             return frozenset(self._begin(bits, 0))
-        moves = (move for each in guesses for move in self._moves(each, bits, 0))
-        return frozenset(new for cut, new in moves if border == OPEN or cut == (border == CUT))
+        cuts = {INSIDE: (False,), CUT: (True,), OPEN: (False, True)}[border]
+        return frozenset(new for each in guesses for cut, new in self._moves(each, bits, 0) if cut in cuts)
 
     def _moves(self, guesses: tuple[Guess, ...], bits: Sequence[int], at: int) -> list[tuple[bool, tuple[Guess, ...]]]:
         """Whether any of the splits from `at` on cuts, and their guesses after it: below a cut, they begin anew."""

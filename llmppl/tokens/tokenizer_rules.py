@@ -1,8 +1,8 @@
 """The rules of a tokenizer, read from its JSON: what it splits at, what it merges, and what is in doubt.
 
-Supported is byte-pair encoding (BPE), of bytes or of characters with bytes as a fallback, with the pre-tokenizers that
-`_splits` lists. A rule that changes nothing of the borders between tokens, such as a blank that is put before some
-texts, leaves a *doubt*: what is read here is then certain, but not all there is to the tokenizer.
+Supported is byte-pair encoding (BPE), of bytes or of characters with bytes as a fallback. A rule that leaves the
+borders between tokens as they are, such as a blank before some texts, leaves a *doubt*: what is read here is then
+certain, but not all there is to the tokenizer.
 """
 
 from __future__ import annotations
@@ -44,19 +44,9 @@ class _Blanks(NamedTuple):
 
 
 def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, added: Iterable[int]) -> Rules:
-    """The rules of a tokenizer, from its JSON.
+    """The rules of a tokenizer from its JSON; UnsupportedTokenizer if nothing is certain.
 
-    Parameters
-    ----------
-    rules : the JSON, read
-    vocab : its vocabulary
-    spells : (V,) bool ndarray, the tokens that add something to a text
-    added : ids of its added tokens
-
-    Raises
-    ------
-    UnsupportedTokenizer
-        If nothing is certain.
+    `spells`, (V,) bool ndarray, are the tokens that add something to a text, `added` the ids of its added tokens.
     """
     model = rules["model"]
     if model["type"] != "BPE" or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
@@ -128,9 +118,7 @@ def _check_spelling(
         if letters is not None:
             spelled = b"".join([letters.get(char, b"?") for char in piece])
         if id in ids and vocab.tokens[id] != spelled:
-            raise UnsupportedTokenizer(
-                f"its token {id}, {vocab.tokens[id]!r}, is not spelled like its piece {piece!r}"
-            )
+            raise UnsupportedTokenizer(f"its token {id}, {vocab.tokens[id]!r}, is not spelled like its piece {piece!r}")
 
 
 def _in_turn(rule: dict[str, Any] | None, parts: str) -> list[dict[str, Any]]:

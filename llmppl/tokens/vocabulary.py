@@ -8,6 +8,7 @@ tokens' bytes joined. A token is *special* if it adds nothing to a text: control
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import operator
 from builtins import bytes as Bytes  # Token has an attribute of that name
@@ -123,19 +124,15 @@ class Vocabulary(Shared, Sequence[Token]):
         for i, data in enumerate(self.tokens):
             if not isinstance(data, bytes):
                 raise TypeError(f"a token is bytes, but tokens[{i}] is the {type(data).__name__} {data!r}")
-        eos, special, unknown = (
-            frozenset(self._id(i, name) for i in ids)
-            for name, ids in (("eos_ids", eos_ids), ("special_ids", special_ids), ("unknown_ids", unknown_ids))
-        )
+        eos, special = self._ids(eos_ids, "eos_ids"), self._ids(special_ids, "special_ids")
+        unknown = self._ids(unknown_ids, "unknown_ids")
         if eos & unknown:
             raise ValueError(f"ids {sorted(eos & unknown)} are given both as eos_ids and as unknown_ids")
         self.eos_ids = tuple(sorted(eos))
         self.special_ids = eos | special | unknown
         for i in self.special_ids:
             self.tokens[i] = b""
-        self.known: npt.NDArray[np.bool_] = np.ones(len(self.tokens), dtype=bool)
-        self.known[list(unknown)] = False
-        self.known.flags.writeable = False
+        self.known = self._all_but(unknown)
         self._tokens: Memo[int, Token] = Memo(lambda id: Token(id, self))
 
     @classmethod
@@ -143,12 +140,7 @@ class Vocabulary(Shared, Sequence[Token]):
         """The vocabulary of a transformers tokenizer, with exact bytes; V is its highest id + 1.
 
         A token is special if its AddedToken says so or it is among `all_special_ids`; other added tokens are text.
-
-        Parameters
-        ----------
-        tokenizer : a transformers tokenizer, fast or slow
-        eos_ids : iterable of int, optional
-            Ends of text besides the tokenizer's own, such as those of a generation config.
+        `eos_ids` are ends of text besides the tokenizer's own, such as those of a generation config.
 
         Raises
         ------
@@ -171,20 +163,16 @@ class Vocabulary(Shared, Sequence[Token]):
         return cls(tokens, eos, special, set(range(V)) - pieces.keys() - eos)
 
     def token(self, value: int) -> Token:
-        """This vocabulary's Token for a token or id.
+        """This vocabulary's Token for a token or id: an int (numpy's included), no str, float, bool or EOS.
 
         Raises
         ------
-        TypeError
-            If `value` is not an int (numpy's included): a str, a float, a bool, EOS.
-        ValueError
-            If it is not in 0..V-1, or is a Token of a vocabulary that is not equal to this one.
+        TypeError, ValueError
+            If `value` is no int; if it is not in 0..V-1, or is a Token of a vocabulary that is not equal to this one.
         """
         if isinstance(value, Token) and value.vocab is not self and value.vocab != self:
-            raise ValueError(
-                f"token {value!r} belongs to another vocabulary ({len(value.vocab)} tokens), "
-                f"not to this one ({len(self)} tokens)"
-            )
+            sizes = f"({len(value.vocab)} tokens), not to this one ({len(self)} tokens)"
+            raise ValueError(f"token {value!r} belongs to another vocabulary {sizes}")
         return self._tokens[self._id(value, "token")]
 
     def spell(self, data: bytes) -> list[int]:
@@ -202,7 +190,7 @@ class Vocabulary(Shared, Sequence[Token]):
             ways = [(fewest[at + len(part)][0] + 1, ids[part]) for part in parts if part in ids]
             fewest[at] = min(ways, default=fewest[at])
         if fewest[0][0] == math.inf:
-            at = max(reached([0], lambda at: [n for n in range(at + 1, len(data) + 1) if data[at:n] in ids]))
+            at = max(reached([0], lambda at: [at + n for n in lengths if data[at : at + n] in ids]))
             raise ValueError(
                 f"no tokens of this vocabulary spell {shown(data)}: its first {at} bytes can be spelled, "
                 f"but no token continues at byte {at}, {shown(data[at:])}"
@@ -217,15 +205,16 @@ class Vocabulary(Shared, Sequence[Token]):
     @cached_property
     def not_eos(self) -> npt.NDArray[np.bool_]:
         """(V,) bool, read-only: every token but those that end a text."""
-        mask = np.ones(len(self), dtype=np.bool_)
-        mask[list(self.eos_ids)] = False
-        mask.flags.writeable = False
-        return mask
+        return self._all_but(self.eos_ids)
 
     @cached_property
     def only_eos(self) -> npt.NDArray[np.bool_]:
         """(V,) bool, read-only: the tokens that end a text, and no other."""
-        mask = ~self.not_eos
+        return self._all_but(np.flatnonzero(self.not_eos))
+
+    def _all_but(self, ids: Iterable[int]) -> npt.NDArray[np.bool_]:
+        mask = np.ones(len(self), dtype=np.bool_)
+        mask[list(ids)] = False
         mask.flags.writeable = False
         return mask
 
@@ -253,6 +242,9 @@ class Vocabulary(Shared, Sequence[Token]):
     def _digest(self) -> bytes:
         facts = repr((self.eos_ids, sorted(self.special_ids), np.flatnonzero(~self.known).tolist()))
         return hashlib.blake2b(b"".join([self.lengths.tobytes(), *self.tokens, facts.encode()])).digest()
+
+    def _ids(self, values: Iterable[int], name: str) -> frozenset[int]:
+        return frozenset(self._id(value, name) for value in values)
 
     def _id(self, value: object, name: str) -> int:
         if isinstance(value, (str, bytes)):
@@ -299,13 +291,8 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
     """Token ids whose bytes joined are exactly `text`, as the tokenizer writes it in the middle of a text.
 
     No special token comes of it: what looks like one in `text` is spelled as text. Where the tokenizer itself cannot
-    write `text` exactly (it normalises it, say), the fewest tokens that spell it are taken, and so they are where
-    `tokenizer` is None.
-
-    Raises
-    ------
-    ValueError
-        If no tokens of the vocabulary spell `text`.
+    write `text` exactly (it normalises it, say), or is None, the fewest tokens that spell it are taken; a ValueError
+    says if there are none.
     """
     data = bytes_of(text)
     if not data:
@@ -316,22 +303,13 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
     # After a guard there is no space that a tokenizer puts before a text; several, as the text may merge with one.
     for guard in ("", "\n", "a", "."):
         ids = tokenizer.encode(guard + str(text), **options)
-        tail = _tail(ids, vocab, data)
-        if tail is not None and (guard or len(tail) == len(ids)):
-            return tail
+        ends = list(itertools.accumulate(vocab.lengths[ids[::-1]].tolist()))
+        num = ends.index(len(data)) + 1 if len(data) in ends else 0     # the last tokens, with as many bytes
+        tail = ids[len(ids) - num :]
+        spells = num and vocab.lengths[tail].all() and b"".join(map(vocab.tokens.__getitem__, tail)) == data
+        if spells and (guard or num == len(ids)):
+            return list(tail)
     return vocab.spell(data)
-
-
-def _tail(ids: Sequence[int], vocab: Vocabulary, data: bytes) -> list[int] | None:
-    """The last of `ids` whose bytes joined are `data`, or None."""
-    tail: list[int] = []
-    for id in reversed(ids):
-        token = vocab.tokens[id]
-        if not data or not token or not data.endswith(token):
-            break
-        tail.append(id)
-        data = data[: -len(token)]
-    return None if data else tail[::-1]
 
 
 def _as_ids(ids: int | Iterable[int] | None) -> list[int]:
