@@ -1,33 +1,69 @@
 """llmppl: probabilistic programming with language models.
 
 A Model is a program; each step draws and weighs; inference advances many copies of it; the runtime turns what they ask
-into one batch; the lm answers from a trie of cached keys and values. What is heavy, torch and transformers, is imported
-where a language model is loaded.
+into one batch; the lm answers from a trie of cached keys and values. A folder is imported when a name of it is used.
 """
 
-from llmppl.distributions import Bernoulli, Categorical, Delta, Geometric, Rule, Uniform, mixture, product
-from llmppl.grammar import Grammar
-from llmppl.inference import (
-    SMC,
-    Particles,
-    beam_search,
-    enumerate_exact,
-    importance_sampling,
-    repeat,
-    smc_standard,
-    smc_steer,
-)
-from llmppl.languages import Regex
-from llmppl.lm import CachedTransformer
-from llmppl.masks import JsonSchema, TokenIndex
-from llmppl.models import ConstrainedText, Infilling, Model, PromptIntersection
-from llmppl.queries import Query, search
-from llmppl.tokens import EOS, Vocabulary
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:                                       # the same names again, for type checkers
+    from llmppl.distributions import Bernoulli as Bernoulli
+    from llmppl.distributions import Categorical as Categorical
+    from llmppl.distributions import Delta as Delta
+    from llmppl.distributions import Geometric as Geometric
+    from llmppl.distributions import Rule as Rule
+    from llmppl.distributions import Uniform as Uniform
+    from llmppl.distributions import mixture as mixture
+    from llmppl.distributions import product as product
+    from llmppl.grammar import Grammar as Grammar
+    from llmppl.inference import SMC as SMC
+    from llmppl.inference import Particles as Particles
+    from llmppl.inference import beam_search as beam_search
+    from llmppl.inference import enumerate_exact as enumerate_exact
+    from llmppl.inference import importance_sampling as importance_sampling
+    from llmppl.inference import repeat as repeat
+    from llmppl.inference import smc_standard as smc_standard
+    from llmppl.inference import smc_steer as smc_steer
+    from llmppl.languages import Regex as Regex
+    from llmppl.lm import CachedTransformer as CachedTransformer
+    from llmppl.masks import JsonSchema as JsonSchema
+    from llmppl.masks import TokenIndex as TokenIndex
+    from llmppl.models import ConstrainedText as ConstrainedText
+    from llmppl.models import Infilling as Infilling
+    from llmppl.models import Model as Model
+    from llmppl.models import PromptIntersection as PromptIntersection
+    from llmppl.queries import Query as Query
+    from llmppl.queries import search as search
+    from llmppl.tokens import EOS as EOS
+    from llmppl.tokens import Vocabulary as Vocabulary
 
 __version__ = "0.1.0"
-__all__ = [
-    "EOS", "SMC", "Bernoulli", "CachedTransformer", "Categorical", "ConstrainedText", "Delta", "Geometric", "Grammar",
-    "Infilling", "JsonSchema", "Model", "Particles", "PromptIntersection", "Query", "Regex", "Rule", "TokenIndex",
-    "Uniform", "Vocabulary", "beam_search", "enumerate_exact", "importance_sampling", "mixture", "product", "repeat",
-    "search", "smc_standard", "smc_steer",
-]  # fmt: skip
+
+_FOLDERS = {
+    "models": ["Model", "ConstrainedText", "Infilling", "PromptIntersection"],
+    "distributions": ["Bernoulli", "Categorical", "Geometric", "Uniform", "Delta", "product", "mixture", "Rule"],
+    "inference": ["SMC", "smc_steer", "smc_standard", "importance_sampling", "repeat", "enumerate_exact", "beam_search",
+                  "Particles"],
+    "lm": ["CachedTransformer"],
+    "tokens": ["EOS", "Vocabulary"],
+    "languages": ["Regex"],
+    "grammar": ["Grammar"],
+    "masks": ["JsonSchema", "TokenIndex"],
+    "queries": ["Query", "search"],
+}  # fmt: skip
+_FOLDER = {name: folder for folder, names in _FOLDERS.items() for name in names}
+__all__ = list(_FOLDER)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FOLDER:
+        raise AttributeError(f"llmppl has no {name!r}; it has {', '.join(_FOLDER)}")
+    value = globals()[name] = getattr(importlib.import_module(f"llmppl.{_FOLDER[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FOLDER})

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import llmppl
+
 PACKAGE = Path(__file__).parent.parent / "llmppl"
 
 FOLDERS = [
@@ -100,6 +102,17 @@ def loaded(code: str) -> set[str]:
     """The top-level modules that a fresh interpreter has loaded after `code`."""
     code += "\nimport json, sys; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     return set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
+
+
+def test_the_names_of_the_package_are_the_same_for_type_checkers():
+    typed = {
+        (alias.name, node.module.removeprefix("llmppl."))
+        for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("llmppl.")
+        for alias in node.names
+    }
+    assert typed == set(llmppl._FOLDER.items())
+    assert all(getattr(llmppl, name) for name in llmppl.__all__)
 
 
 @pytest.mark.parametrize("folder", LIGHT)
