@@ -225,6 +225,11 @@ def test_lexing_follows_lark(case):
     assert not any(accepts(recognizer, text) for text in bad)
 
 
+def test_a_terminal_is_not_taken_for_another_whose_name_begins_alike():
+    grammar = 'start: "b" | "c" ABC* A\nABC.1: /a/\nA: /a/\n%ignore " "'
+    assert check_states(grammar, "abc ", 4) == 10   # "b" between blanks; "c" leads nowhere: A is always read as ABC
+
+
 JSON = r"""
 start: value
 ?value: dict | list | STR | NUM | "true" | "false" | "null"
