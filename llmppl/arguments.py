@@ -14,30 +14,40 @@ import sys
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 __all__ = [
-    "count", "flag", "function", "generator", "integer", "is_type", "name_of", "number", "one_of", "optional_count",
-    "path", "positive", "probability", "share", "shown", "temperature", "text", "truth", "unknown_option",
+    "count", "flag", "fraction", "function", "generator", "integer", "is_type", "name_of", "number", "one_of",
+    "optional_count", "path", "positive", "probability", "shown", "temperature", "text", "truth", "unknown_option",
 ]  # fmt: skip
+
+T = TypeVar("T")
+
+
+def _of_type(name: str, value: T, types: type | tuple[type, ...], what: str) -> T:
+    if type(value) is bool or not isinstance(value, types):
+        raise TypeError(f"{name} must be {what}, not {shown(value)}")
+    return value
+
+
+def _in_range(name: str, value: Any, holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} must be {what}, not {shown(value)}")
 
 
 def integer(name: str, value: int) -> int:
     """`value`, an integer of any size and sign."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, not {shown(value)}")
-    return int(value)
+    return int(_of_type(name, value, (int, np.integer), "an integer"))
 
 
 def count(name: str, value: int, least: int = 1) -> int:
     """`value`, an integer of at least `least` and at most sys.maxsize, the length of the longest list."""
     value = integer(name, value)
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {shown(value)}")
-    if value > sys.maxsize:
-        raise ValueError(f"{name} must be at most {sys.maxsize}, not {shown(value)}")
+    if not least <= value <= sys.maxsize:
+        _in_range(name, value, value >= least, f"at least {least}")
+        _in_range(name, value, value <= sys.maxsize, f"at most {sys.maxsize}")
     return value
 
 
@@ -48,21 +58,18 @@ def optional_count(name: str, value: int | None, least: int = 1) -> int | None:
 
 def number(name: str, value: float) -> float:
     """`value`, a real number, infinite ones included; not NaN."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, not {shown(value)}")
     try:
-        real = float(value)
+        real = float(_of_type(name, value, numbers.Real, "a number"))
     except OverflowError:                               # 10**400
         raise ValueError(f"{name} must be at most {sys.float_info.max:.2g}, not {shown(value)}") from None
-    if math.isnan(real):
-        raise ValueError(f"{name} must be a number, not nan")
+    _in_range(name, real, not math.isnan(real), "a number")
     return real
 
 
 def positive(name: str, value: float) -> float:
     """`value`, a number above 0 and below infinity."""
-    if not 0.0 < (real := number(name, value)) < math.inf:
-        raise ValueError(f"{name} must be positive and finite, not {shown(value)}")
+    real = number(name, value)
+    _in_range(name, value, 0.0 < real < math.inf, "positive and finite")
     return real
 
 
@@ -77,15 +84,16 @@ def temperature(value: float) -> float:
 def probability(name: str, value: float, *, above_0: bool = False) -> float:
     """`value`, a number in [0, 1], or in (0, 1]."""
     real = number(name, value)
-    if not 0.0 <= real <= 1.0 or (above_0 and real == 0.0):
-        raise ValueError(f"{name} must be in {'(' if above_0 else '['}0, 1], not {shown(value)}")
+    if above_0:
+        _in_range(name, value, 0.0 < real <= 1.0, "in (0, 1]")
+    _in_range(name, value, 0.0 <= real <= 1.0, "in [0, 1]")
     return real
 
 
-def share(name: str, value: float) -> float:
+def fraction(name: str, value: float) -> float:
     """`value`, a number in [0, 1)."""
-    if not 0.0 <= (real := number(name, value)) < 1.0:
-        raise ValueError(f"{name} is a share in [0, 1), not {shown(value)}")
+    real = number(name, value)
+    _in_range(name, value, 0.0 <= real < 1.0, "a fraction in [0, 1)")
     return real
 
 
@@ -99,18 +107,15 @@ def flag(name: str, value: bool) -> bool:
 def one_of(name: str, value: str, choices: Iterable[str]) -> str:
     """`value`, one of some names."""
     choices = tuple(choices)
-    if not isinstance(value, str) or value not in choices:
-        error = ValueError if isinstance(value, str) else TypeError
-        raise error(f"{name} must be one of {', '.join(map(repr, choices))}, not {shown(value)}")
+    what = f"one of {', '.join(map(repr, choices))}"
+    _in_range(name, _of_type(name, value, str, what), value in choices, what)
     return value
 
 
 def text(name: str, value: str) -> str:
     """`value`, a str that can be written in UTF-8."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a str, not {shown(value)}")
     try:
-        value.encode()
+        _of_type(name, value, str, "a str").encode()
     except UnicodeEncodeError as error:
         at = error.start
         raise ValueError(
@@ -122,9 +127,7 @@ def text(name: str, value: str) -> str:
 
 def path(name: str, value: str | os.PathLike[str]) -> Path:
     """`value`, the path of a file."""
-    if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a path, a str or a pathlib.Path, not {shown(value)}")
-    return Path(value)
+    return Path(_of_type(name, value, (str, os.PathLike), "a path, a str or a pathlib.Path"))
 
 
 def is_type(value: object) -> bool:
@@ -162,14 +165,11 @@ def generator(seed: int | None, rng: np.random.Generator | None = None) -> np.ra
     A seed is an integer of any size, at least 0.
     """
     if rng is None:
-        if seed is not None and integer("seed", seed) < 0:
-            raise ValueError(f"seed must be at least 0, not {seed}")
+        _in_range("seed", seed, seed is None or integer("seed", seed) >= 0, "at least 0")
         return np.random.default_rng(seed)
     if seed is not None:
         raise ValueError("give seed= or rng=, not both")
-    if not isinstance(rng, np.random.Generator):
-        raise TypeError(f"rng must be a np.random.Generator (np.random.default_rng(seed)), not {rng!r}")
-    return rng
+    return _of_type("rng", rng, np.random.Generator, "a np.random.Generator (np.random.default_rng(seed))")
 
 
 def name_of(asked: Callable[..., Any]) -> str:
@@ -177,10 +177,10 @@ def name_of(asked: Callable[..., Any]) -> str:
     return (getattr(asked, "__qualname__", None) or repr(asked)).rpartition("<locals>.")[2]
 
 
-def shown(value: object, most: int = 200) -> str:
-    """The repr of `value`, cut where it is long."""
+def shown(value: object, most: int = 100) -> str:
+    """The repr of `value`, cut in the middle where it is long."""
     try:
         whole = repr(value)
     except ValueError:                                  # an int of more digits than Python writes
         whole = f"an {type(value).__name__} too long to be written"
-    return whole if len(whole) <= most else f"{whole[:most]}..."
+    return whole if len(whole) <= most else f"{whole[: most // 2]}...{whole[-most // 4 :]}"

@@ -1,4 +1,4 @@
-"""What a caller gives is checked before anything runs: every count, share, seed and temperature of the public API."""
+"""What a caller gives is checked before anything runs: counts, fractions, seeds and temperatures of the public API."""
 
 import functools
 import importlib
@@ -45,7 +45,7 @@ from llmppl.queries import compare, conformity
         (arguments.number, [(-1, -1.0), (math.inf, math.inf), (np.float32(0.5), 0.5), (Fraction(1, 4), 0.25)]),
         (arguments.positive, [(1, 1.0), (1e-300, 1e-300)]),
         (arguments.probability, [(0, 0.0), (1, 1.0), (np.float64(0.5), 0.5)]),
-        (arguments.share, [(0, 0.0), (0.999, 0.999)]),
+        (arguments.fraction, [(0, 0.0), (0.999, 0.999)]),
         (arguments.flag, [(True, True), (np.False_, False)]),
         (arguments.text, [("", ""), ("né🙂", "né🙂")]),
         (arguments.path, [("a/b", Path("a/b")), (Path("a"), Path("a"))]),
@@ -74,7 +74,7 @@ def test_what_a_check_admits_comes_back_in_its_plain_python_type(check, good):
         (arguments.positive, 0, ValueError, "must be positive and finite, not 0"),
         (arguments.positive, math.inf, ValueError, "must be positive and finite, not inf"),
         (arguments.probability, 1.01, ValueError, r"must be in \[0, 1\], not 1.01"),
-        (arguments.share, 1, ValueError, r"is a share in \[0, 1\), not 1"),
+        (arguments.fraction, 1, ValueError, r"must be a fraction in \[0, 1\), not 1"),
         (arguments.flag, 1, TypeError, "must be True or False, not 1"),
         (arguments.text, b"a", TypeError, "must be a str, not b'a'"),
         (arguments.text, "ab\ud83d\ude42", ValueError, r"has a lone surrogate, '\\ud83d', at character 2"),

@@ -559,7 +559,7 @@ def test_bad_arguments_are_named():
             search(lm, "ab?", **options)
     for name, options, error, said in [
         ("best", {"order": "random"}, ValueError, "order must be one of"),
-        ("best", {"tolerance": 1.0}, ValueError, "tolerance is a share"),
+        ("best", {"tolerance": 1.0}, ValueError, "tolerance must be a fraction"),
         ("best", {"tolerance": "1e-8"}, TypeError, "tolerance must be a number"),
         ("best", {"batch": None}, TypeError, "batch must be an integer, not None"),
         ("best", {"beam_width": 0}, ValueError, "beam_width must be at least 1, not 0"),
@@ -591,7 +591,7 @@ def test_bad_arguments_are_named():
         with pytest.raises(TypeError, match=said):
             can_generate(**{"lm": lm, "text": "b", "prefix": "a"} | options)
     for options, said in [
-        ({"tolerance": -0.1}, "tolerance is a share"),
+        ({"tolerance": -0.1}, "tolerance must be a fraction"),
         ({"max_expansions": -1}, "max_expansions must be at least 0, not -1"),
         ({"particles": 0}, "particles must be at least 1, not 0"),
         ({"runs": -1}, "runs must be at least 0, not -1"),

@@ -30,9 +30,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from llmppl.arguments import shown
 from llmppl.grammar.terminals import Assumptions, Automata, Terminal, Undecided
 from llmppl.growing import Memo, Numbering, reached
-from llmppl.languages.limits import MAX_KEPT, MAX_SCANS, TooLarge, shown
+from llmppl.languages.limits import MAX_KEPT, MAX_SCANS, TooLarge
 from llmppl.languages.nfa import DEAD
 
 States = frozenset[int]
@@ -151,7 +152,7 @@ class PartialTokens:
             some = [q for token in self.tokens[-1000:] for q in token.threads] or threads
             name, _ = Counter(self.automata.names[q] for q in some).most_common(1)[0]
             raise TooLarge(
-                f"terminal {name} {shown(self._terminals[name].pattern)!r}",
+                f"terminal {name} {shown(self._terminals[name].pattern)}",
                 f"{len(self.tokens):,} states of the lexer so far, with {self._size:,} of its terminals in them",
                 "smaller counted repeats, none of them behind what may begin anywhere, as in (.*a.{20}), would work",
             )

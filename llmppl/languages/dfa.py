@@ -17,7 +17,7 @@ from llmppl import arguments
 from llmppl.languages import fsm as interegular
 from llmppl.languages.counting import Counts
 from llmppl.languages.drawing import to_dot, to_html
-from llmppl.languages.limits import Budget, shown
+from llmppl.languages.limits import Budget
 from llmppl.languages.machine import Machine
 from llmppl.languages.nfa import ACCEPT, ANY, DEAD, NFA
 from llmppl.languages.operations import classes_of, product, trimmed
@@ -77,7 +77,7 @@ class DFA(Machine):
     def from_strings(cls, words: Iterable[str]) -> DFA:
         """The language of exactly these strings; a TypeError for what is one string itself."""
         if isinstance(words, str | bytes):
-            raise TypeError(f"{shown(repr(words), 40)} is one string, not a list of them, such as ['a', 'b']")
+            raise TypeError(f"{arguments.shown(words, 40)} is one string, not a list of them, such as ['a', 'b']")
         dfa = DFA.__new__(DFA)
         dfa._fix(*automaton_of(words))
         return dfa
@@ -202,19 +202,19 @@ class DFA(Machine):
         """A text of the first followed by a text of the second."""
         if not isinstance(other, DFA):
             return NotImplemented
-        nfa = NFA(Budget(f"{shown(self)} + {shown(other)}"))
+        nfa = NFA(Budget(f"{arguments.shown(self)} + {arguments.shown(other)}"))
         nfa.start = nfa.include(self, nfa.include(other, ACCEPT))
         return DFA(nfa)
 
     def star(self) -> DFA:
         """Any number of texts, none included, one after the other."""
-        nfa = NFA(Budget(f"{shown(self)}.star()"))
+        nfa = NFA(Budget(f"{arguments.shown(self)}.star()"))
         nfa.start = nfa.star(lambda again: nfa.include(self, again), ACCEPT)
         return DFA(nfa)
 
     def optional(self) -> DFA:
         """The language and the empty text."""
-        nfa = NFA(Budget(f"{shown(self)}.optional()"))
+        nfa = NFA(Budget(f"{arguments.shown(self)}.optional()"))
         nfa.start = nfa.split([nfa.include(self, ACCEPT), ACCEPT])
         return DFA(nfa)
 
@@ -226,7 +226,7 @@ class DFA(Machine):
         if not other.start or not self.start:       # an empty language
             kept = self if self.start and alone[0] else other if other.start and alone[1] else None
             return kept or DFA(NFA())
-        budget = Budget(f"{shown(self)} {sign} {shown(other)}")
+        budget = Budget(f"{arguments.shown(self)} {sign} {arguments.shown(other)}")
         return DFA.from_table(*product(self, other, accept, alone, budget))
 
     def minimise(self) -> DFA:
@@ -234,7 +234,7 @@ class DFA(Machine):
         rows = [[], *self.edges()]
         if not self.start:
             return self
-        budget = Budget(f"{shown(self)}.minimise()", remedy="a language of fewer states would work")
+        budget = Budget(f"{arguments.shown(self)}.minimise()", remedy="a language of fewer states would work")
         classes = classes_of(rows, self.accepting, budget)
         number = np.zeros(len(rows), np.int32)
         for new, part in enumerate(classes, 1):

@@ -26,9 +26,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from llmppl.arguments import count
+from llmppl.arguments import count, shown
 from llmppl.languages.dfa import DFA
-from llmppl.languages.limits import Budget, shown
+from llmppl.languages.limits import Budget
 from llmppl.languages.nfa import ACCEPT, ANY, NFA, Fragment
 from llmppl.languages.regex import Regex
 

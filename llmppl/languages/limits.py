@@ -19,7 +19,6 @@ __all__ = [
     "MAX_TRIE",
     "Budget",
     "TooLarge",
-    "shown",
 ]
 
 MAX_STATES = 250_000                                # of a deterministic automaton
@@ -74,9 +73,3 @@ class Budget:
     def refusal(self, count: str) -> TooLarge:
         """The error for a limit that is passed: `count` says which."""
         return TooLarge(self.what, count, self.remedy)
-
-
-def shown(thing: object, width: int = 80) -> str:
-    """`repr`, or a str as it is, cut in the middle to `width` characters."""
-    text = thing if isinstance(thing, str) else repr(thing)
-    return text if len(text) <= width else f"{text[: width // 2]}...{text[-width // 4 :]}"

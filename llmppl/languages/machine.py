@@ -12,8 +12,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.arguments import shown
 from llmppl.exclusive import Turn, in_turn
-from llmppl.languages.limits import MAX_EDGES, TooLarge, shown
+from llmppl.languages.limits import MAX_EDGES, TooLarge
 from llmppl.languages.nfa import ACCEPT, DEAD, NFA
 from llmppl.languages.operations import Edge, runs
 from llmppl.languages.threads import Threads

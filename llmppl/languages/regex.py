@@ -21,10 +21,11 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+from llmppl.arguments import shown
 from llmppl.languages.characters import include_intersection
 from llmppl.languages.classes import category, characters, general_category, negated, properties
 from llmppl.languages.dfa import DFA
-from llmppl.languages.limits import Budget, TooLarge, shown
+from llmppl.languages.limits import Budget, TooLarge
 from llmppl.languages.machine import Leftmost
 from llmppl.languages.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead, Behind, Fragment, Ranges, merged, utf8
 from llmppl.languages.words import automaton_of, trie_of
@@ -89,7 +90,7 @@ class _Builder:
 
     def __init__(self, pattern: str, flags: int, to_end: bool) -> None:
         self.pattern, self.to_end = pattern, to_end
-        self.what, self.remedy = f"regex {shown(pattern)!r}", _remedy(pattern)
+        self.what, self.remedy = f"regex {shown(pattern)}", _remedy(pattern)
         self.nfa = NFA(Budget(self.what, self.remedy))
         self.beside = Budget(self.what, self.remedy)            # for intersections, which may fail
         self.complete = to_end                      # whether what comes next is built, up to the end of the text

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llmppl.arguments import shown
 from llmppl.languages.dfa import DFA
-from llmppl.languages.limits import MAX_EDGES, Budget, TooLarge, shown
+from llmppl.languages.limits import MAX_EDGES, Budget, TooLarge
 from llmppl.languages.nfa import ACCEPT, NFA
 from llmppl.languages.regex import Regex
 from llmppl.languages.words import trie_of

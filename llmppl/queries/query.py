@@ -15,7 +15,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
 
-from llmppl.arguments import count, flag, function, generator, one_of, optional_count, share, text, unknown_option
+from llmppl.arguments import count, flag, fraction, function, generator, one_of, optional_count, text, unknown_option
 from llmppl.distributions import NO_RULE, DecisionRule, Rule
 from llmppl.lm import CachedTransformer
 from llmppl.queries import explanation
@@ -224,7 +224,7 @@ class Query:
             end 256 tokens or more behind what the search has looked into are not met. The error is not to be trusted
             where few particles meet a match; the bounds always are.
         """
-        share("tolerance", tolerance)
+        fraction("tolerance", tolerance)
         count("max_expansions", max_expansions, least=0)
         count("particles", particles)
         rng, runs = generator(seed, rng), count("runs", runs, least=0)
@@ -309,6 +309,6 @@ def probability(
 def _check_search(results: str, order: str, tolerance: float, batch: int, max_expansions: int | None) -> None:
     one_of("results", results, ("strings", "tokens"))
     one_of("order", order, ("joint", "conditional"))
-    share("tolerance", tolerance)
+    fraction("tolerance", tolerance)
     count("batch", batch)
     optional_count("max_expansions", max_expansions)

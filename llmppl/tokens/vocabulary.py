@@ -19,8 +19,8 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
+from llmppl.arguments import shown
 from llmppl.growing import Memo, reached
-from llmppl.languages.limits import shown
 from llmppl.shared import Shared
 from llmppl.tokens.decoding import token_bytes
 from llmppl.tokens.text import EOS, Spelled, Text, bytes_of
