@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import Distribution, Finite, Impossible, Proposal
 from llmppl.runtime import Runtime
+from llmppl.shared import Shared
 
 M = TypeVar("M", bound=Any)
 Floats = NDArray[np.float64]
@@ -59,7 +60,7 @@ class StreamState(NamedTuple):
 Steps = tuple[tuple[Choice | StreamState, ...], ...]    # the choices of a particle, step by step
 
 
-class Noted:
+class Noted(Shared):
     """What a particle noted: a linked list, whose older part it shares with its copies. None begins a step."""
 
     __slots__ = ("before", "item")
@@ -69,20 +70,17 @@ class Noted:
 
     def __iter__(self) -> Iterator[Choice | StreamState | None]:
         """From the latest to the earliest."""
-        node: Noted | None = self
-        while node is not None and node is not NOTHING:
+        node = self
+        while node.before is not None:
             yield node.item
             node = node.before
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Noted:
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:            # a list as long as a run is too deep for pickle
         return _from_list, ([*self][::-1],)
 
     def last_step(self) -> list[Choice | StreamState]:
         items, node = list[Choice | StreamState](), self
-        while node.item is not None and node.before is not None:
+        while node.item is not None and node.before is not None:        # NOTHING has neither
             items.append(node.item)
             node = node.before
         return items[::-1]
@@ -204,7 +202,7 @@ class Listed(Fixed):
         raise Left
 
 
-class Unlisted:
+class Unlisted(Shared):
     """Stands for a particle's random stream: whoever draws from it directly makes a choice that cannot be listed."""
 
     def __init__(self, chooser: Listed) -> None:
@@ -214,9 +212,6 @@ class Unlisted:
         if name.startswith("__"):                       # pickle asks
             raise AttributeError(name)
         self._chooser.refuse(name)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Unlisted:
-        return self
 
 
 class Replayed(Sampled):
@@ -347,13 +342,11 @@ class Listing:
         if proposal is self._proposal:
             return
         self._check_support(proposal)
+        support: Any = proposal.support
         if isinstance(proposal, Finite):
             self._check_measure(proposal.log_probs())
-            return
-        assert proposal.support is not None
-        log_prob = proposal.log_measure(proposal.support[index])
-        if not abs(log_prob - self.log_probs[index]) <= MAX_LOG_DISTANCE:
-            raise self.error(f"the value {proposal.support[index]!r} had another probability")
+        elif not abs(proposal.log_measure(support[index]) - self.log_probs[index]) <= MAX_LOG_DISTANCE:
+            raise self.error(f"the value {support[index]!r} had another probability")
 
     def _check_measure(self, log_probs: Floats) -> None:
         if log_probs is self.log_probs or np.array_equal(log_probs, self.log_probs):

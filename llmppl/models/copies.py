@@ -15,6 +15,7 @@ import copy
 import dis
 import functools
 import itertools
+import operator
 import random
 import sys
 import types
@@ -27,12 +28,14 @@ import numpy as np
 
 from llmppl.distributions import Proposal
 from llmppl.models.choices import Sampled
+from llmppl.shared import Shared
 
 _MOST = 5_000                                           # objects looked at for one attribute
 _LARGE = 1 << 20                                        # bytes that a copy may take without a warning
 _OWN = frozenset(("chooser", "_noted", "_kept", "attribution"))         # what Model.copy takes care of
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), type, np.generic, range)
-_ATOMS = frozenset((str, bytes, int, float, complex, bool, type(None)))
+_ATOMS = (str, bytes, int, float, complex, bool, type(None))
+_PLAIN = (*_ATOMS, type, np.generic, range)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
 _STREAMS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, Sampled)
 _CACHED = type(functools.cache(len))
 Part = tuple[Any, bool, str]                            # an object, whether copies share it, and how it is reached
@@ -61,11 +64,8 @@ class Kept(NamedTuple):
 
     def memo(self, model: Any) -> dict[int, Any]:
         """The memo of a deep copy of `model` that shares them."""
-        memo = {**self.objects, id(self): self}
-        for name in self.names:
-            if name in vars(model):
-                memo[id(vars(model)[name])] = vars(model)[name]
-        return memo
+        named = map(vars(model).get, self.names)        # None, which all copies share, for one that is not set
+        return {**self.objects, id(self): self, **{id(value): value for value in named}}
 
 
 def survey(model: Any) -> Kept:
@@ -99,20 +99,30 @@ def deep_copy(model: Any, memo: dict[int, Any]) -> Any:
     new = memo[id(model)] = cls.__new__(cls)
     attributes = vars(new)
     for name, value in vars(model).items():
-        if type(value) in _ATOMS:
-            attributes[name] = value
-        else:
-            attributes[name] = memo[id(value)] if id(value) in memo else copy.deepcopy(value, memo)
+        if not _IS_ITS_OWN_COPY[type(value)]:
+            value = memo[id(value)] if id(value) in memo else copy.deepcopy(value, memo)
+        attributes[name] = value
     return new
+
+
+class _IsItsOwnCopy(dict[type, bool]):
+    """Whether the deep copy of an instance of a class is the instance, worked out once for each class."""
+
+    def __missing__(self, cls: type) -> bool:
+        self[cls] = found = cls in _ATOMS or getattr(cls, "__deepcopy__", None) is Shared.__deepcopy__
+        return found
+
+
+_IS_ITS_OWN_COPY = _IsItsOwnCopy()
 
 
 @functools.cache
 def _plainly_copied(cls: type) -> bool:
     """Whether the state of an instance is its attributes, and copying it is left to Python."""
-    own = any(hasattr(cls, name) for name in ("__deepcopy__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"))
+    own = {"__deepcopy__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"}.intersection(dir(cls))
     slots = any(vars(base).get("__slots__") for base in cls.__mro__)
-    usual = all(getattr(cls, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__", "__getstate__"))
-    return usual and not own and not slots
+    usual = operator.attrgetter("__reduce_ex__", "__reduce__", "__getstate__")
+    return not own and not slots and usual(cls) == usual(object)
 
 
 def culprit(model: Any, kept: Kept, error: Exception) -> TypeError:
@@ -188,33 +198,9 @@ def _parts_of_function(function: types.FunctionType, shared: bool, model: Any) -
     yield from ((model, True, f" uses {name}") for name in _globals_of(function.__code__, function, model))
 
 
-def _parts_of_method(method: types.MethodType, shared: bool, model: Any) -> Iterable[Part]:
-    return (method.__func__, True, ".__func__"), (method.__self__, shared, ".__self__")    # a copy is bound to the copy
-
-
-def _parts_of_builtin(method: types.BuiltinMethodType, shared: bool, model: Any) -> Iterable[Part]:
-    return [] if isinstance(method.__self__, types.ModuleType) else [(method.__self__, True, ".__self__")]
-
-
-def _parts_of_partial(partial: functools.partial[Any], shared: bool, model: Any) -> Iterable[Part]:
-    return (partial.func, shared, ".func"), (partial.args, shared, ".args"), (partial.keywords, shared, ".keywords")
-
-
-def _parts_of_proposal(proposal: Proposal, shared: bool, model: Any) -> Iterable[Part]:
-    return [(vars(proposal), True, "")]
-
-
-def _parts_of_cached(function: Any, shared: bool, model: Any) -> Iterable[Part]:
-    return [(function.__wrapped__, True, ".__wrapped__")]
-
-
 def _parts_of_dict(table: dict[Any, Any], shared: bool, model: Any) -> Iterator[Part]:
     yield getattr(table, "default_factory", None), shared, ".default_factory"
     yield from ((part, shared, f"[{key!r}]") for key, part in table.items())
-
-
-def _parts_of_list(parts: Iterable[Any], shared: bool, model: Any) -> Iterator[Part]:
-    return ((part, shared, "[...]") for part in parts)
 
 
 def _parts_of_object(value: Any, shared: bool, model: Any) -> Iterator[Part]:
@@ -226,13 +212,16 @@ def _parts_of_object(value: Any, shared: bool, model: Any) -> Iterator[Part]:
 
 _PARTS: tuple[tuple[Any, Callable[[Any, bool, Any], Iterable[Part]]], ...] = (
     (types.FunctionType, _parts_of_function),
-    (types.MethodType, _parts_of_method),
-    (types.BuiltinMethodType, _parts_of_builtin),
-    (functools.partial, _parts_of_partial),
-    (Proposal, _parts_of_proposal),
-    (_CACHED, _parts_of_cached),
+    (types.MethodType, lambda m, shared, _: [(m.__func__, True, ".__func__"), (m.__self__, shared, ".__self__")]),
+    (types.BuiltinMethodType, lambda method, *_: [(method.__self__, True, ".__self__")]),
+    (
+        functools.partial,
+        lambda p, shared, _: [(p.func, shared, ".func"), (p.args, shared, ".args"), (p.keywords, shared, ".keywords")],
+    ),
+    (Proposal, lambda proposal, *_: [(vars(proposal), True, "")]),
+    (_CACHED, lambda function, *_: [(function.__wrapped__, True, ".__wrapped__")]),
     (dict, _parts_of_dict),
-    ((list, tuple, set, frozenset, deque), _parts_of_list),
+    (_CONTAINERS, lambda parts, shared, _: ((part, shared, "[...]") for part in parts)),
 )
 
 
@@ -262,10 +251,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_kept(value: Any) -> bool:
     """Whether copies share `value` itself: it never changes in a step, or is far too large to be copied."""
-    if isinstance(value, np.ndarray):
-        return _is_frozen(value)
-    if isinstance(value, types.ModuleType):
-        return True
+    if isinstance(value, (np.ndarray, types.ModuleType)):
+        return isinstance(value, types.ModuleType) or _is_frozen(value)
     return any(f"{base.__module__}.{base.__qualname__}" in _SHARED for base in type(value).__mro__)
 
 
@@ -280,10 +267,9 @@ def _is_frozen(array: np.ndarray) -> bool:
 
 
 def _bytes(value: Any) -> int:
-    if isinstance(value, (list, tuple, dict, set, frozenset, deque, bytearray)):
+    if isinstance(value, (*_CONTAINERS, dict, bytearray)):
         return sys.getsizeof(value)
-    try:
+    size = 0
+    with contextlib.suppress(Exception):                # of a tensor that has none
         size = value.nbytes if hasattr(type(value), "nbytes") else 0        # arrays and tensors
-    except Exception:                                   # of a tensor that has none
-        return 0
     return size if isinstance(size, int) else 0

@@ -16,28 +16,35 @@ import numpy as np
 from llmppl.arguments import shown
 from llmppl.distributions import Proposal
 
+Kinds = tuple[tuple[Callable[[Any], bool], str], ...]
+
 _PLAIN = "steps are plain functions here: "
 _AWAIT = _PLAIN + "drop async and await, self.sample(...) returns the value itself"
 _YIELD = _PLAIN + "drop yield, self.sample(...) returns the value itself"
-_FOREIGN_STEPS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+_FOREIGN_STEPS: Kinds = (
     (inspect.iscoroutinefunction, f"a coroutine (async def); {_AWAIT}"),
     (inspect.isasyncgenfunction, f"a coroutine (async def); {_AWAIT}"),
     (inspect.isgeneratorfunction, f"a generator (yield); {_YIELD}"),
 )
-_FOREIGN_RESULTS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+_FOREIGN_RESULTS: Kinds = (
     (inspect.isawaitable, f"a coroutine; {_AWAIT}"),
     (inspect.isasyncgen, f"a coroutine; {_AWAIT}"),
     (inspect.isgenerator, f"a generator; {_YIELD}"),
 )
 
 
+def _refuse(thing: Any, foreign: Kinds, said: str) -> None:
+    for is_foreign, kind in foreign:
+        if is_foreign(thing):
+            getattr(thing, "close", int)()              # else Python warns of a coroutine as well
+            raise TypeError(f"{said} {kind}")
+
+
 def plain_step(step: Callable[..., Any], program: str) -> None:
     """A TypeError if `step`, or what a decorator made it from, is a coroutine or a generator."""
     layer: Any = step
     while layer is not None:
-        for is_foreign, kind in _FOREIGN_STEPS:
-            if is_foreign(layer):
-                raise TypeError(f"{program}.step is {kind}")
+        _refuse(layer, _FOREIGN_STEPS, f"{program}.step is")
         layer = getattr(layer, "__wrapped__", None)
 
 
@@ -45,10 +52,7 @@ def plain_result(result: Any, program: str, *, whole: bool) -> None:
     """A TypeError if a step returned what has still to be run; of a `whole` step, if it returned anything."""
     if result is None:
         return
-    for is_foreign, kind in _FOREIGN_RESULTS:
-        if is_foreign(result):
-            getattr(result, "close", int)()             # else Python warns of it as well
-            raise TypeError(f"{program}.step returned {kind}")
+    _refuse(result, _FOREIGN_RESULTS, f"{program}.step returned")
     if whole:
         raise TypeError(
             f"{program}.step returned {shown(result)}; {_PLAIN}they return nothing, add text to self.s, keep other "

@@ -227,7 +227,7 @@ class Model:
         kept = survey(self) if self._kept is None else self._kept
         memo: dict[int, Any] = {
             id(self.chooser): None, id(getattr(self.chooser, "rng", None)): None,
-            id(self.attribution): self.attribution, id(self._noted): self._noted, **kept.memo(self),
+            id(self.attribution): self.attribution, **kept.memo(self),
         }  # fmt: skip
         try:
             new: Self = deep_copy(self, memo)

@@ -39,8 +39,8 @@ class Program(Model):
 
     def next_token(self, context: Context) -> TokenDistribution:
         """The target's distribution of the token after `context`."""
-        dist: TokenDistribution = self.rule(self.transformer(context))
-        return dist
+        dist: TokenDistribution = self.transformer(context)
+        return dist if self.rule is NO_RULE else self.rule(dist)
 
     def early(self) -> bool:
         """Whether the text may not end yet."""
