@@ -24,7 +24,7 @@ class Counts:
     """The numbers of texts from every state of an automaton to its end."""
 
     def __init__(self, machine: Machine) -> None:
-        self.rows, self.start, self.accepting = [[], *machine.edges()], machine.start, machine.accepting
+        self.rows, self.start, self.accepting = machine.edges(), machine.start, machine.accepting
         self._turn = Turn()
         self._arcs = [[_within(row, a, b) for row in self.rows] for a, b in BYTES]
         self._ways = [{state: _ways(row) for state, row in enumerate(arcs) if row} for arcs in self._arcs]

@@ -6,6 +6,8 @@ surrogates are not text). Lengths are counted in characters.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl import arguments
+from llmppl.growing import reached
 from llmppl.languages import fsm as interegular
 from llmppl.languages.counting import Counts
 from llmppl.languages.drawing import to_dot, to_html
@@ -101,12 +104,7 @@ class DFA(Machine):
             data = text.encode()
         except UnicodeEncodeError:
             return False
-        state: int | None = self.start
-        for byte in data:
-            if not state:
-                return False
-            state = self.step(state, byte)
-        return bool(state) and self.accepts(state or 0)
+        return self.accepts(self.after(self.start, data))
 
     __contains__ = accepts_text
 
@@ -116,18 +114,15 @@ class DFA(Machine):
 
     def is_finite(self) -> bool:
         """Whether the language has finitely many strings: no state can be met twice, as each leads to the end."""
-        targets = [list({t for _, _, t in row}) for row in self.edges()]
-        entering = [0] * (len(targets) + 1)
-        for row in targets:
-            for t in row:
-                entering[t] += 1
-        todo = [state for state in range(1, len(entering)) if not entering[state]]
-        for state in todo:                          # grows: a state is done when all that lead to it are
-            for t in targets[state - 1]:
-                entering[t] -= 1
-                if not entering[t]:
-                    todo.append(t)
-        return len(todo) == len(targets)
+        targets = [{t for _, _, t in row} for row in self.edges()]
+        entering = Counter(itertools.chain(*targets))
+
+        def done(state: int) -> list[int]:          # a state is done when all that lead to it are
+            entering.subtract(targets[state])
+            return [t for t in targets[state] if not entering[t]]
+
+        first = [state for state in range(len(targets)) if not entering[state]]
+        return len(list(reached(first, done))) == len(targets)
 
     def equivalent(self, other: DFA) -> bool:
         """Whether both have the same language."""
@@ -231,7 +226,7 @@ class DFA(Machine):
 
     def minimise(self) -> DFA:
         """The automaton of this language with the fewest states."""
-        rows = [[], *self.edges()]
+        rows = self.edges()
         if not self.start:
             return self
         budget = Budget(f"{arguments.shown(self)}.minimise()", remedy="a language of fewer states would work")

@@ -18,7 +18,7 @@ def to_dot(machine: Machine) -> str:
     lines = ["digraph {", "  rankdir=LR; node [shape=circle]; start [shape=point];"]
     lines += [f"  {state} [shape=doublecircle];" for state in np.flatnonzero(machine.explore().accepting)]
     lines += [f"  start -> {machine.start};"] if machine.start else []
-    for state, row in enumerate(machine.edges(), 1):
+    for state, row in enumerate(machine.edges()):
         labels: dict[int, list[str]] = {}
         for lo, hi, t in row:
             labels.setdefault(t, []).append(_range(lo, hi))
@@ -29,7 +29,7 @@ def to_dot(machine: Machine) -> str:
 def to_html(machine: Machine) -> str:
     """A table of the first states."""
     body = ""
-    for state, row in enumerate(machine.edges()[:MAX_ROWS], 1):
+    for state, row in enumerate(machine.edges()[1 : MAX_ROWS + 1], 1):
         steps = html.escape(", ".join(f"{_range(lo, hi)} → {t}" for lo, hi, t in row))
         body += f"<tr><td>{state}{' (accepts)' * machine.accepts(state)}</td><td>{steps}</td></tr>"
     name = html.escape(repr(machine))

@@ -27,11 +27,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from llmppl.arguments import count, shown
+from llmppl.growing import Memo, reached
 from llmppl.languages.dfa import DFA
 from llmppl.languages.limits import Budget
-from llmppl.languages.nfa import ACCEPT, ANY, NFA, Fragment
+from llmppl.languages.nfa import ACCEPT, ANY, DEAD, NFA, Fragment
 from llmppl.languages.regex import Regex
 
+SIZES = (1,) * 12 + (2, 2, 3, 4)                    # of a character, in bytes, by the first 4 bits of its first
 ONWARD = 50                                         # steps that one state's next characters are worth
 
 __all__ = ["Edit", "alignment", "distance", "within"]
@@ -105,32 +107,29 @@ def within(
     if language.is_empty():
         return DFA(nfa)
     nfa.reserve((k + 1) * language.explore().num_states)        # known before it is built
-    rows = [[(lo, hi, target - 1) for lo, hi, target in row] for row in language.edges()]
-    nexts = {language.start: _onward(language, language.start)}
-    todo = [language.start]                         # the states between characters
-    for state in todo:                              # grows
-        new = [target for target in nexts[state] if target not in nexts]
-        nfa.budget.spend(steps=ONWARD * len(new))
-        nexts.update((target, _onward(language, target)) for target in new)
-        todo += new
-    layers: list[list[int]] = []                    # layers[left][state - 1]: the NFA state with `left` to spend
-    for left in range(k + 1):
+    rows = language.edges()
+
+    def onward(state: int) -> dict[int, str]:
+        nfa.budget.spend(steps=ONWARD)
+        return _onward(language, state)
+
+    nexts = Memo(onward)
+    between = list(reached([language.start], nexts.__getitem__))        # the states between characters
+    layers: list[list[int]] = []                    # layers[left][state]: the NFA state with `left` to spend
+
+    def spent(cost: float, states: Iterable[int]) -> list[int]:
+        """The states of the layer above, for these with so much less to spend."""
+        return [layers[-int(cost)][state] for state in states] if cost <= len(layers) else []
+
+    for _ in range(k + 1):
         exits = {}
-        for state, onward in nexts.items():
-            choices = [ACCEPT] if language.accepts(state) else []
-            if costs.delete <= left:
-                choices += [layers[left - int(costs.delete)][target - 1] for target in onward]
-            reading: dict[float, list[int]] = {}    # what is left to spend -> where a character of the alphabet leads
-            for cost, targets in ((costs.insert, [state]), (costs.substitute, [*onward])):
-                reading.setdefault(left - cost, []).extend(targets)
-            for rest, targets in reading.items():
-                if rest >= 0:
-                    after = layers[int(rest)]
-                    choices.append(nfa.read(characters, nfa.split(after[target - 1] for target in targets)))
-            if choices:
-                exits[state - 1] = nfa.split(choices)
-        layers.append(nfa.graph(rows, exits)[1])
-    nfa.start = layers[k][language.start - 1]
+        for state in between:
+            reading = {costs.insert: [state]}       # what a character of the alphabet costs -> where it leads
+            reading.setdefault(costs.substitute, []).extend(nexts[state])
+            reads = [nfa.read(characters, nfa.split(spent(cost, states))) for cost, states in reading.items()]
+            exits[state] = nfa.split([*[ACCEPT] * language.accepts(state), *spent(costs.delete, nexts[state]), *reads])
+        layers.append(nfa.graph(rows, {state: entry for state, entry in exits.items() if entry != DEAD})[1])
+    nfa.start = layers[k][language.start]
     return DFA(nfa)
 
 
@@ -148,8 +147,8 @@ def distance(
     There is none if the language is empty, if `text` has lone surrogates, or if the edits allowed do not suffice.
     Parameters and errors as for `within`.
     """
-    found = _cheapest(language, text, math.inf, _checked(language, insert, delete, substitute), _alphabet(alphabet))
-    return None if found is None else found[0]
+    costs = _checked(language, insert, delete, substitute)
+    return _cheapest(language, text, math.inf, costs, _alphabet(alphabet))[0]
 
 
 def alignment(
@@ -170,8 +169,7 @@ def alignment(
         The same each time; other ways may cost as much. Parameters and errors as for `within`.
     """
     most = math.inf if k is None else count("k", k, least=0)
-    found = _cheapest(language, text, most, _checked(language, insert, delete, substitute), _alphabet(alphabet))
-    return None if found is None else found[1]
+    return _cheapest(language, text, most, _checked(language, insert, delete, substitute), _alphabet(alphabet))[1]
 
 
 Node = tuple[int, int]                              # characters of the text read, state of the language
@@ -179,16 +177,15 @@ Node = tuple[int, int]                              # characters of the text rea
 
 def _cheapest(
     language: DFA, text: str, k: float, costs: _Costs, alphabet: DFA | None
-) -> tuple[int, list[Edit]] | None:
+) -> tuple[int, list[Edit]] | tuple[None, None]:
     """Dijkstra's search over (characters read, state): the cost and the edits."""
     try:
         encoded = [char.encode() for char in text]
     except UnicodeEncodeError:                      # a lone surrogate is in no language
-        return None
-    if language.is_empty():
-        return None
-    may_come = [alphabet is None or char in alphabet for char in text]
-    onward: dict[int, dict[int, str]] = {}
+        return None, None
+    may_come = [alphabet is None or char in alphabet for char in text] + [False]
+    members_change = min(costs.delete, costs.substitute) < math.inf
+    onward: Memo[int, dict[int, str]] = Memo(lambda state: _onward(language, state) if members_change else {})
     start = (0, language.start)
     least: dict[Node, float] = {start: 0}
     came: dict[Node, tuple[Node, Edit | None]] = {}
@@ -196,7 +193,7 @@ def _cheapest(
     todo: list[tuple[float, int, Node]] = [(0, next(order), start)]
 
     def reach(node: Node, cost: float, before: Node, edit: Edit | None) -> None:
-        if cost <= k and cost < least.get(node, math.inf):
+        if node[1] and cost <= k and cost < least.get(node, math.inf):
             least[node] = cost
             came[node] = before, edit
             heappush(todo, (cost, next(order), node))
@@ -210,43 +207,31 @@ def _cheapest(
             edits = []
             while node in came:
                 node, edit = came[node]
-                edits += [] if edit is None else [edit]
-            return int(cost), edits[::-1]
+                edits.append(edit)
+            return int(cost), list(filter(None, reversed(edits)))
         if place < len(text):
-            after: int | None = state
-            for byte in encoded[place]:
-                after = language.step(after, byte) if after else None
-            if after:
-                reach((place + 1, after), cost, node, None)
-            if may_come[place]:
-                reach((place + 1, state), cost + costs.insert, node, Edit("insert", place, "", text[place]))
-        if min(costs.delete, costs.substitute) == math.inf:
-            continue
-        if state not in onward:
-            onward[state] = _onward(language, state)
+            reach((place + 1, language.after(state, encoded[place])), cost, node, None)
+        if may_come[place]:
+            reach((place + 1, state), cost + costs.insert, node, Edit("insert", place, "", text[place]))
         for target, char in onward[state].items():
             reach((place, target), cost + costs.delete, node, Edit("delete", place, char, ""))
-            if place < len(text) and may_come[place]:
+            if may_come[place]:
                 edit = Edit("substitute", place, char, text[place])
                 reach((place + 1, target), cost + costs.substitute, node, edit)
-    return None
+    return None, None
 
 
 def _onward(language: DFA, state: int) -> dict[int, str]:
     """The states one character after `state`, and the lowest character that leads to each, in its order."""
     found: dict[int, bytes] = {}
-    todo = [(state, b"", 1)]
-    while todo:
-        at, read, pending = todo.pop()
+    todo = [(state, b"")]
+    for at, read in todo:                           # grows
         targets, first = np.unique(language.row(at), return_index=True)
         for target, byte in zip(targets.tolist(), first.tolist(), strict=True):
-            more = (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0) if not read else pending - 1
-            if not target:
-                continue
             text = read + bytes((byte,))
-            if more:
-                todo.append((target, text, more))
-            else:
+            if target and len(text) < SIZES[text[0] >> 4]:
+                todo.append((target, text))
+            elif target:
                 found[target] = min(found.get(target, text), text)
     return {target: text.decode() for target, text in sorted(found.items(), key=lambda pair: pair[1])}
 
@@ -284,5 +269,5 @@ def _fragment(alphabet: DFA | None) -> Fragment:
     """One character of the alphabet, as a graph over bytes."""
     if alphabet is None:
         return ANY
-    rows, ends = alphabet.edges(), alphabet.accepting
-    return tuple(tuple((lo, hi, -1 if ends[target] else target - 1) for lo, hi, target in row) for row in rows)
+    node = np.where(alphabet.accepting, -1, np.arange(-1, alphabet.num_states)).tolist()
+    return tuple(tuple((lo, hi, node[target]) for lo, hi, target in row) for row in alphabet.edges()[1:])

@@ -93,7 +93,7 @@ class Machine(Shared):
         return self
 
     def edges(self) -> list[list[Edge]]:
-        """For every state from 1 on, (lo, hi, target) for the bytes that do not lead to 0, ascending and disjoint."""
+        """For every state, (lo, hi, target) for the bytes that do not lead to 0, ascending and disjoint."""
         table = self.explore()._table[: len(self._keys)]
         state, lo = runs(table)
         if len(lo) > MAX_EDGES:
@@ -104,7 +104,7 @@ class Machine(Shared):
         for s, a, b, t in zip(state.tolist(), lo.tolist(), hi.tolist(), table[state, lo].tolist(), strict=True):
             if t:
                 rows[s].append((a, b, t))
-        return rows[1:]
+        return rows
 
     def row(self, state: int) -> NDArray[np.int32]:
         """The next state for every byte.
@@ -138,6 +138,14 @@ class Machine(Shared):
             self._work_out(state)
         return int(self._table[state, byte]) or None
 
+    def after(self, state: int, data: bytes) -> int:
+        """The state after more bytes, 0 where no accepted string goes on so."""
+        for byte in data:
+            state = self.step(state, byte) or 0
+            if not state:
+                break
+        return state
+
 
 class Leftmost(Machine):
     """The match that `re.match(pattern, text)` reports, as a machine over bytes that reads on to the right.
@@ -157,11 +165,11 @@ class Leftmost(Machine):
 
     def _add(self, key: Any) -> int:
         accepted = [thread for thread in key[0] if thread.state == ACCEPT]
-        sure = [thread.since for thread in accepted if not thread.owes]
-        held = [thread.since for thread in accepted if self._threads.holds(thread.owes)]
+        sure = (thread.since for thread in accepted if not thread.owes)
+        held = (thread.since for thread in accepted if self._threads.holds(thread.owes))
         number = len(self._keys)
-        self._matched[number:] = [sure[0] if sure else None]            # in place of what an interrupt has left
-        self._at_end[number:] = [held[0] if held else None]
+        self._matched[number:] = [next(sure, None)]             # in place of what an interrupt has left
+        self._at_end[number:] = [next(held, None)]
         return super()._add(key)
 
     def __repr__(self) -> str:
@@ -174,9 +182,6 @@ class Leftmost(Machine):
     def at_end(self, state: int) -> int | None:
         """How many bytes before the end the match ends, if the text ends at `state`; None to keep the last known."""
         return self._at_end[state]
-
-
-
 
 
 def _doubled(array: NDArray[Any]) -> NDArray[Any]:

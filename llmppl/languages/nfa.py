@@ -16,8 +16,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.growing import Numbering
 from llmppl.languages.limits import MAX_NFA_STATES, Budget
-from llmppl.languages.operations import Edge
+from llmppl.languages.operations import Edge, joined
 
 __all__ = ["ANY", "DEAD", "NFA", "Ahead", "Behind", "utf8"]
 
@@ -61,8 +62,7 @@ def utf8(ranges: Ranges) -> Fragment:
     nodes, each a tuple of (lo, hi, target) with bytes lo..hi in order; node 0 is the entry, target -1 the end. An
     empty set gives an empty tuple.
     """
-    nodes: list[tuple[Edge, ...]] = [()]
-    numbers: dict[tuple[Edge, ...], int] = {}
+    nodes: Numbering[tuple[Edge, ...]] = Numbering([()])
 
     def folded(edges: list[Edge]) -> list[Edge]:
         """Edges over numbers as edges over these // 64, to nodes that read the byte of what is left of them."""
@@ -78,18 +78,7 @@ def utf8(ranges: Ranges) -> Fragment:
                 blocks.append((first + 1, last - 1, [(0x80, 0xBF, target)]))
             if last > first:
                 blocks.append((last, last, [(0x80, 0x80 | hi & 63, target)]))
-        found: list[Edge] = []
-        for first, last, row in blocks:
-            key = tuple(row)
-            number = numbers.get(key)
-            if number is None:
-                number = numbers[key] = len(nodes)
-                nodes.append(key)
-            if found and found[-1][2] == number and found[-1][1] == first - 1:
-                found[-1] = (found[-1][0], last, number)
-            else:
-                found.append((first, last, number))
-        return found
+        return joined((first, last, nodes[tuple(row)]) for first, last, row in blocks)
 
     root: list[Edge] = []
     for low, high, pending in LEADS:
@@ -97,8 +86,7 @@ def utf8(ranges: Ranges) -> Fragment:
         for _ in range(pending):
             edges = folded(edges)
         root += [(LEAD_BYTE[pending] + lo, LEAD_BYTE[pending] + hi, target) for lo, hi, target in edges]
-    nodes[0] = tuple(root)
-    return tuple(nodes) if root else ()
+    return (tuple(root), *nodes.met[1:]) if root else ()
 
 
 ANY = utf8(((0, MAX_CODE_POINT),))                  # one character
@@ -215,15 +203,15 @@ class NFA:
         return state
 
     def graph(self, rows: Sequence[Sequence[Edge]], exits: Mapping[int, int]) -> tuple[int, list[int]]:
-        """Add a whole automaton: node i reads `rows[i]`, whose targets are nodes, and may become `exits[i]` instead.
+        """Add a whole automaton: its state i from 1 on reads `rows[i]`, and may become `exits[i]` instead.
 
-        Returns (first, entries): node i without its exit is state `first + i`; with it, `entries[i]`.
+        Returns (first, entries): its state i without the exit is state `first + i`; with it, `entries[i]`.
         """
-        first, size = len(self.epsilon), len(rows)
-        entries = [first + i for i in range(size)]
+        first, size = len(self.epsilon) - 1, len(rows)
+        entries = [DEAD, *range(first + 1, first + size)]
         for rank, i in enumerate(exits):
             entries[i] = first + size + rank
-        self.read(tuple(tuple((lo, hi, entries[t] - first) for lo, hi, t in row) for row in rows), ACCEPT)
+        self.read(tuple(tuple((lo, hi, entries[t] - first - 1) for lo, hi, t in row) for row in rows[1:]), ACCEPT)
         for i, follow in exits.items():
             self.add((first + i, follow) if rows[i] else (follow,))
         return first, entries
@@ -232,9 +220,8 @@ class NFA:
         """A state that reads a string of `dfa` and becomes `follow`; going on is preferred to stopping."""
         if not dfa.start or follow == DEAD:
             return DEAD
-        rows = [[(lo, hi, target - 1) for lo, hi, target in row] for row in dfa.edges()]
-        exits = {int(state) - 1: follow for state in np.flatnonzero(dfa.accepting)}
-        return self.graph(rows, exits)[1][dfa.start - 1]
+        rows = dfa.edges()
+        return self.graph(rows, dict.fromkeys(np.flatnonzero(dfa.accepting).tolist(), follow))[1][dfa.start]
 
     def add(self, choices: tuple[int, ...]) -> int:
         """A state that becomes exactly these, which may still be changed in `epsilon`."""

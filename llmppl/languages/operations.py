@@ -8,17 +8,18 @@ Source: Moore (1956), "Gedanken-experiments on sequential machines", for minimis
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.growing import Numbering
 from llmppl.languages.limits import Budget
 
-__all__ = ["Arrays", "Edge", "classes_of", "product", "runs", "trimmed"]
+__all__ = ["Arrays", "Edge", "classes_of", "joined", "product", "runs", "trimmed"]
 
+T = TypeVar("T")
 Table = NDArray[np.int32]
 Arrays = tuple[Table, NDArray[np.bool_], int]       # next states, accepting, start
 Edge = tuple[int, int, int]                         # bytes lo..hi lead to a target
@@ -51,8 +52,8 @@ def product(
     `alone[i]`: whether a text can be in the result when only the i-th automaton is not dead. `accept` combines their
     accepting states. Not trimmed.
     """
-    pairs = [0, left.start << 32 | right.start]
-    numbers = {pair: number for number, pair in enumerate(pairs)}
+    numbers = Numbering([0, left.start << 32 | right.start])
+    pairs = numbers.met
     rows, done = [np.zeros((1, 256), np.int32)], 1
     while done < len(pairs):
         a, b = _split(pairs[done : done + CHUNK])
@@ -65,12 +66,9 @@ def product(
             both[next_a.ravel() == 0] = 0
         begin = np.flatnonzero(np.append(True, both[1:] != both[:-1]))
         distinct, where = np.unique(both[begin], return_inverse=True)
-        found = distinct.tolist()
-        new = [pair for pair in found if pair not in numbers]
-        budget.spend(states=len(new), steps=len(begin))
-        numbers.update(zip(new, itertools.count(len(numbers))))
-        pairs += new
-        into = np.array([numbers[pair] for pair in found], np.int32)[where]
+        before = len(pairs)
+        into = np.array([numbers[pair] for pair in distinct.tolist()], np.int32)[where]
+        budget.spend(states=len(pairs) - before, steps=len(begin))
         rows.append(np.repeat(into, np.diff(begin, append=both.size)).reshape(-1, 256))
     a, b = _split(pairs)
     return np.concatenate(rows), accept(left.accepting[a], right.accepting[b]), 1
@@ -85,6 +83,17 @@ def _rows(machine: Machine, states: NDArray[np.int64]) -> NDArray[np.int64]:
     for state in states[~machine.ready[states]].tolist():
         machine.row(state)
     return machine.table[states].astype(np.int64)
+
+
+def joined(edges: Iterable[tuple[int, int, T]]) -> list[tuple[int, int, T]]:
+    """Edges in ascending order, neighbours that lead to one target as one."""
+    found: list[tuple[int, int, T]] = []
+    for lo, hi, target in edges:
+        if found and found[-1][1] == lo - 1 and found[-1][2] == target:
+            found[-1] = (found[-1][0], hi, target)
+        else:
+            found.append((lo, hi, target))
+    return found
 
 
 def runs(table: Table) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -153,7 +162,7 @@ def classes_of(rows: list[list[Edge]], accepting: NDArray[np.bool_], budget: Bud
         parts: dict[int, dict[Signature, set[int]]] = {classes[state]: {} for state in unsettled}
         for state in unsettled:
             budget.spend(steps=2 * len(rows[state]))
-            signatures[state] = _signature(rows[state], classes)
+            signatures[state] = tuple(joined((lo, hi, classes[t]) for lo, hi, t in rows[state]))
             parts[classes[state]].setdefault(signatures[state], set()).add(state)
         changed: list[int] = []
         for c, split in parts.items():
@@ -169,17 +178,6 @@ def classes_of(rows: list[list[Edge]], accepting: NDArray[np.bool_], budget: Bud
 
 Signature = tuple[Edge, ...]
 SETTLED: Signature = ((-1, -1, -1),)                # of no state
-
-
-def _signature(row: list[Edge], classes: list[int]) -> Signature:
-    """The classes that a row leads to, neighbours of one class as one."""
-    found: list[Edge] = []
-    for lo, hi, t in row:
-        if found and found[-1][1] == lo - 1 and found[-1][2] == classes[t]:
-            found[-1] = (found[-1][0], hi, classes[t])
-        else:
-            found.append((lo, hi, classes[t]))
-    return tuple(found)
 
 
 def _leaving(

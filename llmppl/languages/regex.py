@@ -177,7 +177,7 @@ class _Builder:
         """A state that reads one of the words, prefixes shared."""
         rows, ends = trie_of(words)
         edges = [[(byte, byte, row[byte]) for byte in sorted(row)] for row in rows]
-        return self.nfa.graph(edges, dict.fromkeys(ends, follow))[1][0]
+        return self.nfa.graph(edges, dict.fromkeys(ends, follow))[1][1]
 
     def repeat(self, kind: Any, value: Any, flags: int, follow: int) -> int:
         (least, most, body), greedy = value, kind is op.MAX_REPEAT
@@ -299,11 +299,11 @@ class _Builder:
         if nfa.start == DEAD or follow == DEAD:
             return DEAD
         machine = Leftmost(nfa).explore()
-        rows = [[(lo, hi, target - 1) for lo, hi, target in row] for row in machine.edges()]
-        ends = [state for state in range(len(rows)) if machine.matched(state + 1) is not None]
+        rows = machine.edges()
+        ends = [state for state in range(len(rows)) if machine.matched(state) is not None]
         first, _ = self.nfa.graph(rows, dict.fromkeys(ends, FOUND))
         exits = {end: self.nfa.guard(Ahead(first + end if rows[end] else DEAD, False), follow) for end in ends}
-        return self.nfa.graph(rows, exits)[1][machine.start - 1]
+        return self.nfa.graph(rows, exits)[1][machine.start]
 
     def fragment(self, kind: Any, value: Any, flags: int) -> Fragment:
         """The characters that one item matches."""

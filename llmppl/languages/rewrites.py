@@ -134,24 +134,24 @@ def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
         return DFA(nfa)
     arcs, spelled = language.edges(), dict[frozenset[str], DFA]()
     jumps: dict[int, dict[int, list[By]]] = {}      # state -> state after a key -> what the key may become
-    for state in range(1, len(arcs) + 1):
+    for state in range(1, len(arcs)):
         found: dict[int, list[By]] = {}
         for target, by in (pair for some in keys for pair in _occurrences(language, state, some, nfa.budget)):
             found.setdefault(target, []).append(by)
         if found or language.accepts(state):
             jumps[state] = found
-    exits = {state - 1: nfa.add(()) for state in jumps}
-    _, entries = nfa.graph([[(lo, hi, target - 1) for lo, hi, target in row] for row in arcs], exits)
+    exits = {state: nfa.add(()) for state in jumps}
+    _, entries = nfa.graph(arcs, exits)
     for state, found in jumps.items():
-        choices = [ACCEPT] if language.accepts(state) else []
+        choices = [ACCEPT] * language.accepts(state)
         for target, some in found.items():
             words = frozenset(word for by in some if isinstance(by, tuple) for word in by)
             if words and words not in spelled:
                 spelled[words] = DFA.from_strings(words).minimise()
             replacements = [by for by in some if isinstance(by, DFA)] + ([spelled[words]] if words else [])
-            choices += [nfa.include(by, entries[target - 1]) for by in replacements]
-        nfa.epsilon[exits[state - 1]] = tuple(choices)
-    nfa.start = entries[language.start - 1]
+            choices += [nfa.include(by, entries[target]) for by in replacements]
+        nfa.epsilon[exits[state]] = tuple(choices)
+    nfa.start = entries[language.start]
     return DFA(nfa)
 
 
@@ -174,7 +174,7 @@ def _occurrences(language: DFA, state: int, keys: _Keys, budget: Budget) -> Iter
 def _rows(dfa: DFA) -> Rows:
     if np.count_nonzero(dfa.explore().table) > MAX_EDGES:
         raise TooLarge(shown(dfa), f"more than {MAX_EDGES:,} edges to replace", "fewer states would work")
-    return [{}, *({byte: t for lo, hi, t in row for byte in range(lo, hi + 1)} for row in dfa.edges())]
+    return [{byte: t for lo, hi, t in row for byte in range(lo, hi + 1)} for row in dfa.edges()]
 
 
 def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
@@ -185,7 +185,7 @@ def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
             raise TypeError(f"the alternatives of {key!r} are the str {alternatives!r}; a list is [{alternatives!r}]")
     rows, ends = trie_of(key.encode() for key in table)
     by: dict[int, By] = {node: tuple(some) for node, some in zip(ends, table.values(), strict=True) if some}
-    return _Keys(rows, 0, by)
+    return _Keys(rows, 1, by)
 
 
 @lru_cache(1)
