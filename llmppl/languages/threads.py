@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmppl.growing import Memo, reached
 from llmppl.languages.nfa import ACCEPT, DEAD, FOUND, NFA, Behind
 
 __all__ = ["Subsets", "Thread", "Threads", "unguarded"]
@@ -31,6 +32,7 @@ class Thread(NamedTuple):
 Obligation = tuple[bool, frozenset[Thread]]         # positive: one of the threads must reach FOUND; else none may
 Owes = frozenset[Obligation]
 Context = tuple[int, ...]                           # the state of every tracker
+Facts = tuple[bool, ...]                            # whether each tracker accepts
 Key = int | frozenset[int]
 
 
@@ -43,30 +45,27 @@ class Subsets:
     def __init__(self, nfa: NFA, start: Iterable[int]) -> None:
         self.nfa = nfa
         self.start = _key(start)
-        self._unions: dict[frozenset[int], Key] = {}
-        self._singles: dict[int, Key] = {}
+        self._singles = Memo(self._single)
+        self._unions = Memo(self._union)
 
     def accepts(self, key: Key) -> bool:
-        return key == ACCEPT if isinstance(key, int) else ACCEPT in key
+        return ACCEPT in _states(key)
 
     def moves(self, key: Key) -> list[tuple[int, int, Key]]:
-        found = [self.nfa.edges(key)] if isinstance(key, int) else [e for q in key if (e := self.nfa.edges(q))]
+        found = [edges for q in _states(key) if (edges := self.nfa.edges(q))]
         if len(found) == 1:
-            epsilon = self.nfa.epsilon
-            return [(lo, hi, self._single(t) if epsilon[t] else t) for lo, hi, t in found[0]]
-        edges = [edge for each in found for edge in each]
-        self.nfa.budget.spend(steps=3 * len(edges))
-        events: dict[int, list[int]] = {}           # byte -> targets that begin (t) or end (~t) there
-        for lo, hi, target in edges:
-            events.setdefault(lo, []).append(target)
-            events.setdefault(hi + 1, []).append(~target)
+            return [(lo, hi, self._singles[t]) for lo, hi, t in found[0]]
+        events: dict[int, list[tuple[int, int]]] = {}       # byte -> targets that begin (1) or end (-1) there
+        for lo, hi, target in itertools.chain(*found):
+            events.setdefault(lo, []).append((target, 1))
+            events.setdefault(hi + 1, []).append((target, -1))
+        self.nfa.budget.spend(steps=3 * sum(map(len, found)))
         active: dict[int, int] = {}
         before, moves = 0, []
         for byte in sorted(events):
             if active:
-                moves.append((before, byte - 1, self._union(frozenset(active))))
-            for event in events[byte]:
-                target, sign = (event, 1) if event >= 0 else (~event, -1)
+                moves.append((before, byte - 1, self._unions[frozenset(active)]))
+            for target, sign in events[byte]:
                 active[target] = active.get(target, 0) + sign
                 if not active[target]:
                     del active[target]
@@ -74,25 +73,20 @@ class Subsets:
         return moves
 
     def _single(self, target: int) -> Key:
-        single = self._singles.get(target)
-        if single is None:
-            single = self._singles[target] = _key(self.nfa.closure(target))
-        return single
+        return _key(self.nfa.closure(target))
 
     def _union(self, targets: frozenset[int]) -> Key:
-        if len(targets) == 1:
-            (target,) = targets
-            return self._single(target)
-        union = self._unions.get(targets)
-        if union is None:
-            union = self._unions[targets] = _key(itertools.chain(*map(self.nfa.closure, targets)))
-            self.nfa.budget.spend(steps=len(targets))
-        return union
+        self.nfa.budget.spend(steps=len(targets))
+        return _key(itertools.chain(*map(self.nfa.closure, targets)))
 
 
 def _key(states: Iterable[int]) -> Key:
     found = frozenset(states)
     return found if len(found) != 1 else next(iter(found))
+
+
+def _states(key: Key) -> Iterable[int]:
+    return (key,) if isinstance(key, int) else key
 
 
 class Threads:
@@ -109,20 +103,17 @@ class Threads:
         behinds = [guard.tracker for guard in nfa.guards.values() if isinstance(guard, Behind)]
         self.trackers = list(dict.fromkeys(behinds))
         context = tuple(tracker.start for tracker in self.trackers)
-        self._closures: dict[tuple[int, tuple[bool, ...]], tuple[Thread, ...]] = {}
-        self.start = (self._settle(self.closure(nfa.start, context) if nfa.start != DEAD else ()), context)
-
-    def facts(self, context: Context) -> tuple[bool, ...]:
-        return tuple(t.accepts(state) for t, state in zip(self.trackers, context, strict=True))
+        self._closures = Memo(self._close)
+        self.start = (self._settle(self.closure(nfa.start, context)), context)
 
     def closure(self, state: int, context: Context) -> tuple[Thread, ...]:
         """What `state` becomes without reading, where `context` is what came before, most preferred first."""
-        facts = self.facts(context)
-        found = self._closures.get((state, facts))
-        if found is not None:
-            return found
+        return self._closures[state, tuple(t.accepts(at) for t, at in zip(self.trackers, context, strict=True))]
+
+    def _close(self, key: tuple[int, Facts]) -> tuple[Thread, ...]:
+        state, facts = key
         seen, order = set[Thread](), []
-        stack = [Thread(state)]
+        stack = [Thread(state)] * (state != DEAD)
         while stack:
             thread = stack.pop()
             if thread in seen:
@@ -133,23 +124,22 @@ class Threads:
                 if facts[self.trackers.index(guard.tracker)] != guard.positive:
                     continue
             elif guard is not None:
-                more = self._owe(guard.positive, self.closure(guard.entry, context))
+                more = self._owe(guard.positive, self._closures[guard.entry, facts])
                 if more is None:
                     continue
                 owes |= more
             elif not self.nfa.epsilon[thread.state]:
                 order.append(thread)
             stack.extend(Thread(choice, owes) for choice in reversed(self.nfa.epsilon[thread.state]))
-        return self._closures.setdefault((state, facts), tuple(order))
+        return tuple(order)
 
     def _owe(self, positive: bool, threads: Iterable[Thread]) -> Owes | None:
         """The obligation that one (no) thread reaches FOUND, as a set: empty if it is met, None if it cannot be."""
-        kept = self._prune(threads)
-        if any(thread.state == FOUND and not thread.owes for thread in kept):
-            return frozenset() if positive else None
-        if not kept:
-            return None if positive else frozenset()
-        return frozenset(((positive, frozenset(kept)),))
+        kept = frozenset(self._prune(threads))
+        met = Thread(FOUND) in kept
+        if kept and not met:
+            return frozenset(((positive, kept),))
+        return frozenset() if met == positive else None
 
     def _prune(self, threads: Iterable[Thread]) -> list[Thread]:
         """The threads that owe least, of those in the same state."""
@@ -176,16 +166,13 @@ class Threads:
         for state, owes, since in threads:
             self.nfa.budget.spend(steps=20)
             if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its obligations
-                if owes and (rest := self._pay(owes, byte, context)) is not None:
-                    yield Thread(state, rest, since + (state == ACCEPT))
-                continue
-            for lo, hi, target in self.nfa.edges(state):
-                if lo <= byte <= hi:
-                    rest = self._pay(owes, byte, context)
-                    if rest is not None:
-                        for new in self.closure(target, context):
-                            yield new if not rest else Thread(new.state, new.owes | rest)
-                    break
+                after = (Thread(state, since=since + (state == ACCEPT)),) * bool(owes)
+            else:
+                targets = (target for lo, hi, target in self.nfa.edges(state) if lo <= byte <= hi)
+                after = self.closure(next(targets, DEAD), context)
+            rest = self._pay(owes, byte, context) if after else None
+            if rest is not None:
+                yield from (Thread(new.state, new.owes | rest, new.since) for new in after)
 
     def _pay(self, owes: Owes, byte: int, context: Context) -> Owes | None:
         """The obligations after one more byte; None if one of them can no longer be met."""
@@ -205,17 +192,16 @@ class Threads:
         )
 
     def accepts(self, key: Any) -> bool:
-        self.pending |= any(thread.state == ACCEPT and thread.owes for thread in key[0])
-        return any(thread.state == ACCEPT and self.holds(thread.owes) for thread in key[0])
+        owed = [thread.owes for thread in key[0] if thread.state == ACCEPT]
+        self.pending |= any(owed)
+        return any(map(self.holds, owed))
 
     def moves(self, key: Any) -> Iterator[tuple[int, int, Any]]:
         threads, context = key
         cuts = {0, 256}
-        waiting = [threads]
-        while waiting:
-            for state, owes, _ in waiting.pop():
-                cuts.update(cut for lo, hi, _ in self.nfa.edges(state) for cut in (lo, hi + 1))
-                waiting += [inner for _, inner in owes]
+        for state, _, _ in reached(threads, lambda thread: itertools.chain(*(inner for _, inner in thread.owes))):
+            for lo, hi, _ in self.nfa.edges(state):
+                cuts |= {lo, hi + 1}
         for tracker, state in zip(self.trackers, context, strict=True):
             cuts.update((np.flatnonzero(np.diff(tracker.row(state))) + 1).tolist())
         for lo, hi in itertools.pairwise(sorted(cuts)):
@@ -227,10 +213,10 @@ class Threads:
 
 def unguarded(nfa: NFA, threads: Collection[Thread]) -> bool:
     """Whether the threads owe nothing and no guard is met from them on."""
-    seen = {thread.state for thread in threads}
-    todo = list(seen)
-    for state in todo:                              # grows
-        new = {*nfa.epsilon[state], *(target for _, _, target in nfa.edges(state))} - seen
-        seen |= new
-        todo += new
-    return seen.isdisjoint(nfa.guards) and not any(thread.owes for thread in threads)
+
+
+    def after(state: int) -> list[int]:
+        return [*nfa.epsilon[state], *(target for _, _, target in nfa.edges(state))]
+
+    owes_nothing = not any(thread.owes for thread in threads)
+    return owes_nothing and nfa.guards.keys().isdisjoint(reached((thread.state for thread in threads), after))
