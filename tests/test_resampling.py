@@ -26,8 +26,6 @@ from llmppl.inference.resampling import (
     threshold,
 )
 
-SCHEMES = [multinomial, residual, stratified, systematic, optimal]
-COPYING = SCHEMES[:4]
 EXACT = settings(derandomize=True, deadline=None, max_examples=repetitions(1000, 150))
 
 
@@ -68,23 +66,32 @@ def bisected_threshold(weights: list[Fraction], N: int) -> Fraction:
     return high
 
 
-def uniforms_of(scheme, weights: list[Fraction], N: int) -> tuple[int, list[Fraction]]:
-    """How many uniforms a scheme draws, and where in (0, 1) its result may change as any of them moves."""
-    shares = [N * w / sum(weights) for w in weights]
-    if scheme is multinomial:
-        return N, [cum / N for cum in accumulate(shares)]
-    if scheme is residual:
-        left = [share - floor(share) for share in shares]
-        return int(sum(left)), [cum / sum(left) for cum in accumulate(left) if sum(left)]
-    if scheme is optimal:
-        c = bisected_threshold(weights, N)
-        shares = [c * w for w in weights if 0 < w and c * w < 1 - Fraction(1, 10**15)]
-    return (N if scheme is stratified else 1), [cum % 1 for cum in accumulate(shares)]
+def residual_uniforms(shares: list[Fraction], N: int) -> tuple[int, list[Fraction]]:
+    left = [share - floor(share) for share in shares]
+    return int(sum(left)), [cum / sum(left) for cum in accumulate(left) if sum(left)]
+
+
+def optimal_uniforms(shares: list[Fraction], N: int) -> tuple[int, list[Fraction]]:
+    c = bisected_threshold(shares, N)
+    rest = [c * share for share in shares if 0 < share and c * share < 1 - Fraction(1, 10**15)]
+    return 1, [cum % 1 for cum in accumulate(rest)]
+
+
+# Every scheme is put to all checks below. Beside it stands, as a function of the shares N w / sum(w) and of N, how many
+# uniforms it draws and where in (0, 1) its result may change as any of them moves.
+SCHEMES = {
+    multinomial: lambda shares, N: (N, [cum / N for cum in accumulate(shares)]),
+    residual: residual_uniforms,
+    stratified: lambda shares, N: (N, [cum % 1 for cum in accumulate(shares)]),
+    systematic: lambda shares, N: (1, [cum % 1 for cum in accumulate(shares)]),
+    optimal: optimal_uniforms,
+}
+COPYING = [scheme for scheme in SCHEMES if scheme is not optimal]           # those that may return a particle twice
 
 
 def cells(scheme, weights: list[Fraction], N: int):
     """Every (probability, ancestors, new weights) that the scheme may return."""
-    num_uniforms, breaks = uniforms_of(scheme, weights, N)
+    num_uniforms, breaks = SCHEMES[scheme]([N * w / sum(weights) for w in weights], N)
     ends = sorted({Fraction(0), Fraction(1), *breaks})
     ends = [end for i, end in enumerate(ends) if i == 0 or end - ends[i - 1] > Fraction(1, 10**12)]
     sides = [((low + high) / 2, high - low) for low, high in zip(ends, ends[1:], strict=False)]

@@ -14,6 +14,11 @@ from llmppl.inference.repeats import Repeats as Repeats
 from llmppl.inference.repeats import repeat as repeat
 from llmppl.inference.resampling import DownSample as DownSample
 from llmppl.inference.resampling import ResampleBelow as ResampleBelow
+from llmppl.inference.resampling import multinomial as multinomial
+from llmppl.inference.resampling import optimal as optimal
+from llmppl.inference.resampling import residual as residual
+from llmppl.inference.resampling import stratified as stratified
+from llmppl.inference.resampling import systematic as systematic
 from llmppl.inference.smc import SMC as SMC
 from llmppl.inference.smc import Step as Step
 from llmppl.inference.smc import importance_sampling as importance_sampling
