@@ -8,8 +8,10 @@ branches are drawn when the page opens (`page.html`).
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from importlib.resources import files
@@ -17,7 +19,7 @@ from importlib.resources import files
 import numpy as np
 
 from llmppl.display.svg import bar, curve
-from llmppl.trace.recording import Candidate, RecordedStep, Recording
+from llmppl.trace.recording import Candidate, RecordedStep, Recording, normalised
 
 __all__ = ["page"]
 
@@ -27,6 +29,7 @@ MAX_LINKS = 6               # and for each the deaths that can be jumped to
 ROOMY = 40                  # candidates in a step up to which also the text of those not kept is shown
 GUTTER, LINK = 96, 36       # px before the first column, and from one column to the next
 CURVE_HEIGHT = 46           # px
+LINE_ENDS = str.maketrans("\n", "↵")
 
 
 def page(recording: Recording) -> str:
@@ -39,38 +42,25 @@ def page(recording: Recording) -> str:
     ends = GUTTER + np.cumsum(widths)                   # (T,) the right end of each column
     middles = ends - (np.array(widths) - LINK) / 2
     statements = dict.fromkeys(name for step in steps for c in step.candidates for name in c.attribution)
-    statement_ids = {name: i for i, name in enumerate(statements)}
-    death_ids = {name: i for i, name in enumerate(recording.deaths())}
+    statement_ids = dict(zip(statements, itertools.count()))
+    death_ids: dict[str | None, int] = dict(zip(recording.deaths(), itertools.count()))
     data = {
-        "roomy": roomy,
-        "row": row,
-        "link": LINK,
-        "start": GUTTER,
-        "ends": [round(float(x), 1) for x in ends],
-        "maxLabel": MAX_LABEL,
-        "statements": list(statement_ids),
-        "deaths": list(death_ids),
-        "steps": [
-            _step(step, before, statement_ids, death_ids)
-            for step, before in zip(steps, [None, *steps[:-1]], strict=True)
-        ],
-    }
+        "roomy": roomy, "row": row, "link": LINK, "start": GUTTER, "ends": [round(float(x), 1) for x in ends],
+        "maxLabel": MAX_LABEL, "statements": list(statement_ids), "deaths": list(death_ids),
+        "steps": [_step(step, statement_ids, death_ids) for step in steps],
+    }  # fmt: skip
     parts = {
         "title": html.escape(recording.program),
         "subtitle": html.escape(recording.title),
         "status": html.escape(recording.status()),
         "summary": _summary(recording),
         "curves": _curves(steps, middles.tolist(), float(ends[-1]) + 40),
-        "overview": _overview(recording),
+        "overview": _weighed(recording) + _killed(recording) + _left(recording),    # where no particle is chosen
         # no "</script>" nor "<!--" in a text can end the script
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
     text = (files("llmppl.trace") / "page.html").read_text(encoding="utf-8")
-    before, *pieces = text.split("{{")
-    for piece in pieces:
-        name, rest = piece.split("}}", 1)
-        before += parts[name] + rest
-    return before
+    return re.sub(r"{{(\w+)}}", lambda name: parts[name[1]], text)
 
 
 def _widest(step: RecordedStep, roomy: bool) -> int:
@@ -83,10 +73,10 @@ def _width(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
-def _step(
-    step: RecordedStep, before: RecordedStep | None, statements: dict[str, int], deaths: dict[str, int]
-) -> dict[str, object]:
+def _step(step: RecordedStep, statements: dict[str, int], deaths: dict[str | None, int]) -> dict[str, object]:
     """A step as the script reads it; numbers are rounded, since nothing is computed from them."""
+    before = _shares([c.log_weight for c in step.candidates])
+    after = _shares([c.log_weight_after for c in step.candidates])
     return {
         "ess": round(step.ess, 2),
         "logMl": _number(step.log_ml),
@@ -97,37 +87,25 @@ def _step(
             [
                 -1 if c.parent is None else c.parent,
                 c.text[c.keep :],
-                -1 if _kept_all(c, before) else len(c.text[: c.keep].encode("utf-16-le", "surrogatepass")) // 2,
+                -1 if c.keeps_all else len(c.text[: c.keep].encode("utf-16-le", "surrogatepass")) // 2,
                 _number(c.log_weight),
                 share,
                 c.copies,
                 _number(c.log_weight_after),
                 share_after,
                 c.finished + 2 * c.carried,
-                -1 if c.death is None else deaths[c.death],
+                deaths.get(c.death, -1),
                 round(c.twist, 3),
                 [[statements[name], round(log_w, 3)] for name, log_w in c.attribution.items()],
             ]
-            for c, share, share_after in zip(
-                step.candidates,
-                _shares([c.log_weight for c in step.candidates]),
-                _shares([c.log_weight_after for c in step.candidates]),
-                strict=True,
-            )
+            for c, share, share_after in zip(step.candidates, before, after, strict=True)
         ],
     }
 
 
-def _kept_all(candidate: Candidate, before: RecordedStep | None) -> bool:
-    if before is None or candidate.parent is None:
-        return True
-    return candidate.keep == len(before.candidates[candidate.parent].text)
-
-
 def _shares(log_weights: Sequence[float]) -> list[float]:
     """The normalised weights, to four significant digits."""
-    total = np.logaddexp.reduce(log_weights, initial=-np.inf)
-    return [float(f"{np.exp(w - total):.4g}") if w > -math.inf else 0.0 for w in log_weights]
+    return [float(f"{weight:.4g}") for weight in normalised(log_weights)]
 
 
 def _number(value: float) -> float | None:
@@ -141,7 +119,7 @@ def _summary(recording: Recording) -> str:
     ess = 1 / sum(weight**2 for _, weight in particles) if particles else 0.0
     figures = {
         "steps": str(last.index),
-        "particles": str(sum(candidate.copies for candidate in last.kept)),
+        "particles": str(last.num_particles),
         "finished": str(last.num_finished),
         "deaths": str(sum(recording.deaths().values())),
         "log Ẑ": _signed(last.log_ml),
@@ -168,11 +146,6 @@ def _curves(steps: list[RecordedStep], xs: list[float], width: float) -> str:
     ticks = "".join(f'<text x="{x:.1f}" y="13">{step.index}</text>' for x, step in zip(xs, steps, strict=True))
     axis = f'<div class="label"><b>step</b></div><svg width="{width:.0f}" height="18">{ticks}</svg>'
     return f'{drawn}<div class="row axis">{axis}</div>'
-
-
-def _overview(recording: Recording) -> str:
-    """What is shown where no particle is chosen: what weighed the particles, what killed others, and their texts."""
-    return _weighed(recording) + _killed(recording) + _left(recording)
 
 
 def _weighed(recording: Recording) -> str:
@@ -204,7 +177,7 @@ def _left(recording: Recording) -> str:
     rows = [
         f'<td>{bar(weight / particles[0][1], 56)}</td><td class="n">{weight:.3f}</td>'
         f'<td class="text"><a href="#step={last.index}&amp;candidate={place}">'
-        f"{html.escape(_shown(last.candidates[place].text))}</a>{_state(last.candidates[place])}</td>"
+        f"{html.escape(last.candidates[place].text).translate(LINE_ENDS)}</a>{_state(last.candidates[place])}</td>"
         for place, weight in particles
     ]
     return _section(f"Particles after step {last.index}", rows)
@@ -213,16 +186,12 @@ def _left(recording: Recording) -> str:
 def _section(title: str, rows: list[str], note: str = "", after: str = "") -> str:
     """A table below its title; nothing without rows."""
     table = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<h2>{title}</h2>{note}<table>{table}</table>{after}" if rows else ""
+    return f"<h2>{title}</h2>{note}<table>{table}</table>{after}" * bool(rows)
 
 
 def _state(candidate: Candidate) -> str:
-    copies = f" ×{candidate.copies}" if candidate.copies > 1 else ""
+    copies = f" ×{candidate.copies}" * (candidate.copies > 1)
     return f'<span class="state">{copies}{" ■" if candidate.finished else " …"}</span>'
-
-
-def _shown(text: str) -> str:
-    return text.replace("\n", "↵")
 
 
 def _signed(value: float) -> str:

@@ -14,12 +14,15 @@ and, if the recorder was used in a `with` block, a line `{"end": null}`, or with
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import os
+import sys
 import warnings
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +33,7 @@ import numpy as np
 from llmppl.arguments import path as path_of
 from llmppl.arguments import shown
 from llmppl.arguments import text as text_of
-from llmppl.trace.schema import END, HEADER, STEP, check, check_references
+from llmppl.trace.schema import FIELDS, check, check_references
 
 if TYPE_CHECKING:
     from llmppl.inference import Step
@@ -118,7 +121,6 @@ class Recorder:
         old_text, old_attribution = self._before[parent] if self._before else ("", {})
         keep = len(os.path.commonprefix([old_text, text]))
         added = {name: total - old_attribution.get(name, 0.0) for name, total in attribution.items()}
-        added = {name: log_w for name, log_w in added.items() if log_w}
         record: dict[str, Any] = {"parent": parent, "text": text[keep:], "log_weight": _finite(log_weight)}
         if keep < len(old_text):
             record["keep"] = keep
@@ -128,8 +130,8 @@ class Recorder:
             record["death"] = candidate.death or "weight zero"
         elif candidate.finished:
             record["finished"] = True
-        if added:
-            record["attribution"] = added
+        if any(added.values()):
+            record["attribution"] = {name: log_w for name, log_w in added.items() if log_w}
         return record
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -155,6 +157,7 @@ class Candidate:
     copies : how often it was selected; 0 if it is dead or culled
     log_weight_after : the log weight of these copies together, -inf if there are none
     carried : whether it had finished before this step
+    keeps_all : whether `keep` is the length of its parent's text
     """
 
     parent: int | None
@@ -168,6 +171,7 @@ class Candidate:
     copies: int = 0
     log_weight_after: float = -math.inf
     carried: bool = False
+    keeps_all: bool = True
 
 
 @dataclass
@@ -186,6 +190,10 @@ class RecordedStep:
     def kept(self) -> list[Candidate]:
         return [candidate for candidate in self.candidates if candidate.copies]
 
+    @property
+    def num_particles(self) -> int:
+        return sum(candidate.copies for candidate in self.candidates)
+
 
 @dataclass
 class Recording:
@@ -202,9 +210,9 @@ class Recording:
 
     def particles(self) -> list[tuple[int, float]]:
         """The particles after the last step, the heaviest first: place among the candidates, normalised weight."""
-        alive = [(i, c.log_weight_after - c.twist) for i, c in enumerate(self.steps[-1].candidates) if c.copies]
-        total = np.logaddexp.reduce([log_weight for _, log_weight in alive], initial=-np.inf)
-        return sorted(((i, float(np.exp(log_weight - total))) for i, log_weight in alive), key=lambda each: -each[1])
+        alive = {i: c.log_weight_after - c.twist for i, c in enumerate(self.steps[-1].candidates) if c.copies}
+        weights = zip(alive, normalised(list(alive.values())), strict=True)
+        return sorted(weights, key=lambda each: -each[1])
 
     def mean_attribution(self) -> dict[str, float]:
         """For each statement, what it added to the log weight: the mean over `particles` by weight."""
@@ -241,14 +249,11 @@ class Recording:
             return f"All particles had died after {steps}."
         if not unfinished:
             return f"All particles finished, after {steps}."
-        left = f"{unfinished} of {sum(candidate.copies for candidate in last.kept)} particles not finished"
-        if self.ended is None:
-            return (
-                f"The recording stops after step {last.index}, {left}: cut by max_steps, still running, or interrupted."
-            )
-        if self.ended:
-            return f"The recording stops after step {last.index}, {left}: {self.ended} ended the run."
-        return f"Cut after {steps}, {left}."
+        left = f"{unfinished} of {last.num_particles} particles not finished"
+        if self.ended == "":
+            return f"Cut after {steps}, {left}."
+        why = f"{self.ended} ended the run" if self.ended else "cut by max_steps, still running, or interrupted"
+        return f"The recording stops after step {last.index}, {left}: {why}."
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
@@ -277,59 +282,66 @@ def load(path: str | os.PathLike[str]) -> Recording:
             f"{path} has the format {shown(version, 60)}, and this version of llmppl reads {VERSION}; "
             "record the run again, or show it with the llmppl that recorded it"
         )
-    recording = Recording("", "")
-    before: list[tuple[int, Candidate]] = []            # for each particle its place and its candidate
+    reader = _Reader()
     for number, line in enumerate(whole, 1):
         record = _parsed(line)
         if not record:
             raise ValueError(f"{path}, line {number} is not a step as a Recorder writes it: {line[:60]!r}")
-        fields = HEADER if number == 1 else END if "end" in record else STEP
+        kind = "header" if number == 1 else "end" if "end" in record else "step"
         try:
-            record = check(fields, record)
-            if fields is STEP:
-                check_references(record, len(recording.steps) + 1, [len(candidate.text) for _, candidate in before])
+            getattr(reader, kind)(check(FIELDS[kind], record))
         except (TypeError, ValueError, RecursionError) as error:        # a repr of what is nested deep
             raise ValueError(f"{path}, line {number}: {error}") from None
-        if fields is HEADER:
-            recording = Recording(**record)
-        elif fields is STEP:
-            before = _add_step(recording, record, before)
-        else:
-            recording.ended = record["end"] or ""
+        if kind == "end":
             break
-    if not recording.steps:
+    if not reader.recording.steps:
         raise ValueError(f"{path} holds no whole step: the run stopped, or has not come, to the end of its first step")
-    return recording
+    return reader.recording
 
 
 _HOW = 'A recording is what `on_step=Recorder("run.jsonl")` writes.'
+_ROOT = Candidate(None, "", 0, 0.0, 0.0, False, None, {})
 
 
-def _add_step(
-    recording: Recording, record: dict[str, Any], before: list[tuple[int, Candidate]]
-) -> list[tuple[int, Candidate]]:
-    """Add a step that was checked, and return its particles as `before` are those of the last one."""
-    candidates = []
-    for each in record.pop("candidates"):
-        number = each.pop("parent")
-        place, parent = before[number] if before else (None, None)
-        each["text"] = (parent.text[: each["keep"]] if parent is not None else "") + each["text"]
-        candidates.append(Candidate(place, **each, carried=parent is not None and parent.finished))
-    ancestors = record.pop("ancestors")
-    for place, log_weight in zip(ancestors, record.pop("log_weights"), strict=True):
-        kept = candidates[place]
-        kept.copies += 1
-        kept.log_weight_after = float(np.logaddexp(kept.log_weight_after, log_weight))
-    recording.steps.append(RecordedStep(record.pop("step"), candidates, **record))
-    return [(i, candidates[i]) for i in ancestors]
+class _Reader:
+    """Makes a recording of its lines, once they are checked; a method for each kind of line."""
+
+    def header(self, record: dict[str, Any]) -> None:
+        self.recording = Recording(**record)
+        self._particles: list[tuple[int | None, Candidate]] = []        # after the last step: place, candidate
+
+    def step(self, record: dict[str, Any]) -> None:
+        check_references(record, len(self.recording.steps) + 1, [len(c.text) for _, c in self._particles])
+        candidates = []
+        for each in record.pop("candidates"):
+            number = each.pop("parent")
+            place, parent = self._particles[number] if self._particles else (None, _ROOT)
+            each["text"] = parent.text[: each["keep"]] + each["text"]
+            keeps_all = each["keep"] == len(parent.text)
+            candidates.append(Candidate(place, **each, carried=parent.finished, keeps_all=keeps_all))
+        ancestors = record.pop("ancestors")
+        for place, log_weight in zip(ancestors, record.pop("log_weights"), strict=True):
+            kept = candidates[place]
+            kept.copies += 1
+            kept.log_weight_after = float(np.logaddexp(kept.log_weight_after, log_weight))
+        self.recording.steps.append(RecordedStep(record.pop("step"), candidates, **record))
+        self._particles = [(i, candidates[i]) for i in ancestors]
+
+    def end(self, record: dict[str, Any]) -> None:
+        self.recording.ended = record["end"] or ""
+
+
+def normalised(log_weights: Sequence[float]) -> list[float]:
+    """The weights divided by their sum; 0 where all are."""
+    total = max(np.logaddexp.reduce(log_weights, initial=-np.inf), -sys.float_info.max)
+    return [float(np.exp(log_weight - total)) for log_weight in log_weights]
 
 
 def _parsed(line: str) -> dict[str, Any]:
     """The JSON object that a line is; an empty one if it is none."""
-    try:
+    value = None
+    with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
     return value if isinstance(value, dict) else {}
 
 

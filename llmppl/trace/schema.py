@@ -7,13 +7,14 @@ ValueError that begins with the name, as those of `llmppl.arguments` do.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llmppl.arguments import count, flag, number, shown
 
-__all__ = ["END", "HEADER", "STEP", "check", "check_references"]
+__all__ = ["FIELDS", "check", "check_references"]
 
 LARGEST = 1e300                                         # sums and differences of such numbers are still finite
 
@@ -33,9 +34,7 @@ def optional(check: Check, default: Any) -> Field:
 
 def check(fields: dict[str, Field], record: Any, name: str = "") -> dict[str, Any]:
     """The fields of a JSON object, checked; what else it holds is left out."""
-    if not isinstance(record, dict):
-        raise TypeError(f"{name} must be an object, not {shown(record, 60)}")
-    found = {}
+    found, record = {}, _instance(dict, "an object", name, record)
     for key, field in fields.items():
         place = f"{name}.{key}" if name else key
         if key in record:
@@ -55,9 +54,10 @@ def check_references(step: dict[str, Any], index: int, lengths: list[int]) -> No
     if step["step"] != index:
         raise ValueError(f"step must be {index}, not {step['step']}")
     for i, candidate in enumerate(step["candidates"]):
+        length = 0
         if index > 1:
             _below(f"candidates[{i}].parent", candidate["parent"], len(lengths), "particles in the step before")
-        length = lengths[candidate["parent"]] if index > 1 else 0
+            length = lengths[candidate["parent"]]
         if candidate["keep"] is None:
             candidate["keep"] = length
         _below(f"candidates[{i}].keep", candidate["keep"], length + 1, "ways to cut its parent's text")
@@ -72,6 +72,12 @@ def _below(name: str, value: int, size: int, of: str) -> None:
         raise ValueError(f"{name} must be below {size}, the number of {of}, not {value}")
 
 
+def _instance(kind: type, called: str, name: str, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {called}, not {shown(value, 60)}")
+    return value
+
+
 def _count(name: str, value: Any) -> int:
     return count(name, value, least=0)
 
@@ -82,35 +88,29 @@ def _finite(name: str, value: Any) -> float:
     return real
 
 
-def _log_weight(name: str, value: Any) -> float:
-    return float("-inf") if value is None else _finite(name, value)
-
-
 def _text(name: str, value: Any) -> str:
     """A str; a lone surrogate, which no file can hold, becomes the replacement character."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a text, not {shown(value, 60)}")
-    return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
-
-
-def _optional_text(name: str, value: Any) -> str | None:
-    return None if value is None else _text(name, value)
+    return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", _instance(str, "a text", name, value))
 
 
 def _list(check: Check) -> Check:
-    def check_all(name: str, value: Any) -> list[Any]:
-        if not isinstance(value, list):
-            raise TypeError(f"{name} must be a list, not {shown(value, 60)}")
-        return [check(f"{name}[{i}]", each) for i, each in enumerate(value)]
-
-    return check_all
+    return lambda name, value: [
+        check(f"{name}[{i}]", each) for i, each in enumerate(_instance(list, "a list", name, value))
+    ]
 
 
 def _attribution(name: str, value: Any) -> dict[str, float]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{name} must be an object, not {shown(value, 60)}")
-    return {_text(name, key): _finite(f"{name}[{shown(key, 60)}]", each) for key, each in value.items()}
+    items = _instance(dict, "an object", name, value).items()
+    return {_text(name, key): _finite(f"{name}[{shown(key, 60)}]", each) for key, each in items}
 
+
+def _or_null(check: Check, null: Any) -> Check:
+    """A check that reads null as `null`."""
+    return lambda name, value: null if value is None else check(name, value)
+
+
+_log_weight = _or_null(_finite, -math.inf)
+_optional_text = _or_null(_text, None)
 
 HEADER = {"program": optional(_text, ""), "title": optional(_text, "")}
 CANDIDATE = {
@@ -134,4 +134,4 @@ STEP = {
     "num_finished": Field(_count),
     "num_dead": Field(_count),
 }
-END = {"end": Field(_optional_text)}
+FIELDS = {"header": HEADER, "step": STEP, "end": {"end": Field(_optional_text)}}     # by the kind of line
