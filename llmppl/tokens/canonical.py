@@ -24,7 +24,7 @@ from llmppl.masks.walks import MemoGraph, walk_state
 from llmppl.shared import Shared
 from llmppl.tokens.patterns import UnsupportedTokenizer
 from llmppl.tokens.pretokens import PreTokens, Reading
-from llmppl.tokens.tokenizer_rules import Rules, read_rules
+from llmppl.tokens.tokenizer_rules import Rules, first_of, read_rules
 
 K = TypeVar("K", bound=Hashable)
 MASK_BYTES = 1 << 26                                # of masks kept, of rows, and of walks
@@ -107,13 +107,12 @@ class Canonical(Shared):
             for token in written["added_tokens"]
             if not (token["special"] and backend.encode_special_tokens)
         ]
-        doubts = {
+        self.reason = first_of({
             rules.doubt: rules.doubt,
             "it has added tokens that are text": self._added.size,
             "it has added tokens that it finds in some texts only": None in literals,
             "its decoder does not give back its text": not all(map(self.is_canonical, map(self.encode, SAMPLES))),
-        }
-        self.reason = next((doubt for doubt, holds in doubts.items() if holds), "")
+        })
         self._merges = rules.merges
         self._possible = self._spells.copy()
         self._possible[self._added] = False

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmppl.masks.constraint import Bools, VocabularyLike
+from llmppl.tokens.decoding import BYTE_PIECES
 from llmppl.tokens.merges import Merges
 from llmppl.tokens.patterns import Split, UnsupportedTokenizer
 
@@ -38,7 +39,7 @@ class Rules(NamedTuple):
 class _Blanks(NamedTuple):
     """How a tokenizer writes blanks."""
 
-    rewritten: bool                                 # every one is a BLANK when it comes to merging
+    written: str                                    # BLANK or " ": what one is when it comes to merging
     prepended: bool                                 # by the normalizer, to every text
     begin: bytes
 
@@ -49,75 +50,87 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, adde
     `spells`, (V,) bool ndarray, are the tokens that add something to a text, `added` the ids of its added tokens.
     """
     model = rules["model"]
-    if model["type"] != "BPE" or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
-        raise UnsupportedTokenizer(f"its model is {model['type']}, or BPE that marks the parts of words")
+    marked = model["type"] != "BPE" or model["continuing_subword_prefix"] or model["end_of_word_suffix"]
+    _refuse({f"its model is {model['type']}, or BPE that marks the parts of words": marked})
     normalizers = _in_turn(rules["normalizer"], "normalizers")
     steps = _in_turn(rules["pre_tokenizer"], "pretokenizers")
     if REWRITE in normalizers[-1:]:                 # then there are no blanks left to split at
         steps = [step for step in steps if step.get("pattern") != {"String": " "}]
     splits = [split for step in steps for split in _splits(step)]
     types = [step["type"] for step in steps]
-    byte_level, metaspace = "ByteLevel" in types, "Metaspace" in types
-    blanks = _read_blanks(normalizers, steps, bool(splits))
     pieces: dict[str, int] = model["vocab"]
-    if blanks.rewritten and BLANK not in pieces:
-        raise UnsupportedTokenizer("it rewrites blanks as a character that it does not know")
+    blanks = _read_blanks(normalizers, steps, bool(splits), pieces)
 
     letters = {piece: vocab.tokens[id] for piece, id in pieces.items() if len(piece) == 1}
-    alphabet: frozenset[str] = frozenset()
-    byte_ids: list[int] = []
-    if model["byte_fallback"] and not byte_level:
-        alphabet = frozenset(letter.replace(BLANK, " ") for letter in letters) | letters.keys()
-        byte_ids = [id for piece, id in pieces.items() if re.fullmatch("<0x[0-9A-F]{2}>", piece)]
-    never = " " if blanks.rewritten else ""
-    longest = 1 if byte_level else 4                # bytes that a letter may stand for
-    leaves = [pieces[char] for char, data in letters.items() if char != never and len(data) <= longest]
+    alphabet, byte_ids = frozenset[str](), list[int]()
+    longest, num_bytes = 4, 0                       # bytes that a letter may stand for; that tokens are known for
+    if "ByteLevel" in types:
+        longest, num_bytes = 1, len(set(letters.values()))
+    elif model["byte_fallback"]:
+        alphabet = frozenset("".join(letters).replace(BLANK, " ")) | letters.keys()
+        byte_ids = [pieces[piece] for piece in BYTE_PIECES & pieces.keys()]
+        num_bytes = len(byte_ids)
+    never = {" "} - {blanks.written}
+    leaves = [pieces[char] for char in letters.keys() - never if len(letters[char]) <= longest]
     leaves += [id for id in byte_ids if vocab.tokens[id].decode("utf-8", "replace") not in alphabet]
-    unknown = model["unk_token"] and len(set(letters.values()) if byte_level else byte_ids) < 256
+    unknown = model["unk_token"] and num_bytes < 256
     if unknown and model["unk_token"] in pieces:
         leaves.append(pieces[model["unk_token"]])
-    checked = set(pieces.values()) - {*byte_ids, *added, *np.flatnonzero(~spells).tolist()}
-    _check_spelling(pieces, vocab, checked, letters if byte_level else None, blanks.rewritten)
+    unchecked = {*byte_ids, *added, *np.flatnonzero(~spells).tolist()}
+    checked = {piece: id for piece, id in pieces.items() if id not in unchecked}
+    _check_spelling(checked, vocab, letters if "ByteLevel" in types else None, blanks.written)
 
     sizes = [0] * len(vocab.tokens)
     for piece, id in pieces.items():
         sizes[id] = len(piece)
     products = [(pieces[left], pieces[right], pieces[left + right]) for left, right in model["merges"]]
     merges = Merges(sizes, leaves, products)
-    if not merges.ascending:
-        raise UnsupportedTokenizer("its merges are not in the order in which they can happen")
-    doubts = {
+    _refuse({"its merges are not in the order in which they can happen": not merges.ascending})
+    doubt = first_of({
         "it normalises its text": normalizers not in ([], [REWRITE], [PREPEND, REWRITE]),
-        "it puts a blank before some texts": metaspace and steps[0]["prepend_scheme"] != "never",
+        "it puts a blank before some texts": "Metaspace" in types and steps[0]["prepend_scheme"] != "never",
         "it has a token for unknown characters": unknown,
-        "it has tokens that no merges make": model["ignore_merges"] and not merges.stable[list(checked)].all(),
-    }
-    doubt = next((doubt for doubt, holds in doubts.items() if holds), "")
+        "it has tokens that no merges make": model["ignore_merges"] and not merges.stable[list(checked.values())].all(),
+    })
     return Rules(splits, merges, alphabet, blanks.begin, not blanks.prepended, doubt)
 
 
-def _read_blanks(normalizers: list[dict[str, Any]], steps: list[dict[str, Any]], splits: bool) -> _Blanks:
+def first_of(reasons: dict[str, Any]) -> str:
+    """The first reason that holds, "" if none does."""
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _refuse(reasons: dict[str, Any]) -> None:
+    if reason := first_of(reasons):
+        raise UnsupportedTokenizer(reason)
+
+
+def _read_blanks(
+    normalizers: list[dict[str, Any]], steps: list[dict[str, Any]], splits: bool, pieces: dict[str, int]
+) -> _Blanks:
     types = [step["type"] for step in steps]
-    metaspace, replaced = "Metaspace" in types, REWRITE in normalizers
-    read_again = "ByteLevel" in types[:-1] or (metaspace and len(steps) > 1)
-    if read_again or (replaced and not metaspace and (splits or "ByteLevel" in types)):
-        raise UnsupportedTokenizer("its pre-tokenizers read what something else has written")
-    added = any(step.get("add_prefix_space") for step in steps)
-    if added and len(steps) > 1:
-        raise UnsupportedTokenizer("it puts a blank before its pre-tokens")
+    metaspace, replaced, several = "Metaspace" in types, REWRITE in normalizers, len(steps) > 1
+    rewritten, added = metaspace or replaced, any(step.get("add_prefix_space") for step in steps)
+    read_again = "ByteLevel" in types[:-1] or (metaspace and several)
+    _refuse({
+        "its pre-tokenizers read what something else has written":
+            read_again or (replaced and not metaspace and (splits or "ByteLevel" in types)),
+        "it puts a blank before its pre-tokens": added and several,
+        "it rewrites blanks as a character that it does not know": rewritten and BLANK not in pieces,
+    })
     prepended = normalizers == [PREPEND, REWRITE]
-    return _Blanks(metaspace or replaced, prepended, b" " if prepended or added else b"")
+    return _Blanks(BLANK if rewritten else " ", prepended, b" " if prepended or added else b"")
 
 
 def _check_spelling(
-    pieces: dict[str, int], vocab: VocabularyLike, ids: set[int], letters: dict[str, bytes] | None, rewritten: bool
+    pieces: dict[str, int], vocab: VocabularyLike, letters: dict[str, bytes] | None, blank: str
 ) -> None:
     """Raise unless the bytes of tokens are what their pieces say: by their `letters`, or in UTF-8."""
     for piece, id in pieces.items():
-        spelled = (piece.replace(BLANK, " ") if rewritten else piece).encode()
+        spelled = piece.replace(blank, " ").encode()
         if letters is not None:
             spelled = b"".join([letters.get(char, b"?") for char in piece])
-        if id in ids and vocab.tokens[id] != spelled:
+        if vocab.tokens[id] != spelled:
             raise UnsupportedTokenizer(f"its token {id}, {vocab.tokens[id]!r}, is not spelled like its piece {piece!r}")
 
 
