@@ -8,15 +8,17 @@ reach the end: its rows are worked out when they are met.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.growing import Memo, Numbering, reached
 from llmppl.languages.limits import MAX_NFA_STATES, Budget
-from llmppl.languages.nfa import ACCEPT, DEAD, LEAD_BYTE, LEADS, NFA, Ranges, merged, utf8
-from llmppl.languages.operations import trimmed
+from llmppl.languages.nfa import ACCEPT, DEAD, LEAD_BYTES, LEADS, NFA, Fragment, Ranges, merged, utf8
+from llmppl.languages.operations import joined, trimmed
 
 __all__ = ["Explored", "include_intersection"]
 
@@ -40,21 +42,15 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[Explored, bool]], bud
 
     DEAD if there are none. TooLarge if the budget does not suffice; nothing is then added to `nfa`.
     """
-    classes, steps = _over_characters([dfa for dfa, _ in factors], budget)
-    signs = [inside for _, inside in factors]
-    states = [tuple(dfa.start for dfa, _ in factors)]
-    numbers = {states[0]: 1}
-    rows = [[0] * len(classes)]                     # state -> class -> next state; 0 is dead
-    for state in states:                            # grows
+    dfas, signs = zip(*factors, strict=True)
+    classes, steps = _over_characters(dfas, budget)
+    numbers = Numbering([(), tuple(dfa.start for dfa in dfas)])         # 0 is dead
+    rows = [[0] * len(classes)]                     # state -> class -> next state
+    for state in itertools.islice(numbers.met, 1, None):                # grows
         budget.spend(states=1, steps=10 * len(classes))
-        rows.append([])
-        for after in zip(*(step[q] for step, q in zip(steps, state, strict=True)), strict=True):
-            alive = all(q or not inside for q, inside in zip(after, signs, strict=True))
-            number = numbers.setdefault(after, len(states) + 1) if alive else 0
-            if number > len(states):
-                states.append(after)
-            rows[-1].append(number)
-    columns = np.array(states).T                    # (factors, states)
+        afters = zip(*(step[q] for step, q in zip(steps, state, strict=True)), strict=True)
+        rows.append([numbers[after] if all(itertools.compress(after, signs)) else 0 for after in afters])
+    columns = np.array(numbers.met[1:]).T           # (factors, states)
     ends = [dfa.accepting[column] == inside for column, (dfa, inside) in zip(columns, factors, strict=True)]
     accepting = np.append(False, np.logical_and.reduce(ends))
     table, accepting, start = trimmed(np.array(rows, np.int32), accepting, 1)
@@ -81,17 +77,18 @@ def _over_characters(dfas: Sequence[Explored], budget: Budget) -> tuple[list[Ran
         key = pending, vector.tobytes()
         if key not in known:
             budget.spend(steps=16 * len(vector))
-            known[key] = _joined(
-                (byte << 6 * (pending - 1), piece)
+            shift = 6 * (pending - 1)
+            known[key] = joined(
+                ((byte << shift) + lo, (byte << shift) + hi, end)
                 for byte in range(64)
-                for piece in pieces(table[vector, 0x80 + byte], pending - 1)
+                for lo, hi, end in pieces(table[vector, 0x80 + byte], pending - 1)
             )
         return known[key]
 
     for low, high, pending in LEADS:
         shift = 6 * pending
         for number in range(low >> shift, (high >> shift) + 1):
-            for lo, hi, key in pieces(table[everywhere, LEAD_BYTE[pending] + number], pending):
+            for lo, hi, key in pieces(table[everywhere, LEAD_BYTES[pending][0] + number], pending):
                 lo, hi = max(low, (number << shift) + lo), min(high, (number << shift) + hi)
                 if lo <= hi:
                     ranges.setdefault(key, []).append((lo, hi))
@@ -104,51 +101,38 @@ def _over_characters(dfas: Sequence[Explored], budget: Budget) -> tuple[list[Ran
     return [merged(some) for some in ranges.values()], steps
 
 
-def _joined(found: Iterable[tuple[int, Piece]]) -> list[Piece]:
-    """The pieces of all bytes, neighbours of one class as one."""
-    out: list[Piece] = []
-    for offset, (lo, hi, key) in found:
-        if out and out[-1][2] == key and out[-1][1] == offset + lo - 1:
-            out[-1] = (out[-1][0], offset + hi, key)
-        else:
-            out.append((offset + lo, offset + hi, key))
-    return out
-
-
 def _between(dfa: Explored, budget: Budget) -> list[int]:
     """The states between characters, the dead one left out."""
-    seen, todo = {dfa.start}, [dfa.start]
-    for state in todo:                              # grows
+
+
+    def after(state: int) -> list[int]:
         budget.spend(steps=50)
-        found = set()
-        at = np.array([state])
-        for lo, hi, pending in ((0x00, 0x7F, 0), (0xC0, 0xDF, 1), (0xE0, 0xEF, 2), (0xF0, 0xF7, 3)):
-            after = np.unique(dfa.table[at, lo : hi + 1])
-            for _ in range(pending):
-                after = np.unique(dfa.table[after, 0x80:0xC0])
-            found.update(after.tolist())
-        new = found - seen - {0}
-        seen |= new
-        todo += sorted(new)
-    return todo if dfa.start else []
+        ends = np.zeros(0, np.int32)
+        for lo, hi in reversed(LEAD_BYTES):
+            ends = np.union1d(dfa.table[ends, 0x80:0xC0], dfa.table[state, lo : hi + 1])
+        return ends.tolist()
+
+    return [state for state in reached([dfa.start], after) if state]
 
 
 def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: list[bool], budget: Budget) -> int:
     """The state that begins these rows, as bytes; their targets count from 1, and 0 is dead."""
+
+    def fragment(some: tuple[int, ...]) -> Fragment:
+        return utf8(merged(itertools.chain(*(classes[c] for c in some))))
+
+    fragments = Memo(fragment)
     moves = []
     for row in rows:
-        by: dict[int, list[int]] = {}
+        by: dict[int, list[int]] = {0: []}
         for c, after in enumerate(row):
             by.setdefault(after, []).append(c)
-        by.pop(0, None)
-        moves.append([(tuple(some), after) for after, some in by.items()])
-    distinct = {some for move in moves for some, _ in move}
-    fragment = {some: utf8(merged(pair for c in some for pair in classes[c])) for some in distinct}
-    size = sum(1 + sum(len(fragment[some]) for some, _ in move) for move in moves)
+        moves.append([(fragments[tuple(some)], after) for after, some in by.items() if after])
+    size = len(rows) + sum(len(nodes) for move in moves for nodes, _ in move)
     if len(nfa) + size > MAX_NFA_STATES:
         raise budget.refusal(f"more than {MAX_NFA_STATES:,} states")
     entries = [nfa.add(()) for _ in rows]
     for entry, move, accepts in zip(entries, moves, accepting, strict=True):
-        reads = [nfa.read(fragment[some], entries[after - 1]) for some, after in move]
+        reads = [nfa.read(nodes, entries[after - 1]) for nodes, after in move]
         nfa.epsilon[entry] = (*reads, *[ACCEPT] * accepts)
     return entries[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -15,16 +15,22 @@ from numpy.typing import NDArray
 
 from llmppl.languages.nfa import MAX_CODE_POINT, Ranges, merged
 
-__all__ = ["cased", "category", "characters", "general_category", "negated", "properties"]
+__all__ = ["cased", "category", "characters", "general_category", "negated", "points", "properties"]
 
 op: Any = import_module("re._constants")            # of Python's own parser of patterns; mypy knows nothing of it
 
 
-def negated(ranges: Ranges) -> Ranges:
-    """All other code points."""
-    edges = [-1, *(code for lo, hi in ranges for code in (lo - 1, hi + 1)), MAX_CODE_POINT + 1]
-    gaps = zip([0, *edges[2::2]], [*edges[1:-1:2], MAX_CODE_POINT], strict=True)
-    return tuple((lo, hi) for lo, hi in gaps if lo <= hi)
+def negated(ranges: Ranges, negate: bool = True) -> Ranges:
+    """All other code points; these ones unless `negate`."""
+    if not negate:
+        return ranges
+    ends = [-1, *itertools.chain(*ranges), MAX_CODE_POINT + 1]
+    return tuple((last + 1, first - 1) for last, first in zip(ends[::2], ends[1::2], strict=True) if first - last > 1)
+
+
+def points(chars: Iterable[str]) -> Ranges:
+    """The code points of some characters."""
+    return merged((code, code) for code in map(ord, chars))
 
 
 def _characters_of(*planes: int) -> str:
@@ -72,12 +78,12 @@ def cased() -> str:
 
 
 _CATEGORY = {
-    op.CATEGORY_DIGIT: ("d", False),
-    op.CATEGORY_NOT_DIGIT: ("d", True),
-    op.CATEGORY_WORD: ("w", False),
-    op.CATEGORY_NOT_WORD: ("w", True),
-    op.CATEGORY_SPACE: ("s", False),
-    op.CATEGORY_NOT_SPACE: ("s", True),
+    op.CATEGORY_DIGIT: "d",
+    op.CATEGORY_NOT_DIGIT: "D",
+    op.CATEGORY_WORD: "w",
+    op.CATEGORY_NOT_WORD: "W",
+    op.CATEGORY_SPACE: "s",
+    op.CATEGORY_NOT_SPACE: "S",
 }
 
 
@@ -88,24 +94,19 @@ def characters(items: tuple[Any, ...], flags: int) -> Ranges:
     text = ""
     for kind, value in items:
         if kind is op.CATEGORY:
-            letter, negate = _CATEGORY[value]
-            ranges = category(letter, bool(flags & op.SRE_FLAG_ASCII))
-            inside += negated(ranges) if negate else ranges
-            text += "\\" + (letter.upper() if negate else letter)
+            letter = _CATEGORY[value]
+            inside += negated(category(letter.lower(), bool(flags & op.SRE_FLAG_ASCII)), letter.isupper())
+            text += "\\" + letter
         else:
             lo, hi = value if kind is op.RANGE else (value, value)
             inside.append((lo, hi))
             text += f"\\U{lo:08x}-\\U{hi:08x}"
     if text and flags & op.SRE_FLAG_IGNORECASE:      # `re` decides about cased characters; the others keep to the class
         known = cased()
-        matched = set(re.findall(f"[{text}]", known, flags))
-        others = negated(merged((ord(c), ord(c)) for c in known))
-        inside = [*_intersected(merged(inside), others), *((ord(c), ord(c)) for c in matched)]
+        matched = re.findall(f"[{text}]", known, flags)
+        others = negated(merged([*negated(merged(inside)), *points(known)]))
+        inside = [*others, *points(matched)]
     return merged(inside)
-
-
-def _intersected(left: Ranges, right: Ranges) -> Ranges:
-    return negated(merged([*negated(left), *negated(right)]))
 
 
 _NAMES = """
@@ -141,9 +142,9 @@ def _categories() -> dict[str, Ranges]:
 def properties(name: tuple[str, bool], ignore_case: bool) -> Ranges:
     """The code points of a general category; without regard to case, of all that a change of case brings into it."""
     short, negate = name
-    parts = ("Lu", "Ll", "Lt") if short == "LC" else (short,)
+    parts = {"LC": ("Lu", "Ll", "Lt")}.get(short, (short,))
     ranges = merged(pair for key, some in _categories().items() if key.startswith(parts) for pair in some)
     if ignore_case:
-        inside = set("".join(chr(code) for lo, hi in ranges for code in range(lo, hi + 1)))
-        ranges = merged([*ranges, *((ord(c), ord(c)) for c in cased() if {c.lower(), c.upper()} & inside)])
-    return negated(ranges) if negate else ranges
+        inside = {chr(code) for lo, hi in ranges for code in range(lo, hi + 1)}
+        ranges = merged([*ranges, *points(c for c in cased() if {c.lower(), c.upper()} & inside)])
+    return negated(ranges, negate)

@@ -5,6 +5,7 @@ Lengths are counted in characters. The counts of one length give those of the ne
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator
 
@@ -12,11 +13,12 @@ import numpy as np
 
 from llmppl.exclusive import Turn, in_turn
 from llmppl.languages.machine import Machine
+from llmppl.languages.nfa import LEAD_BYTES
 from llmppl.languages.operations import Edge
 
 __all__ = ["Counts"]
 
-BYTES = ((0x00, 0x7F), (0xC0, 0xDF), (0xE0, 0xEF), (0xF0, 0xF7), (0x80, 0xBF))      # leads of 0..3, and the rest
+BYTES = (*LEAD_BYTES, (0x80, 0xBF))                 # leads of 0..3, and the rest
 REST = 4
 
 
@@ -98,11 +100,9 @@ class Counts:
         sizes = [self.completions(length)[0][self.start] for length in range(max_length + 1)]
         if not sum(sizes):
             return None
-        rank = _below(rng, sum(sizes))
-        left = 0
-        while rank >= sizes[left]:
-            rank -= sizes[left]
-            left += 1
+        rank, shorter = _below(rng, sum(sizes)), [0, *itertools.accumulate(sizes)]
+        left = bisect.bisect_right(shorter, rank) - 1
+        rank -= shorter[left]
         state, pending, text = self.start, 0, bytearray()
         while left or pending:
             for lo, hi, t, left_then, pending_then in self._continuations(state, left, pending):

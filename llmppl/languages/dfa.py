@@ -22,7 +22,7 @@ from llmppl.languages.counting import Counts
 from llmppl.languages.drawing import to_dot, to_html
 from llmppl.languages.limits import Budget
 from llmppl.languages.machine import Machine
-from llmppl.languages.nfa import ACCEPT, ANY, DEAD, NFA
+from llmppl.languages.nfa import ACCEPT, DEAD, NFA
 from llmppl.languages.operations import classes_of, product, trimmed
 from llmppl.languages.threads import Subsets, Threads, unguarded
 from llmppl.languages.words import automaton_of
@@ -242,5 +242,5 @@ class DFA(Machine):
 def anything() -> DFA:
     """All text."""
     nfa = NFA()
-    nfa.start = nfa.star(lambda again: nfa.read(ANY, again), ACCEPT)
+    nfa.start = nfa.anything(ACCEPT)
     return DFA(nfa).explore()

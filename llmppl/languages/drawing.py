@@ -17,7 +17,7 @@ def to_dot(machine: Machine) -> str:
     """The automaton in the language of Graphviz."""
     lines = ["digraph {", "  rankdir=LR; node [shape=circle]; start [shape=point];"]
     lines += [f"  {state} [shape=doublecircle];" for state in np.flatnonzero(machine.explore().accepting)]
-    lines += [f"  start -> {machine.start};"] if machine.start else []
+    lines += [f"  start -> {machine.start};"] * bool(machine.start)
     for state, row in enumerate(machine.edges()):
         labels: dict[int, list[str]] = {}
         for lo, hi, t in row:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
+from llmppl.languages.classes import negated, points
 from llmppl.languages.limits import Budget
-from llmppl.languages.nfa import ACCEPT, MAX_CODE_POINT, NFA, merged, utf8
+from llmppl.languages.nfa import ACCEPT, NFA, merged, utf8
 
 __all__ = ["nfa_of"]
 
@@ -15,13 +15,11 @@ def nfa_of(fsm: Any) -> NFA:
     """The language of an `interegular.FSM` over characters; some states may lead nowhere."""
     from interegular.fsm import anything_else
 
-    named = sorted(ord(c) for c in fsm.alphabet if c is not anything_else)
+    named = set(fsm.alphabet) - {anything_else}
     groups: dict[int, list[tuple[int, int]]] = {}
-    for code in named:
-        groups.setdefault(fsm.alphabet[chr(code)], []).append((code, code))
-    if anything_else in fsm.alphabet:
-        others = [(a + 1, b - 1) for a, b in itertools.pairwise([-1, *named, MAX_CODE_POINT + 1]) if b - a > 1]
-        groups.setdefault(fsm.alphabet[anything_else], []).extend(others)
+    for char, symbol in fsm.alphabet.items():
+        chars = negated(points(named)) if char is anything_else else points(char)
+        groups.setdefault(symbol, []).extend(chars)
     fragments = {symbol: utf8(merged(ranges)) for symbol, ranges in groups.items()}
     nfa = NFA(Budget(f"the interegular automaton of {len(fsm.states):,} states"))
     entry = {state: nfa.add(()) for state in fsm.states}

@@ -9,6 +9,7 @@ Source: Thompson (1968), "Regular expression search algorithm".
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -35,7 +36,7 @@ LEADS = (                                           # code points by the bytes a
     (0xE000, 0xFFFF, 2),
     (0x10000, MAX_CODE_POINT, 3),
 )
-LEAD_BYTE = (0x00, 0xC0, 0xE0, 0xF0)
+LEAD_BYTES = ((0x00, 0x7F), (0xC0, 0xDF), (0xE0, 0xEF), (0xF0, 0xF7))   # by the number of bytes after them
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -68,16 +69,13 @@ def utf8(ranges: Ranges) -> Fragment:
         """Edges over numbers as edges over these // 64, to nodes that read the byte of what is left of them."""
         blocks: list[tuple[int, int, list[Edge]]] = []          # first and last, and what all of them read
         for lo, hi, target in edges:
-            first, last = lo >> 6, hi >> 6
-            head = 0x80 | lo & 63, 0xBF if first < last else 0x80 | hi & 63, target
-            if blocks and blocks[-1][1] == first:
-                blocks[-1][2].append(head)
-            else:
-                blocks.append((first, first, [head]))
-            if last > first + 1:
-                blocks.append((first + 1, last - 1, [(0x80, 0xBF, target)]))
-            if last > first:
-                blocks.append((last, last, [(0x80, 0x80 | hi & 63, target)]))
+            whole = min((lo + 63) & ~63, hi + 1), max((hi + 1) & ~63, lo)       # the blocks that it reads all of
+            for a, b in itertools.pairwise(sorted({lo, *whole, hi + 1})):
+                edge = 0x80 | a & 63, 0x80 | b - 1 & 63, target
+                if blocks and blocks[-1][1] == a >> 6:
+                    blocks[-1][2].append(edge)
+                else:
+                    blocks.append((a >> 6, b - 1 >> 6, [edge]))
         return joined((first, last, nodes[tuple(row)]) for first, last, row in blocks)
 
     root: list[Edge] = []
@@ -85,7 +83,8 @@ def utf8(ranges: Ranges) -> Fragment:
         edges = [(max(lo, low), min(hi, high), -1) for lo, hi in ranges if lo <= high and hi >= low]
         for _ in range(pending):
             edges = folded(edges)
-        root += [(LEAD_BYTE[pending] + lo, LEAD_BYTE[pending] + hi, target) for lo, hi, target in edges]
+        least, _ = LEAD_BYTES[pending]
+        root += [(least + lo, least + hi, target) for lo, hi, target in edges]
     return (tuple(root), *nodes.met[1:]) if root else ()
 
 
@@ -166,9 +165,9 @@ class NFA:
     def split(self, choices: Iterable[int]) -> int:
         """A state that becomes each of `choices`, in order of preference."""
         alive = tuple(dict.fromkeys(choice for choice in choices if choice != DEAD))
-        if len(alive) < 2:
-            return alive[0] if alive else DEAD
-        return self.add(alive)
+        if len(alive) > 1:
+            return self.add(alive)
+        return next(iter(alive), DEAD)
 
     def plus(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
         """A state that reads `body`, a function from what follows to an entry, once or more, then becomes `follow`."""
@@ -191,6 +190,10 @@ class NFA:
         """The same for any number of times; as x+ or nothing, so that (|a)* prefers what `re` does: to stop at once."""
         entry = self.plus(body, follow, greedy)
         return self.split((entry, follow) if greedy else (follow, entry))
+
+    def anything(self, follow: int) -> int:
+        """A state that reads any text and becomes `follow`."""
+        return self.star(lambda again: self.read(ANY, again), follow)
 
     def guard(self, condition: Behind | Ahead, follow: int) -> int:
         """A state that becomes `follow` where `condition` holds."""

@@ -12,13 +12,15 @@ languages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from llmppl.arguments import shown
+from llmppl.growing import Memo, reached
 from llmppl.languages.dfa import DFA
 from llmppl.languages.limits import MAX_EDGES, Budget, TooLarge
 from llmppl.languages.nfa import ACCEPT, NFA
@@ -132,11 +134,11 @@ def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
     nfa = NFA(Budget(f"the language of the rewrites of {shown(language)}", remedy=remedy))
     if language.is_empty():
         return DFA(nfa)
-    arcs, spelled = language.edges(), dict[frozenset[str], DFA]()
+    arcs, spelled = language.edges(), Memo(_spelled)
     jumps: dict[int, dict[int, list[By]]] = {}      # state -> state after a key -> what the key may become
     for state in range(1, len(arcs)):
         found: dict[int, list[By]] = {}
-        for target, by in (pair for some in keys for pair in _occurrences(language, state, some, nfa.budget)):
+        for target, by in itertools.chain(*(_occurrences(language, state, some, nfa.budget) for some in keys)):
             found.setdefault(target, []).append(by)
         if found or language.accepts(state):
             jumps[state] = found
@@ -145,30 +147,30 @@ def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
     for state, found in jumps.items():
         choices = [ACCEPT] * language.accepts(state)
         for target, some in found.items():
-            words = frozenset(word for by in some if isinstance(by, tuple) for word in by)
-            if words and words not in spelled:
-                spelled[words] = DFA.from_strings(words).minimise()
-            replacements = [by for by in some if isinstance(by, DFA)] + ([spelled[words]] if words else [])
+            words = frozenset(itertools.chain(*(by for by in some if isinstance(by, tuple))))
+            replacements = [by for by in some if isinstance(by, DFA)] + [spelled[words]] * bool(words)
             choices += [nfa.include(by, entries[target]) for by in replacements]
         nfa.epsilon[exits[state]] = tuple(choices)
     nfa.start = entries[language.start]
     return DFA(nfa)
 
 
-def _occurrences(language: DFA, state: int, keys: _Keys, budget: Budget) -> Iterator[tuple[int, By]]:
+def _spelled(words: frozenset[str]) -> DFA:
+    return DFA.from_strings(words).minimise()
+
+
+def _occurrences(language: DFA, state: int, keys: _Keys, budget: Budget) -> list[tuple[int, By]]:
     """(state after it, what it may become) for the keys that can be read from a state."""
     table = language.table
-    todo = [(state, keys.start)]
-    seen = set(todo)
-    for at, key in todo:                            # grows
-        key_row = keys.rows[key]
-        for pair in zip(table[at, list(key_row)].tolist(), key_row.values(), strict=True):
-            if pair[0] and pair not in seen:
-                seen.add(pair)
-                todo.append(pair)
-                if pair[1] in keys.by:
-                    yield pair[0], keys.by[pair[1]]
-    budget.spend(steps=OCCURRENCE * len(seen))
+
+    def read(pair: tuple[int, int]) -> list[tuple[int, int]]:
+        at, key = pair
+        row = keys.rows[key]
+        return [after for after in zip(table[at, list(row)].tolist(), row.values(), strict=True) if after[0]]
+
+    found = list(reached([(state, keys.start)], read))
+    budget.spend(steps=OCCURRENCE * len(found))
+    return [(after, keys.by[key]) for after, key in found if key in keys.by]
 
 
 def _rows(dfa: DFA) -> Rows:
@@ -190,11 +192,12 @@ def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
 
 @lru_cache(1)
 def _case_pairs() -> _Keys:
-    upper = (c for c in map(chr, range(0x20000)) if len(c.lower()) == 1 and c.lower() != c == c.lower().upper())
-    pairs = [(c, c.lower()) for c in upper]         # no letter of the planes from 2 on has a case
-    return _trie({c: [other] for pair in pairs for c, other in (pair, pair[::-1])})
+    letters = map(chr, range(0x20000))              # no letter of the planes from 2 on has a case
+    upper = [c for c in letters if len(c.lower()) == 1 and c.lower() != c == c.lower().upper()]
+    lower = [c.lower() for c in upper]
+    return _trie({c: [other] for c, other in zip(upper + lower, lower + upper, strict=True)})
 
 
 @lru_cache(1)
 def _same_shape() -> _Keys:
-    return _trie({c: [other for other in group if other != c] for group in SHAPES.split() for c in group})
+    return _trie({c: list(group.replace(c, "")) for group in SHAPES.split() for c in group})
