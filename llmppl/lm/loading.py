@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,29 +19,38 @@ from transformers.utils import logging
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.embedded import verify
 
+MISSING = {                                             # by whether there is a folder
+    False: "no such folder is here, and it could not be had from the hub either",
+    True: "the folder holds no model and tokenizer that transformers can load",
+}
+SAVED = r"(\.safetensors|\.bin|\.index\.json)$", r"^config\.json$", r"token|^vocab"
+
 
 def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, **options: Any) -> tuple[Any, Any]:
     """(model, tokenizer) of a hub id or folder, or FileNotFoundError; None is the model of the package, verified.
 
     What is on this machine is used as it is; the hub is asked for what is not.
     """
-    if device is not None and device_map is not None:
+    if None not in (device, device_map):
         raise ValueError("give device= (one for the whole model) or device_map= (accelerate spreads it), not both")
     if device_map is not None and find_spec("accelerate") is None:
         raise ImportError("device_map= needs accelerate: pip install llmppl[device-map]")
     device = None if device is None else _device(device)
-    on_cpu = device_map in (None, "cpu", {"": "cpu"}) and torch.device(device or "cpu").type == "cpu"
+    place = device if device_map is None else device_map
+    on_cpu = getattr(place, "type", place) in (None, "cpu", {"": "cpu"})
     dtype = _dtype(dtype, on_cpu or not torch.accelerator.is_available())
-    if name is None:
+    embedded = name is None
+    if embedded:
         verify()
-    source = str(EMBEDDED if name is None else name)
+        name = EMBEDDED
+    source = str(name)
     folder = os.path.isdir(source)
     local_only = options.pop("local_files_only", False) or folder
     shared = {key: options[key] for key in ("revision", "token", "trust_remote_code", "cache_dir") if key in options}
 
     def attempt(local: bool) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, **shared)
-        with _progress_bars(name is not None):
+        with _progress_bars(shown=not embedded):
             model = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, device_map=device_map, local_files_only=local, **options
             )
@@ -56,13 +66,10 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError) and folder and _complete(source):
             raise                                       # there is a model; what is wrong is something else
-        what = "no such folder is here, and it could not be had from the hub either"
-        if folder:
-            what = "the folder holds no model and tokenizer that transformers can load"
         raise FileNotFoundError(
-            f"no language model {source!r}: {what} ({first_line(error)}). Give a hub id such as 'gpt2' (with a "
-            "network), a folder written by save_pretrained of a model and its tokenizer, or nothing for the small "
-            "model that ships with the package"
+            f"no language model {source!r}: {MISSING[folder]} ({first_line(error)}). Give a hub id such as 'gpt2' "
+            "(with a network), a folder written by save_pretrained of a model and its tokenizer, or nothing for the "
+            "small model that ships with the package"
         ) from error
 
 
@@ -81,17 +88,17 @@ def _device(device: Any) -> torch.device:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, TypeError) as error:
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        there = f"'cpu' or {accelerator.type!r}" if accelerator else "'cpu'"
+        there = "'cpu'"
+        if torch.accelerator.is_available():
+            there += f" or {str(torch.accelerator.current_accelerator())!r}"
         raise ValueError(f"device {device!r} cannot be used here ({first_line(error)}); give {there}") from error
     return found
 
 
 def _complete(folder: str) -> bool:
     """Whether a folder has what a saved model and its tokenizer have."""
-    names = os.listdir(folder)
-    weights = any(name.endswith((".safetensors", ".bin", ".index.json")) for name in names)
-    return weights and "config.json" in names and any("token" in name or name.startswith("vocab") for name in names)
+    names = "\n".join(os.listdir(folder))
+    return all(re.search(name, names, re.MULTILINE) for name in SAVED)
 
 
 def _hub_answers(seconds: float = 5.0) -> bool:
@@ -124,4 +131,4 @@ def _progress_bars(shown: bool) -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message."""
-    return (str(error).strip().splitlines() or [""])[0][:200]
+    return str(error).strip().partition("\n")[0].rstrip()[:200]
