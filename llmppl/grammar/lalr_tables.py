@@ -15,7 +15,7 @@ import functools
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
 from lark.exceptions import GrammarError
@@ -107,16 +107,14 @@ class Tables:
         been read of it have the same terminals to come. Where it can begin in the middle of itself, lark takes more to
         come than can, if it has rules in it.
         """
-        rules = [rule for rule in self.rules if self._whole.get(rule.origin) == name]
-        parts = {rule.origin for rule in rules}
+        parts = {part for part, whole in self._whole.items() if whole == name}
         states = [q for q, shifts in enumerate(self.shifts) if name in shifts]
-        for symbol in filter(None, reached(self._first.get(name, ()), self._first_of)):
-            if len({self.shifts[q][symbol] for q in states}) > 1:
-                return False
-        inner = itertools.chain.from_iterable(rule.expansion for rule in rules)
-        if set(inner).isdisjoint(self.rule_names - parts):
-            return True
-        return all(rule.origin not in parts for q in states for rule, _ in self.kernels[q])
+        firsts = filter(None, reached(self._first.get(name, ()), self._first_of))
+        if any(len({self.shifts[q][symbol] for q in states}) > 1 for symbol in firsts):
+            return False
+        inner = set(itertools.chain.from_iterable(rule.expansion for rule in self.rules if rule.origin in parts))
+        under_way = {rule.origin for q in states for rule, _ in self.kernels[q]}
+        return inner.isdisjoint(self.rule_names - parts) or under_way.isdisjoint(parts)
 
     def _first_of(self, symbol: str | None) -> Iterable[str | None]:
         return self._first.get(symbol, ())
@@ -141,13 +139,8 @@ class Tables:
 
     def _closed(self, kernel: Iterable[int]) -> list[int]:
         """Items, and those that begin the rules that may come next."""
-        items, seen = list(kernel), set[str | None]()
-        for item in items:                              # grows
-            symbol = self._next[item]
-            if symbol in self._begun and symbol not in seen:
-                seen.add(symbol)
-                items += self._begun[symbol]
-        return items
+        symbols = reached(map(self._next.__getitem__, kernel), self._first_of)
+        return [*kernel, *itertools.chain.from_iterable(self._begun.get(symbol, ()) for symbol in symbols)]
 
     def _refuse(self, items: list[int]) -> None:
         (name, many), *_ = Counter(self.rules[self._rule_of[item]].origin for item in items).most_common(1)
@@ -163,8 +156,7 @@ class Tables:
     def _find_lookaheads(self, start: str) -> dict[int, dict[int, int]]:
         """By state and rule, the terminals before which the rule may be reduced there."""
         nullable = {name for name, shortest in self.shortest.items() if not shortest.length}
-        pairs = [(q, symbol) for q, shifts in enumerate(self.shifts) for symbol in shifts]
-        transitions = [(q, symbol) for q, symbol in pairs if symbol in self.rule_names]
+        transitions = [(q, name) for q, shifts in enumerate(self.shifts) for name in shifts if name in self.rule_names]
         number = dict(zip(transitions, itertools.count()))
         after = [self.shifts[q][symbol] for q, symbol in transitions]
         read = [self.shift_bits[q] for q in after]
@@ -287,44 +279,28 @@ def bits_of(bits: int) -> Iterator[int]:
         bits &= bits - 1
 
 
-def united(sets: Iterable[S], edges: Sequence[Iterable[int]]) -> list[S]:
+def united(sets: Iterable[S], edges: Sequence[Collection[int]]) -> list[S]:
     """Each set joined with those of all that is reached from it (Tarjan 1972, on a stack of its own)."""
     found = list(sets)
-    order = [0] * len(found)                            # of discovery, from 1 on; -1 when done
-    low = [0] * len(found)
+    done = len(found) + 1
+    low = [0] * len(found)                              # place on the path of the first that is reached; `done`
     path: list[int] = []
-    count = 0
-    for root in range(len(found)):
-        if order[root]:
-            continue
-        calls = [(root, iter(edges[root]))]
-        count += 1
-        order[root] = low[root] = count
-        path.append(root)
-        while calls:
-            x, targets = calls[-1]
-            for y in targets:
-                if not order[y]:
-                    count += 1
-                    order[y] = low[y] = count
-                    path.append(y)
-                    calls.append((y, iter(edges[y])))
-                    break
-                if order[y] > 0:
-                    low[x] = min(low[x], order[y])
+    todo = list(range(len(found)))                      # nodes to enter, and ~node to leave
+    while todo:
+        x = todo.pop()
+        if x < 0:
+            x = ~x
+            place = low[x]
+            for y in edges[x]:
+                low[x] = min(low[x], low[y])
                 found[x] |= found[y]
-            else:
-                calls.pop()
-                if calls:
-                    above = calls[-1][0]
-                    low[above] = min(low[above], low[x])
-                if low[x] == order[x]:
-                    while True:
-                        z = path.pop()
-                        order[z] = -1
-                        found[z] = found[x]
-                        if z == x:
-                            break
-                if calls:
-                    found[calls[-1][0]] |= found[x]
+            if low[x] == place:                         # nothing before x is reached
+                for y in path[place - 1 :]:
+                    low[y], found[y] = done, found[x]
+                del path[place - 1 :]
+        elif not low[x]:
+            path.append(x)
+            low[x] = len(path)
+            todo.append(~x)
+            todo += edges[x]
     return found
