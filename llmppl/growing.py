@@ -5,6 +5,7 @@ An entry is made whole before it can be looked up, so that other threads and an 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -57,6 +58,15 @@ def reached(starts: Iterable[K], edges: Callable[[K], Iterable[K]]) -> Iterator[
         new = [target for target in dict.fromkeys(edges(node)) if target not in seen]
         seen.update(new)
         found += new
+
+
+def turned(edges: Iterable[tuple[V, Iterable[K]]]) -> dict[K, list[V]]:
+    """For every target of some edges (a node and its targets each), the nodes that it is a target of, in order."""
+    found: dict[K, list[V]] = defaultdict(list)
+    for node, targets in edges:
+        for target in targets:
+            found[target].append(node)
+    return found
 
 
 def postorder(roots: Iterable[Any], edges: Callable[[Any], Iterable[Any]], key: Callable[[Any], Any] = id) -> list[Any]:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import repetitions
 
-from llmppl.grammar.index import GrammarIndex
+from llmppl.grammar.grammar import GrammarIndex
 from llmppl.languages import Regex
 from llmppl.masks import END, TabledRecognizer, TokenIndex, WholeIndex, distances, packed, storage
 from llmppl.masks import index as index_module

@@ -56,9 +56,8 @@ class Completability:
 
     def may_follow(self, stack: Stack, residue: int) -> bool:
         """Whether some text, or none, completes what led to a stack after a token that left a residue."""
-        if self._ends_well(stack, residue):
-            return True
-        return any(self.completable(stack, token) for token in self.starts(stack, residue))
+        starts = self.starts(stack, residue)
+        return self._ends_well(stack, residue) or any(self.completable(stack, token) for token in starts)
 
     def starts(self, stack: Stack, residue: int) -> tuple[int, ...]:
         """The partial tokens that begin after a token that led to a stack and left a residue."""
@@ -105,9 +104,7 @@ class Completability:
         tried = itertools.islice(reached([(stack, token)], onward), MAX_SHORTEST)
         if any(self._ends_well(*place) for hypothesis in tried for place in ended(hypothesis)):
             return True
-        if stack.layout is not None:
-            return self._search_indented(stack, token, stack.layout)
-        return self._search(stack, token)
+        return self._search_indented(stack, token, stack.layout) if stack.layout else self._search(stack, token)
 
     def _search(self, stack: Stack, token: int) -> bool:
         """The same, if it is not easily seen: one more token may make it so; in the end the parser's runs decide."""
@@ -130,12 +127,11 @@ class Completability:
         if self._surely_after(stack, self.spellings.shortest_ends[token, True]):
             return True
         current = self.partials.tokens[token]
-        names = {self.partials.automata.names[q] for q in current.threads}
-        if names.isdisjoint({self.partials.newline, *self.partials.ignored}):
+        if self.partials.automata.names_of(current.threads).isdisjoint({self.partials.newline, *self.partials.ignored}):
             return False
         columns = [*layout.columns, layout.columns[-1] + 1]
         lines = [b"\n" + b" " * column for column in columns]
-        lines += [b" " * max(column - max(current.column, 0), 0) for column in columns]
-        tails = sorted({self.spellings.texts.tail(q) for q in current.threads})
+        lines += [b" " * (column - max(current.column, 0)) for column in columns]
+        tails = sorted(set(map(self.spellings.texts.tail, current.threads)))
         texts = [*lines, *map(b"".join, itertools.product(tails, lines))]
         return any(self._surely_after(stack, self.spellings.read((token,), text)[-1]) for text in texts)

@@ -23,19 +23,20 @@ from typing import Any
 from lark import Lark
 from lark.indenter import Indenter
 
-from llmppl.arguments import text
+from llmppl.arguments import count, text
 from llmppl.exclusive import Turn, in_turn
 from llmppl.grammar.completion import Completability
 from llmppl.grammar.indentation import IndentedParser
-from llmppl.grammar.index import GrammarIndex, IndentedIndex
 from llmppl.grammar.lalr import Parser, Stack
 from llmppl.grammar.lalr_tables import bits_of
 from llmppl.grammar.lark_loader import Rules, read
 from llmppl.grammar.lexer import PartialTokens
 from llmppl.grammar.masks import Masks
-from llmppl.growing import Numbering
+from llmppl.growing import Memo, Numbering
 from llmppl.languages.limits import MAX_LEXED, TooLarge
 from llmppl.masks import TokenIndex, VocabularyLike
+from llmppl.masks.constraint import State
+from llmppl.masks.packed import PackedMask
 from llmppl.masks.trie import Trie
 from llmppl.shared import Shared
 
@@ -56,6 +57,7 @@ class _State(Shared):
 
     def __repr__(self) -> str:
         return f"<grammar state: {len(self.hypotheses)} hypotheses{', accepting' if self.accepting else ''}>"
+
 
 class Grammar(Shared):
     """The texts that `lark.Lark(grammar, parser="lalr", lexer="contextual", start=start)` parses, as a recognizer.
@@ -103,7 +105,7 @@ class Grammar(Shared):
         lexers, lexer_of = _lexers(parser, found)
         self._tokens = PartialTokens(found.terminals, found.ignored, lexers, postlex)
         self._completability = Completability(parser, self._tokens, lexer_of, found.terminals)
-        self._states: dict[Any, _State] = {}
+        self._states: Memo[Any, _State] = Memo(lambda key: _State(tuple(key[0]), key[1]))
         self._masks: Masks | None = None
         self._turn = Turn()
         begun = self._state([(parser.bottom, self._tokens.first)], [])
@@ -203,11 +205,7 @@ class Grammar(Shared):
             return None
         if len(self._states) > MAX_STATES:
             self._forget()
-        key = frozenset(alive), accepting
-        state = self._states.get(key)
-        if state is None:
-            state = self._states[key] = _State(tuple(key[0]), accepting)
-        return state
+        return self._states[frozenset(alive), accepting]
 
     def _forget(self) -> None:
         """Give up what is remembered about states and stacks; whoever holds old ones keeps them."""
@@ -216,6 +214,32 @@ class Grammar(Shared):
             memo.clear()
         if self._masks is not None:
             self._masks.forget()
+
+
+class IndentedIndex(TokenIndex):
+    """The index of a grammar with a postlex: every mask is a walk."""
+
+    def build_all(self, max_states: int = 1_000_000) -> Any:
+        """The vocabulary read from every place where the lexer may stand (Sec. 4.2), with `len` and `nbytes`.
+
+        Masks then only take runs of the parser, whose results are kept by the states on top of its stack.
+
+        Raises
+        ------
+        ValueError
+            If there are more than `max_states` places; if the grammar has a postlex.
+        """
+        return self.recognizer.read_all(self.trie, count("max_states", max_states))
+
+
+class GrammarIndex(IndentedIndex):
+    """The index of any other grammar: the parser is asked once for all tokens that a mask cannot tell apart."""
+
+    def _work_out(self, state: State, accepts: bool) -> PackedMask:
+        return self.store.of_bits(self.recognizer.token_mask(state, self.trie), accepts)
+
+    def _read_token(self, state: State, data: bytes) -> State | None:
+        return self.recognizer.token_step(state, data)
 
 
 def _remade(grammar: str, options: dict[str, Any]) -> Grammar:

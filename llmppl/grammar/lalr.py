@@ -139,7 +139,8 @@ class Parser:
         """The stack after a token (None: an ignored one), or None if the parser refuses it."""
         if symbol is None:
             return stack
-        top = self._reduced(stack, symbol)
+        top = self.recall(stack.fed, self._alike[symbol], stack, self._reduce)  # type: ignore[index]
+        assert top is not None
         state = self.shifts[top.state].get(symbol)  # type: ignore[arg-type]
         return None if state is None else top.push(state, None)
 
@@ -177,17 +178,6 @@ class Parser:
                 todo.append((base, self.shifts[base.state][name], bits & among))
         self.lowest = lowest
         return found
-
-    def _reduced(self, stack: Stack, symbol: Symbol) -> Stack:
-        alike = self._alike[symbol]  # type: ignore[index]
-        known = stack.fed.get(alike)
-        if known is None:
-            self.recall(stack.fed, alike, stack, self._reduce)
-            known = stack.fed[alike]
-        top, lowest = known
-        if lowest < self.lowest:
-            self.lowest = lowest
-        return top  # type: ignore[return-value]
 
     def complete(self, stack: Stack) -> bool:
         """Whether the text may end after the tokens that led to `stack`."""

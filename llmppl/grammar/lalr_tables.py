@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from lark.exceptions import GrammarError
 
-from llmppl.growing import Numbering, reached
+from llmppl.growing import Numbering, reached, turned
 from llmppl.languages.limits import MAX_ITEMS, TooLarge
 
 END = "$END"
@@ -242,14 +242,10 @@ def shortest_yields(tables: Tables, avoided: Set[str] = frozenset()) -> dict[str
     Knuth (1977), "A generalization of Dijkstra's algorithm".
     """
     shortest = {name: Yield(1, name, ()) for name in tables.bits.keys() - avoided}
-    users: dict[str, list[int]] = defaultdict(list)
-    missing, lengths = [], []                           # of every alternative: symbols not known yet, terminals so far
-    for r, rule in enumerate(tables.rules):
-        unknown = [symbol for symbol in rule.expansion if symbol not in shortest]
-        for symbol in unknown:
-            users[symbol].append(r)
-        missing.append(len(unknown))
-        lengths.append(len(rule.expansion) - len(unknown))
+    unknown = [list(itertools.filterfalse(shortest.__contains__, rule.expansion)) for rule in tables.rules]
+    users = turned(enumerate(unknown))
+    missing = list(map(len, unknown))                   # of every alternative: symbols not known yet
+    lengths = [len(rule.expansion) - number for rule, number in zip(tables.rules, missing, strict=True)]   # terminals
     todo = [(lengths[r], r) for r, number in enumerate(missing) if not number]
     heapq.heapify(todo)
     while todo:
@@ -257,14 +253,18 @@ def shortest_yields(tables: Tables, avoided: Set[str] = frozenset()) -> dict[str
         rule = tables.rules[r]
         if rule.origin in shortest:
             continue
-        heads = (shortest[symbol].head for symbol in rule.expansion)
-        shortest[rule.origin] = Yield(length, next(filter(None, heads), None), rule.expansion)
+        shortest[rule.origin] = Yield(length, first_head(shortest, rule.expansion), rule.expansion)
         for user in users[rule.origin]:
             missing[user] -= 1
             lengths[user] += length
             if not missing[user]:
                 heapq.heappush(todo, (lengths[user], user))
     return shortest
+
+
+def first_head(shortest: Mapping[str, Yield], symbols: Iterable[str]) -> str | None:
+    """The terminal with which the shortest yields of some symbols begin."""
+    return next(filter(None, (shortest[symbol].head for symbol in symbols)), None)
 
 
 def union(sets: Iterable[int]) -> int:

@@ -133,9 +133,8 @@ class PartialTokens:
         if len(numbers) == 1:
             (number,) = numbers
             return self.step(number, byte)
-        outcomes = [self.step(number, byte) for number in numbers]
-        going_on = itertools.chain.from_iterable(tokens for tokens, _ in outcomes)
-        return tuple(sorted(set(going_on))), tuple(dict.fromkeys(itertools.chain.from_iterable(e for _, e in outcomes)))
+        going_on, ends = zip(((), ()), *[self.step(number, byte) for number in numbers], strict=True)
+        return tuple(sorted(set().union(*going_on))), tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
 
     # ---- limits
 
@@ -150,7 +149,7 @@ class PartialTokens:
         self._size += size
         if self._size > MAX_KEPT or len(self.tokens) >= MAX_SCANS:
             some = [q for token in self.tokens[-1000:] for q in token.threads] or threads
-            name, _ = Counter(self.automata.names[q] for q in some).most_common(1)[0]
+            name, _ = Counter(map(self.automata.names.__getitem__, some)).most_common(1)[0]
             raise TooLarge(
                 f"terminal {name} {shown(self._terminals[name].pattern)}",
                 f"{len(self.tokens):,} states of the lexer so far, with {self._size:,} of its terminals in them",
@@ -186,9 +185,8 @@ class PartialTokens:
         """(256,) bool: the bytes with which terminals begin; guards are not looked at."""
         firsts, automata = np.zeros(256, bool), self.automata
         entries = set(automata.starts.values()) - {DEAD}
-        for q in reached(entries, automata.epsilon.__getitem__):
-            for lo, hi, _ in automata.edges[q]:
-                firsts[lo : hi + 1] = True
+        for lo, hi, _ in automata.edges_of(reached(entries, automata.epsilon.__getitem__)):
+            firsts[lo : hi + 1] = True
         return firsts
 
     def _survives(self, residue: Residue) -> bool:
@@ -208,10 +206,9 @@ class PartialTokens:
     def _cuts_of(self, states: Iterable[int], residue: Residue) -> list[int]:
         """The first byte of each class of bytes that NFA states and a residue do not tell apart."""
         cuts = {0, *(LAYOUT_CUTS if self.newline else ())}
-        for q in residue.forbidden.union(states, *residue.required):
-            for lo, hi, _ in self.automata.edges[q]:
-                cuts.add(lo)
-                cuts.add(hi + 1)
+        for lo, hi, _ in self.automata.edges_of(residue.forbidden.union(states, *residue.required)):
+            cuts.add(lo)
+            cuts.add(hi + 1)
         cuts.update(*map(self._tracker_cuts.__getitem__, enumerate(residue.trackers)))
         cuts.discard(256)
         return sorted(cuts)
@@ -242,8 +239,7 @@ class PartialTokens:
         """Of keywords, those under way in `keyword_threads` that are split off terminals under way in `threads`."""
         if not keyword_threads:
             return ()
-        name_of = self.automata.names.__getitem__
-        return _restricted(keywords, set(map(name_of, threads)), set(map(name_of, keyword_threads)))
+        return _restricted(keywords, self.automata.names_of(threads), self.automata.names_of(keyword_threads))
 
     def _after(self, residue: Residue, byte: int) -> Residue:
         """What a residue becomes by one more byte, its epsilon edges not yet followed."""
@@ -289,8 +285,8 @@ class PartialTokens:
                 before.append(q)
         spelled, keywords = closure(token.keyword_threads), dict(token.keywords)
         if before:
-            hosts = {names[q] for q in before}
-            possible = {keyword for host in hosts for keyword in keywords.get(host, ())}
+            hosts = self.automata.names_of(before)
+            possible = set[str]().union(*[keywords.get(host, ()) for host in hosts])
             left = frozenset([q for q in spelled if q not in ends and names[q] in possible])
             column = token.column if self.newline in hosts else -1
             new = PartialToken(self._keywords_left(token.keywords, before, left), tuple(before), left, residue, column)

@@ -7,8 +7,9 @@ there, and where its symbols lead.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lark import Tree
@@ -84,14 +85,17 @@ def _nondeterministic(name: str, tree: Any) -> tuple[NFA, int]:
             return new([(part, end)])
         key = id(part), end
         if key not in known:
-            if part.data == "expansions":
-                known[key] = new([(None, build(child, end)) for child in part.children])
-            else:                                   # an expansion, or an alias: what it is called comes second
-                children = part.children[:1] if part.data == "alias" else part.children
-                for child in reversed(children):
-                    end = build(child, end)
-                known[key] = end
+            known[key] = kinds[part.data](part.children, end)
         return known[key]
+
+    def in_a_row(parts: list[Any], end: int) -> int:
+        return functools.reduce(lambda behind, part: build(part, behind), reversed(parts), end)
+
+    kinds: dict[str, Callable[[list[Any], int], int]] = {
+        "expansions": lambda parts, end: new([(None, build(part, end)) for part in parts]),
+        "expansion": in_a_row,
+        "alias": lambda parts, end: build(parts[0], end),   # what it is called comes second
+    }
 
     return rows, build(tree, 0)
 

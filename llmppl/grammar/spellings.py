@@ -11,17 +11,128 @@ that or guards of T leave a doubt, w s is read in every lexer instead.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from llmppl.grammar.lexer import Ended, PartialTokens
-from llmppl.grammar.terminal_texts import TerminalTexts
-from llmppl.grammar.terminals import Terminal
-from llmppl.growing import Memo, reached
+from llmppl.grammar.terminals import Assumptions, Automata, Terminal
+from llmppl.growing import Memo, reached, turned
+from llmppl.languages.nfa import DEAD
 
 MAX_READ = 2_000_000                                # states of terminals looked at for spellings
 MAX_READ_IN_LEXERS = 24                             # pairs of a spelling and a separator that are read in every lexer
+PREFERRED_BYTES = b"ax_z019 \t\n\"'"                # that texts are made of where a class leaves the choice
+MAX_BEGINNINGS = 100                                # of a terminal from which a text is looked for
+MAX_TEXTS = 12                                      # of a terminal
+MAX_LENGTH = 1000                                   # of a text
+MAX_KEPT_TEXT = 256                                 # bytes at whose beginnings it is kept what is under way
+
+
+class TerminalTexts:
+    """Short texts of a grammar's terminals, and what is under way after a text that those `begun` may begin.
+
+    Guards are not looked at: since they only forbid, what is found is more than truly matches or is under way.
+    """
+
+    def __init__(self, automata: Automata, begun: Iterable[Terminal]) -> None:
+        self.automata = automata
+        self.num_read = 0                           # states looked at so far
+        self._ways = self._find_ways()
+        starts = [automata.starts[terminal.name] for terminal in begun]
+        self._read_so_far: dict[bytes, tuple[frozenset[str], set[int]]] = {b"": (frozenset(), self._under_way(starts))}
+
+    def _find_ways(self) -> dict[int, tuple[int, bytes, int]]:
+        """From every state the length of the shortest text to its terminal's end, its first byte, and what comes next.
+
+        The byte is b"" where nothing is read.
+        """
+        sources: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+        for q, edges in enumerate(self.automata.edges):
+            for lo, hi, target in edges:
+                preferred = next((byte for byte in PREFERRED_BYTES if lo <= byte <= hi), lo)
+                sources[target].append((q, bytes([preferred])))
+            for target in self.automata.epsilon[q]:
+                sources[target].append((q, b""))
+        ways: dict[int, tuple[int, bytes, int]] = {}
+        todo = deque((0, q, b"", DEAD) for q in self.automata.ends)
+        while todo:
+            length, q, head, target = todo.popleft()
+            if q not in ways:
+                ways[q] = length, head, target
+                for source, byte in sources[q]:
+                    (todo.append if byte else todo.appendleft)((length + len(byte), source, byte, q))
+        return ways
+
+    def tail(self, state: int) -> bytes:
+        """The shortest text from a state to the end of its terminal."""
+        text = bytearray()
+        while state in self._ways:
+            _, head, state = self._ways[state]
+            text += head
+        return bytes(text)
+
+    def texts(self, terminal: Terminal) -> list[bytes]:
+        """A few short spellings of a terminal, shortest first."""
+        if len(terminal.words) == 1:
+            return [terminal.words[0].encode()]
+        begun = self._under_way([self.automata.starts[terminal.name]])
+        edges = [edge for edge in self.automata.edges_of(begun) if edge[2] in self._ways]
+        edges.sort(key=lambda edge: self._ways[edge[2]][0])
+        found: set[bytes] = set()
+        for lo, hi, target in edges[:MAX_BEGINNINGS]:
+            heads = filter(range(lo, hi + 1).__contains__, {*PREFERRED_BYTES, lo})
+            tails = [self.tail(target)][: self._ways[target][0] < MAX_LENGTH]
+            found.update(bytes([byte]) + tail for tail in tails for byte in heads)
+        order = sorted(found, key=lambda text: (len(text), PREFERRED_BYTES.find(text[:1]) % 256, text))
+        return order[:MAX_TEXTS]
+
+    def _under_way(self, states: Iterable[int]) -> set[int]:
+        """What states become without reading, with the look-aheads that are met."""
+        return set(reached([q for q in states if q != DEAD], self.automata.unguarded))
+
+    def after(self, text: bytes) -> tuple[frozenset[str], set[int]]:
+        """The terminals that match within a text, and the states under way at its end."""
+        known = next(n for n in range(len(text), -1, -1) if text[:n] in self._read_so_far)
+        names, states = self._read_so_far[text[:known]]
+        for n in range(known, len(text)):
+            states = self._under_way(self.automata.read(states, text[n]))
+            names |= self._ended(states)
+            self.num_read += len(states) + 1
+            if n < MAX_KEPT_TEXT:
+                self._read_so_far[text[: n + 1]] = names, states
+        return names, states
+
+    def _ended(self, states: set[int]) -> set[str]:
+        """The terminals whose matches end with one of the states."""
+        ends = self.automata.ends
+        return set(map(ends.__getitem__, (states & ends.keys()) - self.automata.found))
+
+    def left(self, text: bytes) -> set[int]:
+        """The states under way after a text that may read on."""
+        return set(filter(self.automata.edges.__getitem__, self.after(text)[1]))
+
+    def names_left(self, text: bytes) -> set[str]:
+        """The terminals that these are of."""
+        return self.automata.names_of(self.left(text))
+
+    def matches(self, name: str, text: bytes) -> list[int]:
+        """Where a terminal matches within a text."""
+        states, found = self._under_way([self.automata.starts[name]]), []
+        for at, byte in enumerate(text, 1):
+            states = self._under_way(self.automata.read(states, byte))
+            found += [at] * (name in self._ended(states))
+        return found
+
+    def preferred_match(self, name: str, text: bytes) -> int | None:
+        """Where the match ends that a terminal without guards prefers at the beginning of a text."""
+        threads, found = self.automata.closure([self.automata.starts[name]], (), Assumptions()), None
+        for at, byte in enumerate(text, 1):
+            threads = self.automata.closure(self.automata.read(threads, byte), (), Assumptions())
+            end = next((i for i, q in enumerate(threads) if q in self.automata.ends), None)
+            if end is not None:
+                found, threads = at, threads[:end]
+        return found
 
 
 class WitnessSpellings:
@@ -46,13 +157,10 @@ class WitnessSpellings:
         self.spellable_after = Memo(self._is_spellable_after)
         self.shortest_ends = Memo(self._find_shortest_ends)
         self._firsts = Memo(self._find_firsts)
-        self._guarded = set(map(self.automata.names.__getitem__, self.automata.guards))
+        self._guarded = self.automata.names_of(self.automata.guards)
         self._rank = {terminal.name: rank for rank, terminal in enumerate(ranked)}
         self._keywords = {terminal.name: terminal.keywords for terminal in ranked}
-        self._hosts: dict[str, list[str]] = defaultdict(list)   # of a keyword
-        for host, names in self._keywords.items():
-            for name in names:
-                self._hosts[name].append(host)
+        self._hosts = turned(self._keywords.items())    # of a keyword
         self._lexers_after = lexers_after
         self._to_be_clean: list[tuple[int, int]] = []   # (lexer, residue)
         self.words: dict[str, bytes] = {}
@@ -61,26 +169,20 @@ class WitnessSpellings:
         candidates = {s: t.name for t in ignored for s in self.texts.texts(t) if self._separates(s, t.name)}
         separators = [*sorted(candidates, key=len), b""]
         found = {t.name: self._find_spelling(t, separators) for t in ranked if t.name not in self.ignored}
-        self.words = {name: pair[0] for name, pair in found.items() if pair}
+        pairs = {name: pair for name, pair in found.items() if pair}
+        self.words = {name: word for name, (word, _) in pairs.items()}
         self.missing = found.keys() - self.words
-        self.separators = list(dict.fromkeys(pair[1] for pair in found.values() if pair and pair[1]))
-        self.usable = (
-            all(self._leaves_none_begun(s, candidates[s]) for s in self.separators)
-            and all(self._leaves_none_begun_after(name) for name, pair in found.items() if pair and not pair[1])
-            and all(self._clean(*place) for place in self._to_be_clean)
-        )
+        self.separators = list(filter(None, dict.fromkeys(separator for _, separator in pairs.values())))
+        clean = all(itertools.starmap(self._clean, self._to_be_clean))
+        self.usable = clean and not any(itertools.starmap(self._reads, self._left_behind(candidates, pairs)))
 
     # ---- what is asked
 
     def _is_spellable_after(self, place: tuple[int, int]) -> bool:
-        lexer, _ = place
-        return self.usable and any(self._clean(lexer, residue) for residue in self._residues(*place))
-
-    def _residues(self, lexer: int, residue: int) -> Iterator[int]:
-        """What is left after a residue, and after it and a separator."""
-        yield residue
-        for separator in self.separators:
-            yield from self._ignored(lexer, residue, separator)
+        """Whether a residue is clean, or what it and a separator leave."""
+        lexer, residue = place
+        separated = itertools.chain.from_iterable(self._ignored(lexer, residue, s) for s in self.separators)
+        return self.usable and any(self._clean(lexer, left) for left in itertools.chain([residue], separated))
 
     def _find_shortest_ends(self, key: tuple[int, bool]) -> tuple[Ended, ...]:
         token, keywords = key
@@ -111,18 +213,19 @@ class WitnessSpellings:
 
     def _reads(self, states: Collection[int], lexer: int) -> bool:
         """Whether one of `states` goes on with the first byte of some spelling that a lexer may meet."""
-        edges = {edge[:2] for q in states for edge in self.automata.edges[q]}
-        return any(lo <= byte <= hi for lo, hi in edges for byte in self._firsts[lexer])
+        ranges = {edge[:2] for edge in self.automata.edges_of(states)}
+        return any(lo <= byte <= hi for (lo, hi), byte in itertools.product(ranges, self._firsts[lexer]))
 
-    def _leaves_none_begun(self, separator: bytes, name: str) -> bool:
-        """Whether no spelling goes on with what is under way of an ignored terminal after a separator."""
-        left = {q for q in self.texts.left(separator) if self.automata.names[q] == name}
-        return not any(self._reads(left, lexer) for lexer in range(len(self.partials.lexers)))
-
-    def _leaves_none_begun_after(self, name: str) -> bool:
-        """The same of all that is under way after a spelling without a separator."""
-        left = self.texts.left(self.words[name])
-        return not any(self._reads(left, lexer) for lexer in self._lexers_after[name])
+    def _left_behind(
+        self, ignored: dict[bytes, str], pairs: dict[str, tuple[bytes, bytes]]
+    ) -> Iterator[tuple[set[int], int]]:
+        """What separators leave under way of their terminals, and spellings without one of all; each with a lexer."""
+        for separator in self.separators:
+            left = {q for q in self.texts.left(separator) if self.automata.names[q] == ignored[separator]}
+            yield from itertools.product([left], range(len(self.partials.lexers)))
+        for name, (word, separator) in pairs.items():
+            behind = () if separator else self._lexers_after[name]
+            yield from itertools.product([self.texts.left(word)], behind)
 
     def _ignored(self, lexer: int, residue: int, text: bytes) -> list[int]:
         """What is left after an ignored token, if `text` may be one after `residue`."""
@@ -133,7 +236,7 @@ class WitnessSpellings:
 
     def _separates(self, text: bytes, name: str) -> bool:
         """Whether an ignored text is read as that in every lexer, and as a whole; it may leave itself under way."""
-        if name in self._guarded or self._hosts[name] or self.texts.matches(name, text) != [len(text)]:
+        if name in self._guarded or name in self._hosts or self.texts.matches(name, text) != [len(text)]:
             return False
         matched, _ = self.texts.after(text)
         return all(self._rank[rival] >= self._rank[name] for rival in matched | self.texts.names_left(text))
@@ -142,31 +245,28 @@ class WitnessSpellings:
         """The spelling of a terminal and the separator behind it (b"": none is needed)."""
         pairs = [(w, s) for s, w in itertools.product(separators, self.texts.texts(terminal))]
         found = next((pair for pair in pairs if self._spells(terminal, *pair)), None)
-        read = pairs[:MAX_READ_IN_LEXERS]
+        read = filter(all, pairs[:MAX_READ_IN_LEXERS])          # those with a separator
         return found or next((pair for pair in read if self._spells_in_lexers(terminal.name, *pair)), None)
 
     def _spells(self, terminal: Terminal, w: bytes, s: bytes) -> bool:
         """Whether w s is read as `terminal` and ignored text in every lexer that has it."""
-        hosts = self._hosts[terminal.name]
+        hosts = self._hosts.get(terminal.name, [])
         own = {terminal.name, *hosts}
-        odd = own & (self.ignored | self._guarded) - {terminal.name}
-        if self.texts.num_read > MAX_READ or odd or terminal.name in self._guarded:
+        if self.texts.num_read > MAX_READ or own & self._guarded or self.ignored.intersection(hosts):
             return False
         last = max(map(self._rank.__getitem__, own))
         matched, _ = self.texts.after(w + s)
         begun = self.texts.names_left(w + s) if s else set[str]()
-        if any(self._rank[name] <= last for name in begun.union(matched - own)):
-            return False
-        rivals = set(itertools.chain(*map(self._keywords.__getitem__, hosts))) & self._rank.keys() - {terminal.name}
-        if any(self.texts.matches(rival, w)[-1:] == [len(w)] for rival in rivals & self.texts.after(w)[0]):
-            return False
-        return all(self.texts.preferred_match(name, w + s) == len(w) for name in own)
+        split_off = set(itertools.chain.from_iterable(map(self._keywords.__getitem__, hosts))) - {terminal.name}
+        return (
+            all(self._rank[name] > last for name in begun.union(matched - own))
+            and not any(self.texts.matches(rival, w)[-1:] == [len(w)] for rival in split_off & self.texts.after(w)[0])
+            and all(self.texts.preferred_match(name, w + s) == len(w) for name in own)
+        )
 
     def _spells_in_lexers(self, name: str, w: bytes, s: bytes) -> bool:
         """The same by reading w s in every lexer that has the terminal, whatever came before."""
         found: list[tuple[int, int]] = []
-        if not s:
-            return False
         lexers = [lexer for lexer, names in enumerate(self.partials.lexers) if name in names]
         for lexer, trackers in itertools.product(lexers, self._contexts):
             begun = self.partials.begin_behind(lexer, trackers)

@@ -20,7 +20,7 @@ from lark.lexer import PatternStr, TerminalDef
 
 from llmppl.grammar.lalr_tables import Rule
 from llmppl.grammar.terminals import Terminal
-from llmppl.growing import Numbering
+from llmppl.growing import Numbering, turned
 from llmppl.languages.limits import MAX_NFA_STATES, TooLarge
 from llmppl.languages.machine import Leftmost
 from llmppl.languages.nfa import NFA
@@ -125,19 +125,15 @@ def join_words(
     terminals: Sequence[Terminal], ignored: frozenset[str], rules: Iterable[Rule]
 ) -> tuple[list[Terminal], list[Rule]]:
     """The same with words in a row as one terminal, where no rule and no regular expression tells them apart."""
-    places: dict[str, set[int]] = defaultdict(set)
+    places: dict[str, set[int]] = {terminal.name: set() for terminal in terminals if terminal.words}
     numbers: Numbering[Any] = Numbering()
-    words = {terminal.name for terminal in terminals if terminal.words}
     for rule in rules:
         for at, name in enumerate(rule.expansion):
-            if name in words:
+            if name in places:
                 hole: Any = (*rule.expansion[:at], None, *rule.expansion[at + 1 :])
                 shared = len(rule.expansion) < MAX_COMPARED
                 places[name].add(numbers[rule.origin, rule.priority, hole if shared else object()])
-    hosts: dict[str, list[str]] = defaultdict(list)
-    for terminal in terminals:
-        for name in terminal.keywords:
-            hosts[name].append(terminal.name)
+    hosts = turned((terminal.name, terminal.keywords) for terminal in terminals)
 
     def alike(terminal: Terminal) -> Any:
         """What words must have in common to be read as one."""
@@ -154,7 +150,7 @@ def join_words(
     found: list[Terminal] = []
     for run in runs:
         if run[0].name in first:
-            strings = tuple(dict.fromkeys(word for terminal in run for word in terminal.words))
+            strings = tuple(dict.fromkeys(itertools.chain.from_iterable(terminal.words for terminal in run)))
             pattern = "|".join(map(re.escape, strings))
             found.append(replace(run[0], pattern=pattern, nfa=parse(pattern, to_end=True), words=strings))
         else:

@@ -7,7 +7,8 @@ that read a byte or end are *stops*.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,14 @@ class Automata:
         guard = self.guards.get(state)
         return (*self.epsilon[state], guard.entry) if isinstance(guard, Ahead) else self.epsilon[state]
 
+    def names_of(self, states: Iterable[int]) -> set[str]:
+        """The terminals that states belong to."""
+        return set(map(self.names.__getitem__, states))
+
+    def edges_of(self, states: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+        """The edges of states: first and last byte, and target."""
+        return itertools.chain.from_iterable(map(self.edges.__getitem__, states))
+
     def read(self, states: Iterable[int], byte: int) -> list[int]:
         """Targets of the edges on `byte`, in order."""
-        return [target for q in states for lo, hi, target in self.edges[q] if lo <= byte <= hi]
+        return [target for lo, hi, target in self.edges_of(states) if lo <= byte <= hi]

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
 from llmppl.grammar.lalr import Parser, Stack
-from llmppl.grammar.lalr_tables import END, shortest_yields, union, united
-from llmppl.growing import Memo, reached
+from llmppl.grammar.lalr_tables import END, first_head, shortest_yields, union, united
+from llmppl.growing import Memo, reached, turned
 
 MAX_TOKENS = 10_000                                 # of a completion that is tried
 MAX_TRIED = 8                                       # completions of one stack
@@ -53,10 +53,7 @@ class TokenCompletions:
         self._shortest = shortest_yields(self.tables, avoided) if avoided else self.tables.shortest
         self._items = Memo(self._find_items)
         self._root = self.tables.rules[-1].origin
-        self._before: dict[int, set[int]] = defaultdict(set)     # state -> those from which it is reached
-        for state, shifts in enumerate(self.shifts):
-            for target in shifts.values():
-                self._before[target].add(state)
+        self._before = turned(enumerate(map(dict[str, int].values, self.shifts)))   # state -> those it is reached from
         plain = self._shortest.keys() >= self.tables.rule_names and not (avoided or self.tables.conflicts)
         self.always = not parser.indenter and (plain or self._has_plan())
 
@@ -135,8 +132,7 @@ class TokenCompletions:
         steps = [self._steps(q, behind) for q in range(len(self.shifts))]
         while all(steps):
             plan = [each[0] for each in steps]
-            wrong = self._wrong(plan)
-            if not wrong:
+            if not (wrong := self._wrong(plan)):
                 return self._ends(plan)
             for q in wrong:
                 del steps[q][0]
@@ -146,9 +142,8 @@ class TokenCompletions:
         """The states in which the parser may not reduce as planned."""
         given = [self.tables.bits.get(symbol, 0) for _, symbol in plan]
         given[self.tables.end_state] = self.tables.bits[END]
-        reducing = {q for q, step in enumerate(plan) if step.size}
-        first = united(given, [self._after(q, *step) if q in reducing else () for q, step in enumerate(plan)])
-        reducing -= {self.tables.end_state}
+        first = united(given, [self._after(q, *step) if step.size else () for q, step in enumerate(plan)])
+        reducing = [q for q, step in enumerate(plan) if step.size and q != self.tables.end_state]
         wrong = [q for q in reducing if not self._reduces(q, plan[q], first[q])]
         return [q for q in wrong if not self._reduces(q, plan[q], self._given_after(q, plan, given))]
 
@@ -163,8 +158,7 @@ class TokenCompletions:
             size, name = plan[q]
             if not size or q == self.tables.end_state:
                 return set()
-            bases = self._below({below}, size - 1)
-            return {(self.shifts[base][name], base) for base in bases if name in self.shifts[base]}
+            return {(self.shifts[base][name], base) for base in self._bases(below, size - 1, name)}
 
         return union(given[q] for q, _ in reached([(state, below) for below in self._before[state]], onward))
 
@@ -175,7 +169,7 @@ class TokenCompletions:
         """
         found: dict[Step, None] = {}
         for item in sorted(self._items[state], key=lambda item: (self._length(item.rest) + behind[item.rule], *item)):
-            head = next(filter(None, (self._shortest[symbol].head for symbol in item.rest)), None)
+            head = first_head(self._shortest, item.rest)
             if head and head in self.shifts[state]:
                 found[Step(0, head)] = None
             elif item.size and head is None:
@@ -201,15 +195,16 @@ class TokenCompletions:
                     heapq.heappush(todo, (length + more, symbol))
         return fewest
 
-    def _below(self, states: set[int], depth: int) -> set[int]:
-        """The states that may be some places below."""
+    def _bases(self, state: int, depth: int, name: str) -> list[int]:
+        """The states that may be some places below one, on which a rule is pushed."""
+        states = {state}
         for _ in range(depth):
-            states = set[int]().union(*[self._before[q] for q in states])
-        return states
+            states = set(itertools.chain.from_iterable(map(self._before.__getitem__, states)))
+        return [q for q in states if name in self.shifts[q]]
 
     def _after(self, state: int, size: int, name: str) -> set[int]:
         """The states that may be on top after a reduction with `state` on top."""
-        return {self.shifts[q][name] for q in self._below({state}, size) if name in self.shifts[q]}
+        return {self.shifts[q][name] for q in self._bases(state, size, name)}
 
     def _ends(self, plan: Plan) -> bool:
         """Whether a plan, followed from any state, removes that state from the stack sooner or later."""
