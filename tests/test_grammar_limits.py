@@ -13,7 +13,7 @@ from support import repetitions
 from test_grammar import GRAMMARS, RESOLVED, accepts, check_states, parses, plain_lark, random_grammar, read
 
 from llmppl import Model, smc_steer
-from llmppl.grammar import Grammar, json_grammar, lark_loader, lexer, terminal_order
+from llmppl.grammar import Grammar, json_grammar, lark_loader, lexer, terminals
 from llmppl.grammar.lalr_tables import Rule, Tables
 from llmppl.languages import Regex
 from llmppl.languages.limits import TooLarge
@@ -143,7 +143,7 @@ TERMINALS = ["/[ab]{2}c/", "/a+c?/", "/ba?/", "/[abc]+/", "/ab?(?!c)/", '"abc"',
 
 
 def test_words_read_as_one_are_lexed_as_lark_lexes_them(monkeypatch):
-    monkeypatch.setattr(terminal_order, "MIN_JOINED", 2)
+    monkeypatch.setattr(terminals, "MIN_JOINED", 2)
     rng = random.Random(7)
     done = joined = 0
     while done < repetitions(150, 20):
@@ -307,7 +307,7 @@ def test_what_would_not_end_is_refused_by_name(case):
 
 
 def test_terminals_that_are_too_large_together(monkeypatch):
-    monkeypatch.setattr(terminal_order, "MAX_NFA_STATES", 1000)
+    monkeypatch.setattr(terminals, "MAX_NFA_STATES", 1000)
     with pytest.raises(TooLarge, match="terminal A, beside the others, is too large: 602 states"):
         Grammar("start: A|B\nA: /a{600}/\nB: /b{500}/")
 

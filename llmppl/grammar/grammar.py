@@ -26,8 +26,7 @@ from lark.indenter import Indenter
 from llmppl.arguments import count, text
 from llmppl.exclusive import Turn, in_turn
 from llmppl.grammar.completion import Completability
-from llmppl.grammar.indentation import IndentedParser
-from llmppl.grammar.lalr import Parser, Stack
+from llmppl.grammar.lalr import IndentedParser, Parser, Stack
 from llmppl.grammar.lalr_tables import bits_of
 from llmppl.grammar.lark_loader import Rules, read
 from llmppl.grammar.lexer import PartialTokens

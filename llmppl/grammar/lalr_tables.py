@@ -49,7 +49,7 @@ class Tables:
 
     Attributes
     ----------
-    bits : the bit of every terminal, from 2 on, that of END among them
+    bits, terminal_of : the bit of every terminal, from 2 on, that of END among them; and the terminal of each
     shifts : by state, the state after a symbol
     reductions : by state, (bits, (length, rule's name)): what is reduced before which terminals
     kernels : by state, (rule, place) of its items that do not begin a rule
@@ -82,6 +82,7 @@ class Tables:
         symbols = dict.fromkeys(itertools.chain.from_iterable(rule.expansion for rule in self.rules))
         names = [symbol for symbol in symbols if symbol not in self.rule_names]
         self.bits = {name: 2 << i for i, name in enumerate([*names, END])}
+        self.terminal_of = {bit: name for name, bit in self.bits.items()}
         self._begun: dict[str | None, list[int]] = {
             name: list(map(self._base.__getitem__, numbers)) for name, numbers in self._alternatives.items()
         }
@@ -215,14 +216,12 @@ class Tables:
             once |= bits
         self.conflicts |= bool(twice)
         left = dict(found)
-        names = {bit: name for name, bit in self.bits.items()} if twice else {}
         for bit in bits_of(twice):
             first, second, *more = sorted((r for r in found if found[r] & bit), key=lambda r: -self.rules[r].priority)
             if self.rules[first].priority == self.rules[second].priority:
                 lines = "".join(f"\n\t- {self.rules[r]}" for r in (first, second, *more))
-                collisions.append(
-                    f"Reduce/Reduce collision in Terminal({names[bit]!r}) between the following rules: {lines}"
-                )
+                where = f"Terminal({self.terminal_of[bit]!r})"
+                collisions.append(f"Reduce/Reduce collision in {where} between the following rules: {lines}")
             for r in (second, *more):
                 left[r] &= ~bit
         return left

@@ -23,8 +23,7 @@ from lark.load_grammar import EBNF_to_BNF, GrammarBuilder
 
 from llmppl.grammar.lalr_tables import Rule, Tables
 from llmppl.grammar.rule_automata import COUNTED, Row, automaton, num_leaves, num_symbols, subtrees
-from llmppl.grammar.terminal_order import join_words, split_keywords
-from llmppl.grammar.terminals import Terminal
+from llmppl.grammar.terminals import Terminal, join_words, split_keywords
 from llmppl.growing import postorder
 
 MAX_WRITTEN_OUT = 1000                              # symbols to which a rule may grow when lark writes it out

@@ -10,6 +10,7 @@ Source: Reps, Horwitz & Sagiv (1995) for the tabulation.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -69,21 +70,18 @@ class ReductionTable:
                 self._too_many.update(dict.fromkeys(tokens, most))  # or each of them would be gone through as far
                 return
             bytes = () if each in self._ends else self.partials.classes[each]
-            outcomes = [self.partials.step(each, byte) for byte in bytes]
-            ends.append(self._ends.get(each, frozenset()).union(*[ended for _, ended in outcomes]))
-            edges.append([tokens[target] for going_on, _ in outcomes for target in going_on])
+            going_on, ended = zip(((), ()), *[self.partials.step(each, byte) for byte in bytes], strict=True)
+            ends.append(self._ends.get(each, frozenset()).union(*ended))
+            edges.append(list(map(tokens.__getitem__, itertools.chain.from_iterable(going_on))))
         self._ends.update(zip(tokens.met, united(ends, edges), strict=True))
 
     def _find_lookaheads(self, key: tuple[int, int]) -> frozenset[Lookahead]:
         lexer, residue = key
-        ends: Memo[int, list[Ended]] = Memo(
-            lambda left: [end for token in self.partials.starts[lexer, left] for end in self.ends(token)]
-        )
+        ends: Memo[int, set[Ended]] = Memo(lambda left: set().union(*map(self.ends, self.partials.starts[lexer, left])))
         left = list(reached([residue], lambda left: [end.residue for end in ends[left] if end.symbol is None]))
         found = {(str(symbol), behind) for each in left for symbol, behind in ends[each] if symbol is not None}
-        if not all(self.partials.residues[each].required for each in left):
-            found.add(TEXT_END)
-        return frozenset(found)
+        over = not all(self.partials.residues[each].required for each in left)
+        return frozenset(found).union([TEXT_END] * over)
 
     # ---- stacks
 

@@ -170,8 +170,8 @@ class TokenCompletions:
         found: dict[Step, None] = {}
         for item in sorted(self._items[state], key=lambda item: (self._length(item.rest) + behind[item.rule], *item)):
             head = first_head(self._shortest, item.rest)
-            if head and head in self.shifts[state]:
-                found[Step(0, head)] = None
+            if head in self.shifts[state]:
+                found[Step(0, str(head))] = None
             elif item.size and head is None:
                 found[Step(item.size, item.rule)] = None
         return list(found)
