@@ -21,7 +21,7 @@ def check(
 
     Example: llmppl check "[0-9]{4}-[0-9]{2}" "2023/07"
     """
-    from llmppl.masks.reading import read
+    from llmppl.masks.wording import read
 
     if grammar and json_schema:
         raise typer.BadParameter("--grammar and --json-schema exclude each other: give one of them.")

@@ -32,6 +32,16 @@ class VocabularyLike(Protocol):
     def eos_ids(self) -> Sequence[int]: ...
 
 
+def bytes_of(text: str | bytes) -> bytes:
+    """Those of a Text are the bytes of its tokens, which need not be characters."""
+    return text if isinstance(text, bytes) else getattr(text, "bytes", None) or text.encode()
+
+
+def without_bytes(vocab: VocabularyLike) -> set[int]:
+    """The ids that no text has in it, whatever the vocabulary calls them."""
+    return {*vocab.eos_ids, *getattr(vocab, "special_ids", ())}
+
+
 class Index(Shared):
     """Which tokens of a vocabulary may follow, in every state of a constraint. Copies are the index itself.
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from llmppl.exclusive import Turn, in_turn
 from llmppl.masks.constraint import Bools, Ints, State
-from llmppl.masks.reachable import Reachable
 from llmppl.masks.trie import Trie
 from llmppl.masks.walks import MemoGraph, TableGraph, Walk
+from llmppl.masks.whole import Reachable
 
 __all__ = ["Distances", "SearchDistances", "TableDistances"]
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from llmppl import arguments
 from llmppl.exclusive import Turn, in_turn
 from llmppl.masks import storage, wording
-from llmppl.masks.constraint import Bools, Index, Ints, Recognizer, State, TabledRecognizer, VocabularyLike
+from llmppl.masks.constraint import Bools, Index, Ints, Recognizer, State, TabledRecognizer, VocabularyLike, bytes_of
 from llmppl.masks.distances import Distances, SearchDistances, TableDistances
 from llmppl.masks.packed import MaskStore, PackedMask
 from llmppl.masks.trie import trie_of
@@ -167,7 +167,7 @@ class TokenIndex(Index):
         ValueError
             If no accepted string begins with `text`; names the place and the byte.
         """
-        data = text if isinstance(text, bytes) else getattr(text, "bytes", None) or text.encode()
+        data = bytes_of(text)
         state, at = self._read(self.start, data)
         if at < len(data):
             raise ValueError(
@@ -180,8 +180,7 @@ class TokenIndex(Index):
         """The bytes that may follow `state`, ascending; b"" if none may."""
         if state is END:
             return b""
-        state = self.graph.checked(state)
-        return bytes(byte for byte in range(256) if self.graph.step(state, byte) is not None)
+        return self.graph.next_bytes(self.graph.checked(state))
 
     def tokens_to_accept(self, state: State) -> float:
         """The least number of tokens from `state` to one that accepts, an eos not counted; inf if there is no way.
@@ -297,9 +296,10 @@ class TokenIndex(Index):
 
     def _read(self, state: State, data: bytes) -> tuple[State, int]:
         """The state after as much of `data` as fits, and how much that is."""
+        step, has_zero = self.recognizer.step, self.graph.has_zero
         for at, byte in enumerate(data):
-            found = self.graph.step(state, byte)
-            if found is None:
+            found = step(state, byte)
+            if not found and (found is None or not has_zero):
                 return state, at
             state = found
         return state, len(data)

@@ -8,6 +8,7 @@ requires. `false` passes here, as what needs nothing does: it has no instance, b
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
@@ -17,6 +18,15 @@ __all__ = ["MAX_DEPTH", "check_size", "parts", "unproductive"]
 MAX_DEPTH = 120                                     # of objects and arrays in one another; llguidance reads 127
 MAX_PROPERTIES = 5000                               # of one object; llguidance's time grows with their square
 MAX_VALUES = 2_000_000                              # of a schema: its keys, numbers, texts, objects and arrays
+DEFINITIONS = "$defs", "definitions"
+NAMED = *DEFINITIONS, "properties", "patternProperties", "dependentSchemas"     # they hold schemas by name
+OPAQUE = "enum", "const", "default", "examples", "x-guidance"                   # what they hold is no schema
+
+
+def _get(node: dict[str, Any], key: str, kind: type) -> Any:
+    """What a schema has there, or an empty one where it has nothing of that kind."""
+    found = node.get(key)
+    return found if isinstance(found, kind) else kind()
 
 
 def check_size(schema: object) -> None:
@@ -26,15 +36,15 @@ def check_size(schema: object) -> None:
         size += len(level)
         if size > MAX_VALUES:
             raise ValueError(f"the schema has more than {MAX_VALUES:,} values; fewer would work")
-        for value in level:
-            names = value.get("properties") if isinstance(value, dict) else None
-            if isinstance(names, dict) and len(names) > MAX_PROPERTIES:
-                raise ValueError(
-                    f"the schema has an object of {len(names):,} properties; at most {MAX_PROPERTIES:,} would work, "
-                    f"or patternProperties"
-                )
-        inside = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list, tuple)))
-        level = [value for some in inside for value in some]
+        objects = [value for value in level if isinstance(value, dict)]
+        most = max((len(_get(value, "properties", dict)) for value in objects), default=0)
+        if most > MAX_PROPERTIES:
+            raise ValueError(
+                f"the schema has an object of {most:,} properties; at most {MAX_PROPERTIES:,} would work, "
+                f"or patternProperties"
+            )
+        lists = (value for value in level if isinstance(value, (list, tuple)))
+        level = list(itertools.chain(*map(dict.values, objects), *lists))
         if not level:
             return
     raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep; a $ref to $defs takes one level")
@@ -42,14 +52,14 @@ def check_size(schema: object) -> None:
 
 def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas right inside a schema, definitions first, with the ways there (JSON pointers)."""
-    for key in sorted(schema, key=lambda key: key not in ("$defs", "definitions")):
-        value, inner = schema[key], [("", schema[key])]
+    for key in sorted(schema, key=lambda key: key not in DEFINITIONS):
+        value, inner = schema[key], {"": schema[key]}
         if isinstance(value, list):
-            inner = [(f"/{i}", part) for i, part in enumerate(value)]
-        elif key in ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas"):
-            inner = [(f"/{name}", value[name]) for name in value] if isinstance(value, dict) else []
-        if key not in ("enum", "const", "default", "examples", "x-guidance"):
-            yield from ((f"/{key}{way}", part) for way, part in inner if isinstance(part, dict))
+            inner = {f"/{i}": part for i, part in enumerate(value)}
+        elif key in NAMED:
+            inner = {f"/{name}": part for name, part in _get(schema, key, dict).items()}
+        if key not in OPAQUE:
+            yield from ((f"/{key}{way}", part) for way, part in inner.items() if isinstance(part, dict))
 
 
 def unproductive(schema: dict[str, Any]) -> str | None:
@@ -75,39 +85,32 @@ def unproductive(schema: dict[str, Any]) -> str | None:
 
 def _missing(node: dict[str, Any], root: dict[str, Any], open_: set[int]) -> list[int]:
     """The parts, by id, of which one is needed and none is known to be productive; nothing if the schema is."""
-
-    def listed(key: str) -> list[Any]:
-        found = node.get(key)
-        return found if isinstance(found, list) else []
-
-    needs = [[part] for part in (_target(root, node.get("$ref")), *listed("allOf"), *_required(node))]
-    for some in (*needs, listed("anyOf"), listed("oneOf")):
-        if some and all(id(part) in open_ for part in some):
-            return [id(part) for part in some]
+    needs = [[part] for part in (_target(root, node.get("$ref")), *_get(node, "allOf", list), *_required(node))]
+    for some in (*needs, _get(node, "anyOf", list), _get(node, "oneOf", list)):
+        if some and open_.issuperset(map(id, some)):
+            return list(map(id, some))
     return []
 
 
 def _required(node: dict[str, Any]) -> list[Any]:
     """What every instance of an object or array schema has inside; nothing where it may be something else."""
-    if "enum" in node or "const" in node:
+    if node.keys() & {"enum", "const"}:
         return []
     if node.get("type") in ("object", ["object"]):
-        names, found = node.get("properties"), node.get("required")
-        if isinstance(names, dict) and isinstance(found, list):
-            return [names[name] for name in found if isinstance(name, str) and name in names]
+        names = _get(node, "properties", dict)
+        return [names[name] for name in _get(node, "required", list) if isinstance(name, str) and name in names]
     if node.get("type") in ("array", ["array"]):
-        least, first = node.get("minItems", 0), node.get("prefixItems", [])
-        if isinstance(least, int) and isinstance(first, list):
-            return [*first[:least], *([node["items"]] if least > len(first) and "items" in node else [])]
+        least, first = _get(node, "minItems", int), _get(node, "prefixItems", list)
+        return [*first[:least], *[node.get("items")] * (least > len(first))]
     return []
 
 
-def _target(root: dict[str, Any], ref: object) -> object:
+def _target(root: dict[str, Any], ref: Any) -> object:
     """The schema that a `$ref` within this text points to; None for another one, which llguidance knows or refuses."""
-    if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+    if not f"{ref}/".startswith("#/"):
         return None
     found: Any = root
-    for step in ref[2:].split("/") if ref != "#" else []:
+    for step in ref.split("/")[1:]:
         key = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(found, list) and key.isdigit() and int(key) < len(found):
             found = found[int(key)]

@@ -14,7 +14,6 @@ import itertools
 import json
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,9 @@ import numpy as np
 from llmppl.exclusive import Turn, in_turn
 from llmppl.masks import json_checks as checks
 from llmppl.masks import wording
-from llmppl.masks.constraint import Bools, Index, State, VocabularyLike
+from llmppl.masks.constraint import Bools, Index, State, VocabularyLike, bytes_of, without_bytes
 from llmppl.masks.index import END
+from llmppl.masks.trie import once
 from llmppl.shared import Shared
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class JsonSchemaIndex(Index):
     @in_turn
     def after(self, text: str | bytes) -> State:
         """The state after a text that is already there; a ValueError if no instance begins with it."""
-        data = text if isinstance(text, bytes) else getattr(text, "bytes", None) or text.encode()
+        data = bytes_of(text)
         matcher = self._root.deep_copy()
         at = matcher.try_consume_tokens(self._ids((data,)))
         if at < len(data) and matcher.is_error():
@@ -298,24 +298,16 @@ def _limits() -> Any:
     return _llguidance().LLParserLimits(**LIMITS)
 
 
-_tokenizers: weakref.WeakKeyDictionary[Any, tuple[LLTokenizer, list[bytes]]] = weakref.WeakKeyDictionary()
-
-
+@once
 def _tokenizer_of(vocab: VocabularyLike) -> tuple[LLTokenizer, list[bytes]]:
-    """The tokens and 256 bytes, as llguidance wants them; and the tokens, b"" where special. Once for equal ones.
+    """The tokens and 256 bytes, as llguidance wants them; and the tokens, b"" where special.
 
     llguidance has an eos of its own, past the bytes: those of the vocabulary are the index's business.
     """
-    hashable = isinstance(vocab, Hashable)
-    found = _tokenizers.get(vocab) if hashable else None
-    if found is None:
-        special = {*vocab.eos_ids, *getattr(vocab, "special_ids", ())}
-        tokens = [b"" if id in special else token for id, token in enumerate(vocab.tokens)]
-        shown = [*tokens, *(b"%c" % byte for byte in range(256)), b""]
-        shown = [b"" if b"\xff" in token else token for token in shown]         # 0xFF marks special tokens there
-        facts = SimpleNamespace(eos_token_id=len(tokens) + 256, bos_token_id=None, tokens=shown, special_token_ids=[])
-        ll = _llguidance()
-        found = ll.LLTokenizer(ll.TokenizerWrapper(facts), slices=ll.LLTokenizer.json_slices()), tokens
-        if hashable:
-            _tokenizers[vocab] = found
-    return found
+    special = without_bytes(vocab)
+    tokens = [b"" if id in special else token for id, token in enumerate(vocab.tokens)]
+    shown = [*tokens, *(b"%c" % byte for byte in range(256)), b""]
+    shown = [b"" if b"\xff" in token else token for token in shown]             # 0xFF marks special tokens there
+    facts = SimpleNamespace(eos_token_id=len(tokens) + 256, bos_token_id=None, tokens=shown, special_token_ids=[])
+    ll = _llguidance()
+    return ll.LLTokenizer(ll.TokenizerWrapper(facts), slices=ll.LLTokenizer.json_slices()), tokens

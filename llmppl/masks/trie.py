@@ -10,18 +10,19 @@ import functools
 import hashlib
 import itertools
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from llmppl.masks.constraint import Ints, VocabularyLike
+from llmppl.masks.constraint import Ints, VocabularyLike, without_bytes
 from llmppl.shared import Shared
 
+T = TypeVar("T")
 Ids = npt.NDArray[np.int32]
 
-__all__ = ["Trie", "fingerprint", "ranges", "trie_of"]
+__all__ = ["Trie", "fingerprint", "once", "ranges", "trie_of"]
 
 
 class Trie(Shared):
@@ -190,18 +191,25 @@ def _shared_bytes(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt
     return common
 
 
-_tries: weakref.WeakKeyDictionary[Any, Trie] = weakref.WeakKeyDictionary()
+def once(make: Callable[[VocabularyLike], T]) -> Callable[[VocabularyLike], T]:
+    """`make`, which is called once for vocabularies that are equal, while one of them is there."""
+    made: weakref.WeakKeyDictionary[Any, T] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(make)
+    def of(vocab: VocabularyLike) -> T:
+        try:
+            found = made.get(vocab)
+        except TypeError:                           # not hashable, or no weak references
+            return make(vocab)
+        return made.setdefault(vocab, make(vocab)) if found is None else found
+
+    return of
 
 
+@once
 def trie_of(vocab: VocabularyLike) -> Trie:
     """The trie of a vocabulary, one for all that are equal."""
-    try:
-        found = _tries.get(vocab)
-    except TypeError:                               # not hashable, or no weak references: it gets a trie of its own
-        return Trie(vocab.tokens, {*vocab.eos_ids, *getattr(vocab, "special_ids", ())})
-    if found is None:
-        found = _tries.setdefault(vocab, Trie(vocab.tokens, {*vocab.eos_ids, *getattr(vocab, "special_ids", ())}))
-    return found
+    return Trie(vocab.tokens, without_bytes(vocab))
 
 
 def fingerprint(vocab: VocabularyLike) -> str:

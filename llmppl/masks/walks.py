@@ -50,7 +50,7 @@ class Graph(Protocol):
 class TableGraph:
     """A tabled recognizer, as the walks see it: its states are their own numbers."""
 
-    room = math.inf                                 # states that are kept
+    room, has_zero = math.inf, False                # states that are kept; whether 0 can be one
 
     def __init__(self, recognizer: TabledRecognizer) -> None:
         self.recognizer = recognizer
@@ -74,8 +74,8 @@ class TableGraph:
     def state(self, number: int) -> State:
         return number
 
-    def step(self, state: State, byte: int) -> State | None:
-        return self.recognizer.step(state, byte) or None
+    def next_bytes(self, state: State) -> bytes:
+        return bytes(np.flatnonzero(self.recognizer.row(state)).tolist())
 
     def fill(self, number: int, bytes: Ints, /) -> None:
         self.recognizer.row(number)
@@ -87,7 +87,7 @@ class TableGraph:
 class MemoGraph:
     """Any other recognizer: its states are numbered as they are met, its steps remembered."""
 
-    room: float = 1 << 16
+    room, has_zero = 1 << 16, True
 
     def __init__(self, recognizer: Recognizer) -> None:
         self.recognizer = recognizer
@@ -113,8 +113,8 @@ class MemoGraph:
     def state(self, number: int) -> State:
         return self.states[number]
 
-    def step(self, state: State, byte: int) -> State | None:
-        return self.recognizer.step(state, byte)
+    def next_bytes(self, state: State) -> bytes:
+        return bytes(byte for byte in range(256) if self.recognizer.step(state, byte) is not None)
 
     def fill(self, number: int, bytes: Ints, /) -> None:
         bytes = np.unique(bytes[self.table[number, bytes] < 0])
