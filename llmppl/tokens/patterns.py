@@ -31,7 +31,7 @@ CLASS = re.compile(
     re.ASCII | re.DOTALL,
 )
 QUANTIFIER = re.compile(r"(?P<sign>[*+?])(?P<style>[+?]?)|\{(?P<low>\d*)(?P<comma>,?)(?P<high>\d*)\}")
-SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+SIGNS = {"*": ("0", ",", ""), "+": ("1", ",", ""), "?": ("0", ",", "1")}    # as {0,}, {1,} and {0,1}
 
 
 class UnsupportedTokenizer(ValueError):
@@ -87,8 +87,8 @@ class Split:
         return self._add("look", ANY, True, targets)
 
     def _find_bits(self, char: str) -> int:
-        holds = [len(class_.pre_tokenize_str(char + char)) == 2 for class_ in self.classes]     # two pieces if isolated
-        return END | sum(hold << c for c, hold in enumerate(holds, 1))
+        twice = char + char                         # two pieces if isolated
+        return END | sum((len(class_.pre_tokenize_str(twice)) == 2) << c for c, class_ in enumerate(self.classes, 1))
 
     def begin(self, bits: int) -> list[Guess]:
         """The guesses after the first character of a piece."""
@@ -157,14 +157,13 @@ class _Parser:
         self.pattern, self.split, self.at, self.fold = pattern, split, 0, False
         self.numbers = Numbering(["any"])           # of the classes
         enter, least = self._alternatives()
-        if self.at < len(pattern):
-            raise self._unknown("has a ')' too many")
-        if not least:
-            raise self._unknown("matches the empty text")
+        self._refuse(self.at < len(pattern), "has a ')' too many")
+        self._refuse(not least, "matches the empty text")
         self.first = enter(0)
 
-    def _unknown(self, what: str) -> UnsupportedTokenizer:
-        return UnsupportedTokenizer(f"the pattern {self.pattern!r} {what}, at {self.at}")
+    def _refuse(self, holds: object, what: str) -> None:
+        if holds:
+            raise UnsupportedTokenizer(f"the pattern {self.pattern!r} {what}, at {self.at}")
 
     def _take(self, *texts: str) -> str:
         """The first of `texts` that stands here, read; "" if none does."""
@@ -195,50 +194,47 @@ class _Parser:
         """One class, look or group, with its quantifier."""
         if look := self._take("(?=", "(?!"):
             ahead = self._class()
-            if not self._take(")"):
-                raise self._unknown("looks ahead to more than one class")
+            self._refuse(not self._take(")"), "looks ahead to more than one class")
             return (lambda then: self.split.look(ahead, then, look == "(?=")), 0
         if group := self._take("(?i:", "(?:", "(?", "("):
-            return self._quantified(*self._group(group), None)
+            return self._quantified(*self._group(group), ANY)
         class_ = self._class()
         return self._quantified(lambda then: self.split.read(class_, then), 1, class_)
 
     def _group(self, kind: str) -> tuple[Enter, int]:
         """What stands in brackets, behind the first one."""
-        if kind == "(?":
-            raise self._unknown("has an unknown group")
+        self._refuse(kind == "(?", "has an unknown group")
         outer, begin = self.fold, self.at
         self.fold = outer or kind == "(?i:"
         found = self._alternatives()
         inside = self.pattern[begin : self.at].lower()
-        if self.fold and (not inside.isascii() or any(fold in inside for fold in FOLDED)):
-            raise self._unknown("ignores the case of letters that one character may stand for")
+        odd = self.fold and (not inside.isascii() or any(map(inside.count, FOLDED)))
+        self._refuse(odd, "ignores the case of letters that one character may stand for")
         self.fold = outer
-        if not self._take(")"):
-            raise self._unknown("lacks a ')'")
+        self._refuse(not self._take(")"), "lacks a ')'")
         return found
 
-    def _quantified(self, one: Enter, least: int, class_: int | None) -> tuple[Enter, int]:
+    def _quantified(self, one: Enter, least: int, class_: int) -> tuple[Enter, int]:
+        """What `one` enters, with the quantifier behind it; `class_` is ANY if it is not a single class."""
         match = QUANTIFIER.match(self.pattern, self.at)
         if match is None:
             return one, least
         self.at = match.end()
-        style, possessive = match["style"], match["style"] == "+"
-        low = int(match["low"] or 0)
-        endless = match["comma"] and not match["high"]
-        low, high = SIGNS.get(match["sign"], (low, None if endless else int(match["high"] or low)))
-        again = self.pattern[self.at : self.at + 1] in {"*", "+", "?", "{"}
-        odd = again or match[0] in ("{}", "{,}") or (possessive and class_ is None)
-        if odd or not least or (high is not None and high < low):
-            raise self._unknown("has a quantifier that is not supported")
-        order: Callable[[tuple[int, int]], Iterable[int]] = reversed if style == "?" else tuple
+        possessive = match["style"] == "+"
+        fewest, comma, most = SIGNS.get(match["sign"], match.group("low", "comma", "high"))
+        endless, low = comma and not most, int(fewest or 0)
+        high = int(most or low)
+        again = self.pattern.startswith(("*", "+", "?", "{"), self.at)
+        odd = again, match[0] in ("{}", "{,}"), possessive and class_ == ANY, not least, high < low
+        self._refuse(any(odd), "has a quantifier that is not supported")
+        order: Callable[[tuple[int, int]], Iterable[int]] = reversed if match["style"] == "?" else tuple
 
         def enter(then: int) -> int:
-            end = self.split.look(class_ or ANY, then, holds=False) if possessive else then
-            if high is None:
+            end = self.split.look(class_, then, holds=False) if possessive else then
+            if endless:
                 then = self.split.fork()
                 self.split.nodes[then] = self.split.nodes[then]._replace(targets=tuple(order((one(then), end))))
-            for _ in range((high or low) - low):
+            for _ in range(high - low):
                 then = self.split.fork(*order((one(then), end)))
             for _ in range(low):
                 then = one(then)
@@ -251,14 +247,14 @@ class _Parser:
         begin, match = self.at, CLASS.match(self.pattern, self.at)
         if match:
             self.at = match.end()
-        elif self._take("[") and not self.pattern.startswith(("]", "^]"), self.at):
-            self._skip_brackets()
         else:
-            raise self._unknown("has something that is not supported")
+            odd = not self._take("[") or self.pattern.startswith(("]", "^]"), self.at)
+            self._refuse(odd, "has something that is not supported")
+            self._skip_brackets()
         name = self.pattern[begin : self.at]
         if self.fold:
-            if "\\" in name or name.startswith("[^"):  # where such a class holds "ß", it would also hold "ss"
-                raise self._unknown("ignores the case of a class")
+            wide = "\\" in name or name.startswith("[^")     # where such a class holds "ß", it would also hold "ss"
+            self._refuse(wide, "ignores the case of a class")
             name = f"(?i:{name})"
         if name not in self.numbers:
             from tokenizers import Regex, pre_tokenizers

@@ -8,7 +8,6 @@ tokens' bytes joined. A token is *special* if it adds nothing to a text: control
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import operator
 from builtins import bytes as Bytes  # Token has an attribute of that name
@@ -23,7 +22,7 @@ from llmppl.arguments import shown
 from llmppl.growing import Memo, reached
 from llmppl.shared import Shared
 from llmppl.tokens.decoding import token_bytes
-from llmppl.tokens.text import EOS, Spelled, Text, bytes_of
+from llmppl.tokens.text import EOS, EndOfText, Spelled, Text, bytes_of
 
 
 class Token(Spelled, int):
@@ -247,15 +246,20 @@ class Vocabulary(Shared, Sequence[Token]):
         return frozenset(self._id(value, name) for value in values)
 
     def _id(self, value: object, name: str) -> int:
-        if isinstance(value, (str, bytes)):
-            raise TypeError(f"{name}: a {type(value).__name__} is not a token; {value!r} was given where an id belongs")
-        if value is EOS:
-            raise TypeError(f"{name}: EOS stands for every eos of the vocabulary, {self.eos_ids}; name one by its id")
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-            raise TypeError(f"{name}: a token id is an int, not the {type(value).__name__} {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise TypeError(f"{name}: {self._no_id(value)}")
         if not 0 <= value < len(self.tokens):
             raise ValueError(f"{name}: id {int(value)} is not in this vocabulary, whose ids are 0 to {len(self) - 1}")
         return int(value)
+
+    def _no_id(self, value: object) -> str:
+        kind = type(value).__name__
+        match value:
+            case str() | bytes():
+                return f"a {kind} is not a token; {value!r} was given where an id belongs"
+            case EndOfText():
+                return f"EOS stands for every eos of the vocabulary, {self.eos_ids}; name one by its id"
+        return f"a token id is an int, not the {kind} {value!r}"
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -303,17 +307,15 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
     # After a guard there is no space that a tokenizer puts before a text; several, as the text may merge with one.
     for guard in ("", "\n", "a", "."):
         ids = tokenizer.encode(guard + str(text), **options)
-        ends = list(itertools.accumulate(vocab.lengths[ids[::-1]].tolist()))
-        num = ends.index(len(data)) + 1 if len(data) in ends else 0     # the last tokens, with as many bytes
-        tail = ids[len(ids) - num :]
-        spells = num and vocab.lengths[tail].all() and b"".join(map(vocab.tokens.__getitem__, tail)) == data
+        num = int(np.searchsorted(np.cumsum(vocab.lengths[ids[::-1]]), len(data))) + 1
+        tail = list(ids[-num:])                     # the fewest that have as many bytes
+        spells = vocab.lengths[tail].all() and b"".join(map(vocab.tokens.__getitem__, tail)) == data
         if spells and (guard or num == len(ids)):
-            return list(tail)
+            return tail
     return vocab.spell(data)
 
 
 def _as_ids(ids: int | Iterable[int] | None) -> list[int]:
     """Tokenizers and generation configs give one id, several, or None."""
-    if ids is None:
-        return []
-    return [ids] if isinstance(ids, int) else [i for i in ids if i is not None]
+    given = ids if isinstance(ids, Iterable) else [ids]
+    return [i for i in given if i is not None]
