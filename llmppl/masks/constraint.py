@@ -75,13 +75,8 @@ class Index(Shared):
         return np.flatnonzero(self.mask(state))
 
     def masks(self, tokens: Sequence[int]) -> Bools:
-        """The mask before each token of a text, (T, V) bool ndarray.
-
-        Raises
-        ------
-        ValueError
-            If a token may not follow those before it; names its place.
-        """
+        """The mask before each token of a text, (T, V) bool ndarray; a ValueError names the place of one that may not
+        follow those before it."""
         out, state = np.empty((len(tokens), len(self.vocab.tokens)), bool), self.start
         for t, token in enumerate(tokens):
             out[t] = self.mask(state)

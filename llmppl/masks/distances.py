@@ -1,7 +1,7 @@
 """How many tokens a state is from one that accepts, an eos not counted: inf if there is no way.
 
 For a tabled recognizer all states are looked at together, once. For others the states are searched in turn, which is
-slow where a state has many successors.
+slow where a state has many successors. `of` a state, or `after` it: of those that tokens lead to, by number (`ends`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llmppl.masks.trie import Trie
 from llmppl.masks.walks import MemoGraph, TableGraph, Walk
 from llmppl.masks.whole import Reachable
 
-__all__ = ["Distances", "SearchDistances", "TableDistances"]
+__all__ = ["SearchDistances", "TableDistances"]
 
 MAX_MEMO = 1 << 16                                  # states without a table whose distances are kept
 MAX_SEARCHED = 100_000                              # states without a table that an end is looked for in
@@ -36,13 +36,6 @@ class Searchable(Protocol):
     graph: TableGraph | MemoGraph
 
     def walk(self, state: State, /) -> tuple[Ints, Ints]: ...
-
-
-class Distances(Protocol):
-    """Tokens to acceptance, of a state, and of those that tokens lead to from it, by their numbers (`ends`)."""
-
-    def of(self, index: Searchable, state: State, /) -> float: ...
-    def after(self, index: Searchable, state: State, ends: Ints, /) -> Floats: ...
 
 
 class TableDistances:

@@ -23,7 +23,7 @@ from llmppl import arguments
 from llmppl.exclusive import Turn, in_turn
 from llmppl.masks import storage, wording
 from llmppl.masks.constraint import Bools, Index, Ints, Recognizer, State, TabledRecognizer, VocabularyLike, bytes_of
-from llmppl.masks.distances import Distances, SearchDistances, TableDistances
+from llmppl.masks.distances import SearchDistances, TableDistances
 from llmppl.masks.packed import MaskStore, PackedMask
 from llmppl.masks.trie import trie_of
 from llmppl.masks.walks import MemoGraph, TableGraph, walk_state
@@ -89,7 +89,7 @@ class TokenIndex(Index):
         self._steps: dict[tuple[State, int], State] = {}
         self._whole: WholeIndex | None = None
         self.graph: TableGraph | MemoGraph
-        self._distances: Distances
+        self._distances: TableDistances | SearchDistances
         if isinstance(recognizer, TabledRecognizer):
             self.graph, self._distances = TableGraph(recognizer), TableDistances(self._turn)
         else:
@@ -143,13 +143,7 @@ class TokenIndex(Index):
         return state is END or bool(self.recognizer.accepts(self.graph.checked(state)))
 
     def advance(self, state: State, token: int) -> State:
-        """The state after `token`; END after an eos.
-
-        Raises
-        ------
-        ValueError
-            If `token` may not follow `state`, or is not in the vocabulary.
-        """
+        """The state after `token`, END after an eos; a ValueError if it may not follow `state`, or is no token."""
         key = (state, token)
         found = self._steps.get(key)
         if found is None:
@@ -162,10 +156,7 @@ class TokenIndex(Index):
     def after(self, text: str | bytes) -> State:
         """The state after a text that is already there, of which no token need be known.
 
-        Raises
-        ------
-        ValueError
-            If no accepted string begins with `text`; names the place and the byte.
+        A ValueError names the place and the byte if no accepted string begins with it.
         """
         data = bytes_of(text)
         state, at = self._read(self.start, data)
@@ -185,10 +176,7 @@ class TokenIndex(Index):
     def tokens_to_accept(self, state: State) -> float:
         """The least number of tokens from `state` to one that accepts, an eos not counted; inf if there is no way.
 
-        Raises
-        ------
-        ValueError
-            If the recognizer has no table, and the search has met a hundred thousand states.
+        A ValueError if the recognizer has no table, and the search has met a hundred thousand states.
         """
         found = 0.0 if state is END else self._distances.of(self, self.graph.checked(state))
         return int(found) if math.isfinite(found) else found
@@ -196,12 +184,8 @@ class TokenIndex(Index):
     def mask_within(self, state: State, n: float) -> Bools:
         """Tokens after which the text can still be finished with n - 1 tokens more, an eos not counted.
 
-        With `n` infinite only the tokens are missing that lead to where no sequence of tokens can finish. The mask at
-        an eos is that of `mask`.
-
-        Returns
-        -------
-        (V,) bool ndarray, read-only
+        (V,) bool ndarray, read-only. With `n` infinite only the tokens are missing that lead to where no sequence of
+        tokens can finish. The mask at an eos is that of `mask`.
         """
         if state is END:
             return self.mask(END)
@@ -214,20 +198,14 @@ class TokenIndex(Index):
     def build_all(self, max_states: int = 1_000_000) -> Any:
         """The sets and steps of all states that tokens reach from the start (Algorithm 4), as a WholeIndex.
 
-        Raises
-        ------
-        ValueError
-            If there are more than `max_states` states.
+        A ValueError if there are more than `max_states` states.
         """
         return self._build(arguments.count("max_states", max_states))
 
     def save(self, path: str | Path) -> None:
         """Write the whole index to a file, from which `load` makes it again without the recognizer.
 
-        Raises
-        ------
-        TypeError
-            If the recognizer is not tabled: its states cannot be written.
+        A TypeError if the recognizer is not tabled: its states cannot be written.
         """
         if not isinstance(self.graph, TableGraph):
             raise TypeError(f"only the index of a recognizer with a table can be saved (a Regex, a DFA), not {self!r}")
@@ -237,11 +215,8 @@ class TokenIndex(Index):
     def load(cls, path: str | Path, vocab: VocabularyLike, recognizer: TabledRecognizer | None = None) -> TokenIndex:
         """The index that was saved; nothing is computed again.
 
-        Raises
-        ------
-        ValueError
-            If the file holds no index, or one of another vocabulary, or, where `recognizer` is given, of another
-            recognizer.
+        A ValueError if the file holds no index, or one of another vocabulary, or, where it is given, of another
+        recognizer.
         """
         stored, fields = storage.read(path, vocab, recognizer)
         index = cls(stored, vocab)

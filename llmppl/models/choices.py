@@ -78,13 +78,6 @@ class Noted(Shared):
     def __reduce__(self) -> tuple[Any, ...]:            # a list as long as a run is too deep for pickle
         return _from_list, ([*self][::-1],)
 
-    def last_step(self) -> list[Choice | StreamState]:
-        items, node = list[Choice | StreamState](), self
-        while node.item is not None and node.before is not None:        # NOTHING has neither
-            items.append(node.item)
-            node = node.before
-        return items[::-1]
-
     def steps(self) -> Steps:
         steps = list[list[Choice | StreamState]]()
         for item in [*self][::-1]:
@@ -261,8 +254,11 @@ class Replayed(Sampled):
 
 def last_choices(particle: Any) -> list[Choice | StreamState]:
     """What the last step of a particle chose."""
-    noted: Noted = particle._noted
-    return noted.last_step()
+    items, node = list[Choice | StreamState](), particle._noted
+    while node.item is not None:                        # where the step begins, or nothing was noted before
+        items.append(node.item)
+        node = node.before
+    return items[::-1]
 
 
 def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> M:
@@ -274,12 +270,8 @@ def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> 
 
     What a step draws from `self.rng` directly comes out again, since the state of the stream is noted where a step
     takes `self.rng`. What cannot come out: draws from a stream that was kept from an earlier step, the number of calls
-    of a predicate of `where`, and anything that a step takes from outside of its particle.
-
-    Raises
-    ------
-    ValueError
-        Where the program no longer makes these choices; the step and the choice are named.
+    of a predicate of `where`, and anything that a step takes from outside of its particle. Where the program no longer
+    makes these choices, a ValueError names the step and the choice.
     """
     rng = np.random.default_rng() if rng is None else rng
     chooser = Replayed(choices, rng)

@@ -71,10 +71,7 @@ class Kept(NamedTuple):
 def survey(model: Any) -> Kept:
     """What copies of `model` share.
 
-    Raises
-    ------
-    TypeError
-        If an attribute holds a random stream, or shares with copies something that refers to the model.
+    A TypeError if an attribute holds a random stream, or shares with copies something that refers to the model.
     """
     kept = Kept(shared_names(type(model)), {})
     for name, value in vars(model).items():
@@ -169,8 +166,8 @@ class _Walk:
                 "particles would go on asking the model that the run began with. Make it in step(), or pass it what it "
                 "needs as an argument"
             )
-        own = self.model.chooser
-        if isinstance(value, _STREAMS) and not (own and value is own.rng):      # that is replaced in a copy
+        own = getattr(self.model.chooser, "rng", None)                          # it is replaced in a copy
+        if isinstance(value, _STREAMS) and value is not own:
             raise TypeError(
                 f"the attribute {self.name} of {owner} holds a random stream ({path}), of which copies would draw the "
                 "same numbers: draw from self.rng instead, which is each particle's own, or by self.sample(...)"
@@ -263,7 +260,7 @@ def _is_frozen(array: np.ndarray) -> bool:
         if base.flags.writeable or base.dtype.hasobject:
             return False
         base = base.base
-    return base is None or isinstance(base, bytes)
+    return isinstance(base, (bytes, type(None)))
 
 
 def _bytes(value: Any) -> int:

@@ -217,12 +217,8 @@ class Model:
 
         Attributes are deep-copied, except those that the class lists in `shared`, and what is immutable or shared by
         design: language models, contexts, tokens, vocabularies, distributions, functions, modules, networks of torch
-        and their tokenizers, and arrays that nobody can write to. The random stream is not copied but replaced.
-
-        Raises
-        ------
-        TypeError
-            If an attribute cannot be copied, or would be wrong in a copy; see `llmppl.models.copies`.
+        and their tokenizers, and arrays that nobody can write to. The random stream is not copied but replaced. A
+        TypeError names an attribute that cannot be copied, or would be wrong in a copy; see `llmppl.models.copies`.
         """
         kept = survey(self) if self._kept is None else self._kept
         memo: dict[int, Any] = {
