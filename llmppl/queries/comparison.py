@@ -150,7 +150,7 @@ class Comparison:
     def _distance(self) -> str:
         line = f"total variation {self.tv:.4f}"
         if self.tv_interval is not None:
-            line += ", between {:.4f} and {:.4f}".format(*self.tv_interval) + f" at {100 * self.level:g} %"
+            line += ", between {:.4f} and {:.4f} at {:g} %".format(*self.tv_interval, 100 * self.level)
         return line if self.cramers_v is None else f"{line}; Cramer's V {self.cramers_v:.4f}"
 
     def _tested(self) -> str:
@@ -197,9 +197,8 @@ def compare(
         raise ValueError(f"level is {level!r}; it is between 0 and 1, as 0.95 is")
     rng = generator(seed, rng)
     (by_text_a, num_a), (by_text_b, num_b) = _side("a", a), _side("b", b)
-    texts = list({**by_text_a, **by_text_b})
-    joint = (_array(by_text_a, num_a, texts) / (num_a or 1) + _array(by_text_b, num_b, texts) / (num_b or 1)).tolist()
-    categories = tuple(texts[i] for i in sorted(range(len(texts)), key=lambda i: (-joint[i], texts[i])))
+    joint = {t: by_text_a.get(t, 0) / (num_a or 1) + by_text_b.get(t, 0) / (num_b or 1) for t in by_text_a | by_text_b}
+    categories = tuple(sorted(joint, key=lambda text: (-joint[text], text)))
     left, right = _array(by_text_a, num_a, categories), _array(by_text_b, num_b, categories)
     p_a, p_b = left / (num_a or 1), right / (num_b or 1)
     tv, cramers_v = float(np.abs(p_a - p_b).sum() / 2), None
@@ -234,10 +233,7 @@ def chi_square_tail(statistic: float, df: int) -> float:
     return min(1.0, math.fsum([*terms, math.erfc(math.sqrt(half)) if df % 2 else 0.0]))
 
 
-# ---- the sides
-
-
-def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[Mapping[str, float], int | None]:
+def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[dict[str, float], int | None]:
     """The counts or probabilities above 0, and the number of samples, None if `given` is exact."""
     if isinstance(given, Exact):
         return given.probabilities, None
@@ -245,17 +241,17 @@ def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[
         raise TypeError(f"{name} is the str {given!r}; samples are strings in a list, as in [{given!r}]")
     given = given if isinstance(given, Mapping) else list(given)
     _strings(name, given)
-    counts: Mapping[str, Any] = given if isinstance(given, Mapping) else Counter(given)
+    counts: Counter[str] = Counter(given)           # of a mapping: what it maps to
     for text, times in counts.items():
         if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 0:
             raise ValueError(
                 f"{name}: {times!r} of {text!r} is no count, which is an integer of at least 0; known probabilities "
                 f"are given as Exact({{...}}), and weighted samples have no counts to compare"
             )
-    found = {text: int(times) for text, times in counts.items() if times}
+    found: dict[str, float] = {text: int(times) for text, times in counts.items() if times}
     if not found:
         raise ValueError(f"{name} has no sample; at least one is needed")
-    return found, sum(found.values())
+    return found, int(sum(found.values()))
 
 
 def _array(by_text: Mapping[str, float], num: int | None, categories: Sequence[str]) -> Array:
@@ -271,19 +267,13 @@ def _strings(name: str, texts: Iterable[object]) -> None:
             raise TypeError(f"{name}: {text!r} is no str; distributions are compared over strings")
 
 
-# ---- tests
-
-
 def _homogeneity(left: Array, right: Array, draws: int, rng: np.random.Generator) -> ChiSquare:
     """Two samples: tables of the same margins."""
-    total, num_left, num_right = left + right, int(left.sum()), int(right.sum())
-    num = num_left + num_right
+    total, num_left, num = left + right, int(left.sum()), int(left.sum() + right.sum())
     expected = total * (num_left / num)
     # (o - e)^2 / e of both rows together: they are off by the same, and 1 / e_left + 1 / e_right = 1 / scale
-    scale = expected * (num_right / num)
-    return _tested(
-        left, expected, scale, lambda size: rng.multivariate_hypergeometric(total, num_left, size), draws
-    )
+    scale = expected * ((num - num_left) / num)
+    return _tested(left, expected, scale, lambda size: rng.multivariate_hypergeometric(total, num_left, size), draws)
 
 
 def _goodness(counts: Array, probabilities: Array, draws: int, rng: np.random.Generator) -> ChiSquare:
@@ -305,11 +295,8 @@ def _tested(observed: Array, expected: Array, scale: Array, draw: Callable[[int]
         drawn = ((draw(size) - expected) ** 2 / scale).sum(axis=1)
         as_large += int((drawn >= statistic * (1 - ROUNDING)).sum())
         left -= size
-    df = observed.size - 1
-    return ChiSquare((1 + as_large) / (1 + draws), statistic, df, draws, chi_square_tail(statistic, df))
-
-
-# ---- the interval
+    p, df = (1 + as_large) / (1 + draws), observed.size - 1
+    return ChiSquare(p, statistic, df, draws, chi_square_tail(statistic, df))
 
 
 def _interval(p_a: Array, num_a: float, p_b: Array, num_b: float, z: float) -> tuple[float, float]:
@@ -339,9 +326,6 @@ def _wilson(p: float, num: float, z: float) -> tuple[float, float]:
     middle = (p + z * z / (2 * num)) / (1 + z * z / num)
     half = z / (1 + z * z / num) * math.sqrt(max(0.0, p * (1 - p)) / num + (z / num) ** 2 / 4)
     return middle - half, middle + half
-
-
-# ---- to look at
 
 
 def _column(counts: Array, num: int | None) -> list[str]:
