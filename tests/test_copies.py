@@ -14,6 +14,7 @@ import pytest
 from tiny import tiny_model, tiny_tokenizer
 
 from llmppl import Bernoulli, Categorical, Model, beam_search, enumerate_exact, smc_standard, smc_steer
+from llmppl.shared import Shared
 
 P = {"x": 0.5, "y": 0.3, "z": 0.2}
 BASE = Categorical(P)
@@ -283,6 +284,29 @@ def test_what_cannot_be_copied_is_named_with_what_to_do(run, value):
         shared = ("value",)
 
     assert all(particle.value is value for particle in RUNS["distinct"](Shares(value)))
+
+
+def test_what_is_shared_by_its_class_is_the_same_in_copies_unless_the_class_copies_itself():
+    class Table(Shared):
+        pass
+
+    class Counter(Shared):
+        def __init__(self, n):
+            self.n = n
+
+        def __deepcopy__(self, memo):
+            return Counter(self.n + 1)
+
+    class Holds(Model):
+        def __init__(self):
+            super().__init__()
+            self.table, self.counter, self.among = Table(), Counter(0), [Table(), Counter(5)]
+
+    model = Holds()
+    twin = model.copy()
+    again = twin.copy()
+    assert twin.table is model.table and twin.among[0] is model.among[0] and twin.among is not model.among
+    assert (twin.counter.n, twin.among[1].n, again.counter.n, model.counter.n) == (1, 6, 2, 0)
 
 
 def test_shared_names_are_those_of_all_bases_and_everything_else_is_copied():

@@ -858,6 +858,23 @@ def test_equal_bits_of_states_that_differ_in_accepting_are_two_masks(first):
         assert index.mask(state).tolist() == [True, False, state == "even"]
 
 
+def test_states_that_are_false_are_states_where_there_is_no_table():
+    class Parity:
+        start = 0
+
+        def step(self, state, byte):
+            return 1 - state if byte == ord("a") else None
+
+        def accepts(self, state):
+            return state == 0
+
+    index = TokenIndex(Parity(), Vocabulary([b"a", b"aa", b"aaa", b"b", b""], eos_ids=[4]))
+    assert [index.after("a" * n) for n in range(4)] == [0, 1, 0, 1] and index.next_bytes(0) == b"a"
+    assert [index.advance(state, token) for state in (0, 1) for token in (0, 1, 2)] == [1, 0, 1, 0, 1, 0]
+    with pytest.raises(ValueError, match="cannot follow"):
+        index.advance(0, 3)
+
+
 def test_a_table_whose_steps_say_zero_for_dead_is_read_the_same():
     class Zero(Machine):
         def step(self, state, byte):

@@ -149,12 +149,8 @@ class JsonSchemaIndex(Index):
     States are tuples of tokens, and END after an eos; `after` gives (bytes,), to which tokens are added. Copies are the
     index itself, so that particles share what it has read: `num_read` tokens, one for a new state with a known prefix.
 
-    Raises
-    ------
-    ValueError
-        If no token of the vocabulary can begin an instance; by any method, if a state is not one of this index.
-    RuntimeError
-        By any method, if llguidance reaches one of its limits, which only schemas of extreme size do.
+    A ValueError if no token of the vocabulary can begin an instance; by any method, if a state is not one of this
+    index. A RuntimeError by any method if llguidance reaches one of its limits, which only extreme schemas do.
     """
 
     start: State = ()
