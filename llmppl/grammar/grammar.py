@@ -161,13 +161,7 @@ class Grammar(Shared):
 
     @in_turn
     def read_all(self, trie: Trie, max_quotients: int = 100_000, /) -> Masks:
-        """Read a vocabulary once from wherever the lexer may stand: masks then only take runs of the parser.
-
-        Raises
-        ------
-        ValueError
-            If more than `max_quotients` are to be read, or the grammar has a postlex.
-        """
+        """Read a vocabulary once, as `build_all` of an index does."""
         if self._parser.indenter:
             raise ValueError("a grammar with a postlex has as many places for its lexer as a text has columns")
         masks = self._masks_over(trie)

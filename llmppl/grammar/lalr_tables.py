@@ -252,18 +252,14 @@ def shortest_yields(tables: Tables, avoided: Set[str] = frozenset()) -> dict[str
         rule = tables.rules[r]
         if rule.origin in shortest:
             continue
-        shortest[rule.origin] = Yield(length, first_head(shortest, rule.expansion), rule.expansion)
+        heads = (shortest[symbol].head for symbol in rule.expansion)
+        shortest[rule.origin] = Yield(length, next(filter(None, heads), None), rule.expansion)
         for user in users[rule.origin]:
             missing[user] -= 1
             lengths[user] += length
             if not missing[user]:
                 heapq.heappush(todo, (lengths[user], user))
     return shortest
-
-
-def first_head(shortest: Mapping[str, Yield], symbols: Iterable[str]) -> str | None:
-    """The terminal with which the shortest yields of some symbols begin."""
-    return next(filter(None, (shortest[symbol].head for symbol in symbols)), None)
 
 
 def union(sets: Iterable[int]) -> int:

@@ -162,13 +162,7 @@ class Masks(Shared):
         return len(self._quotients)
 
     def read_all(self, max_quotients: int) -> None:
-        """Read the vocabulary from every partial token that a text may lead to, and all that quotients lead to.
-
-        Raises
-        ------
-        ValueError
-            If there are more than `max_quotients`.
-        """
+        """Read the vocabulary from every partial token that a text may lead to, and all that quotients lead to."""
         completability, partials = self.completability, self.completability.partials
         after = self.parser.lexers_after(completability.lexer_of)
         every = set(range(len(partials.lexers)))

@@ -70,7 +70,7 @@ class Automata:
             self._add(terminal.name, terminal.nfa)
         trackers = {id(guard.tracker): guard.tracker for guard in self.guards.values() if isinstance(guard, Behind)}
         self.trackers: list[Any] = list(trackers.values())
-        self._tracker_number = {key: number for number, key in enumerate(trackers)}
+        self._tracker_number = dict(zip(trackers, itertools.count()))
 
     def _add(self, name: str, nfa: NFA) -> None:
         base = len(self.epsilon)
