@@ -55,7 +55,6 @@ class Step(NamedTuple):
     symbol: str
 
 
-
 class TokenCompletions:
     """The completions of a parser's stacks by tokens, without the terminals that are to be `avoided`.
 
@@ -90,8 +89,6 @@ class TokenCompletions:
         """How many terminals symbols consist of, at least, and the first of these."""
         yields = list(map(self._shortest.__getitem__, symbols))
         return sum(each.length for each in yields), next(filter(None, (each.head for each in yields)), None)
-
-    # ---- of one stack
 
     def _asked_for(self, stack: Stack) -> Iterator[tuple[str, ...]]:
         """Terminals that finish the rules on the stack, shortest first, if no conflict was resolved against them."""
@@ -133,8 +130,6 @@ class TokenCompletions:
         for at in range(len(tokens)):
             top = top and self.parser.feed_one(top, tokens, at)
         return top is not None and self.parser.complete(top)
-
-    # ---- of all stacks
 
     def _has_plan(self) -> bool:
         """Whether a plan completes every stack: True is a proof of that, False says nothing.
@@ -192,18 +187,17 @@ class TokenCompletions:
 
     def _fewest_behind(self) -> dict[str, float]:
         """The fewest terminals that a text has behind a rule (Dijkstra 1959)."""
+        fewest: dict[str, float] = dict.fromkeys(self.tables.rule_names, math.inf)
+        lengths = fewest | {symbol: shortest.length for symbol, shortest in self._shortest.items()}
         edges: dict[str, list[tuple[str, float]]] = defaultdict(list)
         for rule in self.tables.rules:
-            length: float = 0
-            for symbol in reversed(rule.expansion):
-                if symbol in self.tables.rule_names:
-                    edges[rule.origin].append((symbol, length))
-                length += self._shortest[symbol].length if symbol in self._shortest else math.inf
-        fewest: dict[str, float] = dict.fromkeys(self.tables.rule_names, math.inf)
+            backwards = rule.expansion[::-1]
+            behind = itertools.accumulate((lengths.get(symbol, math.inf) for symbol in backwards), initial=0.0)
+            edges[rule.origin] += zip(backwards, behind, strict=False)      # terminals, too, which lead nowhere
         todo: list[tuple[float, str]] = [(0, self._root)]
         while todo:
             length, name = heapq.heappop(todo)
-            if length < fewest[name]:
+            if length < fewest.get(name, 0):
                 fewest[name] = length
                 for symbol, more in edges[name]:
                     heapq.heappush(todo, (length + more, symbol))

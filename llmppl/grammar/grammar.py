@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from lark import Lark
@@ -93,8 +93,8 @@ class Grammar(Shared):
         source_path: str | None = None,
     ):
         self.text = text("grammar", grammar)
-        self._options = {"start": start, "import_paths": list(import_paths), "g_regex_flags": g_regex_flags}
-        self._options |= {"postlex": postlex, "source_path": source_path}
+        self._options: dict[str, Any] = {"start": start, "import_paths": list(import_paths), "postlex": postlex}
+        self._options |= {"g_regex_flags": g_regex_flags, "source_path": source_path}
         methods = "process", "_process", "handle_NL"
         plain = all(getattr(type(postlex), name, None) is getattr(Indenter, name) for name in methods)
         if postlex is not None and not plain:
@@ -115,8 +115,7 @@ class Grammar(Shared):
     @cached_property
     def lark(self) -> Lark:
         """Lark itself with this grammar, for parse trees; made when first asked for."""
-        options: dict[str, Any] = self._options
-        return Lark(self.text, parser="lalr", lexer="contextual", maybe_placeholders=False, **options)
+        return Lark(self.text, parser="lalr", lexer="contextual", maybe_placeholders=False, **self._options)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], start: str = "start", **options: Any) -> Grammar:
@@ -129,7 +128,7 @@ class Grammar(Shared):
         return (IndentedIndex if self._parser.indenter else GrammarIndex)(self, vocab)
 
     def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
-        return _remade, (self.text, self._options)
+        return partial(Grammar, **self._options), (self.text,)
 
     def step(self, state: _State, byte: int) -> _State | None:
         """The state after one more byte, or None if no text that goes on so is accepted."""
@@ -233,10 +232,6 @@ class GrammarIndex(IndentedIndex):
 
     def _read_token(self, state: State, data: bytes) -> State | None:
         return self.recognizer.token_step(state, data)
-
-
-def _remade(grammar: str, options: dict[str, Any]) -> Grammar:
-    return Grammar(grammar, **options)
 
 
 def _lexers(parser: Parser, found: Rules) -> tuple[list[tuple[str, ...]], dict[int, int]]:

@@ -48,8 +48,6 @@ class ReductionTable:
         self._todo: list[tuple[Callable[..., None], Any]] = []
         self._whole = True                              # whether nothing of these is missing
 
-    # ---- tokens
-
     def ends(self, token: int) -> frozenset[Ended]:
         """All the ways in which a partial token may end, sooner or later."""
         found = self.ends_if_few(token, MAX_SCANS)
@@ -82,8 +80,6 @@ class ReductionTable:
         found = {(str(symbol), behind) for each in left for symbol, behind in ends[each] if symbol is not None}
         over = not all(self.partials.residues[each].required for each in left)
         return frozenset(found).union([TEXT_END] * over)
-
-    # ---- stacks
 
     def possible(self, stack: Stack, lookaheads: set[Lookahead]) -> bool:
         """Whether some text is accepted that goes on with one of `lookaheads`."""

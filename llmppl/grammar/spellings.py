@@ -163,7 +163,6 @@ class WitnessSpellings:
         self._hosts = turned(self._keywords.items())    # of a keyword
         self._lexers_after = lexers_after
         self._to_be_clean: list[tuple[int, int]] = []   # (lexer, residue)
-        self.words: dict[str, bytes] = {}
         self.ignored = partials.ignored
         ignored = [terminal for terminal in ranked if terminal.name in self.ignored]
         candidates = {s: t.name for t in ignored for s in self.texts.texts(t) if self._separates(s, t.name)}
@@ -209,7 +208,7 @@ class WitnessSpellings:
 
     def _clean(self, lexer: int, residue: int) -> bool:
         forbidden, required, _ = self.partials.residues[residue]
-        return not required and not self._reads(forbidden, lexer)
+        return not (required or self._reads(forbidden, lexer))
 
     def _reads(self, states: Collection[int], lexer: int) -> bool:
         """Whether one of `states` goes on with the first byte of some spelling that a lexer may meet."""

@@ -186,9 +186,8 @@ def _check_together(terminals: Sequence[TerminalDef], flags: int) -> None:
     try:
         re.compile("|".join(f"(?P<{name}>{patterns[name]})" for name in named), flags)
     except re.error as error:
-        raise ValueError(
-            f"lark cannot put terminals into one regular expression ({', '.join(named)}): {error}"
-        ) from error
+        names = ", ".join(named)
+        raise ValueError(f"lark cannot put terminals into one regular expression ({names}): {error}") from error
 
 
 def _nfa(terminal: TerminalDef, flags: int) -> NFA:
