@@ -58,12 +58,7 @@ class Tables:
     rule_names : of all rules, that of the whole text among them
     shortest : by symbol, its shortest yield
 
-    Raises
-    ------
-    GrammarError
-        Two rules may be reduced before the same terminal.
-    TooLarge
-        There are more than MAX_ITEMS items.
+    Raises GrammarError where two rules may be reduced before the same terminal, TooLarge at more than MAX_ITEMS items.
     """
 
     def __init__(self, rules: Sequence[Rule], start: str, whole: Mapping[str, str] = {}) -> None:

@@ -225,7 +225,7 @@ class PartialTokens:
         if not threads:
             return (), ()
         column = token.column
-        if self.newline and column >= 0:
+        if column >= 0:
             column += self.widths.get(byte, 0)
         if self.newline and byte == 10:
             column = 0

@@ -54,11 +54,8 @@ def num_leaves(tree: Any) -> int:
 def automaton(name: str, tree: Any, empty: Any) -> list[Row]:
     """The smallest deterministic automaton of the symbols that a tree stands for; node 0 is the start.
 
-    Raises
-    ------
-    GrammarError
-        If one has more than MAX_STATES nodes; if lark would find an alternative twice, where something left out by `[]`
-        (`empty`) makes two of them equal.
+    Raises GrammarError if one has more than MAX_STATES nodes, and if lark would find an alternative twice, where
+    something left out by `[]` (`empty`) makes two of them equal.
     """
     rows, start = _nondeterministic(name, tree)
     graph = _determinised(name, rows, start, frozenset({0}))
