@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import islice
 from operator import or_
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ MAX_LISTED_PREFIXES = 1000
 
 Language = str | DFA
 Rewrite = Callable[[DFA], DFA]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,51 +67,30 @@ EditsLike = int | Edits | Mapping[str, int | Edits]     # {"prefix": 1, "suffix"
 
 @dataclass(frozen=True)
 class Part:
-    """Prefix strings, and what may follow them.
-
-    prefixes : DFA
-    follow : DFA
-        What follows, from its state `start` on.
-    unedited : DFA
-        What followed before the edits, from its own start on; of use only where there are edits.
-    """
+    """Prefix strings, and what may follow them."""
 
     prefixes: DFA
-    follow: DFA
+    follow: DFA                                         # from its state `start` on
     start: int
-    unedited: DFA
-
-    def continues(self) -> bool:
-        """Whether some string that may follow begins another."""
-        follow = _from_state(self.follow, self.start).explore()
-        return bool(follow.table[follow.accepting].any())
+    unedited: DFA                                       # what followed before the edits, from its own start on
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a pattern, a prefix and what is done to them come to.
-
-    parts : tuple of Part
-    ignored : DFA or None
-        Of what follows, strings not to return that are still in `follow`, because to take them out there would have
-        made it too large.
-    edits : Edits or None
-        That were made to what follows.
-    """
+    """What a pattern, a prefix and what is done to them come to."""
 
     parts: tuple[Part, ...]
-    ignored: DFA | None
-    edits: Edits | None
+    ignored: DFA | None                                 # strings not to return, too many to be taken out of `follow`
+    edits: Edits | None                                 # that were made to what follows
 
     def prefixes(self) -> list[tuple[str, Part]] | None:
         """All prefix strings with their parts; None if there are more than MAX_LISTED_PREFIXES."""
-        listed = ((text, part) for part in self.parts for text in part.prefixes.enumerate())
-        found = list(islice(listed, MAX_LISTED_PREFIXES + 1))
-        return found if len(found) <= MAX_LISTED_PREFIXES else None
+        return _listed((text, part) for part in self.parts for text in part.prefixes.enumerate())
 
     def continues(self) -> bool:
         """Whether some match begins another."""
-        return any(part.continues() for part in self.parts)
+        follows = (_from_state(part.follow, part.start).explore() for part in self.parts)
+        return any(follow.table[follow.accepting].any() for follow in follows)
 
 
 def compile_query(
@@ -136,10 +116,9 @@ def compile_query(
     for each in rewrite:
         change = function("each of rewrite", each, "any_case")
         language, prefixes = _rewritten(change, language), _rewritten(change, prefixes)
-    if language.is_empty():
-        raise ValueError(f"{pattern!r} matches no text at all")
-    if prefixes.is_empty():
-        raise ValueError(f"the prefix {prefix!r} matches no text at all")
+    for what, given in (f"{pattern!r}", language), (f"the prefix {prefix!r}", prefixes):
+        if given.is_empty():
+            raise ValueError(f"{what} matches no text at all")
     before, after = _edits(edits)
     unwanted = None if ignore is None else _language(ignore, "ignore")
     optional_count("max_chars", max_chars, least=0)
@@ -158,23 +137,20 @@ def compile_query(
         if not follow.is_empty():
             parts.append(Part(before(strings) if before.max_cost else strings, follow, start, unedited))
     if not parts:
-        limits = {f"ignore={ignore!r}": ignore, f"max_chars={max_chars}": max_chars}
-        named = " and ".join(name for name, given in limits.items() if given is not None)
+        limits = {"ignore": ignore, "max_chars": max_chars}
+        named = " and ".join(f"{name}={limit!r}" for name, limit in limits.items() if limit is not None)
         raise ValueError(f"no text of {pattern!r} is left by {named}")
     return Compiled(tuple(_disjoint(parts)), unwanted if deferred else None, after if after.max_cost else None)
 
 
 def _language(language: Language, name: str) -> DFA:
-    if isinstance(language, DFA):
-        return language
-    if not isinstance(language, str):
+    if not isinstance(language, str | DFA):
         raise TypeError(f"{name} must be a regular expression (str) or a DFA, not {language!r}")
-    return Regex(language)
+    return Regex(language) if isinstance(language, str) else language
 
 
 def _rewritten(change: Rewrite, language: DFA) -> DFA:
-    found = change(language)
-    if not isinstance(found, DFA):
+    if not isinstance(found := change(language), DFA):
         raise TypeError(f"rewrite: {change!r} returned {found!r}; it must return a DFA")
     return found
 
@@ -187,6 +163,12 @@ def _edits(edits: EditsLike) -> tuple[Edits, Edits]:
     given = regions.get("prefix", 0), regions.get("suffix", 0)
     before, after = (each if isinstance(each, Edits) else Edits(count("edits", each, least=0)) for each in given)
     return before, after
+
+
+def _listed(found: Iterable[T]) -> list[T] | None:
+    """All of them; None if there are more than MAX_LISTED_PREFIXES."""
+    some = list(islice(found, MAX_LISTED_PREFIXES + 1))
+    return some if len(some) <= MAX_LISTED_PREFIXES else None
 
 
 def _cut(language: DFA, max_chars: int) -> DFA:
@@ -218,8 +200,8 @@ def _from_state(language: DFA, state: int) -> DFA:
 
 def _split(language: DFA, prefixes: DFA, shown: Language) -> Iterator[tuple[int, DFA]]:
     """The states of `language` that prefix strings lead to, with these strings; an error if one leads nowhere."""
-    texts = list(islice(prefixes.enumerate(), MAX_LISTED_PREFIXES + 1))
-    if len(texts) > MAX_LISTED_PREFIXES:
+    texts = _listed(prefixes.enumerate())
+    if texts is None:
         yield from _split_endless(language.explore(), prefixes.explore(), shown)
         return
     groups: dict[int, list[str]] = {}
@@ -251,10 +233,8 @@ def _split_endless(language: DFA, prefixes: DFA, shown: Language) -> Iterator[tu
 
 
 def _no_prefix(text: str, shown: Language) -> ValueError:
-    return ValueError(
-        f"the prefix {shown!r} is no prefix of the pattern: no text of it begins with {text!r}. The pattern includes "
-        f"the prefix, so begin it with the same text"
-    )
+    what = f"the prefix {shown!r} is no prefix of the pattern: no text of it begins with {text!r}"
+    return ValueError(f"{what}. The pattern includes the prefix, so begin it with the same text")
 
 
 def _disjoint(parts: list[Part]) -> Iterator[Part]:
