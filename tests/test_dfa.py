@@ -380,12 +380,12 @@ def test_one_string_is_no_list_of_strings():
 def test_many_strings_share_their_ends(monkeypatch):
     words = ["".join(some) for n in range(4) for some in itertools.product("abc", repeat=n)] + ["é", "éa"]
     trie = DFA.from_strings(words)
-    monkeypatch.setattr("llmppl.languages.words.MAX_STATES", 10)
+    monkeypatch.setattr("llmppl.languages.operations.MAX_STATES", 10)
     monkeypatch.setattr("llmppl.languages.limits.MAX_STATES", 10)
     small = DFA.from_strings(words)
     assert sorted(small.enumerate()) == sorted(words) and small.num_states == trie.minimise().num_states == 6
     with pytest.raises(ValueError, match="the language of these strings is too large: more than 10 states; fewer"):
         DFA.from_strings(["a" * 20])
-    monkeypatch.setattr("llmppl.languages.words.MAX_TRIE", 10)
+    monkeypatch.setattr("llmppl.languages.operations.MAX_TRIE", 10)
     with pytest.raises(ValueError, match="the language of these strings is too large: more than 10 prefixes; fewer"):
         DFA.from_strings(["a" * 20])

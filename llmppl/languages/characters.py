@@ -10,34 +10,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.growing import Memo, Numbering, reached
-from llmppl.languages.limits import MAX_NFA_STATES, Budget
+from llmppl.languages.limits import Budget
 from llmppl.languages.nfa import ACCEPT, DEAD, LEAD_BYTES, LEADS, NFA, Fragment, Ranges, merged, utf8
-from llmppl.languages.operations import joined, trimmed
+from llmppl.languages.operations import Automaton, joined, trimmed
 
-__all__ = ["Explored", "include_intersection"]
+__all__ = ["include_intersection"]
 
-Ints = NDArray[np.int32]
 Piece = tuple[int, int, bytes]                      # numbers lo..hi of a character, and where they lead
 
 
-class Explored(Protocol):
-    """A deterministic automaton whose rows are all worked out."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def table(self) -> Ints: ...
-    @property
-    def accepting(self) -> NDArray[np.bool_]: ...
-
-
-def include_intersection(nfa: NFA, factors: Sequence[tuple[Explored, bool]], budget: Budget) -> int:
+def include_intersection(nfa: NFA, factors: Sequence[tuple[Automaton, bool]], budget: Budget) -> int:
     """A state of `nfa` that reads the texts that are in every factor (not in it, where its flag is False), to the end.
 
     DEAD if there are none. TooLarge if the budget does not suffice; nothing is then added to `nfa`.
@@ -54,10 +41,10 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[Explored, bool]], bud
     ends = [dfa.accepting[column] == inside for column, (dfa, inside) in zip(columns, factors, strict=True)]
     accepting = np.append(False, np.logical_and.reduce(ends))
     table, accepting, start = trimmed(np.array(rows, np.int32), accepting, 1)
-    return _include(nfa, classes, table[1:].tolist(), accepting[1:].tolist(), budget) if start else DEAD
+    return _include(nfa, classes, table[1:].tolist(), accepting[1:].tolist()) if start else DEAD
 
 
-def _over_characters(dfas: Sequence[Explored], budget: Budget) -> tuple[list[Ranges], list[dict[int, list[int]]]]:
+def _over_characters(dfas: Sequence[Automaton], budget: Budget) -> tuple[list[Ranges], list[dict[int, list[int]]]]:
     """The classes of characters, and for each automaton: state between characters -> class -> next state."""
     between = [_between(dfa, budget) for dfa in dfas]
     sizes = np.cumsum([0, *map(len, between)])
@@ -101,7 +88,7 @@ def _over_characters(dfas: Sequence[Explored], budget: Budget) -> tuple[list[Ran
     return [merged(some) for some in ranges.values()], steps
 
 
-def _between(dfa: Explored, budget: Budget) -> list[int]:
+def _between(dfa: Automaton, budget: Budget) -> list[int]:
     """The states between characters, the dead one left out."""
 
 
@@ -115,7 +102,7 @@ def _between(dfa: Explored, budget: Budget) -> list[int]:
     return [state for state in reached([dfa.start], after) if state]
 
 
-def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: list[bool], budget: Budget) -> int:
+def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: list[bool]) -> int:
     """The state that begins these rows, as bytes; their targets count from 1, and 0 is dead."""
 
     def fragment(some: tuple[int, ...]) -> Fragment:
@@ -128,9 +115,7 @@ def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: 
         for c, after in enumerate(row):
             by.setdefault(after, []).append(c)
         moves.append([(fragments[tuple(some)], after) for after, some in by.items() if after])
-    size = len(rows) + sum(len(nodes) for move in moves for nodes, _ in move)
-    if len(nfa) + size > MAX_NFA_STATES:
-        raise budget.refusal(f"more than {MAX_NFA_STATES:,} states")
+    nfa.reserve(len(rows) + sum(len(nodes) for move in moves for nodes, _ in move))
     entries = [nfa.add(()) for _ in rows]
     for entry, move, accepts in zip(entries, moves, accepting, strict=True):
         reads = [nfa.read(nodes, entries[after - 1]) for nodes, after in move]

@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 
 from llmppl import arguments
 from llmppl.growing import reached
-from llmppl.languages import fsm as interegular
+from llmppl.languages.classes import negated, points
 from llmppl.languages.counting import Counts
 from llmppl.languages.drawing import to_dot, to_html
 from llmppl.languages.limits import Budget
 from llmppl.languages.machine import Machine
-from llmppl.languages.nfa import ACCEPT, DEAD, NFA
-from llmppl.languages.operations import classes_of, product, trimmed
+from llmppl.languages.nfa import ACCEPT, DEAD, NFA, merged, utf8
+from llmppl.languages.operations import automaton_of, classes_of, product, trimmed
 from llmppl.languages.threads import Subsets, Threads, unguarded
-from llmppl.languages.words import automaton_of
 from llmppl.masks import TokenIndex, VocabularyLike
 
 __all__ = ["DFA", "anything"]
@@ -88,7 +87,7 @@ class DFA(Machine):
     @classmethod
     def from_interegular(cls, fsm: Any) -> DFA:
         """The language of an `interegular` automaton over characters (`interegular.FSM`)."""
-        nfa = interegular.nfa_of(fsm)
+        nfa = _nfa_of(fsm)
         machine = Machine(Subsets(nfa, nfa.closure(nfa.start))).explore()
         return cls.from_table(machine.table, machine.accepting, machine.start)
 
@@ -244,3 +243,24 @@ def anything() -> DFA:
     nfa = NFA()
     nfa.start = nfa.anything(ACCEPT)
     return DFA(nfa).explore()
+
+
+def _nfa_of(fsm: Any) -> NFA:
+    """The language of an `interegular.FSM` over characters; some states may lead nowhere."""
+    from interegular.fsm import anything_else
+
+    named = set(fsm.alphabet) - {anything_else}
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for char, symbol in fsm.alphabet.items():
+        chars = negated(points(named)) if char is anything_else else points(char)
+        groups.setdefault(symbol, []).extend(chars)
+    fragments = {symbol: utf8(merged(ranges)) for symbol, ranges in groups.items()}
+    nfa = NFA(Budget(f"the interegular automaton of {len(fsm.states):,} states"))
+    entry = {state: nfa.add(()) for state in fsm.states}
+    for state, moves in fsm.map.items():
+        known = moves.keys() & fragments.keys()
+        targets = [(fragments[symbol], entry[moves[symbol]]) for symbol in sorted(known) if moves[symbol] in entry]
+        ends = [ACCEPT] * (state in fsm.finals)
+        nfa.epsilon[entry[state]] = (*ends, *(nfa.read(*target) for target in targets))
+    nfa.start = entry[fsm.initial]
+    return nfa

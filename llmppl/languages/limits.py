@@ -8,18 +8,9 @@ set of states that is kept. What has used up its budget ends within seconds and 
 from __future__ import annotations
 
 __all__ = [
-    "MAX_EDGES",
-    "MAX_ITEMS",
-    "MAX_KEPT",
-    "MAX_LEXED",
-    "MAX_NFA_STATES",
-    "MAX_SCANS",
-    "MAX_STATES",
-    "MAX_STEPS",
-    "MAX_TRIE",
-    "Budget",
-    "TooLarge",
-]
+    "MAX_EDGES", "MAX_ITEMS", "MAX_KEPT", "MAX_LEXED", "MAX_NFA_STATES", "MAX_SCANS", "MAX_STATES", "MAX_STEPS",
+    "MAX_TRIE", "Budget", "TooLarge",
+]  # fmt: skip
 
 MAX_STATES = 250_000                                # of a deterministic automaton
 MAX_STEPS = 20_000_000

@@ -12,14 +12,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmppl.growing import Numbering
 from llmppl.languages.limits import MAX_NFA_STATES, Budget
-from llmppl.languages.operations import Edge, joined
+from llmppl.languages.operations import Automaton, Edge, joined
 
 __all__ = ["ANY", "DEAD", "NFA", "Ahead", "Behind", "utf8"]
 
@@ -89,19 +88,6 @@ def utf8(ranges: Ranges) -> Fragment:
 
 
 ANY = utf8(((0, MAX_CODE_POINT),))                  # one character
-
-
-class Automaton(Protocol):
-    """A deterministic automaton (`llmppl.languages.dfa.DFA`), as far as an NFA looks at one."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def accepting(self) -> NDArray[np.bool_]: ...
-    def edges(self) -> list[list[Edge]]: ...
-    def row(self, state: int) -> NDArray[np.int32]: ...
-    def step(self, state: int, byte: int) -> int | None: ...
-    def accepts(self, state: int) -> bool: ...
 
 
 class Behind(NamedTuple):
@@ -189,6 +175,10 @@ class NFA:
     def star(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
         """The same for any number of times; as x+ or nothing, so that (|a)* prefers what `re` does: to stop at once."""
         entry = self.plus(body, follow, greedy)
+        return self.optional(entry, follow, greedy)
+
+    def optional(self, entry: int, follow: int, greedy: bool = True) -> int:
+        """A state that becomes `entry`, or `follow`, which it prefers if not greedy."""
         return self.split((entry, follow) if greedy else (follow, entry))
 
     def anything(self, follow: int) -> int:

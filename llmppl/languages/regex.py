@@ -15,7 +15,7 @@ import copy
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
@@ -28,7 +28,7 @@ from llmppl.languages.dfa import DFA
 from llmppl.languages.limits import Budget, TooLarge
 from llmppl.languages.machine import Leftmost
 from llmppl.languages.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead, Behind, Fragment, Ranges, merged, utf8
-from llmppl.languages.words import automaton_of, trie_of
+from llmppl.languages.operations import automaton_of, trie_of
 
 __all__ = ["Regex", "escape", "parse"]
 
@@ -117,22 +117,21 @@ class _Builder:
         items = getattr(items, "data", items)       # the list in a SubPattern, whose own indexing is slow
         end = len(items)
         while end and follow != DEAD:
-            begin = end - 1
-            while plain and begin >= 0 and (item := items[begin])[0] is op.LITERAL and item[1] < 0xD800:
+            begin = end
+            while plain and begin and (item := items[begin - 1])[0] is op.LITERAL and item[1] < 0xD800:
                 begin -= 1
-            if begin + 1 < end:                     # a run of literals: one byte after the other
-                run = "".join(chr(code) for _, code in items[begin + 1 : end]).encode()
-                follow = self.nfa.read(_chain(run), follow)
-                end = begin + 1
+            if begin < end:                         # a run of literals: one byte after the other
+                follow = self.nfa.read(_chain(_spelled(items[begin:end])), follow)
+                end = begin
                 continue
-            while self.complete and begin >= 0 and _looks_ahead(items[begin]):
+            while self.complete and begin and _looks_ahead(items[begin - 1]):
                 begin -= 1
-            found = None if begin + 1 == end else self.intersection(items[begin + 1 : end], flags, follow)
-            if found is not None:
-                follow, end = found, begin + 1
-            else:
-                kind, value = items[end - 1]
-                follow, end = self.item(kind, value, flags, follow), end - 1
+            found = self.intersection(items[begin:end], flags, follow) if begin < end else None
+            if found is None:
+                begin = end - 1
+                kind, value = items[begin]
+                found = self.item(kind, value, flags, follow)
+            follow, end = found, begin
         return follow
 
     def item(self, kind: Any, value: Any, flags: int, follow: int) -> int:
@@ -171,7 +170,7 @@ class _Builder:
             return []
         if not all(kind is op.LITERAL and not 0xD800 <= code < 0xE000 for choice in choices for kind, code in choice):
             return []
-        return ["".join([chr(code) for _, code in choice]).encode() for choice in choices]
+        return list(map(_spelled, choices))
 
     def trie(self, words: list[bytes], follow: int) -> int:
         """A state that reads one of the words, prefixes shared."""
@@ -186,8 +185,7 @@ class _Builder:
             return self.sequence(body, flags, after)
 
         def perhaps(after: int) -> int:
-            entry = once(after)
-            return self.nfa.split((entry, follow) if greedy else (follow, entry))
+            return self.nfa.optional(once(after), follow, greedy)
 
         state = follow
         if most is op.MAXREPEAT:
@@ -226,13 +224,14 @@ class _Builder:
 
         after_word, after_other = ahead(not boundary), ahead(boundary)
         if not boundary and sys.version_info < (3, 14):     # there, \B does not match in an empty text
-            start, some = _text_start(), nfa.guard(Ahead(nfa.read(ANY, FOUND), True), after_other)
-            after_other = nfa.split(
-                [nfa.guard(Behind(start, False), after_other), nfa.guard(Behind(start, True), some)]
-            )
-        return nfa.split(
-            [nfa.guard(Behind(tracker, True), after_word), nfa.guard(Behind(tracker, False), after_other)]
-        )
+            some = nfa.guard(Ahead(nfa.read(ANY, FOUND), True), after_other)
+            after_other = self.after(_text_start(), some, after_other)
+        return self.after(tracker, after_word, after_other)
+
+    def after(self, tracker: DFA, follow: int, other: int) -> int:
+        """A state that becomes `follow` where `tracker` accepts the text before, and `other` elsewhere."""
+        nfa = self.nfa
+        return nfa.split([nfa.guard(Behind(tracker, True), follow), nfa.guard(Behind(tracker, False), other)])
 
     def intersection(self, looks: Sequence[Any], flags: int, follow: int) -> int | None:
         """A state that goes on as `follow` does with texts that meet all look-aheads, or None where guards must do.
@@ -241,19 +240,24 @@ class _Builder:
         unless this is its start.
         """
         leading = id(looks[0][1]) in self.leading
-        outer = self.nfa
-        factors = [(_started(outer, follow, self.beside), True)]
+        factors = [(_started(self.nfa, follow, self.beside), True)]
         try:
             for kind, (_, inner) in looks:
-                self.nfa = nfa = NFA(self.beside)
-                nfa.start = self.sequence(inner, flags, nfa.star(lambda again: nfa.read(ANY, again), ACCEPT))  # noqa: B023
+                with self.apart(self.beside) as nfa:
+                    nfa.start = self.sequence(inner, flags, nfa.anything(ACCEPT))
                 factors.append((nfa, kind is op.ASSERT))
-            self.nfa = outer
             if not leading and any(isinstance(g, Behind) for nfa, _ in factors for g in nfa.guards.values()):
                 return None
-            return include_intersection(outer, [(DFA(nfa).explore(), sign) for nfa, sign in factors], self.beside)
+            return include_intersection(self.nfa, [(DFA(nfa).explore(), sign) for nfa, sign in factors], self.beside)
         except TooLarge:
             return None
+
+    @contextmanager
+    def apart(self, budget: Budget) -> Iterator[NFA]:
+        """What is built inside goes into an NFA of its own."""
+        outer, self.nfa = self.nfa, NFA(budget)
+        try:
+            yield self.nfa
         finally:
             self.nfa = outer
 
@@ -272,11 +276,9 @@ class _Builder:
         shortest, longest = inner.getwidth()
         if shortest != longest:
             raise ValueError(self.refusal("look-behind of varying width", r"\(\?<[=!]"))
-        outer, self.nfa = self.nfa, (nfa := NFA(self.nfa.budget))
-        end = nfa.add((ACCEPT,))                    # not ACCEPT itself: `$` would take it for the end of the text
-        with self.incomplete():
-            nfa.start = nfa.star(lambda again: nfa.read(ANY, again), self.sequence(inner, flags, end))
-        self.nfa = outer
+        with self.apart(self.nfa.budget) as nfa, self.incomplete():
+            end = nfa.add((ACCEPT,))                # not ACCEPT itself: `$` would take it for the end of the text
+            nfa.start = nfa.anything(self.sequence(inner, flags, end))
         tracker = DFA(nfa)
         if tracker.needs_lookahead:
             raise ValueError(self.refusal("look-behind that ends in a look-ahead, $ or \\b", r"\(\?<[=!]"))
@@ -288,11 +290,10 @@ class _Builder:
         Its leftmost-first automaton is put in twice: to be read, and, as a look-ahead from where a match ends, to
         make sure that no preferred (here: longer) match comes.
         """
-        outer, to_end = self.nfa, self.to_end
-        self.nfa, self.to_end = (nfa := NFA(outer.budget)), False       # the order of choices matters inside
-        with self.incomplete():
+        to_end, self.to_end = self.to_end, False    # the order of choices matters inside
+        with self.apart(self.nfa.budget) as nfa, self.incomplete():
             nfa.start = self.sequence(inner, flags, ACCEPT)
-        self.nfa, self.to_end = outer, to_end
+        self.to_end = to_end
         if nfa.guards:
             what = "look-around, anchor, \\b or atomic group inside an atomic group or possessive repeat"
             raise ValueError(self.refusal(what, r"\(\?>|[*+?}]\+"))
@@ -311,26 +312,18 @@ class _Builder:
             return ANY if flags & op.SRE_FLAG_DOTALL else utf8(negated(NEWLINE))
         items = value if kind is op.IN else [(op.LITERAL, value)]
         negate = kind is op.NOT_LITERAL or items[0][0] is op.NEGATE
-        inside: list[tuple[int, int]] = []
-        rest = []
-        for item in items[negate and kind is op.IN :]:
-            name = self.properties.get(item[1]) if item[0] is op.LITERAL else None
-            if name:
-                inside += properties(name, bool(flags & op.SRE_FLAG_IGNORECASE))
-            else:
-                rest.append(item)
-        inside += characters(tuple(rest), flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII))
-        ranges = merged(inside)
-        return utf8(negated(ranges) if negate else ranges)
+        items = [item for item in items if item[0] is not op.NEGATE]
+        names = [self.properties.get(item) for item in items]
+        rest = tuple(item for item, name in zip(items, names, strict=True) if not name)
+        inside = [properties(name, bool(flags & op.SRE_FLAG_IGNORECASE)) for name in names if name]
+        inside.append(characters(rest, flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII)))
+        return utf8(negated(merged(itertools.chain(*inside)), negate))
 
     def refusal(self, kind: Any, where: str = "") -> str:
         """The error for a construct that is not understood, which the tree does not place: its first place is shown."""
-        if kind is op.GROUPREF:
-            kind, where = "backreference", r"\\[1-9]|\(\?P="
-        elif kind is op.GROUPREF_EXISTS:
-            kind, where = "conditional group", r"\(\?\("
-        match = next(_found(self.pattern, where), None) if where else None
-        return _pointed(self.pattern, f"regex not supported: {kind}", match.start() if match else None)
+        kind, where = _REFUSED.get(kind, (kind, where))
+        position = next((match.start() for match in _found(self.pattern, where)), None)
+        return _pointed(self.pattern, f"regex not supported: {kind}", position)
 
 
 _BUILDERS: dict[Any, Callable[[_Builder, Any, Any, int, int], int]] = {
@@ -342,6 +335,10 @@ _BUILDERS: dict[Any, Callable[[_Builder, Any, Any, int, int], int]] = {
     op.AT: _Builder.at,
     op.ATOMIC_GROUP: _Builder.atomic,
     op.POSSESSIVE_REPEAT: _Builder.possessive,
+}
+_REFUSED = {
+    op.GROUPREF: ("backreference", r"\\[1-9]|\(\?P="),
+    op.GROUPREF_EXISTS: ("conditional group", r"\(\?\("),
 }
 
 
@@ -357,6 +354,7 @@ def _pointed(pattern: str, message: str, position: int | None) -> str:
     return f"{message} at position {position}\n    {before}{line[cut : cut + 2 * MAX_AROUND]}{after}\n    {caret}^"
 
 
+Properties = dict[tuple[Any, int], tuple[str, bool]]            # item of the tree -> general category, negated
 _SKIPPED = r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)"      # where no construct begins: classes and comments
 
 
@@ -368,17 +366,16 @@ def _found(pattern: str, construct: str) -> Iterator[re.Match[str]]:
 
 def _remedy(pattern: str) -> str:
     """What would make a pattern smaller: its largest counted repeat is named."""
-    found = _found(pattern, r"\{\d*,?\d*\}") if "{" in pattern else ()
-    repeats = [(max(map(int, counts)), m) for m in found if (counts := re.findall(r"\d+", m["it"]))]
+    repeats = list(_found(pattern, r"\{(?:\d+,?\d*|,\d+)\}")) if "{" in pattern else []
     if not repeats:
         return "a simpler pattern, or an intersection of simpler ones (Regex(a) & Regex(b)), would work"
-    most = max(repeats, key=lambda repeat: repeat[0])[1]
+    most = max(repeats, key=lambda repeat: max(map(int, re.findall(r"\d+", repeat["it"]))))
     return f"a smaller count than {most['it']}, at position {most.start()}, would work"
 
 
 def _depth(pattern: str) -> int:
     """How many groups are inside one another."""
-    return max(itertools.accumulate((1 if m["it"] == "(" else -1 for m in _found(pattern, r"[()]")), initial=0))
+    return max(itertools.accumulate(({"(": 1, ")": -1}[m["it"]] for m in _found(pattern, r"[()]")), initial=0))
 
 
 def _looks_ahead(item: Any) -> bool:
@@ -403,7 +400,7 @@ def _text_start() -> DFA:
 def _after(last: Ranges) -> DFA:
     """The last character is one of these."""
     nfa = NFA()
-    nfa.start = nfa.star(lambda again: nfa.read(ANY, again), nfa.read(utf8(last), ACCEPT))
+    nfa.start = nfa.anything(nfa.read(utf8(last), ACCEPT))
     return DFA(nfa)
 
 
@@ -413,31 +410,33 @@ def _line_start() -> DFA:
     return _after(NEWLINE).optional()
 
 
+def _spelled(literals: Iterable[Any]) -> bytes:
+    return "".join([chr(code) for _, code in literals]).encode()
+
+
 def _chain(text: bytes) -> Fragment:
     return tuple(((byte, byte, i),) for i, byte in enumerate(text[:-1], 1)) + (((text[-1], text[-1], -1),),)
 
 
-def _without_properties(pattern: str) -> tuple[str, dict[int, tuple[str, bool]], list[tuple[int, int]]]:
+def _without_properties(pattern: str) -> tuple[str, Properties, list[tuple[int, int]]]:
     """The pattern with each `\\p{...}` as one lone surrogate, which no text has, so that `re` can parse it.
 
     Returns the pattern, what each surrogate stands for (category, negated), and (position, old length) of each.
     """
-    if "\\p" not in pattern and "\\P" not in pattern:
-        return pattern, {}, []
     free = (code for code in range(0xD800, 0xE000) if chr(code) not in pattern)
-    names: dict[int, tuple[str, bool]] = {}
+    names: Properties = {}
     cuts: list[tuple[int, int]] = []
     text, done = "", 0
     for match in re.finditer(r"\\(?:(?P<p>[pP])(?:\{(?P<long>[^}]*)\}|(?P<short>[A-Z]))?|.)", pattern, re.DOTALL):
         if not match["p"]:
             continue
-        name = match["long"] or match["short"]
-        short = general_category(name) if name else None
+        name = match["long"] or match["short"] or ""
+        short = general_category(name)
         if short is None:
             wrong = "is not a general category such as L, Lu or Letter" if name else r"is written \p{L} or \p{Letter}"
             raise ValueError(_pointed(pattern, f"error in regex: {match[0]} {wrong}", match.start()))
         code = next(free)
-        names[code] = short, match["p"] == "P"
+        names[op.LITERAL, code] = short, match["p"] == "P"
         text += pattern[done : match.start()]
         cuts.append((len(text), len(match[0])))
         text, done = text + chr(code), match.end()

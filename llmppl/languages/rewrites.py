@@ -24,8 +24,8 @@ from llmppl.growing import Memo, reached
 from llmppl.languages.dfa import DFA
 from llmppl.languages.limits import MAX_EDGES, Budget, TooLarge
 from llmppl.languages.nfa import ACCEPT, NFA
+from llmppl.languages.operations import trie_of
 from llmppl.languages.regex import Regex
-from llmppl.languages.words import trie_of
 
 __all__ = ["any_case", "any_whitespace", "homoglyphs", "optional_punctuation", "rewrite", "synonyms"]
 

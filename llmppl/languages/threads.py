@@ -135,31 +135,29 @@ class Threads:
 
     def _owe(self, positive: bool, threads: Iterable[Thread]) -> Owes | None:
         """The obligation that one (no) thread reaches FOUND, as a set: empty if it is met, None if it cannot be."""
-        kept = frozenset(self._prune(threads))
+        kept = self._prune(threads)
         met = Thread(FOUND) in kept
         if kept and not met:
             return frozenset(((positive, kept),))
         return frozenset() if met == positive else None
 
-    def _prune(self, threads: Iterable[Thread]) -> list[Thread]:
+    def _prune(self, threads: Iterable[Thread]) -> frozenset[Thread]:
         """The threads that owe least, of those in the same state."""
-        least: dict[int, list[Owes]] = {}
+        kept, least = set[Thread](), dict[int, list[Owes]]()
         for state, owes, _ in sorted(threads, key=lambda thread: len(thread.owes)):
             rest = least.setdefault(state, [])
             if not any(other <= owes for other in rest):
                 rest.append(owes)
-        return [Thread(state, owes) for state, rest in least.items() for owes in rest]
+                kept.add(Thread(state, owes))
+        return frozenset(kept)
 
     def _settle(self, threads: Iterable[Thread]) -> frozenset[Thread] | tuple[Thread, ...]:
         """The threads worth following: in order, and none after a match that is certain; or all, as a set."""
         if not self.ordered:
-            return frozenset(self._prune(threads))
-        kept = []
-        for thread in dict.fromkeys(threads):
-            kept.append(thread)
-            if thread.state == ACCEPT and not thread.owes:
-                break
-        return tuple(kept)
+            return self._prune(threads)
+        kept = tuple(dict.fromkeys(threads))
+        ends = (end for end, thread in enumerate(kept, 1) if thread.state == ACCEPT and not thread.owes)
+        return kept[: next(ends, None)]
 
     def _advance(self, threads: Iterable[Thread], byte: int, context: Context) -> Iterator[Thread]:
         """The threads after one more byte, where `context` holds after it."""
