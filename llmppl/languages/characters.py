@@ -47,7 +47,7 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[Automaton, bool]], bu
 def _over_characters(dfas: Sequence[Automaton], budget: Budget) -> tuple[list[Ranges], list[dict[int, list[int]]]]:
     """The classes of characters, and for each automaton: state between characters -> class -> next state."""
     between = [_between(dfa, budget) for dfa in dfas]
-    sizes = np.cumsum([0, *map(len, between)])
+    sizes = np.cumsum(list(map(len, between)))
     table = np.zeros((0, 256), np.int32)
     first: list[int] = []                           # where each table begins in that of all
     for dfa in dfas:
@@ -79,13 +79,12 @@ def _over_characters(dfas: Sequence[Automaton], budget: Budget) -> tuple[list[Ra
                 lo, hi = max(low, (number << shift) + lo), min(high, (number << shift) + hi)
                 if lo <= hi:
                     ranges.setdefault(key, []).append((lo, hi))
-    ends = [np.frombuffer(key, np.int32) for key in ranges]
+    ends = np.array([np.frombuffer(key, np.int32) for key in ranges])           # (C, states of all)
     steps: list[dict[int, list[int]]] = []
-    for i, some in enumerate(between):
-        columns = np.array([end[sizes[i] : sizes[i + 1]] for end in ends])      # (C, states)
-        after = np.where(columns > 0, columns - first[i], 0).T.tolist()
+    for some, at, columns in zip(between, first, np.split(ends, sizes[:-1], axis=1), strict=True):
+        after = np.where(columns > 0, columns - at, 0).T.tolist()
         steps.append({0: [0] * len(ends)} | dict(zip(some, after, strict=True)))
-    return [merged(some) for some in ranges.values()], steps
+    return list(map(merged, ranges.values())), steps
 
 
 def _between(dfa: Automaton, budget: Budget) -> list[int]:

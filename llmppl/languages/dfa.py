@@ -218,8 +218,8 @@ class DFA(Machine):
         if not isinstance(other, DFA):
             return NotImplemented
         if not other.start or not self.start:       # an empty language
-            kept = self if self.start and alone[0] else other if other.start and alone[1] else None
-            return kept or DFA(NFA())
+            kept = (dfa for dfa, alive in zip((self, other), alone, strict=True) if dfa.start and alive)
+            return next(kept, DFA(NFA()))
         budget = Budget(f"{arguments.shown(self)} {sign} {arguments.shown(other)}")
         return DFA.from_table(*product(self, other, accept, alone, budget))
 
@@ -258,9 +258,8 @@ def _nfa_of(fsm: Any) -> NFA:
     nfa = NFA(Budget(f"the interegular automaton of {len(fsm.states):,} states"))
     entry = {state: nfa.add(()) for state in fsm.states}
     for state, moves in fsm.map.items():
-        known = moves.keys() & fragments.keys()
-        targets = [(fragments[symbol], entry[moves[symbol]]) for symbol in sorted(known) if moves[symbol] in entry]
-        ends = [ACCEPT] * (state in fsm.finals)
-        nfa.epsilon[entry[state]] = (*ends, *(nfa.read(*target) for target in targets))
+        known = sorted(moves.keys() & fragments.keys())
+        reads = [nfa.read(fragments[symbol], entry[moves[symbol]]) for symbol in known if moves[symbol] in entry]
+        nfa.epsilon[entry[state]] = (*[ACCEPT] * (state in fsm.finals), *reads)
     nfa.start = entry[fsm.initial]
     return nfa

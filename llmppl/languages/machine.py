@@ -101,9 +101,9 @@ class Machine(Shared):
         hi = np.append(lo[1:] - 1, 255)
         hi[hi < 0] = 255
         rows: list[list[Edge]] = [[] for _ in table]
-        for s, a, b, t in zip(state.tolist(), lo.tolist(), hi.tolist(), table[state, lo].tolist(), strict=True):
-            if t:
-                rows[s].append((a, b, t))
+        target = table[state, lo]
+        for s, a, b, t in np.stack([state, lo, hi, target], axis=1)[target > 0].tolist():
+            rows[s].append((a, b, t))
         return rows
 
     def row(self, state: int) -> NDArray[np.int32]:

@@ -65,11 +65,8 @@ def product(
         a, b = _split(pairs[done : done + CHUNK])
         done += len(a)
         next_a, next_b = _rows(left, a), _rows(right, b)                # (F, 256)
-        both = (next_a << 32 | next_b).ravel()
-        if not alone[0]:
-            both[next_b.ravel() == 0] = 0
-        if not alone[1]:
-            both[next_a.ravel() == 0] = 0
+        alive = ((next_b > 0) | alone[0]) & ((next_a > 0) | alone[1])
+        both = ((next_a << 32 | next_b) * alive).ravel()
         begin = np.flatnonzero(np.append(True, both[1:] != both[:-1]))
         distinct, where = np.unique(both[begin], return_inverse=True)
         before = len(pairs)
@@ -115,12 +112,10 @@ def trimmed(table: Table, accepting: NDArray[np.bool_], start: int) -> Arrays:
     source, byte = runs(table)
     target = table[source, byte]
     forward = _arrows(source, target, len(table))
-    alive = bytes(len(table))
-    if accepting[1:].any():
-        ends = (np.flatnonzero(accepting[1:]) + 1).tolist()
-        alive = _reached(ends, *_arrows(target, source, len(table)))[1]
+    ends = (np.flatnonzero(accepting[1:]) + 1).tolist()
+    alive = _reached(ends, *_arrows(target, source, len(table)))[1]
     kept = [0]
-    if start and alive[start]:
+    if alive[start]:
         kept += [state for state in _reached([start], *forward)[0] if alive[state]]
     if kept == list(range(len(table))):
         return table, accepting, start
@@ -137,10 +132,9 @@ def _arrows(source: NDArray[Any], target: NDArray[Any], size: int) -> tuple[NDAr
 
 def _reached(todo: list[int], target: NDArray[Any], begin: list[int]) -> tuple[list[int], bytes]:
     """The states that some reach, the dead one left out, in the order of the ways to them; and whether each is one."""
-    seen = bytearray(len(begin))
-    seen[0] = 1
-    for state in todo:
-        seen[state] = 1
+    marks = np.zeros(len(begin), np.uint8)
+    marks[[0, *todo]] = 1
+    seen = bytearray(marks)
     for state in todo:                              # grows
         for other in target[begin[state] : begin[state + 1]].tolist():
             if not seen[other]:

@@ -149,7 +149,7 @@ class _Builder:
 
     def branch(self, kind: Any, value: Any, flags: int, follow: int) -> int:
         words = self.words(value[1], flags)
-        if words and follow != DEAD:
+        if words:
             return self.trie(words, follow)
         return self.nfa.split([self.sequence(choice, flags, follow) for choice in value[1]])
 
@@ -297,7 +297,7 @@ class _Builder:
         if nfa.guards:
             what = "look-around, anchor, \\b or atomic group inside an atomic group or possessive repeat"
             raise ValueError(self.refusal(what, r"\(\?>|[*+?}]\+"))
-        if nfa.start == DEAD or follow == DEAD:
+        if nfa.start == DEAD:
             return DEAD
         machine = Leftmost(nfa).explore()
         rows = machine.edges()
@@ -313,9 +313,9 @@ class _Builder:
         items = value if kind is op.IN else [(op.LITERAL, value)]
         negate = kind is op.NOT_LITERAL or items[0][0] is op.NEGATE
         items = [item for item in items if item[0] is not op.NEGATE]
-        names = [self.properties.get(item) for item in items]
-        rest = tuple(item for item, name in zip(items, names, strict=True) if not name)
-        inside = [properties(name, bool(flags & op.SRE_FLAG_IGNORECASE)) for name in names if name]
+        rest = tuple(item for item in items if item not in self.properties)
+        names = filter(None, map(self.properties.get, items))
+        inside = [properties(name, bool(flags & op.SRE_FLAG_IGNORECASE)) for name in names]
         inside.append(characters(rest, flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII)))
         return utf8(negated(merged(itertools.chain(*inside)), negate))
 

@@ -174,13 +174,13 @@ class Threads:
 
     def _pay(self, owes: Owes, byte: int, context: Context) -> Owes | None:
         """The obligations after one more byte; None if one of them can no longer be met."""
-        left: set[Obligation] = set()
+        left: Owes = frozenset()
         for positive, threads in owes:
             rest = self._owe(positive, self._advance(threads, byte, context))
             if rest is None:
                 return None
             left |= rest
-        return frozenset(left)
+        return left
 
     def holds(self, owes: Owes) -> bool:
         """Whether the obligations are met if the text ends here."""
