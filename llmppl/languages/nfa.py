@@ -9,7 +9,6 @@ Source: Thompson (1968), "Regular expression search algorithm".
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -68,13 +67,16 @@ def utf8(ranges: Ranges) -> Fragment:
         """Edges over numbers as edges over these // 64, to nodes that read the byte of what is left of them."""
         blocks: list[tuple[int, int, list[Edge]]] = []          # first and last, and what all of them read
         for lo, hi, target in edges:
-            whole = min((lo + 63) & ~63, hi + 1), max((hi + 1) & ~63, lo)       # the blocks that it reads all of
-            for a, b in itertools.pairwise(sorted({lo, *whole, hi + 1})):
-                edge = 0x80 | a & 63, 0x80 | b - 1 & 63, target
-                if blocks and blocks[-1][1] == a >> 6:
-                    blocks[-1][2].append(edge)
-                else:
-                    blocks.append((a >> 6, b - 1 >> 6, [edge]))
+            first, last = lo >> 6, hi >> 6
+            head = 0x80 | lo & 63, 0xBF if first < last else 0x80 | hi & 63, target
+            if blocks and blocks[-1][1] == first:
+                blocks[-1][2].append(head)
+            else:
+                blocks.append((first, first, [head]))
+            if last > first + 1:
+                blocks.append((first + 1, last - 1, [(0x80, 0xBF, target)]))
+            if last > first:
+                blocks.append((last, last, [(0x80, 0x80 | hi & 63, target)]))
         return joined((first, last, nodes[tuple(row)]) for first, last, row in blocks)
 
     root: list[Edge] = []

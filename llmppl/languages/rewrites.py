@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llmppl.arguments import shown
-from llmppl.growing import Memo, reached
+from llmppl.growing import Memo
 from llmppl.languages.dfa import DFA
 from llmppl.languages.limits import MAX_EDGES, Budget, TooLarge
 from llmppl.languages.nfa import ACCEPT, NFA
@@ -162,13 +162,14 @@ def _spelled(words: frozenset[str]) -> DFA:
 def _occurrences(language: DFA, state: int, keys: _Keys, budget: Budget) -> list[tuple[int, By]]:
     """(state after it, what it may become) for the keys that can be read from a state."""
     table = language.table
-
-    def read(pair: tuple[int, int]) -> list[tuple[int, int]]:
-        at, key = pair
+    found = [(state, keys.start)]
+    seen = set(found)
+    for at, key in found:                           # grows
         row = keys.rows[key]
-        return [after for after in zip(table[at, list(row)].tolist(), row.values(), strict=True) if after[0]]
-
-    found = list(reached([(state, keys.start)], read))
+        for pair in zip(table[at, list(row)].tolist(), row.values(), strict=True):
+            if pair[0] and pair not in seen:
+                seen.add(pair)
+                found.append(pair)
     budget.spend(steps=OCCURRENCE * len(found))
     return [(after, keys.by[key]) for after, key in found if key in keys.by]
 

@@ -54,7 +54,8 @@ class Subsets:
     def moves(self, key: Key) -> list[tuple[int, int, Key]]:
         found = [edges for q in _states(key) if (edges := self.nfa.edges(q))]
         if len(found) == 1:
-            return [(lo, hi, self._singles[t]) for lo, hi, t in found[0]]
+            epsilon = self.nfa.epsilon
+            return [(lo, hi, self._singles[t] if epsilon[t] else t) for lo, hi, t in found[0]]
         events: dict[int, list[tuple[int, int]]] = {}       # byte -> targets that begin (1) or end (-1) there
         for lo, hi, target in itertools.chain(*found):
             events.setdefault(lo, []).append((target, 1))
@@ -166,11 +167,11 @@ class Threads:
             if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its obligations
                 after = (Thread(state, since=since + (state == ACCEPT)),) * bool(owes)
             else:
-                targets = (target for lo, hi, target in self.nfa.edges(state) if lo <= byte <= hi)
-                after = self.closure(next(targets, DEAD), context)
+                targets = [target for lo, hi, target in self.nfa.edges(state) if lo <= byte <= hi]
+                after = self.closure(targets[0], context) if targets else ()
             rest = self._pay(owes, byte, context) if after else None
             if rest is not None:
-                yield from (Thread(new.state, new.owes | rest, new.since) for new in after)
+                yield from (Thread(new.state, new.owes | rest, new.since) for new in after) if rest else after
 
     def _pay(self, owes: Owes, byte: int, context: Context) -> Owes | None:
         """The obligations after one more byte; None if one of them can no longer be met."""
