@@ -73,10 +73,8 @@ class Canonical(Shared):
     def __init__(self, tokenizer: Any, vocab: VocabularyLike) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not hasattr(backend, "to_str"):
-            raise TypeError(
-                f"Canonical needs a fast tokenizer of transformers or a tokenizers.Tokenizer, whose rules can be read, "
-                f"not the {type(tokenizer).__name__}"
-            )
+            needed = "a fast tokenizer of transformers or a tokenizers.Tokenizer, whose rules can be read"
+            raise TypeError(f"Canonical needs {needed}, not the {type(tokenizer).__name__}")
         text = backend.to_str()
         self._tokenizer = type(backend).from_str(text)
         self._tokenizer.no_truncation()
@@ -102,11 +100,8 @@ class Canonical(Shared):
             rules = read_rules(written, vocab, self._spells, added.tolist())
         except UnsupportedTokenizer as error:
             rules = Rules(doubt=str(error))
-        literals = [
-            _literal(token, written["normalizer"])
-            for token in written["added_tokens"]
-            if not (token["special"] and backend.encode_special_tokens)
-        ]
+        found = [each for each in written["added_tokens"] if not (each["special"] and backend.encode_special_tokens)]
+        literals = [_literal(token, written["normalizer"]) for token in found]
         self.reason = first_of({
             rules.doubt: rules.doubt,
             "it has added tokens that are text": self._added.size,
@@ -144,7 +139,7 @@ class Canonical(Shared):
         """The definition: whether none of `tokens` is special, and encode(decode(tokens)) == tokens."""
         ids = [int(token) for token in tokens]
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return all(self._spells[id] for id in ids) and self.encode(text) == ids
+        return bool(self._spells[ids].all()) and self.encode(text) == ids
 
     def after(self, tokens: Iterable[int]) -> CanonicalState:
         """The state after tokens that are already there, such as those of a context.
@@ -211,7 +206,6 @@ class Canonical(Shared):
         return self._possible if last < 0 or self._merges is None else self._merges.row(last)
 
     def _find_walk(self, opened: Reading) -> Bools:
-        """(V,) bool: the tokens whose borders fit."""
         mask = np.zeros_like(self._possible)
         graph = self._roomy()
         mask[walk_state(graph, self._trie, graph.number(opened))[0]] = True
@@ -230,9 +224,11 @@ class Canonical(Shared):
         graph = self._roomy()
         at = graph.number(reading)
         for byte in data:
-            if at and graph.table.item(at, byte) < 0:
+            if not at:
+                break
+            if graph.table.item(at, byte) < 0:
                 graph.fill(at, np.array([byte]))
-            at = graph.table.item(at, byte) if at else 0
+            at = graph.table.item(at, byte)
         return graph, at
 
 

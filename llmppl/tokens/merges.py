@@ -76,7 +76,7 @@ class Merges:
             parts, ranks = parts[together], ranks[together]
             number = begin[parts + 1] - begin[parts]
             total = np.cumsum(number)
-            where = np.arange(total[-1] if total.size else 0) + np.repeat(begin[parts] - (total - number), number)
+            where = np.arange(number.sum()) + np.repeat(begin[parts] - (total - number), number)
             out[owner[where[end[where] >= np.maximum(np.repeat(ranks, number), born)]]] = False
             part, gone = self._right[part], born
         return out

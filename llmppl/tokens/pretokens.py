@@ -20,9 +20,9 @@ from llmppl.tokens.patterns import Guess, Split
 
 Guesses = frozenset[tuple[Guess, ...]]              # one of every split, together
 
-INSIDE, CUT, OPEN = 0, 1, 2                         # a border: no cut, a cut, either
+INSIDE, CUT, OPEN = 1, 2, 3                         # a border: no cut, a cut, either
 FALLBACK = 4                                        # added to a border: the character is spelled by byte tokens
-BEGUN = 8                                           # no border of tokens yet, only what every text begins with
+BEGUN = 8 | INSIDE                                  # no border of tokens yet, only what every text begins with
 
 
 class Reading(NamedTuple):
@@ -88,9 +88,8 @@ class PreTokens:
 
     def accepts(self, state: Reading) -> bool:
         """Whether a text, or the part of it before a hard cut, may end here."""
-        if state.pending or state.border == BEGUN:
-            return False
-        return state.guesses is None or any(self._end(guesses, 0) for guesses in state.guesses)
+        ends = not state.pending and state.border != BEGUN
+        return ends and (state.guesses is None or any(self._end(guesses, 0) for guesses in state.guesses))
 
     def _end(self, guesses: tuple[Guess, ...], first: int) -> bool:
         return all(map(Split.ends, self.splits[first:], guesses[first:]))
@@ -101,8 +100,7 @@ class PreTokens:
     def _move(self, guesses: Guesses | None, border: int, bits: Sequence[int]) -> Guesses:
         if guesses is None:
             return frozenset(self._begin(bits, 0))
-        cuts = {INSIDE: (False,), CUT: (True,), OPEN: (False, True)}[border]
-        return frozenset(new for each in guesses for cut, new in self._moves(each, bits, 0) if cut in cuts)
+        return frozenset(new for each in guesses for cut, new in self._moves(each, bits, 0) if border >> cut & 1)
 
     def _moves(self, guesses: tuple[Guess, ...], bits: Sequence[int], at: int) -> list[tuple[bool, tuple[Guess, ...]]]:
         """Whether any of the splits from `at` on cuts, and their guesses after it: below a cut, they begin anew."""

@@ -36,14 +36,6 @@ class Rules(NamedTuple):
     doubt: str = ""                                 # what else there is to the tokenizer, "" if nothing
 
 
-class _Blanks(NamedTuple):
-    """How a tokenizer writes blanks."""
-
-    written: str                                    # BLANK or " ": what one is when it comes to merging
-    prepended: bool                                 # by the normalizer, to every text
-    begin: bytes
-
-
 def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, added: Iterable[int]) -> Rules:
     """The rules of a tokenizer from its JSON; UnsupportedTokenizer if nothing is certain.
 
@@ -59,7 +51,7 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, adde
     splits = [split for step in steps for split in _splits(step)]
     types = [step["type"] for step in steps]
     pieces: dict[str, int] = model["vocab"]
-    blanks = _read_blanks(normalizers, steps, bool(splits), pieces)
+    blank, begin = _read_blanks(normalizers, steps, bool(splits), pieces)
 
     letters = {piece: vocab.tokens[id] for piece, id in pieces.items() if len(piece) == 1}
     alphabet, byte_ids = frozenset[str](), list[int]()
@@ -70,15 +62,15 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, adde
         alphabet = frozenset("".join(letters).replace(BLANK, " ")) | letters.keys()
         byte_ids = [pieces[piece] for piece in BYTE_PIECES & pieces.keys()]
         num_bytes = len(byte_ids)
-    never = {" "} - {blanks.written}
+    never = {" "} - {blank}
     leaves = [pieces[char] for char in letters.keys() - never if len(letters[char]) <= longest]
     leaves += [id for id in byte_ids if vocab.tokens[id].decode("utf-8", "replace") not in alphabet]
-    unknown = model["unk_token"] and num_bytes < 256
-    if unknown and model["unk_token"] in pieces:
-        leaves.append(pieces[model["unk_token"]])
+    unknown = model["unk_token"] if num_bytes < 256 else None
+    if unknown in pieces:
+        leaves.append(pieces[unknown])
     unchecked = {*byte_ids, *added, *np.flatnonzero(~spells).tolist()}
     checked = {piece: id for piece, id in pieces.items() if id not in unchecked}
-    _check_spelling(checked, vocab, letters if "ByteLevel" in types else None, blanks.written)
+    _check_pieces(checked, vocab, letters if "ByteLevel" in types else None, blank)
 
     sizes = [0] * len(vocab.tokens)
     for piece, id in pieces.items():
@@ -92,7 +84,7 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, adde
         "it has a token for unknown characters": unknown,
         "it has tokens that no merges make": model["ignore_merges"] and not merges.stable[list(checked.values())].all(),
     })
-    return Rules(splits, merges, alphabet, blanks.begin, not blanks.prepended, doubt)
+    return Rules(splits, merges, alphabet, begin, normalizers != [PREPEND, REWRITE], doubt)
 
 
 def first_of(reasons: dict[str, Any]) -> str:
@@ -107,7 +99,8 @@ def _refuse(reasons: dict[str, Any]) -> None:
 
 def _read_blanks(
     normalizers: list[dict[str, Any]], steps: list[dict[str, Any]], splits: bool, pieces: dict[str, int]
-) -> _Blanks:
+) -> tuple[str, bytes]:
+    """What a blank is when it comes to merging, BLANK or " ", and what every text begins with."""
     types = [step["type"] for step in steps]
     metaspace, replaced, several = "Metaspace" in types, REWRITE in normalizers, len(steps) > 1
     rewritten, added = metaspace or replaced, any(step.get("add_prefix_space") for step in steps)
@@ -118,13 +111,11 @@ def _read_blanks(
         "it puts a blank before its pre-tokens": added and several,
         "it rewrites blanks as a character that it does not know": rewritten and BLANK not in pieces,
     })
-    prepended = normalizers == [PREPEND, REWRITE]
-    return _Blanks(BLANK if rewritten else " ", prepended, b" " if prepended or added else b"")
+    begins = added or normalizers == [PREPEND, REWRITE]
+    return BLANK if rewritten else " ", b" " if begins else b""
 
 
-def _check_spelling(
-    pieces: dict[str, int], vocab: VocabularyLike, letters: dict[str, bytes] | None, blank: str
-) -> None:
+def _check_pieces(pieces: dict[str, int], vocab: VocabularyLike, letters: dict[str, bytes] | None, blank: str) -> None:
     """Raise unless the bytes of tokens are what their pieces say: by their `letters`, or in UTF-8."""
     for piece, id in pieces.items():
         spelled = piece.replace(blank, " ").encode()

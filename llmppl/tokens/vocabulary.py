@@ -155,11 +155,8 @@ class Vocabulary(Shared, Sequence[Token]):
         V = max(pieces) + 1
         eos = {*_as_ids(eos_ids), *_as_ids(tokenizer.eos_token_id)}
         special = {i for i, token in added.items() if token.special} | {*_as_ids(tokenizer.all_special_ids)}
-        tokens = [b""] * V
-        ordinary = {i: piece for i, piece in pieces.items() if i not in special}
-        for i, data in token_bytes(tokenizer, ordinary, added).items():
-            tokens[i] = data
-        return cls(tokens, eos, special, set(range(V)) - pieces.keys() - eos)
+        data = token_bytes(tokenizer, {i: piece for i, piece in pieces.items() if i not in special}, added)
+        return cls([data.get(i, b"") for i in range(V)], eos, special, set(range(V)) - pieces.keys() - eos)
 
     def token(self, value: int) -> Token:
         """This vocabulary's Token for a token or id: an int (numpy's included), no str, float, bool or EOS.
