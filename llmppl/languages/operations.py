@@ -200,7 +200,7 @@ def _leaving(
 
 def automaton_of(words: Iterable[str]) -> Arrays:
     """The table of exactly these strings, in which every state leads to the end."""
-    steps, ends = _trie(word.encode() for word in words)
+    steps, ends = _trie(map(str.encode, words))
     final, size = set(ends), len(steps) + 2
     if not final:
         return np.zeros((1, 256), np.int32), np.zeros(1, bool), 0

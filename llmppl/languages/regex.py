@@ -168,9 +168,9 @@ class _Builder:
         """The choices as bytes, if they are many, all literal, and their order does not matter; else nothing."""
         if len(choices) < MIN_WORDS or not self.to_end or flags & op.SRE_FLAG_IGNORECASE:
             return []
-        if not all(kind is op.LITERAL and not 0xD800 <= code < 0xE000 for choice in choices for kind, code in choice):
-            return []
-        return list(map(_spelled, choices))
+        items = itertools.chain(*choices)
+        literal = all(kind is op.LITERAL and not 0xD800 <= code < 0xE000 for kind, code in items)
+        return list(map(_spelled, choices)) if literal else []
 
     def trie(self, words: list[bytes], follow: int) -> int:
         """A state that reads one of the words, prefixes shared."""

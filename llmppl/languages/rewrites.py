@@ -186,7 +186,7 @@ def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
             raise ValueError("the key '' occurs everywhere; only other strings can be replaced")
         if isinstance(alternatives, str):
             raise TypeError(f"the alternatives of {key!r} are the str {alternatives!r}; a list is [{alternatives!r}]")
-    rows, ends = trie_of(key.encode() for key in table)
+    rows, ends = trie_of(map(str.encode, table))
     by: dict[int, By] = {node: tuple(some) for node, some in zip(ends, table.values(), strict=True) if some}
     return _Keys(rows, 1, by)
 

@@ -139,23 +139,23 @@ class Threads:
         kept = self._prune(threads)
         met = Thread(FOUND) in kept
         if kept and not met:
-            return frozenset(((positive, kept),))
+            return frozenset(((positive, frozenset(kept)),))
         return frozenset() if met == positive else None
 
-    def _prune(self, threads: Iterable[Thread]) -> frozenset[Thread]:
+    def _prune(self, threads: Iterable[Thread]) -> list[Thread]:
         """The threads that owe least, of those in the same state."""
-        kept, least = set[Thread](), dict[int, list[Owes]]()
+        kept, least = list[Thread](), dict[int, list[Owes]]()
         for state, owes, _ in sorted(threads, key=lambda thread: len(thread.owes)):
             rest = least.setdefault(state, [])
             if not any(other <= owes for other in rest):
                 rest.append(owes)
-                kept.add(Thread(state, owes))
-        return frozenset(kept)
+                kept.append(Thread(state, owes))
+        return kept
 
     def _settle(self, threads: Iterable[Thread]) -> frozenset[Thread] | tuple[Thread, ...]:
         """The threads worth following: in order, and none after a match that is certain; or all, as a set."""
         if not self.ordered:
-            return self._prune(threads)
+            return frozenset(self._prune(threads))
         kept = tuple(dict.fromkeys(threads))
         ends = (end for end, thread in enumerate(kept, 1) if thread.state == ACCEPT and not thread.owes)
         return kept[: next(ends, None)]
