@@ -167,8 +167,11 @@ class Threads:
             if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its obligations
                 after = (Thread(state, since=since + (state == ACCEPT)),) * bool(owes)
             else:
-                targets = [target for lo, hi, target in self.nfa.edges(state) if lo <= byte <= hi]
-                after = self.closure(targets[0], context) if targets else ()
+                after = ()
+                for lo, hi, target in self.nfa.edges(state):
+                    if lo <= byte <= hi:
+                        after = self.closure(target, context)
+                        break
             rest = self._pay(owes, byte, context) if after else None
             if rest is not None:
                 yield from (Thread(new.state, new.owes | rest, new.since) for new in after) if rest else after
