@@ -10,7 +10,6 @@ Source for the rule of neighbours: "Language Models over Canonical Byte-Pair Enc
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -47,7 +46,7 @@ class Merges:
             stable[leaf] = True
         for rank in sorted(range(len(merges)), key=lambda rank: sizes[merges[rank][2]]):
             left, right, product = merges[rank]
-            if stable[left] and stable[right] and self._first_crossing(left, right) == (left, right):
+            if stable[left] and stable[right] and [*self._crossings(left, right)][-1:] == [(left, right)]:
                 self.ascending &= max(self._time[left], self._time[right]) < rank
                 stable[product] = True
                 self._time[product], self._left[product], self._right[product] = rank, left, right
@@ -100,9 +99,6 @@ class Merges:
                 right, gone_right = self._left[right], made_right
             else:
                 return
-
-    def _first_crossing(self, left: int, right: int) -> tuple[int, int] | None:
-        return next(iter(collections.deque(self._crossings(left, right), maxlen=1)), None)
 
     def _spines(self) -> tuple[Ints, ...]:
         """All merges by their left part, and all left spines of stable tokens by their parts.

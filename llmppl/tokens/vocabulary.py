@@ -111,12 +111,9 @@ class Vocabulary(Shared, Sequence[Token]):
     """
 
     def __init__(
-        self,
-        tokens: Sequence[bytes],
-        eos_ids: Iterable[int] = (),
-        special_ids: Iterable[int] = (),
+        self, tokens: Sequence[bytes], eos_ids: Iterable[int] = (), special_ids: Iterable[int] = (),
         unknown_ids: Iterable[int] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tokens = list(tokens)
         if not self.tokens:
             raise ValueError("a vocabulary needs at least one token, and was given none")
