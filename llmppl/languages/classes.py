@@ -30,7 +30,8 @@ def negated(ranges: Ranges, negate: bool = True) -> Ranges:
 
 def points(chars: Iterable[str]) -> Ranges:
     """The code points of some characters."""
-    return merged((code, code) for code in map(ord, chars))
+    codes = list(map(ord, chars))
+    return merged(zip(codes, codes, strict=True))
 
 
 def _characters_of(*planes: int) -> str:

@@ -30,7 +30,7 @@ class Counts:
         self._turn = Turn()
         self._arcs = [[_within(row, a, b) for row in self.rows] for a, b in BYTES]
         self._ways = [{state: _ways(row) for state, row in enumerate(arcs) if row} for arcs in self._arcs]
-        self._counts = [self._inside([int(accepts) for accepts in self.accepting])]
+        self._counts = [self._inside(self.accepting.astype(int).tolist())]
 
     def completions(self, length: int) -> list[list[int]]:
         """For p = 0..3, per state: the texts that finish a character by p bytes and go on for `length` characters."""

@@ -180,7 +180,7 @@ def _cheapest(
 ) -> tuple[int, list[Edit]] | tuple[None, None]:
     """Dijkstra's search over (characters read, state): the cost and the edits."""
     try:
-        encoded = [char.encode() for char in text]
+        encoded = list(map(str.encode, text))
     except UnicodeEncodeError:                      # a lone surrogate is in no language
         return None, None
     may_come = [alphabet is None or char in alphabet for char in text] + [False]

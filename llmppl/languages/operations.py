@@ -154,7 +154,7 @@ def classes_of(rows: list[list[Edge]], accepting: NDArray[np.bool_], budget: Bud
     for state, row in enumerate(rows):
         for _, _, t in row:
             before[t].add(state)
-    classes = [int(accepts) for accepts in accepting]
+    classes: list[int] = accepting.astype(int).tolist()
     members = [{s for s in range(1, len(rows)) if classes[s] == c} for c in (0, 1)]
     signatures: list[Signature] = [()] * len(rows)
     unsettled = set(range(1, len(rows)))

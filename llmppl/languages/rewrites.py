@@ -195,7 +195,7 @@ def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
 def _case_pairs() -> _Keys:
     letters = map(chr, range(0x20000))              # no letter of the planes from 2 on has a case
     upper = [c for c in letters if len(c.lower()) == 1 and c.lower() != c == c.lower().upper()]
-    lower = [c.lower() for c in upper]
+    lower = list(map(str.lower, upper))
     return _trie({c: [other] for c, other in zip(upper + lower, lower + upper, strict=True)})
 
 
