@@ -23,8 +23,8 @@ class Text(Model):
         self.contexts, self.proposal = [lm.context("a"), lm.context("c")], proposal
 
     def step(self):
-        law, other = [self.transformer(context) for context in self.contexts]
-        token = self.sample(law, proposal=product(law, other) if self.proposal else None)
+        dist, other = [self.transformer(context) for context in self.contexts]
+        token = self.sample(dist, proposal=product(dist, other) if self.proposal else None)
         self.observe(other, token)
         self.s += token
         self.condition("b" not in self.s)
@@ -168,7 +168,7 @@ def test_a_dead_end_is_dropped_and_where_all_are_dead_the_error_says_why():
         beam_search(Trap(), 1, 2)
 
 
-def test_a_law_with_nothing_to_choose_from_is_a_dead_end():
+def test_a_distribution_with_nothing_to_choose_from_is_a_dead_end():
     class Nothing(Model):
         def step(self):
             self.sample(Bernoulli(0.5).masked([False, False]))

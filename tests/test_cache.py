@@ -380,7 +380,7 @@ class Breaking:
 @pytest.mark.parametrize(
     ("value", "named"), [(float("nan"), "NaN"), (float("inf"), r"NaN|\+inf"), (float("-inf"), "NaN|-inf alone")]
 )
-def test_a_law_that_is_none_is_an_error_that_names_the_context_and_leaves_no_trace(value, named, weights, batch):
+def test_logits_of_no_distribution_are_an_error_that_names_the_context_and_leave_no_trace(value, named, weights, batch):
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, max_batch_tokens=batch)
     base = at(lm, [3, 4, 5, 6])
     assert error_of(lm, base) <= LIMIT

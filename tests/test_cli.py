@@ -143,7 +143,7 @@ def test_intersect_stops_after_a_sentence_or_marks_what_was_cut():
     assert all(row["cut"] for row in particles("intersect", *PROMPTS, "--max-tokens", "2", "--seed", "1"))
 
 
-def test_top_k_and_temperature_change_the_law():
+def test_top_k_and_temperature_change_the_distribution():
     greedy = ["generate", "Once upon a time", "--top-k", "1", "--max-tokens", "5"]
     assert len({row["text"] for row in particles(*greedy)}) == 1
     cold = ["generate", "Once upon a time", "--temperature", "0.001", "--max-tokens", "5"]

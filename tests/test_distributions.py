@@ -1,4 +1,4 @@
-"""Distributions against their formulas, samples against their probabilities, and the laws of tokens."""
+"""Distributions against their formulas, samples against their probabilities, and the distributions of tokens."""
 
 import copy
 import math
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import repetitions
-from tiny import cold_lm, law_by_hand, log_prob_by_hand, table_lm, tiny_lm, tiny_vocab
+from tiny import cold_lm, log_prob_by_hand, log_probs_by_hand, table_lm, tiny_lm, tiny_vocab
 
 from llmppl import (
     EOS,
@@ -29,7 +29,7 @@ from llmppl.lm import NextToken, TokenDistribution
 V = 6
 END = V - 1
 
-LAWS = {
+DISTS = {
     "bernoulli": (Bernoulli(0.3), {False: 0.7, True: 0.3}),
     "never": (Bernoulli(0.0), {False: 1.0, True: 0.0}),
     "categorical": (Categorical([0.1, 0.0, 0.6, 0.3]), {0: 0.1, 1: 0.0, 2: 0.6, 3: 0.3}),
@@ -48,59 +48,59 @@ LAWS = {
     "product": (product(Bernoulli(0.2), Bernoulli(0.6)), {False: 0.32 / 0.44, True: 0.12 / 0.44}),
     "mixture": (mixture([Bernoulli(0.2), Bernoulli(0.6)], [0.75, 0.25]), {False: 0.7, True: 0.3}),
 }
-every_law = pytest.mark.parametrize(("law", "probs"), LAWS.values(), ids=LAWS)
+every_dist = pytest.mark.parametrize(("dist", "probs"), DISTS.values(), ids=DISTS)
 
 
 def log(p: float) -> float:
     return math.log(p) if p > 0 else -math.inf
 
 
-@every_law
-def test_log_prob_is_that_of_the_formula(law, probs):
+@every_dist
+def test_log_prob_is_that_of_the_formula(dist, probs):
     for value, p in probs.items():
-        assert law.log_prob(value) == pytest.approx(log(p), abs=1e-12)
-        assert isinstance(law.log_prob(value), float)
+        assert dist.log_prob(value) == pytest.approx(log(p), abs=1e-12)
+        assert isinstance(dist.log_prob(value), float)
 
 
-@every_law
-def test_log_probs_are_read_only_float64_in_the_order_of_the_support_and_sum_to_one(law, probs):
-    log_probs = law.log_probs()
-    assert list(law.support) == list(probs)
+@every_dist
+def test_log_probs_are_read_only_float64_in_the_order_of_the_support_and_sum_to_one(dist, probs):
+    log_probs = dist.log_probs()
+    assert list(dist.support) == list(probs)
     np.testing.assert_allclose(log_probs, [log(p) for p in probs.values()], atol=1e-12)
     assert log_probs.dtype == np.float64 and np.exp(log_probs).sum() == pytest.approx(1.0)
     with pytest.raises(ValueError, match="read-only"):
         log_probs[0] = 0.0
 
 
-@every_law
-def test_what_is_outside_the_support_has_log_probability_minus_infinity(law, probs):
+@every_dist
+def test_what_is_outside_the_support_has_log_probability_minus_infinity(dist, probs):
     for value in ("no such value", None, -7, 99, 0.5, math.nan, math.inf):
-        assert law.log_prob(value) == -math.inf
+        assert dist.log_prob(value) == -math.inf
 
 
-@every_law
-def test_samples_have_their_probabilities_within_the_standard_error(law, probs):
+@every_dist
+def test_samples_have_their_probabilities_within_the_standard_error(dist, probs):
     n, rng = repetitions(20000, 4000), np.random.default_rng(len(probs))
-    drawn = [law.sample(rng) for _ in range(n)]
+    drawn = [dist.sample(rng) for _ in range(n)]
     assert set(drawn) <= set(probs)
     for value, p in probs.items():
         assert abs(drawn.count(value) / n - p) <= 4.5 * math.sqrt(p * (1 - p) / n) + 1e-9
 
 
-@every_law
-def test_asking_changes_nothing_and_a_copy_is_the_law_itself(law, probs):
-    before = law.log_probs().copy()
+@every_dist
+def test_asking_changes_nothing_and_a_copy_is_the_distribution_itself(dist, probs):
+    before = dist.log_probs().copy()
     rng = np.random.default_rng(0)
     for value in probs:
-        law.log_prob(value)
-        law.sample(rng)
-    np.testing.assert_array_equal(law.log_probs(), before)
-    assert copy.deepcopy(law) is law and copy.deepcopy([law])[0] is law
+        dist.log_prob(value)
+        dist.sample(rng)
+    np.testing.assert_array_equal(dist.log_probs(), before)
+    assert copy.deepcopy(dist) is dist and copy.deepcopy([dist])[0] is dist
 
 
 def test_the_same_stream_draws_the_same_values():
-    for law, _ in LAWS.values():
-        assert [law.sample(np.random.default_rng(3)) for _ in range(5)] == [law.sample(np.random.default_rng(3))] * 5
+    for dist, _ in DISTS.values():
+        assert [dist.sample(np.random.default_rng(3)) for _ in range(5)] == [dist.sample(np.random.default_rng(3))] * 5
 
 
 # ---- Geometric without an end
@@ -108,10 +108,10 @@ def test_the_same_stream_draws_the_same_values():
 
 @pytest.mark.parametrize("p", [0.02, 0.5, 0.97])
 def test_geometric_counts_failures_before_the_first_success(p):
-    law, n = Geometric(p), repetitions(40000, 5000)
+    dist, n = Geometric(p), repetitions(40000, 5000)
     for k in (0, 1, 5, 40):
-        assert law.log_prob(k) == pytest.approx(math.log(p) + k * math.log(1 - p))
-    drawn = np.array([law.sample(rng) for rng in [np.random.default_rng(0)] for _ in range(n)])
+        assert dist.log_prob(k) == pytest.approx(math.log(p) + k * math.log(1 - p))
+    drawn = np.array([dist.sample(rng) for rng in [np.random.default_rng(0)] for _ in range(n)])
     assert abs(drawn.mean() - (1 - p) / p) <= 4.5 * math.sqrt((1 - p) / p**2 / n)
     for k in (0, 1, 3):
         tail = (1 - p) ** (k + 1)
@@ -125,7 +125,7 @@ def test_geometric_without_an_end_has_no_list_of_log_probabilities():
     assert Geometric(1.0).log_prob(0) == 0.0 and Geometric(1.0).log_prob(1) == -math.inf
 
 
-# ---- derived laws
+# ---- derived distributions
 
 weights = st.lists(st.integers(0, 12), min_size=2, max_size=7).filter(any)
 
@@ -134,27 +134,27 @@ def categorical(counts) -> Categorical:
     return Categorical(np.array(counts) / sum(counts))
 
 
-def assert_law(law: Finite, expected) -> None:
-    np.testing.assert_allclose(np.exp(law.log_probs()), np.asarray(expected) / np.sum(expected), atol=1e-12)
-    assert np.exp(law.log_probs()).sum() == pytest.approx(1.0)
+def assert_dist(dist: Finite, expected) -> None:
+    np.testing.assert_allclose(np.exp(dist.log_probs()), np.asarray(expected) / np.sum(expected), atol=1e-12)
+    assert np.exp(dist.log_probs()).sum() == pytest.approx(1.0)
 
 
 @given(weights, st.data())
-def test_masked_is_the_law_given_the_allowed_values(counts, data):
+def test_masked_is_the_distribution_given_the_allowed_values(counts, data):
     mask = data.draw(st.lists(st.booleans(), min_size=len(counts), max_size=len(counts)))
     assume(any(c and m for c, m in zip(counts, mask, strict=True)))
-    assert_law(categorical(counts).masked(mask), np.array(counts) * np.array(mask))
+    assert_dist(categorical(counts).masked(mask), np.array(counts) * np.array(mask))
 
 
 @given(weights, st.floats(0.1, 10.0))
 def test_tempered_raises_the_probabilities_to_a_power(counts, temperature):
-    assert_law(categorical(counts).tempered(temperature), (np.array(counts) / max(counts)) ** (1 / temperature))
+    assert_dist(categorical(counts).tempered(temperature), (np.array(counts) / max(counts)) ** (1 / temperature))
 
 
 @given(weights, st.integers(1, 9))
 def test_top_k_keeps_the_k_most_probable_and_of_equals_the_first(counts, k):
     best = sorted(range(len(counts)), key=lambda i: (-counts[i], i))[:k]
-    assert_law(categorical(counts).top_k(k), [c if i in best else 0 for i, c in enumerate(counts)])
+    assert_dist(categorical(counts).top_k(k), [c if i in best else 0 for i, c in enumerate(counts)])
 
 
 @given(weights, st.integers(1, 64))
@@ -166,16 +166,16 @@ def test_top_p_keeps_the_fewest_that_reach_p(counts, numerator):
         if total / sum(counts) < p:
             kept.append(i)
         total += counts[i]
-    assert_law(categorical(counts).top_p(p), [c if i in kept else 0 for i, c in enumerate(counts)])
+    assert_dist(categorical(counts).top_p(p), [c if i in kept else 0 for i, c in enumerate(counts)])
 
 
 def test_top_p_at_the_boundary_stops_when_p_is_reached():
-    law = Categorical([0.25, 0.5, 0.125, 0.125])
-    assert_law(law.top_p(0.5), [0, 1, 0, 0])
-    assert_law(law.top_p(0.75), [0.25, 0.5, 0, 0])
-    assert_law(law.top_p(0.875), [0.25, 0.5, 0.125, 0])     # of the two equal ones, the first
-    assert_law(law.top_p(1.0), [0.25, 0.5, 0.125, 0.125])
-    assert_law(law.top_p(1e-300), [0, 1, 0, 0])
+    dist = Categorical([0.25, 0.5, 0.125, 0.125])
+    assert_dist(dist.top_p(0.5), [0, 1, 0, 0])
+    assert_dist(dist.top_p(0.75), [0.25, 0.5, 0, 0])
+    assert_dist(dist.top_p(0.875), [0.25, 0.5, 0.125, 0])     # of the two equal ones, the first
+    assert_dist(dist.top_p(1.0), [0.25, 0.5, 0.125, 0.125])
+    assert_dist(dist.top_p(1e-300), [0, 1, 0, 0])
 
 
 @given(st.lists(weights, min_size=1, max_size=3))
@@ -183,43 +183,43 @@ def test_product_multiplies_and_mixture_adds(several):
     n = min(map(len, several))
     several = [counts[:n] for counts in several]
     assume(all(any(counts) for counts in several))
-    laws = [categorical(counts) for counts in several]
+    dists = [categorical(counts) for counts in several]
     probs = [np.array(counts) / sum(counts) for counts in several]
     together = np.prod(probs, axis=0)
     if together.sum() > 0:
-        assert_law(product(*laws), together)
+        assert_dist(product(*dists), together)
     else:
         with pytest.raises(Impossible):
-            product(*laws).sample(np.random.default_rng(0))
-    shares = np.arange(1, len(laws) + 1) / sum(range(1, len(laws) + 1))
-    assert_law(mixture(laws, shares), np.sum([s * p for s, p in zip(shares, probs, strict=True)], axis=0))
+            product(*dists).sample(np.random.default_rng(0))
+    shares = np.arange(1, len(dists) + 1) / sum(range(1, len(dists) + 1))
+    assert_dist(mixture(dists, shares), np.sum([s * p for s, p in zip(shares, probs, strict=True)], axis=0))
 
 
 def test_a_mixture_leaves_out_what_has_no_share():
-    assert_law(mixture([Bernoulli(0.5), Bernoulli(1.0)], [0.0, 1.0]), [0, 1])
+    assert_dist(mixture([Bernoulli(0.5), Bernoulli(1.0)], [0.0, 1.0]), [0, 1])
 
 
-def test_derived_laws_can_be_derived_again():
-    law = product(Uniform(0, 3), Categorical([0.1, 0.2, 0.3, 0.4])).masked([True, True, True, False]).top_k(2)
-    assert_law(law.tempered(0.5), [0, 4, 9, 0])
+def test_derived_distributions_can_be_derived_again():
+    dist = product(Uniform(0, 3), Categorical([0.1, 0.2, 0.3, 0.4])).masked([True, True, True, False]).top_k(2)
+    assert_dist(dist.tempered(0.5), [0, 4, 9, 0])
 
 
-def test_a_derived_law_does_not_change_with_the_array_it_was_made_from():
+def test_a_derived_distribution_does_not_change_with_the_array_it_was_made_from():
     mask = np.array([True, False])
-    law = Bernoulli(0.3).masked(mask)
+    dist = Bernoulli(0.3).masked(mask)
     mask[:] = True
-    assert_law(law, [1, 0])
+    assert_dist(dist, [1, 0])
     probs = np.array([0.25, 0.75])
-    law = Categorical(probs)
+    dist = Categorical(probs)
     probs[0] = 0.5
-    assert_law(law, [0.25, 0.75])
+    assert_dist(dist, [0.25, 0.75])
 
 
 IMPOSSIBLE = Bernoulli(0.3).masked([False, False])
 
 
 @pytest.mark.parametrize(
-    "law",
+    "dist",
     [
         IMPOSSIBLE,
         IMPOSSIBLE.tempered(0.5),
@@ -231,10 +231,10 @@ IMPOSSIBLE = Bernoulli(0.3).masked([False, False])
         mixture([IMPOSSIBLE, IMPOSSIBLE], [0.5, 0.5]),
     ],
 )
-def test_drawing_from_an_impossible_law_raises_and_every_value_has_probability_zero(law):
+def test_drawing_from_an_impossible_distribution_raises_and_every_value_has_probability_zero(dist):
     with pytest.raises(Impossible, match="has no value of positive probability"):
-        law.sample(np.random.default_rng(0))
-    assert np.all(law.log_probs() == -np.inf) and law.log_prob(True) == -math.inf
+        dist.sample(np.random.default_rng(0))
+    assert np.all(dist.log_probs() == -np.inf) and dist.log_prob(True) == -math.inf
 
 
 class Ones:
@@ -251,15 +251,15 @@ class Zeros:
 
 @given(weights)
 def test_the_least_and_the_largest_uniform_draw_a_value_of_positive_probability(counts):
-    law = categorical(counts)
+    dist = categorical(counts)
     positive = np.flatnonzero(counts)
-    assert law.sample(Zeros()) == positive[0] and law.sample(Ones()) == positive[-1]
+    assert dist.sample(Zeros()) == positive[0] and dist.sample(Ones()) == positive[-1]
 
 
 def test_far_apart_weights_neither_overflow_nor_vanish():
-    law = Finite(range(3), [-1e5, -1e5 + math.log(3), -3e5])
-    np.testing.assert_allclose(np.exp(law.log_probs()), [0.25, 0.75, 0])
-    np.testing.assert_allclose(np.exp(law.tempered(1e-3).log_probs()), [0, 1, 0], atol=1e-12)
+    dist = Finite(range(3), [-1e5, -1e5 + math.log(3), -3e5])
+    np.testing.assert_allclose(np.exp(dist.log_probs()), [0.25, 0.75, 0])
+    np.testing.assert_allclose(np.exp(dist.tempered(1e-3).log_probs()), [0, 1, 0], atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -304,12 +304,12 @@ def test_far_apart_weights_neither_overflow_nor_vanish():
         (lambda: mixture([Bernoulli(0.5), Uniform(0, 3)], [0.5, 0.5]), ValueError, "over different values"),
     ],
 )
-def test_what_is_no_law_is_refused_by_name(make, error, message):
+def test_what_is_no_distribution_is_refused_by_name(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
 
-def test_laws_show_what_they_are():
+def test_distributions_show_what_they_are():
     assert repr(Bernoulli(0.25)) == "Bernoulli(0.25)"
     assert repr(Categorical({"x": 0.25, "y": 0.75})) == "Categorical({'x': 0.25, 'y': 0.75})"
     assert repr(Uniform(1, 6)) == "Uniform(1, 6)" and repr(Delta("x")) == "Delta('x')"
@@ -318,60 +318,60 @@ def test_laws_show_what_they_are():
     assert repr(Uniform(1, 6).top_k(2)) == "Uniform(1, 6).top_k(2)"
 
 
-# ---- laws of tokens
+# ---- distributions of tokens
 
 
-def law_after(text: str, lm: CachedTransformer | None = None) -> NextToken:
+def dist_after(text: str, lm: CachedTransformer | None = None) -> NextToken:
     lm = tiny_lm(V) if lm is None else lm
     return NextToken(lm.context(text))
 
 
-def test_the_law_of_the_next_token_is_that_of_a_plain_forward_pass():
-    law = law_after("ab")
-    np.testing.assert_allclose(law.log_probs(), law_by_hand(tiny_lm(V), law.context.tokens), atol=1e-9)
-    assert law.log_probs().dtype == np.float64 and not law.log_probs().flags.writeable
-    assert law.log_probs().shape == (V,) and law.support is tiny_lm(V).vocab
-    token = law.sample(np.random.default_rng(0))
-    assert token is law.support[int(token)]
+def test_the_distribution_of_the_next_token_is_that_of_a_plain_forward_pass():
+    dist = dist_after("ab")
+    np.testing.assert_allclose(dist.log_probs(), log_probs_by_hand(tiny_lm(V), dist.context.tokens), atol=1e-9)
+    assert dist.log_probs().dtype == np.float64 and not dist.log_probs().flags.writeable
+    assert dist.log_probs().shape == (V,) and dist.support is tiny_lm(V).vocab
+    token = dist.sample(np.random.default_rng(0))
+    assert token is dist.support[int(token)]
     for value in (token, int(token), np.int64(token)):
-        assert law.log_prob(value) == law.log_probs()[int(token)]
+        assert dist.log_prob(value) == dist.log_probs()[int(token)]
 
 
 def test_the_log_probability_of_EOS_is_the_log_sum_over_all_eos_ids():
     vocab = Vocabulary([b"a", b"b", b"", b""], eos_ids=[2, 3])
     lm = CachedTransformer(lambda ids: [1.0, 0.0, 0.5, -0.5], vocab)
-    law = law_after("a", lm)
+    dist = dist_after("a", lm)
     p = np.exp([1.0, 0.0, 0.5, -0.5])
     p /= p.sum()
-    assert law.log_prob(EOS) == pytest.approx(math.log(p[2] + p[3]))
-    assert law.log_prob(vocab[2]) == pytest.approx(math.log(p[2]))
-    assert law.masked([True, True, False, True]).log_prob(EOS) == pytest.approx(math.log(p[3] / (1 - p[2])))
-    assert law.masked([True, True, False, False]).log_prob(EOS) == -math.inf
+    assert dist.log_prob(EOS) == pytest.approx(math.log(p[2] + p[3]))
+    assert dist.log_prob(vocab[2]) == pytest.approx(math.log(p[2]))
+    assert dist.masked([True, True, False, True]).log_prob(EOS) == pytest.approx(math.log(p[3] / (1 - p[2])))
+    assert dist.masked([True, True, False, False]).log_prob(EOS) == -math.inf
 
 
 def test_the_log_probability_of_EOS_is_minus_infinity_where_no_id_ends_a_text():
     lm = CachedTransformer(lambda ids: [0.0, 0.0], Vocabulary([b"a", b"b"]))
-    assert law_after("a", lm).log_prob(EOS) == -math.inf
+    assert dist_after("a", lm).log_prob(EOS) == -math.inf
 
 
 def test_a_token_of_another_vocabulary_is_a_ValueError_and_a_str_a_TypeError():
     other = tiny_vocab(5)
     with pytest.raises(ValueError, match="belongs to another vocabulary"):
-        law_after("a").log_prob(other[0])
+        dist_after("a").log_prob(other[0])
     with pytest.raises(ValueError, match="is not in this vocabulary"):
-        law_after("a").log_prob(V)
+        dist_after("a").log_prob(V)
     for value in ("a", b"a"):
         with pytest.raises(TypeError, match="is not a token"):
-            law_after("a").masked(np.ones(V, bool)).log_prob(value)
+            dist_after("a").masked(np.ones(V, bool)).log_prob(value)
     same = Vocabulary(tiny_vocab(V).tokens, eos_ids=[END])
-    assert law_after("a").log_prob(same[0]) == law_after("a").log_prob(0)
+    assert dist_after("a").log_prob(same[0]) == dist_after("a").log_prob(0)
 
 
-def test_derived_laws_of_tokens_are_laws_of_tokens_over_the_same_vocabulary():
-    p = np.exp(law_by_hand(tiny_lm(V), [0]))
-    q = np.exp(law_by_hand(tiny_lm(V), [1]))
-    first, second = law_after("a"), law_after("b")
-    for law, expected in (
+def test_derived_distributions_of_tokens_are_distributions_of_tokens_over_the_same_vocabulary():
+    p = np.exp(log_probs_by_hand(tiny_lm(V), [0]))
+    q = np.exp(log_probs_by_hand(tiny_lm(V), [1]))
+    first, second = dist_after("a"), dist_after("b")
+    for dist, expected in (
         (first.tempered(0.5), p**2),
         (first.masked(np.arange(V) < 3), p * (np.arange(V) < 3)),
         (first.top_k(1), p * (p == p.max())),
@@ -379,29 +379,29 @@ def test_derived_laws_of_tokens_are_laws_of_tokens_over_the_same_vocabulary():
         (product(first, second), p * q),
         (mixture([first, second], [0.25, 0.75]), 0.25 * p + 0.75 * q),
     ):
-        assert isinstance(law, TokenDistribution) and law.support is first.support
-        assert_law(law, expected)
-        assert law.log_prob(EOS) == law.log_prob(END)
+        assert isinstance(dist, TokenDistribution) and dist.support is first.support
+        assert_dist(dist, expected)
+        assert dist.log_prob(EOS) == dist.log_prob(END)
 
 
 def test_a_product_over_different_vocabularies_is_a_ValueError_that_shows_both():
     other = table_lm(lambda ids: [0.0, 0.0, 0.0])
     with pytest.raises(ValueError, match=r"different values: Vocabulary\(6 tokens.*Vocabulary\(3 tokens"):
-        product(law_after("a"), law_after("a", other))
+        product(dist_after("a"), dist_after("a", other))
     with pytest.raises(ValueError, match="different values"):
-        mixture([law_after("a"), Uniform(0, V - 1)], [0.5, 0.5])
+        mixture([dist_after("a"), Uniform(0, V - 1)], [0.5, 0.5])
     with pytest.raises(TypeError, match="finite support"):
-        product(law_after("a"), law_after("a").string())
+        product(dist_after("a"), dist_after("a").string())
 
 
 def test_a_string_has_the_sum_of_the_log_probabilities_of_its_tokens():
     lm = tiny_lm(V)
-    law = law_after("a")
+    dist = dist_after("a")
     for text, ids in {"bc": [1, 2], "ab": [4], "": [], "c ab b": [2, 3, 4, 3, 1]}.items():
-        assert law.string().log_prob(text) == pytest.approx(log_prob_by_hand(lm, [0], ids), abs=1e-9)
-        assert law.string().log_prob(ids) == pytest.approx(log_prob_by_hand(lm, [0], ids), abs=1e-9)
-    assert law.string().log_prob([0, 1]) == pytest.approx(log_prob_by_hand(lm, [0], [0, 1]), abs=1e-9)
-    assert law.string().log_prob([lm.vocab[1], lm.vocab[END]]) == pytest.approx(log_prob_by_hand(lm, [0], [1, END]))
+        assert dist.string().log_prob(text) == pytest.approx(log_prob_by_hand(lm, [0], ids), abs=1e-9)
+        assert dist.string().log_prob(ids) == pytest.approx(log_prob_by_hand(lm, [0], ids), abs=1e-9)
+    assert dist.string().log_prob([0, 1]) == pytest.approx(log_prob_by_hand(lm, [0], [0, 1]), abs=1e-9)
+    assert dist.string().log_prob([lm.vocab[1], lm.vocab[END]]) == pytest.approx(log_prob_by_hand(lm, [0], [1, END]))
 
 
 def test_a_string_costs_one_forward_pass_and_no_more_the_second_time():
@@ -418,11 +418,11 @@ def test_a_string_costs_one_forward_pass_and_no_more_the_second_time():
 
 def test_a_string_only_scores():
     with pytest.raises(TypeError, match=r"string\(\) only scores"):
-        law_after("a").string().sample(np.random.default_rng(0))
+        dist_after("a").string().sample(np.random.default_rng(0))
     with pytest.raises(TypeError, match="no finite support"):
-        law_after("a").string().log_probs()
+        dist_after("a").string().log_probs()
     with pytest.raises(ValueError, match="no tokens of this vocabulary spell"):
-        law_after("a").string().log_prob("z")
+        dist_after("a").string().log_prob("z")
 
 
 def test_several_prompts_of_a_step_cost_one_round():
@@ -432,22 +432,22 @@ def test_several_prompts_of_a_step_cost_one_round():
             self.contexts = [lm.context(prompt) for prompt in ("a", "ba", "cc", "b a")]
 
         def step(self):
-            laws = [self.transformer(context) for context in self.contexts]
-            token = self.sample(product(*laws))
-            for law in laws:
-                self.observe(law, token)
+            dists = [self.transformer(context) for context in self.contexts]
+            token = self.sample(product(*dists))
+            for dist in dists:
+                self.observe(dist, token)
 
     lm = cold_lm(V)
     Several(lm).step()
     assert (lm.stats.rounds, lm.stats.rows) == (1, 4)
 
 
-def test_nothing_is_run_before_a_law_is_needed_and_nothing_for_a_law_that_is_gone():
+def test_nothing_is_run_before_a_distribution_is_needed_and_nothing_for_a_distribution_that_is_gone():
     lm = cold_lm(V)
-    law = NextToken(lm.context("abc"))
-    law.tempered(0.5).masked(np.ones(V, bool))
+    dist = NextToken(lm.context("abc"))
+    dist.tempered(0.5).masked(np.ones(V, bool))
     assert lm.stats.rounds == 0
-    del law
+    del dist
     NextToken(lm.context("b")).log_probs()
     assert (lm.stats.rounds, lm.stats.rows, lm.stats.tokens) == (1, 1, 1)
 
@@ -475,27 +475,27 @@ def test_equal_values_are_refused(make, values):
 
 
 def test_values_that_cannot_be_hashed_may_differ():
-    law = Finite([[1], [2], np.zeros(2)], np.log([0.2, 0.3, 0.5]))
-    assert law.log_prob([2]) == pytest.approx(math.log(0.3))
+    dist = Finite([[1], [2], np.zeros(2)], np.log([0.2, 0.3, 0.5]))
+    assert dist.log_prob([2]) == pytest.approx(math.log(0.3))
     assert len(Finite([[i] for i in range(5000)], np.zeros(5000)).support) == 5000
 
 
 def test_distributions_made_in_the_same_way_have_equal_recipes_and_others_have_not():
-    law, mask = Finite("abc", np.log([0.2, 0.3, 0.5])), np.array([True, False, True])
+    dist, mask = Finite("abc", np.log([0.2, 0.3, 0.5])), np.array([True, False, True])
     other = Finite("abc", np.log([0.3, 0.3, 0.4]))
     makes = [
-        lambda law: law,
-        lambda law: law.masked(mask.copy()),
-        lambda law: law.masked(~mask),
-        lambda law: law.tempered(0.5),
-        lambda law: law.tempered(0.6),
-        lambda law: law.top_k(1),
-        lambda law: law.top_p(0.5),
-        lambda law: product(law, other),
-        lambda law: product(other, law),
-        lambda law: mixture([law, other], [0.5, 0.5]),
-        lambda law: mixture([law, other], [0.4, 0.6]),
-        lambda law: law.top_k(2).masked(mask),
+        lambda dist: dist,
+        lambda dist: dist.masked(mask.copy()),
+        lambda dist: dist.masked(~mask),
+        lambda dist: dist.tempered(0.5),
+        lambda dist: dist.tempered(0.6),
+        lambda dist: dist.top_k(1),
+        lambda dist: dist.top_p(0.5),
+        lambda dist: product(dist, other),
+        lambda dist: product(other, dist),
+        lambda dist: mixture([dist, other], [0.5, 0.5]),
+        lambda dist: mixture([dist, other], [0.4, 0.6]),
+        lambda dist: dist.top_k(2).masked(mask),
     ]
 
     def written(recipe):
@@ -503,7 +503,7 @@ def test_distributions_made_in_the_same_way_have_equal_recipes_and_others_have_n
             written(x) if isinstance(x, tuple) else x.tobytes() if isinstance(x, np.ndarray) else x for x in recipe
         )
 
-    recipes = [written(make(law).recipe) for make in makes]
-    assert recipes == [written(make(law).recipe) for make in makes] and len(set(recipes)) == len(makes)
+    recipes = [written(make(dist).recipe) for make in makes]
+    assert recipes == [written(make(dist).recipe) for make in makes] and len(set(recipes)) == len(makes)
     assert Finite("abc", lambda: np.zeros(3)).recipe is None
     assert Finite("abc", lambda: np.zeros(3)).top_k(1).recipe is None

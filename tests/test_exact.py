@@ -5,7 +5,7 @@ from itertools import product as cartesian
 
 import numpy as np
 import pytest
-from tiny import add_up, law_by_hand, log_prob_by_hand, spelled, texts_of, tiny_lm
+from tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm
 
 from llmppl import EOS, Bernoulli, Categorical, Delta, Geometric, Model, Uniform, enumerate_exact
 
@@ -61,9 +61,9 @@ class NoB(Model):
         self.context, self.masked = lm.context("a"), masked
 
     def step(self):
-        law = self.transformer(self.context)
-        mask = np.array(["b" not in str(token) for token in law.support])
-        token = self.sample(law, proposal=law.masked(mask) if self.masked else None)
+        dist = self.transformer(self.context)
+        mask = np.array(["b" not in str(token) for token in dist.support])
+        token = self.sample(dist, proposal=dist.masked(mask) if self.masked else None)
         self.s += token
         self.condition("b" not in self.s)
         self.context += token
@@ -81,26 +81,26 @@ def test_a_constraint_gives_the_sum_over_the_texts_that_obey_it_with_and_without
 
 
 class LocallyMasked(NoB):
-    """The same texts, but every token is drawn from the masked law itself: another target."""
+    """The same texts, but every token is drawn from the masked distribution itself: another target."""
 
     def step(self):
-        law = self.transformer(self.context)
-        token = self.sample(law.masked(["b" not in str(token) for token in law.support]))
+        dist = self.transformer(self.context)
+        token = self.sample(dist.masked(["b" not in str(token) for token in dist.support]))
         self.s += token
         self.context += token
         if token == EOS or len(self.context) == 4:
             self.finish()
 
 
-def test_local_masking_is_the_product_of_the_masked_laws_and_so_Z_is_one():
+def test_local_masking_is_the_product_of_the_masked_distributions_and_so_Z_is_one():
     lm = tiny_lm(V)
     truth = {}
     for ids in texts_of(V, 3):
         if "b" not in spelled(ids):
             prob = 1.0
             for i, token in enumerate(ids):
-                law = np.exp(law_by_hand(lm, [0, *ids[:i]]))
-                prob *= law[token] / sum(law[j] for j in range(V) if "b" not in spelled([j]))
+                dist = np.exp(log_probs_by_hand(lm, [0, *ids[:i]]))
+                prob *= dist[token] / sum(dist[j] for j in range(V) if "b" not in spelled([j]))
             truth[spelled(ids)] = truth.get(spelled(ids), 0.0) + prob
     particles = enumerate_exact(LocallyMasked(lm, True))
     assert particles.log_ml == pytest.approx(0.0, abs=1e-12)
@@ -256,7 +256,7 @@ def test_a_model_that_is_none_is_a_TypeError():
         enumerate_exact(Coins)
 
 
-def test_impossible_values_are_not_tried_and_an_impossible_law_kills():
+def test_impossible_values_are_not_tried_and_an_impossible_distribution_kills():
     particles = enumerate_exact(OneStep(lambda self: self.sample(Categorical([0.5, 0.0, 0.5]))))
     assert [particle.value for particle in particles] == [0, 2] and not particles.deaths
     particles = enumerate_exact(OneStep(lambda self: self.sample(Delta(1), proposal=Delta(2))))

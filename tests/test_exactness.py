@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import repetitions
-from tiny import add_up, law_by_hand, log_prob_by_hand, spelled, texts_of, tiny_lm, tiny_model, tiny_vocab
+from tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm, tiny_model, tiny_vocab
 
 from llmppl import (
     EOS,
@@ -86,12 +86,12 @@ def constrained(odd: bool) -> dict[str, float]:
     )
 
 
-# ---- min_tokens, max_tokens, and a law that is tempered and cut
+# ---- min_tokens, max_tokens, and a distribution that is tempered and cut
 
 
 def tempered_and_cut(before: list[int]) -> np.ndarray:
     """(V,) probabilities: to the power 1 / 1.5, then the four largest, then the fewest that reach 0.9."""
-    weights = np.exp(law_by_hand(tiny_lm(V), before) / 1.5)
+    weights = np.exp(log_probs_by_hand(tiny_lm(V), before) / 1.5)
     weights[np.argsort(weights)[: V - 4]] = 0.0
     probs = weights / weights.sum()
     kept, total = np.zeros(V), 0.0
@@ -153,7 +153,7 @@ def where_with_a_mask(self: Where, p: Any) -> Any:
 
 
 def where_second(self: Where, p: Any) -> Any:
-    """A coin, drawn from the wrong law, comes first."""
+    """A coin, drawn from the wrong distribution, comes first."""
     self.coins += self.sample(Bernoulli(0.3), proposal=Bernoulli(0.6))
     return self.sample(p, proposal=p.where(self.fits))
 
@@ -200,7 +200,7 @@ def infilled(prior: bool, eos: bool) -> dict[str, float]:
 
 
 def intersected() -> dict[str, float]:
-    """After "a", after "b" and after "c a": the product of the three laws, up to the first "c" or four tokens."""
+    """After "a", after "b" and after "c a": the product of the three, up to the first "c" or four tokens."""
     texts = {ids for ids in texts_of(V, 4) if C not in ids[:-1]}
     texts |= {(*ids, C) for n in range(4) for ids in cartesian([A, B, SPACE, AB], repeat=n)}
     prompts = [A], [B], [C, SPACE, A]
@@ -250,8 +250,8 @@ class Twisted(Model):
         self.context = tiny_lm(V).context("c")
 
     def step(self) -> None:
-        law = self.transformer(self.context)
-        token = self.sample(law, proposal=law.masked(law.support.token(END) != np.arange(V)))
+        dist = self.transformer(self.context)
+        token = self.sample(dist, proposal=dist.masked(dist.support.token(END) != np.arange(V)))
         self.s += token
         self.context += token
         self.twist(0.9 * self.s.count("c"))
@@ -269,7 +269,7 @@ def twisted() -> dict[str, float]:
 
 
 class InTime(ConstrainedText):
-    """A regex that must end within three tokens, with a twist that knows how probable that is under another law."""
+    """A regex that must end within three tokens, with a twist that knows how probable that is under another."""
 
     def __init__(self) -> None:
         super().__init__(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, complete=True)
@@ -296,7 +296,7 @@ class Criticised(ConstrainedText):
 
 
 class Branching(Model):
-    """A topic, proposed from the wrong law, chooses the prompt; on one topic a coin says whether "c" must come next."""
+    """A topic, proposed wrongly, chooses the prompt; on one topic a coin says whether "c" must come next."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -310,14 +310,14 @@ class Branching(Model):
             self.topic = self.sample(Categorical({"calm": 0.3, "loud": 0.7}), Categorical({"loud": 0.4, "calm": 0.6}))
             self.context = self.prompts[self.topic]
             return
-        law = self.transformer(self.context)
+        dist = self.transformer(self.context)
         if self.topic == "loud" and self.sample(Bernoulli(0.4)):
             self.flips += "!"
-            token = law.support[C]
-            self.observe(law, token)
+            token = dist.support[C]
+            self.observe(dist, token)
         else:
             self.flips += "."
-            token = self.sample(law)
+            token = self.sample(dist)
         if token == EOS:
             self.finish()
             return
@@ -426,7 +426,7 @@ CASES = {
         lambda: ConstrainedText(json_lm(), "[", JsonSchema(JSON_PAIR), max_tokens=5, complete=True), in_schema
     ),
     "where, alone": Case(lambda: Where(where_alone), without_doubles),
-    "where, of another law": Case(lambda: Where(where_of_another), without_doubles),
+    "where, of another distribution": Case(lambda: Where(where_of_another), without_doubles),
     "where, with a mask": Case(lambda: Where(where_with_a_mask), lambda: without_doubles((A, B, C, SPACE, END))),
     "where, second choice": Case(
         lambda: Where(where_second), with_coins, lambda particle: (particle.coins, str(particle))

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from tiny import cold_lm, law_by_hand, spelled, table_lm, texts_of, tiny_lm, tiny_vocab
+from tiny import cold_lm, log_probs_by_hand, spelled, table_lm, texts_of, tiny_lm, tiny_vocab
 
 from llmppl import EOS, Grammar, Regex, Vocabulary, mixture
 from llmppl.lm import TokenDistribution
@@ -19,7 +19,7 @@ OTHER = Vocabulary([b"a", b""], eos_ids=[1])
 PROBS = np.array([0.3, 0.2, 0.1, 0.05, 0.25, 0.1])      # of a, b, c, space, ab, EOS
 
 
-def law_of(probs, vocab=None):
+def dist_of(probs, vocab=None):
     with np.errstate(divide="ignore"):
         return TokenDistribution(vocab or tiny_vocab(V), np.log(probs))
 
@@ -36,7 +36,7 @@ def mass_by_hand(pattern, before, left):
 
 @pytest.mark.parametrize("pattern", [PATTERN, "a*b", "(a|b|c| )*d|abab", "ab"])
 def test_log_mass_is_the_log_of_the_sum_over_all_texts_that_end_in_time(pattern):
-    ahead = Lookahead(index_of(pattern), law_of(PROBS), max_tokens=4)
+    ahead = Lookahead(index_of(pattern), dist_of(PROBS), max_tokens=4)
     for before in ("", "a", "ab", "abb", "ababc"):
         try:
             state = ahead.index.after(before)
@@ -47,8 +47,8 @@ def test_log_mass_is_the_log_of_the_sum_over_all_texts_that_end_in_time(pattern)
         np.testing.assert_allclose(np.exp(found), expected, rtol=1e-12, atol=0)
 
 
-def test_log_mass_is_what_a_simulation_of_the_law_finds():
-    ahead, rng, runs = Lookahead(index_of(), law_of(PROBS), max_tokens=8), np.random.default_rng(0), 20_000
+def test_log_mass_is_what_a_simulation_of_the_distribution_finds():
+    ahead, rng, runs = Lookahead(index_of(), dist_of(PROBS), max_tokens=8), np.random.default_rng(0), 20_000
     drawn = rng.choice(V, size=(runs, 9), p=PROBS)
     hits = 0
     for ids in drawn.tolist():
@@ -58,7 +58,7 @@ def test_log_mass_is_what_a_simulation_of_the_law_finds():
 
 
 def test_log_mass_grows_with_the_tokens_left_and_is_zero_after_EOS_and_minus_infinity_out_of_reach():
-    ahead = Lookahead(index_of("(ab|b)*c"), law_of(PROBS), max_tokens=6)
+    ahead = Lookahead(index_of("(ab|b)*c"), dist_of(PROBS), max_tokens=6)
     start, end = ahead.index.start, ahead.index.advance(ahead.index.after("c"), END)
     values = [ahead.log_mass(start, left) for left in range(7)]
     assert values[0] == -math.inf and all(x < y for x, y in zip(values[1:], values[2:], strict=False))
@@ -67,19 +67,19 @@ def test_log_mass_grows_with_the_tokens_left_and_is_zero_after_EOS_and_minus_inf
 
 def test_a_text_of_hundreds_of_rare_tokens_does_not_underflow():
     probs = np.array([1e-9, 0.2, 0.2, 0.2, 0.2, 0.2 - 1e-9])
-    ahead = Lookahead(index_of("a{300}"), law_of(probs), max_tokens=300)
+    ahead = Lookahead(index_of("a{300}"), dist_of(probs), max_tokens=300)
     expected = 300 * math.log(1e-9) + math.log(probs[END])
     assert ahead.log_mass(ahead.index.start, 300) == pytest.approx(expected, rel=1e-9)
 
 
 def test_several_eos_ids_add_up():
     vocab = Vocabulary([b"a", b"", b""], eos_ids=[1, 2])
-    ahead = Lookahead(Regex("a").index(vocab), law_of([0.5, 0.2, 0.3], vocab), max_tokens=1)
+    ahead = Lookahead(Regex("a").index(vocab), dist_of([0.5, 0.2, 0.3], vocab), max_tokens=1)
     assert math.exp(ahead.log_mass(ahead.index.start, 1)) == pytest.approx(0.5 * 0.5)
 
 
 def test_copies_of_a_lookahead_are_the_table_itself():
-    ahead = Lookahead(index_of(), law_of(PROBS), max_tokens=2)
+    ahead = Lookahead(index_of(), dist_of(PROBS), max_tokens=2)
     assert copy.deepcopy(ahead) is ahead and copy.copy(ahead) is ahead
     assert repr(ahead) == f"Lookahead({ahead.index!r}, max_tokens=2)"
 
@@ -87,19 +87,19 @@ def test_copies_of_a_lookahead_are_the_table_itself():
 @pytest.mark.parametrize(
     "make, error, message",
     [
-        (lambda: Lookahead(Regex("a"), law_of(PROBS), 3), TypeError, "wants an index, Regex"),
+        (lambda: Lookahead(Regex("a"), dist_of(PROBS), 3), TypeError, "wants an index, Regex"),
         (lambda: Lookahead(index_of(), PROBS, 3), TypeError, "wants a distribution over tokens"),
-        (lambda: Lookahead(index_of(), law_of([0.5, 0.5], OTHER), 3), ValueError, "another vocabulary"),
-        (lambda: Lookahead(index_of(), law_of(PROBS), -1), ValueError, "at least 0, not -1"),
-        (lambda: Lookahead(index_of("abab"), law_of(PROBS), 1), ValueError, "every text of at most 1 tokens"),
-        (lambda: Lookahead(index_of(), law_of([0.2] * 5 + [0.0]), 3), ValueError, "probability 0 to every text"),
+        (lambda: Lookahead(index_of(), dist_of([0.5, 0.5], OTHER), 3), ValueError, "another vocabulary"),
+        (lambda: Lookahead(index_of(), dist_of(PROBS), -1), ValueError, "at least 0, not -1"),
+        (lambda: Lookahead(index_of("abab"), dist_of(PROBS), 1), ValueError, "every text of at most 1 tokens"),
+        (lambda: Lookahead(index_of(), dist_of([0.2] * 5 + [0.0]), 3), ValueError, "probability 0 to every text"),
         (
-            lambda: Lookahead(Grammar('start: "a" start "b" | "c"').index(tiny_vocab(V)), law_of(PROBS), 3),
+            lambda: Lookahead(Grammar('start: "a" start "b" | "c"').index(tiny_vocab(V)), dist_of(PROBS), 3),
             TypeError,
             "finitely many states",
         ),
-        (lambda: Lookahead(index_of(), law_of(PROBS), 3).log_mass(0, 1), ValueError, "no tokens lead"),
-        (lambda: Lookahead(index_of(), law_of(PROBS), 3).log_mass(1, 4), ValueError, "0 to 3 tokens"),
+        (lambda: Lookahead(index_of(), dist_of(PROBS), 3).log_mass(0, 1), ValueError, "no tokens lead"),
+        (lambda: Lookahead(index_of(), dist_of(PROBS), 3).log_mass(1, 4), ValueError, "0 to 3 tokens"),
         (lambda: mean_next_token(tiny_lm(V).context("a"), 0), ValueError, "num_tokens must be at least 1, not 0"),
         (lambda: rollout(tiny_lm(V).context("a"), -1), ValueError, "at least 0, not -1"),
     ],
@@ -113,7 +113,7 @@ def test_a_greedy_rollout_takes_the_likeliest_token_each_time_and_stops_before_E
     lm = cold_lm(V)
     for start in ([A], [B], [C, SPACE], [AB, B]):
         ids = [*start]
-        while len(ids) < len(start) + 5 and (best := int(np.argmax(law_by_hand(lm, ids)))) != END:
+        while len(ids) < len(start) + 5 and (best := int(np.argmax(log_probs_by_hand(lm, ids)))) != END:
             ids.append(best)
         context = lm.context(spelled(start[:1]))
         for i in start[1:]:
@@ -121,13 +121,13 @@ def test_a_greedy_rollout_takes_the_likeliest_token_each_time_and_stops_before_E
         assert [int(i) for i in rollout(context, 5).tokens] == ids
 
 
-def test_a_drawn_rollout_has_the_law_of_the_model():
+def test_a_drawn_rollout_has_the_distribution_of_the_model():
     lm, rng, runs = tiny_lm(V), np.random.default_rng(1), 4000
     context = lm.context("b")
     pairs = [tuple(int(i) for i in rollout(context, 2, rng).tokens[1:]) for _ in range(runs)]
-    first = np.exp(law_by_hand(lm, [B]))
+    first = np.exp(log_probs_by_hand(lm, [B]))
     for i in range(V - 1):
-        second = np.exp(law_by_hand(lm, [B, i]))
+        second = np.exp(log_probs_by_hand(lm, [B, i]))
         for j in range(V):
             p = first[i] * second[j]
             share = sum(pair == ((i,) if j == END else (i, j)) for pair in pairs) / runs
@@ -147,15 +147,15 @@ def test_a_greedy_rollout_runs_its_tokens_once_and_one_more_where_the_text_went_
     assert lm.stats.rows == 5
 
 
-def test_mean_next_token_is_the_mean_of_the_laws_along_a_text():
+def test_mean_next_token_is_the_mean_of_the_distributions_along_a_text():
     def logits(ids):
         return [math.log(x) for x in ([0.0001, 0.9998, 0.0001] if ids[-1] == 0 else [0.9998, 0.0001, 0.0001])]
 
     context = table_lm(logits).context("a")             # a b a b ... with hardly any exception
-    law = mean_next_token(context, 2)
+    dist = mean_next_token(context, 2)
     halves = mixture([context.next_token(), (context + context.lm.vocab[1]).next_token()], [0.5, 0.5])
-    np.testing.assert_allclose(law.log_probs(), halves.log_probs(), atol=1e-12)
-    assert law.log_prob(EOS) == pytest.approx(math.log(0.0001))
+    np.testing.assert_allclose(dist.log_probs(), halves.log_probs(), atol=1e-12)
+    assert dist.log_prob(EOS) == pytest.approx(math.log(0.0001))
 
 
 def test_mean_next_token_begins_again_where_a_text_ends():

@@ -168,9 +168,9 @@ def matched(shared, rng):
     return seen
 
 
-def laws():
-    law = Categorical({value: (value + 1) / 210 for value in range(20)})
-    return [law.tempered(2.0), law.top_k(7).tempered(0.5), law.top_p(0.5)]
+def dists():
+    dist = Categorical({value: (value + 1) / 210 for value in range(20)})
+    return [dist.tempered(2.0), dist.top_k(7).tempered(0.5), dist.top_p(0.5)]
 
 
 def weighed(shared, rng):
@@ -190,7 +190,7 @@ CASES = {
     "canonical": Case(lambda: Canonical(TOKENIZER, ITS_VOCAB), canonically),
     "counts": Case(lambda: Regex("(a|ba*b|é)*"), counted),
     "leftmost": Case(lambda: Leftmost(parse("(ab|a(?=bc)|b*?c)+")), matched),
-    "laws": Case(laws, weighed),
+    "distributions": Case(dists, weighed),
 }
 
 

@@ -1,4 +1,4 @@
-"""Memory: keys, values and laws stay under the budget, and what nobody holds leaves."""
+"""Memory: keys, values and distributions stay under the budget, and what nobody holds leaves."""
 
 import gc
 import warnings

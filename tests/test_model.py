@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from tiny import law_by_hand, table_lm, tiny_lm
+from tiny import log_probs_by_hand, table_lm, tiny_lm
 
 from llmppl import (
     EOS,
@@ -150,9 +150,9 @@ def test_observe_is_sample_with_a_Delta_as_proposal(dist, value):
 
 
 def test_the_weight_of_observed_tokens_is_their_log_probability_by_a_plain_forward_pass():
-    law = law_by_hand(tiny_lm(V), [0])
-    assert stepped(lambda self: self.observe(after_a(), 2)).log_weight == pytest.approx(law[2], abs=1e-9)
-    assert stepped(lambda self: self.observe(after_a(), EOS)).log_weight == pytest.approx(law[END], abs=1e-9)
+    dist = log_probs_by_hand(tiny_lm(V), [0])
+    assert stepped(lambda self: self.observe(after_a(), 2)).log_weight == pytest.approx(dist[2], abs=1e-9)
+    assert stepped(lambda self: self.observe(after_a(), EOS)).log_weight == pytest.approx(dist[END], abs=1e-9)
 
 
 DEADLY = {

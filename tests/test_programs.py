@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 import pytest
-from tiny import TOKENS, cold_lm, law_by_hand, log_prob_by_hand, spelled, table_lm, texts_of, tiny_lm, tiny_vocab
+from tiny import TOKENS, cold_lm, log_prob_by_hand, log_probs_by_hand, spelled, table_lm, texts_of, tiny_lm, tiny_vocab
 
 from llmppl import (
     EOS,
@@ -329,7 +329,7 @@ def test_min_tokens_holds_beside_a_constraint():
 
 
 def test_the_target_is_that_of_throwing_away_what_does_not_fit():
-    """With the law tempered and cut as well."""
+    """With the distribution tempered and cut as well."""
     options = {"rule": Rule(temperature=1.5, top_k=4), **ENDS}
     free = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", **options)))
     held = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex(PATTERN), **options)))
@@ -383,7 +383,7 @@ def test_texts_of_the_embedded_model_are_instances_of_a_schema(embedded):
 
 
 @each_constraint
-def test_conformity_is_what_the_law_and_the_mask_say(name):
+def test_conformity_is_what_the_distribution_and_the_mask_say(name):
     lm, make = tiny_lm(V), CONSTRAINTS[name][0]
     index = index_of(make(), lm.vocab)
     lengths = set()
@@ -392,14 +392,14 @@ def test_conformity_is_what_the_law_and_the_mask_say(name):
         texts = conformity(lm, "a", make(), max_tokens=6, seed=seed)
         lengths.add(len(texts))
         for found in texts:
-            law, mask = law_by_hand(lm, before), index.mask(state)
+            dist, mask = log_probs_by_hand(lm, before), index.mask(state)
             assert mask[found.token]
-            mass = np.exp(law[mask]).sum()
-            masked = np.where(mask, np.exp(law), 0.0) / mass
-            divergence = sum(q * (math.log(q) - log_p) for q, log_p in zip(masked, law, strict=True) if q > 0.0)
+            mass = np.exp(dist[mask]).sum()
+            masked = np.where(mask, np.exp(dist), 0.0) / mass
+            divergence = sum(q * (math.log(q) - log_p) for q, log_p in zip(masked, dist, strict=True) if q > 0.0)
             assert found.mass == pytest.approx(mass, rel=1e-6)
             assert found.kl == pytest.approx(divergence, rel=1e-5, abs=1e-9)
-            assert found.agrees == mask[np.argmax(law)]
+            assert found.agrees == mask[np.argmax(dist)]
             if found.token != EOS:
                 before.append(int(found.token))
                 state = index.advance(state, found.token)
@@ -416,8 +416,8 @@ def test_the_weight_of_a_masked_text_is_the_sum_of_its_divergences_with_the_sign
         index, state, log_q = Regex("(ab|c){1,2}").index(lm.vocab), None, 0.0
         state = index.start
         for i, token in enumerate(ids):
-            law, mask = law_by_hand(lm, [A, *ids[:i]]), index.mask(state)
-            log_q += law[token] - np.logaddexp.reduce(law[mask])
+            dist, mask = log_probs_by_hand(lm, [A, *ids[:i]]), index.mask(state)
+            log_q += dist[token] - np.logaddexp.reduce(dist[mask])
             state = index.advance(state, token)
         assert log_prob_by_hand(lm, [A], ids) - log_q == pytest.approx(-masses, rel=1e-5)
 

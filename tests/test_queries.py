@@ -1,4 +1,4 @@
-"""Search, samples, probability: all against enumeration of every token sequence, with laws by plain forward passes.
+"""Search, samples, probability: all against enumeration of every token sequence, with rows by plain forward passes.
 
 The truth: every string that `re.fullmatch` accepts (and every string within k edits of one, made by editing), cut into
 tokens in every way, with log-probabilities of the transformer without any cache and a decision rule in plain numpy.
@@ -45,9 +45,9 @@ def language_model(seed: int = 0) -> CachedTransformer:
 # ---- the truth
 
 
-def ruled(law: np.ndarray, temperature=1.0, top_k=None, top_p=None) -> np.ndarray:
+def ruled(dist: np.ndarray, temperature=1.0, top_k=None, top_p=None) -> np.ndarray:
     """(V,) log-probabilities after a decision rule, by its definition."""
-    p = np.exp(law / temperature)
+    p = np.exp(dist / temperature)
     p /= p.sum()
     order = sorted(range(len(p)), key=lambda i: (-p[i], i))
     if top_k is not None:
@@ -116,11 +116,11 @@ def truth(lm, words, prefixes, *, end="eos", canonical=False, rule=None, max_tok
                     continue
                 read, total = list(before), base
                 for i in ids:
-                    total += ruled(tiny.law_by_hand(lm, read), **(rule or {}))[i]
+                    total += ruled(tiny.log_probs_by_hand(lm, read), **(rule or {}))[i]
                     read.append(i)
-                law = ruled(tiny.law_by_hand(lm, read), **(rule or {}))
+                dist = ruled(tiny.log_probs_by_hand(lm, read), **(rule or {}))
                 if end == "eos":
-                    total += law[EOS]
+                    total += dist[EOS]
                 if end == "boundary":
                     inside = [
                         i
@@ -128,7 +128,7 @@ def truth(lm, words, prefixes, *, end="eos", canonical=False, rule=None, max_tok
                         if any(w.startswith(word + tiny.TOKENS[i].decode()) for w in words)
                     ]
                     with np.errstate(divide="ignore"):
-                        total += np.log(np.exp(np.delete(law, inside)).sum())
+                        total += np.log(np.exp(np.delete(dist, inside)).sum())
                 if total > -math.inf:
                     of_tokens[prefix, word, ids] = float(total)
                     of_strings.setdefault((prefix, word), []).append(total)
@@ -340,18 +340,18 @@ def test_prefixes_are_drawn_uniformly_as_strings():
     chi_square_ok(counts, dict.fromkeys(["a", "b", "bb", "bbb"], 0.25), n)
 
 
-def test_local_samples_follow_the_law_that_renormalises_each_token():
+def test_local_samples_follow_the_distribution_that_renormalises_each_token():
     """Kuchnik et al. 2023, random search: computed here by walking every token sequence."""
     lm, n = language_model(), repetitions(4000, 800)
     words = {text for text in strings(3) if re.fullmatch("a(b|c)?|ba", text)}
-    law: dict[str, float] = {}
+    dist: dict[str, float] = {}
 
     def walk(ids: tuple[int, ...], text: str, p: float) -> None:
-        weights = np.exp(tiny.law_by_hand(lm, [V, *ids]))
+        weights = np.exp(tiny.log_probs_by_hand(lm, [V, *ids]))
         nexts = [i for i in range(V - 1) if any(w.startswith(text + tiny.TOKENS[i].decode()) for w in words)]
         total = weights[nexts].sum() + (weights[EOS] if text in words else 0.0)
         if text in words:
-            law[text] = law.get(text, 0.0) + p * weights[EOS] / total
+            dist[text] = dist.get(text, 0.0) + p * weights[EOS] / total
         for i in nexts:
             walk((*ids, i), text + tiny.TOKENS[i].decode(), p * weights[i] / total)
 
@@ -360,7 +360,7 @@ def test_local_samples_follow_the_law_that_renormalises_each_token():
     for match in itertools.islice(Query(lm, "a(b|c)?|ba").samples(local=True, seed=1), n):
         counts[str(match)] = counts.get(str(match), 0) + 1
         assert match.log_weight == 0.0
-    chi_square_ok(counts, law, n)
+    chi_square_ok(counts, dist, n)
 
 
 SAMPLED = ["a[ab]{0,3}c|ba", "(ab){1,3}", "a(b|c)?|b", "[ab]{2}|c", " ?(a|b)c?", "(a|bc){1,2}", "b?a{0,2}"]
@@ -460,7 +460,7 @@ def test_a_wide_beam_finds_what_the_shortest_path_finds():
 
 @settings(max_examples=repetitions(100, 20))
 @given(st.text(LETTERS, min_size=1, max_size=4), st.sampled_from(RULES), st.booleans())
-def test_certificates_are_those_of_the_law(text, rule, end):
+def test_certificates_are_those_of_the_distribution(text, rule, end):
     lm = language_model()
     found = explain(lm, text, Rule(**rule), prefix="a", end="eos" if end else "prefix")
     before = [int(t) for t in lm.context("a").tokens]
@@ -468,10 +468,10 @@ def test_certificates_are_those_of_the_law(text, rule, end):
     assert b"".join(lm.vocab.tokens[i] for i in ids).decode() == text and (ids[-1] == EOS) == end
     possible = True
     for i, certificate in zip(ids, found, strict=True):
-        law = tiny.law_by_hand(lm, before)
-        assert certificate.log_prob == pytest.approx(law[i], abs=1e-9)
-        assert certificate.rank == 1 + sum(law > law[i])
-        drawn = ruled(law, **rule)[i] > -math.inf
+        dist = tiny.log_probs_by_hand(lm, before)
+        assert certificate.log_prob == pytest.approx(dist[i], abs=1e-9)
+        assert certificate.rank == 1 + sum(dist > dist[i])
+        drawn = ruled(dist, **rule)[i] > -math.inf
         assert (certificate.excluded_by is None) == drawn
         possible &= drawn
         before.append(i)

@@ -42,7 +42,7 @@ class Problem:
     def query(self) -> Query:
         return Query(self.lm, self.pattern, prefix=self.prefix, rule=Rule(**self.rule), **self.options)
 
-    def law(self, ids: tuple[int, ...]) -> np.ndarray:
+    def dist(self, ids: tuple[int, ...]) -> np.ndarray:
         """(V,) probabilities of the next token by the rule."""
         p = np.exp(self.lm.model(list(ids)))
         return ruled(p / p.sum(), **self.rule)
@@ -140,7 +140,7 @@ def truth(problem: Problem, order: str = "joint"):
     def walk(prefix, before, ids, p, over):
         data = b"".join(pieces[i] for i in ids)
         whole = prefix.encode() + data
-        law = problem.law((*before, *ids)) if before or ids else np.ones(len(pieces))
+        dist = problem.dist((*before, *ids)) if before or ids else np.ones(len(pieces))
         inside = [
             i for i, piece in enumerate(pieces)
             if piece and any(word.encode().startswith(whole + piece) for word in problem.words)
@@ -149,7 +149,7 @@ def truth(problem: Problem, order: str = "joint"):
         if found and options["tokenization"] == "canonical":
             found = tuple(map(int, lm.context(whole.decode()).tokens)) == (*before, *ids)
         if found:
-            ending = {"eos": law[eos].sum(), "prefix": 1.0, "boundary": np.delete(law, inside).sum()}[options["end"]]
+            ending = {"eos": dist[eos].sum(), "prefix": 1.0, "boundary": np.delete(dist, inside).sum()}[options["end"]]
             if p * ending > 0.0:
                 of_tokens[prefix, whole.decode(), ids] = p * ending
                 key = prefix, whole.decode()
@@ -159,8 +159,8 @@ def truth(problem: Problem, order: str = "joint"):
             over = True
         if len(ids) != options["max_tokens"]:
             for i in inside:
-                if p * law[i] > 0.0:
-                    walk(prefix, before, (*ids, i), p * law[i], over)
+                if p * dist[i] > 0.0:
+                    walk(prefix, before, (*ids, i), p * dist[i], over)
 
     for prefix in problem.prefixes:
         before = tuple(map(int, lm.context(prefix).tokens))
@@ -259,8 +259,8 @@ def test_the_tokenizers_own_spelling_is_explained_as_the_distribution_has_it():
         for i, id in enumerate(ids):
             logits = lm.model([*before, *ids[:i]])
             plain += logits[id] - np.logaddexp.reduce(logits)
-            by_rule *= problem.law((*before, *ids[:i]))[id]
-        last = problem.law((*before, *ids))[list(lm.vocab.eos_ids)].sum()
+            by_rule *= problem.dist((*before, *ids[:i]))[id]
+        last = problem.dist((*before, *ids))[list(lm.vocab.eos_ids)].sum()
         rule, rest = Rule(**problem.rule), text[len(prefix) :]
         assert explain(lm, rest, prefix=prefix).log_prob == pytest.approx(plain)
         assert can_generate(lm, rest, rule, prefix=prefix) == (by_rule > 0.0), seed

@@ -51,7 +51,7 @@ def outcomes(weights, accepted):
 
 def moments(weights, accepted):
     """E[w 1(x = i)] and E[1(x = i)] for each place i, E[w^2], and the probability that nothing is found."""
-    mean, law, square, none = np.zeros(len(weights)), np.zeros(len(weights)), 0.0, 0.0
+    mean, dist, square, none = np.zeros(len(weights)), np.zeros(len(weights)), 0.0, 0.0
     total = Fraction(0)
     for probability, place, w, _ in outcomes(weights, accepted):
         total += probability
@@ -60,37 +60,37 @@ def moments(weights, accepted):
             none += float(probability)
         else:
             mean[place] += float(probability) * w
-            law[place] += float(probability)
+            dist[place] += float(probability)
     assert total == 1
-    return mean, law, square, none
+    return mean, dist, square, none
 
 
-laws = st.lists(st.tuples(st.sampled_from([0, 1, 2, 5, 40, 1000, 10**9]), st.booleans()), min_size=1, max_size=5)
+dists = st.lists(st.tuples(st.sampled_from([0, 1, 2, 5, 40, 1000, 10**9]), st.booleans()), min_size=1, max_size=5)
 
 
-@given(laws)
+@given(dists)
 @example([(3, True)])
 @example([(1, True)] * 6)
 @example([(2, False)] * 4)
 @example([(0, True), (1, False)])
 @example([(1, True), (10**9, False), (10**9, False), (1, True), (5, False), (5, True)])
 def test_over_all_orders_of_draws_the_mean_weight_of_each_accepted_value_is_its_own(pairs):
-    """Exactly, whatever the law: ties, zeros, an accepted set that is rare, empty or everything."""
+    """Exactly, whatever the distribution: ties, zeros, an accepted set that is rare, empty or everything."""
     weights, accepted = [Fraction(w) for w, _ in pairs], [a for _, a in pairs]
     mu = np.array([float(w) * a for w, a in pairs])
     if not any(weights):
         assert weighted_rejection(np.random.default_rng(0), np.zeros(len(weights)), accepted.__getitem__) is None
         return
-    mean, law, square, none = moments(weights, accepted)
+    mean, dist, square, none = moments(weights, accepted)
     np.testing.assert_allclose(mean, mu, rtol=1e-10)
     if mu.any():
-        np.testing.assert_allclose(law, mu / mu.sum(), rtol=1e-10)              # x is exactly p given A
+        np.testing.assert_allclose(dist, mu / mu.sum(), rtol=1e-10)              # x is exactly p given A
         assert none == 0.0
     else:
         assert none == pytest.approx(1.0)
 
 
-@given(laws)
+@given(dists)
 def test_its_variance_is_bounded_as_its_module_says(pairs):
     weights, accepted = [Fraction(w) for w, _ in pairs], [a for _, a in pairs]
     mass = float(sum(w for w, a in pairs if a))
@@ -105,7 +105,7 @@ def test_its_variance_is_bounded_as_its_module_says(pairs):
     assert square - mass**2 <= bound + 1e-9 * mass**2
 
 
-@given(laws, st.integers(0, 2**32))
+@given(dists, st.integers(0, 2**32))
 def test_it_tests_each_value_at_most_once_and_at_most_2n_plus_3_of_them(pairs, seed):
     tested = []
 
@@ -165,7 +165,7 @@ def even(value) -> bool:
     return value % 2 == 0
 
 
-def test_where_has_the_measure_of_its_law_on_the_accepted_values_and_is_not_normalised():
+def test_where_has_the_measure_of_its_distribution_on_the_accepted_values_and_is_not_normalised():
     proposal = Categorical([0.5, 0.2, 0.3, 0.0]).where(even)
     np.testing.assert_allclose(np.exp(proposal.log_measures()), [0.5, 0.0, 0.3, 0.0])
     assert [math.exp(proposal.log_measure(value)) for value in (0, 1, 2)] == pytest.approx([0.5, 0.0, 0.3])
@@ -200,11 +200,11 @@ def test_a_value_of_probability_zero_is_never_tested():
     proposal.log_measures()
 
 
-def test_the_predicate_of_a_law_of_tokens_gets_tokens_and_log_measure_takes_EOS():
-    law = NextToken(tiny_lm().context("a"))
-    proposal = law.where(lambda token: token == EOS or token.bytes == b"c")
-    assert proposal.log_measure(EOS) == pytest.approx(law.log_prob(EOS))
-    assert proposal.log_measure(2) == law.log_prob(2) and proposal.log_measure(0) == -math.inf
+def test_the_predicate_of_a_distribution_of_tokens_gets_tokens_and_log_measure_takes_EOS():
+    dist = NextToken(tiny_lm().context("a"))
+    proposal = dist.where(lambda token: token == EOS or token.bytes == b"c")
+    assert proposal.log_measure(EOS) == pytest.approx(dist.log_prob(EOS))
+    assert proposal.log_measure(2) == dist.log_prob(2) and proposal.log_measure(0) == -math.inf
     assert all(proposal.propose(np.random.default_rng(seed))[0] in (2, 5) for seed in range(10))
 
 
@@ -245,23 +245,23 @@ class Once(Model):
         self.finish()
 
 
-LAW = Categorical([0.4, 0.3, 0.2, 0.1])
+DIST = Categorical([0.4, 0.3, 0.2, 0.1])
 OTHER = Categorical([0.1, 0.2, 0.3, 0.4])
 PROGRAMS = {
-    "alone": (lambda self: self.sample(LAW.where(even)), {0: 0.4, 2: 0.2}),
-    "its own law": (lambda self: self.sample(LAW, proposal=LAW.where(even)), {0: 0.4, 2: 0.2}),
-    "another law": (lambda self: self.sample(LAW, proposal=OTHER.where(even)), {0: 0.4, 2: 0.2}),
-    "a mask": (lambda self: self.sample(LAW, LAW.masked([True, True, True, False]).where(lambda i: i > 0)),
+    "alone": (lambda self: self.sample(DIST.where(even)), {0: 0.4, 2: 0.2}),
+    "its own distribution": (lambda self: self.sample(DIST, proposal=DIST.where(even)), {0: 0.4, 2: 0.2}),
+    "another distribution": (lambda self: self.sample(DIST, proposal=OTHER.where(even)), {0: 0.4, 2: 0.2}),
+    "a mask": (lambda self: self.sample(DIST, DIST.masked([True, True, True, False]).where(lambda i: i > 0)),
                {1: 0.3, 2: 0.2}),
-    "a target that is a measure": (lambda self: self.sample(LAW.where(even), proposal=OTHER), {0: 0.4, 2: 0.2}),
+    "a target that is a measure": (lambda self: self.sample(DIST.where(even), proposal=OTHER), {0: 0.4, 2: 0.2}),
 }  # fmt: skip
 
 
 def test_observe_weighs_by_the_measure_as_a_proposal_of_that_value_would():
-    model = Once(lambda self: self.observe(LAW.where(even), 2))
+    model = Once(lambda self: self.observe(DIST.where(even), 2))
     model.step()
     assert model.log_weight == pytest.approx(math.log(0.2))
-    model = Once(lambda self: self.observe(LAW.where(even), 1))
+    model = Once(lambda self: self.observe(DIST.where(even), 1))
     model.step()
     assert model.log_weight == -math.inf
 
@@ -289,7 +289,7 @@ def test_the_mean_weights_of_a_step_by_hand_are_those_of_the_target(name):
 
 
 def test_a_particle_that_finds_nothing_dies_of_a_clear_reason_in_every_scheme():
-    model = Once(lambda self: self.sample(LAW, proposal=LAW.where(lambda value: False)))
+    model = Once(lambda self: self.sample(DIST, proposal=DIST.where(lambda value: False)))
     for expand in ("copies", "merged", "distinct"):
         posterior = smc_steer(model, N=2, K=2, seed=0, expand=expand)
         assert len(posterior) == 0
@@ -322,7 +322,7 @@ def test_a_proposal_of_ones_own_takes_two_methods():
 @pytest.mark.parametrize(
     "do, error, message",
     [
-        (lambda self: self.sample(LAW, proposal=0.5), TypeError, "sample wants a Distribution or another Proposal"),
+        (lambda self: self.sample(DIST, proposal=0.5), TypeError, "sample wants a Distribution or another Proposal"),
         (lambda self: self.sample([0.5, 0.5]), TypeError, r"\(propose, log_measure\), not \[0.5, 0.5\]"),
         (lambda self: self.sample(Bernoulli(0.5), Own(math.nan)), ValueError, "with the log weight nan"),
         (lambda self: self.sample(Bernoulli(0.5), Own(math.inf)), ValueError, "with the log weight inf"),
@@ -357,32 +357,32 @@ def test_a_predicate_may_ask_the_language_model():
 
         def step(self):
             context = lm.context("a")
-            law = self.transformer(context)
+            dist = self.transformer(context)
 
             def fits(token):
                 return token != EOS and self.transformer(context + token).log_prob(EOS) > -1
 
-            self.sample(law, law.where(fits))
+            self.sample(dist, dist.where(fits))
             self.finish()
 
     posterior = importance_sampling(Ahead(), 3, seed=0)
-    law = NextToken(lm.context("a"))
+    dist = NextToken(lm.context("a"))
     assert len(posterior) == 3
-    assert enumerate_exact(Ahead()).log_ml == pytest.approx(np.logaddexp(law.log_prob(0), law.log_prob(1)))
+    assert enumerate_exact(Ahead()).log_ml == pytest.approx(np.logaddexp(dist.log_prob(0), dist.log_prob(1)))
 
 
-def test_where_of_a_law_with_one_value_is_that_value_and_its_probability():
+def test_where_of_a_distribution_with_one_value_is_that_value_and_its_probability():
     value, log_w = Finite(("only",), [0.0]).where(lambda value: True).propose(np.random.default_rng(0))
     assert value == "only" and log_w == 0.0
 
 
 @pytest.mark.parametrize("gap", [-600.0, -691.0, -2000.0])
 def test_accepted_values_far_below_the_rejected_ones_keep_their_weight(gap):
-    law = Finite("abcd", [0.0, -1.0, gap, gap - math.log(3)])  # b and what is e^gap times as likely
+    dist = Finite("abcd", [0.0, -1.0, gap, gap - math.log(3)])  # b and what is e^gap times as likely
 
     class Rare(Model):
         def step(self):
-            self.s = self.sample(law.where(lambda value: value in "cd"))
+            self.s = self.sample(dist.where(lambda value: value in "cd"))
             self.finish()
 
     log_z = gap + math.log(4 / 3) - np.logaddexp(0.0, -1.0)  # by hand
@@ -393,7 +393,7 @@ def test_accepted_values_far_below_the_rejected_ones_keep_their_weight(gap):
     share = np.mean([str(run.best) == "c" for run in runs])  # 3/4
     assert abs(share - 0.75) <= 4.5 * math.sqrt(0.75 * 0.25 / 400)
     with pytest.raises(Impossible, match=r"satisfies the predicate \(4 tested\)"):
-        law.where(lambda value: False).propose(np.random.default_rng(0))
+        dist.where(lambda value: False).propose(np.random.default_rng(0))
 
 
 def test_a_rare_value_that_was_asked_for_before_can_still_be_drawn():

@@ -25,7 +25,7 @@ from llmppl import (
 from llmppl.inference.genealogy import Genealogy, log_ml_error, variance_and_families
 from llmppl.inference.resampling import multinomial, optimal, systematic
 
-LAWS = np.random.default_rng(1).dirichlet(np.ones(6), size=6)
+DISTS = np.random.default_rng(1).dirichlet(np.ones(6), size=6)
 POTENTIALS = np.log(np.random.default_rng(2).dirichlet(np.ones(6), size=6) + 0.02)
 
 
@@ -42,7 +42,7 @@ class Chain(Model):
         return twin
 
     def step(self):
-        state = self.sample(LAW[self.state])
+        state = self.sample(DIST[self.state])
         self.score(POTENTIALS[self.state, state])
         self.s += "abcdef"[state]
         self.state, self.left = state, self.left - 1
@@ -50,7 +50,7 @@ class Chain(Model):
             self.finish()
 
 
-LAW = [Categorical(law) for law in LAWS]
+DIST = [Categorical(dist) for dist in DISTS]
 
 ALGORITHMS = {
     "copies": lambda model, N, **options: smc_steer(model, N, 3, expand="copies", **options),
@@ -299,7 +299,7 @@ def test_the_standard_error_of_many_particles_takes_memory_in_proportion_to_them
 def test_a_run_without_chance_in_its_weights_has_no_error():
     class Certain(Chain):
         def step(self):
-            self.sample(LAW[0])
+            self.sample(DIST[0])
             self.score(-2.0)
             self.finish()
 
@@ -314,7 +314,7 @@ def test_where_one_run_cannot_tell_it_says_why():
 
     class Twice(Chain):
         def step(self):
-            self.sample(LAW[0])
+            self.sample(DIST[0])
             super().step()
 
     done = Chain()

@@ -9,7 +9,7 @@ from itertools import product as cartesian
 import numpy as np
 import pytest
 from support import repetitions
-from tiny import cold_lm, cold_lm_with_bos, law_by_hand, tiny_lm
+from tiny import cold_lm, cold_lm_with_bos, log_probs_by_hand, tiny_lm
 
 from llmppl import EOS, Bernoulli, Model, enumerate_exact, importance_sampling, smc_standard, smc_steer
 from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic, threshold
@@ -154,8 +154,8 @@ class Crossroads(Model):
 
     def step(self):
         heads = self.sample(Bernoulli(0.5))
-        law = self.transformer(self.context)
-        self.s += self.sample(law, proposal=law.masked(np.full(V, heads)))
+        dist = self.transformer(self.context)
+        self.s += self.sample(dist, proposal=dist.masked(np.full(V, heads)))
         self.finish()
 
 
@@ -170,13 +170,13 @@ def test_an_empty_mask_kills_only_the_particle_that_it_is_for_and_its_reason_is_
     assert math.exp(enumerate_exact(Crossroads()).log_ml) == pytest.approx(0.5)
 
 
-# ---- laws
+# ---- distributions
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0, 0.1])
-def test_a_tempered_law_is_a_law(temperature):
+def test_a_tempered_distribution_is_a_distribution(temperature):
     lm = tiny_lm(V)
-    p = np.exp(law_by_hand(lm, [0, 1]))
+    p = np.exp(log_probs_by_hand(lm, [0, 1]))
     found = np.exp(NextToken(lm.context("a") + 1).tempered(temperature).log_probs())
     assert found.sum() == pytest.approx(1.0)
     np.testing.assert_allclose(found, p ** (1 / temperature) / np.sum(p ** (1 / temperature)), rtol=1e-9)
@@ -185,18 +185,18 @@ def test_a_tempered_law_is_a_law(temperature):
 def test_asking_changes_nothing():
     lm = cold_lm(V)
     context = lm.context("ab c")
-    law = NextToken(context)
-    law.log_probs()
-    before = len(context), context.tokens, context.text, len(lm.trie), law.log_probs().copy()
+    dist = NextToken(context)
+    dist.log_probs()
+    before = len(context), context.tokens, context.text, len(lm.trie), dist.log_probs().copy()
     cost = lm.stats.rows, lm.stats.tokens, lm.stats.rounds
     for _ in range(3):
         for value in [*lm.vocab, EOS]:
-            law.log_prob(value)
-            law.masked(np.ones(V, bool)).log_prob(value)
-            law.tempered(0.5).log_prob(value)
-        law.string().log_prob([])
-        law.sample(np.random.default_rng(0))
-    after = len(context), context.tokens, context.text, len(lm.trie), law.log_probs().copy()
+            dist.log_prob(value)
+            dist.masked(np.ones(V, bool)).log_prob(value)
+            dist.tempered(0.5).log_prob(value)
+        dist.string().log_prob([])
+        dist.sample(np.random.default_rng(0))
+    after = len(context), context.tokens, context.text, len(lm.trie), dist.log_probs().copy()
     assert before[:4] == after[:4]
     np.testing.assert_array_equal(before[4], after[4])
     assert cost == (lm.stats.rows, lm.stats.tokens, lm.stats.rounds)
@@ -208,7 +208,7 @@ def test_the_probability_of_a_string_does_not_move_the_context():
     first = NextToken(context).string().log_prob("bc")
     assert context.text == "a" and len(context) == 1
     assert NextToken(context).string().log_prob("bc") == first
-    np.testing.assert_allclose(NextToken(context).log_probs(), law_by_hand(lm, [0]), atol=1e-6)
+    np.testing.assert_allclose(NextToken(context).log_probs(), log_probs_by_hand(lm, [0]), atol=1e-6)
 
 
 def test_asking_inside_a_program_moves_neither_its_text_nor_its_context():
@@ -218,9 +218,9 @@ def test_asking_inside_a_program_moves_neither_its_text_nor_its_context():
             self.context = tiny_lm(V).context("a")
 
         def step(self):
-            law = self.transformer(self.context)
-            for token in law.support:
-                law.log_prob(token)
+            dist = self.transformer(self.context)
+            for token in dist.support:
+                dist.log_prob(token)
             assert self.s == "" and self.context.text == "a" and self.log_weight == 0.0
             self.finish()
 
@@ -232,19 +232,19 @@ def test_asking_inside_a_program_moves_neither_its_text_nor_its_context():
 # ---- the cache
 
 
-def test_two_prompts_with_the_same_continuation_keep_their_own_laws():
+def test_two_prompts_with_the_same_continuation_keep_their_own_distributions():
     lm = cold_lm(V)
     prompts = {"ca": [2, 0], "ba": [1, 0], "a": [0]}
     contexts = {text: lm.context(text) for text in prompts}
     for more in ([], [1], [1, 2], [1, 2, 3]):
-        laws = {}
+        dists = {}
         for text, ids in prompts.items():
             context = contexts[text]
             for token in more:
                 context = context + token
-            laws[text] = NextToken(context).log_probs()
-            np.testing.assert_allclose(laws[text], law_by_hand(lm, [*ids, *more]), atol=1e-6)
-        assert np.abs(laws["ca"] - laws["ba"]).max() > 1e-3 and np.abs(laws["ca"] - laws["a"]).max() > 1e-3
+            dists[text] = NextToken(context).log_probs()
+            np.testing.assert_allclose(dists[text], log_probs_by_hand(lm, [*ids, *more]), atol=1e-6)
+        assert np.abs(dists["ca"] - dists["ba"]).max() > 1e-3 and np.abs(dists["ca"] - dists["a"]).max() > 1e-3
 
 
 def test_a_second_prompt_that_shares_BOS_does_not_wipe_the_first():
@@ -252,12 +252,12 @@ def test_a_second_prompt_that_shares_BOS_does_not_wipe_the_first():
     first, second = lm.context("abc"), lm.context("cb")
     assert first.tokens[0] == second.tokens[0] == V     # BOS
     start = lm.stats.tokens
-    law = NextToken(first).log_probs()
+    dist = NextToken(first).log_probs()
     assert lm.stats.tokens - start == len(first)
     NextToken(second).log_probs()
     assert lm.stats.tokens - start == len(first) + len(second) - 1          # BOS is not run again
-    np.testing.assert_array_equal(NextToken(lm.context("abc")).log_probs(), law)
+    np.testing.assert_array_equal(NextToken(lm.context("abc")).log_probs(), dist)
     assert lm.stats.tokens - start == len(first) + len(second) - 1          # nor is anything of the first
     NextToken(first + 2).log_probs()
     assert lm.stats.tokens - start == len(first) + len(second)              # and it can be continued by one token
-    np.testing.assert_allclose(law, law_by_hand(lm, first.tokens), atol=1e-6)
+    np.testing.assert_allclose(dist, log_probs_by_hand(lm, first.tokens), atol=1e-6)

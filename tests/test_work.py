@@ -135,7 +135,7 @@ def test_contexts_of_one_round_that_continue_each_other_are_run_once():
     assert (lm.stats.tokens, lm.stats.rows, lm.stats.rounds) == (12, 3, 1)
 
 
-def test_a_law_that_was_given_up_costs_one_token():
+def test_a_distribution_that_was_given_up_costs_one_token():
     lm = family_lm("llama")
     context = at(lm, range(3, 13))
     dist = context.log_probs()

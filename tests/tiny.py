@@ -1,8 +1,8 @@
 """Language models small enough to sum over every text, and what they say computed without any of our code.
 
 `tiny_lm()` is a real transformer (Llama, two layers, random weights scaled up until its rows are far from uniform) with
-V tokens; `table_lm(function)` is any function from token ids to logits. `law_by_hand` asks the same transformer by a
-plain forward pass without a cache; `texts_of` lists every sequence of tokens. Sums over these are the truth of tests.
+V tokens; `table_lm(function)` is any function from token ids to logits. `log_probs_by_hand` asks the same transformer
+by a plain forward pass without a cache; `texts_of` lists every sequence of tokens. Sums over these are the truth of tests.
 """
 
 import functools
@@ -86,24 +86,24 @@ def table_lm(
     return CachedTransformer(logits, Vocabulary([*tokens, b""], eos_ids=[len(tokens)]), **limits)
 
 
-_laws: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
+_dists: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
 
 
-def law_by_hand(lm: CachedTransformer, ids: Sequence[int]) -> np.ndarray:
+def log_probs_by_hand(lm: CachedTransformer, ids: Sequence[int]) -> np.ndarray:
     """(V,) log-probabilities of the token after `ids`: one forward pass of the torch model over all of them."""
     key = id(lm.model), tuple(int(i) for i in ids)
-    if key not in _laws:
+    if key not in _dists:
         with torch.inference_mode():
             logits = lm.model(input_ids=torch.tensor([key[1]]), use_cache=False).logits[0, -1]
-        _laws[key] = torch.log_softmax(logits.double(), dim=-1).numpy()
-    return _laws[key]
+        _dists[key] = torch.log_softmax(logits.double(), dim=-1).numpy()
+    return _dists[key]
 
 
 def log_prob_by_hand(lm: CachedTransformer, before: Sequence[int], ids: Sequence[int]) -> float:
     """Log-probability of the tokens `ids` in a row after the tokens `before`."""
     read, total = [*before], 0.0
     for i in ids:
-        total += float(law_by_hand(lm, read)[i])
+        total += float(log_probs_by_hand(lm, read)[i])
         read.append(i)
     return total
 
