@@ -2,7 +2,8 @@
 
 `tiny_lm()` is a real transformer (Llama, two layers, random weights scaled up until its rows are far from uniform) with
 V tokens; `table_lm(function)` is any function from token ids to logits. `log_probs_by_hand` asks the same transformer
-by a plain forward pass without a cache; `texts_of` lists every sequence of tokens. Sums over these are the truth of tests.
+by a plain forward pass without a cache; `texts_of` lists every sequence of tokens. Sums over these are the truth of
+tests.
 """
 
 import functools
