@@ -136,7 +136,7 @@ class Machine(Shared):
         """The state after one more byte, or None where no accepted string goes on so."""
         if not self._ready[state]:
             self._work_out(state)
-        return int(self._table[state, byte]) or None
+        return self._table.item(state, byte) or None
 
     def after(self, state: int, data: bytes) -> int:
         """The state after more bytes, 0 where no accepted string goes on so."""
