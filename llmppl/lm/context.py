@@ -69,7 +69,7 @@ class Context(Shared):
     def check_length(self, but: int = 0) -> None:
         """ContextTooLong if the model cannot read so long a context, its last `but` tokens left out."""
         longest = self.lm.backend.max_length
-        if longest is not None and len(self) - but > longest:
+        if longest is not None and self.node.depth - but > longest:
             raise ContextTooLong(
                 f"a context of {len(self) - but} tokens, and the model reads at most {longest}: shorten the prompt, or "
                 f"bound the program with max_tokens or max_steps ({self!r})"
