@@ -389,3 +389,8 @@ def test_many_strings_share_their_ends(monkeypatch):
     monkeypatch.setattr("llmppl.languages.operations.MAX_TRIE", 10)
     with pytest.raises(ValueError, match="the language of these strings is too large: more than 10 prefixes; fewer"):
         DFA.from_strings(["a" * 20])
+
+
+def test_what_is_no_string_in_a_list_of_strings_is_refused_by_name():
+    with pytest.raises(TypeError, match="each of the strings must be a str, not 3"):
+        DFA.from_strings(["a", 3])

@@ -81,7 +81,7 @@ class DFA(Machine):
         if isinstance(words, str | bytes):
             raise TypeError(f"{arguments.shown(words, 40)} is one string, not a list of them, such as ['a', 'b']")
         dfa = DFA.__new__(DFA)
-        dfa._fix(*automaton_of(words))
+        dfa._fix(*automaton_of([arguments.text("each of the strings", word) for word in words]))
         return dfa
 
     @classmethod
