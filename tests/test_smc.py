@@ -489,3 +489,10 @@ def test_another_selection_is_one_function_and_stays_unbiased():
 def test_the_repr_of_a_run_says_what_it_does_and_how_far_it_is():
     run = SMC(Walk(), Distinct(4, 3), DownSample(4), seed=0)
     assert repr(run) == "<SMC Distinct(N=4, K=3), DownSample(N=4): step 0, 1 particles, 0 finished, log Z-hat 0.00>"
+
+
+def test_what_is_no_expansion_or_selection_is_refused_with_one_that_would_do():
+    with pytest.raises(TypeError, match=r"expand must be an expansion, as Distinct\(N, K\) is, not 3"):
+        SMC(Model(), 3, DownSample(2))
+    with pytest.raises(TypeError, match=r"select must be a function, as DownSample\(N\) is, not 2"):
+        SMC(Model(), Copies(2), 2)

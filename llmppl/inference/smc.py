@@ -102,7 +102,9 @@ class SMC(Generic[M]):
         self, model: M, expand: Expand, select: Select, *, seed: int | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:  # fmt: skip
-        self.expand, self.select = expand, select
+        if not hasattr(expand, "num_starts"):
+            raise TypeError(f"expand must be an expansion, as Distinct(N, K) is, not {expand!r}")
+        self.expand, self.select = expand, function("select", select, "DownSample(N)")
         self.rng, self.t, self.deaths = generator(seed, rng), 0, list[Death]()
         self._runtime = Runtime()
         self.particles = begin(model, [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)])
