@@ -8,7 +8,7 @@ nothing new.
 
 `Distinct` chooses the first choices of all particles together, without replacement: a step is run up to its first
 `sample` of a finite support; the candidates (particle, value), each with the weight of the particle times the
-probability of the value, go through the optimal down-sampler, and each that is kept is run from the beginning of the
+probability of the value, go through an optimal down-sampler, and each that is kept is run from the beginning of the
 step with that choice fixed; several times, with shares of its weight, if there are few of them and the step chooses on.
 The down-sampler keeps the expected sum of any function over the candidates, and the selection after the step does so
 again; so Z-hat stays unbiased.
@@ -24,17 +24,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmppl.arguments import count
-from llmppl.distributions import logsumexp
+from llmppl.distributions import Floats, logsumexp
+from llmppl.distributions.blocks import BLOCK, ArrayTable, Ints
 from llmppl.inference.branches import Branch
-from llmppl.inference.resampling import optimal
+from llmppl.inference.candidates import choose
 from llmppl.inference.watch import GlobalStreams
-from llmppl.models.choices import Choice, Fixed, Pick, Sampled, last_choices
+from llmppl.models.choices import Choice, Fixed, Listing, Pick, Sampled, last_choices
 from llmppl.models.model import Model
-
-Floats = NDArray[np.float64]
 
 
 class Extension:
@@ -167,16 +165,12 @@ class Distinct:
         quiet = [i for i, probe in probes.items() if not probe.left]
         if quiet:
             run.streams.check(functools.partial(run.advance, [probes[i].again], [i]) for i in quiet)
-        log_weights = {
-            i: probe.start.log_weight - probe.start.log_twist + probe.listing.log_probs
-            for i, probe in probes.items()
-            if probe.listing is not None
-        }
-        kept = _choose(run.rng, log_weights, self.N * self.K)
+        listed = {i: probe.listing for i, probe in probes.items() if probe.listing is not None}
+        kept = self._chosen(run, listed)
         groups, extensions = itertools.count(), list[Extension]()
         for i, particle in enumerate(run.particles):
-            if i in log_weights:
-                extensions += self._fixed(probes[i], i, kept.get(i, []), log_weights[i], groups)
+            if i in kept:
+                extensions += self._fixed(probes[i], i, *kept[i], groups)
             elif i in probes and probes[i].left:
                 number = self.N * self.K if len(run.particles) == 1 else self.K
                 extensions += self._copied(particle, i, number, next(groups))
@@ -186,17 +180,34 @@ class Distinct:
         fixed = [each for each in extensions if each.pick is not None]
         return sorted(_merged(extensions + self._again(run, fixed)), key=lambda each: each.parent)
 
+    def _chosen(self, run: Run, listed: dict[int, Listing]) -> dict[int, tuple[Ints, Floats]]:
+        """Which first choices of each particle are kept, and their new log-weights."""
+        starts = [run.particles[i].log_weight - run.particles[i].log_twist for i in listed]
+        tables = [ArrayTable(listing.log_probs) for listing in listed.values()]
+        log_sums = [start + table.log_sums for start, table in zip(starts, tables, strict=True)]
+
+        def read(rows: Ints, blocks: Ints) -> Floats:
+            found = np.empty((len(rows), BLOCK))
+            for row in np.unique(rows).tolist():
+                found[rows == row] = starts[row] + tables[row].read(blocks[rows == row])
+            return found
+
+        return dict(zip(listed, choose(run.rng, log_sums, read, self.N * self.K), strict=True))
+
     def _fixed(
-        self, probe: Branch, i: int, kept: list[tuple[int, float]], log_weights: Floats, groups: Iterable[int]
+        self, probe: Branch, i: int, indices: Ints, log_weights: Floats, groups: Iterable[int]
     ) -> list[Extension]:
         """An extension for each first choice that was kept."""
         assert probe.listing is not None
         extensions = []
-        streams = probe.start.chooser.rng.spawn(len(kept))
-        for stream, (index, log_weight), group in zip(streams, kept, groups, strict=False):
+        log_start = probe.start.log_weight - probe.start.log_twist
+        streams = probe.start.chooser.rng.spawn(len(indices))
+        for stream, index, log_weight, group in zip(
+            streams, indices.tolist(), log_weights.tolist(), groups, strict=False
+        ):
             pick = Pick(probe.listing, index)
             copy = _started(probe.start, Fixed(stream, [pick]), log_weight)
-            log_kept = min(log_weights[index] - log_weight, 0.0)
+            log_kept = min(log_start + pick.log_prob - log_weight, 0.0)
             extensions.append(Extension(copy, i, group, pick=pick, log_kept=log_kept))
         return extensions
 
@@ -246,26 +257,6 @@ def _started(particle: Model, chooser: Sampled, log_weight: float) -> Model:
     copy = particle.spawn(chooser)
     copy.log_weight, copy.log_twist = log_weight, 0.0
     return copy
-
-
-def _choose(
-    rng: np.random.Generator, log_weights: dict[int, Floats], most: int
-) -> dict[int, list[tuple[int, float]]]:
-    """For each particle, the indices of the values that are kept, with their new log-weights."""
-    kept: dict[int, list[tuple[int, float]]] = {}
-    if log_weights:
-        owners = list(log_weights)
-        ends = np.cumsum([len(each) for each in log_weights.values()])
-        shuffled = rng.permutation(ends[-1])            # particles that are alike would be in step with even spacing
-        chosen, weights = optimal(rng, np.concatenate(list(log_weights.values()))[shuffled], most)
-        chosen = shuffled[chosen]
-        order = np.argsort(chosen)
-        chosen, weights = chosen[order], weights[order]
-        which = np.searchsorted(ends, chosen, side="right")
-        indices = chosen - np.concatenate([[0], ends])[which]
-        for owner, index, log_weight in zip(which.tolist(), indices.tolist(), weights.tolist(), strict=True):
-            kept.setdefault(owners[owner], []).append((index, log_weight))
-    return kept
 
 
 def _step(run: Run, extensions: list[Extension]) -> None:
