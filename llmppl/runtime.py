@@ -29,7 +29,8 @@ class Stats:
 
     `rounds`: forward-pass batches; `rows`: contexts evaluated; `tokens`: tokens run through language models; `hits`:
     questions answered from a cache; `seconds_lm`, `seconds_masks`, `seconds_other`: time in language models, in masks,
-    and in everything else (the steps of the programs and the inference loop around them).
+    and in everything else (the steps of the programs and the inference loop around them); `bytes_to_host`: what was
+    copied to numpy from the rows that stay on an accelerator.
     """
 
     rounds: int = 0
@@ -39,6 +40,7 @@ class Stats:
     seconds_lm: float = 0.0
     seconds_masks: float = 0.0
     seconds_other: float = 0.0
+    bytes_to_host: int = 0
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(*map(operator.add, vars(self).values(), vars(other).values()))

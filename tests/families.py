@@ -164,7 +164,7 @@ def check_books(lm, contexts=None):
         assert node.contexts or node.children or node.slot >= 0 or node.row is not None, "a node that nothing holds"
         assert node.kept == sum(child.slot >= 0 for child in node.children.values())
         assert node.slot < 0 or node.parent is lm.trie.root or node.parent.slot >= 0, "a slot above a gap"
-    rows = {node: node.row.logits.nbytes + ROW_OVERHEAD for node in nodes if node.row is not None}
+    rows = {node: node.row.nbytes + ROW_OVERHEAD for node in nodes if node.row is not None}
     assert rows == dict(store._rows)
     slab = sum(t.numel() * t.element_size() for layer in getattr(lm.backend, "layers", ())
                for t in (layer.keys, layer.values) if t is not None)  # fmt: skip

@@ -256,7 +256,7 @@ def test_other_floats_are_cached_too(name, dtype, recwarn):
     check_books(lm, contexts)
     half = torch.finfo(dtype).bits // 8
     assert lm.backend.slot_bytes == half * family_lm(name).backend.slot_bytes // 4
-    assert contexts[0].node.row.logits.dtype == (np.float64 if dtype == torch.float64 else np.float32)
+    assert contexts[0].node.row.array.dtype == (np.float64 if dtype == torch.float64 else np.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -77,7 +77,7 @@ def test_the_books_equal_the_tensors_and_rows_that_are_there(name, dtype):
     together([context.log_probs for context in contexts])
     tensors = [tensor for layer in lm.backend.layers for tensor in (layer.keys, layer.values)]
     assert len(tensors) == 4 and {len(tensor) for tensor in tensors} == {len(lm.store.owners)}
-    rows = sum(context.node.row.logits.nbytes for context in contexts)
+    rows = sum(context.node.row.nbytes for context in contexts)
     slab = sum(t.numel() * t.element_size() for t in tensors)
     assert lm.store.bytes == slab + rows + SLOT_OVERHEAD * len(lm.store.owners) + ROW_OVERHEAD * 7
     assert rows == 7 * V * (8 if dtype == torch.float64 else 4)

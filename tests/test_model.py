@@ -307,7 +307,7 @@ def test_a_twist_decides_who_survives():
             if len(self.s) == 2:
                 self.finish()
 
-    survivors = [str(p)[0] for seed in range(20) for p in smc_steer(Half(), 2, 4, expand="copies", seed=seed)]
+    survivors = [str(p)[0] for seed in range(200) for p in smc_steer(Half(), 2, 4, expand="copies", seed=seed)]
     assert survivors.count("H") > 0.9 * len(survivors)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class Table(ABC):
     """
 
     nbytes: int
+    owner: Any = None                                   # what reads blocks of several tables together, if anything
     _log_sums: Floats | None = None
     _log_total: float | None = None
 
@@ -96,7 +98,7 @@ class ArrayTable(Table):
         return self._log_sums
 
     def _sums(self) -> Floats:
-        log_sums = log_block_sums(self.array[None], self.mask)[0] - self.offset
+        log_sums: Floats = log_block_sums(self.array[None], self.mask)[0] - self.offset
         if self.mask is not None:                       # beside values that are far heavier and not allowed
             allowed = np.logical_or.reduceat(self.mask, np.arange(0, len(self.mask), BLOCK))
             (faint,) = np.nonzero(allowed & (log_sums == -np.inf))
@@ -105,6 +107,7 @@ class ArrayTable(Table):
         return log_sums
 
     def _sums_of_few(self) -> Floats:
+        assert self.mask is not None
         places = np.flatnonzero(self.mask)
         log_weights = self.array[places].astype(np.float64)
         blocks, starts = np.unique(places // BLOCK, return_index=True)
@@ -118,13 +121,13 @@ class ArrayTable(Table):
         return log_sums
 
     def read(self, blocks: Ints) -> Floats:
-        places = blocks[:, None] * BLOCK + np.arange(BLOCK)
-        inside = places < len(self.array)
-        places[~inside] = 0
-        if self.mask is not None:
-            inside &= self.mask[places]
-        log_weights = self.array[places] - np.float64(self.offset)
-        log_weights[~inside] = -np.inf
+        log_weights: Floats = np.full((len(blocks), BLOCK), -np.inf)
+        for row, block in zip(log_weights, blocks.tolist(), strict=True):
+            inside = slice(block * BLOCK, (block + 1) * BLOCK)
+            values = self.array[inside]
+            np.subtract(values, self.offset, out=row[: len(values)], dtype=np.float64)
+            if self.mask is not None:
+                row[: len(values)][~self.mask[inside]] = -np.inf
         return log_weights
 
     def at(self, index: int) -> float:
@@ -142,6 +145,21 @@ class ArrayTable(Table):
         return ArrayTable(self.array, self.offset, mask if self.mask is None else self.mask & mask)
 
 
+def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
+    """(m, BLOCK) log-weights: of each of (m,) tables, by its place in `tables`, one block."""
+    log_weights = np.empty((len(rows), BLOCK))
+    together: dict[Any, list[int]] = {}
+    for i, row in enumerate(rows.tolist()):
+        together.setdefault(tables[row].owner or tables[row], []).append(i)
+    for reader, places in together.items():
+        if isinstance(reader, Table):
+            log_weights[places] = reader.read(blocks[places])
+        else:
+            pairs = zip(rows[places].tolist(), blocks[places].tolist(), strict=True)
+            log_weights[places] = reader.read([(tables[row], block) for row, block in pairs])
+    return log_weights
+
+
 def log_block_sums(log_weights: NDArray[Any], mask: Mask | None = None) -> Floats:
     """(R, number of blocks) logs of the sums over the blocks of (R, n) log-weights where `mask`, (n,), holds.
 
@@ -149,11 +167,11 @@ def log_block_sums(log_weights: NDArray[Any], mask: Mask | None = None) -> Float
     only where there are none.
     """
     num_rows, n = log_weights.shape
-    tops = log_weights.max(1).astype(np.float64)
+    tops = log_weights.max(1, initial=-np.inf).astype(np.float64)
     tops[tops == -np.inf] = 0.0
     starts = np.arange(0, n, BLOCK)
     sums = np.empty((num_rows, len(starts)))
-    together = max(1, _SCRATCH // n)
+    together = max(1, _SCRATCH // max(1, n))
     scratch = np.empty((min(together, num_rows), n))
     for first in range(0, num_rows, together):
         rows = slice(first, first + together)
@@ -167,7 +185,7 @@ def log_block_sums(log_weights: NDArray[Any], mask: Mask | None = None) -> Float
     faint = sums < _FAINT
     sums[faint] = 0.0
     with np.errstate(divide="ignore"):
-        log_sums = np.log(sums) + tops[:, None]
+        log_sums: Floats = np.log(sums) + tops[:, None]
     if mask is None:
         for i, block in zip(*np.nonzero(faint), strict=True):
             log_sums[i, block] = log_sum(log_weights[i, block * BLOCK : (block + 1) * BLOCK].astype(np.float64))
@@ -176,7 +194,7 @@ def log_block_sums(log_weights: NDArray[Any], mask: Mask | None = None) -> Float
 
 def log_sum(log_weights: Floats) -> Any:
     """(...,) the log of the sum of (..., n) weights; -inf where there is none."""
-    tops = log_weights.max(-1)
+    tops = log_weights.max(-1, initial=-np.inf)
     finite = np.where(tops == -np.inf, 0.0, tops)
     with np.errstate(divide="ignore"):
         return finite + np.log(np.exp(log_weights - finite[..., None]).sum(-1))
@@ -185,5 +203,10 @@ def log_sum(log_weights: Floats) -> Any:
 def drawn(rng: np.random.Generator, log_weights: Floats) -> int:
     """A place of (n,) log-weights, one of them above -inf, drawn in proportion to the weights."""
     cumulated = np.exp(log_weights - log_weights.max()).cumsum()
-    place = int(cumulated.searchsorted(rng.random() * cumulated[-1], side="right"))
-    return place if place < len(cumulated) else int(cumulated.searchsorted(cumulated[-1], side="left"))     # by rounding
+    return above(cumulated, rng.random() * cumulated[-1])
+
+
+def above(cumulated: Floats, target: float) -> int:
+    """The first index whose cumulated weight exceeds `target`: one of positive weight, whatever the rounding."""
+    index = int(cumulated.searchsorted(target, side="right"))
+    return index if index < len(cumulated) else int(cumulated.searchsorted(cumulated[-1], side="left"))

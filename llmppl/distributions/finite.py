@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from llmppl import arguments
+from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.distributions.proposal import Distribution, Impossible, Proposal, frozen
 from llmppl.distributions.rejection import weighted_rejection
-from llmppl.distributions.weights import Floats, Weights, scaled
+from llmppl.distributions.weights import Floats
 
 
 class Finite(Distribution):
@@ -44,46 +45,49 @@ class Finite(Distribution):
     support: Sequence[Any]
 
     def __init__(
-        self, support: Sequence[Any], log_weights: ArrayLike | Callable[[], Floats], parents: Sequence[Finite] = ()
+        self,
+        support: Sequence[Any],
+        log_weights: ArrayLike | Callable[[], Floats | Table],
+        parents: Sequence[Finite] = (),
     ) -> None:
         if not parents and isinstance(support, (list, tuple, str)) and _repeats(support):
             name, values = type(self).__name__, arguments.shown(support)
             raise ValueError(f"{name} wants distinct values, not {values}: give equal ones one probability")
         self.support = support
         self._parents = tuple(parents)
-        self._compute: Callable[[], Floats] | None = None
-        self._log_weights: Floats | None = None
+        self._compute: Callable[[], Floats | Table] | None = None
+        self._table: Table | None = None
         if callable(log_weights):
             self._compute = log_weights
         else:
-            self._log_weights = np.asarray(log_weights, dtype=np.float64)
-            self.recipe = (self._log_weights,)
-        self._scaled: tuple[Weights, float] | None = None
+            array = np.asarray(log_weights, dtype=np.float64)
+            self._table, self.recipe = ArrayTable(array), (array,)
+        self._log_weights: Floats | None = None
         self._log_probs: Floats | None = None
         self._describe: Callable[[], str] | None = None
         self._masked: weakref.WeakValueDictionary[int, Finite] | None = None
 
+    def table(self) -> Table:
+        """Its log-weights, not normalised, where they are: all that drawing and scoring need of them is asked there."""
+        for parent in self._parents:                    # may wait for a language model, and others ask us meanwhile
+            parent.table()
+        compute = self._compute                         # read once: another thread may have done with it
+        if self._table is None and compute is not None:
+            found = compute()
+            self._table = found if isinstance(found, Table) else ArrayTable(found)
+        self._compute, self._parents = None, ()
+        assert self._table is not None
+        return self._table
+
     def log_weights(self) -> Floats:
         """(n,) float64, not normalised."""
-        for parent in self._parents:                    # may wait for a language model, and others ask us meanwhile
-            parent.log_weights()
-        compute = self._compute                         # read once: another thread may have done with it
-        if self._log_weights is None and compute is not None:
-            self._log_weights = compute()
-        self._compute, self._parents = None, ()
-        assert self._log_weights is not None
+        if self._log_weights is None:
+            self._log_weights = self.table().whole()
         return self._log_weights
-
-    def scaled(self) -> tuple[Weights, float]:
-        """The weights divided by the largest, and the log of their sum; zeros and -inf where nothing is possible."""
-        log_weights = self.log_weights()
-        if self._scaled is None:
-            self._scaled = scaled(log_weights)
-        return self._scaled
 
     def log_total(self) -> float:
         """Log of the sum of the weights; -inf where nothing is possible."""
-        return self.scaled()[1]
+        return self.table().log_total
 
     def log_probs(self) -> Floats:
         if self._log_probs is None:
@@ -104,18 +108,17 @@ class Finite(Distribution):
 
     def log_prob_at(self, index: int) -> float:
         """Log-probability of the value at `index` of the support."""
-        log_weight = float(self.log_weights()[index])
+        log_weight = self.table().at(index)
         return log_weight if log_weight == -math.inf else log_weight - self.log_total()
 
     def sample(self, rng: np.random.Generator) -> Any:
-        weights, _ = self.scaled()
-        if weights.total == 0.0:
+        if self.log_total() == -math.inf:
             raise Impossible(f"{self} has no value of positive probability")
-        return self.support[weights.draw(rng)]
+        return self.support[self.table().draw(rng)]
 
     def derive(
         self,
-        compute: Callable[[], Floats],
+        compute: Callable[[], Floats | Table],
         describe: Callable[[], str],
         parents: Sequence[Finite] | None = None,
         *,
@@ -132,7 +135,7 @@ class Finite(Distribution):
             dist.recipe = (*by, *(parent.recipe for parent in parents))
         return dist
 
-    def _like(self, compute: Callable[[], Floats], parents: Sequence[Finite]) -> Finite:
+    def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite]) -> Finite:
         return Finite(self.support, compute, parents)
 
     def masked(self, mask: ArrayLike) -> Finite:
@@ -153,17 +156,10 @@ class Finite(Distribution):
         if dist is not None:
             return dist
 
-        def compute() -> Floats:
-            with np.errstate(divide="ignore"):          # adds 1 - 1/allowed, 0 or -inf: five times as fast as np.where
-                log_weights: Floats = np.divide(1.0, allowed)
-            np.subtract(1.0, log_weights, out=log_weights)
-            log_weights += self.log_weights()
-            return log_weights
-
         def describe() -> str:
             return f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)"
 
-        dist = self.derive(compute, describe, by=("masked", allowed))
+        dist = self.derive(lambda: self.table().masked(allowed), describe, by=("masked", allowed))
         self._masked[id(allowed)] = dist
         return dist
 
@@ -244,21 +240,19 @@ class RejectionProposal(Proposal):
         return len(self._accepted)
 
     def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
-        rest = self.dist
+        rest = table = self.dist.table()
         while True:
-            weights, _ = rest.scaled()
-            if weights.total == 0.0:
-                lacks = "has positive probability" if rest is self.dist else "satisfies the predicate"
-                raise Impossible(f"no value of {self.dist!r} {lacks} ({self.calls} tested)")
-            found = weighted_rejection(rng, weights.weights, self._accepts)
+            found = weighted_rejection(rng, rest, self._accepts)
             if found is not None:
-                index, weight = found
-                log_part = rest.log_total() - self.dist.log_total()
-                return self.support[index], math.log(weight / weights.total) + log_part
+                index, log_weight = found
+                return self.support[index], log_weight - self.dist.log_total()
             # every value whose weight is a float above 0 was rejected: the others, scaled up
-            log_weights, tested = self.dist.log_weights(), np.zeros(len(self.support), dtype=np.bool_)
-            tested[[index for index, accepted in list(self._accepted.items()) if not accepted]] = True
-            rest = Finite(range(len(tested)), np.where(tested, -math.inf, log_weights))
+            untested = np.ones(len(table), dtype=np.bool_)
+            untested[[index for index, accepted in list(self._accepted.items()) if not accepted]] = False
+            rest = table.masked(untested)
+            if rest.log_total == -math.inf:
+                lacks = "satisfies the predicate" if self.calls else "has positive probability"
+                raise Impossible(f"no value of {self.dist!r} {lacks} ({self.calls} tested)")
 
     def log_measure(self, value: Any) -> float:
         indices = [index for index in self.dist.indices(value) if self._accepts(index)]

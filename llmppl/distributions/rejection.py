@@ -25,36 +25,74 @@ here: it takes a number of further draws that is known beforehand; those up to a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
-from llmppl.distributions.weights import Floats, Weights
+from llmppl.distributions.blocks import BLOCK, Table, above
+from llmppl.distributions.weights import Floats
+
+
+class Left:
+    """The weights of a table that are left, as parts of its heaviest block, to draw from without replacement.
+
+    `total` is a sum of what is there, never a difference: it stays exact where it is small. A weight that is no float
+    above 0 beside the heaviest block is not drawn.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.log_scale = float(table.log_sums.max(initial=-math.inf))
+        self._sums = np.exp(table.log_sums - (0.0 if self.log_scale == -math.inf else self.log_scale))
+        self._inside: dict[int, Floats] = {}            # of the blocks that were looked into
+
+    @property
+    def total(self) -> float:
+        return float(self._sums.sum())
+
+    def take(self, rng: np.random.Generator) -> tuple[int, float] | None:
+        """An index drawn in proportion to the weights, taken away, and its weight; None where none is left."""
+        while True:
+            cumulated = self._sums.cumsum()
+            if not cumulated.size or cumulated[-1] == 0.0:
+                return None
+            target = rng.random() * cumulated[-1]
+            block = above(cumulated, target)
+            if block not in self._inside:
+                self._inside[block] = np.exp(self._table.read(np.array([block]))[0] - self.log_scale)
+            inside = self._inside[block]
+            place = above(inside.cumsum(), target - (cumulated[block - 1] if block else 0.0))
+            weight = float(inside[place])
+            inside[place] = 0.0
+            self._sums[block] = inside.sum()
+            if weight > 0.0:
+                return block * BLOCK + place, weight
 
 
 def weighted_rejection(
-    rng: np.random.Generator, weights: Floats, accepts: Callable[[int], bool]
+    rng: np.random.Generator, table: Table, accepts: Callable[[int], bool]
 ) -> tuple[int, float] | None:
-    """An index x with accepts(x), and w with E[w f(x)] = sum of weights[i] f(i) over the accepted i.
+    """An index x with accepts(x), and log w with E[w f(x)] = sum of the weights times f(i) over the accepted i.
 
     Parameters
     ----------
-    weights : (V,) float64, not negative
-        They need not sum to 1. What has weight 0 is never drawn.
+    table : Table
+        Log-weights, which need not be normalised. What has weight 0 is never drawn.
     accepts : function of an index
         Is called at most once for each.
 
     Returns
     -------
-    (x, w), w >= weights[x] > 0; or None where no index of positive weight is accepted, and all were tested.
+    (x, log w), w not below the weight of x; or None where no index that can be drawn is accepted, and all were tested.
     """
-    left = Weights(weights.copy())
+    left = Left(table)
     num_rejected = 0
     while True:
-        if left.total == 0.0:
+        taken = left.take(rng)
+        if taken is None:
             return None
-        x = left.draw(rng)
-        left.remove(x)
+        x, weight = taken
         if accepts(x):
             break
         num_rejected += 1
@@ -62,11 +100,11 @@ def weighted_rejection(
     found = estimates = 0.0
     for _ in range(num_more):
         rest = left.total
-        if rest == 0.0:                                 # all tested: w = p(A); n and x decide whether it comes to this
-            return x, float(weights[x]) + found
-        index = left.draw(rng)
-        left.remove(index)
-        accepted = accepts(index)
+        taken = left.take(rng)
+        if taken is None:                               # all tested: w = p(A); n and x decide whether it comes to this
+            return x, math.log(weight + found) + left.log_scale
+        accepted = accepts(taken[0])
         estimates += found + rest * accepted
-        found += float(weights[index]) * accepted
-    return x, float(weights[x]) + estimates / num_more
+        found += taken[1] * accepted
+    return x, math.log(weight + estimates / num_more) + left.log_scale
+

@@ -48,8 +48,11 @@ class Backend(Protocol):
     def reserve(self, slots: int) -> None:
         """Make room for slots 0 .. slots - 1, keeping what is in them."""
 
-    def forward(self, batch: Batch) -> NDArray[Any]:
-        """(len(batch.asked), >= V) float32 or float64 logits of the token after each asked place."""
+    def forward(self, batch: Batch) -> Any:
+        """(len(batch.asked), >= V) float32 or float64 logits of the token after each asked place.
+
+        An array of numpy; or a tensor of torch, which stays where it is (`llmppl.lm.device`).
+        """
 
 
 class FunctionBackend:

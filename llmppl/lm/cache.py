@@ -20,26 +20,13 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.distributions import Table
 from llmppl.exclusive import Exclusive
-
-
-class Row(NamedTuple):
-    """The distribution of the next token: log p(v) = logits[v] - log_z."""
-
-    logits: NDArray[Any]                                # (V,) float32, or float64 of a float64 model
-    log_z: float
-
-    def log_probs(self) -> NDArray[np.float64]:
-        """(V,) float64, read-only."""
-        log_probs: NDArray[np.float64] = np.subtract(self.logits, self.log_z, dtype=np.float64)
-        log_probs.setflags(write=False)
-        return log_probs
-
 
 SLOT_OVERHEAD, ROW_OVERHEAD = 768, 384                  # bytes of the objects around a slot and a row, measured
 _MAX_UNSETTLED = 1000                                   # contexts that may have died before their nodes go
@@ -61,7 +48,7 @@ class Node:
         self.contexts = 0                               # how many Context objects point here, by the trie's books
         self.slot = -1
         self.kept = 0                                   # how many children have a slot
-        self.row: Row | None = None
+        self.row: Table | None = None
         self.log_prob: float | None = None              # of `token` given `parent`
         self.used = 0                                   # when last asked for
         self.next_token: weakref.ref[Any] | None = None         # the NextToken of this context, while it lives
@@ -137,9 +124,9 @@ class Store:
 
     # ---- rows
 
-    def put_row(self, node: Node, row: Row) -> None:
+    def put_row(self, node: Node, row: Table) -> None:
         """Keep `row` if it fits beside the slab, in place of the least recently used rows."""
-        size = row.logits.nbytes + ROW_OVERHEAD
+        size = row.nbytes + ROW_OVERHEAD
         room = self.budget - len(self.owners) * self.slot_cost
         if size > room:
             return

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl import arguments
-from llmppl.distributions import Distribution, Floats
+from llmppl.distributions import Distribution, Floats, Table
 from llmppl.lm.backend import Backend
-from llmppl.lm.cache import Node, Row
+from llmppl.lm.cache import Node
 from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.lm.token_distribution import TokenDistribution
 from llmppl.runtime import ContextTooLong, request
@@ -100,15 +100,15 @@ class Context(Shared):
         text = str(self.text)
         return f"Context({text!r})" if len(text) <= 60 else f"Context({text[:20]!r} ... {text[-30:]!r})"
 
-    def row(self) -> Row:
-        """The logits of the next token as they are kept, and the log of their sum of exponentials."""
+    def row(self) -> Table:
+        """The log-probabilities of the next token as they are kept, and where."""
         self.check_length()
-        row: Row = request(self.lm.evaluator, (self.node,))
+        row: Table = request(self.lm.evaluator, (self.node,))
         return row
 
     def log_probs(self) -> NDArray[np.float64]:
         """(V,) read-only float64: the model's log-probability of every token after this context."""
-        return self.row().log_probs()
+        return self.row().whole()
 
     def log_prob_since(self, start: Context) -> float:
         """Log-probability of the tokens of this context after `start`, which it must continue, given `start`."""
@@ -142,17 +142,10 @@ class NextToken(TokenDistribution):
     """
 
     def __init__(self, context: Context) -> None:
-        super().__init__(context.lm.vocab, context.log_probs)
+        super().__init__(context.lm.vocab, context.row)
         self.context = context
         self.recipe = ("next token", context)
         context.prefetch(self)
-
-    def log_weights(self) -> Floats:
-        if self._log_weights is None:
-            row = self.context.row()                    # may wait; of all who wait here, the first to go on computes
-            if self._log_weights is None:
-                self._log_weights = row.log_probs()
-        return self._log_weights
 
     def log_total(self) -> float:
         return 0.0                                      # the model's distribution is normalised already

@@ -11,7 +11,6 @@ ends leaves the cache empty, and the contexts as they are.
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import warnings
 import weakref
@@ -24,13 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.arguments import shown
+from llmppl.distributions import Table
 from llmppl.exclusive import Exclusive
 from llmppl.lm.backend import Backend, Batch
-from llmppl.lm.cache import Node, Row, Store, Trie
+from llmppl.lm.cache import Node, Store, Trie
+from llmppl.lm.rows import array_rows
 from llmppl.runtime import Stats
 from llmppl.tokens import Vocabulary
 
-_LARGE = 1e6                            # the log of a sum of probabilities is added to logits only below this
 _MAX_PATHS = 1 << 20                    # slots of remembered paths
 _Prefetch = tuple[weakref.ref[Any], weakref.ref[Any]]                   # who asks, and for which context
 Question = tuple[Node, ...]             # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
@@ -49,7 +49,7 @@ class _Wanted:
     """What a round has still to find out."""
 
     def __init__(self, questions: Iterable[Question]) -> None:
-        self.rows: dict[Node, Row | None] = {}          # the rows asked for; None until found
+        self.rows: dict[Node, Table | None] = {}        # the rows asked for; None until found
         self.children: dict[Node, list[Node]] = {}      # of each node whose row is needed, those that want a log_prob
         for question in questions:
             if len(question) == 1:
@@ -59,11 +59,11 @@ class _Wanted:
                 if child.log_prob is None:
                     self.children.setdefault(parent, []).append(child)
 
-    def found(self, node: Node, row: Row) -> bool:
+    def found(self, node: Node, row: Table) -> bool:
         """Hand out what is wanted of `row`. Returns whether it may be asked for again: nothing else keeps it."""
         children = self.children.pop(node)
         for child in children:
-            child.log_prob = float(row.logits[child.token]) - row.log_z
+            child.log_prob = row.at(child.token)
         if node in self.rows:
             self.rows[node] = row
         return node in self.rows or any(child.slot < 0 for child in children)
@@ -83,6 +83,7 @@ class CachedEvaluator:
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
         self._warned = False
+        self._keeper: Any = None
 
     @property
     def stats(self) -> Stats:
@@ -217,7 +218,7 @@ class CachedEvaluator:
         slots = self._take_slots(chains) if keep else None
         try:
             logits = self.backend.forward(Batch(tokens, starts, lengths, slots, list(asked.values())))
-            rows = [self._row(values, node) for values, node in zip(logits, asked, strict=True)]
+            rows = self._rows(logits, list(asked))
         except Exception:                               # the model's own, or it gave no distribution
             self._forget()
             raise
@@ -246,20 +247,20 @@ class CachedEvaluator:
         self.store.paths |= paths
         return slots
 
-    def _row(self, values: NDArray[Any], node: Node) -> Row:
-        """The row of `node` from the model's output; ids that no token stands behind are impossible."""
-        size = len(self.vocab)
-        logits = np.append(values[:size], np.full(max(0, size - len(values)), -np.inf, values.dtype))
-        logits[self._unknown] = -np.inf
-        top = float(logits.max())
-        if not math.isfinite(top):
-            kind = {math.inf: "+inf", -math.inf: "-inf alone"}.get(top, "NaN")
-            text = shown(b"".join(self.vocab.tokens[i] for i in node.tokens()).decode("utf-8", "replace"))
-            raise FloatingPointError(f"the model's logits after Context({text}) hold {kind}: they give no distribution")
-        if abs(top) > _LARGE:                           # log_z would lose the digits that tell the sum
-            logits -= np.asarray(top, logits.dtype)
-            top = 0.0
-        weights = np.subtract(logits, top, dtype=np.float64)
-        log_z = top + math.log(float(np.exp(weights, out=weights).sum()))
-        logits.setflags(write=False)
-        return Row(logits, log_z)
+    def _rows(self, logits: Any, nodes: list[Node]) -> list[Table]:
+        """The rows of `nodes` from the model's output."""
+
+        def told(place: int) -> str:
+            tokens = b"".join(self.vocab.tokens[i] for i in nodes[place].tokens())
+            return f"Context({shown(tokens.decode('utf-8', 'replace'))})"
+
+        make = array_rows if isinstance(logits, np.ndarray) else self._device().rows
+        return make(logits, len(self.vocab), self._unknown, told)
+
+    def _device(self) -> Any:
+        """Who keeps rows as tensors."""
+        if self._keeper is None:
+            from llmppl.lm.device import Device
+
+            self._keeper = Device(lambda: self._thread.stats)
+        return self._keeper

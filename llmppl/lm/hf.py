@@ -32,7 +32,7 @@ def backend(model: Any, vocab: Vocabulary) -> Backend:
     model.eval()
     plain = Recomputed(model)
     rows = _sample_rows(model, vocab)
-    truth = np.stack([plain.forward(_whole(row)) for row in rows])          # (2, n, V)
+    truth = np.stack([_numpy(plain.forward(_whole(row))) for row in rows])  # (2, n, V)
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
     problems = []
     kinds_of_masks = {0: [False], 1: [False, True]}.get(len(_layer_types(_text_config(model))), [True])
@@ -100,7 +100,7 @@ def _error_of(slab: Slab, rows: NDArray[np.int64], truth: NDArray[Any]) -> float
             inside = np.arange(longest) < after[run, None]
             read = np.where(inside, slots[run, :longest], slots[run, :1])
             asked = list(zip(i.tolist(), j.tolist(), strict=True))
-            logits = slab.forward(Batch(tokens, starts, lengths, read, asked))
+            logits = _numpy(slab.forward(Batch(tokens, starts, lengths, read, asked)))
             errors.append(_distance(logits, truth[run[i], starts[i] + j]))
     return max(errors)
 
@@ -109,6 +109,10 @@ def _whole(row: NDArray[np.int64]) -> Batch:
     """A row by itself, its logits asked for at every place."""
     asked = [(0, j) for j in range(len(row))]
     return Batch(row[None], np.zeros(1, dtype=np.int64), np.array([len(row)]), None, asked)
+
+
+def _numpy(logits: Any) -> NDArray[Any]:
+    return logits if isinstance(logits, np.ndarray) else np.asarray(logits.cpu().numpy())
 
 
 def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
@@ -150,11 +154,12 @@ class _Model:
         hook = getattr(model, "_hf_hook", None)         # accelerate's, where a model is spread: its weights may be meta
         self.dtype = weights.dtype
         self.device = torch.device(getattr(hook, "execution_device", None) or weights.device)
+        self.keeps_rows = self.device.type not in ("cpu", "mps")        # as tensors; mps has no float64 to sum them
         accepted = inspect.signature(model.forward).parameters
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
 
-    def _logits(self, batch: Batch, **arguments: Any) -> NDArray[Any]:
+    def _logits(self, batch: Batch, **arguments: Any) -> Any:
         """(len(asked), V) float32 or float64."""
         rows, columns = np.array(batch.asked, dtype=np.int64).reshape(-1, 2).T
         if "logits_to_keep" in self._accepted:
@@ -165,7 +170,7 @@ class _Model:
             logits = self.model(input_ids=torch.from_numpy(batch.tokens).to(self.device), **arguments).logits
             chosen = logits[tuple(torch.from_numpy(x).to(logits.device) for x in (rows, columns))]
             wide = torch.promote_types(chosen.dtype, torch.float32)
-            return np.asarray(chosen.to(wide).cpu().numpy())
+            return chosen.to(wide) if self.keeps_rows else chosen.to(wide).cpu().numpy()
 
 
 class Recomputed(_Model):
@@ -176,7 +181,7 @@ class Recomputed(_Model):
     def reserve(self, slots: int) -> None:
         raise NotImplementedError
 
-    def forward(self, batch: Batch) -> NDArray[Any]:
+    def forward(self, batch: Batch) -> Any:
         return self._logits(batch, use_cache=False)
 
 
@@ -290,7 +295,7 @@ class Slab(_Model):
             self._plans[device] = self.plan.on(device)
         return self._plans[device]
 
-    def forward(self, batch: Batch) -> NDArray[Any]:
+    def forward(self, batch: Batch) -> Any:
         if batch.slots is None:
             return Recomputed.forward(self, batch)      # type: ignore[arg-type]
         rows, width = batch.tokens.shape

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmppl.arguments import shown
-from llmppl.distributions import Finite, Floats
+from llmppl.distributions import Finite, Floats, Table
 from llmppl.tokens import EOS, Vocabulary
 
 
@@ -19,7 +19,7 @@ class TokenDistribution(Finite):
 
     support: Vocabulary
 
-    def _like(self, compute: Callable[[], Floats], parents: Sequence[Finite]) -> TokenDistribution:
+    def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite]) -> TokenDistribution:
         return TokenDistribution(self.support, compute, parents)
 
     def indices(self, value: Any) -> Sequence[int]:
