@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llmppl.distributions.weights import Floats
 
 BLOCK = 256                                             # values summed together
-_SCRATCH = 1 << 17                                      # weights computed at a time: they stay in the processor's cache
+_SCRATCH = 1 << 16                                      # weights computed at a time: they stay in the processor's cache
 _FEW = 8                                                # one value in 8 allowed, or fewer, are looked up one by one
 _LEAST = -700.0                                         # np.exp is ten times as slow where it underflows
 _FAINT = 1e-250                                         # a sum below this is taken again, relative to its own largest

@@ -168,7 +168,10 @@ class _Model:
         arguments = {k: v for k, v in arguments.items() if self._any or k in self._accepted}
         with torch.inference_mode():
             logits = self.model(input_ids=torch.from_numpy(batch.tokens).to(self.device), **arguments).logits
-            chosen = logits[tuple(torch.from_numpy(x).to(logits.device) for x in (rows, columns))]
+            if logits.shape[:2] == (len(rows), 1) and (rows == np.arange(len(rows))).all():
+                chosen = logits[:, 0]                   # no copy of what may be a hundred megabytes
+            else:
+                chosen = logits[tuple(torch.from_numpy(x).to(logits.device) for x in (rows, columns))]
             wide = torch.promote_types(chosen.dtype, torch.float32)
             return chosen.to(wide) if self.keeps_rows else chosen.to(wide).cpu().numpy()
 
