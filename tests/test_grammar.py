@@ -733,6 +733,11 @@ RESOLVED = {
     'p: NAME | "(" l ")" | "[" t "]"\nNAME: /[a-z]+/\n%ignore " "',
     "annotations": 'start: e\ne: "lambda" q ("," q)* ":" e | NAME\nq: NAME [":" e] ["=" e]\n'
     'NAME: /[a-z]+/\n%ignore " "',
+    "empty": 'start: s+\ns: "if" s ["else" s] | NAME "(" l ")" ";"\nl: (NAME ("," NAME)*)?\n'
+    'NAME: /[a-z]+/\n%ignore " "',
+    "operators": 'start: (e ";")*\ne: l "=" e | e "-" e | "-" e | l | "if" "(" e "," e ")"\n'
+    'l: NAME | e "[" e "]" | e ":" NAME\n'
+    'NAME: /[a-z]+/\n%ignore " "',
     "benchmark": (Path(__file__).parents[1] / "benchmarks" / "grammars" / "python.lark").read_text(),
 }
 

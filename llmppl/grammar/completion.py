@@ -36,6 +36,7 @@ MAX_STEPS = 1000                                    # of a plan until it reduces
 
 Ends = frozenset[Ended]
 Plan = list["Step"]                                 # by state
+Top = tuple[int, int]                               # a state on top of a stack, and the one below it
 
 
 class Item(NamedTuple):
@@ -49,7 +50,7 @@ class Item(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a plan does: give a terminal (size 0), or reduce a rule of some size."""
+    """What a plan does: give a terminal (size 0), or reduce a rule of some size, 0 if it is empty."""
 
     size: int
     symbol: str
@@ -66,7 +67,8 @@ class TokenCompletions:
         self._shortest = shortest_yields(self.tables, avoided) if avoided else self.tables.shortest
         self._items = Memo(self._find_items)
         self._root = self.tables.rules[-1].origin
-        self._before = turned(enumerate(map(dict[str, int].values, self.shifts)))   # state -> those it is reached from
+        before = turned(enumerate(map(dict[str, int].values, self.shifts)))
+        self._before = [before[q] for q in range(len(self.shifts))]     # by state, those it is reached from
         plain = self._shortest.keys() >= self.tables.rule_names and not (avoided or self.tables.conflicts)
         self.always = not parser.indenter and (plain or self._has_plan())
 
@@ -138,8 +140,8 @@ class TokenCompletions:
         lead to), and the parser must reduce so before each of them. Followed from any state, the plan has to get to a
         reduction of what is below, and go round in no circles there.
         """
-        behind = self._fewest_behind()
-        steps = [self._steps(q, behind) for q in range(len(self.shifts))]
+        left = self._fewest_left()
+        steps = [self._steps(q, left) for q in range(len(self.shifts))]
         while all(steps):
             plan = [each[0] for each in steps]
             if not (wrong := self._wrong(plan)):
@@ -152,8 +154,8 @@ class TokenCompletions:
         """The states in which the parser may not reduce as planned."""
         given = [self.tables.bits.get(symbol, 0) for _, symbol in plan]
         given[self.tables.end_state] = self.tables.bits[END]
-        first = united(given, [self._after(q, *step) if step.size else () for q, step in enumerate(plan)])
-        reducing = [q for q, step in enumerate(plan) if step.size and q != self.tables.end_state]
+        first = united(given, [() if given[q] else self._states_after(q, *step) for q, step in enumerate(plan)])
+        reducing = [q for q in range(len(plan)) if not given[q]]
         wrong = [q for q in reducing if not self._reduces(q, plan[q], first[q])]
         return [q for q in wrong if not self._reduces(q, plan[q], self._given_after(q, plan, given))]
 
@@ -163,44 +165,50 @@ class TokenCompletions:
     def _given_after(self, state: int, plan: Plan, given: list[int]) -> int:
         """The terminals that a plan may give after the reductions at `state`, each state with the one below in view."""
 
-        def onward(pair: tuple[int, int]) -> set[tuple[int, int]]:
-            q, below = pair
-            size, name = plan[q]
-            if not size or q == self.tables.end_state:
-                return set()
-            return {(self.shifts[base][name], base) for base in self._bases(below, size - 1, name)}
+        def onward(top: Top) -> list[Top]:
+            return [] if given[top[0]] else self._after(top, *plan[top[0]])
 
-        return union(given[q] for q, _ in reached([(state, below) for below in self._before[state]], onward))
+        return union(given[q] for q, _ in reached([(state, below) for below in self._below(state)], onward))
 
-    def _steps(self, state: int, behind: dict[str, float]) -> list[Step]:
-        """What may be done next with a state on top.
+    def _steps(self, state: int, left: dict[Top, float]) -> list[Step]:
+        """What may be done next with a state on top, first what leaves the fewest terminals to the text's end."""
 
-        First what asks for the fewest terminals until the end of the text, `behind` rules as they are.
-        """
+        def length(item: Item) -> float:
+            """The fewest, at best, whatever is below."""
+            after = [self._after((state, below), item.size, item.rule) for below in self._below(state)]
+            return item.length + max(min((left.get(top, math.inf) for top in tops), default=0) for tops in after)
+
         found: dict[Step, None] = {}
-        for item in sorted(self._items[state], key=lambda item: (item.length + behind[item.rule], *item)):
+        for item in sorted(self._items[state], key=lambda item: (length(item), *item)):
             if item.head in self.shifts[state]:
                 found[Step(0, str(item.head))] = None
-            elif item.size and item.head is None:
+            elif item.rest:
+                found[Step(0, self._first_empty(item.rest[0]))] = None
+            elif item.size:
                 found[Step(item.size, item.rule)] = None
         return list(found)
 
-    def _fewest_behind(self) -> dict[str, float]:
-        """The fewest terminals that a text has behind a rule (Dijkstra 1959)."""
-        fewest: dict[str, float] = dict.fromkeys(self.tables.rule_names, math.inf)
-        lengths = fewest | {symbol: shortest.length for symbol, shortest in self._shortest.items()}
-        edges: dict[str, list[tuple[str, float]]] = defaultdict(list)
-        for rule in self.tables.rules:
-            backwards = rule.expansion[::-1]
-            behind = itertools.accumulate((lengths.get(symbol, math.inf) for symbol in backwards), initial=0.0)
-            edges[rule.origin] += zip(backwards, behind, strict=False)      # terminals, too, which lead nowhere
-        todo: list[tuple[float, str]] = [(0, self._root)]
+    def _first_empty(self, symbol: str) -> str:
+        """The rule without symbols that a shortest yield begins with, if it does not begin with a terminal."""
+        while expansion := self._shortest[symbol].expansion:
+            symbol = expansion[0]
+        return symbol
+
+    def _fewest_left(self) -> dict[Top, float]:
+        """The fewest terminals that a text may have behind each two topmost states, at best (Dijkstra 1959)."""
+        sources: dict[Top, list[tuple[Top, int]]] = defaultdict(list)
+        for q, below in enumerate(self._before):
+            for item, top in itertools.product(self._items[q], [(q, each) for each in below]):
+                for target in self._after(top, item.size, item.rule):
+                    sources[target].append((top, item.length))
+        fewest: dict[Top, float] = {}
+        todo: list[tuple[int, Top]] = [(0, (self.tables.end_state, 0))]
         while todo:
-            length, name = heapq.heappop(todo)
-            if length < fewest.get(name, 0):
-                fewest[name] = length
-                for symbol, more in edges[name]:
-                    heapq.heappush(todo, (length + more, symbol))
+            length, top = heapq.heappop(todo)
+            if top not in fewest:
+                fewest[top] = length
+                for source, more in sources[top]:
+                    heapq.heappush(todo, (length + more, source))
         return fewest
 
     def _bases(self, state: int, depth: int, name: str) -> list[int]:
@@ -210,14 +218,24 @@ class TokenCompletions:
             states = set(itertools.chain.from_iterable(map(self._before.__getitem__, states)))
         return [q for q in states if name in self.shifts[q]]
 
-    def _after(self, state: int, size: int, name: str) -> set[int]:
+    def _after(self, top: Top, size: int, name: str) -> list[Top]:
+        """What may be on top after a reduction."""
+        state, below = top
+        bases = self._bases(below, size - 1, name) if size else self._bases(state, 0, name)
+        return [(self.shifts[q][name], q) for q in bases]
+
+    def _states_after(self, state: int, size: int, name: str) -> set[int]:
         """The states that may be on top after a reduction with `state` on top."""
         return {self.shifts[q][name] for q in self._bases(state, size, name)}
+
+    def _below(self, state: int) -> list[int]:
+        """The states that may be below one; 0 below itself."""
+        return self._before[state] or [0]
 
     def _ends(self, plan: Plan) -> bool:
         """Whether a plan, followed from any state, removes that state from the stack sooner or later."""
         exits = [self._exit(q, plan) for q in range(len(plan))]
-        same = {q: self._after(q, 1, name) for q, (depth, name) in enumerate(exits) if depth == 1}
+        same = {q: self._states_after(q, 1, name) for q, (depth, name) in enumerate(exits) if depth == 1}
         try:
             graphlib.TopologicalSorter(same).prepare()
         except graphlib.CycleError:
