@@ -57,6 +57,9 @@ from llmppl.models.programs import short_words
 
 K = 3
 LONG = 400                                              # N of the runs that stand for the truth
+START = "Once upon a time, there was a little boy named Tim."
+WORDS = r"( [A-Za-z]{1,5},?)*\."                        # of at most five letters
+AGE = r" (He|She) was [0-9]{1,2} years old and (very )?[a-z]{3,8}\."
 METHODS = ("standard", "Algorithm 1", "merged", "distinct", "distinct + twist")
 EXPAND = {"Algorithm 1": "copies", "merged": "merged", "distinct": "distinct", "distinct + twist": "distinct"}
 
@@ -163,19 +166,18 @@ def tiny() -> Subject:
 
 def embedded() -> Subject:
     lm = Counted.from_pretrained()
-    start = "Once upon a time, there was a little boy named Tim."
     prompts = ["The little boy went to the park and", "The old king went to the sea and"]
     sentence = Regex(r" [A-Z][a-z]*(,? [a-z]+)*\.")
     keywords = functools.reduce(operator.and_, [Regex(rf".* {word}[ ,.].*") for word in ("dog", "ball")], sentence)
     return Subject("embedded model", lm, {
-        "words of at most 5 letters": constrained(lm, start, Regex(r"( [A-Za-z]{1,5},?)*\."), 10),
+        "words of at most 5 letters": constrained(lm, START, Regex(WORDS), 10),
         "infilling": Program(
             lambda twisted: Infilling(lm, "The dog was very[BLANK] because he had lost his[BLANK].", max_tokens=12)
         ),
         "intersection, product": intersection(lm, prompts, "product", 8),
         "intersection, first": intersection(lm, prompts, "first", 8),
-        "regex": constrained(lm, start, Regex(r" (He|She) was [0-9]{1,2} years old and (very )?[a-z]{3,8}\."), 14),
-        "keywords": constrained(lm, start, keywords, 14),
+        "regex": constrained(lm, START, Regex(AGE), 14),
+        "keywords": constrained(lm, START, keywords, 14),
     })  # fmt: skip
 
 

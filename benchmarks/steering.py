@@ -1,26 +1,23 @@
 """What steering costs: SMC with a masked proposal beside plain generation of the same length.
 
-Every setting is a model, N particles, a prompt and a number of steps. The task is text whose tokens all come from a
-fixed random half of the vocabulary, end of text excluded, so that every run has the same length; tokens are proposed
-from the allowed half with the exact importance weight. The baselines are `model.generate` of the same length without
-the constraint: N sampled continuations, and N beams. The methods of a setting take turns, `--repeats` times; seconds
-are medians, and a ratio is the median over the turns of time / time of the baseline in the same turn. Each run of ours
-starts with an empty cache.
+Every setting is a model, N particles, a prompt and a number of steps; models and task are those of `subjects.py`. The
+baselines are `model.generate` of the same length without the constraint: N sampled continuations, which runs the prompt
+N times; the same given the keys and values of one pass over the prompt (that pass is counted); and N beams. The methods
+of a setting take turns in one process, `--repeats` times; seconds are medians, and a ratio is the median over the turns
+of CPU time / CPU time of the baseline in the same turn. Each run of ours starts with an empty cache.
 
     python benchmarks/steering.py --quick               # one small setting, about ten seconds
-    python benchmarks/steering.py --model gpt2 --particles 10 --steps 50 --prompt 40
-    python benchmarks/steering.py                       # everything: hours on two cores
+    python benchmarks/steering.py --model gpt2 --particles 10 --prompt 40
+    python benchmarks/steering.py                       # everything: hours
     python benchmarks/steering.py --rss                 # memory kept after 300 steps of 32 particles
 
-`gpt2` has the shape of GPT-2 small and random weights, with a vocabulary of made-up tokens (nothing is downloaded);
-`embedded` is the model that ships with the package. llamppl and genlm-control run the same task where they are
-installed (`pip install 'llmppl[bench]'`).
+`goals.py` prints the same beside what it is meant to be. With `--others`, llamppl and genlm-control run the same task,
+once per setting (`pip install 'llmppl[bench]'`).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import ctypes
 import gc
 import itertools
@@ -34,127 +31,47 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+import peers
 import torch
 import transformers
-from numpy.typing import NDArray
-from tables import machine, release, table
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from subjects import SUBJECTS, Subject, Task, context_of
+from tables import machine, table
+from transformers import GenerationConfig
 
-from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_standard, smc_steer
-from llmppl.lm import Context
+from llmppl import CachedTransformer, ConstrainedText, smc_standard, smc_steer
 
 try:
     import psutil
 except ImportError:
     psutil = None
-try:
-    import llamppl
-except ImportError:
-    llamppl = None
-try:
-    import genlm.control as genlm_control
-except ImportError:
-    genlm_control = None
-if llamppl is not None or genlm_control is not None:
-    from genlm.backend.llm import AsyncTransformer  # both stand on it
-
 K = 3
 BUDGETS = {"gpt2": 1 << 30, "embedded": 64 << 20}       # cache_bytes of --rss: less than the run could fill
-PARAGRAPH = (
-    "The old house stood at the end of the road, and nobody had lived in it for many years. In the evening the wind "
-    "came up from the sea and went through the empty rooms, and the people of the village said that they could hear a "
-    "voice. One day a young woman came with a box of books and a dog, and she opened all the windows. "
-)
-NOTE = """masked proposal (half of the vocabulary), cold cache. total s: wall time; model s: of that, in forward passes;
-outside %: the rest, as a share of model s; elsewhere s: the part of the rest that is outside the language model;
-x sampling, x beams: total s over generate's; cpu x: cpu s over sampling's; peak MB: of resident memory, over before"""
-
-
-@dataclass
-class Subject:
-    """A model to run, with its vocabulary, and a tokenizer for those who need one."""
-
-    name: str
-    model: Any
-    vocab: Vocabulary
-    tokenizer: Any
-    ids: list[int]                                      # of a prompt as long as the longest that is asked for
-
-
-def gpt2(longest: int) -> Subject:
-    """GPT-2 small with random weights and made-up tokens: every byte, then a space and letters."""
-    config = GPT2Config()
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(config).eval()
-    V = config.vocab_size
-    letters = "etaoinshrdlucmfwypvbgkjqxz"
-    words = ("".join(word) for n in itertools.count(1) for word in itertools.product(letters, repeat=n))
-    tokens = [bytes([byte]) for byte in range(256)]
-    tokens += [b" " + word.encode() for word in itertools.islice(words, V - 257)]
-    vocab = Vocabulary([*tokens, b""], eos_ids=[V - 1])
-    ids = np.random.default_rng(1).integers(256, V - 1, longest).tolist()
-    return Subject("gpt2", model, vocab, lambda: _word_tokenizer(tokens), ids)
-
-
-def _word_tokenizer(tokens: list[bytes]) -> Any:
-    """A byte-level tokenizer with these tokens and no merges: it finds a word whole or spells it in bytes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    alphabet = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(rest)}
-    vocab = {"".join(alphabet[byte] for byte in data): i for i, data in enumerate(tokens)}
-    vocab["<|endoftext|>"] = len(tokens)
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    end = "<|endoftext|>"
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=end, bos_token=end, clean_up_tokenization_spaces=False
-    )
-
-
-def embedded(longest: int) -> Subject:
-    """The model of the package, with a prompt of English."""
-    lm = CachedTransformer.from_pretrained()
-    ids = lm.tokenizer.encode(PARAGRAPH * (1 + longest // 50))[:longest]
-    return Subject("embedded", lm.model, lm.vocab, lambda: lm.tokenizer, ids)
-
-
-SUBJECTS: dict[str, Callable[[int], Subject]] = {"gpt2": gpt2, "embedded": embedded}
-
-
-@dataclass
-class Task:
-    """One setting."""
-
-    subject: Subject
-    N: int
-    steps: int
-    prompt: int
-
-    def __post_init__(self) -> None:
-        vocab = self.subject.vocab
-        self.ids = self.subject.ids[: self.prompt]
-        self.mask: NDArray[np.bool_] = np.random.default_rng(2).random(len(vocab)) < 0.5
-        self.mask[list(vocab.special_ids)] = False      # the ends of text are among them
-
-    def __str__(self) -> str:
-        return f"{self.subject.name}, N={self.N}, {self.steps} steps, a prompt of {self.prompt} tokens"
+NOTE = """masked proposal (half of the vocabulary), cold cache. total s: wall time; cpu s: CPU time; model s: of that,
+in the model's forward passes; outside: the rest, in ms a step; x: cpu s over that of generate: sampling, sampling with
+the prompt run once, beams; peak MB: of resident memory, over before"""
 
 
 @dataclass
 class Run:
-    """What one run took. `model` is the time in the model's forward passes, whoever calls them."""
+    """What one run took. `cpu` and what is part of it are CPU time, of all threads."""
 
     wall: float = 0.0
     cpu: float = 0.0
-    model: float = 0.0
+    first: float = 0.0                                  # until the second forward pass begins
+    model: float = 0.0                                  # in the model's forward passes, whoever calls them
+    passes: int = 0
+    rows: int = 0                                       # of all passes
     passed: int = 0                                     # tokens that went through the model, padding included
-    elsewhere: float | None = None                      # ours: outside the language model
     cache: int | None = None                            # ours: the most bytes that the cache held
     tokens: int | None = None                           # ours: without padding
+
+    def outside(self, task: Task) -> float:
+        """Seconds a step outside the model."""
+        return (self.cpu - self.model) / task.steps
+
+    def round(self, task: Task) -> float:
+        """Seconds of a round; the first, which reads the prompt, is left out."""
+        return (self.cpu - self.first) / (task.steps - 1)
 
 
 @dataclass
@@ -171,12 +88,10 @@ class Method:
 # ---- the methods
 
 
-def context_of(lm: CachedTransformer, ids: list[int]) -> Context:
-    context = lm.context(lm.vocab.tokens[ids[0]].decode("latin-1"))
-    assert [int(i) for i in context.tokens] == ids[:1]
-    for i in ids[1:]:
-        context = context + lm.vocab[i]
-    return context
+def inference(program: ConstrainedText, N: int, K: int | None, **how: Any) -> Any:
+    """Steering with K, the particle filter without."""
+    how = how or {"seed": 0}
+    return smc_standard(program, N, **how) if K is None else smc_steer(program, N, K, **how)
 
 
 def ours(K: int | None, cache_bytes: int) -> Callable[[Task], Callable[[Run], None]]:
@@ -186,8 +101,7 @@ def ours(K: int | None, cache_bytes: int) -> Callable[[Task], Callable[[Run], No
         program = ConstrainedText(lm, context, mask=lambda text: task.mask, max_tokens=task.steps)
 
         def call(run: Run) -> None:
-            posterior = smc_standard(program, task.N, seed=0) if K is None else smc_steer(program, task.N, K, seed=0)
-            run.elsewhere = posterior.stats.seconds_other + posterior.stats.seconds_masks
+            posterior = inference(program, task.N, K)
             run.cache, run.tokens = lm.store.peak_bytes, lm.stats.tokens
             assert len(posterior) and all(particle.num_tokens == task.steps for particle in posterior)
 
@@ -196,95 +110,39 @@ def ours(K: int | None, cache_bytes: int) -> Callable[[Task], Callable[[Run], No
     return prepare
 
 
-def generate(beams: bool) -> Callable[[Task], Callable[[Run], None]]:
+def generate(how: str) -> Callable[[Task], Callable[[Run], None]]:
+    """`model.generate`: "sampling", "prompt once" or "beams"."""
+
     def prepare(task: Task) -> Callable[[Run], None]:
-        ids = torch.tensor([task.ids])
-        how = {"num_beams": task.N} if beams else {"do_sample": True, "num_return_sequences": task.N}
-        eos = list(task.subject.vocab.eos_ids)
+        model, eos = task.subject.model, list(task.subject.vocab.eos_ids)
+        rows = task.N if how == "prompt once" else 1
+        ids = torch.tensor([task.ids]).expand(rows, -1)
         config = GenerationConfig(
-            max_new_tokens=task.steps, min_new_tokens=task.steps, top_k=0, pad_token_id=eos[0], eos_token_id=eos, **how
-        )
+            max_new_tokens=task.steps, min_new_tokens=task.steps, top_k=0, pad_token_id=eos[0], eos_token_id=eos,
+            num_beams=task.N if how == "beams" else 1, do_sample=how != "beams",
+            num_return_sequences=task.N if how == "sampling" else 1,
+        )  # fmt: skip
 
         def call(run: Run) -> None:
+            more: dict[str, Any] = {}
             with torch.inference_mode():
-                task.subject.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+                if how == "prompt once":
+                    more["past_key_values"] = model(ids[:1, :-1], use_cache=True, logits_to_keep=1).past_key_values
+                    more["past_key_values"].batch_repeat_interleave(task.N)
+                texts = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **more)
+            assert texts.shape == (1 if how == "beams" else task.N, task.prompt + task.steps)
 
         return call
 
     return prepare
 
 
-def with_llamppl(K: int | None) -> Callable[[Task], Callable[[Run], None]]:
-    def prepare(task: Task) -> Callable[[Run], None]:
-        backend = AsyncTransformer(task.subject.model, task.subject.tokenizer(), batch_size=task.N * (K or 1))
-        lm = llamppl.CachedCausalLM(backend)
-        prompt = _same_prompt(lm.tokenizer, task)
-        allowed = set(np.flatnonzero(task.mask).tolist())
+def theirs(prepare: Callable[[Task], Callable[[], None]]) -> Callable[[Task], Callable[[Run], None]]:
+    def of_run(task: Task) -> Callable[[Run], None]:
+        call = prepare(task)
+        return lambda run: call()
 
-        class Program(llamppl.Model):
-            def __init__(self) -> None:
-                super().__init__()
-                self.context = llamppl.LMContext(lm, prompt)
-
-            def immutable_properties(self) -> set[str]:
-                return {"allowed"}
-
-            async def step(self) -> None:
-                await self.observe(self.context.mask_dist(allowed), True)
-                await self.sample(self.context.next_token())
-                if self.context.token_count == task.steps:
-                    self.finish()
-
-        def call(run: Run) -> None:
-            lm.cache_kv(task.ids)
-            program = Program()
-            asyncio.run(
-                llamppl.smc_standard(program, task.N) if K is None else llamppl.smc_steer(program, task.N, K)
-            )
-
-        return call
-
-    return prepare
-
-
-def with_genlm_control() -> Callable[[Task], Callable[[Run], None]]:
-    def prepare(task: Task) -> Callable[[Run], None]:
-        backend = AsyncTransformer(task.subject.model, task.subject.tokenizer(), batch_size=task.N)
-        llm = genlm_control.PromptedLLM(backend, prompt_ids=task.ids)
-        allowed = [*(task.mask[token.token_id] for token in llm.vocab), False]
-        go_on = np.where(allowed, 0.0, -np.inf)
-
-        class Allowed(genlm_control.Potential):
-            """0 where every token is allowed; the text may end when it is long enough."""
-
-            async def complete(self, context: list[Any]) -> float:
-                return 0.0
-
-            async def prefix(self, context: list[Any]) -> float:
-                return 0.0
-
-            async def logw_next(self, context: list[Any]) -> Any:
-                weights = go_on.copy()
-                weights[-1] = 0.0 if len(context) >= task.steps else -np.inf
-                return self.make_lazy_weights(weights)
-
-        sampler = genlm_control.direct_token_sampler(llm * Allowed(llm.vocab))
-
-        def call(run: Run) -> None:
-            backend.cache_kv(task.ids)
-            smc = genlm_control.SMC(sampler)
-            asyncio.run(smc(n_particles=task.N, ess_threshold=0.5, max_tokens=task.steps + 1))
-
-        return call
-
-    return prepare
-
-
-def _same_prompt(tokenizer: Any, task: Task) -> str:
-    prompt = tokenizer.decode(task.ids)
-    if tokenizer.encode(prompt) != task.ids:
-        raise ValueError("its prompt must be a text, and the tokenizer reads this text as other tokens")
-    return prompt                                       # type: ignore[no-any-return]
+    return of_run
 
 
 # ---- measuring
@@ -292,16 +150,19 @@ def _same_prompt(tokenizer: Any, task: Task) -> str:
 
 @contextmanager
 def forwards(model: Any, run: Run) -> Iterator[None]:
-    """Count the time and the tokens of the model's forward passes."""
-    started = 0.0
+    """Count the CPU time, the rows and the tokens of the model's forward passes."""
+    begun = started = time.process_time()
 
     def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal started
-        run.passed += (args[0] if args else kwargs["input_ids"]).numel()
-        started = time.perf_counter()
+        ids = args[0] if args else kwargs["input_ids"]
+        run.passes, run.rows, run.passed = run.passes + 1, run.rows + len(ids), run.passed + ids.numel()
+        started = time.process_time()
+        if run.passes == 2:
+            run.first = started - begun
 
     def after(*_: Any) -> None:
-        run.model += time.perf_counter() - started
+        run.model += time.process_time() - started
 
     hooks = [model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after)]
     try:
@@ -356,23 +217,26 @@ def once(method: Method, task: Task) -> Run:
     return run
 
 
+def take_turns(task: Task, methods: list[Method], repeats: int) -> None:
+    for _ in range(repeats):
+        for method in methods:
+            method.runs.append(once(method, task))
+
+
 def measure(task: Task, methods: list[Method], repeats: int) -> None:
     """Fill in `methods`: a first run for the memory, which is not timed, then `repeats` timed ones in turns.
 
     Those of other libraries run once, for both: they can take minutes.
     """
-    for method in methods:
-        if not method.other:
-            found: list[float] = []
-            call = method.prepare(task)
-            with peak(found):
-                call(Run())
-            del call
-            method.memory = found[0] if found else None
-    for _ in range(repeats):
-        for method in methods:
-            if not method.other:
-                method.runs.append(once(method, task))
+    own = [method for method in methods if not method.other]
+    for method in own:
+        found: list[float] = []
+        call = method.prepare(task)
+        with peak(found):
+            call(Run())
+        del call
+        method.memory = found[0] if found else None
+    take_turns(task, own, repeats)
     for method in [method for method in methods if method.other]:
         found = []
         try:
@@ -384,49 +248,39 @@ def measure(task: Task, methods: list[Method], repeats: int) -> None:
         method.memory = found[0] if found else None
 
 
-def median(method: Method, what: str) -> float:
-    return statistics.median(getattr(run, what) for run in method.runs)
+def median(method: Method, what: Callable[[Run], float]) -> float:
+    return statistics.median(map(what, method.runs))
 
 
-def ratio(method: Method, baseline: Method, what: str = "wall") -> float:
+def ratio(method: Method, baseline: Method) -> float:
+    """Of CPU time, the median over the turns."""
     pairs = zip(method.runs, baseline.runs, strict=not method.other)
-    return statistics.median(getattr(run, what) / getattr(base, what) for run, base in pairs)
+    return statistics.median(run.cpu / base.cpu for run, base in pairs)
 
 
 COLUMNS = (
-    "method", "tokens", "total s", "cpu s", "model s", "outside %", "elsewhere s", "x sampling", "cpu x", "x beams",
-    "peak MB", "cache MB",
+    "method", "tokens", "total s", "cpu s", "model s", "outside", "x sampling", "x prompt once", "x beams", "peak MB",
+    "cache MB",
 )
 
 
 def report(task: Task, methods: list[Method]) -> None:
-    sampling, beams = (next(m for m in methods if m.name == name) for name in ("generate, sampling", "generate, beams"))
+    baselines = [method for method in methods if method.name.startswith("generate")]
     rows = []
     for m in methods:
         last = m.runs[-1]
-        outside = statistics.median((run.wall - run.model) / run.model for run in m.runs)
         rows.append((
             m.name,
             f"{last.tokens or last.passed:,}",
-            f"{median(m, 'wall'):.2f}",
-            f"{median(m, 'cpu'):.2f}",
-            f"{median(m, 'model'):.2f}",
-            f"{100 * outside:.0f}",
-            "" if last.elsewhere is None else f"{median(m, 'elsewhere'):.2f}",
-            f"{ratio(m, sampling):.2f}",
-            f"{ratio(m, sampling, 'cpu'):.2f}",
-            f"{ratio(m, beams):.2f}",
+            f"{median(m, lambda run: run.wall):.2f}",
+            f"{median(m, lambda run: run.cpu):.2f}",
+            f"{median(m, lambda run: run.model):.2f}",
+            f"{1e3 * median(m, lambda run: run.outside(task)):.1f}",
+            *(f"{ratio(m, baseline):.2f}" for baseline in baselines),
             "" if m.memory is None else f"{m.memory / 1e6:.0f}",
             "" if last.cache is None else f"{last.cache / 1e6:.0f}",
         ))
     table(str(task), COLUMNS, rows)
-
-
-def others() -> str:
-    """Which of the other libraries run, and how to get the ones that do not."""
-    modules = {"llamppl": llamppl, "genlm-control": genlm_control}
-    absent = " is not installed (pip install 'llmppl[bench]')"
-    return "; ".join(name + absent if module is None else release(name) for name, module in modules.items())
 
 
 def kept(subject: Subject, cache_bytes: int | None, N: int, steps: int, prompt: int) -> None:
@@ -455,33 +309,40 @@ def kept(subject: Subject, cache_bytes: int | None, N: int, steps: int, prompt: 
     sys.stdout.flush()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=[*SUBJECTS, "all"], default="all")
-    parser.add_argument("--particles", type=int, nargs="+", default=[10, 32], metavar="N")
-    parser.add_argument("--steps", type=int, nargs="+", default=[50, 200])
-    parser.add_argument("--prompt", type=int, nargs="+", default=[40, 400], metavar="TOKENS")
-    parser.add_argument("--repeats", type=int, default=3, help="timed runs of each method, in turns")
-    parser.add_argument("--threads", type=int, help="torch's threads; 1 is steadier on a machine that others use")
-    parser.add_argument("--cache-bytes", type=int, help="of our runs; the library's default if left out")
-    parser.add_argument("--without-others", action="store_true", help="leave llamppl and genlm-control out")
-    parser.add_argument("--quick", action="store_true", help="one small setting of the embedded model")
-    parser.add_argument("--rss", action="store_true", help="only print memory kept after 300 steps of N=32")
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    if options.quick:
-        options.model, options.particles, options.steps, options.prompt = "embedded", [5], [20], [20]
+def prepare_process(threads: int) -> None:
+    """Set the number of threads, keep the libraries from talking, and print the machine."""
+    torch.set_num_threads(threads)
     warnings.filterwarnings("ignore", module="transformers|llamppl|genlm")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    print(machine("torch", "transformers", "numpy", note=f"{torch.get_num_threads()} threads, float32 on the CPU"))
+    note = f"float32, CPU time, threads: {threads}"
+    print(machine("llmppl", "torch", "transformers", "numpy", note=note), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=[*SUBJECTS, "all"], default="all")
+    parser.add_argument("--particles", type=int, nargs="+", default=[10, 30], metavar="N")
+    parser.add_argument("--steps", type=int, nargs="+", default=[50])
+    parser.add_argument("--prompt", type=int, nargs="+", default=[40, 200, 900], metavar="TOKENS")
+    parser.add_argument("--repeats", type=int, default=3, help="timed runs of each method, in turns")
+    parser.add_argument("--threads", type=int, default=1, help="torch's; CPU time is of all of them")
+    parser.add_argument("--cache-bytes", type=int, help="of our runs; the library's default if left out")
+    parser.add_argument("--others", action="store_true", help="llamppl and genlm-control, too")
+    parser.add_argument("--quick", action="store_true", help="one small setting of the embedded model")
+    parser.add_argument("--rss", action="store_true", help="only print memory kept after 300 steps of N=32")
+    options = parser.parse_args()
+    if options.quick:
+        options.model, options.particles, options.steps, options.prompt = "embedded", [5], [20], [20]
+    began = time.perf_counter()
+    prepare_process(options.threads)
     names = list(SUBJECTS) if options.model == "all" else [options.model]
     if options.rss:
-        for name in names:
+        for name in names if options.model != "all" else BUDGETS:
             kept(SUBJECTS[name](40), options.cache_bytes, 32, 300, 40)
         return
-    print("left out: llamppl, genlm-control" if options.without_others else others())
+    if options.others:
+        print(peers.installed())
     print(NOTE)
     budget = options.cache_bytes or 2 << 30
     for name in names:
@@ -490,17 +351,14 @@ def main() -> None:
             methods = [
                 Method("llmppl, standard", ours(None, budget)),
                 Method(f"llmppl, steer K={K}", ours(K, budget)),
-                Method("generate, sampling", generate(False)),
-                Method("generate, beams", generate(True)),
+                *(Method(f"generate, {how}", generate(how)) for how in ("sampling", "prompt once", "beams")),
             ]
-            if llamppl is not None and not options.without_others:
-                methods.append(Method("llamppl, standard", with_llamppl(None), other=True))
-                methods.append(Method(f"llamppl, steer K={K}", with_llamppl(K), other=True))
-            if genlm_control is not None and not options.without_others:
-                methods.append(Method("genlm-control", with_genlm_control(), other=True))
+            if options.others:
+                methods += [Method(name, theirs(prepare), other=True) for name, prepare in peers.others(K).items()]
             task = Task(subject, N, steps, prompt)
             measure(task, methods, options.repeats)
             report(task, methods)
+    print(f"\n{time.perf_counter() - began:.0f} s in all")
 
 
 if __name__ == "__main__":
