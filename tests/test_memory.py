@@ -9,8 +9,10 @@ import torch
 from families import VOCAB, V, at, build, check_books, error_of, family_lm, model_of, together
 from support import repetitions
 
-from llmppl.inference import smc_standard, smc_steer
-from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
+from llmppl.inference import SMC, smc_standard, smc_steer
+from llmppl.inference.expansion import Copies, Distinct
+from llmppl.inference.resampling import DownSample, ResampleBelow
+from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD, Node
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
 from llmppl.tokens import Vocabulary
@@ -31,6 +33,11 @@ class Ramble(Model):
         token = self.sample(self.transformer(self.context).masked(self.mask))
         self.score(0.3 * (int(token) % 3))
         self.context = self.context + token
+
+
+def toy_lm(function=lambda ids: [0.0] * V, **limits):
+    """A function as a model, over the tokens of `families`."""
+    return CachedTransformer(function, VOCAB, **limits)
 
 
 def long_model():
@@ -67,6 +74,29 @@ def test_a_long_run_stays_under_its_budget(how, slots, rows):
     assert max(watched) <= lm.store.peak_bytes <= budget
     assert error_of(lm, particles[0].context) <= 1e-4
     check_books(lm)
+
+
+def test_a_context_that_is_run_whole_is_not_walked_to_its_root_at_every_token(monkeypatch):
+    walked, read = [], []
+    lm = toy_lm(lambda ids: read.append(list(ids)) or [0.0] * V)
+    path = Node.path
+    monkeypatch.setattr(Node, "path", lambda node: walked.append(node.depth) or path(node))
+    contexts = [at(lm, [5, 6, 7]), at(lm, [5, 6, 8])]
+    ids = [[5, 6, 7], [5, 6, 8]]
+    for i in range(3, 23):
+        together([context.log_probs for context in contexts])
+        contexts, ids = [context + lm.vocab[i] for context in contexts], [each + [i] for each in ids]
+    assert walked == [3, 3]
+    assert read == [each[:n] for n in range(3, 23) for each in ids]
+
+
+@pytest.mark.parametrize("expand", [Distinct(4, 2), Copies(4, 2), Copies(4)], ids=str)
+def test_the_seed_of_a_stream_does_not_grow_with_the_steps(expand):
+    """numpy spawns a child of a child from the whole path to it, which takes time and memory at every step."""
+    select = ResampleBelow(4, 1.0) if expand == Copies(4) else DownSample(4)
+    run = SMC(Ramble(toy_lm(), [0]), expand, select, seed=0)
+    run.run(max_steps=30)
+    assert {len(p.chooser.rng.bit_generator.seed_seq.spawn_key) for p in run.particles} == {1}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

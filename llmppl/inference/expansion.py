@@ -98,7 +98,7 @@ class Run(Protocol):
 
     particles: list[Any]
     t: int
-    rng: np.random.Generator
+    rng: np.random.Generator                            # spawns all streams: the seed of a child's child grows with t
 
     @property
     def streams(self) -> GlobalStreams: ...
@@ -129,7 +129,7 @@ class Copies:
             copies = [particle]
             if not particle.finished:
                 particle.log_weight -= math.log(self.K)
-                copies += [particle.spawn(Sampled(rng)) for rng in particle.chooser.rng.spawn(self.K - 1)]
+                copies += [particle.spawn(Sampled(rng)) for rng in run.rng.spawn(self.K - 1)]
             extensions += [Extension(copy, i, group, moving=not copy.finished) for copy in copies]
         _step(run, extensions)
         return _merged(extensions) if self.merge else extensions
@@ -170,10 +170,10 @@ class Distinct:
         groups, extensions = itertools.count(), list[Extension]()
         for i, particle in enumerate(run.particles):
             if i in kept:
-                extensions += self._fixed(probes[i], i, *kept[i], groups)
+                extensions += self._fixed(run, probes[i], i, *kept[i], groups)
             elif i in probes and probes[i].left:
                 number = self.N * self.K if len(run.particles) == 1 else self.K
-                extensions += self._copied(particle, i, number, next(groups))
+                extensions += self._copied(run, particle, i, number, next(groups))
             else:
                 extensions.append(self._going(particle, i, probes.get(i), next(groups)))
         _step(run, extensions)
@@ -195,13 +195,13 @@ class Distinct:
         return dict(zip(listed, choose(run.rng, log_sums, read, self.N * self.K), strict=True))
 
     def _fixed(
-        self, probe: Branch, i: int, indices: Ints, log_weights: Floats, groups: Iterable[int]
+        self, run: Run, probe: Branch, i: int, indices: Ints, log_weights: Floats, groups: Iterable[int]
     ) -> list[Extension]:
         """An extension for each first choice that was kept."""
         assert probe.listing is not None
         extensions = []
         log_start = probe.start.log_weight - probe.start.log_twist
-        streams = probe.start.chooser.rng.spawn(len(indices))
+        streams = run.rng.spawn(len(indices))
         for stream, index, log_weight, group in zip(
             streams, indices.tolist(), log_weights.tolist(), groups, strict=False
         ):
@@ -211,9 +211,8 @@ class Distinct:
             extensions.append(Extension(copy, i, group, pick=pick, log_kept=log_kept))
         return extensions
 
-    def _copied(self, particle: Model, i: int, number: int, group: int) -> list[Extension]:
-        assert particle.chooser is not None
-        copies = [particle.spawn(Sampled(stream)) for stream in particle.chooser.rng.spawn(number)]
+    def _copied(self, run: Run, particle: Model, i: int, number: int, group: int) -> list[Extension]:
+        copies = [particle.spawn(Sampled(stream)) for stream in run.rng.spawn(number)]
         for copy in copies:
             copy.log_weight -= math.log(number)
         return [Extension(copy, i, group) for copy in copies]
@@ -239,7 +238,7 @@ class Distinct:
             each.share(number)
             each.copies = 1 if number > 1 else -1
             particle = run.particles[each.parent]
-            for stream in particle.chooser.rng.spawn(number - 1):
+            for stream in run.rng.spawn(number - 1):
                 assert each.pick is not None
                 copy = _started(particle, Fixed(stream, [each.pick]), each.log_start)
                 more.append(Extension(copy, each.parent, each.group, pick=each.pick, log_kept=each.log_kept))

@@ -14,7 +14,7 @@ import itertools
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -80,6 +80,8 @@ class CachedEvaluator:
         self._done: dict[int, Stats] = {}
         self._thread = _Thread(self._done)
         self._ran: list[Node] = []                      # whose slots the round under way has written
+        self._ids: dict[Node | None, NDArray[np.int64]] = {}            # the tokens of what was run whole, last round
+        self._new_ids: dict[Node | None, NDArray[np.int64]] = {}        # and in this one
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
         self._warned = False
@@ -131,6 +133,8 @@ class CachedEvaluator:
         while wanted.children:
             self._forward(wanted)
         self._ran.clear()
+        self._ids = self._new_ids
+        self._new_ids = {}
         stats = self._thread.stats
         stats.rounds += 1
         stats.rows += computed
@@ -161,7 +165,7 @@ class CachedEvaluator:
         needs = wanted.children
         chains = self._fitting(self._chains(needs)) if self.backend.slot_bytes else []
         if chains:
-            self._run(chains, wanted, keep=True)
+            self._run(chains, wanted)
             return
         longest = max(node.depth for node in needs)     # nothing can be kept: whole contexts, all of one length
         if self.backend.slot_bytes and not self._warned:
@@ -171,8 +175,10 @@ class CachedEvaluator:
                 f"{self.backend.slot_bytes} bytes each; such contexts are recomputed from their start",
                 stacklevel=2,
             )
-        whole = [list(node.path())[::-1] for node in needs if node.depth == longest]
-        self._run(whole[: max(1, self.max_batch_tokens // longest)], wanted, keep=False)
+        ends = [node for node in needs if node.depth == longest]
+        most = max(1, self.max_batch_tokens // longest)
+        for start in range(0, len(ends), most):
+            self._run_whole(ends[start : start + most], wanted)
 
     def _chains(self, needs: Iterable[Node]) -> list[Chain]:
         """What has to run now: runs of new nodes that each continue a node with a slot (or the root)."""
@@ -206,7 +212,7 @@ class CachedEvaluator:
             group = group[: len(group) // 2]
         return []
 
-    def _run(self, chains: list[Chain], wanted: _Wanted, *, keep: bool) -> None:
+    def _run(self, chains: list[Chain], wanted: _Wanted) -> None:
         """One forward pass over `chains`, each of which continues the parent of its first node."""
         lengths = np.array([len(chain) for chain in chains])
         starts = np.array([chain[0].depth - 1 for chain in chains])
@@ -215,16 +221,38 @@ class CachedEvaluator:
         for i, chain in enumerate(chains):
             tokens[i, : len(chain)] = [node.token for node in chain]
             asked |= {node: (i, j) for j, node in enumerate(chain) if node in wanted.children}
-        slots = self._take_slots(chains) if keep else None
+        slots = self._take_slots(chains)
+        self._answer(Batch(tokens, starts, lengths, slots, list(asked.values())), asked, wanted)
+        for chain in chains:
+            chain[-1].used = self._round
+
+    def _run_whole(self, ends: Sequence[Node], wanted: _Wanted) -> None:
+        """One forward pass over whole contexts of one length, with nothing read from the cache, nor kept in it."""
+        length = ends[0].depth
+        lengths, starts = np.full(len(ends), length), np.zeros(len(ends), dtype=np.int64)
+        tokens = np.empty((len(ends), length), dtype=np.int64)
+        asked = {node: (i, length - 1) for i, node in enumerate(ends)}
+        on_the_way = any(node.depth < length for node in wanted.children)
+        for i, (ids, end) in enumerate(zip(tokens, ends, strict=True)):
+            before = self._ids.get(end.parent)
+            if before is None:
+                ids[:] = end.tokens()
+            else:
+                ids[:-1], ids[-1] = before, end.token
+            self._new_ids[end] = ids
+            if on_the_way:
+                asked |= {node: (i, node.depth - 1) for node in end.path() if node in wanted.children}
+        self._answer(Batch(tokens, starts, lengths, None, list(asked.values())), asked, wanted)
+
+    def _answer(self, batch: Batch, asked: Iterable[Node], wanted: _Wanted) -> None:
+        """Run a pass, and hand out what it tells of the nodes it was asked for."""
         try:
-            logits = self.backend.forward(Batch(tokens, starts, lengths, slots, list(asked.values())))
+            logits = self.backend.forward(batch)
             rows = self._rows(logits, list(asked))
         except Exception:                               # the model's own, or it gave no distribution
             self._forget()
             raise
-        self._thread.stats.tokens += int(lengths.sum())
-        for chain in chains:
-            chain[-1].used = self._round
+        self._thread.stats.tokens += int(batch.lengths.sum())
         for node, row in zip(asked, rows, strict=True):
             if wanted.found(node, row):
                 self.store.put_row(node, row)

@@ -1,0 +1,166 @@
+"""How the cost of a step grows: with the number of particles N, and with the steps t that were made before it.
+
+The task is that of steering.py: text whose tokens all come from a random half of the vocabulary, end of text excluded,
+so that all runs go on for ever. Two models run it: `function`, a table of logits by the last token, which costs almost
+nothing, so that the library's own cost shows; and `embedded`, which ships with the package. Times are CPU seconds of
+this process on one thread. "outside" is a step without the forward passes of the model, whose attention reads more with
+every token. An exponent is the slope of a straight line through log(cost) by least squares: over N from 10 to 300, of
+the medians over the steps; and over t, of the medians of tenths of the run. Linear in N is 1, flat in t is 0.
+
+    python benchmarks/growth.py                         # about ten minutes on one core
+    python benchmarks/growth.py --quick                 # seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tables import machine, table
+
+from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_standard, smc_steer
+
+NS = (10, 30, 100, 300, 1000)
+FITTED = (10, 300)                                      # the N of the exponent
+V = 256                                                 # tokens of `function`
+K = 3
+
+
+@dataclass(frozen=True)
+class Growth:
+    """CPU seconds of each step of one run of N particles.
+
+    total, outside : (steps,), the whole step, and what of it was outside the model's forward passes
+    """
+
+    N: int
+    total: np.ndarray
+    outside: np.ndarray
+
+
+def function() -> CachedTransformer:
+    """Logits by the last token, from a fixed table."""
+    logits = 2.0 * np.random.default_rng(0).standard_normal((V, V))
+    tokens = [b"", *(b"%02x" % i for i in range(1, V))]
+    return CachedTransformer(lambda ids: logits[ids[-1]], Vocabulary(tokens, eos_ids=[0]))
+
+
+@functools.cache
+def _embedded() -> CachedTransformer:
+    return CachedTransformer.from_pretrained()
+
+
+def embedded() -> CachedTransformer:
+    """The model of the package, its cache empty."""
+    loaded = _embedded()
+    return CachedTransformer(loaded.model, loaded.tokenizer)
+
+
+MODELS: dict[str, Callable[[], CachedTransformer]] = {"function": function, "embedded": embedded}
+
+
+def run(lm: CachedTransformer, method: str, N: int, steps: int) -> Growth:
+    """Measure a run: `method` is "standard" or "steer"."""
+    half = np.random.default_rng(1).random(len(lm.vocab)) < 0.5
+    half &= lm.vocab.lengths > 0
+    half[list(lm.vocab.eos_ids)] = False
+    program = ConstrainedText(lm, lm.at(np.flatnonzero(half)[:10].tolist()), mask=lambda text: half)
+    inside, marks = 0.0, [(0.0, 0.0)]
+    forward = lm.backend.forward
+
+    def timed(batch: Any) -> Any:
+        nonlocal inside
+        before = time.process_time()
+        answer = forward(batch)
+        inside += time.process_time() - before
+        return answer
+
+    lm.backend.forward = timed                          # type: ignore[method-assign]
+    start = time.process_time()
+
+    def mark(step: Any) -> None:
+        now = time.process_time() - start
+        marks.append((now, now - inside))
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")              # a cache that is too small, a model that is too short
+            if method == "steer":
+                smc_steer(program, N, K, seed=0, max_steps=steps, on_step=mark, progress=False)
+            else:
+                smc_standard(program, N, seed=0, max_steps=steps, on_step=mark, progress=False)
+    finally:
+        lm.backend.forward = forward                    # type: ignore[method-assign]
+    total, outside = np.diff(np.array(marks), axis=0).T
+    return Growth(N, total, outside)
+
+
+def exponent(x: Sequence[float], cost: Sequence[float]) -> float:
+    """The slope of log(cost) over log(x)."""
+    slope, _ = np.polyfit(np.log(x), np.log(cost), 1)
+    return float(slope)
+
+
+def in_N(runs: Sequence[Growth], part: str) -> float:
+    """The exponent of the cost of a step in N, of the N that are `FITTED`."""
+    fitted = [each for each in runs if FITTED[0] <= each.N <= FITTED[1]]
+    return exponent([each.N for each in fitted], [float(np.median(getattr(each, part)[1:])) for each in fitted])
+
+
+def in_t(each: Growth, part: str) -> float:
+    """The exponent of the cost of a step in t, but for the first step, which reads the prompt."""
+    tenths = np.array_split(getattr(each, part)[1:], 10)
+    middles = np.cumsum([len(tenth) for tenth in tenths]) - [len(tenth) / 2 for tenth in tenths]
+    return exponent(1 + middles, [float(np.median(tenth)) for tenth in tenths])
+
+
+def growth_in_N(model: str, method: str, Ns: Sequence[int], steps: int) -> None:
+    """Print how a step of `steps` grows with N."""
+    runs = [run(MODELS[model](), method, N, steps) for N in Ns]
+    rows = [
+        [each.N, *(f"{1e3 * np.median(getattr(each, part)[1:]):.2f}" for part in ("total", "outside")),
+         f"{1e3 * np.median(each.outside[1:]) / each.N:.3f}"]
+        for each in runs
+    ]  # fmt: skip
+    note = f"exponent in N, 10 to 300: total {in_N(runs, 'total'):.2f}, outside {in_N(runs, 'outside'):.2f}"
+    columns = ["N", "ms a step", "outside", "outside / N"]
+    table(f"growth in N: {model}, {method}, {steps} steps, V = {len(MODELS[model]().vocab)}", columns, rows, note)
+
+
+def growth_in_t(model: str, method: str, N: int, steps: int) -> None:
+    """Print how a step grows over a run."""
+    each = run(MODELS[model](), method, N, steps)
+    tenths = [np.array_split(part[1:], 10) for part in (each.total, each.outside)]
+    rows, last = [], 1
+    for total, outside in zip(*tenths, strict=True):
+        first, last = last + 1, last + len(total)
+        rows.append([f"{first}-{last}", *(f"{1e3 * statistics.median(part):.2f}" for part in (total, outside))])
+    note = f"exponent in t: total {in_t(each, 'total'):.2f}, outside {in_t(each, 'outside'):.2f}"
+    table(f"growth in t: {model}, {method}, N = {N}", ["steps", "ms a step", "outside"], rows, note)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--models", nargs="*", choices=[*MODELS], default=[*MODELS])
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    print(machine("numpy", "torch", "transformers", note="one thread, CPU ms, medians"))
+    for model in options.models:
+        for method in ("standard", "steer"):
+            growth_in_N(model, method, NS[:2] if options.quick else NS, 6 if options.quick else 40)
+            limit = 500 if model == "embedded" else 1000
+            growth_in_t(model, method, 10 if options.quick else 30, 30 if options.quick else limit)
+
+
+if __name__ == "__main__":
+    main()
