@@ -39,7 +39,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are imported
 
@@ -48,7 +47,6 @@ from tables import machine, table
 
 from llmppl import Grammar, Regex, TokenIndex, Vocabulary
 from llmppl.languages import classes, dfa, nfa, regex
-from llmppl.masks import walks
 from llmppl.tokens import encode_fragment
 
 try:
@@ -467,13 +465,6 @@ def no_collection() -> Iterator[None]:
         gc.enable()
 
 
-@contextmanager
-def without_numba() -> Iterator[None]:
-    """The masks by numpy, as they are until a process has made a few wide ones, or where numba is missing."""
-    with mock.patch.object(walks, "use_numba", lambda trie: False):
-        yield
-
-
 def forget() -> None:
     """What was kept of other patterns: the classes of characters and their automata."""
     re.purge()
@@ -535,26 +526,20 @@ def compared(found: dict[str, Time], others: Sequence[str], ratios: dict[str, li
 
 def first_masks(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
     others = [name for name in engines if name != "llmppl"]
-    rows = [["pattern", "llmppl", "new classes", "numpy", *others, *[f"x {name}" for name in others]]]
+    rows = [["pattern", "llmppl", "new classes", *others, *[f"x {name}" for name in others]]]
     ratios: dict[str, list[float]] = {}
 
-    def call(name: str, pattern: str, numba: bool = True) -> None:
-        reader = engines[name].regex(pattern)
-        if numba:
-            reader.mask()
-        else:
-            with without_numba():
-                reader.mask()
+    def call(name: str, pattern: str) -> None:
+        engines[name].regex(pattern).mask()
 
     for label, pattern in patterns.items():
         calls: dict[str, Callable[[], object]] = {}
         calls["forget"] = forget
         calls["new classes"] = functools.partial(call, "llmppl", pattern)
         calls["llmppl"] = functools.partial(call, "llmppl", pattern)
-        calls["numpy"] = functools.partial(call, "llmppl", pattern, numba=False)
         calls |= {name: functools.partial(call, name, pattern) for name in others}
         found = in_turns(calls, options.repeats, options.limit)
-        shown = [found[name].show(MS) for name in ("llmppl", "new classes", "numpy", *others)]
+        shown = [found[name].show(MS) for name in ("llmppl", "new classes", *others)]
         rows.append([label, *shown, *compared(found, others, ratios)])
     table(f"{subject.name}: compile + first mask, ms (of outlines-core this is the whole index)", rows[0], rows[1:])
     summary(ratios)
@@ -612,27 +597,22 @@ def whole(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], o
     rows: list[list[str]] = []
     others = [name for name in engines if name == "outlines-core"]
     ratios: dict[str, list[float]] = {}
-    rows.append(["pattern", "states", "llmppl", "new classes", "numpy", *others, *["x"] * len(others), "arrays, MB"])
+    rows.append(["pattern", "states", "llmppl", "new classes", *others, *["x"] * len(others), "arrays, MB"])
 
-    def build(pattern: str, numba: bool = True) -> Any:
-        index = Regex(pattern).index(subject.vocab)
-        if numba:
-            return index.build_all()
-        with without_numba():
-            return index.build_all()
+    def build(pattern: str) -> Any:
+        return Regex(pattern).index(subject.vocab).build_all()
 
     for label, pattern in patterns.items():
         calls: dict[str, Callable[[], object]] = {
             "forget": forget,
             "new classes": functools.partial(build, pattern),
             "llmppl": functools.partial(build, pattern),
-            "numpy": functools.partial(build, pattern, False),
         }
         for name in others:
             calls[name] = functools.partial(outlines_core.Index, pattern, engines[name].vocab)
         found = in_turns(calls, options.repeats, options.limit)
         made = build(pattern)
-        shown = [found[name].show(MS) for name in ("llmppl", "new classes", "numpy", *others)]
+        shown = [found[name].show(MS) for name in ("llmppl", "new classes", *others)]
         size = f"{made.nbytes / 1e6:.2f}"
         rows.append([label, str(len(made)), *shown, *compared(found, others, ratios), size])
     table(f"{subject.name}: regex to whole index, ms", rows[0], rows[1:])
@@ -715,7 +695,7 @@ wall, cpu = time.perf_counter(), time.process_time()
 from llmppl import Regex
 index = Regex(sys.argv[2]).index(vocab)
 index.mask(index.start)
-print(time.perf_counter() - wall, time.process_time() - cpu, "numba" in sys.modules, "transformers" in sys.modules)
+print(time.perf_counter() - wall, time.process_time() - cpu, "transformers" in sys.modules)
 """
 
 
@@ -732,8 +712,8 @@ def start(subject: Subject, patterns: dict[str, str], options: Any) -> None:
                 command = [sys.executable, "-c", START, str(path), pattern]
                 found.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
             wall, cpu = (statistics.median(float(each[i]) for each in found) for i in (0, 1))
-            also = [name for i, name in ((2, "numba"), (3, "transformers")) if found[0][i] == "True"]
-            rows.append([label, f"{wall:.3f}", f"{cpu:.3f}", ", ".join(also) or "neither numba nor transformers"])
+            loaded = "transformers" if found[0][2] == "True" else "no transformers"
+            rows.append([label, f"{wall:.3f}", f"{cpu:.3f}", loaded])
     table(f"{subject.name}: a new process, from the import to the first mask, tokens at hand", rows[0], rows[1:])
 
 
@@ -801,7 +781,7 @@ def header() -> str:
     missing = [engine.name for engine in OTHERS if engine.module is None]
     more = f"\nnot installed (pip install 'llmppl[bench]'): {', '.join(missing)}" if missing else ""
     present = [engine.package for engine in OTHERS if engine.module is not None]
-    return machine("llmppl", "numpy", "numba", "lark", *present) + more
+    return machine("llmppl", "numpy", "lark", *present) + more
 
 
 def subjects(options: Any) -> Iterator[Subject]:
@@ -859,7 +839,6 @@ def main() -> None:
             engines[engine.name] = engine(subject)
             setup.append(f"{engine.name} {(clock() - begin) / 1e9:.2f}")
         print(f"\n== {subject.name}, {len(subject.vocab):,} tokens; once for the vocabulary, s: {', '.join(setup)}")
-        engines["llmppl"].trie.visited = 1 << 60        # as in a process that has made some masks: it loads numba
         engines["llmppl"].regex("[a-z]*").mask()
         if options.plot:
             plot(subject, options.plot, engines)

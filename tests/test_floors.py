@@ -19,7 +19,7 @@ FOLDERS = [
     "distributions", "lm", "models", "inference", "queries", "trace", "cli", "__init__",
 ]  # fmt: skip
 STRANGERS = {"inference": ["languages", "masks", "grammar", "tokens", "lm"]}       # folder: what it does not know
-HEAVY = ["accelerate", "llguidance", "numba", "rich", "torch", "transformers", "typer"]
+HEAVY = ["accelerate", "llguidance", "rich", "torch", "transformers", "typer"]
 LIGHT = ["languages", "masks", "grammar", "tokens", "distributions", "lm", "models", "inference", "queries", "trace"]
 
 

@@ -24,6 +24,7 @@ from support import repetitions
 
 from llmppl.grammar import Grammar, json_grammar
 from llmppl.lm.embedded import PATH
+from llmppl.masks import walks
 from llmppl.masks.index import END, TokenIndex
 from llmppl.masks.trie import trie_of
 from llmppl.tokens import Vocabulary
@@ -692,8 +693,8 @@ def masks_agree(grammar, vocab, rng, walks, length):
     return seen
 
 
-def test_masks_of_random_grammars_are_what_reading_the_tokens_says():
-    """With look-aheads, keywords and ignored text; by numba and by numpy."""
+def test_masks_of_random_grammars_are_what_reading_the_tokens_says(monkeypatch):
+    """With look-aheads, keywords and ignored text; by walks node by node and by whole levels."""
     rng, shuffled = random.Random(10), np.random.default_rng(10)
     tokens = [bytes(text) for n in range(1, 5) for text in itertools.product(b"abc ", repeat=n)]
     vocab = Vocabulary([*tokens, b""], eos_ids=[len(tokens)])
@@ -703,8 +704,8 @@ def test_masks_of_random_grammars_are_what_reading_the_tokens_says():
             grammar = Grammar(random_grammar(rng))
         except (ValueError, AttributeError):
             continue
-        for visited in (0, 1 << 60):
-            trie_of(vocab).visited = visited
+        for wide in ((2, 2), (0, 0)):
+            monkeypatch.setattr(walks, "WIDE", wide)
             seen += masks_agree(grammar, vocab, shuffled, 2, 8)
         done += 1
     assert seen > 4 * done

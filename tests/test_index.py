@@ -7,8 +7,6 @@ import math
 import pickle
 import random
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,10 +20,12 @@ from support import repetitions
 
 from llmppl.grammar.grammar import GrammarIndex
 from llmppl.languages import Regex
-from llmppl.masks import END, TabledRecognizer, TokenIndex, WholeIndex, distances, packed, storage
+from llmppl.masks import END, TabledRecognizer, TokenIndex, distances, packed, storage
 from llmppl.masks import index as index_module
+from llmppl.masks import trie as trie_module
 from llmppl.masks import walks as walks_module
-from llmppl.masks.trie import Trie, trie_of
+from llmppl.masks import whole as whole_module
+from llmppl.masks.trie import Trie
 from llmppl.tokens import Vocabulary
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -167,12 +167,20 @@ def vocabularies(draw):
     return Vocabulary(tokens, eos, [tokens.index(b"<pad>")])
 
 
-@pytest.fixture(params=["numpy", "numba"])
+WAYS = {                                            # of walks: which are wide, and which levels are narrow
+    "node by node": ((2, 2), 0),
+    "whole levels": ((0, 0), 0),
+    "whole levels, the last node by node": ((0, 0), 1 << 20),
+    "as they come": (walks_module.WIDE, 5),
+}
+
+
+@pytest.fixture(params=WAYS)
 def walk(request, monkeypatch):
     """The test runs with either walk, whatever the index would choose."""
-    if request.param == "numba":
-        pytest.importorskip("numba")
-    monkeypatch.setattr(walks_module, "use_numba", lambda trie: request.param == "numba")
+    wide, narrow = WAYS[request.param]
+    monkeypatch.setattr(walks_module, "WIDE", wide)
+    monkeypatch.setattr(trie_module, "NARROW", narrow)
     return request.param
 
 
@@ -189,17 +197,11 @@ def explore(index, limit=50):
     return seen
 
 
-@pytest.mark.parametrize("kind", ["numpy", "numba", "generic, numpy", "generic, numba", "plain Python"])
-def test_masks_and_steps_are_those_of_every_token_tried_byte_by_byte(kind, monkeypatch):
-    if "numba" in kind:
-        pytest.importorskip("numba")
-    monkeypatch.setattr(walks_module, "use_numba", lambda trie: "num" not in kind or "numba" in kind)
-    if kind == "plain Python":                      # what numba compiles, as it is written
-        monkeypatch.setattr(walks_module, "_compiled", lambda: walks_module._preorder)
-
+@pytest.mark.parametrize("generic", [False, True])
+def test_masks_and_steps_are_those_of_every_token_tried_byte_by_byte(walk, generic):
     @given(machines(), vocabularies())
     def check(machine, vocab):
-        recognizer = Plain(machine) if "generic" in kind else machine
+        recognizer = Plain(machine) if generic else machine
         index = TokenIndex(recognizer, vocab)
         for state in explore(index):
             mask = brute_force(recognizer, vocab, state)
@@ -239,18 +241,18 @@ def test_the_whole_index_is_that_of_the_papers_algorithm(walk, generic):
     check()
 
 
-def test_both_walks_number_the_rows_alike_and_go_on_where_an_array_is_full(monkeypatch):
-    pytest.importorskip("numba")
+def test_all_walks_number_the_rows_alike_however_many_go_down_at_once(monkeypatch):
     found = []
-    for numba, chunk in [(True, 1 << 20), (True, 30), (False, 1 << 20), (False, 30)]:
-        monkeypatch.setattr(walks_module, "use_numba", lambda trie, numba=numba: numba)
-        monkeypatch.setattr(walks_module, "CHUNK", chunk)
+    for (wide, narrow), chunk, many in itertools.product(WAYS.values(), (1 << 20, 30), (1 << 20, 50)):
+        monkeypatch.setattr(walks_module, "WIDE", wide)
+        monkeypatch.setattr(walks_module, "MANY", many)
+        monkeypatch.setattr(trie_module, "NARROW", narrow)
+        monkeypatch.setattr(whole_module, "CHUNK", chunk)
         vocab = Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"cd", b"abc"], ())
-        trie_of(vocab).scratch.clear()              # arrays of another size
         whole = TokenIndex(Regex("(ab|[a-m]c|[c-z]*d){3}"), vocab).build_all()
         rows = [(t.tolist(), r.tolist()) for t, r in map(whole.row, range(len(whole)))]
         found.append((whole.accepting.tolist(), rows))
-    assert found[0] == found[1] == found[2] == found[3]
+    assert all(each == found[0] for each in found)
 
 
 class Flagged:
@@ -264,11 +266,12 @@ class Flagged:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_both_walks_find_the_same_from_many_states_below_many_nodes_with_flags(monkeypatch, seed):
+def test_walks_from_many_states_below_many_nodes_find_what_is_there_with_flags(walk, seed):
     rng = np.random.default_rng(seed)
     tokens = [bytes(rng.integers(97, 101, rng.integers(1, 6)).tolist()) for _ in range(200)]
     trie = Trie(tokens)
     full = rng.integers(0, 6, (6, 256)).astype(np.int32) | walks_module.FLAG * (rng.random((6, 256)) < 0.3)
+    full[0] = 0
     starts, above = rng.integers(1, 6, 20), np.append(-1, rng.integers(0, len(trie), 19))
     spelled = {node: token for token in map(bytes, tokens) for node in [node_of(trie, token)]}
     expected = []
@@ -285,15 +288,12 @@ def test_both_walks_find_the_same_from_many_states_below_many_nodes_with_flags(m
                 state_at[node] = entry % walks_module.FLAG
                 ends += [(node, state_at[node])] if node in spelled else []
         expected.append((ends, flagged))
-    for compiled in (False, True):
-        monkeypatch.setattr(walks_module, "use_numba", lambda trie, compiled=compiled: compiled)
-        monkeypatch.setattr(walks_module, "_compiled", lambda: walks_module._preorder)
-        found = walks_module.walk(Flagged(full.astype(np.int32)), trie, starts, above)
-        pairs = list(zip(found.nodes.tolist(), found.states.tolist(), strict=True))
-        rows = [pairs[a:b] for a, b in itertools.pairwise(found.begin.tolist())]
-        assert rows == [ends for ends, _ in expected]
-        marked = list(zip(found.flagged.tolist(), found.flagged_states.tolist(), strict=True))
-        assert sorted(marked) == sorted(itertools.chain.from_iterable(flagged for _, flagged in expected))
+    found = walks_module.walk(Flagged(full.astype(np.int32)), trie, starts, above)
+    pairs = list(zip(found.nodes.tolist(), found.states.tolist(), strict=True))
+    rows = [pairs[a:b] for a, b in itertools.pairwise(found.begin.tolist())]
+    assert rows == [ends for ends, _ in expected]
+    marked = list(zip(found.flagged.tolist(), found.flagged_states.tolist(), strict=True))
+    assert sorted(marked) == sorted(itertools.chain.from_iterable(flagged for _, flagged in expected))
 
 
 def node_of(trie, token):
@@ -629,29 +629,6 @@ def test_our_automata_are_tabled_and_users_need_not_be():
     assert not isinstance(Nested(), TabledRecognizer)
 
 
-def test_numba_is_loaded_only_when_it_pays():
-    program = (
-        "import sys; from llmppl.languages.regex import Regex; from llmppl.masks.index import TokenIndex\n"
-        "from llmppl.tokens.vocabulary import Vocabulary; import llmppl.masks.walks as walks\n"
-        "vocab = Vocabulary([bytes([i]) for i in range(256)])\n"
-        "walks.WARM_UP = 40_000; states = TokenIndex(Regex('[a-z]{1,99}'), vocab)\n"
-        "state = states.start; states.mask(state); print('numba' in sys.modules)\n"
-        "for _ in range(90): state = states.advance(state, 98); states.mask(state)\n"
-        "print('numba' in sys.modules, states.trie.visited > 40_000)"
-    )
-    pytest.importorskip("numba")
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.stdout.split() == ["False", "True", "True"], result.stderr
-
-
-def test_without_numba_numpy_does_the_same(monkeypatch):
-    monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.setattr(walks_module, "_compiled", walks_module.functools.cache(walks_module._compiled.__wrapped__))
-    monkeypatch.setattr(walks_module, "WARM_UP", 0)
-    index = TokenIndex(Regex("[ab]+"), Vocabulary([b"a", b"b", b"c"]))
-    assert index.mask(index.start).tolist() == [True, True, False] and isinstance(index.build_all(), WholeIndex)
-
-
 # ---- real vocabularies
 
 REAL = ["gpt2", "cl100k_base", "o200k_base", "mistral_v3"]
@@ -709,12 +686,8 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
     """Masks of some states per pattern, met on random walks with many short tokens, which stop inside characters."""
     rng = random.Random(seed)
     for pattern in PATTERNS:
-        walks = []
-        for numba in (False, True):
-            monkeypatch.setattr(walks_module, "use_numba", lambda trie, numba=numba: numba)
-            walks.append(TokenIndex(Regex(pattern), vocab))
-            walks[-1].mask(walks[-1].start)
-        index = walks[0]
+        ways = {wide: TokenIndex(Regex(pattern), vocab) for wide in ((2, 2), (0, 0), walks_module.WIDE)}
+        index = ways[2, 2]
         checked, paths = set(), 0
         while len(checked) < states and paths < 2 * states:
             state, text, paths = index.start, b"", paths + 1
@@ -724,8 +697,8 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
                     expected = brute_force(index.recognizer, vocab, state)
                     if pattern in KNOWN_TO_REGEX and len(checked) % 2 == 0:     # it is slow
                         np.testing.assert_array_equal(expected, matched_in_part(pattern, vocab, text))
-                    for numba, each in enumerate(walks):
-                        monkeypatch.setattr(walks_module, "use_numba", lambda trie, numba=numba: bool(numba))
+                    for wide, each in ways.items():
+                        monkeypatch.setattr(walks_module, "WIDE", wide)
                         np.testing.assert_array_equal(each.mask(each.after(text)), expected)
                 ids = index.allowed(state).tolist()
                 short = [id for id in ids if len(vocab.tokens[id]) == 1]
@@ -739,12 +712,10 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
 
 
 def test_masks_of_real_vocabularies_are_exact_on_random_walks(real, monkeypatch):
-    pytest.importorskip("numba")
     check_random_walks(real, monkeypatch, states=repetitions(20, 2))
 
 
 def test_masks_of_the_embedded_vocabulary_are_exact_on_random_walks(embedded, monkeypatch):
-    pytest.importorskip("numba")
     check_random_walks(embedded.vocab, monkeypatch, states=repetitions(100, 10))
 
 

@@ -441,7 +441,7 @@ def test_the_first_row_of_an_identifier_comes_soon_in_a_fresh_process():
     command = [sys.executable, "-c", program]
     runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in range(3)]
     assert min(float(run[0]) for run in runs) < 0.1
-    assert {"torch", "transformers", "numba", "lark", "interegular"}.isdisjoint(runs[0])
+    assert {"torch", "transformers", "lark", "interegular"}.isdisjoint(runs[0])
 
 
 @pytest.mark.parametrize("pattern", ["a|ab", "(ab)*c?", "[^x]y", "a{2,5}b+", "(a|b)*abb", "x(yz|w)?"])

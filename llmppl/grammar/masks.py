@@ -93,6 +93,7 @@ class _Outcomes:
         self.partials = partials
         self.outcomes: list[Outcome] = []
         self.table = np.full((256, 256), -1, np.int32)
+        self.table[0] = 0
         self.ready = np.ones(256, bool)
         self._number: dict[Outcome, int] = {}
         self._flags = Memo(self._find_flags)

@@ -71,8 +71,9 @@ class DFA(Machine):
         accepting : (S,) bool array
         start : int
         """
-        dfa = DFA.__new__(DFA)
-        dfa._fix(*trimmed(np.asarray(table, np.int32), np.asarray(accepting, bool), start))
+        dfa, table = DFA.__new__(DFA), np.array(table, np.int32)
+        table[0] = 0
+        dfa._fix(*trimmed(table, np.asarray(accepting, bool), start))
         return dfa
 
     @classmethod

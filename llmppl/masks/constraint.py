@@ -119,7 +119,7 @@ class TabledRecognizer(Protocol):
     """A recognizer whose states are integers: 0 is dead, `table[state, byte]` the next one where `ready[state]`.
 
     `row(state)` makes a state ready; `explore()` all that can be reached. The arrays may be replaced by longer ones;
-    rows that are not ready hold zeros.
+    rows that are not ready hold zeros. Row 0 is ready, and zeros.
     """
 
     @property

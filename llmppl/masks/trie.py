@@ -22,6 +22,8 @@ from llmppl.shared import Shared
 T = TypeVar("T")
 Ids = npt.NDArray[np.int32]
 
+NARROW = 40                                         # nodes of a level that are sooner looked at one by one
+
 __all__ = ["Trie", "fingerprint", "once", "ranges", "trie_of"]
 
 
@@ -44,6 +46,8 @@ class Trie(Shared):
         The tokens that end in node i are `order[first[i] : first[i + 1]]`.
     nodes, bytes, first_child, num_children : (n,), (n,), (n + 1,), (n + 1,) int64 ndarrays
         By place: the node, its byte, the place of its first child, and how many children it has.
+    levels : list of (begin, end)
+        The places of each depth.
     """
 
     def __init__(self, tokens: Sequence[bytes], never: Iterable[int] = ()) -> None:
@@ -66,20 +70,18 @@ class Trie(Shared):
         self.depth = (where - np.repeat(begin, fresh)).astype(np.uint16)
         self.first = np.zeros(where.size + 1, np.uint32)
         np.cumsum(np.bincount(last - 1, minlength=where.size), out=self.first[1:])
-        self.height = int(self.depth.max(initial=0)) + 1  # bytes of the longest token
         self._distinct = bool((fresh > 0).all())    # whether no two tokens are equal
-        self._levels = [0, *np.cumsum(np.bincount(self.depth, minlength=1)).tolist()]
+        cuts = [0, *np.cumsum(np.bincount(self.depth, minlength=1)).tolist()]
+        self.levels = list(itertools.pairwise(cuts))
         self.nodes = np.argsort(self.depth, kind="stable")
         self.bytes = self.byte[self.nodes].astype(np.int64)
         self.num_children = np.zeros(where.size + 1, np.int64)
-        self.num_children[-1] = self._levels[1]
-        for a, b, c in zip(self._levels, self._levels[1:], self._levels[2:], strict=False):
+        self.num_children[-1] = cuts[1]
+        for (a, b), (_, c) in itertools.pairwise(self.levels):
             parent = np.searchsorted(self.nodes[a:b], self.nodes[b:c]) - 1
             self.num_children[a:b] = np.bincount(parent, minlength=b - a)
-        self.first_child = self._levels[1] + np.cumsum(self.num_children) - self.num_children
+        self.first_child = cuts[1] + np.cumsum(self.num_children) - self.num_children
         self.first_child[-1] = 0
-        self.visited = 0                            # nodes, by walks in numpy
-        self.scratch: list[npt.NDArray[np.int32]] = []
 
     def __len__(self) -> int:
         return len(self.byte)
@@ -105,33 +107,49 @@ class Trie(Shared):
     def parent(self) -> npt.NDArray[np.int64]:
         """(n,) the place of the node above, by place."""
         above = np.repeat(np.arange(len(self)), self.num_children[:-1])
-        return np.concatenate([np.full(self._levels[1], len(self)), above])
+        return np.concatenate([np.full(self.levels[0][1], len(self)), above])
 
     @functools.cached_property
     def skip(self) -> npt.NDArray[np.int64]:
         """(n + 1,) the node after all that are below a node; after the root, n."""
         skip = np.full(len(self) + 1, len(self))    # by place
-        for a, b in itertools.pairwise(self._levels):
+        for a, b in self.levels:
             skip[a:b] = np.minimum(np.append(self.nodes[a + 1 : b], len(self)), skip[self.parent[a:b]])
         return skip[self.place]
 
     @functools.cached_property
-    def packed(self) -> npt.NDArray[np.uint64]:
-        """(n,) all that the compiled walk reads of a node: `skip << 32 | depth << 16 | ends a token << 8 | byte`."""
-        ends = self.first[1:] > self.first[:-1]
-        upper = self.skip[:-1] << 32 | self.depth.astype(np.int64) << 16
-        return (upper | ends.astype(np.int64) << 8 | self.byte).astype(np.uint64)
+    def below(self) -> npt.NDArray[np.int64]:
+        """(n,) how many nodes a node has below it, itself counted, by place."""
+        return self.skip[self.nodes] - self.nodes
+
+    def level_below(self, node: int) -> int:
+        """That of a node's children; the root is -1."""
+        return int(self.depth[node]) + 1 if node >= 0 else 0
+
+    @functools.cached_property
+    def num_broad(self) -> int:
+        """How many levels there are down to the last that has more than NARROW nodes."""
+        return 1 + max((level for level, (a, b) in enumerate(self.levels) if b - a > NARROW), default=-1)
+
+    @functools.cached_property
+    def narrow(self) -> list[tuple[int, int]]:
+        """The place of the parent and the byte of every node below those levels, by place."""
+        begin = self.levels[self.num_broad - 1][1] if self.num_broad else 0
+        return list(zip(self.parent[begin:].tolist(), self.bytes[begin:].tolist(), strict=True))
+
+    @functools.cached_property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """The nodes that end a token."""
+        return np.flatnonzero(np.diff(self.first))
+
+    @functools.cached_property
+    def place_of_ends(self) -> npt.NDArray[np.int64]:
+        return self.place[self.ends]
 
     @functools.cached_property
     def _token(self) -> Ids:
         """(n,) the token that ends in a node, where one does."""
         return self.order[self.first[:-1]]
-
-    def siblings(self, node: int) -> npt.NDArray[np.int64]:
-        """The bytes of a node and of those after it under the same parent."""
-        place = self.place[node]
-        above = self.parent[place]
-        return self.bytes[place : self.first_child[above] + self.num_children[above]]
 
     def tokens_at(self, nodes: Ids, states: Ids, begin: Ints) -> tuple[Ids, Ids, Ints]:
         """The ids of the tokens that end in some nodes, for each the state beside its node, and where they `begin`."""

@@ -1,9 +1,9 @@
 """Walks of a vocabulary's trie beside an automaton: which nodes can be reached, and in which state.
 
 The one idea: tokens that begin alike are walked once for the bytes they share, and not at all below a byte that the
-automaton does not take. The walk stands here twice, in numpy (a level of the trie after the other) and for numba (in
-preorder), and both find the same. numba, the extra `fast`, is loaded when it is installed and numpy has worked so much
-that loading it pays.
+automaton does not take. All walks go down together, a level of the trie after the other. A walk follows what is alive,
+node by node; where that may be much of the trie it is *wide*, and whole levels are worked out at once, dead nodes
+included, which costs a tenth for each node.
 
 An automaton is a *graph*: rows of next states by number, worked out when a walk comes to them.
 
@@ -13,11 +13,9 @@ tokens in place of once for each.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +23,11 @@ import numpy.typing as npt
 from llmppl.masks.constraint import Bools, Ints, Recognizer, State, TabledRecognizer
 from llmppl.masks.trie import Trie, ranges
 
-__all__ = ["FLAG", "Graph", "MemoGraph", "TableGraph", "Walk", "use_numba", "walk", "walk_state"]
+__all__ = ["FLAG", "Graph", "MemoGraph", "TableGraph", "Walk", "walk", "walk_state"]
 
 CHUNK = 1 << 18                                     # entries of the whole index worked on at once
-WARM_UP = 1 << 22                                   # trie nodes that numpy visits before numba is worth its import
+WIDE = (1 / 2, 1 / 10)                              # of the trie below what a walk's first and second byte leave alive
+MANY = 1 << 20                                      # nodes worked out at once, of all wide walks
 FLAG = 1 << 30                                      # in an entry of a table, beside the next state
 
 
@@ -37,6 +36,7 @@ class Graph(Protocol):
 
     `table[number, byte]` is the next state where `ready[number]`: its number, 0 if there is none, negative if it is not
     known yet. An entry that has FLAG as well asks the walk to report the node above and the state there.
+    Row 0 is zeros.
     """
 
     @property
@@ -94,6 +94,7 @@ class MemoGraph:
         self.states: list[State] = [None]           # 0 is dead
         self.ids: dict[State, int] = {}
         self.table = np.full((64, 256), -1, np.int32)
+        self.table[0] = 0
         self.ready = np.ones(64, bool)
 
     def checked(self, state: State) -> State:
@@ -152,7 +153,50 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
         Each walk begins below its node, in its state; the root (-1) if None.
     """
     above = np.full(starts.size, -1) if above is None else above
-    return (_in_preorder if use_numba(trie) else _by_levels)(graph, trie, starts, above)
+    front = _Front(np.arange(starts.size), trie.place[above], starts)
+    found: list[_Front] = []
+    wide: dict[int, tuple[Ints, Ints]] = {}
+    flagged: list[tuple[Ints, Ints]] = [(front.place[:0], front.states[:0])]
+    for level in itertools.count():
+        size = trie.num_children[front.place]
+        rows, states = np.repeat(front.rows, size), np.repeat(front.states, size)
+        place = ranges(trie.first_child[front.place], size)
+        if not place.size:
+            break
+        after = _steps(graph, states, trie.bytes[place])
+        if after.max(initial=0) >= FLAG:
+            marked = np.flatnonzero(after >= FLAG)
+            after &= FLAG - 1
+            if level:
+                key = rows[marked] * len(trie) + trie.parent[place[marked]]
+                marked, key = (each[np.diff(key, prepend=-1) != 0] for each in (marked, key))
+                flagged.append((trie.nodes[key % len(trie)], states[marked]))
+        alive = np.flatnonzero(after)
+        front = _Front(rows[alive], place[alive], after[alive])
+        found.append(front)
+        if level < len(WIDE):
+            below = np.bincount(front.rows, trie.below[front.place], starts.size)
+            is_wide = below > WIDE[level] * len(trie)
+            if is_wide.any():
+                for top in np.unique(above[is_wide]).tolist():
+                    of_top = np.flatnonzero(is_wide & (above == top))
+                    wide |= _whole_levels(graph, trie, found, trie.level_below(top), of_top, flagged)
+                found = [each.of(~is_wide[each.rows]) for each in found]
+                front = found[-1]
+    nothing = front.of(slice(0))
+    all_found = _Front(*map(np.concatenate, zip(nothing, *found, strict=True)))
+    nodes = trie.nodes[all_found.place]
+    ends = np.flatnonzero(trie.first[nodes + 1] > trie.first[nodes])
+    rows, nodes, states = all_found.rows[ends], nodes[ends], all_found.states[ends]
+    order = np.argsort(rows * len(trie) + nodes)
+    number = np.bincount(rows, minlength=starts.size)
+    parts: list[tuple[Ints, Ints]] = [(nodes[order], states[order])]
+    if wide:
+        parts = list(zip(*(np.split(each, np.cumsum(number)[:-1]) for each in parts[0]), strict=True))
+        for row, part in wide.items():
+            parts[row], number[row] = part, part[0].size
+    joined = map(np.concatenate, (*zip(*parts, strict=True), *zip(*flagged, strict=True)))
+    return Walk(np.append(0, np.cumsum(number)), *(each.astype(np.int32) for each in joined))
 
 
 def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
@@ -161,144 +205,91 @@ def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[npt.NDArray[np.in
     return trie.tokens_at(found.nodes, found.states, found.begin)[:2]
 
 
-# ---- in numpy
+class _Front(NamedTuple):
+    """Where walks have come to: nodes by place, for each the row of its walk, and the state there."""
+
+    rows: Ints
+    place: Ints
+    states: Ints
+
+    def of(self, which: Bools | slice) -> _Front:
+        return _Front(*(each[which] for each in self))
 
 
-def _by_levels(graph: Graph, trie: Trie, starts: Ints, above: Ints) -> Walk:
-    """All walks together, a level of the trie after the other."""
-    size, n = trie.num_children[trie.place[above]], len(trie)
-    place = ranges(trie.first_child[trie.place[above]], size)
-    rows, states = np.repeat(np.arange(starts.size), size), np.repeat(starts.astype(np.int64), size)
-    found, flagged = [(rows[:0], place[:0], states[:0])], [(place[:0], states[:0])]
-    for level in itertools.count():
-        if not place.size:
+def _whole_levels(
+    graph: Graph, trie: Trie, found: list[_Front], level: int, rows: Ints, flagged: list[tuple[Ints, Ints]]
+) -> dict[int, tuple[Ints, Ints]]:
+    """For some rows, the nodes that end a token and the states there: goes on from `found` to the leaves.
+
+    The rows are walks below one node, whose children are on `level`.
+    """
+    most = max(1, MANY // len(trie))
+    if rows.size > most:
+        parts = [_whole_levels(graph, trie, found, level, some, flagged) for some in (rows[:most], rows[most:])]
+        return parts[0] | parts[1]
+    beside = np.zeros((rows.size, len(trie) + 1), np.int32)     # the state at each place, 0 where it is dead
+    for front in found:
+        number = np.searchsorted(rows, front.rows).clip(max=rows.size - 1)
+        here = np.flatnonzero(rows[number] == front.rows)
+        beside[number[here], front.place[here]] = front.states[here]
+    front = found[-1].of(np.isin(found[-1].rows, rows))
+    next_level = level + len(found)
+    last = max(next_level, trie.num_broad) if rows.size < 4 else len(trie.levels)
+    a, b = front.place.min(), front.place.max() + 1             # outside of them nothing is alive
+    for level in range(next_level, len(trie.levels)):
+        a, b = trie.first_child[a], trie.first_child[b] if b < len(trie) else len(trie)
+        if level == last:
+            flagged += [_narrow_levels(graph, trie, row, level) for row in beside]
             break
-        trie.visited += place.size + 1000           # a level costs as much as some thousand nodes, however small
-        after = _steps(graph, states, trie.bytes[place])
-        if after.max(initial=0) >= FLAG:
-            marked = np.flatnonzero(after >= FLAG)
+        states = beside.take(trie.parent[a:b], axis=1)
+        after = _steps(graph, states, trie.bytes[a:b])
+        largest = after.max(initial=0)
+        if not largest:
+            break
+        if largest >= FLAG:
+            row, at = np.nonzero(after >= FLAG)
             after &= FLAG - 1
-            if level:
-                key = rows[marked] * n + trie.parent[place[marked]]
-                marked, key = (each[np.diff(key, prepend=-1) != 0] for each in (marked, key))
-                flagged.append((trie.nodes[key % n], states[marked]))
-        alive = np.flatnonzero(after)
-        place, rows, states = place[alive], rows[alive], after[alive].astype(np.int64)
-        found.append((rows, place, states))
-        size = trie.num_children[place]
-        place, rows, states = ranges(trie.first_child[place], size), np.repeat(rows, size), np.repeat(states, size)
-    rows, place, states = map(np.concatenate, zip(*found, strict=True))
-    marked, marked_states = map(np.concatenate, zip(*flagged, strict=True))
-    nodes = trie.nodes[place]
-    ends = np.flatnonzero(trie.first[nodes + 1] > trie.first[nodes])
-    order = ends[np.argsort(rows[ends] * n + nodes[ends])]
-    begin = np.concatenate([[0], np.cumsum(np.bincount(rows[ends], minlength=starts.size))])
-    return Walk(begin, *(each.astype(np.int32) for each in (nodes[order], states[order], marked, marked_states)))
+            key = row * len(trie) + trie.parent[a + at]
+            first = np.flatnonzero(np.diff(key, prepend=-1))
+            flagged.append((trie.nodes[key[first] % len(trie)], states[row[first], at[first]]))
+        beside[:, a:b] = after
+    alive = beside.take(trie.place_of_ends, axis=1)
+    return {
+        number: (trie.ends[some := np.flatnonzero(states)], states[some])
+        for number, states in zip(rows.tolist(), alive, strict=True)
+    }
+
+
+def _narrow_levels(graph: Graph, trie: Trie, beside: Ints, level: int) -> tuple[Ints, Ints]:
+    """Go on with the state at each place from a level on, node by node; the flagged nodes, and the states there."""
+    above, begin = trie.levels[level - 1]
+    table, ready, states = graph.table, graph.ready, beside[above:-1].tolist()
+    flagged: dict[int, int] = {}
+    for place, (parent, byte) in enumerate(trie.narrow[begin - len(trie) :], begin):
+        state = states[parent - above]
+        if not state:
+            continue
+        if not ready.item(state) or table.item(state, byte) < 0:
+            graph.fill(state, np.array([byte]))
+            table, ready = graph.table, graph.ready
+        after = table.item(state, byte)
+        if after >= FLAG:
+            flagged[parent], after = state, after - FLAG
+        states[place - above] = after
+    beside[begin:-1] = states[begin - above :]
+    return trie.nodes[list(flagged)], np.array(list(flagged.values()), np.int32)
 
 
 def _steps(graph: Graph, states: Ints, bytes: Ints) -> npt.NDArray[np.int32]:
     """The entries of a graph for some states and bytes."""
+    keys = states << 8
+    keys += bytes
     while True:
-        after = graph.table[states, bytes]
-        unknown = np.flatnonzero((after < 0) | ~graph.ready[states])
-        if not unknown.size:
+        table, ready = graph.table, graph.ready
+        after: npt.NDArray[np.int32] = table.ravel().take(keys)
+        if ready.take(states).all() and after.min(initial=0) >= 0:
             return after
-        for number in np.unique(states[unknown]).tolist():
-            graph.fill(number, bytes[unknown[states[unknown] == number]])
-
-
-# ---- by numba
-
-
-def use_numba(trie: Trie) -> bool:
-    """Whether it is loaded, or numpy has worked so much over this trie that loading it pays."""
-    return (trie.visited > WARM_UP or _compiled.cache_info().currsize > 0) and _compiled() is not None
-
-
-def _in_preorder(graph: Graph, trie: Trie, starts: Ints, above: Ints) -> Walk:
-    """One walk after the other, by the compiled `_preorder`; it comes back where a step is not known or room is out."""
-    run: Any = _compiled()
-    tasks = np.stack([above + 1, trie.skip[above], starts], axis=1).astype(np.int64)
-    begin = np.zeros(starts.size + 1, np.int64)
-    stack = np.full((2, trie.height + 2), -1, np.int64)
-    at = np.array([0, -1, 0, 0, 0])                 # task, node, nodes and flagged in `out`, nodes taken out of it
-    try:
-        out = trie.scratch.pop()                    # nobody else's until it is back
-    except IndexError:
-        out = np.empty((4, CHUNK + len(trie)), np.int32)
-    parts = []
-    while at[0] < starts.size:
-        run(trie.packed, graph.table, graph.ready, tasks, begin, stack, out, at)
-        if at[1] >= 0:
-            graph.fill(int(stack[0, trie.depth[at[1]]]), trie.siblings(int(at[1])))
-        else:
-            parts.append((*out[:2, : at[2]].copy(), *out[2:, : at[3]].copy()))
-            at[2:] = 0, 0, at[4] + at[2]
-    trie.scratch.append(out)
-    return Walk(begin, *(parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))))
-
-
-def _preorder(nodes, table, ready, tasks, begin, stack, out, at):  # type: ignore[no-untyped-def]
-    """Go on with the tasks (first node, end, state) from `at` on, and leave there how far it came.
-
-    `stack[0, d]` is the state before the byte at depth d, `stack[1, d]` the node above, -1 once it is reported. At
-    every node that is reached an entry of `out` is written, and is counted if a token ends there: processors guess
-    badly whether one does. This is what numba compiles, which looks for negative indices wherever they are signed.
-    """
-    task, node, count, marks, taken = at[0], at[1], at[2], at[3], at[4]
-    found, states, flagged, flagged_states = out[0], out[1], out[2], out[3]
-    before, above = stack[0], stack[1]
-    one, byte, half = np.uint64(1), np.uint64(0xFF), np.uint64(0xFFFF)
-    while task < len(tasks):
-        here, end = np.uint64(max(node, tasks[task, 0])), np.uint64(tasks[task, 1])
-        if node < 0 and here < end:
-            if count + tasks[task, 1] - tasks[task, 0] > out.shape[1]:
-                break
-            depth = nodes[here] >> np.uint64(16) & half
-            before[depth], above[depth] = tasks[task, 2], -1
-        next = np.uint64(count)
-        while here < end:
-            packed = nodes[here]
-            depth = packed >> np.uint64(16) & half
-            state = np.uint64(before[depth])
-            after = table[state, packed & byte]
-            if after <= 0 and (after < 0 or not ready[state]):
-                at[:] = task, np.int64(here), np.int64(next), marks, taken
-                return
-            if after >= FLAG:
-                after -= FLAG
-                if above[depth] >= 0:
-                    flagged[marks], flagged_states[marks] = above[depth], np.int64(state)
-                    marks += 1
-                    above[depth] = -1
-            if after == 0:
-                here = packed >> np.uint64(32)
-                continue
-            found[next], states[next] = np.int64(here), after
-            next += packed >> np.uint64(8) & one
-            before[depth + one], above[depth + one] = after, np.int64(here)
-            here += one
-        count, node = np.int64(next), -1
-        task += 1
-        begin[task] = count + taken
-    at[:] = task, -1, count, marks, taken
-
-
-@functools.cache
-def _compiled() -> Callable[..., None] | None:
-    """The walk compiled by numba, from its cache on disk if it may write one; None where numba is missing."""
-    try:
-        import numba as nb
-    except (ImportError, OSError):                  # not installed, or its library does not load
-        return None
-
-    def read(dtype: Any, ndim: int = 1) -> Any:     # takes arrays that may be written, too
-        return nb.types.Array(dtype, ndim, "C", readonly=True)
-
-    int32, int64 = nb.int32, nb.int64
-    given = read(nb.uint64), read(int32, 2), read(nb.bool_), int64[:, ::1], int64[::1], int64[:, ::1]
-    signature = nb.void(*given, int32[:, ::1], int64[::1])
-    try:
-        return nb.njit(signature, cache=True)(_preorder)
-    except (RuntimeError, OSError):                 # no folder for the cache: compile for this process only
-        return nb.njit(signature)(_preorder)
+        unknown = keys[(after < 0) | ~ready.take(states)]
+        unknown.sort()
+        for some in np.split(unknown, np.flatnonzero(np.diff(unknown >> 8)) + 1):
+            graph.fill(int(some[0]) >> 8, some & 0xFF)
