@@ -81,14 +81,19 @@ class Twisted(ConstrainedText):
 class Counted(CachedTransformer):
     """Counts the distinct tokens read since `read` was emptied, so that runs can share what is cached."""
 
-    read: set[Any] = set()
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.read: set[Any] = set()
+        cached = self.evaluator.cached                  # every question is put to it first
 
-    def known(self, question: Any) -> Any | None:
-        node = question[max(0, len(question) - 2)]      # of the last token asked about, only the one before is read
-        while node.parent is not None and node not in self.read:
-            self.read.add(node)
-            node = node.parent
-        return super().known(question)
+        def counted(question: Any) -> Any | None:
+            node = question[max(0, len(question) - 2)]  # of the last token asked about, only the one before is read
+            while node.parent is not None and node not in self.read:
+                self.read.add(node)
+                node = node.parent
+            return cached(question)
+
+        self.evaluator.cached = counted                 # type: ignore[method-assign]
 
 
 @dataclass
