@@ -16,11 +16,13 @@ import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lark.indenter import Indenter
 from support import repetitions
 
+from llmppl.grammar import Grammar
 from llmppl.grammar.grammar import GrammarIndex
 from llmppl.languages import Regex
-from llmppl.masks import END, TabledRecognizer, TokenIndex, distances, packed, storage
+from llmppl.masks import END, JsonSchema, TabledRecognizer, TokenIndex, distances, json_schema, packed, storage
 from llmppl.masks import index as index_module
 from llmppl.masks import trie as trie_module
 from llmppl.masks import walks as walks_module
@@ -371,10 +373,69 @@ def test_masks_that_were_let_go_come_back_the_same(monkeypatch):
     index = TokenIndex(Regex("[a-z][a-c][d-z]a[^a]"), vocab)
     states = sorted(explore(index, limit=1000))
     first = {state: index.mask(state).copy() for state in states}
-    assert len(index.store._unpacked) <= 2 < len({mask.tobytes() for mask in first.values()})
-    assert sum(found.mask is not None for found in index.store._by_key.values()) <= 2
+    masks = [found.mask for found in index.store._by_key.values() if found.mask is not None]
+    assert len(masks) <= 2 < len({mask.tobytes() for mask in first.values()})
+    kept = [array for found in index.store._by_key.values() for array in (found.mask, found.ids) if array is not None]
+    assert index.store.nbytes == sum(array.nbytes for array in kept) <= 200
     for state in states:
         np.testing.assert_array_equal(index.mask(state), first[state])
+
+
+def kinds_of_index():
+    pytest.importorskip("llguidance")
+    vocab = Vocabulary([*(bytes([i]) for i in range(256)), b"aa", b"ab", b""], [258])
+    schema = JsonSchema({"type": "array", "items": {"enum": [1, "a", True, None]}}, whitespace=False)
+    indented = Grammar("start: (NAME _NL [_INDENT start _DEDENT])+\nNAME: /[ab]+/\n%declare _INDENT _DEDENT\n"
+                       "_NL: /(\\n *)+/", postlex=Indented())
+    return {
+        "regex": Regex("[ab]{1,9}(c|d[ab]?)").index(vocab), "recognizer": TokenIndex(Nested(), vocab),
+        "grammar": Grammar('start: "a" start "b" | "c"').index(vocab), "indented": indented.index(vocab),
+        "schema": schema.index(vocab),
+    }  # fmt: skip
+
+
+class Indented(Indenter):
+    NL_type, INDENT_type, DEDENT_type, tab_len = "_NL", "_INDENT", "_DEDENT", 8
+    OPEN_PAREN_types, CLOSE_PAREN_types = (), ()
+
+
+@pytest.mark.parametrize("kind", ["regex", "recognizer", "grammar", "indented", "schema"])
+def test_a_mask_is_one_array_for_as_long_as_anyone_holds_it(kind, monkeypatch):
+    for module in (packed, json_schema):
+        monkeypatch.setattr(module, "MASK_BYTES", 0)
+    index = kinds_of_index()[kind]
+    states = [*explore(index, limit=12), END]
+    held = {state: index.mask(state) for state in states}
+    for _ in range(3):
+        for state in states:
+            assert index.mask(state) is held[state]
+            assert kind == "schema" or index.mask_within(state, math.inf).size == held[state].size
+    assert len({id(mask) for mask in held.values()}) == len({mask.tobytes() for mask in held.values()})
+
+
+def test_ten_thousand_questions_make_as_many_arrays_as_there_are_sets():
+    """And a few allowed tokens are one array, too."""
+    index, made = TokenIndex(Regex("[a-e]{3}[0-4]{3}x"), Vocabulary([bytes([i]) for i in range(256)] * 20)), []
+    keep = index.store._keep
+    index.store._keep = lambda found, kind, array: made.append(kind) or keep(found, kind, array)
+    states = sorted(explore(index, limit=1000))
+    for _ in range(10_000 // len(states)):
+        for state in states:
+            assert index.allowed(state) is index.allowed(state)
+            assert index.mask(state) is index.mask(state)
+    sets = {index.mask(state).tobytes() for state in states}
+    assert made.count("mask") == made.count("ids") == len(sets) == 4
+
+
+def test_masks_in_use_stay_when_others_are_let_go(monkeypatch):
+    monkeypatch.setattr(packed, "MASK_BYTES", 250)
+    vocab = Vocabulary([bytes([97 + i]) for i in range(26)] * 3)          # 78 bytes a mask: room for three
+    index = TokenIndex(Regex("(ab|bc|cd|de|ef|fg|gh|hi)*"), vocab)
+    states = [index.after(text) for text in "abcdefgh"]
+    for state in states:
+        index.mask(index.start), index.mask(state)
+    assert index._masks[index.start].mask is not None and index._masks[states[-1]].mask is not None
+    assert index._masks[states[0]].mask is None
 
 
 @given(machines(), vocabularies(), st.randoms(use_true_random=False))

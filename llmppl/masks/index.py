@@ -118,7 +118,8 @@ class TokenIndex(Index):
         -------
         (V,) bool ndarray, read-only
             True at v if some accepted string continues `state` with the bytes of token v; at an eos iff `state`
-            accepts; nowhere at END, at a dead end, and at tokens without bytes. States with equal sets share one.
+            accepts; nowhere at END, at a dead end, and at tokens without bytes. States with equal sets share one, and
+            it is the same object for as long as anyone holds it.
 
         Raises
         ------
@@ -129,13 +130,21 @@ class TokenIndex(Index):
         if found is None:
             found = self._find(state)
         mask = found.mask                           # read once: another thread may take it away
-        return mask if mask is not None else self.store.unpack(found)
+        if mask is None:
+            return self.store.unpack(found)
+        found.recent = True
+        return mask
 
     def allowed(self, state: State) -> npt.NDArray[np.int64]:
-        """Tokens that may follow `state`: (n,) int64 ndarray of ids, ascending, read-only."""
-        some = self.store.as_ids(self._masks.get(state) or self._find(state))
-        ids = np.flatnonzero(self.mask(state)) if some is None else some.astype(np.int64)
-        ids.flags.writeable = False
+        """Tokens that may follow `state`: (n,) int64 ndarray of ids, ascending, read-only.
+
+        Where they are few, equal sets are one array, as masks are.
+        """
+        found = self._masks.get(state) or self._find(state)
+        ids = found.ids
+        if ids is None:
+            return self.store.unpack_ids(found)
+        found.recent = True
         return ids
 
     def accepts(self, state: State) -> bool:
@@ -193,7 +202,10 @@ class TokenIndex(Index):
         if found is None:
             found = self._find_within(state, n)
         mask = found.mask
-        return mask if mask is not None else self.store.unpack(found)
+        if mask is None:
+            return self.store.unpack(found)
+        found.recent = True
+        return mask
 
     def build_all(self, max_states: int = 1_000_000) -> Any:
         """The sets and steps of all states that tokens reach from the start (Algorithm 4), as a WholeIndex.

@@ -1,9 +1,14 @@
-"""What masks say, kept small: states with equal masks share one, and few are kept as bools."""
+"""What masks say, kept small: states with equal masks share one, and few are kept as arrays.
+
+While anyone holds the array of a mask, the mask gives that same array: what is made of it may be kept by its identity.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterable
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +18,23 @@ from llmppl.masks.constraint import Bools, Ints
 
 __all__ = ["MaskStore", "PackedMask"]
 
-MASK_BYTES = 1 << 26                                # of masks kept as bools; the others are kept as bits or ids
+Array = TypeVar("Array", bound=npt.NDArray[Any])
+MASK_BYTES = 1 << 26                                # of arrays that are kept; the others are kept as bits or ids
 
 
 class PackedMask:
-    """What a mask says: sorted int32 ids, or where those take more room, or it is found so, a bit for every token."""
+    """What a mask says: sorted int32 ids, or where those take more room, or it is found so, a bit for every token.
 
-    __slots__ = ("key", "mask")
+    `mask` is the array of bools and `ids` that of ids, while they are kept; `recent` says that one of them was used.
+    """
+
+    __slots__ = ("ids", "key", "mask", "recent", "refs")
 
     def __init__(self, key: bytes) -> None:
-        self.key = key
+        self.key, self.recent = key, False
         self.mask: Bools | None = None
+        self.ids: npt.NDArray[np.int64] | None = None
+        self.refs: dict[str, weakref.ref[Any]] = {}     # to the arrays, kept or not
 
 
 class MaskStore:
@@ -33,7 +44,8 @@ class MaskStore:
         self.size, self.eos, self._turn = size, eos, turn
         self._by_key: dict[bytes, PackedMask] = {}
         self._by_bits: dict[tuple[bytes, bool], PackedMask] = {}
-        self._unpacked: deque[PackedMask] = deque()
+        self._kept: deque[tuple[PackedMask, Literal["mask", "ids"]]] = deque()
+        self.nbytes = 0                             # of the arrays that are kept
 
     def of_ids(self, ids: Ints, accepts: bool) -> PackedMask:
         """The mask of some ids, and of eos if the text may end."""
@@ -64,8 +76,8 @@ class MaskStore:
 
     def _of_mask(self, key: bytes, mask: Bools) -> PackedMask:
         found = self.of_key(key)
-        if found.mask is None:
-            self._hold(found, mask)
+        if self._alive(found, "mask") is None:
+            self._keep(found, "mask", mask)
         return found
 
     def as_ids(self, found: PackedMask) -> npt.NDArray[np.int32] | None:
@@ -75,19 +87,46 @@ class MaskStore:
     @in_turn
     def unpack(self, found: PackedMask) -> Bools:
         """(V,) bool ndarray, read-only."""
-        ids = self.as_ids(found)
-        if ids is None:
-            mask = np.unpackbits(np.frombuffer(found.key, np.uint8), count=self.size).view(bool)
-        else:
-            mask = np.zeros(self.size, bool)
-            mask[ids] = True
-        return self._hold(found, mask)
+        mask: Bools | None = self._alive(found, "mask")
+        if mask is None:
+            ids = self.as_ids(found)
+            if ids is None:
+                mask = np.unpackbits(np.frombuffer(found.key, np.uint8), count=self.size).view(bool)
+            else:
+                mask = np.zeros(self.size, bool)
+                mask[ids] = True
+        return self._keep(found, "mask", mask)
 
-    def _hold(self, found: PackedMask, mask: Bools) -> Bools:
-        """Keep a mask unpacked, while there is room."""
-        mask.flags.writeable = False
-        self._unpacked.append(found)
-        found.mask = mask
-        while len(self._unpacked) * mask.size > MASK_BYTES and len(self._unpacked) > 1:
-            self._unpacked.popleft().mask = None
-        return mask
+    @in_turn
+    def unpack_ids(self, found: PackedMask) -> npt.NDArray[np.int64]:
+        """(n,) int64 ndarray, read-only, of the tokens that are allowed; kept where they are few."""
+        some = self.as_ids(found)
+        if some is None:
+            ids = np.flatnonzero(self.unpack(found))
+            ids.flags.writeable = False
+            return ids
+        alive: npt.NDArray[np.int64] | None = self._alive(found, "ids")
+        return self._keep(found, "ids", some.astype(np.int64) if alive is None else alive)
+
+    def _alive(self, found: PackedMask, kind: str) -> Any:
+        """The array that was given out last, if anyone holds it."""
+        ref = found.refs.get(kind)
+        return ref and ref()
+
+    def _keep(self, found: PackedMask, kind: Literal["mask", "ids"], array: Array) -> Array:
+        """Keep an array while there is room; those that were not used since they were last looked at go first."""
+        array.flags.writeable = False
+        if getattr(found, kind) is None:
+            found.refs[kind] = weakref.ref(array)
+            setattr(found, kind, array)
+            self._kept.append((found, kind))
+            self.nbytes += array.nbytes
+        while self.nbytes > MASK_BYTES and len(self._kept) > 1:
+            old = self._kept.popleft()
+            if old[0].recent and old[0] is not found:
+                old[0].recent = False
+                self._kept.append(old)
+            else:
+                self.nbytes -= getattr(*old).nbytes
+                setattr(*old, None)
+        return array
