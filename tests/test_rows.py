@@ -1,0 +1,288 @@
+"""Sums over blocks against numpy's own, draws from them against probabilities, and rows that stay on a device."""
+
+import copy
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from families import family_lm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import repetitions
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from llmppl import (
+    EOS,
+    CachedTransformer,
+    ConstrainedText,
+    Model,
+    PromptIntersection,
+    Regex,
+    Rule,
+    Vocabulary,
+    beam_search,
+    enumerate_exact,
+    product,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.distributions import BLOCK, ArrayTable, Finite, Impossible, log_block_sums, read_blocks
+from llmppl.lm.device import DeviceTable
+from llmppl.queries import search
+
+SIZES = st.sampled_from([1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
+
+
+def summed(log_weights):
+    """(number of blocks,) by numpy alone."""
+    starts = range(0, len(log_weights), BLOCK)
+    return np.array([np.logaddexp.reduce(log_weights[start : start + BLOCK]) for start in starts])
+
+
+@st.composite
+def arrays(draw):
+    """(n,) log-weights of very unlike sizes, some -inf; an offset; and a mask, or None."""
+    n, seed = draw(SIZES), draw(st.integers(0, 2**32))
+    rng = np.random.default_rng(seed)
+    spread = draw(st.sampled_from([0.0, 1.0, 30.0, 2000.0]))
+    array = (rng.normal(size=n) * spread).astype(draw(st.sampled_from([np.float32, np.float64])))
+    array[rng.random(n) < draw(st.sampled_from([0.0, 0.3, 1.0]))] = -np.inf
+    share = draw(st.sampled_from([None, 0.0, 0.02, 0.5, 1.0]))
+    return array, draw(st.sampled_from([0.0, -3.5, 700.0])), None if share is None else rng.random(n) < share
+
+
+@given(arrays())
+@settings(max_examples=repetitions(400, 80))
+def test_a_table_gives_the_log_weights_and_their_sums(case):
+    array, offset, mask = case
+    table = ArrayTable(array, offset)
+    if mask is not None:
+        table = table.masked(mask)
+    truth = array.astype(np.float64) - offset
+    truth = truth if mask is None else np.where(mask, truth, -np.inf)
+    np.testing.assert_array_equal(table.whole(), truth)
+    np.testing.assert_allclose(table.log_sums, summed(truth), rtol=1e-12, atol=1e-9)
+    assert table.log_total == pytest.approx(np.logaddexp.reduce(truth), rel=1e-12, abs=1e-9)
+    blocks = np.arange(len(table.log_sums))[::-1]
+    padded = np.append(truth, np.full(-len(truth) % BLOCK, -np.inf)).reshape(-1, BLOCK)
+    np.testing.assert_array_equal(table.read(blocks), padded[::-1])
+    assert [table.at(i) for i in range(min(20, len(truth)))] == truth[:20].tolist()
+
+
+def test_blocks_of_several_tables_are_read_in_the_order_they_are_asked_for():
+    rng = np.random.default_rng(0)
+    tables = [ArrayTable(rng.normal(size=n)) for n in (3, 700, 257)]
+    rows, blocks = np.array([1, 0, 2, 1, 1]), np.array([2, 0, 1, 0, 2])
+    read = read_blocks(tables, rows, blocks)
+    for values, row, block in zip(read, rows, blocks, strict=True):
+        part = tables[row].array[block * BLOCK : (block + 1) * BLOCK]
+        np.testing.assert_array_equal(values[: len(part)], part)
+        assert (values[len(part) :] == -np.inf).all()
+
+
+def test_many_rows_have_the_sums_that_each_has_alone():
+    rows = np.random.default_rng(0).normal(size=(300, 1000)).astype(np.float32)
+    np.testing.assert_array_equal(log_block_sums(rows), np.concatenate([log_block_sums(row[None]) for row in rows]))
+
+
+def test_what_is_allowed_is_found_beside_what_is_e_to_the_2000_heavier():
+    """In the same block and in others: no sum is rounded to nothing."""
+    log_weights = np.zeros(600)
+    log_weights[[5, 599]] = -2000.0, -2001.0
+    mask = np.zeros(600, dtype=bool)
+    mask[[5, 599]] = True
+    for masked in (mask, mask | (np.arange(600) % 2 == 0) & (log_weights < 0)):
+        dist = Finite(range(600), log_weights).masked(masked)
+        assert dist.log_prob(5) == pytest.approx(-math.log1p(math.exp(-1.0)))
+        assert dist.log_prob(599) == pytest.approx(-1.0 - math.log1p(math.exp(-1.0)))
+    dense = np.ones(600, dtype=bool)
+    dense[:256] = log_weights[:256] < 0                 # one value in the first block, and all of the others
+    dist = Finite(range(600), np.where(np.arange(600) < 256, log_weights, -1990.0)).masked(dense)
+    assert dist.log_prob(5) == pytest.approx(-10.0 - math.log(344 + math.exp(-10.0)))
+
+
+def test_draws_have_their_probabilities_in_every_block_and_inside():
+    n, draws = 700, repetitions(200_000, 20_000)
+    rng = np.random.default_rng(1)
+    weights = rng.gamma(0.2, size=n)
+    dist = Finite(range(n), np.log(weights)).masked(rng.random(n) < 0.6)
+    probs = np.exp(dist.log_probs())
+    found = np.bincount([dist.sample(rng) for _ in range(draws)], minlength=n)
+    assert found[probs == 0.0].sum() == 0
+    large = probs * draws >= 10
+    z = (found - probs * draws)[large] / np.sqrt(probs * (1 - probs) * draws)[large]
+    assert np.abs(z).max() < 4.8                        # of at most 700, each beyond 4.8 sigma with probability 1.6e-6
+    chi_square = float((z**2).sum())
+    assert chi_square < large.sum() + 5 * math.sqrt(2 * large.sum())
+
+
+def test_nothing_allowed_is_impossible():
+    dist = Finite(range(600), np.zeros(600)).masked(np.zeros(600, dtype=bool))
+    assert dist.log_total() == -math.inf and (dist.log_probs() == -math.inf).all()
+    with pytest.raises(Impossible):
+        dist.sample(np.random.default_rng(0))
+
+
+# ---- on a device: the device is a CPU here, and nothing else is otherwise
+
+
+def kept(lm: CachedTransformer) -> CachedTransformer:
+    """The lm with its rows kept as tensors."""
+    lm.backend.keeps_rows = True
+    return lm
+
+
+@functools.cache
+def large_model(V):
+    torch_state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    try:
+        config = LlamaConfig(
+            vocab_size=V, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+            num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.3,
+        )  # fmt: skip
+        return LlamaForCausalLM(config).eval()
+    finally:
+        torch.random.set_rng_state(torch_state)
+
+
+def large_lm(V, **limits):
+    tokens = [*(f"{i:x}.".encode() for i in range(V - 1)), b""]
+    return CachedTransformer(large_model(V), Vocabulary(tokens, eos_ids=[V - 1]), **limits)
+
+
+def half(vocab, seed):
+    mask = np.random.default_rng(seed).random(len(vocab)) < 0.5
+    mask[-1] = False
+    return mask
+
+
+def masks(vocab):
+    """A mask function with two masks."""
+    both = half(vocab, 0), half(vocab, 1)
+    for mask in both:
+        mask.setflags(write=False)
+    return lambda text: both[len(text) % 2]
+
+
+@pytest.mark.parametrize("V", [200, 256, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_row_on_a_device_is_the_row_of_numpy(V, dtype):
+    make = functools.partial(CachedTransformer, copy.deepcopy(large_model(V)).to(dtype), large_lm(V).vocab)
+    contexts = [lm.at([3, 5, V // 2]) for lm in (make(), kept(make()))]
+    here, there = (context.next_token() for context in contexts)
+    assert isinstance(there.table(), DeviceTable) and isinstance(here.table(), ArrayTable)
+    np.testing.assert_allclose(there.table().log_sums, here.table().log_sums, atol=1e-10)
+    np.testing.assert_allclose(there.log_probs(), here.log_probs(), atol=1e-10)
+    for mask in (half(here.support, 2), np.arange(V) == 7, np.zeros(V, dtype=bool)):
+        a, b = here.masked(mask), there.masked(mask)
+        np.testing.assert_allclose(b.table().log_sums, a.table().log_sums, atol=1e-10)
+        np.testing.assert_allclose(b.log_probs(), a.log_probs(), atol=1e-10)
+        assert [b.log_prob(i) for i in (0, 7, V - 1)] == pytest.approx([a.log_prob(i) for i in (0, 7, V - 1)])
+        twice = np.arange(V) % 3 == 0
+        np.testing.assert_allclose(b.masked(twice).log_probs(), a.masked(twice).log_probs(), atol=1e-10)
+        if mask.any():
+            draws = [[dist.sample(np.random.default_rng(seed)) for seed in range(20)] for dist in (a, b)]
+            assert draws[0] == draws[1]
+
+
+class Where(Model):
+    def __init__(self, lm, prompt):
+        super().__init__()
+        self.context = lm.context(prompt)
+
+    def step(self):
+        token = self.sample(self.transformer(self.context).where(lambda token: int(token) % 3 != 1))
+        if token == EOS or len(self.context) > 8:
+            return self.finish()
+        self.context += token
+        self.observe(self.transformer(self.context).string(), "AB")
+
+
+PROGRAMS = {
+    "plain": lambda lm: ConstrainedText(lm, "ABC", max_tokens=5),
+    "mask": lambda lm: ConstrainedText(lm, "ABC", mask=masks(lm.vocab), max_tokens=5),
+    "regex": lambda lm: ConstrainedText(lm, "ABC", Regex("[A-F]{2,8}"), max_tokens=5),
+    "temperature": lambda lm: ConstrainedText(lm, "ABC", Regex("[A-F]{2,8}"), max_tokens=5, rule=Rule(temperature=0.7)),
+    "product": lambda lm: PromptIntersection(lm, ["ABC", "B"], max_tokens=4),
+    "where": lambda lm: Where(lm, "ABC"),
+}
+ALGORITHMS = {
+    "steer": lambda model: smc_steer(model, 6, 3, seed=1),
+    "copies": lambda model: smc_steer(model, 6, 3, seed=1, expand="copies"),
+    "standard": lambda model: smc_standard(model, 6, seed=1),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_rows_on_a_device_give_the_same_particles(program, algorithm):
+    runs = [ALGORITHMS[algorithm](PROGRAMS[program](lm)) for lm in (family_lm("llama"), kept(family_lm("llama")))]
+    assert [str(particle) for particle in runs[0]] == [str(particle) for particle in runs[1]]
+    np.testing.assert_allclose(runs[0].log_weights, runs[1].log_weights, atol=1e-9)
+    assert runs[0].stats.tokens == runs[1].stats.tokens and runs[0].stats.rounds == runs[1].stats.rounds
+    assert runs[0].stats.bytes_to_host == 0 < runs[1].stats.bytes_to_host
+
+
+def test_enumeration_beams_and_a_query_are_the_same_on_a_device():
+    lms = family_lm("llama"), kept(family_lm("llama"))
+    exact = [enumerate_exact(ConstrainedText(lm, "ABC", Regex("[AB]{1,2}"), max_tokens=2), 3) for lm in lms]
+    assert exact[0].log_ml == pytest.approx(exact[1].log_ml, abs=1e-10)
+    beams = [beam_search(ConstrainedText(lm, "ABC", max_tokens=4), 3, 3) for lm in lms]
+    assert [str(beam.particle) for beam in beams[0]] == [str(beam.particle) for beam in beams[1]]
+    found = [[(match.text, match.log_prob) for match in itertools.islice(search(lm, "ABC[A-C]{1,2}", prefix="ABC"), 3)] for lm in lms]
+    assert [text for text, _ in found[0]] == [text for text, _ in found[1]]
+    assert [log_prob for _, log_prob in found[0]] == pytest.approx([log_prob for _, log_prob in found[1]], abs=1e-9)
+
+
+@pytest.mark.parametrize(("algorithm", "most"), [("steer", 1_000_000), ("standard", 250_000)])
+def test_a_round_of_masked_sampling_brings_little_to_the_host(algorithm, most):
+    """At V = 128,256 and N = 32, where the rows of a round are 16.4 MB."""
+    V, N, steps = 128_256, 32, 3
+    lm = kept(large_lm(V))
+    model = ConstrainedText(lm, lm.at([1, 2]), mask=masks(lm.vocab), max_tokens=steps)
+    run = smc_steer(model, N, 3, seed=0) if algorithm == "steer" else smc_standard(model, N, seed=0)
+    stats = run.stats
+    assert stats.rows > N * (steps - 1) and 0 < stats.bytes_to_host / stats.rounds < most
+
+
+def test_a_program_that_looks_at_a_whole_distribution_gets_numpy_and_the_copy_is_counted():
+    lm = kept(large_lm(1000))
+    dist = lm.at([1, 2]).next_token()
+    dist.table()
+    before = lm.stats.bytes_to_host
+    assert isinstance(dist.log_probs(), np.ndarray)
+    assert lm.stats.bytes_to_host - before == 1000 * 4
+    assert product(dist, dist).log_probs().shape == (1000,)
+
+
+def test_a_mask_goes_to_the_device_once_and_leaves_it_with_the_mask():
+    lm = kept(large_lm(1000))
+    mask = half(lm.vocab, 3)
+    mask.setflags(write=False)
+    for tokens in ([1], [2], [3]):
+        assert lm.at(tokens).next_token().masked(mask).log_total() < 0.0
+    keeper = lm.evaluator._device()
+    assert len(keeper._masks) == 1
+    del mask
+    assert not keeper._masks
+
+
+def test_logits_that_give_no_distribution_are_refused_on_a_device_too():
+    model = large_model(200)
+    lm = kept(large_lm(200))
+    bias = torch.nn.Parameter(torch.full((200,), math.nan))
+    model.lm_head.bias = bias
+    try:
+        with pytest.raises(FloatingPointError, match="NaN"):
+            lm.at([1]).log_probs()
+        bias.data[:] = -math.inf
+        with pytest.raises(FloatingPointError, match="-inf alone"):
+            lm.at([1]).log_probs()
+        bias.data[:] = 3e7                              # beyond what log_z could be added to in float32
+        assert np.logaddexp.reduce(lm.at([1]).log_probs()) == pytest.approx(0.0, abs=1e-9)
+    finally:
+        model.lm_head.bias = None
