@@ -8,6 +8,7 @@ are e^-2000 of another's has its sum all the same.
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -145,6 +146,21 @@ class ArrayTable(Table):
         return ArrayTable(self.array, self.offset, mask if self.mask is None else self.mask & mask)
 
 
+class _Scratch(threading.local):
+    """Memory to compute in, for each thread: fresh memory costs more to touch than an exponential."""
+
+    array = np.empty(0)
+
+
+_scratch = _Scratch()
+
+
+def _scratch_of(size: int) -> Floats:
+    if len(_scratch.array) < size:
+        _scratch.array = np.empty(size)
+    return _scratch.array
+
+
 def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
     """(m, BLOCK) log-weights: of each of (m,) tables, by its place in `tables`, one block."""
     log_weights = np.empty((len(rows), BLOCK))
@@ -172,10 +188,10 @@ def log_block_sums(log_weights: NDArray[Any], mask: Mask | None = None) -> Float
     starts = np.arange(0, n, BLOCK)
     sums = np.empty((num_rows, len(starts)))
     together = max(1, _SCRATCH // max(1, n))
-    scratch = np.empty((min(together, num_rows), n))
+    scratch = _scratch_of(min(together, num_rows) * n)
     for first in range(0, num_rows, together):
         rows = slice(first, first + together)
-        weights = scratch[: len(log_weights[rows])]
+        weights = scratch[: len(log_weights[rows]) * n].reshape(-1, n)
         np.subtract(log_weights[rows], tops[rows, None], out=weights, dtype=np.float64)
         np.maximum(weights, _LEAST, out=weights)
         np.exp(weights, out=weights)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llmppl.distributions import ArrayTable, Table, log_block_sums, log_sum
 
 LARGE = 1e6                             # the log of a sum of probabilities is added to logits only below this
-_TOGETHER = 1 << 17                     # logits
+_TOGETHER = 1 << 15                     # logits; a row is copied once more where there are several
 
 
 def array_rows(
