@@ -233,7 +233,8 @@ def test_enumeration_beams_and_a_query_are_the_same_on_a_device():
     assert exact[0].log_ml == pytest.approx(exact[1].log_ml, abs=1e-10)
     beams = [beam_search(ConstrainedText(lm, "ABC", max_tokens=4), 3, 3) for lm in lms]
     assert [str(beam.particle) for beam in beams[0]] == [str(beam.particle) for beam in beams[1]]
-    found = [[(match.text, match.log_prob) for match in itertools.islice(search(lm, "ABC[A-C]{1,2}", prefix="ABC"), 3)] for lm in lms]
+    matches = [itertools.islice(search(lm, "ABC[A-C]{1,2}", prefix="ABC"), 3) for lm in lms]
+    found = [[(match.text, match.log_prob) for match in each] for each in matches]
     assert [text for text, _ in found[0]] == [text for text, _ in found[1]]
     assert [log_prob for _, log_prob in found[0]] == pytest.approx([log_prob for _, log_prob in found[1]], abs=1e-9)
 

@@ -8,6 +8,7 @@ from llmppl.distributions.blocks import Table as Table
 from llmppl.distributions.blocks import log_block_sums as log_block_sums
 from llmppl.distributions.blocks import log_sum as log_sum
 from llmppl.distributions.blocks import read_blocks as read_blocks
+from llmppl.distributions.blocks import values_at as values_at
 from llmppl.distributions.combine import mixture as mixture
 from llmppl.distributions.combine import product as product
 from llmppl.distributions.finite import Finite as Finite

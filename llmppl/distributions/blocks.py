@@ -164,16 +164,31 @@ def _scratch_of(size: int) -> Floats:
 def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
     """(m, BLOCK) log-weights: of each of (m,) tables, by its place in `tables`, one block."""
     log_weights = np.empty((len(rows), BLOCK))
-    together: dict[Any, list[int]] = {}
-    for i, row in enumerate(rows.tolist()):
-        together.setdefault(tables[row].owner or tables[row], []).append(i)
-    for reader, places in together.items():
-        if isinstance(reader, Table):
-            log_weights[places] = reader.read(blocks[places])
+    for owner, places in _by_owner(tables, rows):
+        if owner is None:
+            for row in np.unique(rows[places]).tolist():
+                own = places[rows[places] == row]
+                log_weights[own] = tables[row].read(blocks[own])
         else:
             pairs = zip(rows[places].tolist(), blocks[places].tolist(), strict=True)
-            log_weights[places] = reader.read([(tables[row], block) for row, block in pairs])
+            log_weights[places] = owner.read([(tables[row], block) for row, block in pairs])
     return log_weights
+
+
+def values_at(tables: Sequence[Table], rows: Ints, indices: Ints) -> Floats:
+    """(m,) log-weights: of each of (m,) tables, by its place in `tables`, one value."""
+    for owner, places in _by_owner(tables, rows):
+        if owner is not None:                           # which then knows them
+            owner.look_up([(tables[rows[i]], int(indices[i])) for i in places.tolist()])
+    return np.array([tables[row].at(index) for row, index in zip(rows.tolist(), indices.tolist(), strict=True)])
+
+
+def _by_owner(tables: Sequence[Table], rows: Ints) -> list[tuple[Any, Ints]]:
+    """Which of the places in `rows` belong to each owner of tables."""
+    together: dict[Any, list[int]] = {}
+    for i, row in enumerate(rows.tolist()):
+        together.setdefault(tables[row].owner, []).append(i)
+    return [(owner, np.array(places)) for owner, places in together.items()]
 
 
 def log_block_sums(log_weights: NDArray[Any], mask: Mask | None = None) -> Floats:

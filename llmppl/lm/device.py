@@ -113,16 +113,22 @@ class Device:
             found = self._log_sums([table.row for table in sums.values()], [table.mask for table in sums.values()])
             answers |= {i: each - table.offset for (i, table), each in zip(sums.items(), found, strict=True)}
         if singles:
-            chosen = torch.stack([table.row[index] for table, index in singles.values()])
-            answers |= dict(zip(singles, self.to_host(chosen).astype(np.float64).tolist(), strict=True))
-            for i, (table, index) in singles.items():
-                table.known[index] = answers[i]
+            self.look_up(list(singles.values()))
+            answers |= {i: table.known[index] for i, (table, index) in singles.items()}
         blocks = [(i, *question) for i, question in enumerate(questions) if i not in answers]
         if blocks:
             read = self.read([(table, block) for _, table, asked in blocks for block in asked.tolist()])
             ends = np.cumsum([len(asked) for *_, asked in blocks])
             answers |= {i: part for (i, *_), part in zip(blocks, np.split(read, ends[:-1]), strict=True)}
         return [answers[i] for i in range(len(questions))]
+
+    def look_up(self, places: Sequence[tuple[DeviceTable, int]]) -> None:
+        """Make single values known to their tables."""
+        unknown = [(table, index) for table, index in places if index not in table.known]
+        if unknown:
+            values = self.to_host(torch.stack([table.row[index] for table, index in unknown]))
+            for (table, index), value in zip(unknown, values.astype(np.float64).tolist(), strict=True):
+                table.known[index] = value
 
     def read(self, places: Sequence[tuple[DeviceTable, int]]) -> Floats:
         """(m, BLOCK) log-weights of blocks of tables, -inf past the end."""
