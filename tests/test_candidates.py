@@ -22,12 +22,11 @@ class Reader:
     """Reads blocks of rows, and knows how much it was asked for."""
 
     def __init__(self, rows):
-        self.tables, self.sizes, self.last = [ArrayTable(row) for row in rows], [], None
+        self.tables, self.sizes = [ArrayTable(row) for row in rows], []
 
     def __call__(self, rows, blocks):
         self.sizes.append(len(rows))
-        self.last = np.concatenate([self.tables[i].read(b[None]) for i, b in zip(rows, blocks, strict=True)])
-        return self.last
+        return np.concatenate([self.tables[i].read(b[None]) for i, b in zip(rows, blocks, strict=True)])
 
 
 def chosen(rng, rows, most, read=None):
@@ -48,27 +47,25 @@ class Decided:
     `log_prob` is the probability of what was decided, `path` in the end all decisions, `ways` how many each had.
     """
 
-    def __init__(self, path, read):
-        self.path, self.read, self.ways, self.log_prob = list(path), read, [], 0.0
+    def __init__(self, path):
+        self.path, self.ways, self.log_prob = list(path), [], 0.0
 
-    def decide(self, probs):
-        possible = [k for k, prob in enumerate(probs) if prob > 0.0]
+    def decide(self, prob):
+        """True with this probability."""
+        if not 0.0 < prob < 1.0:
+            return prob >= 1.0
         if len(self.ways) == len(self.path):
             self.path.append(0)
-        k = possible[self.path[len(self.ways)]]
-        self.ways.append(len(possible))
-        self.log_prob += math.log(probs[k])
-        return k
+        happens = self.path[len(self.ways)] == 0
+        self.ways.append(2)
+        self.log_prob += math.log(prob if happens else 1.0 - prob)
+        return happens
 
     def random(self, size):
         return np.full(size, Uniform(self), dtype=object)
 
     def standard_exponential(self, size):
-        """One arrives first in each row: any that is alive, in proportion to the weights that were read last."""
-        times = np.ones(size)
-        for row, log_weights in zip(times, self.read.last, strict=True):
-            row[self.decide(np.exp(log_weights - logsumexp(log_weights)).tolist())] = 1e-290
-        return times
+        return np.full(size, Arrival(self), dtype=object)
 
 
 class Uniform:
@@ -79,17 +76,37 @@ class Uniform:
         return Uniform(self.decided, self.most * factor)
 
     def __lt__(self, bound):
-        prob = min(bound / self.most, 1.0) if self.most else 0.0
-        return self.decided.decide([prob, 1.0 - prob]) == 0 if 0.0 < prob < 1.0 else prob == 1.0
+        return self.decided.decide(bound / self.most if self.most else 0.0)
+
+
+class Arrival:
+    """The inverse of an exponential time; the first of some arrivals, and what their rates are together.
+
+    Which of some is first, and when, are independent: the next one is before them by the ratio of the rates.
+    """
+
+    def __init__(self, decided, rate=0.0):
+        self.decided, self.rate = decided, rate
+
+    def __add__(self, tiny):
+        return self
+
+    def __rtruediv__(self, rate):
+        return Arrival(self.decided, rate)
+
+    def __gt__(self, first):
+        both = self.rate + first.rate
+        earlier = self.decided.decide(self.rate / both if both else 0.0)
+        (self if earlier else first).rate = both
+        return earlier
 
 
 def outcomes(rows, most):
     """(probability, what is kept) of every path of decisions."""
     path = []
     while True:
-        read = Reader(rows)
-        rng = Decided(path, read)
-        kept = chosen(rng, rows, most, read)
+        rng = Decided(path)
+        kept = chosen(rng, rows, most)
         yield math.exp(rng.log_prob), kept
         path = rng.path
         while path and path[-1] == rng.ways[len(path) - 1] - 1:

@@ -15,12 +15,13 @@ kept for certain keeps its weight, another has the weight 1/c: the optimal down-
 No cumulative sum decides: an error of 1e-6 in the weights changes about one meeting in a million.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from llmppl.distributions import Floats
-from llmppl.distributions.blocks import BLOCK, Ints
+from llmppl.distributions.blocks import BLOCK, Ints, log_sum
 from llmppl.inference.resampling import threshold
 
 Read = Callable[[Ints, Ints], Floats]
@@ -41,39 +42,60 @@ def choose(rng: np.random.Generator, log_sums: Sequence[Floats], read: Read, mos
         beyond the end of a row. It is called at most twice.
     most : int, at least 1
     """
-    width = max(map(len, log_sums), default=0)
-    sums = np.full((len(log_sums), width), -np.inf)
-    for row, each in zip(sums, log_sums, strict=True):
+    shape = len(log_sums), max(map(len, log_sums), default=0)
+    padded = np.full(shape, -np.inf)
+    for row, each in zip(padded, log_sums, strict=True):
         row[: len(each)] = each
-    open_ = sums > -np.inf
-    if np.count_nonzero(open_) > most:
-        open_ = threshold(sums.ravel(), most)[1].reshape(sums.shape)
-    opened = np.flatnonzero(open_)                      # (m,) a block is known by its place in `sums`
-    values = read(*np.divmod(opened, width)) if opened.size else np.empty((0, BLOCK))
+    sums = padded.ravel()                               # a block is known by its place in here
+    opened = np.flatnonzero(sums > -np.inf)
+    if opened.size > most:
+        opened = np.flatnonzero(threshold(sums, most)[1])
+    values = read(*np.divmod(opened, shape[1])) if opened.size else np.empty((0, BLOCK))
     ids = opened[:, None] * BLOCK + np.arange(BLOCK)    # (m, BLOCK) and a value by that of its block and its own in it
-    sums[open_] = -np.inf
-    units = np.concatenate([values.ravel(), sums.ravel()])
-    alive = values > -np.inf
+    sums[opened] = -np.inf
+    units = np.concatenate([values.ravel(), sums])
     if np.count_nonzero(units > -np.inf) <= most:
-        return _by_row(ids[alive], values[alive], sums.shape)
+        return _by_row(ids[values > -np.inf], values[values > -np.inf], shape)
     log_c, reached = threshold(units, most)
     certain = reached[: values.size].reshape(values.shape)
-    shares = np.exp(np.minimum(values + log_c, 0.0))
-    shares[certain] = 0.0
-    found, left, left_ids = _meet(rng, shares, ids)
-    shares = np.exp(np.minimum(sums + log_c, 0.0))
-    blocks = np.arange(-sums.size, 0).reshape(sums.shape)       # below 0, what is still a whole block
-    shares[open_], blocks[open_] = left, left_ids
-    found_too, left, left_ids = _meet(rng, shares, blocks)
-    found_last, left, left_ids = _meet(rng, left[None], left_ids[None])
-    found = np.concatenate([found, found_too, found_last, left_ids[left > 0.5]])     # left is 0 or 1, to rounding
-    whole = found[found < 0] + sums.size
-    if whole.size:
-        found[found < 0] = whole * BLOCK + _draw(rng, read(*np.divmod(whole, width)))
-    kept = np.concatenate([ids[certain], found])
-    log_weights = np.concatenate([values[certain], np.full(len(found), -log_c)])
+    kept, log_weights = ids[certain], values[certain]
+    values = np.where(certain, -np.inf, values)
+    sums[opened] = log_sum(values)
+
+    found, blocks = _meetings(rng, padded + log_c, values + log_c, ids)
+    inside = np.empty((blocks.size, BLOCK))
+    known = np.full(sums.size, -1)
+    known[opened] = np.arange(opened.size)
+    known = known[blocks]
+    inside[known >= 0] = values[known[known >= 0]]
+    if (known < 0).any():
+        inside[known < 0] = read(*np.divmod(blocks[known < 0], shape[1]))
+    kept = np.concatenate([kept, found, blocks * BLOCK + _draw(rng, inside)])
+    log_weights = np.concatenate([log_weights, np.full(kept.size - log_weights.size, -log_c)])
     order = np.argsort(kept)
-    return _by_row(kept[order], log_weights[order], sums.shape)
+    return _by_row(kept[order], log_weights[order], shape)
+
+
+def _meetings(rng: np.random.Generator, log_shares: Floats, values: Floats, ids: Ints) -> tuple[Ints, Ints]:
+    """The ids of values and the places of whole blocks that are kept, those of shares (rows, blocks).
+
+    Parameters
+    ----------
+    values : (m, BLOCK) float64
+        The log-shares in the blocks that were opened; those with more than one in all meet by themselves.
+    ids : (m, BLOCK) int64
+    """
+    shares = np.exp(np.minimum(log_shares, 0.0))
+    units = np.arange(-shares.size, 0).reshape(shares.shape)        # what is below 0 is a whole block
+    places = ids[:, 0] // BLOCK
+    many = log_shares.ravel()[places] > 0.0
+    found, shares.ravel()[places[many]], units.ravel()[places[many]] = _meet(
+        rng, np.exp(np.minimum(values[many], 0.0)), ids[many]
+    )
+    found_too, left, units = _meet(rng, shares, units)
+    found_last, left, units = _meet(rng, left[None], units[None])
+    found = np.concatenate([found, found_too, found_last, units[left > 0.5]])       # left is 0 or 1, to rounding
+    return found[found >= 0], found[found < 0] + shares.size
 
 
 def _meet(rng: np.random.Generator, shares: Floats, ids: Ints) -> tuple[Ints, Floats, Ints]:
@@ -85,16 +107,17 @@ def _meet(rng: np.random.Generator, shares: Floats, ids: Ints) -> tuple[Ints, Fl
     ids : (m, n) int64
     """
     kept = [np.empty(0, dtype=np.int64)]
-    while shares.shape[1] > 1:
+    while shares.shape[1] > 1 and len(shares):
         half = shares.shape[1] // 2
         a, b, odd = shares[:, :half], shares[:, half : 2 * half], shares[:, 2 * half :]
         one, other, odd_ids = ids[:, :half], ids[:, half : 2 * half], ids[:, 2 * half :]
         both = a + b
         full = both >= 1.0
-        first = rng.random(both.shape) * np.where(full, 2.0 - both, both) < np.where(full, 1.0 - b, a)
-        kept.append(np.where(first, one, other)[full])
-        shares = np.concatenate([both - full, odd], axis=1)
-        ids = np.concatenate([np.where(first ^ full, one, other), odd_ids], axis=1)
+        goes_on = rng.random(both.shape) * np.where(full, 2.0 - both, both) < np.where(full, 1.0 - a, a)
+        kept.append(np.where(goes_on, other, one)[full])
+        shares, ids = both - full, np.where(goes_on, one, other)
+        if odd.size:
+            shares, ids = np.concatenate([shares, odd], axis=1), np.concatenate([ids, odd_ids], axis=1)
     return np.concatenate(kept), shares[:, 0], ids[:, 0]
 
 
@@ -108,7 +131,6 @@ def _draw(rng: np.random.Generator, log_weights: Floats) -> Ints:
 
 def _by_row(ids: Ints, log_weights: Floats, shape: tuple[int, int]) -> list[tuple[Ints, Floats]]:
     """The ids, increasing, of values in `shape` blocks as indices within each row."""
-    length = shape[1] * BLOCK
-    cuts = np.searchsorted(ids, np.arange(1, shape[0]) * length)
-    rows = zip(np.split(ids, cuts), np.split(log_weights, cuts), strict=True) if shape[0] else ()
-    return [(each - i * length, weights) for i, (each, weights) in enumerate(rows)]
+    starts = np.arange(shape[0] + 1) * shape[1] * BLOCK
+    cuts = itertools.pairwise(np.searchsorted(ids, starts).tolist())
+    return [(ids[a:b] - start, log_weights[a:b]) for start, (a, b) in zip(starts.tolist(), cuts, strict=False)]

@@ -27,7 +27,7 @@ import numpy as np
 
 from llmppl.arguments import count
 from llmppl.distributions import Floats, logsumexp
-from llmppl.distributions.blocks import BLOCK, ArrayTable, Ints
+from llmppl.distributions.blocks import ArrayTable, Ints, read_blocks
 from llmppl.inference.branches import Branch
 from llmppl.inference.candidates import choose
 from llmppl.inference.watch import GlobalStreams
@@ -187,10 +187,7 @@ class Distinct:
         log_sums = [start + table.log_sums for start, table in zip(starts, tables, strict=True)]
 
         def read(rows: Ints, blocks: Ints) -> Floats:
-            found = np.empty((len(rows), BLOCK))
-            for row in np.unique(rows).tolist():
-                found[rows == row] = starts[row] + tables[row].read(blocks[rows == row])
-            return found
+            return np.array(starts)[rows, None] + read_blocks(tables, rows, blocks)
 
         return dict(zip(listed, choose(run.rng, log_sums, read, self.N * self.K), strict=True))
 
