@@ -535,7 +535,7 @@ def test_a_recognizer_with_infinitely_many_states_is_walked_as_far_as_it_is_used
     assert index.mask_within((3, False), 2).tolist() == [False, False, False, False, True, False, False]
     with pytest.raises(ValueError, match="more than 100 states are reached"):
         index.build_all(max_states=100)
-    with pytest.raises(TypeError, match="only the index of a recognizer with a table can be saved"):
+    with pytest.raises(TypeError, match="only the index of a Grammar, a Regex or a DFA"):
         index.save("unused.npz")
 
 

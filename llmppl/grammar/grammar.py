@@ -16,8 +16,9 @@ Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 from lark import Lark
@@ -25,6 +26,7 @@ from lark.indenter import Indenter
 
 from llmppl.arguments import count, text
 from llmppl.exclusive import Turn, in_turn
+from llmppl.grammar import saving
 from llmppl.grammar.completion import Completability
 from llmppl.grammar.lalr import IndentedParser, Parser, Stack
 from llmppl.grammar.lalr_tables import bits_of
@@ -33,7 +35,7 @@ from llmppl.grammar.lexer import PartialTokens
 from llmppl.grammar.masks import Masks
 from llmppl.growing import Memo, Numbering
 from llmppl.languages.limits import MAX_LEXED, TooLarge
-from llmppl.masks import TokenIndex, VocabularyLike
+from llmppl.masks import TokenIndex, VocabularyLike, storage
 from llmppl.masks.constraint import State
 from llmppl.masks.packed import PackedMask
 from llmppl.masks.trie import Trie
@@ -126,6 +128,32 @@ class Grammar(Shared):
     def index(self, vocab: VocabularyLike) -> TokenIndex:
         """Which tokens of a vocabulary may follow, in every state."""
         return (IndentedIndex if self._parser.indenter else GrammarIndex)(self, vocab)
+
+    @cached_property
+    def _digest(self) -> str:
+        return saving.digest(self._completability, self._options["g_regex_flags"])
+
+    @in_turn
+    def _save_index(self, path: str | Path, index: TokenIndex) -> None:
+        saving.write(path, index, self._digest, self._completability, self._masks_over(index.trie))
+
+    @in_turn
+    def _load_index(self, path: str | Path, vocab: VocabularyLike) -> TokenIndex:
+        data = storage.read_arrays(path, "grammar")
+        if str(data["grammar"]) != self._digest:
+            raise ValueError(
+                f"{path} is the index of another grammar than the one given: rules, terminals, start, flags or postlex "
+                "differ"
+            )
+        storage.check_vocabulary(path, data, vocab)
+        index = self.index(vocab)
+        saving.read(data, index, self._completability, self._masks_over(index.trie), self._state_of)
+        return index
+
+    def _state_of(self, hypotheses: frozenset[Hypothesis], accepting: bool) -> _State:
+        if accepting == self.start.accepting and hypotheses == frozenset(self.start.hypotheses):
+            return self.start                           # which may be forgotten below
+        return self._states[hypotheses, accepting]
 
     def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
         return partial(Grammar, **self._options), (self.text,)
@@ -222,6 +250,23 @@ class IndentedIndex(TokenIndex):
             If there are more than `max_states` places; if the grammar has a postlex.
         """
         return self.recognizer.read_all(self.trie, count("max_states", max_states))
+
+    def save(self, path: str | Path) -> None:
+        """Write what has been worked out so far to a file, from which `load`, given the grammar, goes on."""
+        self.recognizer._save_index(path, self)
+
+    def known_masks(self) -> list[tuple[State, PackedMask]]:
+        """The states whose masks are known."""
+        return list(self._masks.items())
+
+    def known_steps(self) -> list[tuple[tuple[State, int], State]]:
+        """The states and tokens of which is known where they lead."""
+        return list(self._steps.items())
+
+    def join(self, masks: Iterable[tuple[State, bytes]], steps: Iterable[tuple[tuple[State, int], State]]) -> None:
+        """Take over masks, by their keys, and steps that are known."""
+        self._masks.update((state, self.store.of_key(key)) for state, key in masks)
+        self._steps.update(steps)
 
 
 class GrammarIndex(IndentedIndex):

@@ -84,10 +84,11 @@ class PartialTokens:
 
     Attributes
     ----------
-    tokens, residues : lists by number
+    tokens, residues : lists by number; `token_number` and `residue_number` number new ones
     starts : (lexer, residue) -> the partial tokens that begin after it
         They are several if look-aheads at their beginning are yet to be decided.
     classes : partial token -> one byte of each class of bytes that it does not tell apart
+    rows : partial token -> what these bytes make of it, None where that is not known yet
     heads : residue -> (256,) bool, False at bytes with which no token can begin after it, whatever the lexer
     """
 
@@ -98,35 +99,38 @@ class PartialTokens:
         self.lexers, self.ignored = lexers, ignored
         self.newline = indenter.NL_type if indenter else None
         self.widths = {32: 1, 9: indenter.tab_len} if indenter else {}
-        self._terminals = {terminal.name: terminal for terminal in terminals}
+        self.terminals = {terminal.name: terminal for terminal in terminals}
         self._size = 0                                  # of all that is kept, in states of terminals
-        self._token_number: Numbering[PartialToken] = Numbering(check=self._keep_token)
-        self._residue_number: Numbering[Residue] = Numbering(check=self._keep_residue)
-        self.tokens, self.residues = self._token_number.met, self._residue_number.met
+        self.token_number: Numbering[PartialToken] = Numbering(check=self._keep_token)
+        self.residue_number: Numbering[Residue] = Numbering(check=self._keep_residue)
+        self.tokens, self.residues = self.token_number.met, self.residue_number.met
         self.starts = Memo(self._begin)
         self.classes = Memo(self._find_classes)
         self.heads = Memo(self._find_heads)
-        self._rows: Memo[int, list[Outcome | None]] = Memo(lambda number: [None] * len(self.classes[number]))
+        self.rows: Memo[int, list[Outcome | None]] = Memo(lambda number: [None] * len(self.classes[number]))
         self._outcomes: dict[Outcome, Outcome] = {}     # equal ones are one object
         self._alternatives = Memo(self._order)          # by lexer
         self._settled = Memo(self._settle_after_byte)
         self._tracker_cuts = Memo(self._find_tracker_cuts)
         trackers = tuple([int(tracker.start) for tracker in automata.trackers])
-        self.first = self._residue_number[Residue(frozenset(), frozenset(), trackers)]
+        self.first = self.residue_number[Residue(frozenset(), frozenset(), trackers)]
 
     def begin_behind(self, lexer: int, trackers: tuple[int, ...]) -> tuple[int, ...]:
         """The partial tokens that begin behind a text of which only its trackers' states matter."""
-        return self.starts[lexer, self._residue_number[Residue(frozenset(), frozenset(), trackers)]]
+        return self.starts[lexer, self.residue_number[Residue(frozenset(), frozenset(), trackers)]]
 
     def step(self, number: int, byte: int) -> Outcome:
         """What `byte` makes of a partial token: those with which it goes on, and how it may end behind the byte."""
         i = bisect_right(self.classes[number], byte) - 1
-        row = self._rows[number]
+        row = self.rows[number]
         outcome = row[i]
         if outcome is None:
-            outcome = self._read(self.tokens[number], byte)
-            outcome = row[i] = self._outcomes.setdefault(outcome, outcome)
+            outcome = row[i] = self.one(self._read(self.tokens[number], byte))
         return outcome
+
+    def one(self, outcome: Outcome) -> Outcome:
+        """The one object of all equal outcomes."""
+        return self._outcomes.setdefault(outcome, outcome)
 
     def step_all(self, numbers: Collection[int], byte: int) -> Outcome:
         """The same for several that may be under way."""
@@ -151,7 +155,7 @@ class PartialTokens:
             some = [q for token in self.tokens[-1000:] for q in token.threads] or threads
             name, _ = Counter(map(self.automata.names.__getitem__, some)).most_common(1)[0]
             raise TooLarge(
-                f"terminal {name} {shown(self._terminals[name].pattern)}",
+                f"terminal {name} {shown(self.terminals[name].pattern)}",
                 f"{len(self.tokens):,} states of the lexer so far, with {self._size:,} of its terminals in them",
                 "smaller counted repeats, none of them behind what may begin anywhere, as in (.*a.{20}), would work",
             )
@@ -161,7 +165,7 @@ class PartialTokens:
     def _order(self, lexer: int) -> tuple[list[int], Keywords]:
         """The entries of a lexer's alternatives in lark's order, and the keywords split off them."""
         names = set(self.lexers[lexer])
-        terminals = [self._terminals[name] for name in self.lexers[lexer]]
+        terminals = [self.terminals[name] for name in self.lexers[lexer]]
         entries = [self.automata.starts[t.name] for t in terminals if names.isdisjoint(t.embedded)]
         keywords = tuple([(t.name, t.keywords) for t in terminals])
         return [q for q in entries if q != DEAD], _restricted(keywords, names, names)
@@ -290,13 +294,13 @@ class PartialTokens:
             left = frozenset([q for q in spelled if q not in ends and names[q] in possible])
             column = token.column if self.newline in hosts else -1
             new = PartialToken(self._keywords_left(token.keywords, before, left), tuple(before), left, residue, column)
-            going_on[self._token_number[new]] = None
+            going_on[self.token_number[new]] = None
         if matched:
             whole = {ends[q] for q in spelled if q in ends}
             name = next(filter(whole.__contains__, keywords.get(matched, ())), matched)
             symbol = None if matched in self.ignored else (name, token.column) if name == self.newline else name
             behind = residue._replace(forbidden=residue.forbidden.union(before))
-            ended[Ended(symbol, self._residue_number[behind])] = None
+            ended[Ended(symbol, self.residue_number[behind])] = None
 
     def _assumed(self, ahead: Assumptions, residue: Residue) -> Residue | None:
         """A residue with its epsilon edges followed, or None if an assumption is already wrong."""

@@ -135,7 +135,7 @@ class Masks(Shared):
         self.completability, self.parser, self.trie = completability, completability.parser, trie
         self.made = 0                               # masks worked out since `forget`
         self._outcomes = _Outcomes(completability.partials)
-        self._quotients = Memo(self._read)
+        self.quotients = Memo(self._read)
         self._joined = Memo(self._join)
         self._equal: dict[bytes, bytes] = {}        # equal ones are one object
         self._kinds = Memo(self._find_kind)         # by outcome
@@ -145,13 +145,13 @@ class Masks(Shared):
         self.made = 0
         self._joined.clear()
         self._equal.clear()
-        for quotient in self._quotients.values():
+        for quotient in self.quotients.values():
             quotient.memo.clear()
 
     @property
     def nbytes(self) -> int:
         """Of the quotients: their tokens, and the nodes where something ends within tokens."""
-        found = list(self._quotients.values())
+        found = list(self.quotients.values())
         tokens = sum(each.ids.nbytes for quotient in found for each in quotient.classes)
         return tokens + sum(len(crossing.nodes) for quotient in found for crossing in quotient.crossings)
 
@@ -160,7 +160,7 @@ class Masks(Shared):
 
     def __len__(self) -> int:
         """The number of quotients read so far."""
-        return len(self._quotients)
+        return len(self.quotients)
 
     def read_all(self, max_quotients: int) -> None:
         """Read the vocabulary from every partial token that a text may lead to, and all that quotients lead to."""
@@ -174,11 +174,11 @@ class Masks(Shared):
                     yield from itertools.product({place[0]} if symbol is None else after[str(symbol)], [residue])
 
         def quotients_below(key: Key) -> Iterator[Key]:
-            for crossing in self._quotients[key].crossings:
+            for crossing in self.quotients[key].crossings:
                 symbol, residue = crossing.end
                 for lexer in every if symbol is None else after[str(symbol)]:
                     child = crossing.nodes, partials.starts[lexer, residue]
-                    crossing.below[lexer] = self._quotients[child]
+                    crossing.below[lexer] = self.quotients[child]
                     yield child
 
         begun = completability.lexer_of[self.parser.bottom.state], partials.first
@@ -196,7 +196,7 @@ class Masks(Shared):
         """A bit for every token (as by np.packbits): whether it may follow under one of the hypotheses."""
         packed = []
         for stack, token in hypotheses:
-            found = self._tokens(self._quotients[b"", (token,)], stack)
+            found = self._tokens(self.quotients[b"", (token,)], stack)
             packed.append(found.packed or self._pack(found))
         return packed[0] if len(packed) == 1 else self._joined[frozenset(packed)]
 
@@ -231,7 +231,7 @@ class Masks(Shared):
             lexer = completability.lexer_of[top.state]
             child = below.get(lexer)
             if child is None:
-                child = below[lexer] = self._quotients[nodes, completability.partials.starts[lexer, residue]]
+                child = below[lexer] = self.quotients[nodes, completability.partials.starts[lexer, residue]]
             if child.classes or child.crossings:
                 more = self._tokens(child, top)
                 sets += [more.ids, *more.bits]

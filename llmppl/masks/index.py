@@ -217,19 +217,23 @@ class TokenIndex(Index):
     def save(self, path: str | Path) -> None:
         """Write the whole index to a file, from which `load` makes it again without the recognizer.
 
-        A TypeError if the recognizer is not tabled: its states cannot be written.
+        That of a Grammar writes what has been worked out so far, and is loaded with the grammar. A TypeError if the
+        recognizer is neither tabled nor a Grammar: its states cannot be written.
         """
         if not isinstance(self.graph, TableGraph):
-            raise TypeError(f"only the index of a recognizer with a table can be saved (a Regex, a DFA), not {self!r}")
+            raise TypeError(f"only the index of a Grammar, a Regex or a DFA (with a table) can be saved, not {self!r}")
         storage.write(path, self._build(1_000_000))
 
     @classmethod
-    def load(cls, path: str | Path, vocab: VocabularyLike, recognizer: TabledRecognizer | None = None) -> TokenIndex:
-        """The index that was saved; nothing is computed again.
+    def load(cls, path: str | Path, vocab: VocabularyLike, recognizer: Any = None) -> TokenIndex:
+        """The index that was saved; nothing is computed again. That of a grammar is loaded with its Grammar.
 
         A ValueError if the file holds no index, or one of another vocabulary, or, where it is given, of another
         recognizer.
         """
+        load_index = getattr(recognizer, "_load_index", None)
+        if load_index is not None:
+            return load_index(path, vocab)  # type: ignore[no-any-return]
         stored, fields = storage.read(path, vocab, recognizer)
         index = cls(stored, vocab)
         index._adopt(WholeIndex(index, *fields))
