@@ -118,7 +118,7 @@ def test_where_an_automaton_would_not_do_a_rule_is_written_out_or_refused():
 @pytest.mark.parametrize("number", [500, 5000])
 def test_keywords_in_the_same_places_are_one_terminal(number):
     grammar = Grammar("start: (" + "|".join(f'"kw{i}"' for i in range(number)) + ")+")
-    assert num_alternatives(grammar) == 4 and len(grammar._tokens._terminals) == 1
+    assert num_alternatives(grammar) == 4 and len(grammar._tokens.terminals) == 1
     index = grammar.index(BYTES)
     assert index.allowed(index.after("kw49")).tolist() == [*b"0123456789k", 256]
     assert accepts(grammar, "kw3kw499kw12") and not accepts(grammar, "kw") and read(grammar, f"kw{number}0") is None
@@ -153,7 +153,7 @@ def test_words_read_as_one_are_lexed_as_lark_lexes_them(monkeypatch):
         except LarkError:
             continue
         check_states(grammar, "abc", 4)
-        joined += any(len(terminal.words) > 1 for terminal in Grammar(grammar)._tokens._terminals.values())
+        joined += any(len(terminal.words) > 1 for terminal in Grammar(grammar)._tokens.terminals.values())
         done += 1
     assert joined > done / 4
 

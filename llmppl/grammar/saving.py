@@ -229,15 +229,17 @@ class Reader:
 
     def quotients(self) -> None:
         bits_of = self.parser.bits
-        found = [self._quotient(*each) for each in self.tree["quotients"]]
-        for (_, quotient), (_, _, crossings) in zip(found, self.tree["quotients"], strict=True):
+        known = self.masks.quotients
+        read = [self._quotient(*each) for each in self.tree["quotients"]]
+        found = [known.get(key, quotient) for key, quotient in read]
+        for (_, quotient), (_, _, crossings) in zip(read, self.tree["quotients"], strict=True):
             for end, nodes, below in crossings:
                 ended = self._end(*end)
-                children = {lexer: found[number][1] for lexer, number in below}
+                children = {lexer: found[number] for lexer, number in below}
                 crossing = Crossing(bits_of[ended.terminal], ended, self.nodes[nodes].tobytes(), children)
                 quotient.crossings.append(crossing)
-        for key, quotient in found:                 # last, when all that they lead to is in place
-            self.masks.quotients.setdefault(key, quotient)
+        for key, quotient in read:                  # last, when all that they lead to is in place
+            known.setdefault(key, quotient)
 
     def _quotient(self, head: Sequence[Any], classes: Iterable[Any], _: Any) -> tuple[Any, Quotient]:
         nodes, tokens, bits = head
