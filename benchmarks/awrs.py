@@ -27,12 +27,12 @@ import torch
 from accuracy import AGE, START, WORDS
 from numpy.typing import NDArray
 from steering import K, Run, forwards, inference, prepare_process
+from subjects import context_of
 from tables import table
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, TokenIndex
 
 PROGRAMS = {"words": (WORDS, 10), "age": (AGE, 14)}     # what the text is, and how many tokens it may take
-BASE = f"steer K={K}"
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Program:
 
     lm: CachedTransformer
     index: TokenIndex
+    prompt: list[int]
     max_tokens: int
     masks: dict[tuple[int, ...], NDArray[np.bool_]] = field(default_factory=dict)
     states: dict[tuple[int, ...], Any] = field(default_factory=dict)
@@ -54,17 +55,23 @@ class Program:
         return self.masks[ids]
 
 
-def ours(program: Program, N: int, k: int | None, seed: int) -> Callable[[], float]:
-    lm = CachedTransformer(program.lm.model, program.lm.tokenizer)
-    model = ConstrainedText(lm, START, program.index, max_tokens=program.max_tokens, complete=True)
-    return lambda: float(inference(model, N, k, seed=seed, progress=False).log_ml)
+Prepared = Callable[[int], Callable[[], float]]         # of a seed: a run that starts with empty caches
 
 
-def awrs(program: Program, N: int, seed: int) -> Callable[[], float]:
+def ours(program: Program, N: int, k: int | None) -> Prepared:
+    def prepare(seed: int) -> Callable[[], float]:
+        lm = CachedTransformer(program.lm.model, program.lm.vocab)
+        context = context_of(lm, program.prompt)
+        model = ConstrainedText(lm, context, program.index, max_tokens=program.max_tokens, complete=True)
+        return lambda: float(inference(model, N, k, seed=seed, progress=False).log_ml)
+
+    return prepare
+
+
+def awrs(program: Program, N: int) -> Prepared:
     control = peers.genlm_control
     backend = peers.AsyncTransformer(program.lm.model, program.lm.tokenizer, batch_size=N)
-    prompt = [int(i) for i in program.lm.context(START).tokens]
-    llm = control.PromptedLLM(backend, prompt_ids=prompt)
+    llm = control.PromptedLLM(backend, prompt_ids=program.prompt)
     eos = program.lm.vocab.eos_ids[0]
 
     class Fits(control.Potential):
@@ -80,27 +87,32 @@ def awrs(program: Program, N: int, seed: int) -> Callable[[], float]:
         async def logw_eos(self, context: list[Any]) -> float:
             return await self.complete(context)
 
-    sampler = control.AWRS(llm, Fits(llm.vocab), seed=seed)
+    fits = Fits(llm.vocab)
 
-    def call() -> float:
+    def prepare(seed: int) -> Callable[[], float]:
+        sampler = control.AWRS(llm, fits, seed=seed)
         np.random.seed(seed)                            # noqa: NPY002  what its resampling draws from
-        backend.cache_kv(prompt)
-        return float(asyncio.run(control.SMC(sampler)(N, 0.5, program.max_tokens + 1)).log_ml)
+        backend.clear_cache()
 
-    return call
+        def call() -> float:
+            backend.cache_kv(program.prompt)
+            return float(asyncio.run(control.SMC(sampler)(N, 0.5, program.max_tokens + 1)).log_ml)
+
+        return call
+
+    return prepare
 
 
-Method = Callable[[Program, int, int], Callable[[], float]]
-METHODS: dict[str, Method] = {
-    BASE: lambda program, N, seed: ours(program, N, K, seed),
-    "standard": lambda program, N, seed: ours(program, N, None, seed),
+METHODS: dict[str, Callable[[Program, int], Prepared]] = {
+    f"steer K={K}": lambda program, N: ours(program, N, K),
+    "standard": lambda program, N: ours(program, N, None),
     "genlm-control, AWRS": awrs,
 }
 
 
-def once(program: Program, method: Method, N: int, seed: int) -> tuple[float, int, float]:
+def once(program: Program, prepare: Prepared, seed: int) -> tuple[float, int, float]:
     """log Z-hat, rows, CPU seconds."""
-    call, run = method(program, N, seed), Run()
+    call, run = prepare(seed), Run()
     with forwards(program.lm.model, run):
         start = time.process_time()
         log_ml = call()
@@ -117,12 +129,13 @@ def variance(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def compare(title: str, program: Program, N: int, runs: int) -> None:
-    for method in METHODS.values():
-        once(program, method, N, runs)                  # makes masks
-    found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in METHODS}
+    methods = {name: method(program, N) for name, method in METHODS.items()}
+    for prepare in methods.values():
+        once(program, prepare, runs)                    # makes masks
+    found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in methods}
     for seed in range(runs):
-        for name, method in METHODS.items():
-            found[name].append(once(program, method, N, seed))
+        for name, prepare in methods.items():
+            found[name].append(once(program, prepare, seed))
     lines: list[tuple[str, ...]] = []
     of_base: tuple[float, ...] = ()
     for name, results in found.items():
@@ -156,9 +169,10 @@ def main() -> None:
         del METHODS["genlm-control, AWRS"]
     torch.manual_seed(0)
     lm = CachedTransformer.from_pretrained()
+    prompt = [int(i) for i in lm.context(START).tokens]
     for name in options.only:
         pattern, max_tokens = PROGRAMS[name]
-        program = Program(lm, Regex(pattern).index(lm.vocab), max_tokens)
+        program = Program(lm, Regex(pattern).index(lm.vocab), prompt, max_tokens)
         for N in options.particles:
             compare(f"{name}: {pattern}", program, N, options.runs)
     print(f"\n{time.perf_counter() - began:.0f} s in all")
