@@ -253,6 +253,9 @@ class CachedEvaluator:
             self._forget()
             raise
         self._thread.stats.tokens += int(batch.lengths.sum())
+        if self._keeper is not None:
+            found = zip(asked, rows, strict=True)
+            self._keeper.look_up([(row, child.token) for node, row in found for child in wanted.children[node]])
         for node, row in zip(asked, rows, strict=True):
             if wanted.found(node, row):
                 self.store.put_row(node, row)
