@@ -388,6 +388,30 @@ def test_a_password_rule_is_a_small_intersection():
     assert dfa.num_states < 10_000                  # of what has been met, with three hundred texts
 
 
+@pytest.mark.parametrize("rule, inside, outside", [
+    (r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])(?=.*\W).{8,512}", "aA1!é" * 100, "aA1_é" * 100),
+    (r"(?=(.*\d){8})(?=(.*[a-z]){8})(?=(.*[A-Z]){8}).{24,64}", "aA1٣" * 16, "aA1" * 7 + "é" * 40),
+    (r"x(?=.*\d)(?!.*(.{1,3})q)(?=.*\p{Lu}).{6,99}|(?!x)(?=.{8,90}$)(?=.*\W).*", "xÉ1" + "é" * 90, "xÉ1" + "q" * 9),
+])  # fmt: skip
+def test_a_long_text_that_must_have_much_in_it_is_compiled_soon(rule, inside, outside):
+    nfa = parse(rule, to_end=True)
+    assert len(nfa) < 50_000                        # no state inside a character before it is met
+    dfa = Regex(rule)
+    assert inside in dfa and outside not in dfa
+    assert dfa.num_states < 50_000
+
+
+@settings(many, max_examples=repetitions(2000, 30))
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "[ab]"]), st.lists(st.tuples(
+    st.sampled_from("=!"), PLAIN, st.sampled_from(["", "$"])), min_size=1, max_size=3), PLAIN), min_size=1, max_size=2))
+def test_look_aheads_at_the_beginning_of_alternatives_mean_what_re_means(alternatives):
+    pattern = "|".join(
+        before + "".join(f"(?{sign}{look}{end})" for sign, look, end in looks) + rest
+        for before, looks, rest in alternatives
+    )
+    agree(pattern, ["".join(some) for n in range(4) for some in itertools.product("ab1é\n", repeat=n)])
+
+
 LOOKS = (
     "(?=.*a)(?!.*bb)[ab]{2,4}", "a(?=.b)(?!.*1).*", "(?:(?=a.)(?!ab)..|b(?=(?!a).$)){1,2}.?", "(?!(?=a)ab|b).*",
     r"(?=.*\bb)(?!.*\B1)[ab1 ]*", r"b(?=.*\bb)[ab ]*", r"a(?!(?<=a)b)[ab]+", "(?=a*$)(?!aa$)a*b?", "(?=[^b]*)(?=b?).b",

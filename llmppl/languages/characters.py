@@ -108,15 +108,11 @@ def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: 
         return utf8(merged(itertools.chain(*(classes[c] for c in some))))
 
     fragments = Memo(fragment)
-    moves = []
-    for row in rows:
+    entries = [nfa.add(()) for _ in rows]
+    for entry, row, accepts in zip(entries, rows, accepting, strict=True):
         by: dict[int, list[int]] = {0: []}
         for c, after in enumerate(row):
             by.setdefault(after, []).append(c)
-        moves.append([(fragments[tuple(some)], after) for after, some in by.items() if after])
-    nfa.reserve(len(rows) + sum(len(nodes) for move in moves for nodes, _ in move))
-    entries = [nfa.add(()) for _ in rows]
-    for entry, move, accepts in zip(entries, moves, accepting, strict=True):
-        reads = [nfa.read(nodes, entries[after - 1]) for nodes, after in move]
-        nfa.epsilon[entry] = (*reads, *[ACCEPT] * accepts)
+        reads = [(fragments[tuple(some)], entries[after - 1]) for after, some in by.items() if after]
+        nfa.defer(entry, reads, (ACCEPT,) * accepts)
     return entries[0]

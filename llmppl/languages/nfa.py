@@ -131,6 +131,7 @@ class NFA:
         self._base: list[int] = [0, 0]              # of the fragment a state belongs to
         self._follow: list[int] = [DEAD, DEAD]      # where its target -1 leads
         self._closures: dict[int, tuple[int, ...]] = {}
+        self._deferred: dict[int, tuple[list[tuple[Fragment, int]], tuple[int, ...]]] = {}
 
     def __len__(self) -> int:
         return len(self.epsilon)
@@ -227,6 +228,27 @@ class NFA:
         self._follow.append(DEAD)
         return len(self.epsilon) - 1
 
+    def defer(self, state: int, reads: list[tuple[Fragment, int]], others: tuple[int, ...]) -> None:
+        """Let `state` read each fragment and become what is beside it, or else the `others`; made when it is met.
+
+        It is met by `closure`; who looks into `epsilon` has to `settle` all before.
+        """
+        self.epsilon[state] = (state,)              # until then
+        self._deferred[state] = reads, others
+
+    def settle(self) -> None:
+        """Make all that was deferred."""
+        for state in list(self._deferred):
+            self._choices(state)
+
+    def _choices(self, state: int) -> tuple[int, ...]:
+        found = self._deferred.get(state)
+        if found is not None:
+            self.reserve(sum(len(fragment) for fragment, _ in found[0]))
+            self.epsilon[state] = (*[self.read(*read) for read in found[0]], *found[1])
+            del self._deferred[state]
+        return self.epsilon[state]
+
     def reserve(self, size: int) -> None:
         """TooLarge if there is no room for so many states more."""
         if len(self.epsilon) + size > MAX_NFA_STATES:
@@ -260,6 +282,6 @@ class NFA:
             if not self.epsilon[q] or q in self.guards:
                 order.append(q)
             else:
-                stack.extend(reversed(self.epsilon[q]))
+                stack.extend(reversed(self._choices(q)))
         self.budget.spend(steps=len(seen))
         return order

@@ -99,6 +99,7 @@ class Threads:
     """
 
     def __init__(self, nfa: NFA, ordered: bool = False) -> None:
+        nfa.settle()
         self.nfa, self.ordered = nfa, ordered
         self.pending = False                        # whether some match had to wait for the text after it
         behinds = [guard.tracker for guard in nfa.guards.values() if isinstance(guard, Behind)]
