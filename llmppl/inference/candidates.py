@@ -113,9 +113,10 @@ def _meet(rng: np.random.Generator, shares: Floats, ids: Ints) -> tuple[Ints, Fl
         one, other, odd_ids = ids[:, :half], ids[:, half : 2 * half], ids[:, 2 * half :]
         both = a + b
         full = both >= 1.0
-        goes_on = rng.random(both.shape) * np.where(full, 2.0 - both, both) < np.where(full, 1.0 - a, a)
-        kept.append(np.where(goes_on, other, one)[full])
-        shares, ids = both - full, np.where(goes_on, one, other)
+        # The last two have 1 in all, to rounding: at a + b = 1 both cases must keep the same one by the same uniform.
+        first = rng.random(both.shape) * np.where(full, 2.0 - both, both) < np.where(full, 1.0 - b, a)
+        kept.append(np.where(first, one, other)[full])
+        shares, ids = both - full, np.where(first ^ full, one, other)
         if odd.size:
             shares, ids = np.concatenate([shares, odd], axis=1), np.concatenate([ids, odd_ids], axis=1)
     return np.concatenate(kept), shares[:, 0], ids[:, 0]
