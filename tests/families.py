@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers as T
 
-from llmppl.lm.cache import ROW_OVERHEAD, Node
+from llmppl.lm.cache import NODE_OVERHEAD, ROW_OVERHEAD, Node
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.runtime import Runtime
 from llmppl.tokens import Vocabulary
@@ -169,8 +169,17 @@ def check_books(lm, contexts=None):
     slab = sum(t.numel() * t.element_size() for layer in getattr(lm.backend, "layers", ())
                for t in (layer.keys, layer.values) if t is not None)  # fmt: skip
     assert slab in (0, len(store.owners) * lm.backend.slot_bytes)
-    assert store.bytes == len(store.owners) * store.slot_cost + sum(rows.values())
-    assert store.bytes <= store.peak_bytes <= store.budget
+    live = {each for node in nodes if node.contexts for each in node.path()}
+    lone = [node for node in nodes if node not in live and node.slot < 0]
+    for node in nodes:
+        assert node.live == node.contexts + sum(child in live for child in node.children.values())
+        assert (node.live > 0) == (node in live)
+    assert store.lone == len(lone)
+    assert store.slab_bytes == len(store.owners) * store.slot_cost
+    assert store.row_bytes == sum(rows.values()) + NODE_OVERHEAD * len(lone)
+    assert store.bytes == store.slab_bytes + store.row_bytes <= store.budget + (store.row_budget or 0)
+    assert store.bytes <= store.peak_bytes <= store.budget + (store.row_budget or 0)
+    assert store.row_budget is None or store.slab_bytes <= store.budget and store.row_bytes <= store.row_budget
     assert store.slots_used == len(slotted) and store.rows_used == len(rows)
     if contexts is not None:
         held: dict[Node, int] = {}

@@ -394,7 +394,7 @@ def test_logits_of_no_distribution_are_an_error_that_names_the_context_and_leave
             assert base.log_probs() is not None         # what is known stays known
         with pytest.raises(FloatingPointError):
             further[1].log_prob_since(base)
-        lm.store._shrink_rows(0)                        # the last token has to be run again, into the slot it has
+        lm.store.fit_rows(lm.store.budget)              # the last token has to be run again, into the slot it has
         with pytest.raises(FloatingPointError):
             base.log_probs()
         check_books(lm)
@@ -535,6 +535,9 @@ def test_limits_that_make_no_sense_are_refused():
         family_lm("llama", cache_bytes=-1)
     with pytest.raises(ValueError, match="max_batch_tokens must be at least 1, not 0"):
         family_lm("llama", max_batch_tokens=0)
-    for value in (2.5, float("nan"), "2GB", True, None):
-        with pytest.raises(TypeError, match="cache_bytes must be an integer"):
-            family_lm("llama", cache_bytes=value)
+    for value in (2.5, float("nan"), "2GB", True, (1, 2)):
+        for name in ("cache_bytes", "row_bytes"):
+            with pytest.raises(TypeError, match=f"{name} must be an integer"):
+                family_lm("llama", **{name: value})
+    with pytest.raises(ValueError, match="row_bytes must be at least 0, not -1"):
+        family_lm("llama", row_bytes=-1)

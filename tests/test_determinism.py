@@ -62,7 +62,7 @@ def test_a_warm_cache_changes_nothing(how):
     assert run(how, lm) == first                        # to the last bit: everything was answered before
     run(how, lm, seed=6)
     assert run(how, lm) == first
-    lm.store._shrink_rows(0)
+    lm.store.fit_rows(lm.store.budget)
     same(run(how, lm), first)
 
 

@@ -499,14 +499,14 @@ def test_the_trie_draws_what_contexts_share_who_is_there_and_what_is_kept():
     together([left.log_probs])
     other = lm.context("XY")
     assert str(lm.trie).splitlines() == [
-        f"<Trie of 8 contexts: keys and values of 4, next-token rows of 2; {lm.store.bytes / 1e6:.1f} of 2147.5 MB>",
+        "<Trie of 8 contexts: keys and values of 4 (0.1 MB), next-token rows of 2 (0.0 MB); 0.1 of 2147.5 MB>",
         "'ABC' ▪▪▪ ◆ (1)",
         "├─ 'D' ▪ ◆ (1)",
         "└─ 'EF' ▫▫ (2)",
         "'XY' ▫▫ (1)",
     ]
     del left, also, other
-    lm.store._shrink_rows(0)
+    lm.store.fit_rows(lm.store.budget)                  # none fits beside so much
     further = right + "G" + "H"
     twig = right + "I"
     assert lm.trie.draw().splitlines() == [
@@ -536,7 +536,14 @@ def test_everything_has_a_repr_that_says_what_it_is():
     assert repr(lm.context("ABC" * 20 + "DEFG")) == (
         "Context('ABCABCABCABCABCABCAB' ... 'BCABCABCABCABCABCABCABCABCDEFG')"
     )
-    assert repr(lm.trie) == "<Trie of 0 contexts: keys and values of 0, next-token rows of 0; 0.0 of 2147.5 MB>"
+    assert repr(lm.trie) == (
+        "<Trie of 0 contexts: keys and values of 0 (0.0 MB), next-token rows of 0 (0.0 MB); 0.0 of 2147.5 MB>"
+    )
+    apart = family_lm("llama", cache_bytes=3_000_000, row_bytes=500_000)
+    apart.context("ABC").log_probs()
+    assert repr(apart.trie) == (
+        "<Trie of 3 contexts: keys and values of 3 (0.1 of 3.0 MB), next-token rows of 1 (0.0 of 0.5 MB)>"
+    )
     assert str(lm.stats).startswith("0 rounds, 0 rows, 0 tokens run, 0 cache hits; ")
 
 

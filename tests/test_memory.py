@@ -13,7 +13,7 @@ from llmppl.inference import SMC, smc_standard, smc_steer
 from llmppl.inference.expansion import Copies, Distinct
 from llmppl.inference.resampling import DownSample, ResampleBelow
 from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD, Node
-from llmppl.lm.transformer import CachedTransformer
+from llmppl.lm.transformer import CachedTransformer, default_cache_bytes
 from llmppl.models.model import Model
 from llmppl.tokens import Vocabulary
 
@@ -97,6 +97,32 @@ def test_the_seed_of_a_stream_does_not_grow_with_the_steps(expand):
     run = SMC(Ramble(toy_lm(), [0]), expand, select, seed=0)
     run.run(max_steps=30)
     assert {len(p.chooser.rng.bit_generator.seed_seq.spawn_key) for p in run.particles} == {1}
+
+
+@pytest.mark.parametrize("slots, rows", [(60, 4), (60, 400), (1000, 4), (1000, 0)])
+def test_slots_and_rows_with_a_budget_each_stay_under_it_and_take_nothing_from_the_other(slots, rows):
+    lm = family_lm("llama", cache_bytes=slots * SLOT, row_bytes=rows * (ROW + 8))
+    prompt, held = at(lm, range(3, 13)), []
+    for i in range(3, 33):
+        context = prompt + lm.vocab[i] + lm.vocab[3 + i % 5]
+        assert error_of(lm, context) <= 1e-4
+        held.append(context)
+        check_books(lm, [prompt, *held])
+        assert lm.store.slab_bytes <= slots * SLOT and lm.store.row_bytes <= rows * (ROW + 8)
+    assert (lm.store.evictions == 0, lm.store.slots_used == 70) == ((True, True) if slots == 1000 else (False, False))
+    assert lm.store.rows_used == min(rows, 30)
+
+
+@pytest.mark.parametrize("device, most", [(None, 2 << 30), ("cpu", 2 << 30), ("mps", 2 << 30), ("cuda:1", 20 << 30)])
+def test_the_budget_is_by_default_half_of_what_is_free_on_a_cuda_device(device, most):
+    device = device and torch.device(device)
+    asked = []
+    memory = lambda device: asked.append(device) or (40 << 30, 80 << 30)        # noqa: E731
+    assert default_cache_bytes(device, memory) == most
+    assert asked == ([device] if most == 20 << 30 else [])
+    if device is None:
+        assert toy_lm().store.budget == family_lm("llama").store.budget == 2 << 30
+        assert family_lm("llama").store.row_budget is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

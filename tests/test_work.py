@@ -139,7 +139,7 @@ def test_a_distribution_that_was_given_up_costs_one_token():
     lm = family_lm("llama")
     context = at(lm, range(3, 13))
     dist = context.log_probs()
-    lm.store._shrink_rows(0)
+    lm.store.fit_rows(lm.store.budget)
     assert np.allclose(context.log_probs(), dist, atol=1e-5)
     assert lm.stats.tokens == 11
 

@@ -4,9 +4,10 @@ A `Node` of the trie is a context: its tokens are those on the path from the roo
 full path and never on a suffix. A node can keep the keys and values of its last token (in a *slot* of the backend's
 slab), its *row* (the logits of the next token), and the scalar log-probability of its token given its parent.
 
-`Store` holds slots and rows under one budget in bytes. A node with a slot has parents with slots, so slots are given up
-from the leaves, least recently used first; rows are given up before slots, but for a share that is theirs alone. What
-was given up is recomputed if asked for again. A node itself lives while a `Context`, a child, a slot or a row holds it.
+`Store` holds slots and rows under one budget in bytes, or each under its own. A node with a slot has parents with
+slots, so slots are given up from the leaves, least recently used first; where the budget is one, rows are given up
+before slots, but for a share that is theirs alone. What was given up is recomputed if asked for again. A node itself
+lives while a `Context`, a child, a slot or a row holds it; *lone* nodes, which rows alone hold, count with the rows.
 
 Nothing here is for two threads at once, nor survives an interrupt by itself: the language model lets one call in at a
 time, and has everything made anew after one that did not end (`Store.clear`, `Trie.renew`). Contexts alone come to
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from llmppl.distributions import Table
 from llmppl.exclusive import Exclusive
 
-SLOT_OVERHEAD, ROW_OVERHEAD = 768, 384                  # bytes of the objects around a slot and a row, measured
+SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 384, 400      # bytes of the objects around each, measured
 _MAX_UNSETTLED = 1000                                   # contexts that may have died before their nodes go
 _ROW_DIVISOR = 8                                        # one part in 8 of the budget is never given to slots
 
@@ -37,7 +38,8 @@ class Node:
     """A context: the path of tokens from the root to here."""
 
     __slots__ = (
-        "parent", "token", "depth", "children", "contexts", "slot", "kept", "row", "log_prob", "used", "next_token",
+        "parent", "token", "depth", "children", "contexts", "live", "slot", "kept", "row", "log_prob", "used",
+        "next_token",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, token: int) -> None:
@@ -46,6 +48,7 @@ class Node:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[int, Node] = {}
         self.contexts = 0                               # how many Context objects point here, by the trie's books
+        self.live = 0                                   # `contexts`, and how many children are live
         self.slot = -1
         self.kept = 0                                   # how many children have a slot
         self.row: Table | None = None
@@ -70,32 +73,26 @@ class Node:
             node = self.children[token] = Node(self, token)
         return node
 
-    def prune(self) -> None:
-        """Leave the trie, and with it every parent that nothing else holds."""
-        node = self
-        while node.parent is not None:
-            if node.contexts or node.children or node.slot >= 0 or node.row is not None:
-                return
-            del node.parent.children[node.token]
-            node = node.parent
-
 
 class Store:
-    """Slots and rows under one budget.
+    """Slots and rows, with what Python needs around them, under one budget or two.
 
-    `budget` is the most bytes that they may take together, with what Python needs around them. Slots of `slot_bytes`
-    each (0: there are none) leave an eighth of it to rows, unless the contexts of one pass need it: without rows every
-    question is computed twice, once for whoever prefetches it and once for whoever asks. `reserve(n)` makes the backend
-    hold n slots.
+    `budget` is the most bytes that slots and rows may take together, or slots alone if rows have a `row_budget`. Of one
+    for both, slots of `slot_bytes` each (0: there are none) leave an eighth to rows, unless the contexts of one pass
+    need it: without rows every question is computed twice, once for whoever prefetches it and once for whoever asks.
+    `reserve(n)` makes the backend hold n slots.
     """
 
-    def __init__(self, budget: int, slot_bytes: int, reserve: Callable[[int], None]) -> None:
-        self.budget, self._reserve = budget, reserve
+    def __init__(
+        self, budget: int, slot_bytes: int, reserve: Callable[[int], None], row_budget: int | None = None
+    ) -> None:
+        self.budget, self.row_budget, self._reserve = budget, row_budget, reserve
         self.slot_cost = slot_bytes + SLOT_OVERHEAD if slot_bytes else 0
         self.owners: list[Node | None] = []             # by slot
         self.evictions = 0                              # slots given up so far
         self.paths: dict[Node, NDArray[np.int64]] = {}  # slots of the last contexts, root first; none is given up
         self.peak_bytes = 0
+        self.lone = 0                                   # nodes neither live nor with a slot: rows hold them
         self._free: list[int] = []
         self._rows: OrderedDict[Node, int] = OrderedDict()      # node -> bytes, least recently used first
         self._row_bytes = 0
@@ -105,14 +102,24 @@ class Store:
         self.owners = [None] * len(self.owners)
         self._free = list(range(len(self.owners) - 1, -1, -1))
         self._rows = OrderedDict()
-        self._row_bytes = 0
+        self._row_bytes = self.lone = 0
         self.paths.clear()
         self.peak_bytes = max(self.peak_bytes, self.bytes)          # it may have grown when it was interrupted
 
     @property
+    def slab_bytes(self) -> int:
+        """Bytes of the whole slab, its free slots included."""
+        return len(self.owners) * self.slot_cost
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the rows, and of the nodes that nothing else holds."""
+        return self._row_bytes + self.lone * NODE_OVERHEAD
+
+    @property
     def bytes(self) -> int:
-        """Bytes held now: the whole slab, its free slots included, and the rows."""
-        return len(self.owners) * self.slot_cost + self._row_bytes
+        """Bytes held now."""
+        return self.slab_bytes + self.row_bytes
 
     @property
     def slots_used(self) -> int:
@@ -122,15 +129,47 @@ class Store:
     def rows_used(self) -> int:
         return len(self._rows)
 
+    # ---- nodes
+
+    def hold(self, node: Node) -> None:
+        """A context came to `node`."""
+        node.contexts += 1
+        while node.parent is not None:
+            node.live += 1
+            if node.live > 1:
+                return
+            self.lone -= node.slot < 0
+            node = node.parent
+
+    def let_go(self, node: Node) -> None:
+        """A context at `node` has gone."""
+        node.contexts -= 1
+        last = node
+        while last.parent is not None:
+            last.live -= 1
+            if last.live:
+                break
+            self.lone += last.slot < 0
+            last = last.parent
+        self._prune(node)
+
+    def _prune(self, node: Node) -> None:
+        """Let `node` leave the trie, and with it every parent, if nothing holds it."""
+        while node.parent is not None:
+            if node.live or node.children or node.slot >= 0 or node.row is not None:
+                return
+            del node.parent.children[node.token]
+            self.lone -= 1
+            node = node.parent
+
     # ---- rows
 
     def put_row(self, node: Node, row: Table) -> None:
-        """Keep `row` if it fits beside the slab, in place of the least recently used rows."""
+        """Keep `row` if it fits, in place of the least recently used rows."""
         size = row.nbytes + ROW_OVERHEAD
-        room = self.budget - len(self.owners) * self.slot_cost
-        if size > room:
+        if size > self._row_room:
             return
-        self._shrink_rows(room - size)
+        self.fit_rows(size)
         node.row = row
         self._rows[node] = size
         self._row_bytes += size
@@ -143,19 +182,28 @@ class Store:
         except KeyError:
             pass
 
-    def _shrink_rows(self, max_bytes: int) -> None:
-        while self._row_bytes > max_bytes:
+    @property
+    def _row_room(self) -> int:
+        """The most bytes that rows may take beside the slab."""
+        return self.budget - self.slab_bytes if self.row_budget is None else self.row_budget
+
+    def fit_rows(self, more: int = 0) -> None:
+        """Give up the least recently used rows, until all fit, and `more` bytes with them."""
+        most = self._row_room - more
+        while self._rows and self.row_bytes > most:
             node, size = self._rows.popitem(last=False)
             self._row_bytes -= size
             node.row = None
-            node.prune()
+            self._prune(node)
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     # ---- slots
 
     def make_room(self, wanted: int, keep: Iterable[Node]) -> int:
         """Free up to `wanted` slots and return how many there are now; the paths of `keep` stay."""
         if len(self._free) < wanted:
-            self._grow(wanted - len(self._free), self.budget - self.budget // _ROW_DIVISOR)
+            theirs = self.budget // _ROW_DIVISOR if self.row_budget is None else 0
+            self._grow(wanted - len(self._free), self.budget - theirs)
         if len(self._free) < wanted:
             self._evict(wanted - len(self._free), keep)
         if len(self._free) < wanted:                    # what is read now goes before the share of the rows
@@ -168,14 +216,15 @@ class Store:
         if not self.slot_cost:
             return
         most = max_bytes // self.slot_cost
+        beside = most if self.row_budget is not None else (self.budget - self.row_bytes) // self.slot_cost
         size = len(self.owners)
         generous = max(more, size // 2, 64)
-        new = min(size + generous, most, (self.budget - self._row_bytes) // self.slot_cost)
+        new = min(size + generous, most, beside)
         if new < size + more:                           # rows make way
             new = min(size + max(more, size // 8), most)
         if new <= size:
             return
-        self._shrink_rows(self.budget - new * self.slot_cost)
+        self.fit_rows((new - size) * self.slot_cost if self.row_budget is None else 0)
         self._reserve(new)
         self.owners.extend([None] * (new - size))
         self._free.extend(range(new - 1, size - 1, -1))
@@ -202,11 +251,13 @@ class Store:
             parent.used = max(parent.used, used)
             if may_go(parent):
                 heapq.heappush(heap, (parent.used, parent.slot, parent))
+        self.fit_rows()                                 # they hold more nodes alone now
 
     def take(self, node: Node) -> None:
         """Give `node`, whose parent has a slot or is the root, a free slot."""
         node.slot = self._free.pop()
         self.owners[node.slot] = node
+        self.lone -= not node.live
         assert node.parent is not None
         node.parent.kept += 1
 
@@ -217,7 +268,8 @@ class Store:
         node.slot = -1
         assert node.parent is not None
         node.parent.kept -= 1
-        node.prune()
+        self.lone += not node.live
+        self._prune(node)
 
     def path_before(self, node: Node) -> NDArray[np.int64]:
         """(depth - 1,) slots of the context that `node` continues, each token of which has one."""
@@ -233,6 +285,7 @@ class Store:
             nodes.extend(child for child in each.children.values() if child.slot >= 0)
         for each in reversed(nodes):
             self.free(each)
+        self.fit_rows()
 
 
 class _Pin(weakref.ref[Any]):
@@ -261,20 +314,21 @@ class Trie:
             self.settle()
         node = context.node
         for i in ids:
+            self.store.lone += i not in node.children
             node = node.child(int(i))
         context.node = node
         pin = _Pin(context, self._gone.append)
         pin.node = node
         self._pins[id(pin)] = pin
-        node.contexts += 1
+        self.store.hold(node)
 
     def settle(self) -> None:
         """Let the nodes go whose contexts have died."""
         while self._gone:
             pin = self._gone.popleft()
             if self._pins.pop(id(pin), None) is not None:
-                pin.node.contexts -= 1
-                pin.node.prune()
+                self.store.let_go(pin.node)
+        self.store.fit_rows()                           # they hold more nodes alone now
 
     def renew(self) -> None:
         """Make the trie anew from the contexts that live, with nothing kept."""
@@ -283,12 +337,13 @@ class Trie:
         for pin in self._pins.values():
             nodes.update(pin.node.path())
         for node in nodes:
-            node.children, node.contexts, node.slot, node.kept, node.row = {}, 0, -1, 0, None
+            node.children, node.contexts, node.live, node.slot, node.kept, node.row = {}, 0, 0, -1, 0, None
         for pin in self._pins.values():
-            pin.node.contexts += 1
             for node in pin.node.path():
                 assert node.parent is not None
+                self.store.lone += node.token not in node.parent.children
                 node.parent.children[node.token] = node
+            self.store.hold(pin.node)
 
     def __len__(self) -> int:
         """The number of contexts."""
@@ -301,9 +356,15 @@ class Trie:
 
     def __repr__(self) -> str:
         store = self.store
+        if store.row_budget is None:
+            slots, rows = _megabytes(store.slab_bytes), _megabytes(store.row_bytes)
+            total = f"; {_megabytes(store.bytes, store.budget)}"
+        else:
+            slots, rows = _megabytes(store.slab_bytes, store.budget), _megabytes(store.row_bytes, store.row_budget)
+            total = ""
         return (
-            f"<Trie of {len(self)} contexts: keys and values of {store.slots_used}, "
-            f"next-token rows of {store.rows_used}; {store.bytes / 1e6:.1f} of {store.budget / 1e6:.1f} MB>"
+            f"<Trie of {len(self)} contexts: keys and values of {store.slots_used} ({slots}), "
+            f"next-token rows of {store.rows_used} ({rows}){total}>"
         )
 
     def draw(self, max_lines: int = 60) -> str:
@@ -342,6 +403,10 @@ class Trie:
 
     def __str__(self) -> str:
         return f"{self!r}\n{self.draw()}"
+
+
+def _megabytes(size: int, most: int | None = None) -> str:
+    return f"{size / 1e6:.1f} MB" if most is None else f"{size / 1e6:.1f} of {most / 1e6:.1f} MB"
 
 
 def _marks(run: list[Node]) -> str:

@@ -72,9 +72,11 @@ class _Wanted:
 class CachedEvaluator:
     """A `llmppl.runtime.Evaluator` of questions about the nodes of its trie; its limits are CachedTransformer's."""
 
-    def __init__(self, backend: Backend, vocab: Vocabulary, cache_bytes: int, max_batch_tokens: int) -> None:
+    def __init__(
+        self, backend: Backend, vocab: Vocabulary, cache_bytes: int, row_bytes: int | None, max_batch_tokens: int
+    ) -> None:
         self.backend, self.vocab, self.max_batch_tokens = backend, vocab, max_batch_tokens
-        self.store = Store(cache_bytes, backend.slot_bytes, backend.reserve)
+        self.store = Store(cache_bytes, backend.slot_bytes, backend.reserve, row_bytes)
         self.exclusive = Exclusive(self._renew, "a language model")
         self.trie = Trie(vocab.tokens, self.store, self.exclusive)
         self._done: dict[int, Stats] = {}

@@ -5,12 +5,12 @@ It makes contexts from texts; what they ask is answered by its `evaluator`, from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from llmppl import arguments
-from llmppl.arguments import count
+from llmppl.arguments import count, optional_count
 from llmppl.lm.backend import Backend, FunctionBackend
 from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.evaluator import CachedEvaluator
@@ -30,8 +30,11 @@ class CachedTransformer(Shared):
         stands behind are ruled out.)
     tokenizer : transformers tokenizer, or Vocabulary
         A bare `Vocabulary` encodes text by the fewest tokens that spell it.
-    cache_bytes : int
-        The most bytes that keys, values and kept log-probabilities may take together.
+    cache_bytes : int, optional
+        The most bytes that keys, values and kept logits of next tokens may take together; 2 GiB, or half of what is
+        free on a CUDA device, if left out.
+    row_bytes : int, optional
+        The most bytes that kept logits may take. `cache_bytes` is then the budget of keys and values alone.
     max_batch_tokens : int
         The most tokens, rows times longest context, that one forward pass may read. A longer batch is cut.
 
@@ -43,9 +46,11 @@ class CachedTransformer(Shared):
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, cache_bytes: int = 2 << 30, max_batch_tokens: int = 1 << 16
-    ) -> None:
-        cache_bytes = count("cache_bytes", cache_bytes, least=0)
+        self, model: Any, tokenizer: Any, *, cache_bytes: int | None = None, row_bytes: int | None = None,
+        max_batch_tokens: int = 1 << 16,
+    ) -> None:  # fmt: skip
+        cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
+        row_bytes = optional_count("row_bytes", row_bytes, least=0)
         max_batch_tokens = count("max_batch_tokens", max_batch_tokens)
         self.model = model
         if isinstance(tokenizer, Vocabulary):
@@ -56,13 +61,15 @@ class CachedTransformer(Shared):
             self.tokenizer = tokenizer
             self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=_eos_ids(model, tokenizer))
         self.backend = _backend(model, self.vocab)
-        self.evaluator = CachedEvaluator(self.backend, self.vocab, cache_bytes, max_batch_tokens)
+        if cache_bytes is None:
+            cache_bytes = default_cache_bytes(getattr(self.backend, "device", None))
+        self.evaluator = CachedEvaluator(self.backend, self.vocab, cache_bytes, row_bytes, max_batch_tokens)
         self.trie, self.store = self.evaluator.trie, self.evaluator.store
 
     @classmethod
     def from_pretrained(
         cls, name: str | Path | None = None, *, dtype: Any = None, device: Any = None, device_map: Any = None,
-        cache_bytes: int = 2 << 30, max_batch_tokens: int = 1 << 16, **options: Any,
+        cache_bytes: int | None = None, row_bytes: int | None = None, max_batch_tokens: int = 1 << 16, **options: Any,
     ) -> Self:  # fmt: skip
         """Load a model and its tokenizer.
 
@@ -87,7 +94,9 @@ class CachedTransformer(Shared):
         from llmppl.lm import loading
 
         model, tokenizer = loading.load(name, dtype=dtype, device=device, device_map=device_map, **options)
-        return cls(model, tokenizer, cache_bytes=cache_bytes, max_batch_tokens=max_batch_tokens)
+        return cls(
+            model, tokenizer, cache_bytes=cache_bytes, row_bytes=row_bytes, max_batch_tokens=max_batch_tokens
+        )
 
     def context(self, text: str = "") -> Context:
         """`text` as the tokenizer encodes it, its own special tokens included; an empty encoding becomes the BOS token.
@@ -136,6 +145,19 @@ class CachedTransformer(Shared):
     def __repr__(self) -> str:
         name = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
         return f"CachedTransformer({name}, {self.vocab!r})"
+
+
+def default_cache_bytes(device: Any, memory: Callable[[Any], tuple[int, int]] | None = None) -> int:
+    """Half of what is free on a CUDA device, by `memory(device) -> (free, all)`, and 2 GiB elsewhere.
+
+    The other half is for forward passes, and for a slab that grows: for a while a tensor of it is there twice.
+    """
+    if getattr(device, "type", "cpu") != "cuda":
+        return 2 << 30
+    from torch.cuda import mem_get_info
+
+    free, _ = (memory or mem_get_info)(device)
+    return free // 2
 
 
 def _backend(model: Any, vocab: Vocabulary) -> Backend:
