@@ -131,8 +131,8 @@ def test_the_books_equal_the_tensors_and_rows_that_are_there(name, dtype):
     lm = family_lm(name, dtype)
     contexts = [at(lm, [i, *range(4, 20)]) for i in range(3, 10)]
     together([context.log_probs for context in contexts])
-    tensors = [tensor for layer in lm.backend.layers for tensor in (layer.keys, layer.values)]
-    assert len(tensors) == 4 and {len(tensor) for tensor in tensors} == {len(lm.store.owners)}
+    tensors = [tensor for layer in lm.backend.slab.layers for tensor in (layer.keys, layer.values)]
+    assert len(tensors) == 4 and {tensor.shape[1] for tensor in tensors} == {len(lm.store.owners)}
     rows = sum(context.node.row.nbytes for context in contexts)
     slab = sum(t.numel() * t.element_size() for t in tensors)
     assert lm.store.bytes == slab + rows + SLOT_OVERHEAD * len(lm.store.owners) + ROW_OVERHEAD * 7

@@ -1,8 +1,7 @@
 """A transformers model as a backend: its attention reads keys and values from a slab.
 
-The slab sits behind the `transformers` cache interface. For each layer it is a pair of tensors (slots, kv_heads,
-head_dim); `update` writes the new tokens' keys and values to their slots and returns, for every row of the batch, those
-of its whole context, gathered. Positions and masks are given explicitly: a 4-D additive float mask (B, 1, Q, T), one
+The slab (`llmppl.lm.slab`) sits behind the `transformers` cache interface, and what rows of a batch have in common is
+read once (`llmppl.lm.attention`). Positions and masks are given explicitly: a 4-D additive float mask (B, 1, Q, T), one
 for each type of layer where a model has several, so that sliding windows keep working.
 
 Models that do not work this way (a recurrent state, a mask of their own) are run without a cache, which is right but
@@ -13,17 +12,18 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import Cache, CacheLayerMixin
 
+from llmppl.lm.attention import LEAST, Pass, share
 from llmppl.lm.backend import Backend, Batch
 from llmppl.lm.loading import first_line
+from llmppl.lm.slab import Slab
 from llmppl.tokens import Vocabulary
 
 
@@ -38,13 +38,15 @@ def backend(model: Any, vocab: Vocabulary) -> Backend:
     kinds_of_masks = {0: [False], 1: [False, True]}.get(len(_layer_types(_text_config(model))), [True])
     for by_type in kinds_of_masks:
         try:
-            slab = Slab(model, by_type)
+            slab = Cached(model, by_type)
             error = _error_of(slab, rows, truth)
         except Exception as reason:                     # whatever a model that was not made for this may raise
             problems.append(f"{type(reason).__name__}: {first_line(reason)}")
             continue
         if error <= tolerance:
+            shares = _shares(slab, rows, truth, tolerance)
             slab.clear()
+            slab.least = LEAST * len(slab.slab.layers) / slab.slot_bytes if shares else math.inf
             if slab.max_length != plain.max_length:
                 warnings.warn(
                     f"{type(model).__name__} turns every key otherwise once a text has more than {slab.max_length} "
@@ -81,14 +83,15 @@ def _sample_rows(model: Any, vocab: Vocabulary) -> NDArray[np.int64]:
     return rows
 
 
-def _error_of(slab: Slab, rows: NDArray[np.int64], truth: NDArray[Any]) -> float:
+def _error_of(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any]) -> float:
     """How far the slab is from the truth: run on the shared half, then on batches of unequal starts and lengths."""
     size = rows.shape[1]
     half = size // 2
     slots = np.random.default_rng(1).permutation(2 * size).reshape(rows.shape)      # in no order
     slots[1, :half] = slots[0, :half]
     slab.reserve(slots.size)
-    stops = np.array([[0, half], [half, half], [size - 1, half + 1], [size, size]])         # of each row, pass by pass
+    stops = np.array([[0, half], [half, half], [size - 2, half + 1], [size - 1, size - 1], [size, size]])   # by pass
+    stops = np.maximum.accumulate(stops)                # where a text has three tokens or fewer
     errors = []
     for before, after in itertools.pairwise(stops):
         (run,) = (after > before).nonzero()
@@ -103,6 +106,15 @@ def _error_of(slab: Slab, rows: NDArray[np.int64], truth: NDArray[Any]) -> float
             logits = _numpy(slab.forward(Batch(tokens, starts, lengths, read, asked)))
             errors.append(_distance(logits, truth[run[i], starts[i] + j]))
     return max(errors)
+
+
+def _shares(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any], tolerance: float) -> bool:
+    """Whether the model is right where its rows read together what they share."""
+    slab.least = 1
+    try:
+        return _error_of(slab, rows, truth) <= tolerance
+    except Exception:                                   # whatever a model makes of a `Read`
+        return False
 
 
 def _whole(row: NDArray[np.int64]) -> Batch:
@@ -188,70 +200,12 @@ class Recomputed(_Model):
         return self._logits(batch, use_cache=False)
 
 
-@dataclass
-class _Plan:
-    """Where the keys and values of the pass under way go and come from."""
+class Cached(_Model):
+    """Keys and values in a slab. `by_type`: the model takes a dict of masks by layer type.
 
-    capacity: int
-    write: torch.Tensor | None = None                   # (n,) slots of the new tokens
-    real: torch.Tensor | None = None                    # (n,) their places among the B x Q; None: all, in order
-    read: torch.Tensor | None = None                    # (B x T,) slots
-    shape: tuple[int, int] = (0, 0)                     # B, T
-
-    def on(self, device: torch.device) -> _Plan:
-        write, real, read = (None if t is None else t.to(device) for t in (self.write, self.real, self.read))
-        return _Plan(self.capacity, write, real, read, self.shape)
-
-
-class _SlabLayer(CacheLayerMixin):                       # type: ignore[no-untyped-call]
-    """The slab of one layer: keys and values are (slots, kv_heads, head_dim)."""
-
-    is_sliding = False
-
-    def __init__(self, slab: Slab) -> None:
-        super().__init__()                              # type: ignore[no-untyped-call]
-        self.slab = slab
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        pass
-
-    def reserve(self, slots: int) -> None:
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            if old is not None and len(old) < slots:
-                new = old.new_empty((slots, *old.shape[1:]))
-                new[: len(old)] = old
-                setattr(self, name, new)
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
-        plan = self.slab.plan_on(key_states.device)
-        return self._through("keys", key_states, plan), self._through("values", value_states, plan)
-
-    def _through(self, name: str, new: torch.Tensor, plan: _Plan) -> torch.Tensor:
-        """Write (B, H, Q, D), and read (B, H, T, D)."""
-        slab: torch.Tensor | None = getattr(self, name)
-        if slab is None:
-            slab = new.new_empty((plan.capacity, new.shape[1], new.shape[3]))
-            setattr(self, name, slab)
-        flat = new.transpose(1, 2).flatten(0, 1)        # (B Q, H, D)
-        slab[plan.write] = flat if plan.real is None else flat[plan.real]
-        assert plan.read is not None
-        read = self.slab.buffer(name, slab, len(plan.read))
-        torch.index_select(slab, 0, plan.read, out=read)
-        return read.reshape(*plan.shape, *slab.shape[1:]).transpose(1, 2)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.slab.plan.shape[1], 0
-
-    def get_seq_length(self) -> int:
-        return self.slab.plan.shape[1] - 1
-
-    def get_max_length(self) -> int:
-        return -1
-
-
-class Slab(_Model):
-    """Keys and values in a slab. `by_type`: the model takes a dict of masks by layer type."""
+    `least`: how many reads of a slot a part of the contexts has to save, to be read once for all rows that share it
+    (`llmppl.lm.attention`); inf where every row reads its own.
+    """
 
     def __init__(self, model: Any, by_type: bool) -> None:
         super().__init__(model)
@@ -265,63 +219,43 @@ class Slab(_Model):
         strange = _layer_types(config) - {"full_attention", "sliding_attention"}
         if strange:
             raise NotImplementedError(f"layers of type {', '.join(sorted(strange))}")
+        self.slab = Slab(config.num_hidden_layers)
         self.slot_bytes = 0                             # known when `clear` is called after a pass
-        self.plan = _Plan(0)
-        self._plans: dict[torch.device, _Plan] = {}
-        self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
-        self.layers = [_SlabLayer(self) for _ in range(config.num_hidden_layers)]
+        self.least = math.inf
 
     def clear(self) -> None:
         """Forget all keys and values, but not how large they are."""
-        tensors = [t for layer in self.layers for t in (layer.keys, layer.values) if t is not None]
-        self.slot_bytes = sum(t[0].numel() * t.element_size() for t in tensors)
-        self.plan = _Plan(0)
-        for layer in self.layers:
-            layer.keys = layer.values = None
+        self.slot_bytes = self.slab.slot_bytes
+        self.slab.clear()
 
     def reserve(self, slots: int) -> None:
-        self.plan.capacity = slots
-        for layer in self.layers:
-            layer.reserve(slots)
-
-    def buffer(self, name: str, slab: torch.Tensor, size: int) -> torch.Tensor:
-        """(size, kv_heads, head_dim), uninitialised: one for all layers of a pass, since fresh memory costs more to
-        touch than the keys do to copy. (A model whose layers share keys would see them overwritten: the check at load
-        finds that.)"""
-        key = name, slab.device, slab.dtype, slab.shape[1:]
-        if key not in self._buffers:
-            self._buffers[key] = slab.new_empty((size, *slab.shape[1:]))
-        return self._buffers[key]
-
-    def plan_on(self, device: torch.device) -> _Plan:
-        if device not in self._plans:
-            self._plans[device] = self.plan.on(device)
-        return self._plans[device]
+        self.slab.reserve(slots)
 
     def forward(self, batch: Batch) -> Any:
         if batch.slots is None:
             return Recomputed.forward(self, batch)      # type: ignore[arg-type]
+        order, parts = share(batch.slots, batch.starts, batch.starts + batch.lengths, self.least)
+        if order:
+            batch = _in_order(batch, np.array(order))
+        assert batch.slots is not None
         rows, width = batch.tokens.shape
         columns = np.arange(width)
         positions = batch.starts[:, None] + columns                         # (B, Q)
         real = columns < batch.lengths[:, None]                             # (B, Q)
         positions = np.where(real, positions, batch.starts[:, None])
         write = batch.slots[np.arange(rows)[:, None], positions][real]
-        self.plan = _Plan(
-            self.plan.capacity,
-            torch.from_numpy(write),
-            None if real.all() else torch.from_numpy(np.flatnonzero(real)),
-            torch.from_numpy(batch.slots.reshape(-1)),
-            (rows, batch.slots.shape[1]),
-        )
-        self._plans, self._buffers = {}, {}
-        return self._logits(
-            batch,
-            position_ids=torch.from_numpy(positions).to(self.device),
-            attention_mask=self._masks(positions, batch.slots.shape[1]),
-            past_key_values=Cache(layers=list(self.layers)),
-            use_cache=True,
-        )
+        places = None if real.all() else torch.from_numpy(np.flatnonzero(real))
+        cache = self.slab.begin(Pass(torch.from_numpy(write), places, torch.from_numpy(batch.slots), parts))
+        try:
+            return self._logits(
+                batch,
+                position_ids=torch.from_numpy(positions).to(self.device),
+                attention_mask=self._masks(positions, batch.slots.shape[1]),
+                past_key_values=cache,
+                use_cache=True,
+            )
+        finally:
+            self.slab.end()
 
     def _masks(self, positions: NDArray[np.int64], length: int) -> Any:
         """(B, 1, Q, T) additive: 0 where a query may look, the least float elsewhere; a dict by type if wanted."""
@@ -331,3 +265,11 @@ class Slab(_Model):
         full = torch.zeros(back.shape, dtype=self.dtype, device=self.device).masked_fill_(back < 0, least)
         sliding = full if self.window is None else full.masked_fill(back >= self.window, least)
         return {"full_attention": full, "sliding_attention": sliding} if self.by_type else sliding
+
+
+def _in_order(batch: Batch, order: NDArray[np.int64]) -> Batch:
+    """The same batch, its rows in another order; what is asked stays in its own."""
+    assert batch.slots is not None
+    places = np.argsort(order).tolist()
+    asked = [(places[row], column) for row, column in batch.asked]
+    return Batch(batch.tokens[order], batch.starts[order], batch.lengths[order], batch.slots[order], asked)
