@@ -60,6 +60,11 @@ TRIE = {                                                # these keep keys and va
     "smollm3": lambda: T.SmolLM3Config(**_LLAMA),
     "granite": lambda: T.GraniteConfig(**_LLAMA),
     "cohere": lambda: T.CohereConfig(**_LLAMA, logit_scale=1.0),
+    "gpt-oss": lambda: T.GptOssConfig(                  # attention sinks
+        **_LLAMA, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
     "mpt": lambda: T.MptConfig(vocab_size=V, d_model=32, n_heads=4, n_layers=2, max_seq_len=64),
 }  # fmt: skip
 RECOMPUTED = {                                          # a mask of its own, and a recurrent state

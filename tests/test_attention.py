@@ -12,7 +12,7 @@ from support import repetitions
 from test_cache import BATCHES, BUDGETS, LIMIT, Session, limits, operations
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmppl.lm.attention import share
+from llmppl.lm.attention import _mean, share
 from llmppl.lm.transformer import CachedTransformer
 
 PROMPT = list(range(3, 23))
@@ -143,6 +143,17 @@ def test_both_kinds_of_attention_share(name, attention):
     read, error = slots_read(lm, [prompt + "ABC"[:n] for n in (1, 2, 3)] + [prompt + "BB"])        # in two rows
     assert read == 20 + 2 * 3 and error <= LIMIT
     assert lm.model.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("wrong", [lambda *_: torch.zeros(1), lambda *both: 2 * _mean(*both)])
+def test_where_sharing_alone_is_wrong_every_row_reads_its_own(wrong, monkeypatch):
+    monkeypatch.setattr("llmppl.lm.attention._mean", wrong)
+    lm = family_lm("gpt2")
+    assert lm.backend.slot_bytes > 0 and lm.backend.least == np.inf
+    prompt = at(lm, PROMPT)
+    prompt.log_probs()
+    read, error = slots_read(lm, [prompt + lm.vocab[i] for i in range(3, 10)])
+    assert read == 7 * 21 and error <= LIMIT
 
 
 def test_little_is_not_shared():
