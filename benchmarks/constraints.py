@@ -593,6 +593,45 @@ def new_states(index: TokenIndex, texts: Sequence[Sequence[int]]) -> list[float]
     return spent
 
 
+def states(subject: Subject, patterns: dict[str, str], options: Any) -> None:
+    """What the documentation shows: 40 states that are met anew, as runs meet them, and then all of them ahead."""
+    makers: dict[str, Callable[[], Any]] = {"[a-z ]+": lambda: Regex("[a-z ]+"), "(?s).*": lambda: Regex("(?s).*")}
+    makers |= {label: functools.partial(Regex, pattern) for label, pattern in patterns.items()}
+    makers[r"\w+( \w+){0,30}"] = lambda: Regex(r"\w+( \w+){0,30}")
+    makers |= {f"{name}.lark": lambda name=name: Grammar(lark(name)) for name in ("json", "python")}
+    rows = []
+    for label, make in makers.items():
+        passes = []
+        for _ in range(options.repeats):
+            spent = new_masks(make().index(subject.vocab), 40)
+            index = make().index(subject.vocab)
+            with no_collection():
+                begin = clock()
+                index.build_all()
+                passes.append((spent[0], sum(spent), max(spent), (clock() - begin) / 1e9))
+        shown = [digits(statistics.median(each) * MS) for each in zip(*passes, strict=True)]
+        rows.append([label, str(len(spent)), *shown])
+    header = ["constraint", "masks", "first", "all of them", "slowest", "build_all"]
+    table(f"{subject.name}: masks of new states, ms", header, rows)
+
+
+def new_masks(index: TokenIndex, number: int) -> list[float]:
+    """Seconds of the masks of the first states that are met, following some of the tokens of each."""
+    rng, met, spent = np.random.default_rng(0), [index.start], []
+    for state in met:                               # grows
+        with no_collection():
+            begin = clock()
+            mask = index.mask(state)
+            spent.append((clock() - begin - TICK) / 1e9)
+        if len(spent) == number:
+            break
+        for token in rng.permutation(np.flatnonzero(mask))[:60].tolist():
+            after = index.advance(state, token)
+            if after is not index.end and after not in met:
+                met.append(after)
+    return spent
+
+
 def whole(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
     rows: list[list[str]] = []
     others = [name for name in engines if name == "outlines-core"]
@@ -808,7 +847,7 @@ def subjects(options: Any) -> Iterator[Subject]:
         yield Subject("embedded", lm.tokenizer, lm.vocab)
 
 
-PARTS = ("first", "tokens", "whole", "memory", "grammars", "start")
+PARTS = ("first", "tokens", "states", "whole", "memory", "grammars", "start")
 
 
 def main() -> None:
@@ -847,6 +886,8 @@ def main() -> None:
             first_masks(subject, engines, patterns, options)
         if "tokens" in options.only:
             tokens(subject, engines, patterns, options)
+        if "states" in options.only:
+            states(subject, patterns, options)
         if "whole" in options.only:
             whole(subject, engines, patterns, options)
         if "memory" in options.only:

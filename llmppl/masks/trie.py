@@ -162,8 +162,10 @@ class Trie(Shared):
 
 def ranges(begin: Ints, size: Ints) -> npt.NDArray[np.int64]:
     """begin[0], begin[0] + 1, ..., size[0] of them; then from begin[1] on."""
-    end = np.cumsum(size)
-    return np.arange(end[-1] if end.size else 0) + np.repeat(begin - (end - size), size).astype(np.int64)
+    end = size.cumsum()
+    found = (begin - end + size).astype(np.int64, copy=False).repeat(size)
+    found += np.arange(found.size)
+    return found
 
 
 def _sorted_ids(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt.NDArray[np.int64]:

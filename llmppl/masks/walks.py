@@ -158,24 +158,24 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
     wide: dict[int, tuple[Ints, Ints]] = {}
     flagged: list[tuple[Ints, Ints]] = [(front.place[:0], front.states[:0])]
     for level in itertools.count():
-        size = trie.num_children[front.place]
-        rows, states = np.repeat(front.rows, size), np.repeat(front.states, size)
-        place = ranges(trie.first_child[front.place], size)
+        size = trie.num_children.take(front.place)
+        place = ranges(trie.first_child.take(front.place), size)
         if not place.size:
             break
-        after = _steps(graph, states, trie.bytes[place])
-        if after.max(initial=0) >= FLAG:
+        rows, states = front.rows.repeat(size), front.states.repeat(size)
+        after = _steps(graph, states, trie.bytes.take(place))
+        if after.max() >= FLAG:
             marked = np.flatnonzero(after >= FLAG)
             after &= FLAG - 1
             if level:
                 key = rows[marked] * len(trie) + trie.parent[place[marked]]
                 marked, key = (each[np.diff(key, prepend=-1) != 0] for each in (marked, key))
                 flagged.append((trie.nodes[key % len(trie)], states[marked]))
-        alive = np.flatnonzero(after)
-        front = _Front(rows[alive], place[alive], after[alive])
+        alive = after.nonzero()[0]
+        front = _Front(rows.take(alive), place.take(alive), after.take(alive))
         found.append(front)
         if level < len(WIDE):
-            below = np.bincount(front.rows, trie.below[front.place], starts.size)
+            below = np.bincount(front.rows, trie.below.take(front.place), starts.size)
             is_wide = below > WIDE[level] * len(trie)
             if is_wide.any():
                 for top in np.unique(above[is_wide]).tolist():
