@@ -120,7 +120,8 @@ class Trie(Shared):
     @functools.cached_property
     def below(self) -> npt.NDArray[np.int64]:
         """(n,) how many nodes a node has below it, itself counted, by place."""
-        return self.skip[self.nodes] - self.nodes
+        below: npt.NDArray[np.int64] = self.skip[self.nodes] - self.nodes
+        return below
 
     def level_below(self, node: int) -> int:
         """That of a node's children; the root is -1."""
@@ -163,7 +164,7 @@ class Trie(Shared):
 def ranges(begin: Ints, size: Ints) -> npt.NDArray[np.int64]:
     """begin[0], begin[0] + 1, ..., size[0] of them; then from begin[1] on."""
     end = size.cumsum()
-    found = (begin - end + size).astype(np.int64, copy=False).repeat(size)
+    found: npt.NDArray[np.int64] = (begin - end + size).astype(np.int64, copy=False).repeat(size)
     found += np.arange(found.size)
     return found
 
