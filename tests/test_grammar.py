@@ -23,6 +23,7 @@ from lark.indenter import PythonIndenter
 from support import repetitions
 
 from llmppl.grammar import Grammar, json_grammar
+from llmppl.grammar.completion import TokenCompletions
 from llmppl.lm.embedded import PATH
 from llmppl.masks import walks
 from llmppl.masks.index import END, TokenIndex
@@ -553,6 +554,19 @@ def python():
     path = Path(lark_package.__file__).parent / "grammars" / "python.lark"
     recognizer = Grammar.from_file(path, "file_input", postlex=PythonIndenter())
     return recognizer, plain_lark(path.read_text(), "file_input", postlex=PythonIndenter())
+
+
+def test_the_plan_completes_indented_texts_where_other_completions_are_not_looked_for(python, monkeypatch):
+    monkeypatch.setattr(TokenCompletions, "_asked_for", lambda self, stack: iter(()))
+    path = Path(lark_package.__file__).parent / "grammars" / "python.lark"
+    planned = Grammar.from_file(path, "file_input", postlex=PythonIndenter())
+    one, other = planned.start, python[0].start
+    for byte in b"class A(B):\n  def f(x, *y):\n    if x:\n      return [1, (2, {3: f'4'})]\n\nwith a as b: pass\n":
+        assert [planned.step(one, each) is None for each in b"a1(]:\n \"="] == [
+            python[0].step(other, each) is None for each in b"a1(]:\n \"="
+        ]
+        one, other = planned.step(one, byte), python[0].step(other, byte)
+        assert one is not None and planned.accepts(one) == python[0].accepts(other)
 
 
 def test_indented_python_by_the_grammar_that_comes_with_lark(python):

@@ -70,7 +70,9 @@ class TokenCompletions:
         before = turned(enumerate(map(dict[str, int].values, self.shifts)))
         self._before = [before[q] for q in range(len(self.shifts))]     # by state, those it is reached from
         plain = self._shortest.keys() >= self.tables.rule_names and not (avoided or self.tables.conflicts)
-        self.always = not parser.indenter and (plain or self._has_plan())
+        certain = plain and not parser.indenter
+        self._plan = None if certain else self._find_plan()
+        self.always = certain or (self._plan is not None and not parser.indenter)
 
     def exist(self, stack: Stack) -> bool:
         """Whether some tokens complete what led to `stack`, if that is easily seen: False says nothing."""
@@ -78,9 +80,27 @@ class TokenCompletions:
             return True
         self.parser.lowest = 0
         if stack.finishable is None:
-            tried = itertools.islice(self._asked_for(stack), MAX_TRIED)
+            tried = itertools.chain(self._planned(stack), itertools.islice(self._asked_for(stack), MAX_TRIED))
             stack.finishable = any(self._completes(stack, tokens) for tokens in tried)
         return stack.finishable
+
+    def _planned(self, stack: Stack) -> Iterator[tuple[str, ...]]:
+        """The terminals that the plan gives until the text's end, where there is one and it gets there."""
+        tokens: list[str] = []
+        below: Stack | None = stack
+        above: list[int] = []                           # states on top of it
+        for _ in range(MAX_TOKENS if self._plan else 0):
+            assert below is not None and self._plan is not None
+            state = above[-1] if above else below.state
+            if state == self.tables.end_state:
+                yield tuple(tokens)
+                return
+            size, symbol = self._plan[state]
+            tokens += [symbol] * (symbol in self.tables.bits)
+            below = below.pop(max(size - len(above), 0))
+            del above[max(len(above) - size, 0) :]
+            if below is not None:
+                above.append(self.shifts[above[-1] if above else below.state][symbol])
 
     def _find_items(self, state: int) -> list[Item]:
         """The items of a state, without those that nothing finishes."""
@@ -128,13 +148,24 @@ class TokenCompletions:
         return found
 
     def _completes(self, stack: Stack, tokens: tuple[str, ...]) -> bool:
-        top: Stack | None = stack
+        above: list[Stack] = []                         # which these tokens complete as well
+        top = stack
         for at in range(len(tokens)):
-            top = top and self.parser.feed_one(top, tokens, at)
-        return top is not None and self.parser.complete(top)
+            after = self.parser.feed_one(top, tokens, at)
+            if after is None:
+                return False
+            top = after
+            if top.finishable:
+                break
+            above.append(top)
+        if not (top.finishable or self.parser.complete(top)):
+            return False
+        for each in above:
+            each.finishable = True
+        return True
 
-    def _has_plan(self) -> bool:
-        """Whether a plan completes every stack: True is a proof of that, False says nothing.
+    def _find_plan(self) -> Plan | None:
+        """A plan that completes every stack of a text that is not indented; None says nothing.
 
         The terminals that may follow a reduction are found from the plan itself (those planned for the states it may
         lead to), and the parser must reduce so before each of them. Followed from any state, the plan has to get to a
@@ -145,10 +176,10 @@ class TokenCompletions:
         while all(steps):
             plan = [each[0] for each in steps]
             if not (wrong := self._wrong(plan)):
-                return self._ends(plan)
+                return plan if self._ends(plan) else None
             for q in wrong:
                 del steps[q][0]
-        return False
+        return None
 
     def _wrong(self, plan: Plan) -> list[int]:
         """The states in which the parser may not reduce as planned."""
