@@ -1,0 +1,100 @@
+"""What the masks of grammars cost: compiling one, its first mask, those along a text, and going on from a file.
+
+lark's own grammars, read with texts of their languages, and any others: a file, a text of its language, and perhaps
+the rule to start from. Every figure is CPU time in one thread; a text is read once, so a mask is worked out where its
+state is new. `--indented` is for grammars behind lark's PythonIndenter.
+
+    python benchmarks/grammars.py --vocab ../shared/vocab/gpt2
+    python benchmarks/grammars.py --vocab ../shared/vocab/gpt2 --grammar mine.lark text.txt --grammar b.lark b.txt main
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import inspect
+import os
+import resource
+import statistics
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy is imported
+
+import lark
+from lark import indenter
+from tables import machine, table
+
+from llmppl import Grammar, TokenIndex, Vocabulary
+from llmppl.masks.trie import trie_of
+
+LARK = Path(lark.__file__).parent / "grammars"
+INDENTER = textwrap.dedent(inspect.getsource(indenter.Indenter.handle_NL))    # a Python text that is there with lark
+OWN = [
+    ("lark.lark", LARK / "lark.lark", (LARK / "lark.lark").read_text(), "start", None),
+    ("python.lark", LARK / "python.lark", INDENTER, "file_input", indenter.PythonIndenter()),
+]
+
+
+def timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    """What a call returns, and its CPU milliseconds; the garbage collector is off meanwhile."""
+    gc.disable()
+    begun = time.process_time()
+    found = run()
+    cost = (time.process_time() - begun) * 1e3
+    gc.enable()
+    return found, cost
+
+
+def measure(vocab: Any, tokens: list[int], name: str, path: Path, start: str, post: Any) -> tuple[Any, ...]:
+    """A row of the table."""
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    grammar, load = timed(lambda: Grammar.from_file(path, start, postlex=post))
+    index, state = grammar.index(vocab), grammar.start
+    first, costs = timed(lambda: index.mask(state))[1], []
+    for token in tokens:
+        state = index.advance(state, token)
+        costs.append(timed(lambda state=state: index.mask(state))[1])
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "index.npz"
+        index.save(saved)
+        again = Grammar.from_file(path, start, postlex=post)
+        loaded = timed(lambda: TokenIndex.load(saved, vocab, again))[1]
+        size = saved.stat().st_size / 1e6
+    figures = load, first, statistics.median(costs), max(costs), sum(costs)
+    return name, len(tokens), *(f"{each:.3g}" for each in figures), f"{peak:.0f}", f"{size:.2g}", f"{loaded:.3g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocab", required=True, metavar="FOLDER", help="of a tokenizer")
+    parser.add_argument("--grammar", nargs="+", action="append", default=[], metavar="FILE TEXT [START]")
+    parser.add_argument("--indented", action="store_true", help="the grammars given are behind lark's PythonIndenter")
+    parser.add_argument("--without-own", action="store_true", help="leave lark's own grammars out")
+    options = parser.parse_args()
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(options.vocab)
+    vocab = Vocabulary.from_tokenizer(tokenizer)
+    trie_of(vocab)
+    subjects: list[Any] = [] if options.without_own else list(OWN)
+    for path, text, *start in options.grammar:
+        post = indenter.PythonIndenter() if options.indented else None
+        subjects.append((Path(path).name, Path(path), Path(text).read_text(), *(start or ["start"]), post))
+    print(machine("llmppl", "lark", "numpy"))
+    rows = [
+        measure(vocab, tokenizer.encode(text, add_special_tokens=False), name, path, start, post)
+        for name, path, text, start, post in subjects
+    ]
+    costs = "compile", "first mask", "median", "max", "all masks"
+    columns = "grammar", "tokens", *costs, "peak MB", "saved MB", "loaded"
+    table(f"CPU ms over {len(vocab.tokens):,} tokens; masks along a text, read once", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
