@@ -1,10 +1,11 @@
 """Runtime: run plain functions together, and answer what they all wait for with one call.
 
-Every function runs in a greenlet of its own. Where it needs something expensive it calls `request`, which switches out
-of it; when every function has either returned or asked, each *evaluator* gets all of its questions in one list (a
-*round*), and the functions go on with their answers. The functions stay ordinary synchronous Python; there is no event
-loop and no timeout. Outside `Runtime.run`, `request` simply evaluates, so the same code runs by hand in a debugger. A
-run inside a function of another run passes its batches up, so that runs share their rounds, too.
+Functions run in greenlets, those that do not wait one after another in the same. Where one needs something expensive it
+calls `request`, which switches out of it; when every function has either returned or asked, each *evaluator* gets all
+of its questions in one list (a *round*), and the functions go on with their answers. They stay ordinary synchronous
+Python; there is no event loop and no timeout. Outside `Runtime.run`, `request` simply evaluates, so the same code runs
+by hand in a debugger. A run inside a function of another run passes its batches up, so that runs share their rounds,
+too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextvars
 import operator
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -70,12 +72,18 @@ class Evaluator(Protocol):
 
 
 class _Worker(greenlet):  # type: ignore[misc]
-    """A function of a run in its own greenlet; its parent is the loop that gets the answers."""
+    """Takes one function after another of a run, until one waits; its parent is the loop that gets the answers."""
 
-    def __init__(self, function: Callable[[], Any], runtime: Runtime, name: str) -> None:
-        super().__init__(function)
-        self.runtime, self.name = runtime, name
-        self.gr_context = contextvars.copy_context()
+    def __init__(self, runtime: Runtime, todo: deque[tuple[Callable[[], Any], str]]) -> None:
+        super().__init__(self._work)
+        self.runtime, self.name = runtime, ""
+        self._todo, self._caller = todo, contextvars.copy_context()
+
+    def _work(self) -> None:
+        while self._todo:                               # once it has waited, others have taken the rest
+            function, self.name = self._todo.popleft()
+            self.gr_context = self._caller.copy()
+            function()
 
 
 class _Request(NamedTuple):
@@ -164,8 +172,8 @@ class Runtime:
 
     def run(self, functions: Sequence[Callable[[], Any]], names: Sequence[str]) -> None:
         """Run every function to its end; an exception that leaves one carries its name as a note."""
-        workers = [_Worker(function, self, name) for function, name in zip(functions, names, strict=False)]
-        waiting: list[_Request] = []
+        todo = deque(zip(functions, names, strict=False))
+        workers, waiting = list[_Worker](), list[_Request]()
 
         def resume(worker: _Worker, switch: Callable[..., Any], *value: Any) -> None:
             try:
@@ -177,8 +185,9 @@ class Runtime:
                 waiting.append(_Request(worker, *wanted))
 
         try:
-            for worker in workers:
-                resume(worker, worker.switch)
+            while todo:
+                workers.append(_Worker(self, todo))
+                resume(workers[-1], workers[-1].switch)
             while waiting:
                 batch, waiting = waiting, []
                 by_evaluator: dict[int, list[_Request]] = {}
@@ -198,6 +207,7 @@ class Runtime:
                 for each in batch:
                     resume(each.worker, each.worker.switch, answers[each.worker])
         finally:
+            todo.clear()
             for worker in workers:
                 if not worker.dead:
                     worker.throw()                      # GreenletExit: unwind what an exception left hanging

@@ -26,6 +26,7 @@ from llmppl import (
 )
 from llmppl.inference import SMC, Copies, Distinct, DownSample
 from llmppl.models.choices import NOTHING, Choice, Noted, Sampled, StreamState, replay
+from llmppl.models.streams import Stream, spawned
 
 
 class Coins(Model):
@@ -318,3 +319,34 @@ def test_a_replay_asks_for_its_tokens_in_rounds_with_others_and_leaves_the_model
 def test_the_streams_of_particles_are_noted_only_where_a_program_takes_them():
     for particle in smc_steer(constrained(), 4, 3, seed=0):
         assert not any(isinstance(each, StreamState) for step in particle.choices for each in step)
+
+
+# ---- streams
+
+
+def test_streams_are_those_that_numpy_spawns_one_generation_below():
+    for kind in (np.random.PCG64, np.random.Philox, np.random.MT19937):
+        streams, family = spawned(np.random.Generator(kind(7))), np.random.Generator(kind(7)).spawn(1)[0]
+        for mine, numpys in zip([next(streams) for _ in range(4)], family.spawn(4), strict=True):
+            made = pickle.loads(pickle.dumps(mine)).made()
+            assert type(made.bit_generator) is kind and made.random() == numpys.random() == mine.made().random()
+
+
+def test_a_stream_is_made_when_it_is_drawn_from_and_its_line_of_ancestors_does_not_grow(monkeypatch):
+    made, make = [], Stream.made
+    monkeypatch.setattr(Stream, "made", lambda stream: made.append(make(stream)) or made[-1])
+
+    class Draws(Model):
+        def step(self):
+            self.s += "ab"[self.sample(Bernoulli(0.5))]
+            if self.further:
+                self.s += "ab"[self.sample(Bernoulli(0.5))]
+
+    Draws.further = False
+    for K in (2, 3):
+        smc_steer(Draws(), 5, K, seed=0, max_steps=8)
+    assert not made
+    Draws.further = True
+    smc_steer(Draws(), 2, 2, seed=0, max_steps=20)
+    depths = [len(rng.bit_generator.seed_seq.spawn_key) for rng in made]
+    assert 20 <= len(made) <= 20 * 4 and max(depths) == 2

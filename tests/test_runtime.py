@@ -1,11 +1,13 @@
 """The runtime, with evaluators that write down what they are asked."""
 
+import contextlib
 import contextvars
 import time
 import traceback
 from dataclasses import replace
 
 import pytest
+from greenlet import getcurrent
 
 from llmppl.runtime import Runtime, Stats, mask_timer, request
 
@@ -91,6 +93,37 @@ def test_no_functions_and_functions_that_ask_nothing_need_no_round():
     Runtime().run([], NAMES)
     Runtime().run([lambda: ran.append(0), lambda: ran.append(1)], NAMES)
     assert ran == [0, 1]
+
+
+def test_only_functions_that_wait_take_a_greenlet_of_their_own():
+    lm, greenlets = Doubling(), []
+
+    def function(i):
+        greenlets.append(getcurrent())
+        if i in (2, 5):
+            request(lm, i)
+            greenlets.append(getcurrent())
+
+    Runtime().run([lambda i=i: function(i) for i in range(8)], NAMES)
+    first, second, third = dict.fromkeys(greenlets[:8])
+    assert greenlets == [first] * 3 + [second] * 3 + [third] * 2 + [first, second]
+    assert getcurrent() not in greenlets and all(each.dead for each in greenlets)
+
+
+def test_a_function_that_holds_up_the_end_of_a_run_does_not_begin_others():
+    lm, begun = Doubling(), []
+
+    def function(i):
+        begun.append(i)
+        if i == 0:
+            with contextlib.suppress(BaseException):
+                request(lm, i)
+        if i == 1:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Runtime().run([lambda i=i: function(i) for i in range(4)], NAMES)
+    assert begun == [0, 1]
 
 
 def test_outside_a_run_a_question_is_simply_asked():

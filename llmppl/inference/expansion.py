@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from llmppl.inference.candidates import choose
 from llmppl.inference.watch import GlobalStreams
 from llmppl.models.choices import Choice, Fixed, Listing, Pick, Sampled, last_choices
 from llmppl.models.model import Model
+from llmppl.models.streams import Stream, spawned
 
 
 class Extension:
@@ -123,13 +124,13 @@ class Copies:
         return self.N
 
     def __call__(self, run: Run) -> list[Extension]:
-        extensions = list[Extension]()
+        extensions, streams = list[Extension](), spawned(run.rng)
         for i, particle in enumerate(run.particles):
             group = i if run.t > 1 else 0               # all start at one state
             copies = [particle]
             if not particle.finished:
                 particle.log_weight -= math.log(self.K)
-                copies += [particle.spawn(Sampled(rng)) for rng in run.rng.spawn(self.K - 1)]
+                copies += [particle.spawn(Sampled(next(streams))) for _ in range(self.K - 1)]
             extensions += [Extension(copy, i, group, moving=not copy.finished) for copy in copies]
         _step(run, extensions)
         return _merged(extensions) if self.merge else extensions
@@ -167,18 +168,18 @@ class Distinct:
             run.streams.check(functools.partial(run.advance, [probes[i].again], [i]) for i in quiet)
         listed = {i: probe.listing for i, probe in probes.items() if probe.listing is not None}
         kept = self._chosen(run, listed)
-        groups, extensions = itertools.count(), list[Extension]()
+        groups, streams, extensions = itertools.count(), spawned(run.rng), list[Extension]()
         for i, particle in enumerate(run.particles):
             if i in kept:
-                extensions += self._fixed(run, probes[i], i, *kept[i], groups)
+                extensions += self._fixed(probes[i], i, *kept[i], groups, streams)
             elif i in probes and probes[i].left:
                 number = self.N * self.K if len(run.particles) == 1 else self.K
-                extensions += self._copied(run, particle, i, number, next(groups))
+                extensions += self._copied(particle, i, number, next(groups), streams)
             else:
                 extensions.append(self._going(particle, i, probes.get(i), next(groups)))
         _step(run, extensions)
         fixed = [each for each in extensions if each.pick is not None]
-        return sorted(_merged(extensions + self._again(run, fixed)), key=lambda each: each.parent)
+        return sorted(_merged(extensions + self._again(run, fixed, streams)), key=lambda each: each.parent)
 
     def _chosen(self, run: Run, listed: dict[int, Listing]) -> dict[int, tuple[Ints, Floats]]:
         """Which first choices of each particle are kept, and their new log-weights."""
@@ -192,24 +193,24 @@ class Distinct:
         return dict(zip(listed, choose(run.rng, log_sums, read, self.N * self.K), strict=True))
 
     def _fixed(
-        self, run: Run, probe: Branch, i: int, indices: Ints, log_weights: Floats, groups: Iterable[int]
-    ) -> list[Extension]:
+        self, probe: Branch, i: int, indices: Ints, log_weights: Floats, groups: Iterator[int],
+        streams: Iterator[Stream],
+    ) -> list[Extension]:  # fmt: skip
         """An extension for each first choice that was kept."""
         assert probe.listing is not None
         extensions = []
         log_start = probe.start.log_weight - probe.start.log_twist
-        streams = run.rng.spawn(len(indices))
-        for stream, index, log_weight, group in zip(
-            streams, indices.tolist(), log_weights.tolist(), groups, strict=False
-        ):
+        for index, log_weight in zip(indices.tolist(), log_weights.tolist(), strict=True):
             pick = Pick(probe.listing, index)
-            copy = _started(probe.start, Fixed(stream, [pick]), log_weight)
+            copy = _started(probe.start, Fixed(next(streams), [pick]), log_weight)
             log_kept = min(log_start + pick.log_prob - log_weight, 0.0)
-            extensions.append(Extension(copy, i, group, pick=pick, log_kept=log_kept))
+            extensions.append(Extension(copy, i, next(groups), pick=pick, log_kept=log_kept))
         return extensions
 
-    def _copied(self, run: Run, particle: Model, i: int, number: int, group: int) -> list[Extension]:
-        copies = [particle.spawn(Sampled(stream)) for stream in run.rng.spawn(number)]
+    def _copied(
+        self, particle: Model, i: int, number: int, group: int, streams: Iterator[Stream]
+    ) -> list[Extension]:
+        copies = [particle.spawn(Sampled(next(streams))) for _ in range(number)]
         for copy in copies:
             copy.log_weight -= math.log(number)
         return [Extension(copy, i, group) for copy in copies]
@@ -222,7 +223,7 @@ class Distinct:
             going.particle.chooser = particle.chooser
         return going
 
-    def _again(self, run: Run, fixed: list[Extension]) -> list[Extension]:
+    def _again(self, run: Run, fixed: list[Extension], streams: Iterator[Stream]) -> list[Extension]:
         """Further runs of those that chose on after their first choice, until there are about N K in all."""
         again = [each for each in fixed if each.chose_on]
         log_starts = np.array([each.log_start for each in again])
@@ -235,9 +236,9 @@ class Distinct:
             each.share(number)
             each.copies = 1 if number > 1 else -1
             particle = run.particles[each.parent]
-            for stream in run.rng.spawn(number - 1):
+            for _ in range(number - 1):
                 assert each.pick is not None
-                copy = _started(particle, Fixed(stream, [each.pick]), each.log_start)
+                copy = _started(particle, Fixed(next(streams), [each.pick]), each.log_start)
                 more.append(Extension(copy, each.parent, each.group, pick=each.pick, log_kept=each.log_kept))
         _step(run, more)
         return more

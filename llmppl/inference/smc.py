@@ -33,6 +33,7 @@ from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, syste
 from llmppl.inference.watch import GlobalStreams, Watch, begin, cut
 from llmppl.models.choices import Sampled
 from llmppl.models.model import Model
+from llmppl.models.streams import Stream, spawned
 from llmppl.runtime import Runtime, running
 
 M = TypeVar("M", bound=Model)
@@ -147,7 +148,7 @@ class SMC(Generic[M]):
         log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)        # weigh
         self.deaths += died(self.t, candidates)
         ancestors, chosen = self.select(self.rng, log_weights, any(not p.finished for p in candidates))
-        self.particles = _take(self.rng, candidates, ancestors, chosen)         # resample
+        self.particles = _take(candidates, ancestors, chosen, spawned(self.rng))            # resample
         self._note()
         self._watch.step(self.t, candidates, self.particles)
         return self.genealogy.add(extensions, log_weights, ancestors, chosen, self.particles), candidates
@@ -224,14 +225,14 @@ class SMC(Generic[M]):
         return f"<SMC {self.expand}, {self.select}: {state}>"
 
 
-def _take(rng: np.random.Generator, candidates: list[M], ancestors: Indices, log_weights: Floats) -> list[M]:
+def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams: Iterator[Stream]) -> list[M]:
     """The chosen candidates with their new log-weights; one that was chosen again is copied."""
     taken: list[M] = []
     seen: set[int] = set()
     for ancestor, log_weight in zip(ancestors.tolist(), log_weights.tolist(), strict=True):
         particle = candidates[ancestor]
         if ancestor in seen:
-            particle = particle.spawn(Sampled(rng.spawn(1)[0]))
+            particle = particle.spawn(Sampled(next(streams)))
         seen.add(ancestor)
         particle.log_weight = log_weight
         taken.append(particle)

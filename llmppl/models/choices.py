@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import Distribution, Finite, Impossible, Proposal
+from llmppl.models.streams import Stream
 from llmppl.runtime import Runtime
 from llmppl.shared import Shared
 
@@ -99,10 +100,16 @@ def _from_list(items: Iterable[Choice | StreamState | None]) -> Noted:
 
 
 class Sampled:
-    """Draws every value from the random stream `rng`."""
+    """Draws every value from the random stream `rng`, which may be one that is yet to be made."""
 
     def __init__(self, rng: Any) -> None:
-        self.rng, self.lent = rng, False
+        self.stream, self.lent = rng, False
+
+    @property
+    def rng(self) -> Any:
+        if isinstance(self.stream, Stream):
+            self.stream = self.stream.made()
+        return self.stream
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a model that the model holds is given a stream, or has none."""
@@ -140,7 +147,7 @@ class Fixed(Sampled):
     """Takes the `picks` first, then draws from `rng`. A RuntimeError says where a step does not list them again."""
 
     def __init__(self, rng: Any, picks: Sequence[Pick] = ()) -> None:
-        self.rng, self.lent = rng, False
+        super().__init__(rng)
         self._picks = list(picks)[::-1]                 # the last is the next
 
     def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
@@ -234,7 +241,7 @@ class Replayed(Sampled):
         self._left.popleft()
         if state is not None:
             if type(self.rng.bit_generator).__name__ != state["bit_generator"]:
-                self.rng = np.random.Generator(getattr(np.random, state["bit_generator"])())
+                self.stream = np.random.Generator(getattr(np.random, state["bit_generator"])())
             self.rng.bit_generator.state = state
         super().note_stream(particle)
 

@@ -166,7 +166,7 @@ class _Walk:
                 "particles would go on asking the model that the run began with. Make it in step(), or pass it what it "
                 "needs as an argument"
             )
-        own = getattr(self.model.chooser, "rng", None)                          # it is replaced in a copy
+        own = getattr(self.model.chooser, "stream", None)                       # it is replaced in a copy
         if isinstance(value, _STREAMS) and value is not own:
             raise TypeError(
                 f"the attribute {self.name} of {owner} holds a random stream ({path}), of which copies would draw the "

@@ -222,7 +222,7 @@ class Model:
         """
         kept = survey(self) if self._kept is None else self._kept
         memo: dict[int, Any] = {
-            id(self.chooser): None, id(getattr(self.chooser, "rng", None)): None,
+            id(self.chooser): None, id(getattr(self.chooser, "stream", None)): None,
             id(self.attribution): self.attribution, **kept.memo(self),
         }  # fmt: skip
         try:
