@@ -27,8 +27,8 @@ import numpy as np
 
 from llmppl.arguments import count
 from llmppl.distributions import Floats, logsumexp
-from llmppl.distributions.blocks import ArrayTable, Ints, read_blocks
-from llmppl.inference.branches import Branch
+from llmppl.distributions.blocks import Ints, read_blocks
+from llmppl.inference.branches import Branch, follow
 from llmppl.inference.candidates import choose
 from llmppl.inference.watch import GlobalStreams
 from llmppl.models.choices import Choice, Fixed, Listing, Pick, Sampled, last_choices
@@ -162,7 +162,7 @@ class Distinct:
 
     def __call__(self, run: Run) -> list[Extension]:
         probes = {i: Branch(particle) for i, particle in enumerate(run.particles) if not particle.finished}
-        run.advance([probe.run for probe in probes.values()], probes)
+        follow(probes, run.advance)
         quiet = [i for i, probe in probes.items() if not probe.left]
         if quiet:
             run.streams.check(functools.partial(run.advance, [probes[i].again], [i]) for i in quiet)
@@ -183,8 +183,10 @@ class Distinct:
 
     def _chosen(self, run: Run, listed: dict[int, Listing]) -> dict[int, tuple[Ints, Floats]]:
         """Which first choices of each particle are kept, and their new log-weights."""
-        starts = [run.particles[i].log_weight - run.particles[i].log_twist for i in listed]
-        tables = [ArrayTable(listing.log_probs) for listing in listed.values()]
+        particles = [run.particles[i] for i in listed]
+        totals = [listing.log_total for listing in listed.values()]
+        starts = [p.log_weight - p.log_twist - log_total for p, log_total in zip(particles, totals, strict=True)]
+        tables = [listing.table for listing in listed.values()]
         log_sums = [start + table.log_sums for start, table in zip(starts, tables, strict=True)]
 
         def read(rows: Ints, blocks: Ints) -> Floats:

@@ -28,6 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import Distribution, Finite, Impossible, Proposal
+from llmppl.distributions.blocks import ArrayTable, Table
+from llmppl.models.alike import equal, same
 from llmppl.models.streams import Stream
 from llmppl.runtime import Runtime
 from llmppl.shared import Shared
@@ -175,20 +177,23 @@ class Listed(Fixed):
     `listing` is then that choice, or None if it cannot be listed: it has no finite support, or is a weighted proposal,
     whose measure would have to be computed for every value, or is drawn from `self.rng` directly. With an `asker`,
     which needs every choice, a weighted proposal is listed, and the others are a TypeError in its name.
+
+    The probabilities are not asked for, so that this can be done for many at once. One that asks `at_once` ends the
+    step as if it drew, where that fails or there is nothing to draw.
     """
 
-    def __init__(self, picks: Sequence[Pick] = (), asker: str = "") -> None:
+    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", *, at_once: bool = False) -> None:
         super().__init__(None, picks)
         self.listing: Listing | None = None
         self.left = False
-        self._asker = asker
+        self._asker, self._at_once = asker, at_once
 
     def choose_freely(self, proposal: Proposal) -> NoReturn:
         if self._asker or (isinstance(proposal, Distribution) and proposal.support is not None):
-            log_probs = proposal.log_measures()
-            if np.max(log_probs, initial=-np.inf) == -np.inf:
+            listing = Listing(proposal)
+            if self._at_once and listing.is_void():
                 raise Impossible(f"{proposal!r} has no value of positive probability")
-            self.listing = Listing(proposal, log_probs)
+            self.listing = listing
         self.left = True
         raise Left
 
@@ -307,7 +312,7 @@ class Pick(NamedTuple):
 
     @property
     def log_prob(self) -> float:
-        return float(self.listing.log_probs[self.at])
+        return self.listing.log_prob_at(self.at)
 
     def take(self, proposal: Proposal) -> tuple[Any, float]:
         self.listing.check(proposal, self.at)
@@ -321,48 +326,67 @@ class Listing:
     Parameters
     ----------
     proposal : Proposal
-        What was drawn from, of finite support.
-    log_probs : (n,) float64
-        The log-measure of its values.
+        What was drawn from, of finite support. It is asked when its table is needed, and held, so that a step which is
+        run again finds the distribution that was computed.
     """
 
-    __slots__ = ("_call_site", "_proposal", "_recipe", "_support", "log_probs")
+    __slots__ = ("_call_site", "_proposal", "_table")
 
-    def __init__(self, proposal: Proposal, log_probs: Floats) -> None:
-        self._support, self.log_probs, self._recipe = proposal.support, log_probs, proposal.recipe
-        self._proposal = None if isinstance(proposal, Finite) else proposal       # which would hold (n,) arrays
-        self._call_site = call_site()
+    def __init__(self, proposal: Proposal) -> None:
+        self._proposal, self._call_site = proposal, call_site()
+        self._table: Table | None = None
+
+    @property
+    def table(self) -> Table:
+        """The log-measure of its values, plus `log_total`."""
+        if self._table is None:
+            dist = self._proposal
+            self._table = dist.table() if isinstance(dist, Finite) else ArrayTable(dist.log_measures())
+        return self._table
+
+    @property
+    def log_total(self) -> float:
+        return self._proposal.log_total() if isinstance(self._proposal, Finite) else 0.0
+
+    def is_void(self) -> bool:
+        """Whether no value has positive probability."""
+        return self.table.log_total == -np.inf
+
+    def log_prob_at(self, index: int) -> float:
+        return self.table.at(index) - self.log_total
 
     def check(self, proposal: Proposal, index: int) -> None:
         """A RuntimeError unless `proposal` is the same distribution, of which the value at `index` is drawn again."""
-        recipe = self._recipe
-        if recipe is not None and proposal.support is self._support and _same(recipe, proposal.recipe):
+        before = self._proposal
+        if proposal is before:
             return
-        if proposal is self._proposal:
+        if before.recipe is not None and proposal.support is before.support and same(before.recipe, proposal.recipe):
             return
         self._check_support(proposal)
         support: Any = proposal.support
         if isinstance(proposal, Finite):
             self._check_measure(proposal.log_probs())
-        elif not abs(proposal.log_measure(support[index]) - self.log_probs[index]) <= MAX_LOG_DISTANCE:
+        elif not abs(proposal.log_measure(support[index]) - self.log_prob_at(index)) <= MAX_LOG_DISTANCE:
             raise self.error(f"the value {support[index]!r} had another probability")
 
     def _check_measure(self, log_probs: Floats) -> None:
-        if log_probs is self.log_probs or np.array_equal(log_probs, self.log_probs):
+        known = self._proposal.log_measures()
+        if log_probs is known or np.array_equal(log_probs, known):
             return
-        before, now = np.exp(self.log_probs), np.exp(log_probs)
+        before, now = np.exp(known), np.exp(log_probs)
         if 0.5 * np.abs(before - now).sum() > MAX_DISTANCE * max(1e-300, min(1.0, before.sum())):
             i = int(np.abs(before - now).argmax())
-            value = None if self._support is None else self._support[i]
+            support: Any = self._proposal.support
+            value = support[i]
             raise self.error(f"{value!r} had the probability {before[i]:.4g} and then {now[i]:.4g}")
 
     def _check_support(self, proposal: Proposal) -> None:
-        before, now = self._support, proposal.support
+        before, now = self._proposal.support, proposal.support
         if now is before:
             return
         if now is None or before is None or len(now) != len(before):
             raise self.error(f"there were {len(before or ())} values, and then {'any' if now is None else len(now)}")
-        if not _equal(before, now):
+        if not equal(before, now):
             raise self.error("it chose from other values")
 
     def error(self, what: str) -> RuntimeError:
@@ -371,46 +395,6 @@ class Listing:
             "Inference runs a step more than once, so what it does up to a choice must depend on its particle alone: "
             f"{INSTEAD}"
         )
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two recipes are equal. It runs once for every candidate of a step."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if type(a) is tuple:
-        if len(a) != len(b):
-            return False
-        for one, other in zip(a, b):                    # noqa: B905 strict= takes a third of the time
-            if one is not other and not _same(one, other):
-                return False
-        return True
-    if type(a) is np.ndarray:
-        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
-    return bool(a == b)
-
-
-def _equal(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Whether two supports of one length are equal, as far as their values can be compared."""
-    try:
-        if before == now:
-            return True
-    except Exception:
-        return True
-    return all(map(_alike, before, now))
-
-
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two values are equal, as far as they can be compared: objects made anew may not know it."""
-    if type(a) is not type(b):
-        return False
-    try:
-        if type(a).__eq__ is object.__eq__:             # type: ignore[comparison-overlap]
-            return True
-        return not bool(a != b) or bool(a != a)         # NaN is not equal to itself
-    except Exception:
-        return True
 
 
 # ---- where a statement stands
