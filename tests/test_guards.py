@@ -350,7 +350,8 @@ def test_the_same_distribution_is_recognised_without_asking_the_language_model()
                 self.finish()
 
     posterior = steer(N=3, K=2)(Local())
-    assert posterior.stats.hits == 0                    # a step that is run again needs no row for its first choice
+    rows, rounds = posterior.stats.rows, posterior.stats.rounds     # in a round one asks, and the others find theirs;
+    assert posterior.stats.hits == rows - rounds        # a step that is run again needs no row for its first choice
 
 
 # ---- steps of other libraries

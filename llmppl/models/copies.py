@@ -63,9 +63,13 @@ class Kept(NamedTuple):
     objects: dict[int, Any]
 
     def memo(self, model: Any) -> dict[int, Any]:
-        """The memo of a deep copy of `model` that shares them."""
+        """The memo of a deep copy of `model` that shares them, and has no chooser and no random stream."""
+        chooser, attribution = model.chooser, model.attribution
         named = map(vars(model).get, self.names)        # None, which all copies share, for one that is not set
-        return {**self.objects, id(self): self, **{id(value): value for value in named}}
+        return {
+            id(chooser): None, id(getattr(chooser, "stream", None)): None, id(attribution): attribution,
+            **self.objects, id(self): self, **{id(value): value for value in named},
+        }  # fmt: skip
 
 
 def survey(model: Any) -> Kept:
@@ -88,25 +92,49 @@ def survey(model: Any) -> Kept:
     return kept
 
 
-def deep_copy(model: Any, memo: dict[int, Any]) -> Any:
-    """`copy.deepcopy(model, memo)`, which would look every name and every number up in `memo` and a table of types."""
+def deep_copy(model: Any, kept: Kept) -> Any:
+    """`copy.deepcopy(model, kept.memo(model))`; what is its own copy, as mostly all is, costs a look at its type."""
     cls: Any = type(model)
     if not _plainly_copied(cls):
-        return copy.deepcopy(model, memo)
-    new = memo[id(model)] = cls.__new__(cls)
-    attributes = vars(new)
+        return copy.deepcopy(model, kept.memo(model))
+    new = cls.__new__(cls)
+    attributes, memo = vars(new), dict[int, Any]()
+    attributes.update(vars(model))
     for name, value in vars(model).items():
-        if not _IS_ITS_OWN_COPY[type(value)]:
-            value = memo[id(value)] if id(value) in memo else copy.deepcopy(value, memo)
-        attributes[name] = value
+        if _IS_ITS_OWN_COPY[type(value)] or name in kept.names or name in _OWN:
+            continue
+        if not memo:                                    # holds `kept`, at least
+            memo = {**kept.memo(model), id(model): new}
+        if id(value) not in memo:
+            copied = _flat_copy(value)
+            if copied is None:
+                copied = copy.deepcopy(value, memo)
+            memo[id(value)] = copied
+        attributes[name] = memo[id(value)]
+    if "chooser" in attributes:
+        attributes["chooser"] = None
     return new
+
+
+def _flat_copy(value: Any) -> Any:
+    """The deep copy of a list, tuple, set or dict of nothing but what is its own copy; else None."""
+    kind = type(value)
+    if kind is list or kind is tuple or kind is set or (kind is dict and _all_are_their_own(value.values())):
+        if _all_are_their_own(value):
+            return value if kind is tuple else value.copy()
+    return None
+
+
+def _all_are_their_own(values: Iterable[Any]) -> bool:
+    return all(map(_IS_ITS_OWN_COPY.__getitem__, map(type, values)))
 
 
 class _IsItsOwnCopy(dict[type, bool]):
     """Whether the deep copy of an instance of a class is the instance, worked out once for each class."""
 
     def __missing__(self, cls: type) -> bool:
-        self[cls] = found = cls in _ATOMS or getattr(cls, "__deepcopy__", None) is Shared.__deepcopy__
+        own = cls in (*_ATOMS, types.FunctionType, types.BuiltinFunctionType) or issubclass(cls, type)
+        self[cls] = found = own or getattr(cls, "__deepcopy__", None) is Shared.__deepcopy__
         return found
 
 
@@ -126,7 +154,7 @@ def culprit(model: Any, kept: Kept, error: Exception) -> TypeError:
     """The error of a deep copy, with the attribute that cannot be copied named."""
     for name, value in vars(model).items():
         try:
-            copy.deepcopy(value, {id(model): model, id(model.chooser): None, **kept.memo(model)})
+            copy.deepcopy(value, {id(model): model, **kept.memo(model)})
         except Exception as own:
             return TypeError(
                 f"the attribute {name} of {type(model).__name__} cannot be copied ({own}): override copy(), or list "

@@ -221,12 +221,8 @@ class Model:
         TypeError names an attribute that cannot be copied, or would be wrong in a copy; see `llmppl.models.copies`.
         """
         kept = survey(self) if self._kept is None else self._kept
-        memo: dict[int, Any] = {
-            id(self.chooser): None, id(getattr(self.chooser, "stream", None)): None,
-            id(self.attribution): self.attribution, **kept.memo(self),
-        }  # fmt: skip
         try:
-            new: Self = deep_copy(self, memo)
+            new: Self = deep_copy(self, kept)
         except Exception as error:
             raise culprit(self, kept, error) from error
         new._kept, new._stepping = kept, False
