@@ -5,7 +5,6 @@ from llmppl.distributions.blocks import ArrayTable as ArrayTable
 from llmppl.distributions.blocks import Ints as Ints
 from llmppl.distributions.blocks import Mask as Mask
 from llmppl.distributions.blocks import Table as Table
-from llmppl.distributions.blocks import log_block_sums as log_block_sums
 from llmppl.distributions.blocks import log_sum as log_sum
 from llmppl.distributions.blocks import read_blocks as read_blocks
 from llmppl.distributions.blocks import values_at as values_at

@@ -1,8 +1,8 @@
 """Sums of weights over blocks of values: what a choice among many values needs, without touching all of them.
 
-Log-weights are held as they were given (a row of a language model's logits is float32, and may stay where the model put
-it); an offset and a mask make others of them. Sums are taken in float64, and without underflow: a block whose weights
-are e^-2000 of another's has its sum all the same.
+Log-weights are held as they were given: a row of a language model's logits is float32, and may stay where the model put
+it. A mask makes others of them. Sums are taken in float64, when they are first asked for, and without underflow: a
+block whose weights are e^-2000 of another's has its sum all the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from llmppl.distributions.weights import Floats
 
 BLOCK = 256                                             # values summed together
-_SCRATCH = 1 << 16                                      # weights computed at a time: they stay in the processor's cache
 _FEW = 8                                                # one value in 8 allowed, or fewer, are looked up one by one
 _LEAST = -700.0                                         # np.exp is ten times as slow where it underflows
 _FAINT = 1e-250                                         # a sum below this is taken again, relative to its own largest
@@ -56,8 +55,8 @@ class Table(ABC):
         """The log-weight of one value."""
 
     @abstractmethod
-    def whole(self) -> Floats:
-        """(n,) read-only float64: all log-weights."""
+    def whole(self, log_scale: float = 0.0) -> Floats:
+        """(n,) read-only float64: all log-weights, less `log_scale`."""
 
     @abstractmethod
     def masked(self, mask: Mask) -> Table:
@@ -80,31 +79,62 @@ class Table(ABC):
 
 
 class ArrayTable(Table):
-    """`array - offset` where `mask` holds: (n,) float32 or float64, a float, and (n,) bool or None for everywhere."""
+    """(n,) float32 or float64 log-weights, where `mask`, (n,) bool, holds; everywhere if that is None.
+
+    `base` is the table without the mask, and `top` its largest log-weight, if that is known.
+    """
 
     def __init__(
-        self, array: NDArray[Any], offset: float = 0.0, mask: Mask | None = None, log_sums: Floats | None = None
+        self, array: NDArray[Any], mask: Mask | None = None, base: ArrayTable | None = None, top: float | None = None
     ) -> None:
-        self.array, self.offset, self.mask, self._log_sums = array, offset, mask, log_sums
+        self.array, self.mask = array, mask
         self.nbytes = array.nbytes
+        self._base, self._top = base, top
 
     def __len__(self) -> int:
         return len(self.array)
 
     @property
+    def top(self) -> float:
+        """The largest log-weight, whatever the mask; 0 if there is none."""
+        if self._top is None:
+            top = float(self.array.max(initial=-np.inf))
+            self._top = 0.0 if top == -math.inf else top
+        return self._top
+
+    @property
     def log_sums(self) -> Floats:
-        if self._log_sums is None:
+        log_sums = self._log_sums
+        if log_sums is None:
             few = self.mask is not None and np.count_nonzero(self.mask) * _FEW <= len(self.mask)
-            self._log_sums = self._sums_of_few() if few else self._sums()
-        return self._log_sums
+            log_sums = self._log_sums = self._sums_of_few() if few else self._sums()
+        return log_sums
 
     def _sums(self) -> Floats:
-        log_sums: Floats = log_block_sums(self.array[None], self.mask)[0] - self.offset
-        if self.mask is not None:                       # beside values that are far heavier and not allowed
-            allowed = np.logical_or.reduceat(self.mask, np.arange(0, len(self.mask), BLOCK))
-            (faint,) = np.nonzero(allowed & (log_sums == -np.inf))
-            if faint.size:
-                log_sums[faint] = log_sum(self.read(faint))
+        base = self._base or self
+        size = len(self.array)
+        weights, starts = _scratch_of(size), np.arange(0, size, BLOCK)
+        np.subtract(self.array, base.top, out=weights, dtype=np.float64)
+        np.maximum(weights, _LEAST, out=weights)
+        np.exp(weights, out=weights)
+        if base._log_sums is None:                      # one pass for both
+            base._log_sums = base._logs_of(np.add.reduceat(weights, starts))
+        if self.mask is None:
+            return base._log_sums
+        np.multiply(weights, self.mask, out=weights)
+        return self._logs_of(np.add.reduceat(weights, starts))
+
+    def _logs_of(self, sums: Floats) -> Floats:
+        """The logs of sums that are relative to the top; what is far below it is summed again by itself."""
+        faint = sums < _FAINT
+        sums[faint] = 1.0
+        log_sums: Floats = np.log(sums)
+        log_sums += (self._base or self).top
+        if faint.any():
+            log_sums[faint] = -np.inf
+            if self.mask is not None:
+                faint &= np.logical_or.reduceat(self.mask, np.arange(0, len(self.mask), BLOCK))
+            log_sums[faint] = log_sum(self.read(np.flatnonzero(faint)))
         return log_sums
 
     def _sums_of_few(self) -> Floats:
@@ -118,7 +148,7 @@ class ArrayTable(Table):
             tops[tops == -np.inf] = 0.0
             weights = np.exp(log_weights - np.repeat(tops, np.diff(starts, append=len(places))))
             with np.errstate(divide="ignore"):
-                log_sums[blocks] = tops + np.log(np.add.reduceat(weights, starts)) - self.offset
+                log_sums[blocks] = tops + np.log(np.add.reduceat(weights, starts))
         return log_sums
 
     def read(self, blocks: Ints) -> Floats:
@@ -126,24 +156,23 @@ class ArrayTable(Table):
         for row, block in zip(log_weights, blocks.tolist(), strict=True):
             inside = slice(block * BLOCK, (block + 1) * BLOCK)
             values = self.array[inside]
-            np.subtract(values, self.offset, out=row[: len(values)], dtype=np.float64)
+            row[: len(values)] = values
             if self.mask is not None:
                 row[: len(values)][~self.mask[inside]] = -np.inf
         return log_weights
 
     def at(self, index: int) -> float:
-        allowed = self.mask is None or self.mask[index]
-        return float(self.array[index]) - self.offset if allowed else -math.inf
+        return float(self.array[index]) if self.mask is None or self.mask[index] else -math.inf
 
-    def whole(self) -> Floats:
-        log_weights: Floats = np.subtract(self.array, self.offset, dtype=np.float64)
+    def whole(self, log_scale: float = 0.0) -> Floats:
+        log_weights: Floats = np.subtract(self.array, log_scale, dtype=np.float64)
         if self.mask is not None:
             log_weights[~self.mask] = -np.inf
         log_weights.setflags(write=False)
         return log_weights
 
     def masked(self, mask: Mask) -> ArrayTable:
-        return ArrayTable(self.array, self.offset, mask if self.mask is None else self.mask & mask)
+        return ArrayTable(self.array, mask if self.mask is None else self.mask & mask, self._base or self)
 
 
 class _Scratch(threading.local):
@@ -158,7 +187,7 @@ _scratch = _Scratch()
 def _scratch_of(size: int) -> Floats:
     if len(_scratch.array) < size:
         _scratch.array = np.empty(size)
-    return _scratch.array
+    return _scratch.array[:size]
 
 
 def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
@@ -189,38 +218,6 @@ def _by_owner(tables: Sequence[Table], rows: Ints) -> list[tuple[Any, Ints]]:
     for i, row in enumerate(rows.tolist()):
         together.setdefault(tables[row].owner, []).append(i)
     return [(owner, np.array(places)) for owner, places in together.items()]
-
-
-def log_block_sums(log_weights: NDArray[Any], mask: Mask | None = None) -> Floats:
-    """(R, number of blocks) logs of the sums over the blocks of (R, n) log-weights where `mask`, (n,), holds.
-
-    A sum is -inf where the weights that are allowed are e^-575 of the heaviest one of the row or less; without a mask,
-    only where there are none.
-    """
-    num_rows, n = log_weights.shape
-    tops = log_weights.max(1, initial=-np.inf).astype(np.float64)
-    tops[tops == -np.inf] = 0.0
-    starts = np.arange(0, n, BLOCK)
-    sums = np.empty((num_rows, len(starts)))
-    together = max(1, _SCRATCH // max(1, n))
-    scratch = _scratch_of(min(together, num_rows) * n)
-    for first in range(0, num_rows, together):
-        rows = slice(first, first + together)
-        weights = scratch[: len(log_weights[rows]) * n].reshape(-1, n)
-        np.subtract(log_weights[rows], tops[rows, None], out=weights, dtype=np.float64)
-        np.maximum(weights, _LEAST, out=weights)
-        np.exp(weights, out=weights)
-        if mask is not None:
-            np.multiply(weights, mask, out=weights)
-        np.add.reduceat(weights, starts, axis=1, out=sums[rows])
-    faint = sums < _FAINT
-    sums[faint] = 0.0
-    with np.errstate(divide="ignore"):
-        log_sums: Floats = np.log(sums) + tops[:, None]
-    if mask is None:
-        for i, block in zip(*np.nonzero(faint), strict=True):
-            log_sums[i, block] = log_sum(log_weights[i, block * BLOCK : (block + 1) * BLOCK].astype(np.float64))
-    return log_sums
 
 
 def log_sum(log_weights: Floats) -> Any:

@@ -92,7 +92,7 @@ class Finite(Distribution):
     def log_probs(self) -> Floats:
         if self._log_probs is None:
             log_total = self.log_total()
-            self._log_probs = frozen(self.log_weights() - (0.0 if log_total == -math.inf else log_total))
+            self._log_probs = self.table().whole(0.0 if log_total == -math.inf else log_total)
         return self._log_probs
 
     def log_prob(self, value: Any) -> float:

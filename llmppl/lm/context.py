@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl import arguments
-from llmppl.distributions import Distribution, Floats, Table
+from llmppl.distributions import Distribution, Table
 from llmppl.lm.backend import Backend
 from llmppl.lm.cache import Node
 from llmppl.lm.evaluator import CachedEvaluator
@@ -108,7 +108,8 @@ class Context(Shared):
 
     def log_probs(self) -> NDArray[np.float64]:
         """(V,) read-only float64: the model's log-probability of every token after this context."""
-        return self.row().whole()
+        row = self.row()
+        return row.whole(row.log_total)
 
     def log_prob_since(self, start: Context) -> float:
         """Log-probability of the tokens of this context after `start`, which it must continue, given `start`."""
@@ -146,12 +147,6 @@ class NextToken(TokenDistribution):
         self.context = context
         self.recipe = ("next token", context)
         context.prefetch(self)
-
-    def log_total(self) -> float:
-        return 0.0                                      # the model's distribution is normalised already
-
-    def log_probs(self) -> Floats:
-        return self.log_weights()
 
     def string(self) -> StringDistribution:
         """The probability of several tokens in a row after the context, for `observe`."""

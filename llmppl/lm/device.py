@@ -24,12 +24,12 @@ Question = tuple["DeviceTable", Any]    # (table, None): its sums; (table, index
 
 
 class DeviceTable(Table):
-    """`row - offset` where `mask` holds: a (V,) tensor, a float, and (V,) bool of numpy or None for everywhere."""
+    """A (V,) tensor of log-weights, where `mask`, (V,) bool of numpy, holds; everywhere if that is None."""
 
     def __init__(
-        self, device: Device, row: torch.Tensor, offset: float, mask: Mask | None = None, log_sums: Floats | None = None
+        self, device: Device, row: torch.Tensor, mask: Mask | None = None, log_sums: Floats | None = None
     ) -> None:
-        self.owner, self.row, self.offset, self.mask, self._log_sums = device, row, offset, mask, log_sums
+        self.owner, self.row, self.mask, self._log_sums = device, row, mask, log_sums
         self.nbytes = row.numel() * row.element_size()
         self.known: dict[int, float] = {}               # single log-weights that were asked for
 
@@ -50,17 +50,17 @@ class DeviceTable(Table):
     def at(self, index: int) -> float:
         if self.mask is not None and not self.mask[index]:
             return -np.inf
-        return float(request(self.owner, (self, index))) - self.offset
+        return float(request(self.owner, (self, index)))
 
-    def whole(self) -> Floats:
-        log_weights: Floats = self.owner.to_host(self.row) - np.float64(self.offset)
+    def whole(self, log_scale: float = 0.0) -> Floats:
+        log_weights: Floats = self.owner.to_host(self.row) - np.float64(log_scale)
         if self.mask is not None:
             log_weights[~self.mask] = -np.inf
         log_weights.setflags(write=False)
         return log_weights
 
     def masked(self, mask: Mask) -> DeviceTable:
-        table = DeviceTable(self.owner, self.row, self.offset, mask if self.mask is None else self.mask & mask)
+        table = DeviceTable(self.owner, self.row, mask if self.mask is None else self.mask & mask)
         table.known = self.known
         return table
 
@@ -85,11 +85,7 @@ class Device:
         for i in np.flatnonzero(host[1]).tolist():
             rows[i] -= check_top(float(host[0, i]), told(i))
         log_sums = self._log_sums(rows, [None] * len(rows))
-        log_zs = np.logaddexp.reduce(log_sums, axis=1)
-        return [
-            DeviceTable(self, row.clone(), log_z, log_sums=sums - log_z)
-            for row, log_z, sums in zip(rows, log_zs.tolist(), log_sums, strict=True)
-        ]
+        return [DeviceTable(self, row.clone(), log_sums=sums) for row, sums in zip(rows, log_sums, strict=True)]
 
     def to_host(self, tensor: torch.Tensor) -> Any:
         """It as numpy, counted."""
@@ -111,7 +107,7 @@ class Device:
         answers = dict[int, Any]()
         if sums:
             found = self._log_sums([table.row for table in sums.values()], [table.mask for table in sums.values()])
-            answers |= {i: each - table.offset for (i, table), each in zip(sums.items(), found, strict=True)}
+            answers |= dict(zip(sums, found, strict=True))
         if singles:
             self.look_up(list(singles.values()))
             answers |= {i: table.known[index] for i, (table, index) in singles.items()}
@@ -138,7 +134,7 @@ class Device:
         for row, values, (table, block) in zip(log_weights, read, places, strict=True):
             inside = slice(block * BLOCK, min((block + 1) * BLOCK, len(table)))
             size = inside.stop - inside.start
-            np.subtract(values[:size], table.offset, out=row[:size], dtype=np.float64)
+            row[:size] = values[:size]
             if table.mask is not None:
                 row[:size][~table.mask[inside]] = -np.inf
         return log_weights

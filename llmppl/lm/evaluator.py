@@ -63,7 +63,7 @@ class _Wanted:
         """Hand out what is wanted of `row`. Returns whether it may be asked for again: nothing else keeps it."""
         children = self.children.pop(node)
         for child in children:
-            child.log_prob = row.at(child.token)
+            child.log_prob = row.at(child.token) - row.log_total
         if node in self.rows:
             self.rows[node] = row
         return node in self.rows or any(child.slot < 0 for child in children)
