@@ -30,7 +30,7 @@ Mask = NDArray[np.bool_]
 class Table(ABC):
     """Log-weights of n values, in blocks of `BLOCK`; the last may be shorter. They do not change.
 
-    nbytes : bytes of the log-weights, wherever they are
+    nbytes : bytes of the log-weights, wherever they are, and of the sums
     """
 
     nbytes: int
@@ -88,7 +88,7 @@ class ArrayTable(Table):
         self, array: NDArray[Any], mask: Mask | None = None, base: ArrayTable | None = None, top: float | None = None
     ) -> None:
         self.array, self.mask = array, mask
-        self.nbytes = array.nbytes
+        self.nbytes = array.nbytes + 8 * -(-len(array) // BLOCK)         # with the sums
         self._base, self._top = base, top
 
     def __len__(self) -> int:
