@@ -262,7 +262,7 @@ def test_a_mask_goes_to_the_device_once_and_leaves_it_with_the_mask():
     mask = half(lm.vocab, 3)
     mask.setflags(write=False)
     for tokens in ([1], [2], [3]):
-        assert lm.at(tokens).next_token().masked(mask).log_total() < 0.0
+        assert math.isfinite(lm.at(tokens).next_token().masked(mask).log_total())
     keeper = lm.evaluator._device()
     assert len(keeper._masks) == 1
     del mask

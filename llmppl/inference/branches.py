@@ -77,7 +77,7 @@ class Branch:
     def children(self, K: int | None = None) -> list[Branch]:
         """The branches that go on from here: all of positive probability, or the K most probable."""
         assert self.listing is not None
-        log_probs = self.listing.table.whole() - self.listing.log_total
+        log_probs = self.listing.table.whole(self.listing.log_total)
         order = np.arange(log_probs.size) if K is None else np.argsort(-log_probs, kind="stable")[:K]
         picks = [Pick(self.listing, index) for index in order[log_probs[order] > -np.inf].tolist()]
         return [Branch(self.start, self._asker, (*self.picks, pick), self.log_q + pick.log_prob) for pick in picks]

@@ -26,8 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from llmppl.arguments import count
-from llmppl.distributions import Floats, logsumexp
-from llmppl.distributions.blocks import Ints, read_blocks
+from llmppl.distributions import Floats, Ints, logsumexp, read_blocks, values_at
 from llmppl.inference.branches import Branch, follow
 from llmppl.inference.candidates import choose
 from llmppl.inference.watch import GlobalStreams
@@ -171,7 +170,7 @@ class Distinct:
         groups, streams, extensions = itertools.count(), spawned(run.rng), list[Extension]()
         for i, particle in enumerate(run.particles):
             if i in kept:
-                extensions += self._fixed(probes[i], i, *kept[i], groups, streams)
+                extensions += self._fixed(probes[i], i, kept[i], groups, streams)
             elif i in probes and probes[i].left:
                 number = self.N * self.K if len(run.particles) == 1 else self.K
                 extensions += self._copied(particle, i, number, next(groups), streams)
@@ -181,31 +180,37 @@ class Distinct:
         fixed = [each for each in extensions if each.pick is not None]
         return sorted(_merged(extensions + self._again(run, fixed, streams)), key=lambda each: each.parent)
 
-    def _chosen(self, run: Run, listed: dict[int, Listing]) -> dict[int, tuple[Ints, Floats]]:
-        """Which first choices of each particle are kept, and their new log-weights."""
+    def _chosen(self, run: Run, listed: dict[int, Listing]) -> dict[int, list[tuple[int, float, float]]]:
+        """The first choices of each particle that are kept: index, new log-weight, log of how probable that was."""
         particles = [run.particles[i] for i in listed]
         totals = [listing.log_total for listing in listed.values()]
-        starts = [p.log_weight - p.log_twist - log_total for p, log_total in zip(particles, totals, strict=True)]
+        starts = np.array([p.log_weight - p.log_twist - total for p, total in zip(particles, totals, strict=True)])
         tables = [listing.table for listing in listed.values()]
         log_sums = [start + table.log_sums for start, table in zip(starts, tables, strict=True)]
 
         def read(rows: Ints, blocks: Ints) -> Floats:
-            return np.array(starts)[rows, None] + read_blocks(tables, rows, blocks)
+            return starts[rows, None] + read_blocks(tables, rows, blocks)
 
-        return dict(zip(listed, choose(run.rng, log_sums, read, self.N * self.K), strict=True))
+        kept: dict[int, list[tuple[int, float, float]]] = {i: [] for i in listed}
+        chosen = choose(run.rng, log_sums, read, self.N * self.K)
+        rows = np.repeat(np.arange(len(chosen)), [len(indices) for indices, _ in chosen])
+        indices, log_weights = map(np.concatenate, zip(*chosen, strict=True)) if chosen else (rows, starts)
+        log_kept = np.minimum(starts[rows] + values_at(tables, rows, indices) - log_weights, 0.0)
+        numbers = [*listed]
+        for row, *each in zip(*map(np.ndarray.tolist, (rows, indices, log_weights, log_kept)), strict=True):
+            kept[numbers[row]].append(tuple(each))
+        return kept
 
     def _fixed(
-        self, probe: Branch, i: int, indices: Ints, log_weights: Floats, groups: Iterator[int],
+        self, probe: Branch, i: int, kept: list[tuple[int, float, float]], groups: Iterator[int],
         streams: Iterator[Stream],
     ) -> list[Extension]:  # fmt: skip
         """An extension for each first choice that was kept."""
         assert probe.listing is not None
         extensions = []
-        log_start = probe.start.log_weight - probe.start.log_twist
-        for index, log_weight in zip(indices.tolist(), log_weights.tolist(), strict=True):
+        for index, log_weight, log_kept in kept:
             pick = Pick(probe.listing, index)
             copy = _started(probe.start, Fixed(next(streams), [pick]), log_weight)
-            log_kept = min(log_start + pick.log_prob - log_weight, 0.0)
             extensions.append(Extension(copy, i, next(groups), pick=pick, log_kept=log_kept))
         return extensions
 
