@@ -7,6 +7,7 @@ block whose weights are e^-2000 of another's has its sum all the same.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.distributions.weights import Floats
+from llmppl.distributions.weights import Floats, logsumexp
 
 BLOCK = 256                                             # values summed together
 _FEW = 8                                                # one value in 8 allowed, or fewer, are looked up one by one
@@ -66,7 +67,8 @@ class Table(ABC):
     def log_total(self) -> float:
         """The log of the sum of all weights."""
         if self._log_total is None:
-            self._log_total = float(log_sum(self.log_sums))
+            log_sums = self.log_sums
+            self._log_total = float(log_sums[0]) if len(log_sums) == 1 else logsumexp(log_sums)
         return self._log_total
 
     def draw(self, rng: np.random.Generator) -> int:
@@ -74,7 +76,7 @@ class Table(ABC):
 
         With a uniform for each, an error of the sums is not magnified where a block is a small part of the whole.
         """
-        block = drawn(rng, self.log_sums)
+        block = drawn(rng, self.log_sums) if len(self.log_sums) > 1 else 0
         return block * BLOCK + drawn(rng, self.read(np.array([block]))[0])
 
 
@@ -113,7 +115,7 @@ class ArrayTable(Table):
     def _sums(self) -> Floats:
         base = self._base or self
         size = len(self.array)
-        weights, starts = _scratch_of(size), np.arange(0, size, BLOCK)
+        weights, starts = _scratch_of(size), _starts(size)
         np.subtract(self.array, base.top, out=weights, dtype=np.float64)
         np.maximum(weights, _LEAST, out=weights)
         np.exp(weights, out=weights)
@@ -126,15 +128,18 @@ class ArrayTable(Table):
 
     def _logs_of(self, sums: Floats) -> Floats:
         """The logs of sums that are relative to the top; what is far below it is summed again by itself."""
+        top = (self._base or self).top
+        log_sums: Floats
+        if sums.min(initial=1.0) >= _FAINT:
+            log_sums = np.log(sums)
+            log_sums += top
+            return log_sums
         faint = sums < _FAINT
-        sums[faint] = 1.0
-        log_sums: Floats = np.log(sums)
-        log_sums += (self._base or self).top
-        if faint.any():
-            log_sums[faint] = -np.inf
-            if self.mask is not None:
-                faint &= np.logical_or.reduceat(self.mask, np.arange(0, len(self.mask), BLOCK))
-            log_sums[faint] = log_sum(self.read(np.flatnonzero(faint)))
+        log_sums = np.log(np.where(faint, 1.0, sums)) + top
+        log_sums[faint] = -np.inf
+        if self.mask is not None:
+            faint &= np.logical_or.reduceat(self.mask, _starts(len(self.mask)))
+        log_sums[faint] = log_sum(self.read(np.flatnonzero(faint)))
         return log_sums
 
     def _sums_of_few(self) -> Floats:
@@ -173,6 +178,12 @@ class ArrayTable(Table):
 
     def masked(self, mask: Mask) -> ArrayTable:
         return ArrayTable(self.array, mask if self.mask is None else self.mask & mask, self._base or self)
+
+
+@functools.lru_cache(maxsize=64)
+def _starts(size: int) -> Ints:
+    """Where the blocks of `size` values begin."""
+    return np.arange(0, size, BLOCK)
 
 
 class _Scratch(threading.local):

@@ -69,6 +69,8 @@ class Finite(Distribution):
 
     def table(self) -> Table:
         """Its log-weights, not normalised, where they are: all that drawing and scoring need of them is asked there."""
+        if self._table is not None:
+            return self._table
         for parent in self._parents:                    # may wait for a language model, and others ask us meanwhile
             parent.table()
         compute = self._compute                         # read once: another thread may have done with it
