@@ -48,6 +48,16 @@ def test_a_prompt_is_read_once_for_all_its_rows_in_every_family(name):
     assert error <= LIMIT and max(error_of(lm, row) for row in rows) <= LIMIT
 
 
+@pytest.mark.parametrize("other", [[4], [4, 5]])        # as long as the first row, or longer by one
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "phi3", "gemma2"])
+def test_texts_read_token_by_token_are_right_on_both_sides_of_a_sliding_window(name, other):
+    lm = family_lm(name)
+    rows = [at(lm, [3]), at(lm, other)]
+    for i in range(5, 17):
+        assert slots_read(lm, rows)[1] <= LIMIT
+        rows = [row + lm.vocab[i] for row in rows]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "mistral-sliding", "mpt"])
 def test_groups_of_rows_read_once_what_each_group_shares(name):
     lm = sharing_lm(name)

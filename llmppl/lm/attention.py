@@ -124,8 +124,8 @@ class Pass:
 
     def whole(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """(B, kv_heads, T, head_dim) of the whole contexts."""
-        keys = self.gather(tensor, self.slots.reshape(-1), name)
-        return _split(keys, 1, self.slots.shape).transpose(0, 1)
+        keys = self.gather(tensor, self.slots.view(-1), name)
+        return keys.view(len(keys), *self.slots.shape, -1).transpose(0, 1)
 
 
 def _split(tensor: torch.Tensor, dim: int, sizes: Sequence[int]) -> torch.Tensor:

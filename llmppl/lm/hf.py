@@ -174,7 +174,7 @@ class _Model:
     def _logits(self, batch: Batch, **arguments: Any) -> Any:
         """(len(asked), V) float32 or float64."""
         rows, columns = np.array(batch.asked, dtype=np.int64).reshape(-1, 2).T
-        if "logits_to_keep" in self._accepted:
+        if "logits_to_keep" in self._accepted and batch.tokens.shape[1] > 1:
             kept, columns = np.unique(columns, return_inverse=True)
             arguments["logits_to_keep"] = torch.from_numpy(kept).to(self.device)
         arguments = {k: v for k, v in arguments.items() if self._any or k in self._accepted}
@@ -239,12 +239,14 @@ class Cached(_Model):
             batch = _in_order(batch, np.array(order))
         assert batch.slots is not None
         rows, width = batch.tokens.shape
-        columns = np.arange(width)
-        positions = batch.starts[:, None] + columns                         # (B, Q)
-        real = columns < batch.lengths[:, None]                             # (B, Q)
-        positions = np.where(real, positions, batch.starts[:, None])
-        write = batch.slots[np.arange(rows)[:, None], positions][real]
-        places = None if real.all() else torch.from_numpy(np.flatnonzero(real))
+        positions = batch.starts[:, None] + np.arange(width)                # (B, Q)
+        places = None
+        if batch.lengths.min() < width:
+            real = np.arange(width) < batch.lengths[:, None]                # (B, Q)
+            positions = np.where(real, positions, batch.starts[:, None])
+            places = torch.from_numpy(np.flatnonzero(real))
+        write = batch.slots[np.arange(rows)[:, None], positions].reshape(-1)
+        write = write if places is None else write[places]
         cache = self.slab.begin(Pass(torch.from_numpy(write), places, torch.from_numpy(batch.slots), parts))
         try:
             return self._logits(
@@ -259,11 +261,16 @@ class Cached(_Model):
 
     def _masks(self, positions: NDArray[np.int64], length: int) -> Any:
         """(B, 1, Q, T) additive: 0 where a query may look, the least float elsewhere; a dict by type if wanted."""
-        places = torch.from_numpy(positions.astype(np.int32)).to(self.device)
-        back = places[:, None, :, None] - torch.arange(length, dtype=torch.int32, device=self.device)
-        least = torch.finfo(self.dtype).min             # not -inf: half-precision kernels may make NaN of it
-        full = torch.zeros(back.shape, dtype=self.dtype, device=self.device).masked_fill_(back < 0, least)
-        sliding = full if self.window is None else full.masked_fill(back >= self.window, least)
+        rows, width = positions.shape
+        full = sliding = torch.zeros((rows, 1, width, length), dtype=self.dtype, device=self.device)
+        ahead = int(positions.min()) < length - 1       # whether a row has places that a query may not see
+        beyond = int(positions.max()) >= (math.inf if self.window is None else self.window)
+        if ahead or beyond:
+            places = torch.from_numpy(positions.astype(np.int32)).to(self.device)
+            back = places[:, None, :, None] - torch.arange(length, dtype=torch.int32, device=self.device)
+            least = torch.finfo(self.dtype).min         # not -inf: half-precision kernels may make NaN of it
+            full.masked_fill_(back < 0, least)
+            sliding = full if self.window is None else full.masked_fill(back >= self.window, least)
         return {"full_attention": full, "sliding_attention": sliding} if self.by_type else sliding
 
 
