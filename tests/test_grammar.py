@@ -24,6 +24,7 @@ from support import repetitions
 
 from llmppl.grammar import Grammar, json_grammar
 from llmppl.grammar.completion import TokenCompletions
+from llmppl.grammar.reductions import ReductionTable
 from llmppl.lm.embedded import PATH
 from llmppl.masks import walks
 from llmppl.masks.index import END, TokenIndex
@@ -742,6 +743,19 @@ def vocabulary(name):
     return Vocabulary.from_tokenizer(AutoTokenizer.from_pretrained(place))
 
 
+COMMENTS = r"""
+start: s+
+s: "if" e s ["else" s] | e ";"
+e: e "/" a | a
+a: NAME | "(" e ")" | STRING
+NAME: /[a-z]+/
+STRING: /".*"/
+LINE: "//" /.*/ "\n"
+BLOCK: "/*" /.*/ "*/"
+%ignore LINE
+%ignore BLOCK
+%ignore /[ \n]+/
+"""
 RESOLVED = {
     "else": 'start: s\ns: "if" s ["else" s] | "x" | "y" s ";"\n%ignore " "',
     "targets": 'start: (t "=")* l\nt: p ("," p)*\nl: p ("," p)* ","?\n'
@@ -753,6 +767,8 @@ RESOLVED = {
     "operators": 'start: (e ";")*\ne: l "=" e | e "-" e | "-" e | l | "if" "(" e "," e ")"\n'
     'l: NAME | e "[" e "]" | e ":" NAME\n'
     'NAME: /[a-z]+/\n%ignore " "',
+    "comments": COMMENTS,
+    "comments to the end of a sentence": COMMENTS.replace('".*"', '"[^;]*"').replace('/.*/ "\\n"', '/[^;]*/ ";"'),
     "benchmark": (Path(__file__).parents[1] / "benchmarks" / "grammars" / "python.lark").read_text(),
 }
 
@@ -775,6 +791,50 @@ def test_where_conflicts_were_resolved_the_plan_promises_what_the_search_finds(n
             byte, one = rng.choice(fits)
             other, text = searching.step(other, byte), text + bytes([byte])
             assert planned.accepts(one) == searching.accepts(other), text
+
+
+def test_what_follows_two_slashes_that_begin_no_comment_is_not_searched_for(monkeypatch):
+    """The second one begins another comment then, and no line may end later: else the two had begun one."""
+    monkeypatch.setattr(ReductionTable, "possible", None)
+    grammar = Grammar(COMMENTS)
+    state = functools.reduce(grammar.step, b"a//**/", grammar.start)
+    assert len(state.hypotheses) > len(grammar.step(state, ord("\n")).hypotheses) > 0
+    assert all(grammar.step(state, byte) for byte in range(128))
+
+
+@pytest.mark.parametrize("name", ["comments", "comments to the end of a sentence"])
+def test_what_must_not_be_a_comment_is_known_without_search(name):
+    """Two recognizers, one of which searches for all texts: they have as many hypotheses everywhere."""
+    planned, searching = Grammar(RESOLVED[name]), Grammar(RESOLVED[name])
+    searching._completability.tokens.always = False
+    rng = random.Random(5)
+    for _ in range(repetitions(2000, 200)):
+        text = b"".join(rng.choices([b"a", b"/", b"//", b"/*", b"*/", b";", b"\n", b'"'], k=8))
+        one, other = planned.start, searching.start
+        for byte in b"a" + text:
+            one, other = planned.step(one, byte), searching.step(other, byte)
+            assert (one is None) == (other is None), text
+            if one is None:
+                break
+            assert len(one.hypotheses) == len(other.hypotheses), text
+
+
+def test_the_search_goes_no_further_than_to_what_is_surely_completed():
+    """Two recognizers, one of which does not tell its search so: the answers are equal, and it meets more."""
+    telling, silent = Grammar(COMMENTS), Grammar(COMMENTS)
+    silent._completability.reductions._completable = lambda lexer, residue: False
+    rng, answers, met = random.Random(3), [], []
+    texts = [b"a" + b"".join(rng.choices([b"/a", b"/(a", b")", b";a", b";if a a"], k=6)) for _ in range(40)]
+    for grammar in telling, silent:
+        table = grammar._completability.reductions
+        for text in texts:
+            state = functools.reduce(lambda state, byte: state and grammar.step(state, byte), text, grammar.start)
+            places = [(stack, table.ends(token)) for stack, token in state.hypotheses] if state else []
+            asked = [(stack, end) for stack, ends in places for end in sorted(ends, key=str) if end.symbol]
+            answers.append({(end.symbol, table.possible(stack, {end})) for stack, end in asked})
+        met.append(len(table._exits))
+    assert answers[:40] == answers[40:] and {True, False} == {answer for each in answers for _, answer in each}
+    assert met[0] < met[1] / 3, met
 
 
 def test_a_vocabulary_read_at_once_is_all_that_masks_need(known):

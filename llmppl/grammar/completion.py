@@ -18,6 +18,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import cached_property
 from typing import NamedTuple
 
 from llmppl.grammar.lalr import Layout, Parser, Stack
@@ -73,6 +74,14 @@ class TokenCompletions:
         certain = plain and not parser.indenter
         self._plan = None if certain else self._find_plan()
         self.always = certain or (self._plan is not None and not parser.indenter)
+        self._avoided = avoided
+
+    @cached_property
+    def enough(self) -> frozenset[str]:
+        """Terminals of which every stack has a completion if it always has one: few where there is a plan."""
+        terminals = frozenset(self.tables.bits) - {END, *self._avoided}
+        plan = self._plan or self._find_plan()
+        return terminals if plan is None else terminals.intersection([step.symbol for step in plan])
 
     def exist(self, stack: Stack) -> bool:
         """Whether some tokens complete what led to `stack`, if that is easily seen: False says nothing."""
@@ -296,10 +305,11 @@ class Completability:
         self, parser: Parser, partials: PartialTokens, lexer_of: dict[int, int], terminals: Sequence[Terminal]
     ) -> None:
         self.parser, self.partials, self.lexer_of = parser, partials, lexer_of
-        self.reductions = ReductionTable(parser, partials, lexer_of)
         after = parser.lexers_after(lexer_of)
         self.spellings = WitnessSpellings(partials, terminals, after)
         self.tokens = TokenCompletions(parser, self.spellings.missing)
+        self._spellable_after = Memo(self._is_spellable_after)
+        self.reductions = ReductionTable(parser, partials, lexer_of, self._always_completable)
         self.certificates = Memo(self._find_certificates)
         self._lexers_after: dict[str | None, set[int]] = {None: set(lexer_of.values())} | after
 
@@ -333,11 +343,18 @@ class Completability:
         return sum({self.parser.bits[end.terminal] for end in certain}), len(certain) == len(ends)
 
     def _always_spellable_after(self, end: Ended) -> bool:
-        return all(self.spellings.spellable_after[lexer, end.residue] for lexer in self._lexers_after[end.terminal])
+        return all(self._spellable_after[lexer, end.residue] for lexer in self._lexers_after[end.terminal])
+
+    def _is_spellable_after(self, place: tuple[int, int]) -> bool:
+        return self.spellings.is_spellable_after(*place, self.tokens.enough if self.tokens.always else None)
+
+    def _always_completable(self, lexer: int, residue: int) -> bool:
+        """Whether all stacks that read on in a lexer are completed after a residue, if that is easily seen."""
+        return self.tokens.always and self._spellable_after[lexer, residue]
 
     def surely_completable(self, stack: Stack, residue: int) -> bool:
         """Whether it is easily seen that a text can be completed after a token that led to a stack."""
-        return self.spellings.spellable_after[self.lexer_of[stack.state], residue] and self.tokens.exist(stack)
+        return self._spellable_after[self.lexer_of[stack.state], residue] and self.tokens.exist(stack)
 
     def _surely_after(self, stack: Stack, ends: Iterable[Ended]) -> bool:
         """The same after a token that may end so."""

@@ -31,11 +31,17 @@ class ReductionTable:
     """Which stacks some text completes that goes on with given lookaheads.
 
     `lookaheads[lexer, residue]` are what the parser may be given after a residue: symbols behind any ignored text, and
-    the end.
+    the end. `completable(lexer, residue)` may say that all stacks that read on so are completed: they are not followed.
     """
 
-    def __init__(self, parser: Parser, partials: PartialTokens, lexer_of: dict[int, int]) -> None:
-        self.parser, self.partials, self.lexer_of = parser, partials, lexer_of
+    def __init__(
+        self,
+        parser: Parser,
+        partials: PartialTokens,
+        lexer_of: dict[int, int],
+        completable: Callable[[int, int], bool],
+    ) -> None:
+        self.parser, self.partials, self.lexer_of, self._completable = parser, partials, lexer_of, completable
         self.lookaheads = Memo(self._find_lookaheads)
         self._ends: dict[int, frozenset[Ended]] = {}
         self._too_many: dict[int, int] = {}             # partial token -> how many are not enough to know its ends
@@ -103,7 +109,7 @@ class ReductionTable:
             self._forget()
         self._whole = False
         self._open(entry)
-        while self._todo:
+        while self._todo and entry not in self._accepting:  # what is left is done when it is asked for
             work, arguments = self._todo.pop()
             work(*arguments)
         self._whole = True
@@ -119,7 +125,11 @@ class ReductionTable:
         entry = state, symbol, residue
         target = self.parser.shifts[state].get(symbol)
         if target is not None:
-            for lookahead in self.lookaheads[self.lexer_of[target], residue]:
+            lexer = self.lexer_of[target]
+            if self._completable(lexer, residue):
+                self._accept(entry)
+                return
+            for lookahead in self.lookaheads[lexer, residue]:
                 self._call(entry, (target, *lookahead))
         elif reduction := self.parser.reduction(state, symbol):
             self._pop(entry, (*reduction, symbol, residue))

@@ -6,11 +6,15 @@ text whose parser stack is completed by tokens that have spellings is completed 
 if it does not match within w s and is not under way at its end; if it comes after T, and after all terminals that T is
 split off, in lark's order; or if T is split off it. This is decided without regard to guards, which only forbid; where
 that or guards of T leave a doubt, w s is read in every lexer instead.
+
+Where only some terminals are needed to complete a stack, a residue may also be *idle*: it goes on with the bytes of
+their spellings and separators, but never matches within them.
 """
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -141,8 +145,6 @@ class WitnessSpellings:
     Attributes
     ----------
     missing : names of terminals without a spelling
-    spellable_after : (lexer, residue) -> bool
-        Whether any tokens that the parser takes next, but those missing, can be spelled there.
     shortest_ends : (partial token, whether along keywords only) -> tuple of Ended
         Some ways in which it may end: along the shortest text of each terminal that it may still be.
     """
@@ -154,9 +156,10 @@ class WitnessSpellings:
         lexed = set(itertools.chain.from_iterable(partials.lexers))
         ranked = [terminal for terminal in terminals if terminal.name in lexed]
         self.texts = TerminalTexts(self.automata, ranked)
-        self.spellable_after = Memo(self._is_spellable_after)
         self.shortest_ends = Memo(self._find_shortest_ends)
         self._firsts = Memo(self._find_firsts)
+        self._idle = Memo(self._is_idle)
+        self._bytes_of = Memo(self._find_bytes)
         self._guarded = self.automata.names_of(self.automata.guards)
         self._rank = {terminal.name: rank for rank, terminal in enumerate(ranked)}
         self._keywords = {terminal.name: terminal.keywords for terminal in ranked}
@@ -168,20 +171,23 @@ class WitnessSpellings:
         candidates = {s: t.name for t in ignored for s in self.texts.texts(t) if self._separates(s, t.name)}
         separators = [*sorted(candidates, key=len), b""]
         found = {t.name: self._find_spelling(t, separators) for t in ranked if t.name not in self.ignored}
-        pairs = {name: pair for name, pair in found.items() if pair}
+        pairs = self._pairs = {name: pair for name, pair in found.items() if pair}
         self.words = {name: word for name, (word, _) in pairs.items()}
         self.missing = found.keys() - self.words
         self.separators = list(filter(None, dict.fromkeys(separator for _, separator in pairs.values())))
         clean = all(itertools.starmap(self._clean, self._to_be_clean))
-        self.usable = clean and not any(itertools.starmap(self._reads, self._left_behind(candidates, pairs)))
+        self.usable = clean and not any(itertools.starmap(self._reads, self._left_behind(candidates)))
 
     # ---- what is asked
 
-    def _is_spellable_after(self, place: tuple[int, int]) -> bool:
-        """Whether a residue is clean, or what it and a separator leave."""
-        lexer, residue = place
+    def is_spellable_after(self, lexer: int, residue: int, names: frozenset[str] | None) -> bool:
+        """Whether any tokens that the parser takes next, of the terminals `names` only (None: any), can be spelled.
+
+        A separator may come first. The residue must be clean then, or idle.
+        """
         separated = itertools.chain.from_iterable(self._ignored(lexer, residue, s) for s in self.separators)
-        return self.usable and any(self._clean(lexer, left) for left in itertools.chain([residue], separated))
+        places = [residue, *separated] if self.usable else []
+        return any(self._clean(lexer, left) or (names is not None and self._idle[left, names]) for left in places)
 
     def _find_shortest_ends(self, key: tuple[int, bool]) -> tuple[Ended, ...]:
         token, keywords = key
@@ -210,19 +216,36 @@ class WitnessSpellings:
         forbidden, required, _ = self.partials.residues[residue]
         return not (required or self._reads(forbidden, lexer))
 
+    def _is_idle(self, key: tuple[int, frozenset[str]]) -> bool:
+        """Whether nothing is required, and nothing forbidden matches within bytes that spellings are made of."""
+        residue, names = key
+        forbidden, required, _ = self.partials.residues[residue]
+        bytes = self._bytes_of[names]
+
+        def onward(state: int) -> Iterator[int]:
+            yield from self.automata.unguarded(state)
+            for lo, hi, target in self.automata.edges[state]:
+                if bisect_left(bytes, lo) < bisect_right(bytes, hi):
+                    yield target
+
+        return not required and self.automata.ends.keys().isdisjoint(reached(forbidden, onward))
+
+    def _find_bytes(self, names: frozenset[str]) -> list[int]:
+        """The bytes of which the spellings of terminals are made, and what separates these."""
+        spelled = names & self._pairs.keys()            # the others are never read
+        return sorted(set().union(*itertools.chain.from_iterable(self._pairs[name] for name in spelled)))
+
     def _reads(self, states: Collection[int], lexer: int) -> bool:
         """Whether one of `states` goes on with the first byte of some spelling that a lexer may meet."""
         ranges = {edge[:2] for edge in self.automata.edges_of(states)}
         return any(lo <= byte <= hi for (lo, hi), byte in itertools.product(ranges, self._firsts[lexer]))
 
-    def _left_behind(
-        self, ignored: dict[bytes, str], pairs: dict[str, tuple[bytes, bytes]]
-    ) -> Iterator[tuple[set[int], int]]:
+    def _left_behind(self, ignored: dict[bytes, str]) -> Iterator[tuple[set[int], int]]:
         """What separators leave under way of their terminals, and spellings without one of all; each with a lexer."""
         for separator in self.separators:
             left = {q for q in self.texts.left(separator) if self.automata.names[q] == ignored[separator]}
             yield from itertools.product([left], range(len(self.partials.lexers)))
-        for name, (word, separator) in pairs.items():
+        for name, (word, separator) in self._pairs.items():
             behind = () if separator else self._lexers_after[name]
             yield from itertools.product([self.texts.left(word)], behind)
 
