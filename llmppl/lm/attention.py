@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-LEAST = 1 << 20                                         # bytes of a layer that a shared part has to save, measured
+LEAST = 3 << 19                                         # bytes of a layer that a shared part has to save, measured
 _REPEATED = (slice(None), slice(None), None, slice(None), slice(None))      # how `repeat_kv` begins
 _MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
