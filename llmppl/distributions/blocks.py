@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.distributions.weights import Floats, logsumexp
+from llmppl.distributions.weights import Floats
 
 BLOCK = 256                                             # values summed together
 _FEW = 8                                                # one value in 8 allowed, or fewer, are looked up one by one
@@ -38,6 +38,7 @@ class Table(ABC):
     owner: Any = None                                   # what reads blocks of several tables together, if anything
     _log_sums: Floats | None = None
     _log_total: float | None = None
+    _cumulated: Floats | None = None                    # sums of the blocks up to each, as parts of the heaviest
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -67,8 +68,11 @@ class Table(ABC):
     def log_total(self) -> float:
         """The log of the sum of all weights."""
         if self._log_total is None:
-            log_sums = self.log_sums
-            self._log_total = float(log_sums[0]) if len(log_sums) == 1 else logsumexp(log_sums)
+            top = float(self.log_sums.max(initial=-np.inf))
+            if top > -math.inf:
+                self._cumulated = np.exp(self.log_sums - top).cumsum()
+                top += math.log(self._cumulated[-1])
+            self._log_total = top
         return self._log_total
 
     def draw(self, rng: np.random.Generator) -> int:
@@ -76,8 +80,14 @@ class Table(ABC):
 
         With a uniform for each, an error of the sums is not magnified where a block is a small part of the whole.
         """
-        block = drawn(rng, self.log_sums) if len(self.log_sums) > 1 else 0
-        return block * BLOCK + drawn(rng, self.read(np.array([block]))[0])
+        if self.log_total == -math.inf:
+            raise ValueError("no weight of the table is positive")
+        assert self._cumulated is not None
+        block = above(self._cumulated, rng.random() * self._cumulated[-1])
+        inside = self.read(np.array([block]))[0]
+        inside -= inside.max()
+        cumulated = np.exp(inside, out=inside).cumsum()
+        return block * BLOCK + above(cumulated, rng.random() * cumulated[-1])
 
 
 class ArrayTable(Table):
@@ -90,7 +100,7 @@ class ArrayTable(Table):
         self, array: NDArray[Any], mask: Mask | None = None, base: ArrayTable | None = None, top: float | None = None
     ) -> None:
         self.array, self.mask = array, mask
-        self.nbytes = array.nbytes + 8 * -(-len(array) // BLOCK)         # with the sums
+        self.nbytes = array.nbytes + 16 * -(-len(array) // BLOCK)         # with the sums
         self._base, self._top = base, top
 
     def __len__(self) -> int:
@@ -237,12 +247,6 @@ def log_sum(log_weights: Floats) -> Any:
     finite = np.where(tops == -np.inf, 0.0, tops)
     with np.errstate(divide="ignore"):
         return finite + np.log(np.exp(log_weights - finite[..., None]).sum(-1))
-
-
-def drawn(rng: np.random.Generator, log_weights: Floats) -> int:
-    """A place of (n,) log-weights, one of them above -inf, drawn in proportion to the weights."""
-    cumulated = np.exp(log_weights - log_weights.max()).cumsum()
-    return above(cumulated, rng.random() * cumulated[-1])
 
 
 def above(cumulated: Floats, target: float) -> int:
