@@ -346,7 +346,8 @@ class Completability:
         return all(self._spellable_after[lexer, end.residue] for lexer in self._lexers_after[end.terminal])
 
     def _is_spellable_after(self, place: tuple[int, int]) -> bool:
-        return self.spellings.is_spellable_after(*place, self.tokens.enough if self.tokens.always else None)
+        spellable = self.spellings.is_spellable_after
+        return spellable(*place, None) or (self.tokens.always and spellable(*place, self.tokens.enough))
 
     def _always_completable(self, lexer: int, residue: int) -> bool:
         """Whether all stacks that read on in a lexer are completed after a residue, if that is easily seen."""
