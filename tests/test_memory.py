@@ -96,7 +96,7 @@ def test_the_seed_of_a_stream_does_not_grow_with_the_steps(expand):
     select = ResampleBelow(4, 1.0) if expand == Copies(4) else DownSample(4)
     run = SMC(Ramble(toy_lm(), [0]), expand, select, seed=0)
     run.run(max_steps=30)
-    assert {len(p.chooser.rng.bit_generator.seed_seq.spawn_key) for p in run.particles} == {1}
+    assert {len(p.chooser.rng.bit_generator.seed_seq.spawn_key) for p in run.particles} == {2}
 
 
 @pytest.mark.parametrize("slots, rows", [(60, 4), (60, 400), (1000, 4), (1000, 0)])

@@ -100,7 +100,7 @@ class ArrayTable(Table):
         self, array: NDArray[Any], mask: Mask | None = None, base: ArrayTable | None = None, top: float | None = None
     ) -> None:
         self.array, self.mask = array, mask
-        self.nbytes = array.nbytes + 16 * -(-len(array) // BLOCK)         # with the sums
+        self.nbytes = array.nbytes + 16 * ((len(array) - 1) // BLOCK)       # with two sums a block, past the first
         self._base, self._top = base, top
 
     def __len__(self) -> int:

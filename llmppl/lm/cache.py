@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from llmppl.distributions import Table
 from llmppl.exclusive import Exclusive
 
-SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 384, 400      # bytes of the objects around each, measured
+SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of the objects around each, measured
 _MAX_UNSETTLED = 1000                                   # contexts that may have died before their nodes go
 _ROW_DIVISOR = 8                                        # one part in 8 of the budget is never given to slots
 

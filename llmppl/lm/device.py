@@ -30,7 +30,7 @@ class DeviceTable(Table):
         self, device: Device, row: torch.Tensor, mask: Mask | None = None, log_sums: Floats | None = None
     ) -> None:
         self.owner, self.row, self.mask, self._log_sums = device, row, mask, log_sums
-        self.nbytes = row.numel() * row.element_size() + 16 * -(-len(row) // BLOCK)        # with the sums
+        self.nbytes = row.numel() * row.element_size() + 16 * ((len(row) - 1) // BLOCK)
         self.known: dict[int, float] = {}               # single log-weights that were asked for
 
     def __len__(self) -> int:
