@@ -319,7 +319,7 @@ def test_where_one_run_cannot_tell_it_says_why():
 
     done = Chain()
     done.finish()
-    few = (smc_steer(Chain(), 8, 2, seed=seed, progress=False) for seed in range(200))
+    few = (smc_steer(Chain(), 8, 2, expand="copies", seed=seed, progress=False) for seed in range(200, 400))
     negative = next(particles for particles in few if "negative" in particles.log_ml_se_reason)
     for particles, reason in [
         (smc_steer(Chain(), 1, 1, seed=0, progress=False), "fewer than 3"),
