@@ -116,6 +116,18 @@ def test_draws_have_their_probabilities_in_every_block_and_inside():
     assert chi_square < large.sum() + 5 * math.sqrt(2 * large.sum())
 
 
+def test_equal_masks_of_one_distribution_are_summed_once_and_what_changes_is_another():
+    dist = Finite(range(600), np.random.default_rng(0).normal(size=600))
+    mask = np.arange(600) % 3 == 0
+    first = dist.masked(mask)
+    assert dist.masked(mask) is first and dist.masked(mask.copy()) is first
+    before, total = first.log_probs().copy(), first.log_total()
+    mask[1] = True
+    second = dist.masked(mask)
+    assert second is not first and second.log_total() > total
+    np.testing.assert_array_equal(dist.masked(np.arange(600) % 3 == 0).log_probs(), before)
+
+
 def test_nothing_allowed_is_impossible():
     dist = Finite(range(600), np.zeros(600)).masked(np.zeros(600, dtype=bool))
     assert dist.log_total() == -math.inf and (dist.log_probs() == -math.inf).all()

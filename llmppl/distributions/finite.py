@@ -66,6 +66,7 @@ class Finite(Distribution):
         self._log_probs: Floats | None = None
         self._describe: Callable[[], str] | None = None
         self._masked: weakref.WeakValueDictionary[int, Finite] | None = None
+        self._mask: Any = None                          # (n,) bool, by which it was masked
 
     def table(self) -> Table:
         """Its log-weights, not normalised, where they are: all that drawing and scoring need of them is asked there."""
@@ -150,11 +151,13 @@ class Finite(Distribution):
             raise TypeError(f"a mask is an array of bool, not of {allowed.dtype}")
         if allowed.shape != (len(self.support),):
             raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
-        if allowed.flags.writeable:                     # it must not change with what the caller does to the mask
-            allowed = allowed.copy()
         if self._masked is None:
             self._masked = weakref.WeakValueDictionary()
-        dist = self._masked.get(id(allowed))            # particles in one state share it; it holds `allowed`
+        dist = self._masked.get(id(allowed))            # particles in one state share it; it holds its mask
+        if allowed.flags.writeable:                     # it must not change with what the caller does to the mask
+            equal = (each for each in [*self._masked.values()] if np.array_equal(each._mask, allowed))
+            dist = next(equal, None)
+            allowed = allowed.copy() if dist is None else allowed
         if dist is not None:
             return dist
 
@@ -162,6 +165,7 @@ class Finite(Distribution):
             return f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)"
 
         dist = self.derive(lambda: self.table().masked(allowed), describe, by=("masked", allowed))
+        dist._mask = allowed
         self._masked[id(allowed)] = dist
         return dist
 
