@@ -173,6 +173,7 @@ API = [
     ("Rule", "min_p", OPTIONAL_PROBABILITY, lambda x: Rule(min_p=x)),
     ("conformity", "max_tokens", COUNT, lambda x: conformity(lm, "a", word, max_tokens=x)),
     ("conformity", "seed", SEED, lambda x: conformity(lm, "a", word, seed=x)),
+    ("Extent", "max_tokens", OPTIONAL_COUNT, lambda x: Model().extend(lm.context("a"), until="b", max_tokens=x)),
     ("short_words", "max_letters", COUNT, lambda x: short_words(lm.vocab, x)),
     ("Lookahead", "max_tokens", COUNT, lambda x: Lookahead(table().index, mean_next_token(lm.context("a"), 1), x)),
     ("Lookahead.log_mass", "left", COUNT, lambda x: table().log_mass(1, x)),
@@ -241,6 +242,7 @@ def test_what_is_no_such_number_is_refused_by_the_name_of_the_parameter(where, n
 
 PUBLIC = {
     "models.programs": ["ConstrainedText", "Infilling", "PromptIntersection", "Program", "short_words"],
+    "models.spans": ["Extent"],
     "models.lookahead": ["Lookahead", "mean_next_token", "rollout"],
     "distributions": ["Rule", "Finite", "Categorical", "Bernoulli", "Uniform", "Geometric", "mixture", "product"],
     "inference.smc": ["smc_steer", "smc_standard", "importance_sampling"],
@@ -255,7 +257,7 @@ PUBLIC = {
     "queries": ["compare", "conformity"],
 }
 PLACES = {"state", "token", "byte", "start", "index"}               # which one, not how many
-IN_STEPS = {"TokenIndex.mask_within(n)"}                            # called for every particle, with inf as well
+IN_STEPS = {"TokenIndex.mask_within(n)", "Extent.masks(num_tokens)"}    # called for every particle, with inf, too
 
 
 def numbers_taken(name, function):

@@ -340,6 +340,123 @@ def branching() -> dict[tuple[str, str, str], float]:
     return add_up(pairs)
 
 
+# ---- spans: several tokens in a step
+
+
+def spans(most: int, ends: Callable[[str], bool], must_end: bool = False) -> list[tuple[tuple[int, ...], str]]:
+    """The token ids of every span, EOS among them, and what ended it; with `must_end`, EOS may be one token more."""
+    found = []
+    for n in range(1, most + 1 + must_end):
+        for ids in cartesian(range(V), repeat=n):
+            if END in ids[:-1] or any(ends(spelled(ids[:i])) for i in range(1, n)):
+                continue
+            if ids[-1] == END:
+                found.append((ids, "eos"))
+            elif n <= most and ends(spelled(ids)):
+                found.append((ids, "until"))
+            elif n == most and not must_end:
+                found.append((ids, "max_tokens"))
+    return found
+
+
+class Words(Model):
+    """Two words after "a", one a step, each of two tokens at most; more than one letter is better; EOS ends all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = tiny_lm(V).context("a")
+        self.ends: tuple[str, ...] = ()
+
+    def step(self) -> None:
+        span = self.extend(self.context, until=" ", max_tokens=2)
+        self.s += span.text
+        self.context = span.context
+        self.ends += (span.ended,)
+        self.score(0.6 * (len(span.text) > 1))
+        if span.ended == "eos" or len(self.ends) == 2:
+            self.finish()
+
+
+def words() -> dict[tuple[tuple[str, ...], str], float]:
+    lm, pairs = tiny_lm(V), []
+    for first, ended in spans(2, lambda text: " " in text):
+        for second, ended_then in [((), "")] if ended == "eos" else spans(2, lambda text: " " in text):
+            long = (len(spelled(first)) > 1) + (len(spelled(second)) > 1)
+            key = tuple(filter(None, (ended, ended_then))), spelled(first + second)
+            pairs.append((key, log_prob_by_hand(lm, [A], [*first, *second]) + 0.6 * long))
+    return add_up(pairs)
+
+
+class Filled(Model):
+    """After "c": a span up to "b" that is no end, then one of a*(b|c) within three tokens, then "c" follows."""
+
+    def step(self) -> None:
+        span = self.extend(tiny_lm(V).context("c"), until="b", max_tokens=2)
+        self.condition(span.ended != "eos")
+        value = self.extend(span.context, constraint=Regex("a*(b|c)"), max_tokens=3, complete=True)
+        self.observe(self.transformer(value.context), C)
+        self.s += f"{span.text}|{value.text}"
+        self.finish()
+
+
+def filled() -> dict[str, float]:
+    lm, pairs = tiny_lm(V), []
+    values = [ids for n in (1, 2, 3) for ids in cartesian(range(END), repeat=n)]
+    values = [ids for ids in values if re.fullmatch("a*(b|c)", spelled(ids))]
+    for first, ended in spans(2, lambda text: "b" in text):
+        if ended != "eos":
+            pairs += [(f"{spelled(first)}|{spelled(ids)}", log_prob_by_hand(lm, [C], [*first, *ids, C]))
+                      for ids in values]  # fmt: skip
+    return add_up(pairs)
+
+
+class UntilInRegex(Model):
+    """After "b": up to "c" in the language (a|ab|ca)*, in which the text may end, cut after three tokens or not."""
+
+    def __init__(self, complete: bool) -> None:
+        super().__init__()
+        self.complete, self.regex = complete, Regex("(a|ab|ca)*")
+
+    def step(self) -> None:
+        start = tiny_lm(V).context("b")
+        span = self.extend(start, until="c", constraint=self.regex, max_tokens=3, complete=self.complete)
+        self.s += f"{span.text} {span.ended}"
+        self.finish()
+
+
+def until_in_regex(complete: bool) -> dict[str, float]:
+    def ends(text: str) -> bool:
+        return "c" in text and re.fullmatch("(a|ab|ca)*", text) is not None
+
+    pairs = []
+    for ids, ended in spans(3, ends, must_end=complete):
+        more = [""] if ended == "eos" else ["", "a"]
+        if any(re.fullmatch("(a|ab|ca)*", spelled(ids) + end) for end in more):
+            pairs.append((f"{spelled(ids)} {ended}", log_prob_by_hand(tiny_lm(V), [B], ids)))
+    return add_up(pairs)
+
+
+class Ruled(Model):
+    """After "b": no doubles, up to "c", tempered and cut."""
+
+    def step(self) -> None:
+        rule = Rule(1.5, 4, 0.9)
+        span = self.extend(
+            tiny_lm(V).context("b"), until=lambda text: text[-1] == "c", constraint=no_doubles, max_tokens=3, rule=rule
+        )
+        self.s += span.text
+        self.finish()
+
+
+def ruled() -> dict[str, float]:
+    pairs = []
+    for ids, _ in spans(3, lambda text: text[-1] == "c"):
+        prob = math.prod(tempered_and_cut([B, *ids[:i]])[ids[i]] for i in range(len(ids)))
+        if prob and no_doubles(spelled(ids)):
+            pairs.append((spelled(ids), math.log(prob)))
+    return add_up(pairs)
+
+
 # ---- a regex, a grammar and a JSON schema: cut at max_tokens, or ended by then
 
 
@@ -436,6 +553,11 @@ CASES = {
     "twist by log mass": Case(InTime, lambda: matched(in_regex, 3, True)),
     "twist by a critic": Case(Criticised, lambda: constrained(False)),
     "twist by a rollout": Case(lambda: Criticised("greedy"), lambda: constrained(False)),
+    "spans, one a step": Case(Words, words, lambda particle: (particle.ends, str(particle))),
+    "spans, two in a step": Case(Filled, filled),
+    "span up to a text, in a regex": Case(lambda: UntilInRegex(False), lambda: until_in_regex(False)),
+    "span that must end, in a regex": Case(lambda: UntilInRegex(True), lambda: until_in_regex(True)),
+    "span under a rule": Case(Ruled, ruled),
     "branching": Case(Branching, branching, lambda particle: (particle.topic, particle.flips, str(particle))),
 }
 ALGORITHMS = {

@@ -16,3 +16,4 @@ from llmppl.models.programs import (
 from llmppl.models.programs import (
     PromptIntersection as PromptIntersection,
 )
+from llmppl.models.spans import Span as Span

@@ -16,9 +16,12 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 
 from llmppl.distributions import Impossible, Proposal
+from llmppl.distributions.rules import NO_RULE, DecisionRule
+from llmppl.lm import Context
 from llmppl.models.choices import NOTHING, Noted, Sampled, Steps, call_site, told
 from llmppl.models.copies import Kept, culprit, deep_copy, shared_names, survey
 from llmppl.models.guards import log_of, observed, plain_result, plain_step, truth
+from llmppl.models.spans import Extent, Span, Until, extend
 from llmppl.runtime import ContextTooLong, running
 from llmppl.tokens import Text
 
@@ -129,32 +132,51 @@ class Model:
         ValueError
             If a weight w is NaN or infinite, or mu is zero at a value that was proposed with a positive weight.
         """
-        self._require_active("sample")
-        source = dist if proposal is None else proposal
-        for each in (dist, source):
-            if not isinstance(each, Proposal):
-                raise TypeError(f"sample wants a Distribution or another Proposal (propose, log_measure), not {each!r}")
-        try:
-            value, log_w = (self.chooser or self._own_chooser()).draw(self, source)
-        except Impossible as error:
-            self._die(f"sample: {error}")
-            return None
-        if math.isnan(log_w) or log_w == math.inf:
-            raise ValueError(f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0")
-        if log_w == -math.inf:
-            self._die(f"sample: {source!r} proposed {value!r} with weight 0")
-            return None
-        if proposal is not None:
-            log_p, log_mu = dist.log_measure(value), proposal.log_measure(value)
-            if log_mu == -math.inf:
-                raise ValueError(f"{proposal!r} proposed {value!r}, where its log_measure is -inf")
-            if log_p == -math.inf:
-                self._die(f"sample: {dist!r} gives {value!r}, which the proposal drew, probability 0")
-                return value
-            log_w += log_p - log_mu
-        if proposal is not None or log_w != 0.0:
-            self._weigh("sample", log_w)
-        return value
+        return self._draw("sample", dist, proposal)
+
+    def extend(
+        self,
+        context: Context,
+        *,
+        until: str | Until | None = None,
+        max_tokens: int | None = None,
+        constraint: Any = None,
+        complete: bool = False,
+        rule: DecisionRule = NO_RULE,
+    ) -> Span:
+        """Draw a span of text after `context`, token by token: each is a `sample` of this step.
+
+        The distribution is the language model's, restricted to what `constraint` and `complete` allow; tokens are
+        proposed from those that fit, with the exact weight. The span ends with the first token after which `until`
+        holds and the constraint accepts its text, of those that are given. That token is kept whole: with until="\\n",
+        a token "\\n\\n" ends the line, and both are in the span. EOS ends it as well, and does not finish the particle.
+
+        Parameters
+        ----------
+        context : Context
+        until : str or callable, optional
+            A string that the text of the span contains, or `until(text) -> bool` of that text.
+        max_tokens : int, optional
+            The span is cut off after so many, with no weight.
+        constraint : Regex, Grammar, JsonSchema, an index, any recognizer, an interegular.FSM, or callable
+            Of the text of the span alone. EOS fits where it is accepted, and only there. A callable must hold of
+            the text so far after every token; it is checked after the draw, and says nothing of an end. Make it where
+            the program begins, not in the step.
+        complete : bool
+            Whether the span must have ended after at most `max_tokens` tokens (EOS not counted), instead of being cut
+            there. No token is then proposed after which the constraint, as far as it can tell, cannot accept in time;
+            what has not ended by then dies.
+        rule : Rule, or another function from a distribution to one over the same tokens
+            What turns the model's next-token distribution into the target's.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For an argument of another type or out of range, for none that ends the span, and where none can end in
+            time.
+        """
+        self._require_active("extend")
+        return extend(self, context, Extent(context, until, max_tokens, constraint, complete), rule)
 
     def observe(self, dist: Proposal, value: Any) -> None:
         """Weigh by the probability of `value` under `dist`, as `sample(dist, proposal=Delta(value))` would."""
@@ -248,6 +270,35 @@ class Model:
     def _require_active(self, verb: str) -> None:
         if self.finished:
             raise RuntimeError(f"{verb}() after the particle has finished: return from step() after finish()")
+
+    def _draw(self, verb: str, dist: Proposal, proposal: Proposal | None) -> Any:
+        """`sample`, as a part of the statement `verb`."""
+        self._require_active(verb)
+        source = dist if proposal is None else proposal
+        for each in (dist, source):
+            if not isinstance(each, Proposal):
+                raise TypeError(f"{verb} wants a Distribution or another Proposal (propose, log_measure), not {each!r}")
+        try:
+            value, log_w = (self.chooser or self._own_chooser()).draw(self, source)
+        except Impossible as error:
+            self._die(f"{verb}: {error}")
+            return None
+        if math.isnan(log_w) or log_w == math.inf:
+            raise ValueError(f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0")
+        if log_w == -math.inf:
+            self._die(f"{verb}: {source!r} proposed {value!r} with weight 0")
+            return None
+        if proposal is not None:
+            log_p, log_mu = dist.log_measure(value), proposal.log_measure(value)
+            if log_mu == -math.inf:
+                raise ValueError(f"{proposal!r} proposed {value!r}, where its log_measure is -inf")
+            if log_p == -math.inf:
+                self._die(f"{verb}: {dist!r} gives {value!r}, which the proposal drew, probability 0")
+                return value
+            log_w += log_p - log_mu
+        if proposal is not None or log_w != 0.0:
+            self._weigh(verb, log_w)
+        return value
 
     def _weigh(self, verb: str, log_w: float) -> None:
         """Multiply the weight by exp(`log_w`), and write it down for the statement."""

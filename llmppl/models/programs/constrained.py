@@ -15,6 +15,7 @@ from llmppl.distributions import Finite
 from llmppl.languages import index_of
 from llmppl.lm import CachedTransformer, Context
 from llmppl.models.programs.program import Program, begin
+from llmppl.models.spans import must_end_by
 from llmppl.runtime import mask_timer
 from llmppl.tokens import Vocabulary
 
@@ -66,15 +67,9 @@ class ConstrainedText(Program):
         self.constraint = constraint if self.index is None else None
         self.mask = mask
         self.state = None if self.index is None else self.index.start
-        self.must_end_by: float = math.inf
-        if arguments.flag("complete", complete):
-            if self.max_tokens is None:
-                raise ValueError("complete=True wants max_tokens, after which the text must have ended")
-            self.must_end_by, self.max_tokens = self.max_tokens, None
-            shortest = 0 if self.index is None else self.index.tokens_to_accept(self.state)
-            if shortest > self.must_end_by:
-                told = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
-                raise ValueError(f"{self.index!r}: no text ends within max_tokens={self.must_end_by}{told}")
+        self.must_end_by = must_end_by("text", complete, self.max_tokens, self.index)
+        if complete:
+            self.max_tokens = None
 
     def step(self) -> None:
         dist = self.next_token(self.context)

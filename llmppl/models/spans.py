@@ -1,0 +1,156 @@
+"""Spans: a word, a line, a sentence, a value, drawn token by token within one step.
+
+Every token is a choice of its own, drawn from the model's distribution p after those before it, and proposed from the
+tokens that fit, if not all do. With A_i the tokens that fit at place i, a span v_1 ... v_n of log-probability
+sum_i log p(v_i) is drawn with the weight prod_i p(A_i), so that under inference it has the probability prod_i p(v_i),
+restricted to what fits. Nothing selects between its tokens: what fits hardly anywhere needs a step for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl import arguments
+from llmppl.distributions import Finite
+from llmppl.distributions.rules import NO_RULE, DecisionRule
+from llmppl.languages import index_of
+from llmppl.lm import Context, TokenDistribution
+from llmppl.masks import Index
+from llmppl.runtime import mask_timer
+from llmppl.shared import Shared
+from llmppl.tokens import EOS, Text, Token, Vocabulary
+
+Until = Callable[[str], bool]
+
+
+class Span(NamedTuple):
+    """What `Model.extend` drew.
+
+    text : str
+        The text of its tokens.
+    context : Context
+        The context that it was drawn after, with these tokens; an EOS is not added.
+    log_prob : float
+        The log-probability of its tokens, and of the EOS, if any, after that context, under the rule: what fits is not
+        asked.
+    ended : "until", "eos" or "max_tokens"
+        What ended it; "max_tokens" also where the particle died outside of a step, which a death would leave.
+    """
+
+    text: Text
+    context: Context
+    log_prob: float
+    ended: str
+
+
+class Extent:
+    """How far a span goes, and what fits: the arguments of `Model.extend`, checked.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is of another type or out of range, nothing ends the span, or nothing can end it in time.
+    """
+
+    def __init__(
+        self, context: Context, until: str | Until | None, max_tokens: int | None, constraint: Any, complete: bool
+    ) -> None:
+        if not isinstance(context, Context):
+            raise TypeError(f"extend wants a Context, lm.context(text), not {arguments.shown(context)}")
+        if isinstance(until, str) and not arguments.text("until", until):
+            raise ValueError('until must be a text of at least one character, not ""')
+        if until is not None and not isinstance(until, str):
+            arguments.function("until", until, "ends_sentence")
+        self.vocab, self.until = context.lm.vocab, until
+        self.max_tokens = arguments.optional_count("max_tokens", max_tokens)
+        self.index = _index_of(constraint, self.vocab)
+        self.constraint = constraint if self.index is None else None
+        if until is None and max_tokens is None and self.index is None:
+            raise ValueError(
+                "extend wants to know where the span ends: give until='.', a constraint such as Regex(...), or "
+                "max_tokens=20"
+            )
+        self.start = None if self.index is None else self.index.start
+        self.cut_after = None if complete else self.max_tokens
+        self.must_end_by = must_end_by("span", complete, self.max_tokens, self.index)
+
+    def masks(self, state: Any, num_tokens: int) -> Iterator[NDArray[np.bool_]]:
+        """What the token after `num_tokens` of them must meet."""
+        left = self.must_end_by - num_tokens
+        if self.index is not None:
+            with mask_timer():
+                yield self.index.mask(state) if left == math.inf else self.index.mask_within(state, left)
+        if left == 0:
+            yield self.vocab.only_eos
+
+    def advance(self, state: Any, token: Token) -> Any:
+        """The state of the constraint after one more token."""
+        if self.index is None:
+            return None
+        with mask_timer():
+            return self.index.advance(state, token)
+
+    def is_over(self, state: Any, text: Text) -> bool:
+        """Whether the span ends with `text`: `until` holds of it, and the constraint accepts it."""
+        if self.index is not None and not self.index.accepts(state):
+            return False
+        if callable(self.until):
+            return arguments.truth("until", self.until, text)
+        return self.until in text if self.until is not None else self.index is not None
+
+
+def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> Span:
+    """Draw a span after `context` as choices of the particle `model`; see `Model.extend`."""
+    arguments.function("rule", rule, "Rule(top_k=40)")
+    text, log_prob, state, num_tokens = Text(), 0.0, extent.start, 0
+    while num_tokens != extent.cut_after and not model.finished:
+        dist: TokenDistribution = model.transformer(context)
+        if rule is not NO_RULE:
+            dist = rule(dist)
+        proposal: Finite = dist
+        for mask in extent.masks(state, num_tokens):
+            proposal = proposal.masked(mask)
+        token = model._draw("extend", dist, None if proposal is dist else proposal)
+        if token is None:                               # it died, by hand and in no step
+            break
+        log_prob += dist.log_prob(token)
+        if token == EOS:
+            return Span(text, context, log_prob, "eos")
+        text, context, num_tokens = text + token, context + token, num_tokens + 1
+        state = extent.advance(state, token)
+        if extent.constraint is not None and not arguments.truth("constraint", extent.constraint, text):
+            model._die(f"extend: the constraint is false of {arguments.shown(str(text))}")
+        elif extent.is_over(state, text):
+            return Span(text, context, log_prob, "until")
+    return Span(text, context, log_prob, "max_tokens")
+
+
+def must_end_by(what: str, complete: bool, max_tokens: int | None, index: Index | None) -> float:
+    """After how many tokens a `what` must have ended: `max_tokens` if it must be complete, else infinity."""
+    if not arguments.flag("complete", complete):
+        return math.inf
+    if max_tokens is None:
+        raise ValueError(f"complete=True wants max_tokens, after which the {what} must have ended")
+    shortest = 0 if index is None else index.tokens_to_accept(index.start)
+    if shortest > max_tokens:
+        told = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
+        raise ValueError(f"{index!r}: no {what} ends within max_tokens={max_tokens}{told}")
+    return max_tokens
+
+
+def _index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
+    """The index of a constraint, which a step asks for again and again."""
+    if isinstance(constraint, Shared) and not isinstance(constraint, Index):
+        return _kept_index(constraint, vocab)
+    return index_of(constraint, vocab)
+
+
+@functools.lru_cache(16)
+def _kept_index(constraint: Any, vocab: Vocabulary) -> Index | None:
+    return index_of(constraint, vocab)
