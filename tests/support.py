@@ -2,9 +2,21 @@
 
 import os
 
+import pytest
+
+from llmppl.lm.gguf import packaged
+
 FULL = os.environ.get("LLMPPL_FULL", "") not in ("", "0")
 
 
 def repetitions(full: int, quick: int) -> int:
     """How often to repeat a random experiment: `full` under LLMPPL_FULL=1 (`make check`), else `quick`."""
     return full if FULL else quick
+
+
+def wants_model(name: str) -> None:
+    """Skip a test where the package that carries a model is not installed, and say what installs it."""
+    try:
+        packaged(name)
+    except ImportError as error:
+        pytest.skip(str(error))

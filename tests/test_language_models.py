@@ -75,7 +75,7 @@ def test_a_model_that_does_not_exist_is_an_error_that_says_what_would_work_and_c
     assert time.perf_counter() - start < 10
     message = str(caught.value)
     assert "no language model 'nobody/no-such-model': no such folder is here" in message
-    assert "Give a hub id such as 'gpt2'" in message and "or nothing for the small model" in message
+    assert "Give a hub id such as 'gpt2'" in message and "or nothing, for the small model" in message
 
 
 def test_a_name_server_that_does_not_answer_holds_nobody_up(monkeypatch):

@@ -3,7 +3,8 @@
     python tools/refresh_outputs.py [FILE ...]
 
 An output block is the fenced block after a line `<!-- output -->`; it belongs to the python block before it. A block
-under `<!-- not run: reason -->` is left alone. What has changed shows in `git diff`.
+under `<!-- not run: reason -->` is left alone, and so is one under `<!-- model: smollm2 -->` where that model is not
+installed: the tool says so. What has changed shows in `git diff`.
 """
 
 import contextlib
@@ -15,9 +16,12 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
+from llmppl.lm.gguf import packaged
+
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = re.compile(
-    r"(?P<not_run><!-- not run: [^\n]*-->\n)?```(?P<language>python|py)\n(?P<code>.*?)^```$"
+    r"(?:(?P<not_run><!-- not run: [^\n]*-->\n)|<!-- model: (?P<model>[\w-]+) -->\n)?"
+    r"```(?P<language>python|py)\n(?P<code>.*?)^```$"
     r"|(?P<head><!-- output -->\n```\w*\n)(?P<output>.*?)(?P<tail>^```$)",
     re.DOTALL | re.MULTILINE,
 )
@@ -27,19 +31,30 @@ def refreshed(text: str, path: Path) -> str:
     """`text`, the content of `path`, with the outputs of its own blocks."""
     module = ModuleType("document")
     sys.modules["document"] = module                    # so that its classes have a module
-    printed: list[str] = []
+    printed: list[str | None] = []                      # by each block so far; None by one that is left alone
 
     def part(match: re.Match[str]) -> str:
+        line = text.count("\n", 0, match.start())
         if match["head"]:
             if not printed:
-                raise SystemExit(f"{path}: an output block stands before any python block that runs")
+                raise SystemExit(f"{path}: an output block stands before any python block")
+            if printed[-1] is None:
+                return match[0]
             return match["head"] + printed[-1].rstrip("\n") + "\n" + match["tail"]
-        if match["not_run"] is None:
-            line = text.count("\n", 0, match.start("code"))
-            out = io.StringIO()
-            with contextlib.redirect_stdout(out):
-                exec(compile("\n" * line + match["code"], str(path), "exec"), module.__dict__)
-            printed.append("\n".join(line.rstrip() for line in out.getvalue().splitlines()))
+        printed.append(None)
+        if match["not_run"] is not None:
+            return match[0]
+        if match["model"] is not None:
+            try:
+                packaged(match["model"])
+            except ImportError as error:
+                print(f"{path}:{line + 1}: left alone: {error}")
+                return match[0]
+        line = text.count("\n", 0, match.start("code"))
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile("\n" * line + match["code"], str(path), "exec"), module.__dict__)
+        printed[-1] = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
         return match[0]
 
     return PARTS.sub(part, text)

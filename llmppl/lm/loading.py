@@ -1,4 +1,4 @@
-"""Loading: a transformers model and its tokenizer, from the package, a folder or the hub."""
+"""Loading: a transformers model and its tokenizer, from the package, a folder, a GGUF file or the hub."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from huggingface_hub import constants, get_session
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from llmppl.lm import gguf
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.embedded import verify
 
@@ -27,7 +28,7 @@ SAVED = r"(\.safetensors|\.bin|\.index\.json)$", r"^config\.json$", r"token|^voc
 
 
 def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, **options: Any) -> tuple[Any, Any]:
-    """(model, tokenizer) of a hub id or folder, or FileNotFoundError; None is the model of the package, verified.
+    """(model, tokenizer) of a hub id, folder or GGUF file, or FileNotFoundError; None is our own model, verified.
 
     What is on this machine is used as it is; the hub is asked for what is not.
     """
@@ -44,6 +45,9 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
         verify()
         name = EMBEDDED
     source = str(name)
+    packed = gguf.find(source)
+    if packed is not None:
+        source = str(gguf.converted(packed.file))
     folder = os.path.isdir(source)
     local_only = options.pop("local_files_only", False) or folder
     shared = {key: options[key] for key in ("revision", "token", "trust_remote_code", "cache_dir") if key in options}
@@ -54,6 +58,8 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
             model = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, device_map=device_map, local_files_only=local, **options
             )
+        if packed is not None:
+            model.config.name_or_path = str(packed)
         return (model if device is None else model.to(device)).eval(), tokenizer
 
     try:
@@ -68,8 +74,8 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
             raise                                       # there is a model; what is wrong is something else
         raise FileNotFoundError(
             f"no language model {source!r}: {MISSING[folder]} ({first_line(error)}). Give a hub id such as 'gpt2' "
-            "(with a network), a folder written by save_pretrained of a model and its tokenizer, or nothing for the "
-            "small model that ships with the package"
+            "(with a network), a folder written by save_pretrained of a model and its tokenizer, a GGUF file, "
+            "'smollm2' or nothing, for the small model that ships with the package"
         ) from error
 
 
