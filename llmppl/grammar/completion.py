@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from llmppl.grammar.lalr import Layout, Parser, Stack
-from llmppl.grammar.lalr_tables import END, shortest_yields, union, united
+from llmppl.grammar.lalr_tables import END, IGNORED, shortest_yields, union, united
 from llmppl.grammar.lexer import Ended, PartialTokens
 from llmppl.grammar.reductions import TEXT_END, Lookahead, ReductionTable
 from llmppl.grammar.spellings import WitnessSpellings
@@ -60,7 +60,8 @@ class Step(NamedTuple):
 class TokenCompletions:
     """The completions of a parser's stacks by tokens, without the terminals that are to be `avoided`.
 
-    `always` says that every stack has one: False says nothing.
+    `always` says that every stack has one, but for those with a state of `unsure` on top: False says nothing. Unsure
+    are the states in which a block would have to open or close after a line whose end has been read.
     """
 
     def __init__(self, parser: Parser, avoided: Set[str]) -> None:
@@ -73,7 +74,8 @@ class TokenCompletions:
         plain = self._shortest.keys() >= self.tables.rule_names and not (avoided or self.tables.conflicts)
         certain = plain and not parser.indenter
         self._plan = None if certain else self._find_plan()
-        self.always = certain or (self._plan is not None and not parser.indenter)
+        self.always = certain or (self._plan is not None and parser.disciplined)
+        self.unsure = self._find_unsure(self._plan) if self._plan and parser.indenter else frozenset[int]()
         self._avoided = avoided
 
     @cached_property
@@ -85,7 +87,7 @@ class TokenCompletions:
 
     def exist(self, stack: Stack) -> bool:
         """Whether some tokens complete what led to `stack`, if that is easily seen: False says nothing."""
-        if self.always:
+        if self.always and stack.state not in self.unsure:
             return True
         self.parser.lowest = 0
         if stack.finishable is None:
@@ -192,12 +194,26 @@ class TokenCompletions:
 
     def _wrong(self, plan: Plan) -> list[int]:
         """The states in which the parser may not reduce as planned."""
-        given = [self.tables.bits.get(symbol, 0) for _, symbol in plan]
-        given[self.tables.end_state] = self.tables.bits[END]
-        first = united(given, [() if given[q] else self._states_after(q, *step) for q, step in enumerate(plan)])
+        given, first = self._first(plan)
         reducing = [q for q in range(len(plan)) if not given[q]]
         wrong = [q for q in reducing if not self._reduces(q, plan[q], first[q])]
         return [q for q in wrong if not self._reduces(q, plan[q], self._given_after(q, plan, given))]
+
+    def _first(self, plan: Plan) -> tuple[list[int], list[int]]:
+        """By state, the terminal that a plan gives there, if it does, and those that it may give next."""
+        given = [self.tables.bits.get(symbol, 0) for _, symbol in plan]
+        given[self.tables.end_state] = self.tables.bits[END]
+        edges = [() if given[q] else self._states_after(q, *step) for q, step in enumerate(plan)]
+        return given, united(given, edges)
+
+    def _find_unsure(self, plan: Plan) -> frozenset[int]:
+        """The states behind a line's end, or behind the blocks there, after which a plan may open or close a block."""
+        indenter, bits = self.parser.indenter, self.tables.bits
+        names = indenter.NL_type, indenter.INDENT_type, indenter.DEDENT_type
+        behind = {shifts[name] for shifts in self.shifts for name in names if name in shifts}
+        blocks = union(bits.get(name, 0) for name in names[1:])
+        first = self._first(plan)[1]
+        return frozenset([q for q in behind if first[q] & blocks])
 
     def _reduces(self, state: int, step: Step, terminals: int) -> bool:
         return not terminals & ~union(bits for bits, action in self.tables.reductions[state] if action == step)
@@ -318,11 +334,16 @@ class Completability:
         if self.tokens.always:
             ends, are_all = self.possible_ends(token)
             certificates, exhaustive = self.certificates[ends]
-            if self.parser.admitted(stack, certificates):
+            if self.proofs(stack, self.parser.admitted(stack, certificates)):
                 return True
             if exhaustive and are_all:
                 return False
         return self.parser.recall(stack.completable, token, stack, self._is_completable)
+
+    def proofs(self, stack: Stack, admitted: int) -> int:
+        """The certificates among what is admitted to a stack; what is ignored completes only what tokens complete."""
+        doubtful = stack.state in self.tokens.unsure and admitted & IGNORED and not self.tokens.exist(stack)
+        return admitted & ~IGNORED if doubtful else admitted
 
     def may_follow(self, stack: Stack, residue: int) -> bool:
         """Whether some text, or none, completes what led to a stack after a token that left a residue."""
@@ -340,14 +361,17 @@ class Completability:
 
     def _find_certificates(self, ends: Ends) -> tuple[int, bool]:
         certain = [end for end in ends if self.tokens.always and self._always_spellable_after(end)]
-        return sum({self.parser.bits[end.terminal] for end in certain}), len(certain) == len(ends)
+        found = sum({self.parser.bits[end.terminal] for end in certain})
+        return found, len(certain) == len(ends) and not (found & IGNORED and self.tokens.unsure)
 
     def _always_spellable_after(self, end: Ended) -> bool:
-        return all(self._spellable_after[lexer, end.residue] for lexer in self._lexers_after[end.terminal])
+        """Whether a text follows in any case; not behind a line's end, whose column may not fit."""
+        lexers = self._lexers_after[end.terminal]
+        return isinstance(end.symbol, str | None) and all(self._spellable_after[q, end.residue] for q in lexers)
 
     def _is_spellable_after(self, place: tuple[int, int]) -> bool:
-        spellable = self.spellings.is_spellable_after
-        return spellable(*place, None) or (self.tokens.always and spellable(*place, self.tokens.enough))
+        spellable, certain = self.spellings.is_spellable_after, self.tokens.always and not self.tokens.unsure
+        return spellable(*place, None) or (certain and spellable(*place, self.tokens.enough))
 
     def _always_completable(self, lexer: int, residue: int) -> bool:
         """Whether all stacks that read on in a lexer are completed after a residue, if that is easily seen."""
@@ -402,7 +426,8 @@ class Completability:
 
     def _search_indented(self, stack: Stack, token: int, layout: Layout) -> bool:
         """The same for indented text, whose blocks are without number: a line end and any column that fits is tried."""
-        if self._surely_after(stack, self.spellings.shortest_ends[token, True]):
+        self.parser.lowest = 0
+        if self._surely_after(stack, {*self.spellings.shortest_ends[token, True], *self.possible_ends(token)[0]}):
             return True
         current = self.partials.tokens[token]
         if self.partials.automata.names_of(current.threads).isdisjoint({self.partials.newline, *self.partials.ignored}):

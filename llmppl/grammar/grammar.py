@@ -127,7 +127,7 @@ class Grammar(Shared):
 
     def index(self, vocab: VocabularyLike) -> TokenIndex:
         """Which tokens of a vocabulary may follow, in every state."""
-        return (IndentedIndex if self._parser.indenter else GrammarIndex)(self, vocab)
+        return GrammarIndex(self, vocab)
 
     @cached_property
     def _digest(self) -> str:
@@ -236,8 +236,8 @@ class Grammar(Shared):
             self._masks.forget()
 
 
-class IndentedIndex(TokenIndex):
-    """The index of a grammar with a postlex: every mask is a walk."""
+class GrammarIndex(TokenIndex):
+    """The index of a grammar: the parser is asked once for all tokens that a mask cannot tell apart."""
 
     def build_all(self, max_states: int = 1_000_000) -> Any:
         """The vocabulary read from every place where the lexer may stand (Sec. 4.2), with `len` and `nbytes`.
@@ -267,10 +267,6 @@ class IndentedIndex(TokenIndex):
         """Take over masks, by their keys, and steps that are known."""
         self._masks.update((state, self.store.of_key(key)) for state, key in masks)
         self._steps.update(steps)
-
-
-class GrammarIndex(IndentedIndex):
-    """The index of any other grammar: the parser is asked once for all tokens that a mask cannot tell apart."""
 
     def _work_out(self, state: State, accepts: bool) -> PackedMask:
         return self.store.of_bits(self.recognizer.token_mask(state, self.trie), accepts)

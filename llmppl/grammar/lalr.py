@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from llmppl.grammar.lalr_tables import END, Tables, bits_of, union
+from llmppl.grammar.lalr_tables import END, IGNORED, Tables, bits_of, union
+from llmppl.grammar.layout import is_disciplined
 from llmppl.growing import Memo
 
 K = TypeVar("K")
@@ -59,13 +60,14 @@ class Parser:
     """Lark's LALR(1) automaton on shared stacks."""
 
     indenter: Any = None
+    disciplined = True
     layout: Layout | None = None                        # where a text begins
 
     def __init__(self, tables: Tables) -> None:
         self.tables, self.shifts, self.end_state = tables, tables.shifts, tables.end_state
         self.bottom = Stack(0, None, self.layout)
         self.lowest = 0
-        self.bits: dict[str | None, int] = {None: 1}
+        self.bits: dict[str | None, int] = {None: IGNORED}
         self.bits.update(tables.bits)
         self._alike = self._find_alike()
         self._renamed = Memo(self._rename)              # (base, state, symbol) -> state
@@ -113,13 +115,15 @@ class Parser:
             self.lowest = lowest
         return found
 
-    def recall_by_tops(self, tops: dict[int, Any], stack: Stack, find: Callable[[Stack], T]) -> T:
+    def recall_by_tops(self, tops: dict[Any, Any], stack: Stack, find: Callable[[Stack], T]) -> T:
         """`find(stack)` (no dict), kept for all stacks whose topmost states are equal down to the lowest that it reads.
 
-        Not for indented text, where a stack is not told by its states alone.
+        Where it reads all, for the stack alone.
         """
-        known: Any = tops
-        top: Any = stack
+        known: Any = tops.get(stack)
+        top: Any = None
+        if known is None:
+            known, top = tops, stack
         while type(known) is dict:
             known = known.get(top.state)
             top = top.below
@@ -127,9 +131,9 @@ class Parser:
             before, self.lowest = self.lowest, stack.height
             known = find(stack)
             top = stack
-            for _ in range(stack.height - max(self.lowest, 1)):
+            for _ in range(stack.height - self.lowest if self.lowest else 0):
                 tops, top = tops.setdefault(top.state, {}), top.below
-            tops[top.state] = known
+            tops[top.state if self.lowest else stack] = known
             self.lowest = min(self.lowest, before)
         elif (lowest := top.height + 1 if top else 0) < self.lowest:
             self.lowest = lowest
@@ -156,8 +160,8 @@ class Parser:
         return self.feed(stack, tokens[at])
 
     def admitted(self, stack: Stack, among: int) -> int:
-        """Those `among` the `bits` whose terminals may be fed to a stack, and that of None; not for indented text."""
-        found = among & 1
+        """Those `among` the `bits` whose terminals may be fed to a stack, and that of None."""
+        found = among & IGNORED
         lowest, most = self.lowest, stack.height + len(self.shifts)
         shift_bits, reductions = self.tables.shift_bits, self.tables.reductions
         todo = [(stack.below, stack.state, among)]
@@ -225,6 +229,8 @@ class IndentedParser(Parser):
 
     The lexer gives the token that ends a line with the column at which the next line begins, (name, column). The parser
     gets it followed by an INDENT, or by a DEDENT for each block that the column closes; within brackets, nothing.
+
+    A layout is read as if it were at a stack's bottom: `lowest` is 0 then, and an answer is of that stack alone.
     """
 
     layout = Layout(0, (0,))
@@ -232,10 +238,15 @@ class IndentedParser(Parser):
     def __init__(self, tables: Tables, indenter: Any) -> None:
         super().__init__(tables)
         self.indenter = indenter
+        self.disciplined = is_disciplined(tables, indenter)
         self._opened = dict.fromkeys(indenter.CLOSE_PAREN_types, -1) | dict.fromkeys(indenter.OPEN_PAREN_types, 1)
 
     def feed(self, stack: Stack, symbol: Symbol | None) -> Stack | None:
         return stack if symbol is None else self.recall(stack.fed, symbol, stack, self._feed)
+
+    def admitted(self, stack: Stack, among: int) -> int:
+        """The same, and the terminal that ends a line: `feed` knows where it may."""
+        return super().admitted(stack, among) | (among & self.bits[self.indenter.NL_type])
 
     def feed_one(self, stack: Stack, tokens: Sequence[str], at: int) -> Stack | None:
         token, after = tokens[at], tokens[at + 1 :]
@@ -252,8 +263,11 @@ class IndentedParser(Parser):
     def _feed(self, stack: Stack, symbol: Symbol) -> Stack | None:
         layout = _layout(stack)
         if isinstance(symbol, tuple):
+            self.lowest = 0
             return stack if layout.brackets else self._feed_line_end(stack, layout.columns, *symbol)
         brackets = layout.brackets + self._opened.get(symbol, 0)
+        if not self.disciplined and symbol in self._opened:
+            self.lowest = 0
         top = self._shift(stack, symbol)
         return _on_top(top, Layout(brackets, layout.columns)) if brackets >= 0 else None
 

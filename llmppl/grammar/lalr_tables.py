@@ -24,6 +24,7 @@ from llmppl.growing import Numbering, reached, turned
 from llmppl.languages.limits import MAX_ITEMS, TooLarge
 
 END = "$END"
+IGNORED = 1                                         # the bit of what never gets to the parser
 S = TypeVar("S", int, frozenset[Any])               # a set: of bits, or any other
 
 

@@ -80,7 +80,7 @@ class Quotient(NamedTuple):
     bits: int                                       # of all terminals that matter
     classes: list[TokenClass]
     crossings: list[Crossing]
-    memo: dict[int, Any]                            # state of the parser -> the same for those below, or a TokenSet
+    memo: dict[Any, Any]                            # state of the parser -> the same for those below, or a TokenSet
 
 
 class _Outcomes:
@@ -221,8 +221,9 @@ class Masks(Shared):
         completability = self.completability
         sets: list[npt.NDArray[Any]] = []
         admitted = self.parser.admitted(stack, quotient.bits)
+        proofs = completability.proofs(stack, admitted)
         for certificates, ends, going_on, ids in quotient.classes:
-            if certificates & admitted or self._may_follow(stack, going_on, ends):
+            if certificates & proofs or self._may_follow(stack, going_on, ends):
                 sets.append(ids)
         for bit, (symbol, residue), nodes, below in quotient.crossings:
             top = self.parser.feed(stack, symbol) if bit & admitted else None

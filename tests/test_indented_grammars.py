@@ -1,0 +1,126 @@
+"""Masks of indented grammars: what all layouts share, and what is of one layout only."""
+
+import functools
+from pathlib import Path
+
+import lark as lark_package
+import numpy as np
+import pytest
+from lark.indenter import Indenter, PythonIndenter
+from test_grammar import masks_agree
+
+from llmppl import Grammar, Vocabulary
+
+HEAD = "start: {}\n" + r"""
+NAME: /[a-z]/
+LPAR: "("
+RPAR: ")"
+_NL: /(\n *)+/
+%ignore /[ \t]+/
+%declare _INDENT _DEDENT
+"""
+BLOCKS = """(line | block)+
+line: NAME [LPAR NAME RPAR] _NL
+block: NAME ":" _NL _INDENT (line | block)+ _DEDENT"""
+PARTS = [
+    b"a", b":", b"\n", b" ", b"(", b")", b"  ", b"   ", b"a:", b":\n", b"a\n", b"\na", b"\n ", b"\n  ", b":\n a",
+    b"\n  a", b" a", b"  a", b"   a", b"    a", b")\na", b")\n a", b")\n  a", b"(a)", b"a:\n  a\n a", b"a\n\n a",
+    b"\n\t", b"\n \t", b"",
+]  # fmt: skip
+VOCAB = Vocabulary(PARTS, eos_ids=[len(PARTS) - 1])
+
+
+class Blocks(Indenter):
+    NL_type, INDENT_type, DEDENT_type, tab_len = "_NL", "_INDENT", "_DEDENT", 4
+    OPEN_PAREN_types, CLOSE_PAREN_types = ["LPAR"], ["RPAR"]
+
+
+def indented(rules):
+    return Grammar(HEAD.format(rules), postlex=Blocks())
+
+
+def after(grammar, text):
+    return functools.reduce(lambda state, byte: state and grammar.step(state, byte), text, grammar.start)
+
+
+def searching(grammar):
+    """A recognizer that looks for completions everywhere, and is told nothing of all stacks together."""
+    grammar._completability.tokens.always = False
+    return grammar
+
+
+def test_a_line_may_begin_where_its_own_layout_has_columns():
+    """One index: the stacks of these texts are equal, their layouts are not."""
+    grammar = indented(BLOCKS)
+    index = grammar.index(VOCAB)
+    assert grammar._completability.tokens.always
+    for width in (1, 2, 3):
+        opened = b"a:\n" + b" " * width
+        lines = [index.mask(after(grammar, opened + b"a\n"))[PARTS.index(b" " * n + b"a")] for n in (1, 2, 3, 4)]
+        assert lines == [n == width for n in (1, 2, 3, 4)]
+        inside, outside = index.mask(after(grammar, opened + b"a(a")), index.mask(after(grammar, b"a(a"))
+        closing = [PARTS.index(b")\n" + b" " * n + b"a") for n in (0, 1, 2)]
+        assert inside[closing].tolist() == [True, width == 1, width == 2]
+        assert outside[closing].tolist() == [True, False, False]
+
+
+def test_a_line_end_without_the_block_that_it_needs_is_refused():
+    grammar = indented(BLOCKS)
+    mask = grammar.index(VOCAB).mask(after(grammar, b"a:"))
+    allowed = {PARTS[i] for i in np.flatnonzero(mask)}
+    assert allowed == {b"\n", b" ", b"  ", b"   ", b"\n ", b"\n  ", b"\n  a", b"\n \t"}     # without b"\n\t"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_masks_of_blocks_are_what_a_search_byte_by_byte_finds(seed):
+    assert masks_agree(indented(BLOCKS), VOCAB, np.random.default_rng(seed), 12, 12) > 60
+    one, other = indented(BLOCKS), searching(indented(BLOCKS))
+    index, rng = one.index(VOCAB), np.random.default_rng(seed)
+    for _ in range(12):
+        state, text = index.start, b""
+        for _ in range(10):
+            mask = index.mask(state)
+            known = after(other, text)
+            assert mask[:-1].tolist() == [read_on(other, known, part) for part in PARTS[:-1]], text
+            ids = np.flatnonzero(mask[:-1])
+            token = int(rng.choice(ids))
+            state, text = index.advance(state, token), text + PARTS[token]
+
+
+def read_on(grammar, state, text):
+    return functools.reduce(lambda state, byte: state and grammar.step(state, byte), text, state) is not None
+
+
+UNDISCIPLINED = {                                   # alternatives of a line, and how those texts begin that never end
+    "a line end within brackets": ("LPAR NAME _NL RPAR _NL", b"("),
+    "a bracket that is left open": ("LPAR NAME _NL", b"("),
+    "a bracket that a rule leaves open": ("opened NAME _NL\nopened: LPAR", b"("),
+    "a bracket that nothing has opened": ('":" RPAR _NL', b":"),
+    "a bracket that is closed first": ('":" RPAR NAME LPAR _NL', b":"),
+    "a block that opens within a line": ('":" _INDENT NAME _NL _DEDENT', b":"),
+    "a block that is left open": ('":" _NL _INDENT NAME _NL', b":"),
+    "a block that closes within a line": ('NAME ":" _NL _INDENT NAME _DEDENT _NL', b"a:"),
+    "a block that nothing has opened": ('":" _NL _DEDENT NAME _NL', b":"),
+    "a block that is closed first": ('":" _NL _DEDENT NAME _NL _INDENT NAME _NL', b":"),
+    "a block within brackets": ('":" LPAR block RPAR _NL\nblock: _NL _INDENT NAME _NL _DEDENT', b":("),
+}
+
+
+@pytest.mark.parametrize("name", UNDISCIPLINED)
+def test_rules_that_no_layout_fits_promise_nothing(name):
+    rule, begun = UNDISCIPLINED[name]
+    other, *more = rule.split("\n")
+    grammar = indented("\n".join(["line+", f"line: NAME _NL | {other}", *more]))
+    assert not grammar._completability.tokens.always
+    assert after(grammar, b"a\na\n") is not None and after(grammar, begun) is None
+    assert masks_agree(grammar, VOCAB, np.random.default_rng(3), 6, 8) > 6
+
+
+def test_a_number_that_only_a_rarer_terminal_makes_is_not_refused():
+    """python.lark's 01.5 and 01j are numbers, 01 is none."""
+    path = Path(lark_package.__file__).parent / "grammars" / "python.lark"
+    grammar = Grammar.from_file(path, "file_input", postlex=PythonIndenter())
+    for known in grammar, searching(Grammar.from_file(path, "file_input", postlex=PythonIndenter())):
+        assert [after(known, text) is None for text in (b"01\n", b"01.5\n", b"x = 01j\n")] == [True, False, False]
+    parse = grammar.lark.parse
+    assert parse("01.5\n") and parse("x = 01j\n")
