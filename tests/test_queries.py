@@ -321,6 +321,17 @@ def test_the_has_four_encodings(embedded):
     assert match.log_prob == pytest.approx(total, abs=1e-7)
 
 
+def test_canonical_texts_without_a_prefix_begin_behind_the_bos(embedded):
+    own = [int(token) for token in embedded.context("The boy").tokens]       # no BOS: the tokenizer puts none there
+    query = Query(embedded, "The boy|b?", prefix="", end="prefix", tokenization="canonical")
+    found = {str(match): match for match in query.best()}
+    assert [int(token) for token in found["The boy"].tokens] == own
+    begin = embedded.context("")
+    spelled = begin + own[0] + own[1]
+    assert found["The boy"].log_prob == pytest.approx(spelled.log_prob_since(begin))
+    assert found.keys() == {"The boy", "b", ""} and found[""].log_prob == 0.0
+
+
 # ---- samples
 
 

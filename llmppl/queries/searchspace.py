@@ -195,7 +195,12 @@ class Space:
             return self.lm.context(text) == node.context
         if ignored is not None and text in ignored:
             return False
-        return not self.only_canonical or self.lm.context(begun.prefix + text) == node.context
+        if not self.only_canonical:
+            return True
+        own = self.lm.context(begun.prefix + text)
+        if begun.prefix or not text:
+            return own == node.context
+        return own.tokens in (node.context.tokens, node.context.tokens[len(begun.context) :])   # "" may have a BOS alone
 
     def ending(self, node: Node, log_probs: Floats) -> float:
         """Log-probability of what must come after a match; `log_probs` are not looked at for end="prefix"."""
