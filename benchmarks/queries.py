@@ -26,9 +26,7 @@ import argparse
 import ctypes
 import gc
 import itertools
-import json
 import math
-import re
 import resource
 import statistics
 import sys
@@ -43,9 +41,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from last_word import e3, free_samples
 from memorised import URL, URL_PREFIX, e1, e5
 from tables import machine, plot, table
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 
 from llmppl import CachedTransformer, Regex, Vocabulary
 from llmppl.inference import importance_sampling
@@ -53,22 +52,13 @@ from llmppl.languages import DFA, alignment, within
 from llmppl.queries import Edits, Exact, Query, Rule, chi_square_tail, compare, probability, search
 from llmppl.queries.sampling import Sampled
 
-STOP_WORDS = set(
-    "a about after again all am an and any are as at be because been before being but by can could did do does doing "
-    "down during each few for from further had has have having he her here hers him his how i if in into is it its "
-    "just me more most my no nor not now of off on once only or other our out over own said same she should so some "
-    "such than that the their them then there these they this those through to too under until up very was we were "
-    "what when where which while who why will with would you your".split()
-)
-
-
 # ---- e2: samples that are not canonical
 
 
 def e2(options: argparse.Namespace) -> None:
     N, length = (500, 32) if options.quick else (10_000, 32)
     rows = []
-    for name in [None, *options.lm]:
+    for name in options.lm or [None]:
         lm = CachedTransformer.from_pretrained(name)
         for temperature in (0.7, 1.0, 1.3):
             causes = Counter(cause_of(lm, ids) for ids in free_samples(lm, N, length, temperature, seed=0))
@@ -80,21 +70,6 @@ def e2(options: argparse.Namespace) -> None:
     table(f"e2: samples of {length} tokens that are not the tokenizer's encoding of their text, % of {N:,}",
           ["", "not canonical", "unmerged", "across a border", "no UTF-8"], rows,
           "unmerged: tokens that the merges would join or cut elsewhere; across a border: of two pre-tokens")
-
-
-def free_samples(lm: CachedTransformer, N: int, length: int, temperature: float, seed: int) -> Iterator[list[int]]:
-    """Texts of at most `length` tokens, as their ids, without the eos."""
-    torch.manual_seed(seed)
-    end = lm.tokenizer.eos_token_id
-    begin = end if lm.tokenizer.bos_token_id is None else lm.tokenizer.bos_token_id
-    how = {"do_sample": True, "top_k": 0, "temperature": temperature}
-    config = GenerationConfig(max_new_tokens=length, pad_token_id=end, eos_token_id=end, **how)
-    for done in range(0, N, 250):
-        first = torch.full((min(250, N - done), 1), begin)
-        with torch.inference_mode():
-            ids = lm.model.generate(first, attention_mask=torch.ones_like(first), generation_config=config)
-        for row in ids[:, 1:].tolist():
-            yield row[: row.index(end)] if end in row else row
 
 
 def cause_of(lm: CachedTransformer, ids: list[int]) -> str:
@@ -111,91 +86,6 @@ def cause_of(lm: CachedTransformer, ids: list[int]) -> str:
     cuts = {len(text[:begin].encode()) for _, (begin, _) in words}
     borders = set(itertools.accumulate(map(len, pieces), initial=0))
     return "merge" if cuts <= borders else "border"
-
-
-# ---- e3: the last word
-
-MOST = 20_000                                           # expansions after which a search is given up
-
-
-def e3(options: argparse.Namespace) -> None:
-    lms = {name or "embedded": CachedTransformer.from_pretrained(name) for name in [None, *options.lm]}
-    sets: dict[str, list[str]] = {}
-    if options.lambada:
-        sets["LAMBADA"] = [json.loads(line)["text"] for line in options.lambada.read_text().splitlines()]
-    if options.text:
-        documents = [block.strip() for block in options.text.read_text().split("\n\n")]
-        held_out = [block for block in documents if len(block) > 40][17::50]       # as the embedded model was trained
-        sets[f"held-out {options.text.stem}"] = [cut for text in held_out if (cut := cloze(text))]
-    if not sets:
-        lm = lms["embedded"]
-        texts = (lm.tokenizer.decode(ids) for ids in free_samples(lm, 250, 160, 0.7, seed=1))
-        sets["of the embedded model, T=0.7"] = [cut for text in texts if (cut := cloze(text))]
-    most = 25 if options.quick else options.passages
-    for name, lm in lms.items():
-        rows = []
-        for which, texts in sets.items():
-            texts = texts[:most]
-            targets = [re.sub(r"[^a-zA-Z].*", "", text.rsplit(" ", 1)[1]) for text in texts]
-            given = defaultdict[str, list[str | None]](list)
-            for text in texts:
-                lm = CachedTransformer(lm.model, lm.tokenizer)  # nothing of another passage is asked again
-                for setting, answer in answers(lm, text.rsplit(" ", 1)[0]).items():
-                    given[setting].append(answer)
-            for setting, words in given.items():
-                hits = [word == target for word, target in zip(words, targets, strict=True)]
-                rare = [hit for hit, target in zip(hits, targets, strict=True) if target.lower() not in STOP_WORDS]
-                share, none = statistics.mean(hits), words.count(None) / len(words)
-                error = math.sqrt(share * (1 - share) / len(hits))
-                rows.append([f"{which}, {setting}", f"{100 * share:.1f} +- {100 * error:.1f}",
-                             f"{100 * statistics.mean(rare or [False]):.1f}", f"{100 * none:.1f}", len(hits)])
-        table(f"e3: last word right, % +- standard error ({name}; at most {MOST:,} expansions)",
-              ["", "all", "no stop-word targets", "no answer", "passages"], rows)
-    print("paper, 500 of LAMBADA: baseline 41.6, words 56.6, terminated 65, no_stop 71 (GPT-2 XL); 27, 43, 46.4, 52.2 "
-          "(small)")
-
-
-def cloze(text: str, least: int = 25, most: int = 80) -> str | None:
-    """The beginning of a text up to a word that stood before, of so many words."""
-    words = text.split()[:most]
-    for i in range(len(words) - 1, least, -1):
-        if words[i].strip('.!?"').isalpha() and words[i].strip('.!?"') in [word.strip('.,!?"') for word in words[:i]]:
-            return " ".join(words[: i + 1])
-    return None
-
-
-def answers(lm: CachedTransformer, context: str) -> dict[str, str | None]:
-    """The word that each setting gives; None where the search was given up."""
-    X = re.escape(context)
-    after = r'(\.|!|\?)?(")?'
-    any_word, one_of = " [a-zA-Z]+", f" ({'|'.join(sorted(set(re.findall('[a-zA-Z]+', context))))})"
-    stop = f" (?i:{'|'.join(sorted(STOP_WORDS))})"
-    found = {
-        "baseline": first(lm, X, any_word + after, "prefix"),
-        "words": first(lm, X, one_of + after, "prefix"),
-        "terminated": first(lm, X, any_word + after, "eos"),
-        "no_stop": first(lm, X, any_word + after, "eos", stop + after),
-        "words, terminated": first(lm, X, one_of + after, "eos"),
-        "words, no_stop": first(lm, X, one_of + after, "eos", stop + after),
-        "words, to their end": first(lm, X, one_of, "boundary"),
-        "words, no_stop, to their end": first(lm, X, one_of, "boundary", stop),
-    }
-    prompt = torch.tensor([[int(token) for token in lm.context(context).tokens]])
-    end = lm.tokenizer.eos_token_id
-    config = GenerationConfig(do_sample=False, max_new_tokens=6, pad_token_id=end, eos_token_id=end)
-    with torch.inference_mode():
-        ids = lm.model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config)[0]
-    written = re.match(r"\s*([a-zA-Z]+)", lm.tokenizer.decode(ids[prompt.shape[1] :]))
-    return found | {"greedy decoding": written and written[1]}
-
-
-def first(lm: CachedTransformer, prefix: str, more: str, end: str, ignore: str | None = None) -> str | None:
-    """The word of the best token sequence within MOST expansions, under the paper's top_k of 1,000."""
-    rule = Rule(top_k=min(1000, len(lm.vocab)))
-    query = Query(lm, prefix + more, prefix=prefix, end=end, ignore=ignore, max_tokens=8, rule=rule)
-    found = query.best(results="tokens", batch=4, max_expansions=MOST)
-    match = next(found, None)
-    return None if match is None else re.findall("[a-zA-Z]+", str(match)[len(match.prefix) :])[0]
 
 
 # ---- e4: a planted bias
@@ -571,10 +461,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS), metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="small sizes and one seed")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "llmppl-queries", metavar="FOLDER")
-    parser.add_argument("--lm", nargs="+", default=[], metavar="NAME", help="further models for e2 and e3")
+    parser.add_argument("--lm", nargs="+", default=[], metavar="NAME", help="models for e2 and e3")
     parser.add_argument("--lambada", type=Path, metavar="FILE", help='JSON lines with "text", for e3')
     parser.add_argument("--text", type=Path, metavar="FILE", help="passages for e3, blank lines between them")
     parser.add_argument("--passages", type=int, default=500, metavar="N", help="of each kind, for e3")
+    parser.add_argument("--expansions", type=int, default=20_000, metavar="N", help="after which e3 gives up a search")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="JSON lines that keep what e3 found, to go on from")
     parser.add_argument("--vocab", type=Path, metavar="FOLDER", help="a tokenizer for scale, such as gpt2's")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw e1, e6 and e7 there")
     options = parser.parse_args()
