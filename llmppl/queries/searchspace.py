@@ -200,7 +200,7 @@ class Space:
         own = self.lm.context(begun.prefix + text)
         if begun.prefix or not text:
             return own == node.context
-        return own.tokens in (node.context.tokens, node.context.tokens[len(begun.context) :])   # "" may have a BOS alone
+        return own.tokens in (node.context.tokens, node.context.tokens[len(begun.context) :])     # "" has a BOS
 
     def ending(self, node: Node, log_probs: Floats) -> float:
         """Log-probability of what must come after a match; `log_probs` are not looked at for end="prefix"."""
