@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from llmppl import __version__, cli
 from llmppl.cli import options, show
+from llmppl.lm import gguf
+from llmppl.lm.embedded import PATH as EMBEDDED
 
 TEMPLATE = "The dog was very[BLANK] because he had lost his[BLANK]."
 PROMPTS = ["The little boy went to the park and", "The old king went to the sea and"]
@@ -165,6 +167,23 @@ def test_demo_shows_three_programs():
     assert result.exit_code == 0, result.output
     assert result.stdout.count("weight  log weight  text") == result.stdout.count("log Z-hat") == 3
     assert "no word of more than 5 letters" in result.stdout
+
+
+def test_a_model_that_was_asked_for_is_named_above_the_texts_and_in_the_recording(tmp_path):
+    for command in (["generate", "The cat"], ["infill", "A[BLANK] cat."], ["intersect", "The", "A"]):
+        result = run(*command, *SMALL, "--lm", str(EMBEDDED), "--trace", str(tmp_path / "run.jsonl"))
+        title = result.stdout.splitlines()[0]
+        assert title.endswith(f", by {EMBEDDED}")
+        assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])["title"] == title
+
+
+def test_where_a_converted_model_cannot_be_kept_the_command_line_says_so(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "any.gguf").write_bytes(b"GGUF")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(gguf, "_can_read", lambda: True)
+    result = run("generate", "Hi", "--lm", str(tmp_path / "any.gguf"))
+    assert result.exit_code == 2 and f"llmppl: cannot convert {tmp_path / 'any.gguf'}" in result.stderr
 
 
 def test_a_terminal_gets_a_table(monkeypatch):

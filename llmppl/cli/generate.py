@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 
 def demo(lm: options.Lm = None) -> None:
-    """Run three small programs: short words, a text with holes, two prompts at once."""
-    generate("Once upon a time", 5, lm=lm, N=5, seed=7, max_tokens=24)
+    """Run three small programs at temperature 0.7: short words, a text with holes, two prompts at once."""
+    prompt = "Once upon a time, there was a little girl"
+    generate(prompt, 5, lm=lm, N=5, seed=7, max_tokens=24, temperature=0.7)
     typer.echo()
-    infill("The dog was very[BLANK] because he had lost his[BLANK].", lm, N=5, seed=7)
+    infill("The dog was very[BLANK] because he had lost his[BLANK].", lm, N=5, seed=7, temperature=0.7)
     typer.echo()
     prompts = ["The little boy went to the park and", "The old king went to the sea and"]
-    intersect(prompts, until_sentence=True, lm=lm, N=5, K=10, seed=7)
+    intersect(prompts, until_sentence=True, lm=lm, N=5, K=10, seed=7, temperature=0.7)
 
 
 def generate(
@@ -90,7 +91,7 @@ def generate(
             max_tokens=max_tokens if complete else None,
             rule=Rule(temperature, top_k, top_p, min_p),
         )
-        title = ", ".join([f"{prompt!r} goes on", *(limits[name][1] for name in given)])
+        title = ", ".join([f"{prompt!r} goes on", *(limits[name][1] for name in given)]) + options.by(lm)
         _steer(title, program, N, K, seed, as_json, trace, max_steps=None if complete else max_tokens)
 
 
@@ -118,7 +119,7 @@ def infill(
         from llmppl.models.programs import Infilling
 
         program = Infilling(model, template, max_tokens=max_tokens, rule=Rule(temperature, top_k, top_p, min_p))
-        _steer(f"{template!r} with its holes filled", program, N, K, seed, as_json, trace)
+        _steer(f"{template!r} with its holes filled{options.by(lm)}", program, N, K, seed, as_json, trace)
 
 
 def intersect(
@@ -151,7 +152,7 @@ def intersect(
 
         until, rule = ends_sentence if until_sentence else None, Rule(temperature, top_k, top_p, min_p)
         program = PromptIntersection(model, prompts, proposal=proposal, until=until, rule=rule)
-        title = " and ".join(map(repr, prompts)) + " go on alike"
+        title = " and ".join(map(repr, prompts)) + " go on alike" + options.by(lm)
         _steer(title, program, N, K, seed, as_json, trace, max_steps=max_tokens)
 
 

