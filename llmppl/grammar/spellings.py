@@ -5,7 +5,8 @@ that has T, whatever follows, and leaves nothing forbidden that a spelling begin
 text whose parser stack is completed by tokens that have spellings is completed by those. Another terminal is harmless
 if it does not match within w s and is not under way at its end; if it comes after T, and after all terminals that T is
 split off, in lark's order; or if T is split off it. This is decided without regard to guards, which only forbid; where
-that or guards of T leave a doubt, w s is read in every lexer instead.
+that or guards of T leave a doubt, w s is read in every lexer instead, behind separators and spellings that have none:
+behind anything else, a separator comes first.
 
 Where only some terminals are needed to complete a stack, a residue may also be *idle*: it goes on with the bytes of
 their spellings and separators, but never matches within them.
@@ -13,16 +14,16 @@ their spellings and separators, but never matches within them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import cached_property
 
 from llmppl.grammar.lexer import Ended, PartialTokens
 from llmppl.grammar.terminals import Assumptions, Automata, Terminal
 from llmppl.growing import Memo, reached, turned
-from llmppl.languages.nfa import DEAD
+from llmppl.languages.nfa import ANY, DEAD
 
 MAX_READ = 2_000_000                                # states of terminals looked at for spellings
 MAX_READ_IN_LEXERS = 24                             # pairs of a spelling and a separator that are read in every lexer
@@ -169,8 +170,17 @@ class WitnessSpellings:
         self.ignored = partials.ignored
         ignored = [terminal for terminal in ranked if terminal.name in self.ignored]
         candidates = {s: t.name for t in ignored for s in self.texts.texts(t) if self._separates(s, t.name)}
-        separators = [*sorted(candidates, key=len), b""]
-        found = {t.name: self._find_spelling(t, separators) for t in ranked if t.name not in self.ignored}
+        texts = {terminal: self.texts.texts(terminal) for terminal in ranked if terminal.name not in self.ignored}
+        heads = {text[0] for each in texts.values() for text in each}
+        separators = [*sorted(candidates, key=lambda s: (self._num_read_on(s, heads), len(s))), b""]
+        tried = {t: [(w, s) for s, w in itertools.product(separators, each)] for t, each in texts.items()}
+        found = {t.name: next((pair for pair in each if self._spells(t, *pair)), None) for t, each in tried.items()}
+        unseparated = [pair[0] for pair in found.values() if pair and not pair[1]]
+        missing = [t for t in tried if not found[t.name]]
+        self._contexts = self._find_contexts([*candidates, *unseparated]) if missing else set()
+        for t in missing:
+            read = list(filter(all, tried[t]))[:MAX_READ_IN_LEXERS]     # those with a separator
+            found[t.name] = next((pair for pair in read if self._spells_in_lexers(t.name, *pair)), None)
         pairs = self._pairs = {name: pair for name, pair in found.items() if pair}
         self.words = {name: word for name, (word, _) in pairs.items()}
         self.missing = found.keys() - self.words
@@ -183,11 +193,15 @@ class WitnessSpellings:
     def is_spellable_after(self, lexer: int, residue: int, names: frozenset[str] | None) -> bool:
         """Whether any tokens that the parser takes next, of the terminals `names` only (None: any), can be spelled.
 
-        A separator may come first. The residue must be clean then, or idle.
+        A separator may come first. The residue must be clean then, or idle; and before it must be what some spellings
+        were read behind.
         """
         separated = itertools.chain.from_iterable(self._ignored(lexer, residue, s) for s in self.separators)
-        places = [residue, *separated] if self.usable else []
+        places = filter(self._fits, [residue, *separated]) if self.usable else []
         return any(self._clean(lexer, left) or (names is not None and self._idle[left, names]) for left in places)
+
+    def _fits(self, residue: int) -> bool:
+        return not self._to_be_clean or self.partials.residues[residue].trackers in self._contexts
 
     def _find_shortest_ends(self, key: tuple[int, bool]) -> tuple[Ended, ...]:
         token, keywords = key
@@ -263,12 +277,10 @@ class WitnessSpellings:
         matched, _ = self.texts.after(text)
         return all(self._rank[rival] >= self._rank[name] for rival in matched | self.texts.names_left(text))
 
-    def _find_spelling(self, terminal: Terminal, separators: list[bytes]) -> tuple[bytes, bytes] | None:
-        """The spelling of a terminal and the separator behind it (b"": none is needed)."""
-        pairs = [(w, s) for s, w in itertools.product(separators, self.texts.texts(terminal))]
-        found = next((pair for pair in pairs if self._spells(terminal, *pair)), None)
-        read = filter(all, pairs[:MAX_READ_IN_LEXERS])          # those with a separator
-        return found or next((pair for pair in read if self._spells_in_lexers(terminal.name, *pair)), None)
+    def _num_read_on(self, text: bytes, heads: set[int]) -> int:
+        """With how many of some bytes what a text leaves under way goes on."""
+        ranges = [edge[:2] for edge in self.automata.edges_of(self.texts.left(text))]
+        return sum(any(lo <= byte <= hi for lo, hi in ranges) for byte in heads)
 
     def _spells(self, terminal: Terminal, w: bytes, s: bytes) -> bool:
         """Whether w s is read as `terminal` and ignored text in every lexer that has it."""
@@ -287,7 +299,7 @@ class WitnessSpellings:
         )
 
     def _spells_in_lexers(self, name: str, w: bytes, s: bytes) -> bool:
-        """The same by reading w s in every lexer that has the terminal, whatever came before."""
+        """The same by reading w s in every lexer that has the terminal, behind all that is before spellings."""
         found: list[tuple[int, int]] = []
         lexers = [lexer for lexer, names in enumerate(self.partials.lexers) if name in names]
         for lexer, trackers in itertools.product(lexers, self._contexts):
@@ -301,8 +313,15 @@ class WitnessSpellings:
         self._to_be_clean += found
         return True
 
-    @cached_property
-    def _contexts(self) -> list[tuple[int, ...]]:
-        """All states that the look-behind trackers can be in together, behind whole characters."""
+    def _find_contexts(self, texts: Sequence[bytes]) -> set[tuple[int, ...]]:
+        """All states that the look-behind trackers can be in together behind one of some texts."""
+
+        def onward(place: tuple[tuple[int, ...], int]) -> Iterator[tuple[tuple[int, ...], int]]:
+            states, node = place                    # of the graph of whole characters
+            for lo, hi, target in ANY[node]:
+                for byte in range(lo, hi + 1):
+                    yield self.automata.track(states, byte), max(target, 0)
+
         begun = self.partials.residues[self.partials.first].trackers
-        return list(reached([begun], lambda states: [self.automata.track(states, byte) for byte in range(256)]))
+        before = {states for states, node in reached([(begun, 0)], onward) if not node}
+        return {functools.reduce(self.automata.track, text, states) for states in before for text in texts}
