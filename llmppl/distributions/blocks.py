@@ -127,7 +127,8 @@ class ArrayTable(Table):
         size = len(self.array)
         weights, starts = _scratch_of(size), _starts(size)
         np.subtract(self.array, base.top, out=weights, dtype=np.float64)
-        np.maximum(weights, _LEAST, out=weights)
+        if weights.min(initial=0.0) < _LEAST:           # seldom, and the maximum takes as long as the exponential
+            np.maximum(weights, _LEAST, out=weights)
         np.exp(weights, out=weights)
         if base._log_sums is None:                      # one pass for both
             base._log_sums = base._logs_of(np.add.reduceat(weights, starts))
@@ -171,9 +172,7 @@ class ArrayTable(Table):
         for row, block in zip(log_weights, blocks.tolist(), strict=True):
             inside = slice(block * BLOCK, (block + 1) * BLOCK)
             values = self.array[inside]
-            row[: len(values)] = values
-            if self.mask is not None:
-                row[: len(values)][~self.mask[inside]] = -np.inf
+            np.copyto(row[: len(values)], values, where=True if self.mask is None else self.mask[inside])
         return log_weights
 
     def at(self, index: int) -> float:
@@ -216,9 +215,8 @@ def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
     log_weights = np.empty((len(rows), BLOCK))
     for owner, places in _by_owner(tables, rows):
         if owner is None:
-            for row in np.unique(rows[places]).tolist():
-                own = places[rows[places] == row]
-                log_weights[own] = tables[row].read(blocks[own])
+            for place in places.tolist():
+                log_weights[place] = tables[rows[place]].read(blocks[place : place + 1])
         else:
             pairs = zip(rows[places].tolist(), blocks[places].tolist(), strict=True)
             log_weights[places] = owner.read([(tables[row], block) for row, block in pairs])
