@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import repetitions
 from tiny import log_prob_by_hand, log_probs_by_hand, tiny_lm
 
-from llmppl import Regex, enumerate_exact, smc_steer
+from llmppl import Regex, Rule, enumerate_exact, importance_sampling, smc_steer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 A, B, C, SPACE, AB, END = range(6)
@@ -56,3 +57,53 @@ def test_an_explanation_is_bayes_rule(classifier):
     for particles in (enumerate_exact(classifier.Explained(lm, "c ")), smc_steer(classifier.Explained(lm, "c "), 2, 1)):
         assert particles.log_ml == pytest.approx(math.log(likelihoods.mean()), abs=1e-9)
         assert classifier.over_labels(particles) == pytest.approx(likelihoods / likelihoods.sum(), abs=1e-9)
+
+
+@pytest.fixture
+def reasoning(monkeypatch):
+    """The chain of thought: calculations "b" and "ab" go on with "c" and "ca", answers are "ac" and "abc"."""
+    module = example("chain_of_thought")
+    monkeypatch.setattr(module, "asked", lambda lm, question, reasoning: lm.context("c" if reasoning else question))
+    monkeypatch.setattr(module, "rest", lambda left: {"b": "c", "ab": "ca"}.get(left))
+    monkeypatch.setattr(module, "LEFT", Regex("a?(b|c)"))
+    monkeypatch.setattr(module, "NUMBER", Regex("(a|ab)c"))
+    monkeypatch.setattr(module, "THEN", "b")
+    monkeypatch.setattr(module, "MOST", 2)
+    monkeypatch.setattr(module, "RULE", Rule())
+    return module
+
+
+NUMBERS = {(A, C): "ac", (A, B, C): "abc", (AB, C): "abc"}
+TIMES = repetitions(2000, 200)
+
+
+def assert_exact(model, weights):
+    """Enumeration gives the `weights` of the texts, and so do importance sampling and steering on average."""
+    exact = enumerate_exact(model)
+    assert exact.log_ml == pytest.approx(math.log(sum(weights.values())), abs=1e-9)
+    for text, weight in weights.items():
+        share = exact.expect(lambda particle, text=text: str(particle) == text)
+        assert share == pytest.approx(weight / sum(weights.values()), abs=1e-9)
+    for run in (lambda seed: importance_sampling(model, 5, seed=seed), lambda seed: smc_steer(model, 4, 2, seed=seed)):
+        found = np.zeros((TIMES, len(weights)))
+        for seed in range(TIMES):
+            for particle in run(seed):
+                found[seed, list(weights).index(str(particle))] += math.exp(particle.log_weight)
+        errors = found.std(axis=0, ddof=1) / math.sqrt(TIMES)
+        assert (np.abs(found.mean(axis=0) - [*weights.values()]) <= 4.5 * errors).all()
+
+
+def test_reasoning_in_the_target_is_summed_over(reasoning):
+    weights = dict.fromkeys(NUMBERS.values(), 0.0)
+    for left, more in {(B,): (C,), (A, B): (C, A), (AB,): (C, A)}.items():
+        for ids, text in NUMBERS.items():
+            weights[text] += math.exp(log_prob_by_hand(tiny_lm(), [C], [*left, *more, *ids]))
+    assert_exact(reasoning.Reasoned(tiny_lm(), "a"), weights)
+
+
+@pytest.mark.parametrize("kind", ["Direct", "Proposed"])
+def test_reasoning_in_the_proposal_leaves_the_direct_answer_as_the_target(reasoning, kind):
+    weights = dict.fromkeys(NUMBERS.values(), 0.0)
+    for ids, text in NUMBERS.items():
+        weights[text] += math.exp(log_prob_by_hand(tiny_lm(), [A], ids))
+    assert_exact(getattr(reasoning, kind)(tiny_lm(), "a"), weights)
