@@ -10,6 +10,7 @@ from lark.exceptions import LarkError
 from support import repetitions
 
 from llmppl import Grammar
+from llmppl.grammar import reductions
 from llmppl.grammar.reductions import ReductionTable
 
 GUARDED = r"""
@@ -93,3 +94,14 @@ def test_what_can_be_completed_behind_a_boundary_is_what_lark_parses(name):
         begun.update(text[:n] for n in range(len(text) + 1))
     for text in map("".join, itertools.chain.from_iterable(itertools.product(alphabet, repeat=n) for n in range(4))):
         assert (after(grammar, text.encode()) is not None) == (text in begun), text
+
+
+def test_a_search_that_goes_too_far_is_refused_by_its_terminal(monkeypatch):
+    """And the question is answered when it may be."""
+    grammar = Grammar(GUARDED)
+    grammar._completability.tokens.always = grammar._completability.spellings.usable = False
+    monkeypatch.setattr(reductions, "MAX_SEARCHED", 3)
+    with pytest.raises(ValueError, match=r"behind terminal \w+ '.*' is too large: more than 3 runs .*; ignored text"):
+        after(grammar, b"if a[b] c; else d")
+    monkeypatch.undo()
+    assert after(grammar, b"if a[b] c; else d") is not None

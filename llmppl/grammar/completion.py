@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import cached_property
 from typing import NamedTuple
 
+from llmppl.arguments import shown
 from llmppl.grammar.lalr import Layout, Parser, Stack
 from llmppl.grammar.lalr_tables import END, IGNORED, shortest_yields, union, united
 from llmppl.grammar.lexer import Ended, PartialTokens
@@ -28,12 +29,14 @@ from llmppl.grammar.reductions import TEXT_END, Lookahead, ReductionTable
 from llmppl.grammar.spellings import WitnessSpellings
 from llmppl.grammar.terminals import Terminal
 from llmppl.growing import Memo, reached, turned
+from llmppl.languages.limits import TooLarge
 
 MAX_EXPLORED = 1000                                 # partial tokens that are gone through to see how a token may end
 MAX_SHORTEST = 16                                   # hypotheses that the shortest texts lead to, tried before all
 MAX_TOKENS = 10_000                                 # of a completion that is tried
 MAX_TRIED = 8                                       # completions of one stack
 MAX_STEPS = 1000                                    # of a plan until it reduces what is below
+SEARCH_REMEDY = "ignored text that may stand between all tokens, and fewer look-aheads and look-behinds, would work"
 
 Ends = frozenset[Ended]
 Plan = list["Step"]                                 # by state
@@ -422,7 +425,13 @@ class Completability:
             if TEXT_END in after and self.parser.complete(top):
                 return True
             lookaheads |= after if end.symbol is None else {(str(end.symbol), end.residue)}
-        return self.reductions.possible(stack, lookaheads)
+        try:
+            return self.reductions.possible(stack, lookaheads)
+        except TooLarge as error:
+            begun = self.partials.automata.names[self.partials.tokens[token].threads[0]]
+            name = min(self.spellings.missing, default=begun)
+            what = f"{error.what} behind terminal {name} {shown(self.partials.terminals[name].pattern)}"
+            raise TooLarge(what, error.count, SEARCH_REMEDY) from None
 
     def _search_indented(self, stack: Stack, token: int, layout: Layout) -> bool:
         """The same for indented text, whose blocks are without number: a line end and any column that fits is tried."""

@@ -18,7 +18,7 @@ from llmppl.grammar.lalr import Parser, Stack
 from llmppl.grammar.lalr_tables import END, united
 from llmppl.grammar.lexer import Ended, PartialTokens
 from llmppl.growing import Memo, Numbering, reached
-from llmppl.languages.limits import MAX_SCANS
+from llmppl.languages.limits import MAX_SCANS, MAX_SEARCHED, TooLarge
 
 Lookahead = tuple[str, int]                         # a symbol that the parser looks at, and the residue behind it
 Entry = tuple[int, str, int]                        # a parser state on top of a stack, and a Lookahead
@@ -45,6 +45,7 @@ class ReductionTable:
         self.lookaheads = Memo(self._find_lookaheads)
         self._ends: dict[int, frozenset[Ended]] = {}
         self._too_many: dict[int, int] = {}             # partial token -> how many are not enough to know its ends
+        self._left = MAX_SEARCHED                       # runs of the parser that a question may take yet
         self._forget()
 
     def _forget(self) -> None:
@@ -91,6 +92,7 @@ class ReductionTable:
         """Whether some text is accepted that goes on with one of `lookaheads`."""
         if lookaheads:
             self.parser.lowest = 0
+        self._left = MAX_SEARCHED
         starts = [(stack.below, (stack.state, *lookahead)) for lookahead in lookaheads]
         return any(self._accepts(entry) for _, entry in reached(starts, self._leading_to))
 
@@ -110,6 +112,9 @@ class ReductionTable:
         self._whole = False
         self._open(entry)
         while self._todo and entry not in self._accepting:  # what is left is done when it is asked for
+            self._left -= 1
+            if self._left < 0:
+                raise TooLarge("the search for a text that goes on", f"more than {MAX_SEARCHED:,} runs of the parser")
             work, arguments = self._todo.pop()
             work(*arguments)
         self._whole = True

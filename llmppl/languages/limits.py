@@ -8,8 +8,8 @@ set of states that is kept. What has used up its budget ends within seconds and 
 from __future__ import annotations
 
 __all__ = [
-    "MAX_EDGES", "MAX_ITEMS", "MAX_KEPT", "MAX_LEXED", "MAX_NFA_STATES", "MAX_SCANS", "MAX_STATES", "MAX_STEPS",
-    "MAX_TRIE", "Budget", "TooLarge",
+    "MAX_EDGES", "MAX_ITEMS", "MAX_KEPT", "MAX_LEXED", "MAX_NFA_STATES", "MAX_SCANS", "MAX_SEARCHED", "MAX_STATES",
+    "MAX_STEPS", "MAX_TRIE", "Budget", "TooLarge",
 ]  # fmt: skip
 
 MAX_STATES = 250_000                                # of a deterministic automaton
@@ -19,6 +19,7 @@ MAX_NFA_STATES = 1_000_000                           # of an NFA, whose states a
 MAX_SCANS = 50_000                                  # states of a grammar's lexer, each some sets of states of terminals
 MAX_KEPT = 5_000_000                                # states of terminals in those sets
 MAX_LEXED = 5_000_000                               # terminals of all selections that the parser makes
+MAX_SEARCHED = 5_000_000                            # runs of a grammar's parser, to see whether a text goes on
 MAX_ITEMS = 2_000_000                               # places in rules of all states of a parser
 MAX_TRIE = 2_000_000                                # prefixes of a list of strings, before equal ends are merged
 
