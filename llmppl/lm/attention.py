@@ -222,12 +222,10 @@ def _attention(
     wide = query.float() if half else query             # else the scores, too, would have three digits
     scores = _scores(wide * (query.shape[-1] ** -0.5 if scale is None else scale), key)         # (H, B, G Q, T)
     if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            return None
         each = _by_query(scores, query)
-        mask = attn_mask.unsqueeze(2) if attn_mask.shape[1] == 1 else _split(attn_mask, 1, each.shape[1:3])
-        if mask.dtype == torch.bool:
-            each.masked_fill_(~mask, -torch.inf)
-        else:
-            each += mask
+        each += attn_mask.unsqueeze(2) if attn_mask.shape[1] == 1 else _split(attn_mask, 1, each.shape[1:3])
     weights = torch.softmax(scores, -1).to(query.dtype)
     return _by_query(_mean(weights, value), query).flatten(1, 2)
 

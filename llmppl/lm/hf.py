@@ -260,13 +260,8 @@ class Cached(_Model):
             self.slab.end()
 
     def _masks(self, positions: NDArray[np.int64], length: int) -> Any:
-        """(B, 1, Q, T) additive: 0 where a query may look, the least float elsewhere; a dict by type if wanted.
-
-        None where each row has one query that may look everywhere, as the model then finds by itself, in less time.
-        """
+        """(B, 1, Q, T) additive: 0 where a query may look, the least float elsewhere; a dict by type if wanted."""
         rows, width = positions.shape
-        if width == 1 and self.window is None and int(positions.min()) == length - 1:
-            return None
         full = sliding = torch.zeros((rows, 1, width, length), dtype=self.dtype, device=self.device)
         ahead = int(positions.min()) < length - 1       # whether a row has places that a query may not see
         beyond = int(positions.max()) >= (math.inf if self.window is None else self.window)
