@@ -8,7 +8,6 @@ time of the other library over ours. That masks are right is the business of the
     python benchmarks/constraints.py --vocab FOLDER ...             # of tokenizers, or of folders of them
     python benchmarks/constraints.py --tokenizer gpt2               # by name, as transformers finds it
     python benchmarks/constraints.py --only memory start
-    python benchmarks/constraints.py --plot cost.png                # cost per token against number of tokens
 
 outlines-core, llguidance, xgrammar and lm-format-enforcer run where they are installed (`pip install
 'llmppl[bench]'`). llguidance is told to give full masks, as all the others do. A library that refuses a token of a text
@@ -756,62 +755,6 @@ def start(subject: Subject, patterns: dict[str, str], options: Any) -> None:
     table(f"{subject.name}: a new process, from the import to the first mask, tokens at hand", rows[0], rows[1:])
 
 
-def plot(subject: Subject, path: str, engines: dict[str, Any]) -> None:
-    """Willard & Louf's comparison: cost per token, by the length of the text, of the index and of rescanning."""
-    import regex as partial
-    from matplotlib import pyplot as plt
-
-    pattern = partial.compile(PATTERNS["float"])
-    spelled = [token.decode("utf-8", "replace") for token in subject.vocab.tokens]
-    index = Regex(PATTERNS["float"]).index(subject.vocab)
-    rng, state = np.random.default_rng(0), index.start
-    text: list[int] = []
-    while len(text) < 256:
-        ids = index.allowed(state)
-        ids = ids[~np.isin(ids, subject.vocab.eos_ids)]
-        text.append(int(rng.choice(ids)))
-        state = index.advance(state, text[-1])
-    lengths = [2**n for n in range(9)]
-    curves: dict[str, list[float]] = {"all tokens tried at every step": []}
-    for n in lengths:
-        before = b"".join([subject.vocab.tokens[id] for id in text[: n - 1]]).decode()
-        begin = clock()
-        allowed = [bool(pattern.fullmatch(before + token, partial=True)) for token in spelled if token]
-        curves["all tokens tried at every step"].append((clock() - begin) / 1e9)
-        assert any(allowed)
-    for name, engine in engines.items():
-        for label, whole_too in ((name, False), ("llmppl, whole index first", True)):
-            if whole_too and name != "llmppl":
-                continue
-            curve: list[float] = []
-            for n in lengths:
-                passes = []
-                for _ in range(3):
-                    begin = clock()
-                    reader = engine.regex(PATTERNS["float"])
-                    if whole_too:
-                        reader.index.build_all()
-                    for token in text[:n]:
-                        reader.mask()
-                        if reader.read(token) is False:
-                            break
-                    passes.append((clock() - begin - TICK) / 1e9 / n)
-                curve.append(statistics.median(passes))
-            curves[label] = curve
-    figure, axes = plt.subplots(figsize=(6.4, 4.2))
-    for label, curve in curves.items():
-        axes.plot(lengths, [1e3 * each for each in curve], marker="o", markersize=3, label=label,
-                  linewidth=2 if label.startswith(("llmppl", "all")) else 1)
-    axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="CPU ms per token, compilation included",
-             title=f"{PATTERNS['float']} over {subject.name} ({len(subject.vocab):,} tokens)")
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    rows = [["tokens", *map(str, lengths)]]
-    rows += [[label, *[digits(1e3 * each) for each in curve]] for label, curve in curves.items()]
-    table(f"{path}: CPU ms per token, compilation included", rows[0], rows[1:])
-
-
 # ---- the command
 
 
@@ -859,7 +802,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="of each measurement, in turns")
     parser.add_argument("--limit", type=float, default=10, help="CPU seconds for a measurement of one library")
     parser.add_argument("--without", nargs="+", default=[], metavar="LIBRARY", help="leave it out")
-    parser.add_argument("--plot", metavar="PNG", help="only draw cost per token against number of tokens")
     parser.add_argument("--quick", action="store_true", help="four patterns, two grammars, one vocabulary")
     options = parser.parse_args()
     if options.quick:
@@ -879,9 +821,6 @@ def main() -> None:
             setup.append(f"{engine.name} {(clock() - begin) / 1e9:.2f}")
         print(f"\n== {subject.name}, {len(subject.vocab):,} tokens; once for the vocabulary, s: {', '.join(setup)}")
         engines["llmppl"].regex("[a-z]*").mask()
-        if options.plot:
-            plot(subject, options.plot, engines)
-            return
         if "first" in options.only:
             first_masks(subject, engines, patterns, options)
         if "tokens" in options.only:
