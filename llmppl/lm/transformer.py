@@ -76,7 +76,8 @@ class CachedTransformer(Shared):
         Parameters
         ----------
         name : str or path, optional
-            A local folder or a hub id; the model that ships with the package if left out.
+            A local folder, a hub id, the path of a GGUF file, or "smollm2", a model that an installed package carries;
+            the model that ships with the package if left out.
         dtype : torch.dtype or str, optional
             float32 on a CPU and the checkpoint's own elsewhere, if left out.
         device, device_map : optional
@@ -89,7 +90,9 @@ class CachedTransformer(Shared):
         FileNotFoundError
             There is no such model here, nor, or not from here, on the hub.
         ValueError
-            The weights that ship with the package are damaged.
+            The weights that ship with the package are damaged, or a GGUF file is, or cannot be read.
+        ImportError
+            What an option, a GGUF file or "smollm2" needs is not installed; it says the command.
         """
         from llmppl.lm import loading
 
