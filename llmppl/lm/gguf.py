@@ -172,8 +172,8 @@ def _read(file: Path, empty: Path) -> tuple[Any, Any]:
 
     if Version(transformers.__version__) < Version(LEAST):
         raise ImportError(
-            f"transformers {transformers.__version__} misreads the tokenizers of GGUF files, such as {file}; {LEAST} or "
-            f"later does not: {INSTALL}"
+            f"transformers {transformers.__version__} misreads the tokenizers of GGUF files, such as {file}; "
+            f"{LEAST} or later does not: {INSTALL}"
         )
     try:
         reader = GGUFReader(file)
