@@ -257,7 +257,7 @@ def test_where_nothing_fits_the_particle_dies():
 
 BAD = [
     ({}, ValueError, "where the span ends: give until='.'"),
-    ({"constraint": lambda text: True}, ValueError, "where the span ends"),
+    ({"constraint": callable}, ValueError, "where the span ends"),
     ({"until": ""}, ValueError, "until must be a text of at least one character"),
     ({"until": b"x"}, TypeError, "until must be a function, as ends_sentence is, not b'x'"),
     ({"until": re.compile("x")}, TypeError, "until must be a function"),
