@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import repetitions
-from tiny import log_prob_by_hand, log_probs_by_hand, tiny_lm
+from tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm
 
 from llmppl import Regex, Rule, enumerate_exact, importance_sampling, smc_steer
 
@@ -78,19 +78,21 @@ TIMES = repetitions(2000, 200)
 
 
 def assert_exact(model, weights):
-    """Enumeration gives the `weights` of the texts, and so do importance sampling and steering on average."""
-    exact = enumerate_exact(model)
-    assert exact.log_ml == pytest.approx(math.log(sum(weights.values())), abs=1e-9)
+    """Enumeration gives the `weights` of the texts; importance sampling and steering their sum on average, and the
+    weights of those that are common."""
+    exact, Z = enumerate_exact(model), sum(weights.values())
+    assert exact.log_ml == pytest.approx(math.log(Z), abs=1e-9)
     for text, weight in weights.items():
         share = exact.expect(lambda particle, text=text: str(particle) == text)
-        assert share == pytest.approx(weight / sum(weights.values()), abs=1e-9)
+        assert share == pytest.approx(weight / Z, abs=1e-9)
+    common = [text for text, weight in weights.items() if weight > 0.1 * Z]
     for run in (lambda seed: importance_sampling(model, 5, seed=seed), lambda seed: smc_steer(model, 4, 2, seed=seed)):
-        found = np.zeros((TIMES, len(weights)))
+        found = np.zeros((TIMES, 1 + len(common)))
         for seed in range(TIMES):
             for particle in run(seed):
-                found[seed, list(weights).index(str(particle))] += math.exp(particle.log_weight)
+                found[seed] += math.exp(particle.log_weight) * np.array([True, *(str(particle) == x for x in common)])
         errors = found.std(axis=0, ddof=1) / math.sqrt(TIMES)
-        assert (np.abs(found.mean(axis=0) - [*weights.values()]) <= 4.5 * errors).all()
+        assert (np.abs(found.mean(axis=0) - [Z, *(weights[text] for text in common)]) <= 4.5 * errors + 1e-9).all()
 
 
 def test_reasoning_in_the_target_is_summed_over(reasoning):
@@ -107,3 +109,18 @@ def test_reasoning_in_the_proposal_leaves_the_direct_answer_as_the_target(reason
     for ids, text in NUMBERS.items():
         weights[text] += math.exp(log_prob_by_hand(tiny_lm(), [A], ids))
     assert_exact(getattr(reasoning, kind)(tiny_lm(), "a"), weights)
+
+
+def test_a_critic_weighs_the_end_of_a_text_and_guides_before_it(monkeypatch):
+    module = example("critic")
+    for name, value in {"CRITIC": "c", "WORDS": ("a", "b"), "READERS": 2}.items():
+        monkeypatch.setattr(module, name, value)
+    pairs = []
+    for ids in texts_of(6, 2):
+        rows = log_probs_by_hand(tiny_lm(), [A, *(i for i in ids if i != END), C])
+        log_says = rows[A] - np.logaddexp(rows[A], rows[B])
+        pairs.append((spelled(ids), log_prob_by_hand(tiny_lm(), [A], ids) + 2 * log_says))
+    model = module.Told(tiny_lm(), "a", num_spans=2, length=1)
+    assert_exact(model, add_up(pairs))
+    posterior = importance_sampling(model, 30, seed=0)
+    assert posterior.stats.rounds <= 2 * 3              # a step asks for a token, and all critics together

@@ -1,0 +1,120 @@
+"""A critic that is a model: cheerful beginnings, and readers who are to feel sad at the end.
+
+The critic is the language model itself: after the text so far and " They were very", how probable is " sad", of " sad"
+and " happy"? Its question is a context like any other, so those of all particles are answered in one forward pass, and
+cost the tokens of the question only, since the text is in the cache. The target is the model's own text given that
+three such readers say "sad": p(text) p(sad | text)^3, which enters once, at the end (`score`). Before that the same
+opinion of the unfinished text only guides (`twist`). Nothing can be masked here: no token is wrong.
+
+What to look for (`--lm smollm2`): a sample makes readers sad with probability 0.11. Steering, the best of 16 samples by
+the critic and weighted samples all raise it about fourfold, the same within the errors; steering does so at 0.7 of the
+tokens, with the highest log Z-hat, and its draws have the right distribution, where the best of N is the best of the
+critic. A judge who is not asked (the embedded model, of other words) believes all of them somewhat less than the
+critic. Asked in other words the critic is useless: "Is this story sad? Answer yes or no:" tells six sad and happy stories
+apart by chance in a model of this size, "They were very" tells all of them.
+
+    12 runs        critic's p(sad)   judge's p(sad)   log p(text)      log Z-hat       tokens run
+      a sample (mean of 16)             0.11 ± 0.01     0.11 ± 0.01     -72.83 ± 1.44   -5.07 ± 0.37    606
+      the best of N=16 by the critic    0.42 ± 0.06     0.36 ± 0.09     -72.41 ± 3.51   -5.07 ± 0.37    606
+      importance sampling, N=16         0.36 ± 0.06     0.29 ± 0.07     -72.91 ± 1.88   -5.07 ± 0.37    606
+      smc_steer, N=8, K=2, copies       0.44 ± 0.04     0.35 ± 0.07     -75.22 ± 2.29   -4.60 ± 0.32    434
+
+      sampled:
+        It was a sunny day. The  ...Children always play Early Weather enjoyed the air and played under the stars. ...
+        It was her birthday. Lil ...kissed her. The cake wasn't too big, but she didn't say. She liked cake more.
+      steered:
+        It was a sunny day. The  ...As I navigated the building and viewed the landscape of the park, I reflect on ...
+        It was her birthday. Lil ...feisty. Sadly, the cake crowed to death. She started to tell a long and dark tale ...
+      ...
+"""
+
+import argparse
+
+import numpy as np
+
+from llmppl import CachedTransformer, Model, importance_sampling, smc_steer
+
+PROMPTS = [
+    "It was a sunny day. The children laughed and danced with their dog.",
+    "It was her birthday. Lily got a new toy and a big cake. She was happy and",
+    "The little dog wagged his tail. He loved the park, his friends and his ball. Today",
+]
+CRITIC, JUDGE = " They were very", " Everyone felt very"
+WORDS, READERS = (" sad", " happy"), 3
+
+
+class Told(Model):
+    """A story of `num_spans` spans of `length` tokens, weighed at its end by what the readers say."""
+
+    def __init__(self, lm, prompt, num_spans, length):
+        super().__init__()
+        self.context, self.left, self.length = lm.context(prompt), num_spans, length
+        self.log_prob = self.log_sad = 0.0
+
+    def step(self):
+        span = self.extend(self.context, max_tokens=self.length)
+        self.s += span.text
+        self.context, self.left = span.context, self.left - 1
+        self.log_prob += span.log_prob
+        self.log_sad = opinion(self.context + CRITIC)
+        if span.ended == "eos" or self.left == 0:
+            self.score(READERS * self.log_sad)
+            self.finish()
+        else:
+            self.twist(READERS * self.log_sad)
+
+
+def opinion(context):
+    """log p(sad | sad or happy) of a reader who has come to the end of `context`."""
+    strings = context.next_token().string()
+    sad, happy = (strings.log_prob(word) for word in WORDS)
+    return sad - np.logaddexp(sad, happy)
+
+
+def best(particles):
+    """All the weight for the one that the readers like best."""
+    return np.array([each.log_sad == max(other.log_sad for other in particles) for each in particles], dtype=float)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id, folder or file (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    num_spans, length, num_runs, N = (2, 4, 2, 4) if args.quick else (4, 6, 4, 16)
+    lm, judge = CachedTransformer.from_pretrained(args.lm), CachedTransformer.from_pretrained()
+
+    drawn, steered = [], []
+    for prompt in PROMPTS[: 1 if args.quick else None]:
+        model = Told(lm, prompt, num_spans, length)
+        for seed in range(args.seed, args.seed + num_runs):
+            drawn.append((prompt, importance_sampling(model, N, seed=seed)))
+            steered.append((prompt, smc_steer(model, N // 2, 2, expand="copies", seed=seed)))
+    methods = {
+        f"a sample (mean of {N})": (drawn, lambda particles: np.ones(len(particles))),
+        f"the best of N={N} by the critic": (drawn, best),
+        f"importance sampling, N={N}": (drawn, lambda particles: particles.weights),
+        f"smc_steer, N={N // 2}, K=2, copies": (steered, lambda particles: particles.weights),
+    }
+    print(f"{len(drawn)} runs        critic's p(sad)   judge's p(sad)   log p(text)      log Z-hat       tokens run")
+    for name, (runs, weigh) in methods.items():
+        rows = []
+        for prompt, particles in runs:
+            cells = [
+                [np.exp(each.log_sad), np.exp(opinion(judge.context(prompt + each.s + JUDGE))), each.log_prob]
+                for each in particles
+            ]
+            weights = weigh(particles)
+            rows.append([*(weights / weights.sum() @ cells), particles.log_ml, particles.stats.tokens])
+        errors = np.std(rows, axis=0, ddof=1) / np.sqrt(len(rows))
+        told = [f"{mean:.2f} ± {error:.2f}" for mean, error in zip(np.mean(rows, axis=0)[:-1], errors, strict=False)]
+        print(f"  {name:34}" + "".join(f"{each:16}" for each in told) + f"{np.mean(rows, axis=0)[-1]:.0f}")
+    for name, runs in {"sampled": drawn, "steered": steered}.items():
+        print(f"\n  {name}:")
+        for prompt, particles in runs[::num_runs]:
+            print(f"    {prompt[:24]} ...{' '.join((particles[0] if runs is drawn else particles.best).s.split())}")
+
+
+if __name__ == "__main__":
+    main()
