@@ -7,11 +7,11 @@ three such readers say "sad": p(text) p(sad | text)^3, which enters once, at the
 opinion of the unfinished text only guides (`twist`). Nothing can be masked here: no token is wrong.
 
 What to look for (`--lm smollm2`): a sample makes readers sad with probability 0.11. Steering, the best of 16 samples by
-the critic and weighted samples all raise it about fourfold, the same within the errors; steering does so at 0.7 of the
-tokens, with the highest log Z-hat, and its draws have the right distribution, where the best of N is the best of the
-critic. A judge who is not asked (the embedded model, of other words) believes all of them somewhat less than the
-critic. Asked in other words the critic is useless: "Is this story sad? Answer yes or no:" tells six sad and happy stories
-apart by chance in a model of this size, "They were very" tells all of them.
+the critic and weighted samples raise it three- to fourfold, the same within the errors. Steering does so at 0.7 of the
+tokens, with the highest log Z-hat; and its draws have the distribution asked for, where the best of N is only what the
+critic likes best. A judge who is not asked (the embedded model, in other words) believes all of them less than the
+critic does. A question to be answered by yes or no would not do in a trial: a model of 135M parameters answered alike
+for sad and for happy stories, and told them apart by the word that comes next.
 
     12 runs        critic's p(sad)   judge's p(sad)   log p(text)      log Z-hat       tokens run
       a sample (mean of 16)             0.11 ± 0.01     0.11 ± 0.01     -72.83 ± 1.44   -5.07 ± 0.37    606
@@ -24,7 +24,7 @@ apart by chance in a model of this size, "They were very" tells all of them.
         It was her birthday. Lil ...kissed her. The cake wasn't too big, but she didn't say. She liked cake more.
       steered:
         It was a sunny day. The  ...As I navigated the building and viewed the landscape of the park, I reflect on ...
-        It was her birthday. Lil ...feisty. Sadly, the cake crowed to death. She started to tell a long and dark tale ...
+        It was her birthday. Lil ...feisty. Sadly, the cake crowed to death. She started to tell a long and ...
       ...
 """
 
