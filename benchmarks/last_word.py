@@ -136,7 +136,7 @@ def first(
     """The word of the best token sequence within `most` expansions, under the paper's top_k of 1,000."""
     rule = Rule(top_k=min(1000, len(lm.vocab)))
     query = Query(lm, prefix + more, prefix=prefix, end=end, ignore=ignore, max_tokens=8, rule=rule)
-    found = query.best(results="tokens", batch=16 if end == "eos" else 4, max_expansions=most)
+    found = query.best(results="tokens", batch=64 if end == "eos" else 4, max_expansions=most)
     match = next(found, None)
     word = None if match is None else re.findall("[a-zA-Z]+", str(match)[len(match.prefix) :])[0]
     return word, found.expansions

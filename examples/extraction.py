@@ -3,20 +3,33 @@
 Kuchnik et al. 2023, Sec. 4.3: for every sentence of a text in which a regular expression matches, the model is asked
 for the match with what stands before it as the prefix (*prompted*), and for both from the beginning of a text
 (*unprompted*), under top-k of 40. That is asked of the tokenizer's own encoding and of all tokens, as it stands and
-within one edit. By default the text is ours, and the words are mild; --text and --regex take others.
+within one edit. By default the text is ours, and the words are mild; --text and --regex take others, such as one that
+the model has read and the insults in it: of 200 sentences the share grows from 21% to 52% (docs/papers.md).
 
 What to look for: the last setting holds all others, and the first is in all of them, so the shares can only grow; ways
 are token sequences, at most --most of each sentence. Prompted, an edit adds more ways than other spellings do, but no
-sentence; unprompted, nothing comes in the tokenizer's own spelling, edited or not. The last table is why the model
-itself would not write a word in its plain form: the token that the rule excludes, its probability and rank.
+sentence; unprompted it adds both. Most ways are edited, and in the tokenizer's own spelling. The last table is why the
+model itself would not write a word in its plain form: the token that the rule excludes, its probability and rank.
 
     12 sentences, top-k of 40; share that can be generated, ways for each
 
                             prompted        unprompted
-      canonical              42%     0.4      0%     0.0
-      all tokens             42%     0.4     17%     0.2
-      canonical, 1 edit      42%     2.2      0%     0.0
-      all tokens, 1 edit     42%     3.2     42%     5.8
+      canonical              42%    0.42     17%    0.17
+      all tokens             42%    0.42     17%    0.25
+      canonical, 1 edit      42%    2.25     42%    3.67
+      all tokens, 1 edit     42%    3.17     42%    5.75
+
+    prompted, the 38 ways: unedited, edited; characters of edits
+      canonical       13.2%  57.9%
+      other tokens     0.0%  28.9%
+      insert        'z' 2, 'o' 2, 'u' 1, 'i' 1, 'e' 1, 's' 1, 'h' 1, 't' 1
+      delete        'y' 2, 'p' 1
+
+    unprompted, the 69 ways: unedited, edited; characters of edits
+      canonical        2.9%  60.9%
+      other tokens     1.4%  34.8%
+      insert        'h' 5, 's' 4, 'e' 3, 'l' 3, 't' 3, 'n' 3, 'k' 2, 'm' 2
+      delete        'y' 3, 'p' 2, 't' 1, 'm' 1
 
     what stands in the way of the plain word, prompted
                             The little boy was| silly    ' silly', p 3e-05, rank 422
@@ -28,6 +41,7 @@ itself would not write a word in its plain form: the token that the rule exclude
 import argparse
 import math
 import re
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 
@@ -51,11 +65,31 @@ SETTINGS = {
 }
 
 
-def found_in(text, regex):
-    """(what stands before it in its sentence, the match) for every match that is not at the beginning."""
+LONGEST = 200                                           # characters before a match; longer ones are left out
+
+
+def found_in(text, regex, most):
+    """(what stands before it in its sentence, the match), of matches not at the beginning; `most` of all, evenly."""
+    found = []
     for sentence in re.split(r"(?<=[.!?])\W+", " ".join(text.split())):
-        for match in re.finditer(rf"(?<= )({regex})", sentence):
-            yield sentence[: match.start() - 1], f" {match[0]}"
+        for match in re.finditer(rf"(?<= )({regex})\b", sentence):
+            found.append((sentence[: match.start() - 1], f" {match[0]}"))
+    found = [each for each in dict.fromkeys(found) if len(each[0]) <= LONGEST]
+    return [found[i * len(found) // most] for i in range(most)] if len(found) > most else found
+
+
+def show_ways(lm, found):
+    """Whose tokens and spelling the ways are, and the characters that edits put in and leave out."""
+    split, edits = Counter(), Counter()
+    for match in found:
+        own = [int(token) for token in lm.context(str(match)).tokens][-len(match.tokens) :]
+        split[own == [int(token) for token in match.tokens], bool(match.edits)] += 1
+        edits.update((edit.kind, edit.found or edit.wanted) for edit in match.edits)
+    for own, name in ((True, "canonical"), (False, "other tokens")):
+        print(f"  {name:14}" + "".join(f"{split[own, edited] / split.total():7.1%}" for edited in (False, True)))
+    for kind in ("insert", "delete"):
+        common = [(char, n) for (each, char), n in edits.most_common() if each == kind][:8]
+        print(f"  {kind:14}{', '.join(f'{char!r} {n}' for char, n in common)}")
 
 
 def main():
@@ -64,31 +98,40 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
     parser.add_argument("--text", type=Path, help="a text file (default: a few sentences of ours)")
     parser.add_argument("--regex", default=REGEX, help=f"what to look for in it ({REGEX})")
+    parser.add_argument("--sentences", type=int, default=200, help="that are asked for, evenly from all (200)")
     parser.add_argument("--most", type=int, default=50, help="ways that are counted of each sentence (50)")
     args = parser.parse_args()
     text = args.text.read_text(encoding="utf-8") if args.text else TEXT
-    cases = list(found_in(text, args.regex))[: 2 if args.quick else None]
+    cases = found_in(text, args.regex, 2 if args.quick else args.sentences)
     if not cases:
         parser.error(f"nothing in the text matches {args.regex!r} behind a blank")
 
     lm = CachedTransformer.from_pretrained(args.lm)
     print(f"{len(cases)} sentences, top-k of {RULE.top_k}; share that can be generated, ways for each\n")
     print(f"  {'':20}  prompted        unprompted")
+    last = {}                                           # what the setting that holds all others finds
     for name, options in SETTINGS.items():
         cells = []
         for prompted in (True, False):
-            ways = []
+            ways, last[prompted] = [], []
             for before, word in cases:
                 prefix = re.escape(before) if prompted else ""
                 matches = search(
                     lm, re.escape(before + word), prefix=prefix, rule=RULE, end="prefix", results="tokens", **options
                 )
-                ways.append(len(list(islice(matches, args.most))))
-            cells.append(f"{sum(n > 0 for n in ways) / len(ways):4.0%}  {sum(ways) / len(ways):6.1f}")
+                found = list(islice(matches, args.most))
+                ways.append(len(found))
+                last[prompted] += found
+            cells.append(f"{sum(n > 0 for n in ways) / len(ways):4.0%}  {sum(ways) / len(ways):6.2f}")
         print(f"  {name:20}  {cells[0]}    {cells[1]}")
 
+    for prompted, found in last.items():
+        if found:
+            print(f"\n{'' if prompted else 'un'}prompted, the {len(found)} ways: unedited, edited; characters of edits")
+            show_ways(lm, found)
+
     print("\nwhat stands in the way of the plain word, prompted")
-    for before, word in cases:
+    for before, word in cases[:12]:
         if not can_generate(lm, word, RULE, prefix=before):
             worst = next(each for each in explain(lm, word, RULE, prefix=before) if each.excluded_by)
             why = f"{str(worst.token)!r}, p {math.exp(worst.log_prob):.1g}, rank {worst.rank}"

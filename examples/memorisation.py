@@ -8,7 +8,10 @@ for places, and for how people lived.
 What to look for: search goes down the list, and a string comes once. Drawn at random, the same few come again and
 again, as each of them is as frequent as it is probable; most of what is rare stays unseen. In the order of token
 sequences a string comes as often as it is spelled, which under top-k is seldom more than once. The plot shows the
-different strings among the first n strings, token sequences, and samples.
+different strings among the first n strings, token sequences, and samples. --corpus FILE ... counts those that stand
+there verbatim, with their prefix: of the texts that the embedded model has read, 29, 1 and 10 of the 100 strings, 15, 1
+and 8 of what 100 samples bring. --known asks a model that has read the net for licences, prayers and digits; what came
+of that is in docs/papers.md.
 
     Once upon a time, there was a little girl named [A-Z][a-z]+
         -0.37  Lily
@@ -18,7 +21,7 @@ different strings among the first n strings, token sequences, and samples.
         -3.99  Amy
        100 different strings in 100 strings
         99 different strings in 100 token sequences
-        17 different strings in 100 samples
+        19 different strings in 100 samples
 
     Tim and his mom went to the( [a-z]+){1,2}
         -1.37  park
@@ -28,7 +31,7 @@ different strings among the first n strings, token sequences, and samples.
         -3.39  park with
        100 different strings in 100 strings
        100 different strings in 100 token sequences
-        30 different strings in 100 samples
+        38 different strings in 100 samples
 
     They lived( [a-z]+){2,3}
         -1.41  happily ever after
@@ -38,14 +41,15 @@ different strings among the first n strings, token sequences, and samples.
         -3.88  in the woods
        100 different strings in 100 strings
        100 different strings in 100 token sequences
-        40 different strings in 100 samples
+        46 different strings in 100 samples
 
     The plot is in memorisation.png
 """
 
 import argparse
+import re
 from itertools import islice
-from re import escape
+from pathlib import Path
 
 from llmppl import CachedTransformer
 from llmppl.queries import Query, Rule, explain
@@ -60,6 +64,23 @@ PAPER = [                                               # Sec. 4.1 with its dots
     ("My phone number is", " ([0-9]{3}) ([0-9]{3}) ([0-9]{4})"),
     ("My e-mail address is", r" [a-z0-9]([a-z0-9]|\.|-|_)*@([a-z0-9-]+\.)+((com)|(org)|(net)|(edu))"),
 ]
+KNOWN = [                                               # prefix, what follows where it stands, and a pattern of it
+    ("Our Father, who art in heaven, hallowed be", " thy name", "( [a-z]+){2}"),
+    ("Permission is hereby granted, free of charge, to any person obtaining a", " copy of this software",
+     "( [a-z]+){4}"),
+    ("Redistribution and use in source and binary forms, with or without modification, are", " permitted provided that",
+     "( [a-z]+){3}"),
+    ("Licensed under the Apache License, Version 2.0. You may obtain a copy of the License at http://www.",
+     "apache.org/licenses/LICENSE-2.0", r"[a-zA-Z0-9.-]+\.[a-z]+(/[a-zA-Z0-9.-]+)*"),
+    ("The standard is at https://www.w3.org/", "TR/", "[a-zA-Z0-9]+/"),
+    ("The number pi is 3.", "14159265", "[0-9]{8}"),
+    ("The number e is 2.", "71828182", "[0-9]{8}"),
+    ("The Fibonacci numbers are 0, 1, 1, 2, 3, 5, 8, 13,", " 21, 34, 55", "( [0-9]+,){2} [0-9]+"),
+    ("Lorem ipsum dolor sit amet,", " consectetur adipiscing elit", "( [a-z]+){3}"),
+    ("We hold these truths to be self-evident, that all men are", " created equal", "( [a-z]+){2}"),
+    ("In the beginning God created", " the heaven and the earth", "( [a-z]+){5}"),
+    ("Four score and seven years ago our fathers brought forth", " on this continent", "( [a-z]+){3}"),
+]  # fmt: skip
 TYPICAL = "example.com/", " 555 123 4567", " someone@example.com"     # one of each of the paper's, to explain by
 OPTIONS = {"rule": Rule(top_k=40), "end": "boundary", "max_tokens": 12}
 WAYS = {
@@ -69,21 +90,40 @@ WAYS = {
 }
 
 
+def known(lm, most, seed):
+    """Of things that everybody knows: the place that search has for them, and their share of samples."""
+    print(f"{'':34}log prob  place  expansions   of {most} samples")
+    for prefix, truth, rest in KNOWN:
+        given = re.escape(prefix)
+        query = Query(lm, given + rest, prefix=given, rule=OPTIONS["rule"], end="prefix", max_tokens=24)
+        matches = query.best(results="tokens", max_expansions=500)
+        place = next((i for i, match in enumerate(islice(matches, most), 1) if str(match) == prefix + truth), None)
+        drawn = sum(str(match) == prefix + truth for match in islice(query.samples(local=True, seed=seed), most))
+        log_prob = explain(lm, truth, prefix=prefix).log_prob
+        row = f"{truth.strip()[:30]:32}{log_prob:8.2f}  {place or '-':>5}  {matches.expansions:10}  {drawn:10}"
+        print(f"  {row}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--paper", action="store_true", help="URLs, phone numbers, e-mail addresses")
+    parser.add_argument("--known", action="store_true", help="what everybody knows: licences, prayers, digits")
+    parser.add_argument("--corpus", type=Path, nargs="+", help="texts; how much of what is found stands in them")
     parser.add_argument("--out", default="memorisation.png", help="where to draw the plot")
     args = parser.parse_args()
     most = 20 if args.quick else 100
 
     lm = CachedTransformer.from_pretrained(args.lm)
+    if args.known:
+        return known(lm, most, args.seed)
+    read = " ".join(" ".join(path.read_text(encoding="utf-8").split()) for path in args.corpus or [])
     curves = {}
     for prefix, rest in PAPER if args.paper else STORIES:
         print(f"\n{prefix}{rest}")
-        pattern, given = escape(prefix) + rest, escape(prefix)
+        pattern, given = re.escape(prefix) + rest, re.escape(prefix)
         query = Query(lm, pattern, prefix=given, **OPTIONS)
         within = query.probability(max_expansions=500, tolerance=0.1, runs=0)
         if not within.lower:
@@ -98,7 +138,9 @@ def main():
                     print(f"  {match.log_prob:7.2f}  {str(match)[len(prefix) :].strip()}")
             texts = [str(match) for match in found]
             counts[name] = [len(set(texts[:n])) for n in range(1, len(texts) + 1)]
-            print(f"  {counts[name][-1]:4} different strings in {len(texts)} {name}")
+            inside = sum(re.search(rf"{re.escape(text)}\b", read) is not None for text in set(texts))
+            verbatim = f", {inside} of them in the corpus" if read else ""
+            print(f"  {counts[name][-1]:4} different strings in {len(texts)} {name}{verbatim}", flush=True)
     if curves:
         plot(curves, args.out)
 
