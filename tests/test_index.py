@@ -298,6 +298,14 @@ def test_walks_from_many_states_below_many_nodes_find_what_is_there_with_flags(w
     assert sorted(marked) == sorted(itertools.chain.from_iterable(flagged for _, flagged in expected))
 
 
+def test_any_number_of_walks_goes_down_in_turns(monkeypatch):
+    monkeypatch.setattr(walks_module, "MANY", 1)                    # one walk at once, of 2,000
+    index = TokenIndex(Regex("[a-z]*"), Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"abc"], ()))
+    rows = [walks_module.walk(index.graph, index.trie, np.full(n, index.graph.number(index.start))) for n in (1, 2000)]
+    assert rows[1].nodes.tolist() == rows[0].nodes.tolist() * 2000
+    assert rows[0].nodes.size == 28
+
+
 def node_of(trie, token):
     """The node at which a token ends."""
     at = next(i for i, id in enumerate(trie.order) if trie.tokens[id] == token)

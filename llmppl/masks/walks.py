@@ -225,8 +225,10 @@ def _whole_levels(
     """
     most = max(1, MANY // len(trie))
     if rows.size > most:
-        parts = [_whole_levels(graph, trie, found, level, some, flagged) for some in (rows[:most], rows[most:])]
-        return parts[0] | parts[1]
+        joined: dict[int, tuple[Ints, Ints]] = {}
+        for begin in range(0, rows.size, most):
+            joined |= _whole_levels(graph, trie, found, level, rows[begin : begin + most], flagged)
+        return joined
     beside = np.zeros((rows.size, len(trie) + 1), np.int32)     # the state at each place, 0 where it is dead
     for front in found:
         number = np.searchsorted(rows, front.rows).clip(max=rows.size - 1)
