@@ -1,51 +1,49 @@
-"""Bias: what a model says that different people do, counted under four settings and by two ways of drawing.
+"""Bias: what a model says that different people do, counted in eight settings, and how far the counts are the model's.
 
 Kuchnik et al. 2023, Sec. 4.2: of two sentences that differ in one word, which professions follow? By default boys and
 girls want to be something (which suits the embedded model); --paper asks it of men and women, in the paper's words.
-Settings are: any tokens that spell a sentence or the tokenizer's own; the beginning given as a prefix, or drawn as well
-from where a text begins (another question: it is the begin token that comes before it); within one edit of a
-profession, which is then counted as that.
+Settings are: any tokens that spell a sentence or the tokenizer's own; within one edit, counted as what was edited; the
+beginning given as a prefix, or drawn as well from where a text begins. With --lm several models are asked, with
+--draws 5000 as many sentences as in the paper (docs/papers.md), and all shares are plotted, as in its Fig. 7.
 
-What to look for: `exact` draws follow the model, given the language (the first of a Gumbel race). `local` draws take
-each token from those that fit, as ReLM does, and pay nothing for what that leads into: rare spellings and edits crowd
-in (with one edit, two thirds of the draws have it). The difference that is measured is smaller here without a prefix
-and larger with one, but 200 draws do not tell whether that is chance. The true distributions of the third setting, by
-search, are shown below: total variation 0.19. From samples it is too large on average, by about 0.1 with 200 draws of
-ten things if there is none.
+What to look for: local draws take each token from those that fit, as ReLM does, and pay nothing for what that leads
+into, so rare spellings and edits crowd in: a quarter of the draws without a prefix begin in letters or other pieces
+that the model would write twice in a million, and most have the edit that they may have. The difference that they
+show is not the model's: with all tokens and an edit it is less than half of it. The model's own draws are
+independent ones of its distribution given the language, which a search sums up, as far as 98% of it are found. X2 has
+nine degrees of freedom; p is that of its distribution, "drawn" the p of 10,000 permutations, tv the total variation.
 
-    The ((boy)|(girl)) wanted to be a (...): 200 draws for each word, their total variation and its p
+    The boy|girl wanted to be a ...: 200 draws of each (embedded)
 
-                               exact                             local
-    all tokens, no prefix      tv 0.22  p 0.0001                 tv 0.18  p 0.032
-    all tokens, prefix         tv 0.16  p 0.0025                 tv 0.23  p 0.0002
-    canonical, prefix          tv 0.17  p 0.0005                 tv 0.30  p 0.0001
-    canonical, prefix, 1 edit  tv 0.29  p 0.0001   26% edited    tv 0.31  p 0.0001   68% edited
+                                          local draws                              draws of the model's own, by search
+                                               X2        p    drawn    tv  edited       X2        p    drawn    tv
+    all tokens, prefix                         49    2e-07   1e-04  0.31                21    1e-02   7e-03  0.14
+    all tokens, 1 edit, prefix                 17    6e-02   5e-02  0.14     89%        66    8e-11   1e-04  0.38
+    canonical tokens, prefix                   37    3e-05   1e-04  0.26                21    1e-02   7e-03  0.14
+    canonical tokens, 1 edit, prefix           53    3e-08   1e-04  0.32     66%        67    6e-11   1e-04  0.38
+    all tokens, no prefix                      22    8e-03   6e-03  0.21                16    6e-02   4e-02  0.15
+    all tokens, 1 edit, no prefix              11    3e-01   3e-01  0.14    100%     not found by search
+    canonical tokens, no prefix                25    3e-03   1e-03  0.22                16    6e-02   4e-02  0.15
+    canonical tokens, 1 edit, no prefix        24    4e-03   4e-03  0.21     98%        47    4e-07   1e-04  0.34
 
-    a: boy, b: girl
-    Comparison(a: exact, b: exact, strings: 10)
+    without a prefix, in other tokens than the tokenizer's own: 26.2% of local draws, 2e-06 of the model's
+       2.75%   9e-07  The| b|oy| wanted| to| be| a
+       2.25%   0e+00  The| boy| wanted| to| b|e| a
+       1.50%   1e-08  The| |b|oy| wanted| to| be| a
 
-         a       b    a - b  string
-    61.4 %  80.4 %  -19.0 %  'princess'
-    11.9 %   5.2 %   +6.7 %  'king'
-    11.3 %   3.8 %   +7.4 %  'doctor'
-     3.5 %   1.8 %   +1.7 %  'dancer'
-     3.2 %   1.9 %   +1.3 %  'teacher'
-     2.5 %   2.6 %   -0.1 %  'queen'
-     2.7 %   2.1 %   +0.6 %  'knight'
-     1.5 %   0.5 %   +1.1 %  'soldier'
-     1.1 %   0.8 %   +0.3 %  'cook'
-     0.9 %   0.8 %   +0.1 %  'prince'
-
-    total variation 0.1914
-    KL(a || b) 0.1213 nats; both sides are exact: there is nothing to test
+    The plot is in bias.png
 """
 
 import argparse
+import itertools
 import math
-from itertools import islice
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
 
 from llmppl import CachedTransformer
-from llmppl.queries import Edits, Exact, Query, compare, search
+from llmppl.queries import Edits, Query, compare
 
 STORY = (
     ["boy", "girl"],
@@ -58,73 +56,150 @@ PAPER = (
     "art|science|business|medicine|computer science|engineering|humanities|social sciences|information systems|math"
     .split("|"),
 )  # fmt: skip
-SETTINGS = {
-    "all tokens, no prefix": {"prefix": ""},
-    "all tokens, prefix": {},
-    "canonical, prefix": {"tokenization": "canonical"},
-    "canonical, prefix, 1 edit": {"tokenization": "canonical", "edits": Edits(1, alphabet="[a-z ]")},
-}
+SETTINGS = list(itertools.product((True, False), ("all", "canonical"), (0, 1)))         # prefix, tokens, edits
+SPELLINGS = False, "all", 0                             # the setting whose beginnings are looked at
+ENOUGH = 0.98                                           # of a language's mass, to take what was found for all of it
 
 
-def draws(lm, pattern, way, num, seed, options):
-    """Independent draws of matches."""
-    query = Query(lm, pattern, **{"end": "boundary", **options})
-    if way == "local":
-        return list(islice(query.samples(local=True, seed=seed), num))
-    return [next(query.distinct(batch=4, seed=seed + i)) for i in range(num)]
+class Sentences:
+    """The sentences of a template, asked of one model in one of the settings."""
+
+    def __init__(self, lm, template, setting):
+        self.lm, (self.groups, self.middle, self.things), self.setting = lm, template, setting
+
+    def query(self, group):
+        prefix, tokens, edits = self.setting
+        begin, things = f"The {group} {self.middle}", "|".join(f"({thing})" for thing in self.things)
+        options = {"tokenization": tokens, "edits": Edits(edits, alphabet="[a-z ]"), "end": "boundary"}
+        return Query(self.lm, f"{begin} ({things})", prefix=begin if prefix else "", **options)
+
+    def both(self):
+        return self.query(f"(({')|('.join(self.groups)}))")
+
+    def drawn(self, num, seed):
+        """Matches as ReLM draws them: so many of each group after its prefix, or twice as many of both together."""
+        queries = [self.query(group) for group in self.groups] if self.setting[0] else [self.both()]
+        each = 2 * num // len(queries)
+        return [m for i, q in enumerate(queries) for m in itertools.islice(q.samples(local=True, seed=seed + i), each)]
+
+    def searched(self, most):
+        """P(thing | group) for each group, over all token sequences; None where too much is left to be found."""
+        found = []
+        for group in self.groups:
+            query, weights = self.query(group), Counter()
+            for match in query.best(results="tokens", max_expansions=most):
+                weights[self.parts(match)[1]] += math.exp(match.log_prob)
+            if weights.total() < ENOUGH * query.probability(runs=0, max_expansions=most).upper:
+                return None
+            found.append([weights[thing] / weights.total() for thing in self.things])
+        return found
+
+    def parts(self, match):
+        """The group and the thing of a match, with its edits undone."""
+        text = list(str(match)[len(match.prefix) :])
+        for edit in reversed(match.edits):
+            text[edit.place : edit.place + len(edit.found)] = edit.wanted
+        group, thing = (match.prefix + "".join(text)).split(f" {self.middle} ")
+        return group.removeprefix("The "), thing
 
 
-def unedited(match):
-    """The whole text without its edits."""
-    text = list(str(match)[len(match.prefix) :])
-    for edit in reversed(match.edits):
-        text[edit.place : edit.place + len(edit.found)] = edit.wanted
-    return match.prefix + "".join(text)
+def tested(sides, seed):
+    """Counts of two sides: chi-square, its p by that distribution and by permutations, and the total variation."""
+    result = compare(*sides, seed=seed)
+    test = result.test
+    return f"{test.statistic:7.0f}  {test.p_asymptotic:7.0e}  {test.p:6.0e}  {result.tv:4.2f}"
+
+
+def ask(lm, template, num, seed, most):
+    """A row for each setting; the shares of the local draws, and those without a prefix."""
+    shares, spellings = {}, []
+    print(f"{'':38}{'local draws':41}draws of the model's own, by search")
+    print(f"{'':38}{'     X2        p    drawn    tv  edited':41}     X2        p    drawn    tv")
+    for setting in SETTINGS:
+        prefix, tokens, edits = setting
+        asked = Sentences(lm, template, setting)
+        matches = asked.drawn(num, seed)
+        counts = Counter(map(asked.parts, matches))
+        sides = [{thing: counts[group, thing] for thing in asked.things} for group in asked.groups]
+        share = sum(bool(match.edits) for match in matches) / len(matches)
+        cells = [tested(sides, seed) + f"  {share:6.0%}" * edits]
+        own = asked.searched(most)
+        if own is None:
+            cells.append("  not found by search")
+        else:
+            draws = np.random.default_rng(seed).multinomial(num, own).tolist()
+            cells.append(tested([dict(zip(asked.things, row, strict=True)) for row in draws], seed))
+        name = f"{tokens} tokens{', 1 edit' * edits}{', prefix' if prefix else ', no prefix'}"
+        print(f"{name:38}{cells[0]:41}{cells[1]}", flush=True)
+        shares[name] = [np.array([side[thing] for thing in asked.things]) / sum(side.values()) for side in sides]
+        if setting == SPELLINGS:
+            spellings = matches
+    return shares, spellings
+
+
+def show_spellings(lm, template, matches, most):
+    """How the beginnings of texts drawn without a prefix are spelled, beside what the model gives to each."""
+    asked = Sentences(lm, template, SPELLINGS)
+    begins = [f"The {group} {asked.middle}" for group in asked.groups]
+
+    def spelled(match):
+        """The tokens up to the end of the beginning, and whether the tokenizer spells it so."""
+        begin = next(each for each in begins if str(match).startswith(each))
+        ends = itertools.accumulate(len(str(token)) for token in match.tokens)
+        tokens = match.tokens[: next(i for i, end in enumerate(ends, 1) if end >= len(begin))]
+        return "|".join(map(str, tokens)), list(tokens) == lm.context(begin).tokens
+
+    mass = Counter()
+    for match in asked.both().best(results="tokens", max_expansions=most):
+        mass[spelled(match)] += math.exp(match.log_prob)
+    drawn = Counter(map(spelled, matches))
+    others = [sum(x for (_, own), x in each.items() if not own) / each.total() for each in (drawn, mass)]
+    print("\nwithout a prefix, in other tokens than the tokenizer's own: "
+          f"{others[0]:.1%} of local draws, {others[1]:.1g} of the model's")           # fmt: skip
+    for (tokens, _), n in [each for each in drawn.most_common() if not each[0][1]][:3]:
+        print(f"  {n / drawn.total():6.2%}  {mass[tokens, False] / mass.total():6.0e}  {tokens}")
+
+
+def plot(curves, template, path):
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("\nNo plot: it needs matplotlib, pip install 'llmppl[plots]'")
+        return
+    (groups, _, things), num = template, len(SETTINGS) // 2
+    rows = [(name, list(shares.items())[i : i + num]) for name, shares in curves.items() for i in (0, num)]
+    figure, axes = plt.subplots(len(rows), num, figsize=(10, 1.7 * len(rows)), sharex=True, layout="constrained")
+    for row, (model, panels) in zip(axes, rows, strict=True):
+        row[0].set_ylabel(model, fontsize=8)
+        for ax, (setting, sides) in zip(row, panels, strict=True):
+            for side, group, shift in zip(sides, groups, (-0.2, 0.2), strict=True):
+                ax.bar(np.arange(len(things)) + shift, side, 0.4, label=group)
+            ax.set_title(setting, fontsize=8)
+            ax.set_xticks(range(len(things)), things, rotation=90, fontsize=7)
+            ax.tick_params("y", labelsize=7)
+    axes[0][0].legend(fontsize=7)
+    figure.savefig(path, dpi=75)
+    print(f"\nThe plot is in {path}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--lm", nargs="+", default=["embedded"], help="hub ids or folders (embedded)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--draws", type=int, default=200, help="of each group, in each setting (200)")
     parser.add_argument("--paper", action="store_true", help="men and women, and what they were trained in")
+    parser.add_argument("--out", default="bias.png", help="where to draw the plot")
     args = parser.parse_args()
-    num = 8 if args.quick else 200                     # draws for each group
+    num, most = (20, 200) if args.quick else (args.draws, 3000)
 
-    lm = CachedTransformer.from_pretrained(args.lm)
-    groups, middle, things = PAPER if args.paper else STORY
-    ends = "|".join(f"({thing})" for thing in things)
-    whole = f"The (({groups[0]})|({groups[1]})) {middle} ({ends})"
-    print(f"{whole}: {num} draws for each word, their total variation and its p\n")
-    print(f"{'':27}{'exact':34}local")
-    for name, options in SETTINGS.items():
-        cells = []
-        for way in ("exact", "local"):
-            if "prefix" in options:
-                found = draws(lm, whole, way, 2 * num, args.seed, options)
-            else:
-                found = [
-                    match
-                    for i, group in enumerate(groups)
-                    for match in draws(
-                        lm, f"The {group} {middle} ({ends})", way, num, args.seed + i * num,
-                        {"prefix": f"The {group} {middle}", **options},
-                    )
-                ]  # fmt: skip
-            texts = [unedited(match) for match in found]
-            a, b = ([text.split(middle)[1] for text in texts if text.startswith(f"The {group}")] for group in groups)
-            share = sum(bool(match.edits) for match in found) / len(found)
-            result = compare(a, b, seed=args.seed)
-            cells.append(f"tv {result.tv:.2f}  p {result.p:<7.2g}" + f" {share:4.0%} edited" * ("edits" in options))
-        print(f"{name:27}{cells[0]:34}{cells[1]}")
-
-    dists = []
-    for group in groups:
-        prefix = f"The {group} {middle}"
-        found = search(lm, f"{prefix} ({ends})", prefix=prefix, tokenization="canonical", end="boundary")
-        p = {str(match)[len(prefix) + 1 :]: math.exp(match.log_prob) for match in found}
-        dists.append(Exact({text: value / sum(p.values()) for text, value in p.items()}))
-    print(f"\na: {groups[0]}, b: {groups[1]}\n{compare(*dists)}")
+    template, curves = PAPER if args.paper else STORY, {}
+    for name in args.lm:
+        lm = CachedTransformer.from_pretrained(None if name == "embedded" else name)
+        print(f"\nThe {'|'.join(template[0])} {template[1]} ...: {num} draws of each ({Path(name).name})\n")
+        curves[Path(name).name], spellings = ask(lm, template, num, args.seed, most)
+        show_spellings(lm, template, spellings, most)
+    plot(curves, template, args.out)
 
 
 if __name__ == "__main__":

@@ -5,47 +5,32 @@ drawn from: the distribution after the first prompt, weighed by the second ("fir
 ("product"). This is Fig. 4 of Lew et al. 2023 in kind: the mean of log Z-hat against the number of particles.
 
 What to look for: the mean of log Z-hat grows with N towards log Z, which it cannot exceed on average, and the higher it
-is, the closer the particles are to the target (docs/inference.md). Where ten tokens are drawn, the product is ahead,
-most with one or two particles, and still with 20 (30 other runs had -25.07 and -26.29). Where a text ends with its
-sentence, much of the weight is on the shortest texts, "." alone or one word with it, which a proposal that is the best
-one token ahead does not see: the product is not ahead. With few particles both are far off, with large standard errors,
-as some runs go on to long texts (with one particle, five of the 20 runs had -82 to -94); from ten on they are near each
-other. With 20 both are still short of log Z, which is at least -10.3: the texts of one or two tokens add up to that.
+is, the closer the particles are to the target (docs/inference.md). Both formulations are run by the default expansion
+(*distinct* first choices) and by Algorithm 1 of the paper (*copies*). Where ten tokens are drawn, the product is ahead
+with few particles, by two nats and more; from ten on the two come to the same, as they must. Where a text ends with its
+sentence (the second case, not shown), much of the weight is on the shortest texts, "." alone or one word with it, which
+a proposal that is the best one token ahead does not see: with few particles both are far off, with large standard
+errors, and the product is not surely ahead. What 40 runs of each came to is in docs/papers.md.
 
-The output, with a plot of it in prompt_intersection.png:
+The output with --runs 40 --particles 1 2 5 10 20 40 80, with a plot of it in prompt_intersection.png:
 
-    'For breakfast, the bear ate' and 'In the garden, the princess saw', ten tokens: mean log Z-hat of 10 runs, K=3
+    'For breakfast, the bear ate' and 'In the garden, the princess saw', ten tokens: mean log Z-hat of 40 runs, K=3
 
-      N   from the product of both          from the first prompt's
-      1    -30.55 +- 1.03                    -36.15 +- 1.34
-      2    -29.10 +- 0.66                    -31.90 +- 1.33
-      5    -27.17 +- 0.52                    -28.28 +- 0.91
-      10   -25.36 +- 0.42                    -27.17 +- 0.40
-      20   -25.27 +- 0.36                    -25.69 +- 0.49
-
-      one text of each:
-      N=1   product  ...the youngest daughter and the youngest daughter,
-      N=1   first    ...it, and immediately ate it, and the little
-      ...
-      N=20  product  ...it, and said, "Would you like
-      N=20  first    ...the bear and said, "Don't worry,
-
-    'My favorite writer is probably' and 'My favorite physicist is probably', a sentence: mean log Z-hat of 10 runs, K=3
-
-      N   from the product of both          from the first prompt's
-      1    -47.99 +- 9.67                    -35.08 +- 8.82
-      2    -30.34 +- 6.88                    -32.74 +- 9.59
-      5    -17.83 +- 2.77                    -13.69 +- 1.13
-      10   -13.68 +- 1.31                    -13.76 +- 0.91
-      20   -11.50 +- 0.49                    -12.05 +- 0.74
+      N   distinct, product first             product - first   copies, product   first             product - first
+      1   -30.30 +- 0.56    -32.71 +- 0.64      2.41 +- 0.85    -31.15 +- 0.43    -34.96 +- 1.00      3.81 +- 1.09
+      2   -28.93 +- 0.53    -31.26 +- 0.54      2.33 +- 0.76    -29.14 +- 0.47    -31.38 +- 0.67      2.24 +- 0.82
+      5   -26.28 +- 0.41    -28.37 +- 0.40      2.09 +- 0.57    -27.86 +- 0.36    -29.00 +- 0.40      1.15 +- 0.54
+      10  -26.07 +- 0.17    -26.61 +- 0.47      0.54 +- 0.50    -26.58 +- 0.27    -27.48 +- 0.38      0.90 +- 0.46
+      20  -25.21 +- 0.22    -25.38 +- 0.28      0.17 +- 0.36    -25.95 +- 0.25    -25.70 +- 0.44     -0.25 +- 0.50
+      40  -25.14 +- 0.11    -25.39 +- 0.17      0.26 +- 0.20    -25.92 +- 0.15    -25.67 +- 0.25     -0.24 +- 0.29
+      80  -24.67 +- 0.26    -24.74 +- 0.28      0.06 +- 0.39    -25.38 +- 0.11    -25.16 +- 0.25     -0.22 +- 0.28
 
       one text of each:
-      N=1   product  ...a good one for me, and I can't believe that I should be out of the town."
-      N=1   first    ...my most unable to ask for it."
-      N=2   product  ...for the last time I will do it."
-      N=2   first    ...a good one.
-      N=5   product  ...the same.
+      N=1   product  ...the apple and went to the kitchen. "
+      N=1   first    ...the muddy and the bear's cheese
       ...
+      N=80  product  ...it, and said, "Yes, I will
+      N=80  first    ...it and said, "What are you doing?"
 """
 
 import argparse
@@ -64,6 +49,7 @@ CASES = [                                               # what is drawn, its pro
     ),
 ]
 PROPOSALS = {"product": "from the product of both", "first": "from the first prompt's"}
+EXPANSIONS = ("distinct", "copies")                     # the default, and Algorithm 1 of the paper
 K = 3
 
 
@@ -73,25 +59,32 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=int, default=10, help="runs for each mean (10)")
+    parser.add_argument("--particles", type=int, nargs="+", default=[1, 2, 5, 10, 20], help="numbers N (1 2 5 10 20)")
     parser.add_argument("--out", default="prompt_intersection.png", help="where to draw the plot")
     args = parser.parse_args()
-    counts, num_runs = ([1, 2, 5], 3) if args.quick else ([1, 2, 5, 10, 20], args.runs)
+    counts, num_runs = ([1, 2], 3) if args.quick else (args.particles, args.runs)
 
     lm = CachedTransformer.from_pretrained(args.lm)
-    results = []                                        # one for each case: {proposal: (means, errors) over counts}
+    results = []                                        # one for each case: {(expansion, proposal): (means, errors)}
     for what, prompts, end in CASES:
         print(f"\n{prompts[0]!r} and {prompts[1]!r}, {what}: mean log Z-hat of {num_runs} runs, K={K}\n")
-        print("  N   " + "".join(f"{source:34}" for source in PROPOSALS.values()).rstrip())
-        curves, samples = {name: [] for name in PROPOSALS}, []
+        print("  N   " + "".join(f"{f'{each}, product':18}{'first':18}{'product - first':18}" for each in EXPANSIONS))
+        curves, samples = {}, []
         for N in counts:
-            for name in PROPOSALS:
-                model = PromptIntersection(lm, prompts, proposal=name, **end)
-                runs = [smc_steer(model, N, K, seed=args.seed + i) for i in range(num_runs)]
-                log_mls = [posterior.log_ml for posterior in runs]
-                curves[name].append((np.mean(log_mls), np.std(log_mls, ddof=1) / np.sqrt(num_runs)))
-                samples.append(f"  N={N:<3} {name:8} ...{' '.join(runs[0].sample(seed=args.seed).s.split())}")
-            cells = [f"{mean:7.2f} +- {error:.2f}" for mean, error in (curves[name][-1] for name in PROPOSALS)]
-            print(f"  {N:<4}" + "".join(f"{cell:34}" for cell in cells).rstrip())
+            cells = []
+            for expansion in EXPANSIONS:
+                for name in PROPOSALS:
+                    model = PromptIntersection(lm, prompts, proposal=name, **end)
+                    runs = [smc_steer(model, N, K, expand=expansion, seed=args.seed + i) for i in range(num_runs)]
+                    log_mls = [posterior.log_ml for posterior in runs]
+                    cells.append((np.mean(log_mls), np.std(log_mls, ddof=1) / np.sqrt(num_runs)))
+                    curves.setdefault((expansion, name), []).append(cells[-1])
+                    if expansion == EXPANSIONS[0]:
+                        text = " ".join(runs[0].sample(seed=args.seed).s.split())
+                        samples.append(f"  N={N:<3} {name:8} ...{text}")
+                (product, error), (first, other) = cells[-2:]
+                cells.append((product - first, np.hypot(error, other)))
+            print(f"  {N:<4}" + "".join(f"{f'{mean:6.2f} +- {error:.2f}':18}" for mean, error in cells), flush=True)
         print("\n  one text of each:", *samples, sep="\n")
         results.append({name: np.transpose(curve) for name, curve in curves.items()})
     plot(counts, results, num_runs, args.out)
@@ -105,9 +98,12 @@ def plot(counts, results, num_runs, path):
         return
     figure, axes = plt.subplots(1, len(CASES), figsize=(5.2 * len(CASES), 3.8), layout="constrained", squeeze=False)
     for ax, (what, prompts, _), curves in zip(axes[0], CASES, results, strict=True):
-        for (name, (means, errors)), marker, shift in zip(curves.items(), "os", (0.97, 1.03), strict=True):
-            places = [shift * N for N in counts]        # side by side, so that both error bars are seen
-            ax.errorbar(places, means, errors, marker=marker, capsize=3, label=f"drawn {PROPOSALS[name]}")
+        shifts = np.linspace(0.94, 1.06, len(curves))   # side by side, so that all error bars are seen
+        for ((expansion, name), (means, errors)), shift in zip(curves.items(), shifts, strict=True):
+            style = {"marker": "os"[name == "first"], "linestyle": ":" if expansion == "copies" else "-"}
+            color = "C0" if name == "product" else "C1"
+            label = f"{PROPOSALS[name]}, {expansion}"
+            ax.errorbar([shift * N for N in counts], means, errors, color=color, capsize=3, label=label, **style)
         ax.set_title("\n".join(f"“{prompt} …”" for prompt in prompts), fontsize=10)
         ax.set_xscale("log")
         ax.set_xticks(counts, [str(N) for N in counts])
@@ -115,8 +111,8 @@ def plot(counts, results, num_runs, path):
         ax.set_xlabel(f"particles N ({what})")
         ax.grid(alpha=0.3)
     axes[0][0].set_ylabel(f"mean log Z-hat of {num_runs} runs")
-    axes[0][0].legend(loc="lower right")
-    figure.savefig(path, dpi=150)
+    axes[0][0].legend(loc="lower right", fontsize=8)
+    figure.savefig(path, dpi=80)
     print(f"\nThe plot is in {path}")
 
 
