@@ -261,7 +261,7 @@ def e1(options: argparse.Namespace) -> None:
           f"{known.nats:.2f} nats per token")
     budget = 5_000 if options.quick else 15_000
     seeds = range(1 if options.quick else 5)
-    lengths_of_generate = (8, 16, 32) if options.quick else (4, 8, 16, 32, 64)
+    lengths_of_generate = (8, 16, 32) if options.quick else (1, 2, 4, 8, 16, 32, 64)
     patience = {16: 1 if options.quick else 6}          # what is best is given more, to see how far it gets
     curves: dict[str, list[Curve]] = {}
     for name, run in {
@@ -308,7 +308,7 @@ def e1(options: argparse.Namespace) -> None:
 
     def draw(axes: Any) -> None:
         for name, runs in curves.items():
-            if name in ("llmppl, batch 16", "generate, n=4"):
+            if name in ("llmppl, batch 16", "generate, n=1", "generate, n=2", "generate, n=4"):
                 continue
             first = [at[0] for at in runs[0].at]
             style = "-" if name.startswith("llmppl") else "--" if name.startswith("ReLM") else ":"
