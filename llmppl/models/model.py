@@ -11,19 +11,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 
 from llmppl.distributions import Impossible, Proposal
 from llmppl.distributions.rules import NO_RULE, DecisionRule
-from llmppl.lm import Context
 from llmppl.models.choices import NOTHING, Noted, Sampled, Steps, call_site, told
 from llmppl.models.copies import Kept, culprit, deep_copy, shared_names, survey
 from llmppl.models.guards import log_of, observed, plain_result, plain_step, truth
 from llmppl.models.spans import Extent, Span, Until, extend
 from llmppl.runtime import ContextTooLong, running
 from llmppl.tokens import Text
+
+if TYPE_CHECKING:
+    from llmppl.lm import Context
 
 Next_co = TypeVar("Next_co", bound=Proposal, covariant=True)
 
