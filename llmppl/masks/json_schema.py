@@ -43,6 +43,8 @@ LIMITS = {                                          # of llguidance; its own hol
     "max_grammar_size": 2_000_000,
 }
 
+BLANK = " ?"                                            # the whitespace that a record in a line has
+
 
 class JsonSchema(Shared):
     """The JSON texts that are instances of a schema, as far as llguidance knows JSON Schema (draft 2020-12).
@@ -57,7 +59,8 @@ class JsonSchema(Shared):
         Its "x-guidance" may hold llguidance's own options, such as {"coerce_one_of": true}: read `oneOf` as `anyOf`.
         Where it says nothing else, a string without a pattern may have `\\u` escapes of any character.
     whitespace : bool or str
-        Between the tokens of JSON: True for any, as JSON has it; False for none; a regex for what it matches.
+        Between the tokens of JSON: a regex for what it matches, a blank or nothing if left out; False for nothing; True
+        for any, as JSON has it, in which a model may go on for ever.
     lenient : bool
         Pass over what llguidance does not know, instead of raising an error; `warnings` says what that was.
 
@@ -71,7 +74,7 @@ class JsonSchema(Shared):
         keyword.
     """
 
-    def __init__(self, schema: dict[str, Any] | bool | str, *, whitespace: bool | str = True, lenient: bool = False):
+    def __init__(self, schema: dict[str, Any] | bool | str, *, whitespace: bool | str = BLANK, lenient: bool = False):
         LLMatcher = _llguidance().LLMatcher
         try:
             read = json.loads(schema) if isinstance(schema, str) else schema
@@ -86,9 +89,11 @@ class JsonSchema(Shared):
             raise ValueError(f"the schema is not JSON: {error}") from None
         if not isinstance(self.schema, (dict, bool)):
             raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(self.schema)}")
-        self._given = (f", whitespace={whitespace!r}" if whitespace is not True else "") + ", lenient=True" * lenient
+        self._given = f", whitespace={whitespace!r}" * (whitespace != BLANK) + ", lenient=True" * lenient
         self._options: dict[str, Any] = {"lenient": True} if lenient else {}
-        if whitespace is not True:
+        asked = self.schema.get("x-guidance", {}) if isinstance(self.schema, dict) else {}
+        own = isinstance(asked, dict) and not asked.keys().isdisjoint(("whitespace_flexible", "whitespace_pattern"))
+        if whitespace is not True and not (whitespace == BLANK and own):
             self._options |= {"whitespace_flexible": bool(whitespace), "whitespace_pattern": whitespace or None}
         if message := self._error(self.schema):
             raise ValueError(self._located(message))
