@@ -3,6 +3,7 @@
 import importlib.util
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -124,3 +125,40 @@ def test_a_critic_weighs_the_end_of_a_text_and_guides_before_it(monkeypatch):
     assert_exact(model, add_up(pairs))
     posterior = importance_sampling(model, 30, seed=0)
     assert posterior.stats.rounds <= 2 * 3              # a step asks for a token, and all critics together
+
+
+@pytest.mark.parametrize("name, program", [("extraction_records", "Record"), ("text_to_sql", "Query")])
+@pytest.mark.parametrize("local", [True, False])
+def test_a_record_or_a_query_is_weighed_by_its_probability(monkeypatch, name, program, local):
+    lm, module = tiny_lm(), example(name)
+    monkeypatch.setattr(module, "MAX_TOKENS", 2)                                # "c c" takes three
+    index, options = Regex("a?b|c|c c").index(lm.vocab), {}
+    if name == "text_to_sql":
+        options["runs"] = lambda query: query != "b"
+    spellings = {(B,): "b", (A, B): "ab", (AB,): "ab", (C,): "c"}
+    weights = dict.fromkeys(spellings.values(), 0.0)
+    for ids, text in spellings.items():
+        weights[text] += math.exp(log_prob_by_hand(lm, [A], [*ids, END]))
+    model = getattr(module, program)(lm.context("a"), index, local=local, **options)
+    if not local:
+        weights["b"] *= name != "text_to_sql"
+        return assert_exact(model, weights)
+    exact, first = enumerate_exact(model), np.exp(log_probs_by_hand(lm, [A]))
+    assert exact.log_ml == pytest.approx(0.0, abs=1e-9)                         # as if masks cost nothing
+    share = exact.expect(lambda particle: str(particle) == "c")
+    assert share == pytest.approx(first[C] / (first[A] + first[B] + first[C] + first[AB]), abs=1e-9)
+
+
+def test_the_heaviest_answer_is_a_sum_over_texts():
+    module = example("text_to_sql")
+    base = module.database()
+
+    class Texts(list):
+        weights = (0.4, 0.3, 0.3)
+
+    job = "SELECT job FROM people WHERE "
+    texts = ["SELECT year FROM people", f"{job}age = 34", f"{job}age < 25"]
+    named = [SimpleNamespace(s=text) for text in texts]
+    assert module.most_weight(base, Texts(named))[1:] == (0.3, texts[1])        # the first does not run
+    named[2].s = f"{job}name = 'Ann Moore'"
+    assert module.most_weight(base, Texts(named)) == ((("nurse",),), 0.6, texts[1])

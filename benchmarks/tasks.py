@@ -1,0 +1,240 @@
+"""What steering is worth: four tasks with known answers, a small instruct model, and eleven ways to use it.
+
+The tasks are those of `task_instances.py`; the model is SmolLM2 (135M parameters). What is drawn is kept line by line
+in a JSONL file, from which the tables are printed, so that a run can be stopped and go on:
+
+    python benchmarks/tasks.py                              # two hours of one core; --resume goes on where it ended
+    python benchmarks/tasks.py --report                     # the tables of what is there
+    python benchmarks/tasks.py --instances 5 --seeds 1      # whether it works
+
+A *set* is what one program gives: N texts with their log-probabilities and log-weights. One set serves several methods:
+of the same draws under masks, local masking takes one, a vote the commonest answer, best-of-N the likeliest text,
+importance sampling the answer of most weight. Instances are taken in turn over tasks and sets, all of one seed first;
+fourteen of them share their batches (`repeat`), with an empty cache but for their prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peers
+import torch
+import transformers
+from tables import machine
+from task_control import with_genlm_control
+from task_instances import Fluency, Task, concept_sets, extraction, keywords, pattern, text_to_sql
+from task_report import CONTROL, report
+
+from llmppl import EOS, CachedTransformer, ConstrainedText, Rule, importance_sampling, repeat, smc_standard, smc_steer
+from llmppl.inference import Particles
+from llmppl.languages import index_of
+
+TOGETHER = 14                                           # instances that share their batches
+COLD = Rule(temperature=0.5)
+K = 3
+
+
+class Writer(ConstrainedText):
+    """A text of an instance. `how` a token is proposed:
+
+    masked   from those that keep the text admitted; what only its end tells (`Task.admits`) kills
+    free     from all
+    greedy   the most probable of those that keep the text admitted; `most` the most probable of all
+    tested   from all, each tested when it is drawn (AWRS), the end of the text by `Task.admits`, too
+    """
+
+    def __init__(self, context: Any, task: Task, index: Any, how: str, rule: Rule) -> None:
+        bound = how not in ("free", "most")
+        super().__init__(
+            context.lm, context, index if bound else None, max_tokens=task.max_tokens, complete=bound, rule=rule
+        )
+        self.admits, self.how, self.log_prob = task.admits, how, 0.0
+
+    def step(self) -> None:
+        p = self.next_token(self.context)
+        proposal: Any = p
+        for mask in self.masks(p.support):
+            proposal = proposal.masked(mask)
+        if self.how == "tested":
+            proposal = p.where(functools.partial(self.fits, mask))
+        elif self.how in ("greedy", "most"):
+            proposal = proposal.top_k(1)
+        token = self.sample(p, proposal=None if proposal is p else proposal)
+        self.log_prob += p.log_prob(token)
+        if self.write(token):
+            self.context += token
+            if self.index is not None:
+                self.state = self.index.advance(self.state, token)
+        elif self.how == "steered":
+            self.condition(self.admits(str(self.s)))
+
+    def fits(self, mask: Any, token: Any) -> bool:
+        return bool(mask[token]) and (token != EOS or self.admits(str(self.s)))
+
+
+@dataclass(frozen=True)
+class Set:
+    """A program, and how it is run: N samples, or N particles steered or filtered."""
+
+    how: str
+    run: Callable[..., Particles[Any]]
+    N: int
+    rule: Rule = Rule()
+
+    def __call__(self, model: Writer, rng: np.random.Generator) -> Particles[Any]:
+        options = {"K": K} if self.run is smc_steer else {}
+        return self.run(model, self.N, rng=rng, progress=False, **options)
+
+
+SETS = {
+    "greedy, free": Set("most", importance_sampling, 1),
+    "greedy, masked": Set("greedy", importance_sampling, 1),
+    "free": Set("free", importance_sampling, 10),
+    "masked": Set("masked", importance_sampling, 20),
+    "masked, colder": Set("masked", importance_sampling, 20, COLD),
+    "steering, N=5": Set("steered", smc_steer, 5),
+    "steering, N=10": Set("steered", smc_steer, 10),
+    "steering, N=10, colder": Set("steered", smc_steer, 10, COLD),
+    "AWRS": Set("tested", smc_standard, 10),
+}
+
+
+@dataclass
+class Bench:
+    """A model, the tasks, and the file that results go to."""
+
+    lm: CachedTransformer
+    tasks: list[Task]
+    results: Path
+
+    def __post_init__(self) -> None:
+        self.indices: dict[int, Any] = {}               # of a language, by its identity
+
+    def index(self, language: Any) -> Any:
+        if id(language) not in self.indices:
+            self.indices[id(language)] = index_of(language, self.lm.vocab)
+        return self.indices[id(language)]
+
+    def run(self, num_instances: int | None, seeds: int) -> None:
+        done = {(each["task"], each["seed"], each["set"], each["instance"]) for each in read(self.results)}
+        for seed, start, task, name in turns(self.tasks, num_instances, seeds):
+            numbers = range(start, min(start + TOGETHER, len(task.instances), num_instances or math.inf))
+            if name.startswith("greedy") and seed:
+                continue                                # it draws nothing
+            if all((task.name, seed, name, number) in done for number in numbers):
+                continue
+            self.keep(list(self.together(task, seed, name, numbers)))
+
+    def together(self, task: Task, seed: int, name: str, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """A line for each of the instances."""
+        lm = CachedTransformer(self.lm.model, self.lm.vocab)
+        instances = [task.instances[number] for number in numbers]
+        contexts = [lm.at(int(i) for i in self.lm.chat(instance.messages).tokens) for instance in instances]
+        for context in contexts:
+            context.log_probs()
+        indices = [self.index(instance.language) for instance in instances]
+        method, before = SETS[name], lm.stats.tokens
+        writers = iter(
+            Writer(context, task, index, method.how, method.rule)
+            for context, index in zip(contexts, indices, strict=True)
+        )
+        rng = np.random.default_rng([seed, numbers[0], *name.encode(), *task.name.encode()])
+        began = time.process_time()
+        runs = repeat(lambda rng: method(next(writers), rng), len(instances), rng=rng, progress=False).runs
+        seconds = (time.process_time() - began) / len(instances)
+        tokens = (lm.stats.tokens - before) / len(instances)
+        for number, instance, context, run in zip(numbers, instances, contexts, runs, strict=True):
+            yield {
+                "task": task.name, "seed": seed, "set": name, "instance": number, "log_ml": float(run.log_ml),
+                "tokens": tokens, "seconds": seconds, "log_probs": [p.log_prob for p in run],
+                "distinct": num_prefixes([p.context.tokens[len(context) :] for p in run]),
+                **task.judge(instance, [str(p.s) for p in run], [p.log_weight for p in run]),
+            }  # fmt: skip
+
+    def run_control(self, num_instances: int) -> None:
+        """The first instances of each task, with the AWRS of another library."""
+        done = {(each["task"], each["instance"]) for each in read(self.results) if each["set"] == CONTROL}
+        for number in range(num_instances):
+            for task in self.tasks:
+                if (task.name, number) not in done:
+                    index = self.index(task.instances[number].language)
+                    line = with_genlm_control(self.lm, task, number, index, SETS["AWRS"].N)
+                    self.keep([{"task": task.name, "seed": 0, "set": CONTROL, "instance": number, **line}])
+
+    def keep(self, lines: Iterable[dict[str, Any]]) -> None:
+        with open(self.results, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def num_prefixes(texts: list[Sequence[int]]) -> list[int]:
+    """How many contexts beyond the prompt the first text ran through the model, the first two, and so on."""
+    met: set[tuple[int, ...]] = set()
+    counts = []
+    for text in texts:
+        met |= {tuple(map(int, text[:n])) for n in range(1, len(text) + 1)}
+        counts.append(len(met))
+    return counts
+
+
+def turns(tasks: list[Task], num_instances: int | None, seeds: int) -> Iterator[tuple[int, int, Task, str]]:
+    """(seed, first instance, task, set), in the order of the runs: any beginning of them is a fair sample."""
+    longest = max(len(task.instances) for task in tasks)
+    for seed in range(seeds):
+        for start in range(0, min(longest, num_instances or longest), TOGETHER):
+            for task in tasks:
+                for name in SETS:
+                    if start < len(task.instances):
+                        yield seed, start, task, name
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lm", default="smollm2", help="a model with a chat template (SmolLM2, 135M)")
+    parser.add_argument("--dtype", default="bfloat16", help="of its arithmetic (bfloat16: half the time of float32)")
+    parser.add_argument("--instances", type=int, help="of each task (all)")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", metavar="TASK", help="extraction, pattern, keywords, sql")
+    parser.add_argument("--commongen", type=Path, help="a folder with CommonGen's dev_concepts.jsonl, to use its sets")
+    parser.add_argument("--control", type=int, default=5, help="of each task, with genlm-control where it is installed")
+    parser.add_argument("--results", type=Path, default=Path("out/tasks.jsonl"))
+    parser.add_argument("--resume", action="store_true", help="go on with the file of results that is there")
+    parser.add_argument("--report", action="store_true", help="print the tables of the results that are there")
+    options = parser.parse_args()
+    if not options.report:
+        if options.results.exists() and not options.resume:
+            parser.error(f"{options.results} is there: --resume goes on with it, --report prints its tables")
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        torch.set_num_threads(1)
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        note = f"{options.dtype}, CPU time, one thread"
+        print(machine("llmppl", "torch", "transformers", "numpy", note=note), flush=True)
+        lm = CachedTransformer.from_pretrained(options.lm, dtype=options.dtype)
+        sets = concept_sets(options.commongen)
+        tasks = [extraction(), pattern(), keywords(Fluency(CachedTransformer.from_pretrained()), sets), text_to_sql()]
+        tasks = [task for task in tasks if task.name in (options.only or task.name)]
+        bench = Bench(lm, tasks, options.results)
+        if peers.genlm_control is not None:
+            bench.run_control(options.control)
+        bench.run(options.instances, options.seeds)
+    report(read(options.results))
+
+
+if __name__ == "__main__":
+    main()
