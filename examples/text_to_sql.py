@@ -10,7 +10,7 @@ What to look for: plain samples are no SQL that runs. Masked ones are of the gra
 that it lacks, or for a baker whose name is a town, and find nothing; steering gets to queries that do. It may also
 lose all its particles (the first question): what the model wants to write after "city =" is not a word of the tables.
 The number is the share of the weight, or of the votes, that the result has; the last question is answered with a query
-that finds something, and is wrong. docs/quality.md has more questions, and more methods.
+that finds something, and is wrong. Four of 12 is 0.33 +- 0.14: docs/quality.md has more questions, and more methods.
 
     Who lives in Bonn?
       plain sampling, vote of 10   0.10  SELECT city FROM people WHERE job = 'baker' ORDER BY job DESC;
@@ -28,7 +28,10 @@ that finds something, and is wrong. docs/quality.md has more questions, and more
       plain sampling, vote of 10   0.00  no query that runs
       local masking, vote of 10    0.10  SELECT job FROM people WHERE job = 'nurse' ORDER BY job DESC LIMIT 1
       steering, N=10, K=3          0.59  SELECT age FROM people WHERE job = 'nurse' AND city = 'Rome'
-    ...
+
+    plain sampling, vote of 10   0 of 12 results right
+    local masking, vote of 10    1 of 12 results right
+    steering, N=10, K=3          4 of 12 results right
 """
 
 import argparse
