@@ -282,6 +282,15 @@ def test_more_prefixes_than_can_be_listed_are_searched_in_joint_order(monkeypatc
     assert len(values) == 5 and values == sorted(values, reverse=True)
 
 
+def test_an_empty_prefix_among_very_many_is_refused_where_it_alone_begins_behind_a_bos(embedded, monkeypatch):
+    monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 1)
+    with pytest.raises(ValueError, match="a BOS before the empty text alone, so the empty prefix cannot be searched"):
+        next(Query(embedded, "(A|The)? boy", prefix="(A|The)?").best())
+    found = list(Query(embedded, "(A|The) boy", prefix="A|The", end="prefix").best())
+    assert {match.prefix for match in found} == {"A", "The"}
+    assert {str(match) for match in found} == {"A boy", "The boy"}
+
+
 def test_an_infinite_language_is_searched_as_far_as_is_asked():
     lm = language_model()
     some = list(itertools.islice(search(lm, "[ab]*c?", end="eos"), 20))

@@ -128,14 +128,19 @@ class Space:
 
     def prefix_root(self) -> Node:
         """Where prefixes begin: behind the special tokens that the tokenizer puts before a text."""
-        text = self.prefixes.shortest() or ""
+        text = next(filter(None, self.prefixes.enumerate()))
         context = self.lm.context(text)
         if b"".join(token.bytes for token in context.tokens) != text.encode():
             raise ValueError(
                 f"this tokenizer adds a space before a text, so more than {MAX_LISTED_PREFIXES} prefix strings cannot "
                 f"be searched: give a prefix with fewer strings"
             )
-        special = itertools.takewhile(lambda token: not token.bytes, context.tokens)
+        special = tuple(itertools.takewhile(lambda token: not token.bytes, context.tokens))
+        if self.prefixes.accepts_text("") and tuple(self.lm.context().tokens) != special:
+            raise ValueError(
+                f"this tokenizer puts a BOS before the empty text alone, so the empty prefix cannot be searched among "
+                f"more than {MAX_LISTED_PREFIXES} prefix strings: ask for it by itself, prefix=''"
+            )
         begin = reduce(operator.add, special, self.lm.at(()))
         return Node(None, begin, self.prefixes.start, 0.0, None if self.canonical is None else self.canonical.start)
 
