@@ -38,7 +38,8 @@ PAPER = "baseline 41.6, words 56.6, terminated 65, no_stop 71 (GPT-2 XL); 27, 43
 
 def e3(options: argparse.Namespace) -> None:
     for name in options.lm or [None]:
-        lm, called = CachedTransformer.from_pretrained(name), Path(name).name if name else "embedded"
+        lm = CachedTransformer.from_pretrained(name, dtype=options.dtype)
+        called = " ".join(filter(None, [Path(name).name if name else "embedded", options.dtype]))
         for which, texts in passages(options, lm).items():
             asked = texts[: 25 if options.quick else options.passages]
             answers = [answer for answer, _ in zip(answered(lm, called, asked, options), asked, strict=True)]

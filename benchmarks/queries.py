@@ -466,6 +466,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, metavar="FILE", help="passages for e3, blank lines between them")
     parser.add_argument("--passages", type=int, default=500, metavar="N", help="of each kind, for e3")
     parser.add_argument("--expansions", type=int, default=20_000, metavar="N", help="after which e3 gives up a search")
+    parser.add_argument("--dtype", help="of the models of e3 (bfloat16: half the time of float32)")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="JSON lines that keep what e3 found, to go on from")
     parser.add_argument("--vocab", type=Path, metavar="FOLDER", help="a tokenizer for scale, such as gpt2's")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw e1, e6 and e7 there")
