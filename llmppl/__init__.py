@@ -21,10 +21,13 @@ if TYPE_CHECKING:                                       # the same names again, 
     from llmppl.grammar import Grammar as Grammar
     from llmppl.inference import SMC as SMC
     from llmppl.inference import Particles as Particles
+    from llmppl.inference import Result as Result
     from llmppl.inference import beam_search as beam_search
     from llmppl.inference import enumerate_exact as enumerate_exact
     from llmppl.inference import importance_sampling as importance_sampling
+    from llmppl.inference import load_results as load_results
     from llmppl.inference import repeat as repeat
+    from llmppl.inference import run_many as run_many
     from llmppl.inference import smc_standard as smc_standard
     from llmppl.inference import smc_steer as smc_steer
     from llmppl.languages import Regex as Regex
@@ -46,7 +49,7 @@ _FOLDERS = {
     "models": ["Model", "ConstrainedText", "Infilling", "PromptIntersection"],
     "distributions": ["Bernoulli", "Categorical", "Geometric", "Uniform", "Delta", "product", "mixture", "Rule"],
     "inference": ["SMC", "smc_steer", "smc_standard", "importance_sampling", "repeat", "enumerate_exact", "beam_search",
-                  "Particles"],
+                  "Particles", "run_many", "Result", "load_results"],
     "lm": ["CachedTransformer"],
     "tokens": ["EOS", "Vocabulary"],
     "languages": ["Regex"],

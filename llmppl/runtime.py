@@ -3,22 +3,28 @@
 Functions run in greenlets, those that do not wait one after another in the same. Where one needs something expensive it
 calls `request`, which switches out of it; when every function has either returned or asked, each *evaluator* gets all
 of its questions in one list (a *round*), and the functions go on with their answers. They stay ordinary synchronous
-Python; there is no event loop and no timeout. Outside `Runtime.run`, `request` simply evaluates, so the same code runs
-by hand in a debugger. A run inside a function of another run passes its batches up, so that runs share their rounds,
-too.
+Python; there is no event loop and no timeout. Outside of a run, `request` simply evaluates, so the same code runs by
+hand in a debugger. A run inside a function of another run passes its batches up, so that runs share their rounds, too.
+
+`Runtime.run` takes functions that are parts of one thing: what leaves one of them ends all. `Runtime.each` takes
+functions that have nothing to do with one another.
 """
 
 from __future__ import annotations
 
 import contextvars
 import operator
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from greenlet import getcurrent, greenlet
+
+T = TypeVar("T")
 
 
 class ContextTooLong(ValueError):
@@ -79,11 +85,13 @@ class _Worker(greenlet):  # type: ignore[misc]
         self.runtime, self.name = runtime, ""
         self._todo, self._caller = todo, contextvars.copy_context()
 
-    def _work(self) -> None:
+    def _work(self) -> Any:
+        result = None
         while self._todo:                               # once it has waited, others have taken the rest
             function, self.name = self._todo.popleft()
             self.gr_context = self._caller.copy()
-            function()
+            result = function()
+        return result
 
 
 class _Request(NamedTuple):
@@ -190,20 +198,14 @@ class Runtime:
                 resume(workers[-1], workers[-1].switch)
             while waiting:
                 batch, waiting = waiting, []
-                by_evaluator: dict[int, list[_Request]] = {}
-                for each in batch:
-                    by_evaluator.setdefault(id(each.evaluator), []).append(each)
                 answers: dict[_Worker, list[Any]] = {}
-                for requests in by_evaluator.values():
-                    asked = [(each.worker, question) for each in requests for question in each.questions]
+                for requests in _by_evaluator(batch):
                     try:
-                        replies = _evaluated(requests[0].evaluator, [question for _, question in asked])
+                        answers |= _answers(requests)
                     except Exception as error:          # into a step that asked, so that the traceback shows its line
                         worker = requests[0].worker
                         resume(worker, worker.throw, type(error), error, error.__traceback__)
                         raise
-                    for (worker, _), reply in zip(asked, replies, strict=True):
-                        answers.setdefault(worker, []).append(reply)
                 for each in batch:
                     resume(each.worker, each.worker.switch, answers[each.worker])
         finally:
@@ -211,3 +213,78 @@ class Runtime:
             for worker in workers:
                 if not worker.dead:
                     worker.throw()                      # GreenletExit: unwind what an exception left hanging
+
+    def each(self, functions: Iterable[tuple[Callable[[], T], str]], together: int) -> Iterator[T]:
+        """What each of the functions returns, as they end; with each function comes its name.
+
+        At most `together` are under way; where one has ended, the next is taken. An exception of an evaluator reaches
+        those alone whose questions it does not answer. One that leaves a function ends all. The iterator goes on in the
+        thread that began it; one that is given up unwinds what it has begun.
+        """
+        thread, todo = threading.get_ident(), iter(functions)
+        workers, waiting = dict[_Worker, None](), list[_Request]()
+
+        def resume(worker: _Worker, go_on: Callable[[], Any]) -> list[T]:
+            """Its result, if it has ended."""
+            if threading.get_ident() != thread:
+                raise RuntimeError("what runs together goes on in the thread that began it, and this is another")
+            workers[worker] = None
+            worker.parent = getcurrent()                # another greenlet may ask for the next result
+            try:
+                wanted = go_on()
+            except BaseException as error:
+                error.add_note(f"in {worker.name}")
+                raise
+            if not worker.dead:
+                waiting.append(_Request(worker, *wanted))
+                return []
+            del workers[worker]
+            return [wanted]
+
+        try:
+            while True:
+                while len(waiting) < together and (following := next(todo, None)) is not None:
+                    worker = _Worker(self, deque([following]))
+                    yield from resume(worker, worker.switch)
+                if not waiting:
+                    return
+                batch, waiting = waiting, []
+                answered = dict[_Worker, Callable[[], Any]]()
+                for requests in _by_evaluator(batch):
+                    answered |= _answered_apart(requests)
+                for each in batch:
+                    yield from resume(each.worker, answered.pop(each.worker))
+        finally:
+            for worker in workers:
+                if not worker.dead and threading.get_ident() == thread:     # else greenlet unwinds it in that thread
+                    worker.parent = getcurrent()
+                    worker.throw()
+
+
+def _by_evaluator(batch: list[_Request]) -> Iterable[list[_Request]]:
+    """The requests to each evaluator."""
+    by_evaluator: dict[int, list[_Request]] = {}
+    for each in batch:
+        by_evaluator.setdefault(id(each.evaluator), []).append(each)
+    return by_evaluator.values()
+
+
+def _answers(requests: list[_Request]) -> dict[_Worker, list[Any]]:
+    """What each of the requests to one evaluator is answered, all evaluated together."""
+    asked = [(each.worker, question) for each in requests for question in each.questions]
+    replies = _evaluated(requests[0].evaluator, [question for _, question in asked])
+    answers: dict[_Worker, list[Any]] = {}
+    for (worker, _), reply in zip(asked, replies, strict=True):
+        answers.setdefault(worker, []).append(reply)
+    return answers
+
+
+def _answered_apart(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]]:
+    """How each worker goes on: with the answers; where there are none, with those of a half, and so on."""
+    try:
+        return {worker: partial(worker.switch, answers) for worker, answers in _answers(requests).items()}
+    except Exception as error:
+        if len(requests) == 1:                          # into the step that asked
+            return {requests[0].worker: partial(requests[0].worker.throw, type(error), error, error.__traceback__)}
+        half = len(requests) // 2
+        return _answered_apart(requests[:half]) | _answered_apart(requests[half:])

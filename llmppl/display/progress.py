@@ -10,14 +10,14 @@ from typing import Any
 
 @contextmanager
 def bar(
-    progress: bool | None, max_steps: int | None, describe: Callable[[list[Any]], str], unit: str = "step"
-) -> Iterator[Callable[[int, list[Any]], None]]:
+    progress: bool | None, total: int | None, describe: Callable[[Any], str], unit: str = "step"
+) -> Iterator[Callable[[int, Any], None]]:
     """What to call with the step and the particles after each step; `describe` says how they stand.
 
     Nothing is shown where `progress` is false, or None and stderr is no terminal.
     """
     if not (sys.stderr.isatty() if progress is None else progress):
-        yield lambda t, particles: None
+        yield lambda t, state: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,11 +25,14 @@ def bar(
     first, last = TextColumn(unit + " {task.completed}"), TextColumn("{task.fields[state]}")
     columns = first, BarColumn(), TimeElapsedColumn(), last
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("", total=max_steps, state="")
+        task = shown.add_task("", total=total, state="")
 
-        def show(t: int, particles: list[Any]) -> None:
-            finished = sum(p.finished for p in particles)
-            state = f"{finished}/{len(particles)} finished, {describe(particles)}"
-            shown.update(task, completed=t, state=state)
+        def show(t: int, state: Any) -> None:
+            shown.update(task, completed=t, state=describe(state))
 
         yield show
+
+
+def finished(particles: list[Any]) -> str:
+    """How many have finished."""
+    return f"{sum(p.finished for p in particles)}/{len(particles)} finished"

@@ -8,6 +8,8 @@ from llmppl.inference.expansion import Distinct as Distinct
 from llmppl.inference.expansion import Extension as Extension
 from llmppl.inference.genealogy import Genealogy as Genealogy
 from llmppl.inference.genealogy import StepRecord as StepRecord
+from llmppl.inference.many import lanes as lanes
+from llmppl.inference.many import run_many as run_many
 from llmppl.inference.particles import Death as Death
 from llmppl.inference.particles import Particles as Particles
 from llmppl.inference.repeats import Repeats as Repeats
@@ -19,6 +21,10 @@ from llmppl.inference.resampling import optimal as optimal
 from llmppl.inference.resampling import residual as residual
 from llmppl.inference.resampling import stratified as stratified
 from llmppl.inference.resampling import systematic as systematic
+from llmppl.inference.results import Result as Result
+from llmppl.inference.results import ResultFile as ResultFile
+from llmppl.inference.results import load_results as load_results
+from llmppl.inference.saved import SavedParticle as SavedParticle
 from llmppl.inference.smc import SMC as SMC
 from llmppl.inference.smc import Step as Step
 from llmppl.inference.smc import importance_sampling as importance_sampling

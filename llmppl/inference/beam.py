@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llmppl.arguments import count, optional_count
-from llmppl.display.progress import bar
+from llmppl.display.progress import bar, finished
 from llmppl.inference.branches import Branch, run_together
 from llmppl.inference.exact import settle
 from llmppl.inference.watch import Watch, begin, cut
@@ -33,6 +33,10 @@ class Beam(Generic[M]):
 
     def __str__(self) -> str:
         return str(self.particle)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What JSON can hold of it."""
+        return {"text": str(self), "log_joint": self.log_joint, "cut": self.particle.cut}
 
     def __repr__(self) -> str:
         return f"Beam({self.log_joint:.2f}, {str(self)!r}{', cut' * self.particle.cut})"
@@ -74,7 +78,7 @@ def beam_search(
     runtime, t = Runtime(), 0
     runs: list[Any] = begin(model, [Listed(asker="beam_search")])
     watch = Watch(runtime, bounded=max_steps is not None)
-    with bar(progress, max_steps, lambda runs: f"best log joint {runs[0].log_weight:.2f}") as show:
+    with bar(progress, max_steps, _progress) as show:
         while any(not run.finished for run in runs) and t != max_steps:
             t += 1
             ended = _step(runtime, runs, N, K, t, watch)
@@ -101,6 +105,10 @@ def _step(runtime: Runtime, runs: list[Any], N: int, K: int, t: int, watch: Watc
     moved = [branch.particle for branch in ended]
     settle(watch, runtime, ended, moved, t)
     return [run for run in runs if run.finished] + moved
+
+
+def _progress(runs: list[Any]) -> str:
+    return f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}"
 
 
 def _best(runs: list[Any], N: int) -> list[Any]:

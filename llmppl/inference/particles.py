@@ -7,6 +7,8 @@ all have died there is nothing to draw, the estimate of Z is 0, and asking for a
 
 A particle is *cut* if `max_steps` ended it before its program did: it is a prefix of a run, weighted as such.
 
+A pickle of Particles is without the language model: for particles it has `SavedParticle`s.
+
 Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing data problems", for the ess.
 """
 
@@ -22,6 +24,8 @@ from numpy.typing import NDArray
 from llmppl.arguments import generator, optional_count
 from llmppl.display.svg import bar, curve
 from llmppl.inference.genealogy import StepRecord
+from llmppl.inference.saved import saved
+from llmppl.shared import Shared
 
 __all__ = ["Death", "Deaths", "Particle", "Particles", "died"]
 
@@ -116,7 +120,7 @@ def died(step: int, particles: Iterable[Any]) -> list[Death]:
     return list(deaths.values())
 
 
-class Particles(Sequence[P]):
+class Particles(Shared, Sequence[P]):
     """A sequence of n weighted particles, all of positive weight.
 
     Parameters
@@ -206,6 +210,34 @@ class Particles(Sequence[P]):
     def __getitem__(self, index: int | slice) -> P | list[P]:
         """A particle for an index, a list for a slice (part of the weights estimates nothing)."""
         return self._particles[index]
+
+    @property
+    def texts(self) -> list[str]:
+        return [str(particle) for particle in self]
+
+    def by_text(self) -> dict[str, float]:
+        """The different texts, each with the normalised weights of its particles added up, the largest first."""
+        total: dict[str, float] = {}
+        for text, weight in zip(self.texts, self.weights.tolist(), strict=True):
+            total[text] = total.get(text, 0.0) + weight
+        return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can hold of it: `log_ml`, `log_ml_se`, and of each particle its text, log weight and mark as cut.
+
+        Where no particle is left, `log_ml` is None, and "deaths" lists what they died of.
+        """
+        told: dict[str, Any] = {
+            "log_ml": self.log_ml if len(self) else None,
+            "log_ml_se": self.log_ml_se,
+            "texts": self.texts,
+            "log_weights": self.log_weights.tolist(),
+            "cut": [bool(particle.cut) for particle in self],
+        }
+        return told if len(self) else {**told, "deaths": [vars(death) for death in self.deaths]}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_particles": [saved(particle) for particle in self]}
 
     @property
     def best(self) -> P:

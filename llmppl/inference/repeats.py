@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,14 +80,19 @@ def repeat(
     count("R", R)
     if not callable(run):
         raise TypeError(f"repeat wants a function of an rng, lambda rng: smc_steer(model, N, K, rng=rng), not {run!r}")
-    runtime = Runtime()
-    repeats = [_Repeat(run, stream) for stream in generator(seed, rng).spawn(R)]
-    with bar(progress, R, _state_of_repeats, unit="run") as show:
-        for start in range(0, R, MAX_TOGETHER):
-            batch = repeats[start : start + MAX_TOGETHER]
-            runtime.run([each.run for each in batch], [f"run {start + i}" for i in range(len(batch))])
-            show(start + len(batch), repeats)
-    runs = tuple(each.particles for each in repeats if each.particles is not None)
+    runtime, streams, found = Runtime(), generator(seed, rng).spawn(R), dict[int, Particles[M]]()
+
+    def one(index: int) -> None:
+        particles = run(streams[index])
+        if not isinstance(particles, Particles):
+            raise TypeError(f"repeat wants a function that returns Particles, as smc_steer does, not {particles!r}")
+        particles.stats = None
+        found[index] = particles
+
+    with bar(progress, R, _state, unit="run") as show:
+        for _ in runtime.each(((functools.partial(one, i), f"run {i}") for i in range(R)), MAX_TOGETHER):
+            show(len(found), found)
+    runs = tuple(found[index] for index in range(R))
     log_mls = np.array([particles.log_ml for particles in runs])
     log_ml = logsumexp(log_mls) - math.log(R)
     log_ml_se = None
@@ -95,25 +101,6 @@ def repeat(
     return Repeats(runs, log_mls, log_ml, log_ml_se, runtime.stats)
 
 
-class _Repeat(Generic[M]):
-    """One of the runs of `repeat`."""
-
-    def __init__(self, run: Callable[[np.random.Generator], Particles[M]], rng: np.random.Generator) -> None:
-        self._run, self._rng = run, rng
-        self.particles: Particles[M] | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self.particles is not None
-
-    def run(self) -> None:
-        particles = self._run(self._rng)
-        if not isinstance(particles, Particles):
-            raise TypeError(f"repeat wants a function that returns Particles, as smc_steer does, not {particles!r}")
-        particles.stats = None
-        self.particles = particles
-
-
-def _state_of_repeats(repeats: list[Any]) -> str:
-    log_mls = [each.particles.log_ml for each in repeats if each.finished]
+def _state(found: dict[int, Particles[Any]]) -> str:
+    log_mls = [particles.log_ml for particles in found.values()]
     return f"log Z-hat {logsumexp(log_mls) - math.log(len(log_mls)):.2f}"

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.arguments import function, generator, one_of, optional_count, unknown_option
-from llmppl.display.progress import bar
+from llmppl.display.progress import bar, finished
 from llmppl.distributions import logsumexp
 from llmppl.inference.expansion import EXPANSIONS, Copies, Extension, Run
 from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
@@ -177,7 +177,7 @@ class SMC(Generic[M]):
         if progress is None and running():              # one of several runs; their bars would mix
             progress = False
         self._watch.bounded = max_steps is not None
-        with self._standing(), bar(progress, max_steps, _state) as show:
+        with self._standing(), bar(progress, max_steps, _progress) as show:
             while self.active and self.t < (max_steps or math.inf):
                 made = self._next()
                 if on_step is not None:
@@ -237,6 +237,10 @@ def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams:
         particle.log_weight = log_weight
         taken.append(particle)
     return taken
+
+
+def _progress(particles: list[Any]) -> str:
+    return f"{finished(particles)}, {_state(particles)}"
 
 
 def _state(particles: list[Any]) -> str:

@@ -27,7 +27,8 @@ from llmppl.tokens import EndOfText, Text, Token, Vocabulary, encode_fragment
 
 NOT_PICKLED = (
     "cannot be pickled, nor can what holds it, as programs and particles do: the language model stays in its process. "
-    "Save str(particle), particle.log_weight and posterior.log_ml, or context.text; load the model where it is needed"
+    "What inference returns can, without it: pickle the Particles, or save context.text; load the model where it is "
+    "needed"
 )
 
 

@@ -1,0 +1,140 @@
+"""Many tasks: the same inference for each of many prompts, in shared batches, with results that last.
+
+Tasks run in *lanes*, a few at a time; where one ends the next begins, so that the batches of the language model stay
+full. A task has a random stream of its own, that of its index, so that its result does not depend on who shares its
+batches (but for rounding), nor on what was done before the run was resumed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from llmppl.arguments import count, flag, function, generator, name_of, shown
+from llmppl.display.progress import bar
+from llmppl.inference.particles import Particles
+from llmppl.inference.results import Result, ResultFile
+from llmppl.runtime import Runtime
+
+Run = Callable[[Any, np.random.Generator], Any]
+
+
+def run_many(
+    run: Run,
+    tasks: Iterable[Any],
+    *,
+    seed: int | None = None,
+    together: int = 16,
+    to: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+) -> Iterator[Result]:
+    """Run the same inference for each task; the results come out as tasks end.
+
+    A task runs while results are asked for, and not before. An exception that ends a task is its result; a
+    KeyboardInterrupt ends all, and what was written before stays.
+
+    Parameters
+    ----------
+    run : callable
+        What to do with a task and a random stream: `lambda prompt, rng: smc_steer(Story(lm, prompt), N=8, rng=rng)`. It
+        returns Particles, or a list of matches or beams, as `list(Query(lm, pattern).best(10))`.
+    tasks : iterable
+        Prompts, or whatever else `run` takes. A generator is read as tasks are begun.
+    seed : int, optional
+        The stream of a task is `default_rng(SeedSequence(seed, spawn_key=(index,)))`.
+    together : int
+        How many tasks are under way at a time.
+    to : path, optional
+        A file that gets a line of JSON for each task when it ends; `load_results(path)` reads it. Tasks must then be
+        data: texts, numbers, lists and dicts.
+    resume : bool
+        Go on with that file: skip what it has results of. A list of tasks is compared with it before anything runs.
+    progress : bool, optional
+        Show a bar; by default where stderr is a terminal.
+
+    Returns
+    -------
+    iterator of Result
+
+    Raises
+    ------
+    FileExistsError
+        If the file is there, and `resume` is False.
+    ValueError
+        If it holds results of another seed or of other tasks, or anything else.
+    OSError
+        If it cannot be written, as on a full disk; the results before are whole, and `resume=True` goes on.
+    """
+    function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)")
+    if isinstance(tasks, str) or not isinstance(tasks, Iterable):
+        raise TypeError(f"tasks must be a list or another iterable of tasks, not {shown(tasks)}")
+    count("together", together)
+    generator(seed)                                     # checks it
+    if flag("resume", resume) and to is None:
+        raise ValueError("resume=True goes on with a file of results: say with which, as to='results.jsonl'")
+    file = None if to is None else ResultFile(to, seed=seed, resume=resume)
+    if file is not None and isinstance(tasks, Sequence):
+        file.check(tasks)
+    return _results(run, tasks, seed, together, file, progress)
+
+
+def _results(
+    run: Run, tasks: Iterable[Any], seed: int | None, together: int, file: ResultFile | None, progress: bool | None
+) -> Iterator[Result]:
+    taken, done, failed = 0, 0, 0
+
+    def todo() -> Iterator[tuple[int, Any]]:
+        nonlocal taken, done
+        for index, task in enumerate(tasks):
+            taken += 1
+            if file is None or not file.holds(index, task):
+                yield index, task
+            else:
+                done += 1
+
+    total = len(tasks) if isinstance(tasks, Sequence) else None
+    with file or nullcontext(), bar(progress, total, str, unit="task") as show:
+        for result in lanes(run, todo(), seed=seed if file is None else file.seed, together=together):
+            if file is not None:
+                file.write(result)
+            done, failed = done + 1, failed + (result.error is not None)
+            show(done, f"{failed} failed")
+            yield result
+        if file is not None and file.whole and max(file.whole) >= taken:
+            raise file.too_few(taken)
+
+
+def lanes(
+    run: Run, numbered: Iterable[tuple[int, Any]], *, seed: int | None = None, together: int = 16
+) -> Iterator[Result]:
+    """The results of tasks with these indices, `together` at a time, as they end."""
+    entropy = np.random.SeedSequence(seed).entropy
+    calls = ((functools.partial(_attempt, run, index, task, entropy), f"task {index}") for index, task in numbered)
+    return Runtime().each(calls, together)
+
+
+def _attempt(run: Run, index: int, task: Any, entropy: Any) -> Result:
+    start = time.perf_counter()
+    particles = matches = error = None
+    try:
+        found = run(task, np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=(index,))))
+        if isinstance(found, Particles):
+            particles, found.stats = found, None
+        elif isinstance(found, list) and all(hasattr(each, "as_dict") for each in found):
+            matches = found
+        else:
+            raise TypeError(
+                f"run must return Particles, as smc_steer does, or a list of matches or beams; {name_of(run)} returned "
+                f"{shown(found)}"
+            )
+    except Exception:
+        error = traceback.format_exc()
+    return Result(index, task, particles, matches, error, time.perf_counter() - start)

@@ -1,0 +1,295 @@
+"""Results of many tasks, and the file that they are kept in: a line of JSON for each task that has ended.
+
+A line is whole or torn: it is written when its task has ended, all at once, with a line break at its end, and is on the
+disk before the result is handed on. So a run that is killed loses the tasks that were under way, and leaves one torn
+line at most, the last, which is cut before the file is written again. A line holds
+
+    index : of the task, from 0
+    digest : of the task, by which another one is told from it
+    seed, version : of the run, and of this package
+    seconds : from the begin of the task to its end, with what was done for others in between
+    log_ml, log_ml_se, texts, log_weights, cut : as `Particles.to_dict` gives them, deaths where no particle is left; or
+    matches : a list of objects, as `Match.as_dict` gives them; or
+    error : the traceback of the exception that ended the task
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import importlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+
+from llmppl.arguments import path as path_of
+from llmppl.arguments import shown
+from llmppl.inference.particles import Death, Particles
+from llmppl.inference.saved import SavedParticle
+
+__all__ = ["Result", "ResultFile", "load_results"]
+
+if sys.platform != "win32":
+    import fcntl
+
+_VERSION = importlib.import_module(__name__.partition(".")[0]).__version__
+_BEGIN = b'{"index": '                                  # of every line
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a task: exactly one of `particles`, `matches` and `error` is not None.
+
+    index : int, the place of the task among the tasks
+    task : the task itself; None in a result that was loaded
+    particles : Particles, whose `stats` are None, since what was computed for all tasks belongs to none
+    matches : list of Match or Beam, where the task was a query or a beam search; of dicts in a result that was loaded
+    error : str, the traceback of the exception that ended the task
+    seconds : float, from its begin to its end, with what was done for others in between
+    """
+
+    index: int
+    task: Any
+    particles: Particles[Any] | None = None
+    matches: list[Any] | None = None
+    error: str | None = None
+    seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            found = self.error.rstrip().rpartition("\n")[2]
+        elif self.particles is not None:
+            found = f"{len(self.particles)} particles, log_ml={self.particles.log_ml:.2f}"
+        else:
+            found = f"{len(self.matches or ())} matches"
+        return f"Result({self.index}, {shown(self.task, 60)}, {found}, {self.seconds:.2f} s)"
+
+
+class ResultFile:
+    """A file of results that is being written.
+
+    Parameters
+    ----------
+    path : path of the file
+    seed : int, optional
+        Of the run. Left out, it is that of the file, or a new one.
+    resume : bool
+        Go on with a file that is there. Its torn last line is cut.
+
+    Attributes
+    ----------
+    seed : int
+    whole : dict of int to str
+        The digests of the tasks whose results were there when it was opened, by index.
+
+    Raises
+    ------
+    FileExistsError
+        If there are results already, and `resume` is False.
+    ValueError
+        If the file holds anything else, or results of another seed; it is left as it is.
+    OSError
+        If it cannot be written. What was written before stays whole.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, seed: int | None = None, resume: bool = False) -> None:
+        self.path = path_of("to", path)
+        self.whole: dict[int, str] = {}
+        self._size = 0
+        _check_place(self.path, resume)
+        self._file: BinaryIO = self.path.open("r+b" if self.path.exists() else "xb", buffering=0)
+        try:
+            self._lock()
+            self._read(seed)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _lock(self) -> None:
+        if sys.platform != "win32":                     # until the file is closed, or the process ends
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                why = "another run is writing it; let that one end first"
+                raise BlockingIOError(error.errno, why, str(self.path)) from None
+
+    def _read(self, seed: int | None) -> None:
+        if self.path.stat().st_size:
+            for line, record in _lines(self.path):
+                self.whole[record["index"]] = record["digest"]
+                self._size += len(line)
+                if seed is None:
+                    seed = record["seed"]
+                elif seed != record["seed"]:
+                    raise ValueError(
+                        f"{self.path} holds results of seed={record['seed']}, not of seed={seed}: go on with the same "
+                        "seed (or leave it out), or write to another file"
+                    )
+            self._file.truncate(self._size)             # a torn line would break the next one
+        self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+        self._file.seek(self._size)
+
+    def holds(self, index: int, task: Any) -> bool:
+        """Whether the result of `task` was there; a ValueError if it was that of another task."""
+        before = self.whole.get(index)
+        if before is not None and before != digest(task):
+            raise ValueError(
+                f"{self.path} holds the result of another task {index} than {shown(task)}: go on with the same tasks "
+                "in the same order (more may follow), or write to another file"
+            )
+        return before is not None
+
+    def check(self, tasks: Sequence[Any]) -> None:
+        """A ValueError unless what was there are results of these tasks."""
+        for index in sorted(self.whole):
+            if index >= len(tasks):
+                raise self.too_few(len(tasks))
+            self.holds(index, tasks[index])
+
+    def too_few(self, num_tasks: int) -> ValueError:
+        """The error for fewer tasks than there are results of."""
+        return ValueError(
+            f"{self.path} holds the result of a task {max(self.whole)}, and there are only {num_tasks} tasks, from 0: "
+            "go on with the same tasks in the same order, or write to another file"
+        )
+
+    def write(self, result: Result) -> None:
+        """Write a line, and wait until it is on the disk."""
+        record = {
+            "index": result.index,
+            "digest": digest(result.task),
+            "seed": self.seed,
+            "version": _VERSION,
+            "seconds": round(result.seconds, 3),
+            **_outcome(result),
+        }
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        line = memoryview(text.encode("utf-8", "backslashreplace"))     # half of a UTF-16 pair, as JSON escapes it
+        try:
+            written = 0
+            while written < len(line):
+                written += self._file.write(line[written:])
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
+            why = f"{error.strerror}: the results before that of task {result.index} are whole; resume=True goes on"
+            raise OSError(error.errno, why, str(self.path)) from error
+        self._size += len(line)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def load_results(path: str | os.PathLike[str]) -> list[Result]:
+    """The results in a file that `run_many` has written, or is writing, by index.
+
+    Their particles have text, log weight and mark as cut; `task` is None, since a file has digests of the tasks only.
+    """
+    return sorted((_result(record) for _, record in _lines(path_of("path", path))), key=lambda result: result.index)
+
+
+def digest(task: Any) -> str:
+    """16 hexadecimal digits that tell a task from others. It is the same in every process.
+
+    A TypeError for a task that is nothing but data: what JSON writes, or has a repr that does not name its address.
+    """
+    try:
+        text = json.dumps(task, sort_keys=True, default=_told)
+    except ValueError as error:
+        raise TypeError(f"the task {shown(task)} {NO_DATA} ({error})") from error
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+NO_DATA = "cannot be told from others when a run is resumed: with to=, a task is data (texts, numbers, lists, dicts)"
+
+
+def _told(part: Any) -> Any:
+    if isinstance(part, (np.ndarray, np.generic)):
+        return part.tolist()
+    if isinstance(part, (set, frozenset)):
+        return sorted(map(_told_whole, part))
+    text = repr(part)
+    if f"{id(part):x}" in text:
+        raise TypeError(f"{shown(part)} in a task {NO_DATA}")
+    return text
+
+
+def _told_whole(part: Any) -> str:
+    return json.dumps(part, sort_keys=True, default=_told)
+
+
+def _outcome(result: Result) -> dict[str, Any]:
+    if result.error is not None:
+        return {"error": result.error}
+    if result.particles is not None:
+        return result.particles.to_dict()
+    return {"matches": [{name: _finite(value) for name, value in m.as_dict().items()} for m in result.matches or ()]}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _result(record: dict[str, Any]) -> Result:
+    particles = None
+    if "texts" in record:
+        rows = zip(record["texts"], record["log_weights"], record["cut"], strict=True)
+        error = record["log_ml_se"]
+        reason = "" if error is not None else "the run could not tell; a file does not say why"
+        deaths = [Death(**death) for death in record.get("deaths", ())]
+        particles = Particles([SavedParticle(*row) for row in rows], deaths=deaths, accuracy=lambda: (error, reason))
+    return Result(
+        record["index"], None, particles, record.get("matches"), record.get("error"), record["seconds"]
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The whole lines of a file of results, and what they say; a ValueError for a file of anything else."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                if not (line.startswith(_BEGIN) or _BEGIN.startswith(line)):
+                    raise _foreign(path, number, line)
+                return
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not _is_record(record):
+                raise _foreign(path, number, line)
+            yield line, record
+
+
+def _is_record(record: Any) -> bool:
+    kinds: dict[str, Any] = {"index": int, "digest": str, "seed": int, "version": str, "seconds": (int, float)}
+    return isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
+
+
+def _foreign(path: Path, number: int, line: bytes) -> ValueError:
+    told = shown(line.rstrip(b"\n").decode("utf-8", "replace"))
+    return ValueError(f"{path}, line {number}, is no result of run_many, and the file is left as it is: {told}")
+
+
+def _check_place(path: Path, resume: bool) -> None:
+    if not path.parent.is_dir():
+        missing = f"there is no folder {str(path.parent)!r}; make it first"
+        raise FileNotFoundError(errno.ENOENT, missing, str(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "results are written to a file of their own, and this is none", str(path))
+    if not resume and path.exists() and path.stat().st_size:
+        raise FileExistsError(errno.EEXIST, "the file is there; resume=True goes on with its results", str(path))

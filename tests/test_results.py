@@ -1,0 +1,287 @@
+"""Results in a file: a whole line for each task that has ended, through kills, torn lines and full disks."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_many import TASKS, Coin, by_index, coin, outcomes, steer
+from tiny import cold_lm
+
+from llmppl import Bernoulli, Model, beam_search, importance_sampling, load_results, run_many, smc_steer
+from llmppl.inference import ResultFile
+from llmppl.inference.results import digest
+
+
+def run_all(path, tasks, run=coin, **options):
+    return list(run_many(run, tasks, **{"seed": 3, "to": path, **options}))
+
+
+def lines(path):
+    """What a file says, but for the order of its lines and their seconds."""
+    records = [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+    assert all(record.pop("seconds") >= 0 for record in records)
+    return sorted(records, key=lambda record: record["index"])
+
+
+class Dies(Model):
+    def step(self):
+        self.s += "x"
+        self.condition(False)
+
+
+def test_each_task_is_a_line_that_says_what_came_of_it(tmp_path):
+    path = tmp_path / "results.jsonl"
+
+    def run(task, rng):
+        if task == "dies":
+            return importance_sampling(Dies(), 2, rng=rng)
+        if task == "beam":
+            return beam_search(Coin(), 2, 2)
+        if task == "raises":
+            raise KeyError("mine")
+        return smc_steer(Coin(), 2, 2, rng=rng)
+
+    results = by_index(run_all(path, ["a", "dies", "beam", "raises"], run))
+    a, dies, beam, raises = lines(path)
+    assert [a["index"], a["seed"], a["digest"]] == [0, 3, digest("a")] and a["version"]
+    posterior = results[0].particles
+    assert (a["texts"], a["log_weights"]) == (posterior.texts, posterior.log_weights.tolist())
+    assert (a["log_ml"], a["log_ml_se"], a["cut"]) == (posterior.log_ml, posterior.log_ml_se, [False, False])
+    assert dies["texts"] == [] and dies["log_ml"] is None and "condition is false" in dies["deaths"][0]["reason"]
+    assert beam["matches"] == [
+        {"text": text, "log_joint": pytest.approx(np.log(0.5)), "cut": False} for text in ["", "x"]
+    ]
+    assert raises["error"] == results[3].error and "texts" not in raises
+    assert path.read_bytes().startswith(b'{"index": 0, ') and path.read_bytes().count(b"\n") == 4
+
+
+def test_what_is_loaded_is_what_came_out(tmp_path):
+    path, lm = tmp_path / "results.jsonl", cold_lm()
+    results = by_index(run_all(path, TASKS, steer(lm), together=3))
+    loaded = load_results(path)
+    assert [(one.index, one.task) for one in loaded] == [(i, None) for i in range(len(TASKS))]
+    for one, other in zip(loaded, results, strict=True):
+        assert repr(one.particles) == repr(other.particles)
+        assert one.particles.log_weights.tolist() == other.particles.log_weights.tolist()
+        assert one.particles.log_ml_se == other.particles.log_ml_se
+        assert one.particles.by_text() == other.particles.by_text()
+        assert [p.cut for p in one.particles] == [p.cut for p in other.particles]
+
+
+def test_a_posterior_of_no_particle_is_loaded_with_what_they_died_of(tmp_path):
+    path = tmp_path / "results.jsonl"
+    run_all(path, ["a"], lambda task, rng: importance_sampling(Dies(), 2, rng=rng))
+    (one,) = load_results(path)
+    assert len(one.particles) == 0 and one.particles.log_ml == -np.inf
+    assert one.particles.deaths == importance_sampling(Dies(), 2, seed=0).deaths
+
+
+@pytest.mark.parametrize("cut", [0, 1, 9, 40, 200])
+def test_a_torn_file_is_cut_and_gone_on_with(tmp_path, cut):
+    path, whole = tmp_path / "results.jsonl", tmp_path / "whole.jsonl"
+    run_all(whole, range(12))
+    data = whole.read_bytes()
+    path.write_bytes(data[: len(data) // 2 + cut])
+    before = data[: len(data) // 2 + cut].count(b"\n")
+    assert len(load_results(path)) == before
+    assert len(run_all(path, range(12), resume=True)) == 12 - before
+    assert lines(path) == lines(whole)
+
+
+def test_a_file_that_is_whole_is_gone_on_with_by_nothing_or_more_tasks(tmp_path):
+    path, whole = tmp_path / "results.jsonl", tmp_path / "whole.jsonl"
+    run_all(path, range(4))
+    data = path.read_bytes()
+    assert run_all(path, range(4), resume=True) == [] and path.read_bytes() == data
+    assert sorted(result.index for result in run_all(path, iter(range(6)), resume=True)) == [4, 5]
+    run_all(whole, range(6))
+    assert lines(path) == lines(whole)
+
+
+def test_resume_of_a_file_that_is_not_there_begins_it(tmp_path):
+    assert len(run_all(tmp_path / "results.jsonl", range(4), resume=True)) == 4
+
+
+def test_without_a_seed_one_is_drawn_and_the_resumed_run_takes_it(tmp_path):
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    list(itertools.islice(run_many(coin, range(8), to=one), 3))
+    run_all(one, range(8), seed=None, resume=True)
+    run_all(two, range(8), seed=lines(one)[0]["seed"])
+    assert lines(one) == lines(two)
+
+
+def refused(path, error, message, tasks=range(4), **options):
+    """A run that refuses, before any task runs, and leaves the file as it is."""
+    before = path.read_bytes() if path.is_file() else None
+
+    def run(task, rng):
+        raise AssertionError("a task began")
+
+    with pytest.raises(error, match=message):
+        run_many(run, tasks, **{"seed": 3, "to": path, **options})
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_files_that_are_no_place_for_the_results_are_refused(tmp_path):
+    path = tmp_path / "results.jsonl"
+    run_all(path, range(4))
+    refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
+    refused(path, ValueError, "holds results of seed=3, not of seed=4: go on with the same seed", seed=4, resume=True)
+    refused(path, ValueError, "the result of another task 1 than 7: go on with the same tasks", [0, 7, 2], resume=True)
+    refused(path, ValueError, "the result of a task 3, and there are only 3 tasks, from 0", range(3), resume=True)
+    refused(tmp_path / "no" / "results.jsonl", FileNotFoundError, "there is no folder .*; make it first")
+    refused(tmp_path, OSError, "to a file of their own, and this is none", resume=True)
+    refused(Path("/dev/full"), OSError, "to a file of their own, and this is none", resume=True)
+
+
+def test_a_generator_of_other_tasks_is_refused_as_it_goes(tmp_path):
+    path = tmp_path / "results.jsonl"
+    run_all(path, range(4))
+    with pytest.raises(ValueError, match="the result of another task 1 than 7"):
+        run_all(path, iter([0, 7, 2, 3]), resume=True)
+    with pytest.raises(ValueError, match="a task 3, and there are only 2 tasks"):
+        run_all(path, iter([0, 1]), resume=True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"hello", b"hello\n", b'{"a": 1}\n', b"[]\n", b"1\n", b"\x00\x01\n", b'{"index": 0, "seed": 1}\n', b"{}", b"\n"],
+)
+def test_a_file_of_something_else_is_left_as_it_is(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    refused(path, ValueError, "line 1, is no result of run_many, and the file is left as it is", resume=True)
+    with pytest.raises(ValueError, match="line 1, is no result of run_many"):
+        load_results(path)
+
+
+def test_a_file_that_is_damaged_in_the_middle_says_where(tmp_path):
+    path = tmp_path / "results.jsonl"
+    run_all(path, range(4))
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([whole[0], whole[1][:50] + whole[2], whole[3]]))
+    refused(path, ValueError, "results.jsonl, line 2, is no result of run_many", resume=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_file_that_may_not_be_written_is_refused(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.touch(mode=0o400)
+    refused(path, PermissionError, "results.jsonl")
+
+
+FULL = """
+import resource, sys
+from test_many import coin
+from llmppl import run_many
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+seen = []
+try:
+    for result in run_many(coin, range(100), seed=3, to=sys.argv[1]):
+        seen.append(result.index)
+except OSError as error:
+    print(error)
+print(len(seen))
+"""
+
+
+def test_a_full_disk_ends_the_run_and_loses_no_line(tmp_path):
+    """The limit on the size of files fails a write as a full disk does, in the middle of a line."""
+    path, whole = tmp_path / "results.jsonl", tmp_path / "whole.jsonl"
+    told = subprocess.run(
+        [sys.executable, "-c", FULL, path], cwd=Path(__file__).parent, capture_output=True, check=True, text=True
+    ).stdout.splitlines()
+    assert told[0].startswith("[Errno 27] File too large: the results before that of task")
+    assert "are whole; resume=True goes on" in told[0] and str(path) in told[0]
+    data = path.read_bytes()
+    assert data.endswith(b"\n") and data.count(b"\n") == int(told[1]) > 1
+    run_all(path, range(100), resume=True)
+    run_all(whole, range(100))
+    assert lines(path) == lines(whole)
+
+
+def test_what_is_interrupted_has_written_what_has_ended(tmp_path):
+    path, lm = tmp_path / "results.jsonl", cold_lm()
+    ended = []
+
+    def run(task, rng):
+        if len(ended) >= 4:
+            raise KeyboardInterrupt
+        particles = steer(lm)(task, rng)
+        ended.append(task)
+        return particles
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(path, TASKS * 2, run, together=3)
+    assert len(load_results(path)) == len(ended) >= 4
+    run_all(path, TASKS * 2, steer(lm), together=3, resume=True)
+    assert outcomes(load_results(path)) == outcomes(run_many(steer(lm), TASKS * 2, seed=3, together=3))
+
+
+def test_texts_of_any_characters_come_back(tmp_path):
+    path = tmp_path / "results.jsonl"
+    texts = ["\n\r\x00\x85\u2028", "\ud800", 'é"\\', "😀", ""]
+
+    class Says(Model):
+        def __init__(self, text):
+            super().__init__()
+            self.says = text
+
+        def step(self):
+            self.sample(Bernoulli(0.5))
+            self.finish()
+
+        def __str__(self):
+            return self.says
+
+    run_all(path, texts, lambda text, rng: importance_sampling(Says(text), 1, rng=rng))
+    assert [result.particles.texts for result in load_results(path)] == [[text] for text in texts]
+    assert path.read_bytes().count(b"\n") == len(texts)
+
+
+def test_two_runs_cannot_write_one_file(tmp_path):
+    path = tmp_path / "results.jsonl"
+    results = run_many(coin, range(4), seed=3, to=path)
+    next(results)
+    refused(path, BlockingIOError, "another run is writing it", resume=True)
+    results.close()
+    assert len(run_all(path, range(4), resume=True)) == 3
+
+
+# ---- digests
+
+
+def test_the_digest_of_a_task_is_that_of_its_value_and_the_same_in_every_process():
+    written = '["a", ["a", 1.5, None], {"b": 1, "a": {"x", "y", "z"}}, np.arange(3), Path("a"), b"bytes", ("a", True)]'
+    tasks = eval(written)
+    assert len(set(map(digest, tasks))) == len(tasks)
+    assert digest({"a": 1, "b": [2]}) == digest({"b": (2,), "a": 1})
+    imports = "import numpy as np; from pathlib import Path; from llmppl.inference.results import digest"
+    code = f"{imports}\nprint(*map(digest, {written}))"
+    for seed in "12":                                   # hashes of texts differ, and with them the order of sets
+        told = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        )
+        assert told.stdout.decode().split() == [digest(task) for task in tasks]
+
+
+@pytest.mark.parametrize("task", [object(), [1, object()], lambda: 1, {1: object()}])
+def test_a_task_that_is_no_data_cannot_be_resumed(tmp_path, task):
+    path = tmp_path / "results.jsonl"
+    with pytest.raises(TypeError, match="cannot be told from others when a run is resumed: with to=, a task is data"):
+        run_all(path, [task])
+    assert [result.error for result in run_many(coin, [task], seed=0)] == [None]
+
+
+def test_a_result_file_knows_what_was_there(tmp_path):
+    path = tmp_path / "results.jsonl"
+    results = run_all(path, ["a", "b"])
+    with ResultFile(path, resume=True) as file:
+        assert file.seed == 3 and file.holds(1, "b") and not file.holds(2, "c")
+        file.write(results[0].__class__(2, "c", error="none"))
+    assert [result.index for result in load_results(path)] == [0, 1, 2]
