@@ -472,7 +472,9 @@ def test_an_option_that_is_unknown_is_named_with_the_one_that_was_meant():
 def test_the_options_of_all_algorithms_stand_in_their_signatures():
     for algorithm in (smc_steer, smc_standard, importance_sampling):
         names = list(inspect.signature(algorithm).parameters)
-        assert names[:2] == ["model", "N"] and names[-5:] == ["seed", "rng", "max_steps", "on_step", "progress"]
+        assert names[:2] == ["model", "N"] and names[-7:] == [
+            "seed", "rng", "max_steps", "on_step", "progress", "checkpoint", "every"
+        ]  # fmt: skip
 
 
 def test_another_selection_is_one_function_and_stays_unbiased():

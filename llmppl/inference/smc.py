@@ -16,6 +16,7 @@ import contextlib
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from llmppl.arguments import function, generator, one_of, optional_count, unknown_option
 from llmppl.display.progress import bar, finished
 from llmppl.distributions import logsumexp
+from llmppl.inference.checkpoint import Checkpoint
 from llmppl.inference.expansion import EXPANSIONS, Copies, Extension, Run
 from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
 from llmppl.inference.particles import Death, Particles, died
@@ -33,7 +35,7 @@ from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, syste
 from llmppl.inference.watch import GlobalStreams, Watch, begin, cut
 from llmppl.models.choices import Sampled
 from llmppl.models.model import Model
-from llmppl.models.streams import Stream, spawned
+from llmppl.models.streams import Stream, spawned, state_of
 from llmppl.runtime import Runtime, running
 
 M = TypeVar("M", bound=Model)
@@ -107,13 +109,15 @@ class SMC(Generic[M]):
             raise TypeError(f"expand must be an expansion, as Distinct(N, K) is, not {expand!r}")
         self.expand, self.select = expand, function("select", select, "DownSample(N)")
         self.rng, self.t, self.deaths = generator(seed, rng), 0, list[Death]()
+        self.seeded, self.began, self._model = seed is not None or rng is not None, state_of(self.rng), model
         self._runtime = Runtime()
         self.particles = begin(model, [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)])
         for particle in self.particles:                 # equal ones would make equal candidates
             particle.log_weight -= math.log(len(self.particles))
         self.genealogy = Genealogy(len(self.particles))
         self._watch = Watch(self._runtime, bounded=True)
-        self._note()
+        self.keep_whole()
+        self._checkpoint: Checkpoint | None = None
 
     @property
     def active(self) -> bool:
@@ -127,6 +131,9 @@ class SMC(Generic[M]):
     def advance(self, functions: Sequence[Callable[[], Any]], numbers: Iterable[int] | None = None) -> None:
         """Run functions of particles together, in the name of the particles of these numbers."""
         names = [f"particle {i} at step {self.t}" for i in (range(len(functions)) if numbers is None else numbers)]
+        self._runtime.run(functions, names)
+
+    def replay(self, functions: Sequence[Callable[[], Any]], names: Sequence[str]) -> None:
         self._runtime.run(functions, names)
 
     def __iter__(self) -> Iterator[Step]:
@@ -149,7 +156,7 @@ class SMC(Generic[M]):
         self.deaths += died(self.t, candidates)
         ancestors, chosen = self.select(self.rng, log_weights, any(not p.finished for p in candidates))
         self.particles = _take(candidates, ancestors, chosen, spawned(self.rng))            # resample
-        self._note()
+        self.keep_whole()
         self._watch.step(self.t, candidates, self.particles)
         return self.genealogy.add(extensions, log_weights, ancestors, chosen, self.particles), candidates
 
@@ -165,10 +172,12 @@ class SMC(Generic[M]):
         max_steps: int | None = None,
         on_step: Callable[[Step], None] | None = None,
         progress: bool | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | None = None,
     ) -> Particles[M]:
         """Go on to the end, or up to step `max_steps`, where particles that have not finished are marked `cut`.
 
-        `on_step` and `progress` are those of `smc_steer`. Without `max_steps`, a run in which nothing happens any more
+        The options are those of `smc_steer`. Without `max_steps`, a run in which nothing happens any more
         is a RuntimeError.
         """
         optional_count("max_steps", max_steps)
@@ -177,12 +186,22 @@ class SMC(Generic[M]):
         if progress is None and running():              # one of several runs; their bars would mix
             progress = False
         self._watch.bounded = max_steps is not None
+        if checkpoint is not None:
+            keeper = Checkpoint(checkpoint, every, self, self._model, on_step)
+            keeper.begin(max_steps)
+            self._checkpoint = keeper
+        elif every is not None:
+            raise ValueError(f'every={every} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
         with self._standing(), bar(progress, max_steps, _progress) as show:
             while self.active and self.t < (max_steps or math.inf):
                 made = self._next()
                 if on_step is not None:
                     on_step(self._told(*made))
+                if self._checkpoint is not None:
+                    self._checkpoint.step()
                 show(self.t, self.particles)
+            if self._checkpoint is not None:
+                self._checkpoint.end()
         cut(self.particles)
         return self._ended(self.particles)
 
@@ -197,9 +216,9 @@ class SMC(Generic[M]):
         accuracy = functools.partial(log_ml_error, records)
         return Particles(particles, stats=self._runtime.stats, deaths=self.deaths, steps=records, accuracy=accuracy)
 
-    def _note(self) -> None:
+    def keep_whole(self) -> None:
         """A step is whole: keep the attributes of its particles, some of which the next step changes."""
-        self._whole = self.t, [(particle, vars(particle).copy()) for particle in self.particles]
+        self.whole = self.t, [(particle, vars(particle).copy()) for particle in self.particles]
 
     @contextlib.contextmanager
     def _standing(self) -> Iterator[None]:
@@ -207,11 +226,13 @@ class SMC(Generic[M]):
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            self.t, whole = self._whole
+            self.t, whole = self.whole
             for particle, attributes in whole:
                 vars(particle).clear()
                 vars(particle).update(attributes)
             self.particles = [particle for particle, _ in whole]
+            if self._checkpoint is not None:
+                self._checkpoint.left(error)
             cut(self.particles)
             deaths = [death for death in self.deaths if death.step <= self.t]
             steps = self.genealogy.records[: self.t]
@@ -258,6 +279,8 @@ class RunOptions(TypedDict, total=False):
     max_steps: int | None
     on_step: Callable[[Step], None] | None
     progress: bool | None
+    checkpoint: str | os.PathLike[str] | None
+    every: int | None
 
 
 A = TypeVar("A", bound=Callable[..., Any])
@@ -315,6 +338,13 @@ def smc_steer(
         Called with a `Step` after every step.
     progress : bool, optional
         Show a bar; by default where stderr is a terminal.
+    checkpoint : path, optional
+        A file from which an interrupted run goes on: called again with the same arguments, it ends with the same
+        particles. A run that had ended comes back without being run. `max_steps` may grow. A ValueError says what
+        differs where the file is that of another run, which is left as it is.
+    every : int, optional
+        How many steps to make from one checkpoint to the next; by default as many as keep writing them below 2 % of the
+        time. The last is written where the run ends, fails or is interrupted.
 
     Returns
     -------

@@ -102,7 +102,12 @@ def _from_list(items: Iterable[Choice | StreamState | None]) -> Noted:
 
 
 class Sampled:
-    """Draws every value from the random stream `rng`, which may be one that is yet to be made."""
+    """Draws every value from the random stream `rng`, which may be one that is yet to be made.
+
+    weighs : whether `sample` and `observe` are to weigh the particle
+    """
+
+    weighs = True
 
     def __init__(self, rng: Any) -> None:
         self.stream, self.lent = rng, False
@@ -220,11 +225,14 @@ class Unlisted(Shared):
 
 
 class Replayed(Sampled):
-    """Makes the choices of `steps` again. A ValueError names the step and the choice where the program makes others."""
+    """Makes the choices of `steps` again. A ValueError names the step and the choice where the program makes others.
 
-    def __init__(self, steps: Steps, rng: Any) -> None:
+    The first of them is step `first`. Unless it `weighs`, no distribution is asked.
+    """
+
+    def __init__(self, steps: Steps, rng: Any, *, first: int = 1, weighs: bool = True) -> None:
         super().__init__(rng)
-        self._steps, self._t = steps, 0
+        self._steps, self._t, self._first, self.weighs = steps, 0, first, weighs
         self._left = deque[Choice | StreamState]()
 
     def begin_step(self) -> None:
@@ -233,10 +241,10 @@ class Replayed(Sampled):
         self._t += 1
 
     def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
-        if not self._left:
+        if not self._left and self.weighs:
             proposal.propose(self.rng)                  # where there is nothing to draw, the particle dies again
         value, log_w = self._expect(Choice, f"the program samples from {proposal!r}")
-        if log_w > -np.inf and proposal.log_measure(value) == -np.inf:
+        if self.weighs and log_w > -np.inf and proposal.log_measure(value) == -np.inf:
             raise self._error(f"the program samples from {proposal!r}, which does not give {value!r}")
         self._left.popleft()
         return value, log_w
@@ -260,8 +268,8 @@ class Replayed(Sampled):
         return self._left[0]
 
     def _error(self, what: str) -> ValueError:
-        number = len(self._steps[self._t - 1]) - len(self._left) + 1
-        return ValueError(f"the program makes other choices: at step {self._t}, choice {number}, {what}")
+        number, t = len(self._steps[self._t - 1]) - len(self._left) + 1, self._first + self._t - 1
+        return ValueError(f"the program makes other choices: at step {t}, choice {number}, {what}")
 
 
 def last_choices(particle: Any) -> list[Choice | StreamState]:

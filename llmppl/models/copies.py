@@ -32,7 +32,7 @@ from llmppl.shared import Shared
 
 _MOST = 5_000                                           # objects looked at for one attribute
 _LARGE = 1 << 20                                        # bytes that a copy may take without a warning
-_OWN = frozenset(("chooser", "_noted", "_kept", "attribution"))         # what Model.copy takes care of
+OWN = frozenset(("chooser", "_noted", "_kept", "_stepping", "attribution"))         # what Model.copy takes care of
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
 _PLAIN = (*_ATOMS, type, np.generic, range)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
@@ -79,7 +79,7 @@ def survey(model: Any) -> Kept:
     """
     kept = Kept(shared_names(type(model)), {})
     for name, value in vars(model).items():
-        if name not in _OWN:
+        if name not in OWN:
             walk = _Walk(model, name, kept.objects)
             walk.run(value, name in kept.names)
             if walk.size > _LARGE:
@@ -101,7 +101,7 @@ def deep_copy(model: Any, kept: Kept) -> Any:
     attributes, memo = vars(new), dict[int, Any]()
     attributes.update(vars(model))
     for name, value in vars(model).items():
-        if _IS_ITS_OWN_COPY[type(value)] or name in kept.names or name in _OWN:
+        if _IS_ITS_OWN_COPY[type(value)] or name in kept.names or name in OWN:
             continue
         if not memo:                                    # holds `kept`, at least
             memo = {**kept.memo(model), id(model): new}

@@ -184,6 +184,8 @@ class Model:
         """Weigh by the probability of `value` under `dist`, as `sample(dist, proposal=Delta(value))` would."""
         self._require_active("observe")
         observed(dist, value)
+        if self.chooser is not None and not self.chooser.weighs:
+            return
         log_p = dist.log_measure(value)
         if log_p == -math.inf:
             self._die(f"observe: {dist!r} gives {value!r} probability 0")
@@ -281,10 +283,13 @@ class Model:
             if not isinstance(each, Proposal):
                 raise TypeError(f"{verb} wants a Distribution or another Proposal (propose, log_measure), not {each!r}")
         try:
-            value, log_w = (self.chooser or self._own_chooser()).draw(self, source)
+            chooser = self.chooser or self._own_chooser()
+            value, log_w = chooser.draw(self, source)
         except Impossible as error:
             self._die(f"{verb}: {error}")
             return None
+        if not chooser.weighs:
+            return value
         if math.isnan(log_w) or log_w == math.inf:
             raise ValueError(f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0")
         if log_w == -math.inf:

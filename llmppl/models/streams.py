@@ -1,4 +1,4 @@
-"""Streams: random streams of particles, made when they are first drawn from; most never are.
+"""Streams: random streams of particles, made when they are first drawn from; most never are. And their states.
 
 A candidate whose only choice was made for it draws nothing. To make its stream would cost as much as its step, and more
 with every generation of streams: numpy mixes the whole line of ancestors into each.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,3 +33,56 @@ def spawned(rng: np.random.Generator) -> Iterator[Stream]:
     seed: Any = family.bit_generator.seed_seq
     for number in itertools.count():
         yield Stream(type(family.bit_generator), seed, number)
+
+
+# ---- states, from which a stream goes on
+
+
+_KINDS = {name: getattr(np.random, name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")}
+
+
+class State(NamedTuple):
+    """All that a stream will draw and spawn.
+
+    kind : name of the bit generator
+    entropy, spawn_key, pool_size, children : of its SeedSequence; what a Stream is made of has the children before it
+    state : that of the bit generator; None for a Stream
+    """
+
+    kind: str
+    entropy: Any
+    spawn_key: tuple[int, ...]
+    pool_size: int
+    children: int
+    state: Any
+
+
+def state_of(stream: Any) -> State:
+    """The state of a numpy stream that can spawn, or of one that is yet to be made."""
+    if isinstance(stream, Stream):
+        family = stream._family
+        return State(stream._kind.__name__, family.entropy, family.spawn_key, family.pool_size, stream._number, None)
+    bits = stream.bit_generator
+    seed = bits.seed_seq
+    state = bits.state
+    return State(state["bit_generator"], seed.entropy, seed.spawn_key, seed.pool_size, seed.n_children_spawned, state)
+
+
+def stream_of(state: State) -> Any:
+    """A stream of that state."""
+    kind = _KINDS[state.kind]
+    seed = np.random.SeedSequence(
+        state.entropy, spawn_key=state.spawn_key, pool_size=state.pool_size, n_children_spawned=state.children
+    )
+    if state.state is None:
+        return Stream(kind, seed, state.children)
+    stream = np.random.Generator(kind(seed))
+    stream.bit_generator.state = state.state
+    return stream
+
+
+def bring_to(stream: np.random.Generator, state: State) -> None:
+    """Let a stream go on from a later state of its own."""
+    seed: Any = stream.bit_generator.seed_seq
+    seed.spawn(state.children - seed.n_children_spawned)
+    stream.bit_generator.state = state.state

@@ -232,7 +232,8 @@ class Vocabulary(Shared, Sequence[Token]):
         return ids, sorted(set(map(len, ids)))
 
     @cached_property
-    def _digest(self) -> bytes:
+    def digest(self) -> bytes:
+        """Of what is in it."""
         facts = repr((self.eos_ids, sorted(self.special_ids), np.flatnonzero(~self.known).tolist()))
         return hashlib.blake2b(b"".join([self.lengths.tobytes(), *self.tokens, facts.encode()])).digest()
 
@@ -273,10 +274,10 @@ class Vocabulary(Shared, Sequence[Token]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Vocabulary):
             return NotImplemented
-        return self is other or (len(self) == len(other) and self._digest == other._digest)
+        return self is other or (len(self) == len(other) and self.digest == other.digest)
 
     def __hash__(self) -> int:
-        return hash(self._digest)
+        return hash(self.digest)
 
     def __repr__(self) -> str:
         return f"Vocabulary({len(self)} tokens, eos={', '.join(map(str, self.eos_ids)) or None})"

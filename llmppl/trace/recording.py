@@ -69,11 +69,13 @@ class Recorder:
         attribution : what each statement added to the log weight in this step
 
     Used as a context manager it also writes how the run ended. A recorder records one run; a second is a ValueError.
+    `lines` is what it has recorded.
     """
 
     def __init__(self, path: str | os.PathLike[str], title: str = "") -> None:
         self.path = path_of("path", path)
         self.title = text_of("title", title)
+        self.lines = list[str]()
         self._index = 0
         self._stopped = False
         self._before: list[tuple[str, dict[str, float]]] = []       # text and attribution of each particle
@@ -105,6 +107,14 @@ class Recorder:
         self._index = step.index
         self._before = [now[i] for i in step.ancestors.tolist()]
 
+    def go_on(self, lines: Sequence[str], particles: Sequence[Any]) -> None:
+        """Record a run that goes on from a checkpoint: what was recorded of it by then, and its particles."""
+        if self._index:
+            raise ValueError(f"Recorder({str(self.path)!r}) has recorded a run; make a Recorder for each")
+        for line in lines:
+            self._write_line(line)
+        self._index, self._before = max(len(lines) - 1, 0), [(str(each), each.attribution) for each in particles]
+
     def __enter__(self) -> Self:
         return self
 
@@ -135,16 +145,19 @@ class Recorder:
         return record
 
     def _write(self, line: dict[str, Any]) -> None:
-        text = json.dumps(line, allow_nan=False) + "\n"
+        self._write_line(json.dumps(line, allow_nan=False))
+
+    def _write_line(self, line: str) -> None:
+        self.lines.append(line)
         if self._stopped:
             return
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(text)
+                file.write(line + "\n")
         except OSError as error:                        # a recording is not worth a run
             self._stopped = True                        # for good: what follows a torn line could not be read
             why = f"the recording stops after step {self._index}, and the run goes on: {error.strerror or error}"
-            warnings.warn(f"{self.path}: {why}", stacklevel=3)
+            warnings.warn(f"{self.path}: {why}", stacklevel=4)
 
 
 @dataclass

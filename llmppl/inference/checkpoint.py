@@ -1,0 +1,354 @@
+"""Checkpoint: a file from which an interrupted run goes on, and ends as it would have ended.
+
+It holds what the run was asked to do, and its state after a whole step: the choices of the particles, from which they
+are made again, their weights and random streams, the genealogy, the deaths, and what a `Recorder` has recorded. It is
+lines of JSON, and no code. What is there of earlier steps never changes, so a long run writes out each step once. The
+last line is a digest of all others, and the file is replaced as a whole: it is that of a whole step, or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmppl.arguments import optional_count
+from llmppl.arguments import path as path_of
+from llmppl.inference.genealogy import StepRecord
+from llmppl.inference.particles import Death
+from llmppl.models.choices import Sampled
+from llmppl.models.histories import Histories
+from llmppl.models.identity import difference, identity, identity_of_option
+from llmppl.models.plain import Plain
+from llmppl.models.streams import State, bring_to, state_of, stream_of
+
+VERSION = 1
+SHARE = 50                                              # the time between two writes, in writes
+_LEFT = "It is left as it is"
+
+_NUMBERS = [each.name for each in dataclasses.fields(StepRecord) if each.default is dataclasses.MISSING
+            and each.default_factory is dataclasses.MISSING]  # fmt: skip
+_COLUMNS = {"parents": np.int64, "groups": np.int64, "copies": np.int64, "ancestors": np.int64} | dict.fromkeys(
+    ("log_starts", "log_kept", "candidate_log_weights", "log_chosen", "log_survivors"), np.float64
+)
+
+
+class Whole(NamedTuple):
+    """The state of a run after a whole step, which no later step changes.
+
+    particles : each, with its attributes then
+    streams : the states of their streams, and `stream` that of the run's
+    num_deaths, num_lines : deaths, and lines that were recorded, by then
+    """
+
+    t: int
+    particles: list[tuple[Any, dict[str, Any]]]
+    streams: list[State]
+    stream: State
+    roots: Any
+    num_deaths: int
+    num_lines: int
+
+
+class _Kept(NamedTuple):
+    """What is written of earlier steps, and how much of each kind."""
+
+    text: bytes
+    digest: Any
+    steps: int = 0
+    choices: int = 0
+    deaths: int = 0
+    lines: int = 0
+
+
+class Checkpoint:
+    """The checkpoint of one run. Make it and let it `begin` before the run goes on.
+
+    Parameters
+    ----------
+    path : path of the file
+    every : int, optional
+        Steps from one write to the next; by default as many as keep writing below a fiftieth of the time.
+    run : SMC
+    model : Model
+        Its program.
+    on_step : callable, optional
+        A `Recorder` has `lines`, what it has recorded, and `go_on(lines, particles)`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], every: int | None, run: Any, model: Any, on_step: Any) -> None:
+        self.path, self._every = path_of("checkpoint", path), optional_count("every", every)
+        self._run, self._model = run, model
+        self._recorder = on_step if hasattr(on_step, "go_on") else None
+        told, vocabularies = identity(model)
+        options = {**identity_of_option("expand", run.expand), **identity_of_option("select", run.select)}
+        self._told = {"llmppl_checkpoint": VERSION, **told, "options": options, "stream": _written_state(run.began)}
+        self._plain, self._histories = Plain(vocabularies), Histories()
+        self._kept = _add(_Kept(b"", hashlib.blake2b(digest_size=16)), [self._told])
+        self._last, self._seconds, self._time = -1, 0.0, -math.inf
+
+    def begin(self, max_steps: int | None) -> None:
+        """Bring the run to where its checkpoint is, if there is one, else write the first.
+
+        Raises
+        ------
+        ValueError
+            If there is a file that is no checkpoint, or damaged, or of another run. It is left as it is.
+        OSError
+            If it cannot be read, or written.
+        """
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            self.note()
+            self._write()
+        else:
+            self._resume(_lines(self.path, data), max_steps)
+            self.note()
+            self._last, self._time = self._run.t, time.perf_counter()
+
+    def note(self) -> None:
+        """Look at the run after a whole step."""
+        run, (t, particles) = self._run, self._run.whole
+        streams = [state_of(particle.chooser.stream) for particle, _ in particles]
+        num_lines = len(self._recorder.lines) if self._recorder is not None else 0
+        self._whole = Whole(
+            t, particles, streams, state_of(run.rng), run.genealogy.roots, len(run.deaths), num_lines
+        )
+
+    def step(self) -> None:
+        """A step is whole: note it, and write where that is due."""
+        self.note()
+        if self._every is not None:
+            due = self._whole.t - self._last >= self._every
+        else:
+            due = time.perf_counter() - self._time >= SHARE * self._seconds
+        if due:
+            self._write()
+
+    def end(self) -> None:
+        """Write what was noted last, unless it is written."""
+        if self._whole.t != self._last:
+            self._write()
+
+    def left(self, error: BaseException) -> None:
+        """The same where an exception has ended the run, which is told if it cannot be done."""
+        try:
+            self.end()
+        except Exception as own:
+            if own is not error:
+                error.add_note(f"{self.path} is that of step {self._last}: a later one could not be written: {own}")
+
+    # ---- writing
+
+    def _write(self) -> None:
+        start = time.perf_counter()
+        whole, kept = self._whole, self._kept
+        places = [self._histories.add(attributes["_noted"]) if "_noted" in attributes else -1
+                  for _, attributes in whole.particles]  # fmt: skip
+        new = {
+            "steps": list(map(_written_record, self._run.genealogy.records[kept.steps : whole.t])),
+            "choices": [[place, self._items(items)] for place, items in self._histories.steps[kept.choices :]],
+            "deaths": list(map(dataclasses.asdict, self._run.deaths[kept.deaths : whole.num_deaths])),
+            "recorded": [] if self._recorder is None else self._recorder.lines[kept.lines : whole.num_lines],
+        }
+        kept = _add(kept, [new])._replace(
+            steps=whole.t, choices=len(self._histories.steps), deaths=whole.num_deaths, lines=whole.num_lines
+        )
+        particles = zip(whole.particles, places, whole.streams, strict=True)
+        now = {
+            "t": whole.t, "stream": _written_state(whole.stream), "roots": whole.roots.tolist(),
+            "is_recorded": self._recorder is not None, "particles": [_written(*each) for each in particles],
+        }  # fmt: skip
+        last = _add(kept, [now])
+        _replace(self.path, last.text + _ending(last.digest))
+        self._kept, self._last = kept, whole.t          # a line that an interrupt left out is written again
+        self._time = time.perf_counter()
+        self._seconds = self._time - start
+
+    def _items(self, items: Iterable[Any]) -> list[Any]:
+        try:
+            return [self._plain.write_item(item) for item in items]
+        except TypeError as error:
+            raise TypeError(
+                f"{self.path} cannot hold what {type(self._model).__name__} sampled: {error}. Sample what stands for "
+                "it, such as its name or its place in a list; what can be held are None, bools, numbers, texts, bytes, "
+                "tokens, arrays of numbers, and tuples, lists, sets and dicts of these"
+            ) from None
+
+    # ---- reading
+
+    def _resume(self, lines: list[tuple[bytes, dict[str, Any]]], max_steps: int | None) -> None:
+        run, (*past, (_, now)) = self._run, lines
+        (_, told), *past = past
+        self._compare(told)
+        t, recorded = now["t"], [line for _, each in past for line in each["recorded"]]
+        if run.t:
+            raise self._refused(f"it is at step {t}, and this run has made {run.t} steps: a run goes on from its first")
+        if max_steps is not None and t > max_steps:
+            raise self._refused(f"it has made {t} steps, more than max_steps={max_steps}")
+        if self._recorder is not None and not now["is_recorded"]:
+            raise self._refused("it was made without the Recorder, which could not record all of its steps")
+        steps = [(before, tuple(map(self._plain.read_item, items)))
+                 for _, each in past for before, items in each["choices"]]  # fmt: skip
+        self._histories = Histories(steps)
+        particles = self._particles(now["particles"])
+        stream = _read_state(now["stream"])
+        if run.seeded:
+            bring_to(run.rng, stream)
+        else:
+            run.rng = stream_of(stream)
+        run.t, run.particles = t, particles
+        run.genealogy.records = [_read_record(record) for _, each in past for record in each["steps"]]
+        run.genealogy.roots = np.array(now["roots"], np.int64)
+        run.deaths = [Death(**death) for _, each in past for death in each["deaths"]]
+        run.keep_whole()
+        if self._recorder is not None:
+            self._recorder.go_on(recorded, particles)
+        text, digest = b"".join(line for line, _ in lines[:-1]), hashlib.blake2b(digest_size=16)
+        digest.update(text)
+        self._kept = _Kept(text, digest, t, len(steps), len(run.deaths), len(recorded))
+
+    def _compare(self, before: dict[str, Any]) -> None:
+        now = json.loads(json.dumps(self._told))
+        if not self._run.seeded:
+            now["stream"] = before["stream"]
+        if what := difference(before, now):
+            raise self._refused(what)
+
+    def _particles(self, written: list[dict[str, Any]]) -> list[Any]:
+        """The particles made again, each as it was."""
+        weighed = {each["at"]: bool(each["limit"] or each["death"]) for each in written}
+        try:
+            found = self._histories.particles(self._run.particles[0], weighed, self._run.replay)
+            seen, particles = set[int](), []
+            for each in written:
+                at, stream = each.pop("at"), Sampled(stream_of(_read_state(each.pop("stream"))))
+                particle = found[at].spawn(stream) if at in seen or at == -1 else found[at]
+                seen.add(at)
+                text, finished = each.pop("text"), each["finished"]
+                if (particle.s, particle.finished) != (text, finished):
+                    raise ValueError(f"it makes {str(particle.s)!r} of the choices that made {text!r}")
+                self._histories.keep(particle._noted, at)
+                each |= {"log_weight": _float(each["log_weight"]), "chooser": stream}
+                vars(particle).update((name, now) for name, now in each.items() if getattr(particle, name) != now)
+                particles.append(particle)
+        except ValueError as error:
+            raise self._refused(str(error)) from error
+        return particles
+
+    def _refused(self, why: str) -> ValueError:
+        return ValueError(
+            f"{self.path} is the checkpoint of another run: {why}. {_LEFT}; ask for what it was made with, or give "
+            "another path"
+        )
+
+
+def _lines(path: Path, data: bytes) -> list[tuple[bytes, dict[str, Any]]]:
+    """The lines of a checkpoint, as they are and read."""
+    lines = data.splitlines(keepends=True)
+    first = _parsed(lines[0]) if lines else {}
+    if "llmppl_checkpoint" not in first:
+        raise ValueError(f"{path} is no checkpoint of llmppl. {_LEFT}; give another path")
+    if first["llmppl_checkpoint"] != VERSION:
+        raise ValueError(
+            f"{path} has the format {first['llmppl_checkpoint']!r}, and this llmppl reads the format {VERSION}. "
+            f"{_LEFT}; go on with the version that wrote it"
+        )
+    digest = hashlib.blake2b(b"".join(lines[:-1]), digest_size=16)
+    if lines[-1] != _ending(digest):
+        raise ValueError(
+            f"{path} is torn or damaged: it does not end with the digest of what is in it. {_LEFT}; remove it to begin "
+            "anew"
+        )
+    return [(line, json.loads(line)) for line in lines[:-1]]
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """The JSON object that a line is; an empty one if it is none."""
+    value = None
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(line)
+    return value if isinstance(value, dict) else {}
+
+
+def _add(kept: _Kept, lines: Sequence[Any]) -> _Kept:
+    text = "".join(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n" for line in lines).encode()
+    digest = kept.digest.copy()
+    digest.update(text)
+    return kept._replace(text=kept.text + text, digest=digest)
+
+
+def _ending(digest: Any) -> bytes:
+    return f'{{"digest":"{digest.hexdigest()}"}}\n'.encode()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file as a whole: at every moment it is there as it was, or as it is to be."""
+    beside = path.with_name(path.name + ".part")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+# ---- parts of lines; a log-weight of -inf is null
+
+
+def _written(particle: tuple[Any, dict[str, Any]], place: int, stream: State) -> dict[str, Any]:
+    cls, attributes = type(particle[0]), particle[1]
+
+    def get(name: str) -> Any:
+        return attributes[name] if name in attributes else getattr(cls, name)
+
+    return {
+        "at": place, "text": str(get("s")), "log_weight": _null(float(get("log_weight"))),
+        "log_twist": float(get("log_twist")), "finished": bool(get("finished")), "cut": bool(get("cut")),
+        "limit": get("limit"), "death": get("death"), "attribution": get("attribution"),
+        "stream": _written_state(stream),
+    }  # fmt: skip
+
+
+def _written_record(record: StepRecord) -> dict[str, Any]:
+    numbers = {name: _null(getattr(record, name)) for name in _NUMBERS}
+    return numbers | {name: list(map(_null, getattr(record, name).tolist())) for name in _COLUMNS}
+
+
+def _read_record(written: dict[str, Any]) -> StepRecord:
+    fields: dict[str, Any] = {name: _float(written[name]) for name in _NUMBERS}
+    for name, kind in _COLUMNS.items():
+        fields[name] = np.array(list(map(_float, written[name])), kind)
+    return StepRecord(**fields)
+
+
+def _written_state(state: State) -> list[Any]:
+    entropy = state.entropy if isinstance(state.entropy, int) else list(map(int, state.entropy))
+    return [*state._replace(entropy=entropy, state=Plain().write(state.state))]
+
+
+def _read_state(written: list[Any]) -> State:
+    kind, entropy, key, size, children, state = written
+    return State(kind, entropy, tuple(key), size, children, Plain().read(state))
+
+
+def _null(number: Any) -> Any:
+    return None if number == -math.inf else number
+
+
+def _float(number: Any) -> Any:
+    return -math.inf if number is None else number
