@@ -16,11 +16,12 @@ PACKAGE = Path(__file__).parent.parent / "llmppl"
 
 FOLDERS = [
     "arguments", "exclusive", "growing", "shared", "runtime", "display", "masks", "languages", "grammar", "tokens",
-    "distributions", "lm", "models", "inference", "queries", "trace", "cli", "__init__",
+    "distributions", "lm", "models", "inference", "queries", "trace", "ray", "cli", "__init__",
 ]  # fmt: skip
 STRANGERS = {"inference": ["languages", "masks", "grammar", "tokens", "lm"]}       # folder: what it does not know
-HEAVY = ["accelerate", "llguidance", "rich", "torch", "transformers", "typer"]
-LIGHT = ["languages", "masks", "grammar", "tokens", "distributions", "lm", "models", "inference", "queries", "trace"]
+HEAVY = ["accelerate", "llguidance", "ray", "rich", "torch", "transformers", "typer"]
+LIGHT = ["languages", "masks", "grammar", "tokens", "distributions", "lm", "models", "inference", "queries", "trace",
+         "ray"]  # fmt: skip
 
 
 def module_name(path: Path, package: Path) -> str:

@@ -9,6 +9,7 @@ from llmppl.inference.expansion import Extension as Extension
 from llmppl.inference.genealogy import Genealogy as Genealogy
 from llmppl.inference.genealogy import StepRecord as StepRecord
 from llmppl.inference.many import lanes as lanes
+from llmppl.inference.many import recorded as recorded
 from llmppl.inference.many import run_many as run_many
 from llmppl.inference.particles import Death as Death
 from llmppl.inference.particles import Particles as Particles

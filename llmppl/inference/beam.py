@@ -16,6 +16,7 @@ from llmppl.arguments import count, optional_count
 from llmppl.display.progress import bar, finished
 from llmppl.inference.branches import Branch, run_together
 from llmppl.inference.exact import settle
+from llmppl.inference.saved import saved
 from llmppl.inference.watch import Watch, begin, cut
 from llmppl.models.choices import Listed
 from llmppl.models.model import Model
@@ -30,6 +31,9 @@ class Beam(Generic[M]):
 
     log_joint: float
     particle: M
+
+    def __reduce__(self) -> tuple[Any, ...]:            # without the language model, as a pickle of Particles
+        return Beam, (self.log_joint, saved(self.particle))
 
     def __str__(self) -> str:
         return str(self.particle)

@@ -24,6 +24,7 @@ from llmppl.inference.results import Result, ResultFile
 from llmppl.runtime import Runtime
 
 Run = Callable[[Any, np.random.Generator], Any]
+RunAll = Callable[[Iterable[tuple[int, Any]], int], Iterator[Result]]
 
 
 def run_many(
@@ -45,7 +46,7 @@ def run_many(
     ----------
     run : callable
         What to do with a task and a random stream: `lambda prompt, rng: smc_steer(Story(lm, prompt), N=8, rng=rng)`. It
-        returns Particles, or a list of matches or beams, as `list(Query(lm, pattern).best(10))`.
+        returns Particles, or a list of matches or beams, as `list(islice(search(lm, pattern), 10))`.
     tasks : iterable
         Prompts, or whatever else `run` takes. A generator is read as tasks are begun.
     seed : int, optional
@@ -74,20 +75,37 @@ def run_many(
         If it cannot be written, as on a full disk; the results before are whole, and `resume=True` goes on.
     """
     function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)")
+    count("together", together)
+
+    def run_all(numbered: Iterable[tuple[int, Any]], seed: int) -> Iterator[Result]:
+        return lanes(run, numbered, seed=seed, together=together)
+
+    return recorded(run_all, tasks, seed=seed, to=to, resume=resume, progress=progress)
+
+
+def recorded(
+    run_all: RunAll,
+    tasks: Iterable[Any],
+    *,
+    seed: int | None = None,
+    to: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+) -> Iterator[Result]:
+    """The results that `run_all(numbered tasks, seed)` gives, kept and shown; the rest is as in `run_many`."""
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise TypeError(f"tasks must be a list or another iterable of tasks, not {shown(tasks)}")
-    count("together", together)
     generator(seed)                                     # checks it
     if flag("resume", resume) and to is None:
         raise ValueError("resume=True goes on with a file of results: say with which, as to='results.jsonl'")
     file = None if to is None else ResultFile(to, seed=seed, resume=resume)
     if file is not None and isinstance(tasks, Sequence):
         file.check(tasks)
-    return _results(run, tasks, seed, together, file, progress)
+    return _results(run_all, tasks, np.random.SeedSequence(seed).entropy if file is None else file.seed, file, progress)
 
 
 def _results(
-    run: Run, tasks: Iterable[Any], seed: int | None, together: int, file: ResultFile | None, progress: bool | None
+    run_all: RunAll, tasks: Iterable[Any], seed: Any, file: ResultFile | None, progress: bool | None
 ) -> Iterator[Result]:
     taken, done, failed = 0, 0, 0
 
@@ -102,7 +120,7 @@ def _results(
 
     total = len(tasks) if isinstance(tasks, Sequence) else None
     with file or nullcontext(), bar(progress, total, str, unit="task") as show:
-        for result in lanes(run, todo(), seed=seed if file is None else file.seed, together=together):
+        for result in run_all(todo(), seed):
             if file is not None:
                 file.write(result)
             done, failed = done + 1, failed + (result.error is not None)
@@ -112,20 +130,17 @@ def _results(
             raise file.too_few(taken)
 
 
-def lanes(
-    run: Run, numbered: Iterable[tuple[int, Any]], *, seed: int | None = None, together: int = 16
-) -> Iterator[Result]:
+def lanes(run: Run, numbered: Iterable[tuple[int, Any]], *, seed: int, together: int) -> Iterator[Result]:
     """The results of tasks with these indices, `together` at a time, as they end."""
-    entropy = np.random.SeedSequence(seed).entropy
-    calls = ((functools.partial(_attempt, run, index, task, entropy), f"task {index}") for index, task in numbered)
+    calls = ((functools.partial(_attempt, run, index, task, seed), f"task {index}") for index, task in numbered)
     return Runtime().each(calls, together)
 
 
-def _attempt(run: Run, index: int, task: Any, entropy: Any) -> Result:
+def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
     start = time.perf_counter()
     particles = matches = error = None
     try:
-        found = run(task, np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=(index,))))
+        found = run(task, np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,))))
         if isinstance(found, Particles):
             particles, found.stats = found, None
         elif isinstance(found, list) and all(hasattr(each, "as_dict") for each in found):

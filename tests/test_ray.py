@@ -1,0 +1,262 @@
+"""`llmppl.ray.run_many` gives what `llmppl.run_many` gives, whichever process is killed."""
+
+import functools
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from support import repetitions
+from tiny import cold_lm
+
+import llmppl.ray
+from llmppl import Model, beam_search, load_results, run_many, search, smc_steer
+
+with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'llmppl[ray]'")
+TASKS = ["".join(letters) for letters in itertools.product("abc ", repeat=3)]
+TOGETHER = 4
+
+
+class Text(Model):
+    """Six tokens after a prompt, no two of them the same in a row."""
+
+    def __init__(self, lm, prompt):
+        super().__init__()
+        self.context, self.last, self.left = lm.context(prompt), None, 6
+
+    def step(self):
+        token = self.sample(self.transformer(self.context))
+        self.condition(token != self.last)
+        self.context, self.last, self.left = self.context + token, token, self.left - 1
+        self.s += str(token)
+        if not self.left:
+            self.finish()
+
+
+def steer(lm, prompt, rng):
+    return smc_steer(Text(lm, prompt), 5, 3, rng=rng, progress=False)
+
+
+def make_lm(folder=None):
+    """The tiny model in float64; the process leaves its number in a folder."""
+    if folder is not None:
+        (Path(folder) / str(os.getpid())).touch()
+    return cold_lm()
+
+
+def drive(folder, path):
+    """What the driver that is killed does, in a process of its own."""
+    start_ray()
+    make = functools.partial(make_lm, folder)
+    results = llmppl.ray.run_many(
+        steer, TASKS, make_lm=make, workers=2, together=TOGETHER, seed=7, to=path, resume=True, progress=False
+    )
+    return sum(1 for _ in results)
+
+
+def start_ray():
+    import ray
+
+    paths = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}      # where the workers find this file
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(num_cpus=2, object_store_memory=80 * 2**20, runtime_env=environment, **quiet)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Ray on this machine, for two workers."""
+    start_ray()
+    yield sys.modules["ray"]
+    sys.modules["ray"].shutdown()
+
+
+@functools.cache
+def truth():
+    """What one process gives, by index: without time, digest and version."""
+    results = run_many(functools.partial(steer, cold_lm()), TASKS, together=TOGETHER, seed=7, progress=False)
+    return {result.index: result.particles.to_dict() for result in results}
+
+
+def found(path):
+    """The lines of a file of results, and what they say by index."""
+    lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return len(lines), {line["index"]: {name: line.get(name) for name in truth()[0]} for line in lines}
+
+
+def test_without_ray_the_error_says_what_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"llmppl\.ray needs Ray: pip install 'llmppl\[ray\]'$"):
+        llmppl.ray.run_many(steer, ["a"], make_lm=make_lm)
+
+
+@with_ray
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"run": 3}, "run must be a function"),
+        ({"make_lm": "smollm2"}, "make_lm must be a function"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"together": 0}, "together must be at least 1"),
+        ({"tasks": "abc"}, "tasks must be a list"),
+        ({"resume": True}, "resume=True goes on with a file"),
+        ({"sed": 1}, "llmppl.ray.run_many takes no sed: did you mean seed?"),
+    ],
+)
+def test_wrong_arguments_are_named_before_ray_is_started(wrong, message):
+    arguments = {"run": steer, "tasks": ["a"], "make_lm": make_lm, **wrong}
+    with pytest.raises((TypeError, ValueError), match=message):
+        llmppl.ray.run_many(arguments.pop("run"), arguments.pop("tasks"), **arguments)
+
+
+@with_ray
+def test_two_workers_give_and_write_what_one_process_does(cluster, tmp_path):
+    path, tasks = tmp_path / "results.jsonl", ["ab", "", "d", "no such text", "bca", "a"]
+    results = list(llmppl.ray.run_many(steer, iter(tasks), make_lm=make_lm, workers=2, together=2, seed=3, to=path))
+    other = tmp_path / "other.jsonl"
+    alone = list(run_many(functools.partial(steer, cold_lm()), tasks, together=2, seed=3, to=other, progress=False))
+    results, alone = (sorted(each, key=lambda result: result.index) for each in (results, alone))
+    for ours, expected in zip(results, alone, strict=True):
+        assert (ours.index, ours.task) == (expected.index, expected.task)
+        assert (ours.error is None) == (expected.error is None)
+        if ours.particles is not None:
+            assert ours.particles.to_dict() == expected.particles.to_dict()
+            assert repr(ours.particles) == repr(expected.particles)
+            assert ours.particles[0].left == 0
+
+    def lines(file):
+        records = map(json.loads, file.read_text().splitlines())
+        return sorted(({**record, "seconds": 0} for record in records), key=lambda record: record["index"])
+
+    assert lines(path) == lines(other)
+
+
+@with_ray
+def test_matches_and_beams_come_back(cluster):
+    runs = [
+        lambda lm, text, rng: list(itertools.islice(search(lm, "c(a|b){2}", prefix=text), 2)),
+        lambda lm, text, rng: list(beam_search(Text(lm, text), 2, 2, progress=False)),
+    ]
+    for run in runs:
+        (result,) = llmppl.ray.run_many(run, ["c"], make_lm=make_lm, workers=1)
+        (alone,) = run_many(functools.partial(run, cold_lm()), ["c"], progress=False)
+        assert result.error is None and [each.as_dict() for each in result.matches] == [
+            each.as_dict() for each in alone.matches
+        ]
+
+
+@with_ray
+def test_what_cannot_be_sent_back_is_the_error_of_its_task(cluster):
+    class Odd(dict):
+        def as_dict(self):
+            return {}
+
+    def run(lm, task, rng):
+        return [Odd(odd=(x for x in ()))] if task == "odd" else steer(lm, task, rng)
+
+    results = sorted(llmppl.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1), key=lambda r: r.index)
+    assert [result.error is None for result in results] == [True, False, True]
+    assert results[1].error.startswith("what the task returned cannot be sent to the driver: TypeError: cannot pickle")
+
+
+@with_ray
+def test_a_language_model_that_cannot_be_made_ends_the_run_with_its_error(cluster):
+    def missing():
+        raise FileNotFoundError("no such weights")
+
+    with pytest.raises(FileNotFoundError, match="no such weights"):
+        next(llmppl.ray.run_many(steer, ["a"], make_lm=missing, workers=2))
+
+
+@with_ray
+def test_workers_that_die_of_the_language_model_end_the_run(cluster):
+    def deadly():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RuntimeError, match="no worker is left: 3 times in a row each of them died in make_lm"):
+        next(llmppl.ray.run_many(steer, ["a"], make_lm=deadly, workers=1))
+
+
+@with_ray
+def test_a_worker_runs_one_thread_unless_it_is_given_more_cpus(cluster, monkeypatch):
+    def run(lm, task, rng):
+        import torch
+
+        raise RuntimeError(f"{torch.get_num_threads()} threads")
+
+    for resources, expected in [(None, "1 threads"), ({"num_cpus": 2}, "2 threads")]:
+        (result,) = llmppl.ray.run_many(run, ["a"], make_lm=make_lm, workers=1, resources=resources)
+        assert result.error.rstrip().endswith(expected)
+
+
+@with_ray
+def test_by_default_there_are_as_many_workers_as_the_cluster_has_room_for(cluster, tmp_path):
+    make = functools.partial(make_lm, tmp_path)
+    assert len(list(llmppl.ray.run_many(steer, TASKS[:8], make_lm=make, together=1))) == 8
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def alive(process):
+    """Whether the process runs."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, what):
+    for _ in range(1200):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"in a minute there was no {what}")
+
+
+@with_ray
+def test_a_run_that_is_broken_off_leaves_no_worker(cluster, tmp_path):
+    results = llmppl.ray.run_many(steer, TASKS, make_lm=functools.partial(make_lm, tmp_path), workers=2, together=1)
+    next(results)
+    results.close()
+    wait_until(lambda: not any(alive(path.name) for path in tmp_path.iterdir()), "end of the workers")
+
+
+@with_ray
+@pytest.mark.parametrize("seed", range(repetitions(full=20, quick=2)))
+def test_a_worker_that_is_killed_costs_nothing(cluster, tmp_path, seed):
+    path, pids, moment = tmp_path / "results.jsonl", tmp_path / "pids", random.Random(seed).randrange(len(TASKS) - 1)
+    pids.mkdir()
+    make = functools.partial(make_lm, pids)
+    results = llmppl.ray.run_many(
+        steer, TASKS, make_lm=make, workers=2, together=TOGETHER, seed=7, to=path, progress=False
+    )
+    for number, _ in enumerate(results):
+        if number == moment:
+            os.kill(int(random.Random(seed).choice(sorted(pid.name for pid in pids.iterdir()))), signal.SIGKILL)
+    assert found(path) == (len(TASKS), truth())
+
+
+@with_ray
+@pytest.mark.parametrize("seed", range(repetitions(full=20, quick=1)))
+def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path, seed):
+    path, pids, moment = tmp_path / "results.jsonl", tmp_path / "pids", random.Random(seed).randrange(1, len(TASKS))
+    pids.mkdir()
+    code = f"import test_ray; print(test_ray.drive({str(pids)!r}, {str(path)!r}))"
+    command = functools.partial(
+        subprocess.Popen, [sys.executable, "-c", code], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
+    )
+    with command() as driver:
+        wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= moment, f"result {moment}")
+        driver.kill()
+    wait_until(lambda: not any(alive(pid.name) for pid in pids.iterdir()), "end of the workers")
+    before = len(load_results(path))
+    assert before >= moment
+    with command() as driver:
+        assert int(driver.communicate()[0].split()[0]) == len(TASKS) - before
+    assert found(path) == (len(TASKS), truth())
