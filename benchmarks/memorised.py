@@ -229,7 +229,8 @@ class Curve:
     """
 
     def __init__(self, known: Memorised, run: Method, most: int, seed: int) -> None:
-        self.at: list[tuple[float, ...]] = []           # of each new valid one: positions, seconds, results, distinct
+        self.at: list[tuple[float, float]] = []         # of each new valid one: positions, seconds
+        self.met: list[tuple[int, int, int, int]] = []  # after each pass: positions, results, distinct ones, valid ones
         results = 0
         seen = set[str]()
         with positions(known.model) as counter:
@@ -237,14 +238,20 @@ class Curve:
             for texts in run(known, seed):
                 now = (float(counter.count), time.process_time() - started)
                 for i, text in enumerate(texts, 1):
-                    results += 1
                     if text in known.urls and text not in seen:
-                        part = [x + i / len(texts) * (y - x) for x, y in zip(before, now, strict=True)]
-                        self.at.append((*part, float(results), float(len(seen) + 1)))
+                        at = [x + i / len(texts) * (y - x) for x, y in zip(before, now, strict=True)]
+                        self.at.append((at[0], at[1]))
                     seen.add(text)
+                results += len(texts)
+                self.met.append((counter.count, results, len(seen), len(self.at)))
                 if counter.count > most or len(self.at) == len(known.urls):
                     break
                 before = now
+
+    def shares(self, most: float) -> tuple[float, float]:
+        """After so many positions: the valid ones among the distinct results, and the repeated ones among all."""
+        _, results, distinct, valid = max(met for met in self.met if met[0] <= most or met is self.met[0])
+        return valid / distinct, 1 - distinct / results
 
     def found(self, most: float, clock: int = 0) -> int:
         return sum(at[clock] <= most for at in self.at)
@@ -291,10 +298,8 @@ def e1(options: argparse.Namespace) -> None:
     rows = []
     for name, runs in curves.items():
         costs = [mid(curve.cost(n) for curve in runs) for n in shares]
-        some = runs[0].found(budget / 3)
-        _, _, results, distinct = runs[0].at[some - 1] if some else (0.0, 0.0, 1.0, 1.0)
-        rows.append([name, *(f"{cost:,.0f}" if cost < math.inf else "-" for cost in costs),
-                     f"{100 * some / distinct:.0f}", f"{100 * (1 - distinct / results):.0f}"])
+        shares_then = (f"{100 * share:.0f}" for share in runs[0].shares(budget / 3))
+        rows.append([name, *(f"{cost:,.0f}" if cost < math.inf else "-" for cost in costs), *shares_then])
     table(f"e1: forward positions until so many of the URLs were found; after {budget / 3:.0f} positions, valid among "
           "distinct results, and repeated results",
           ["", *(f"{n} URLs" for n in shares), "valid %", "repeated %"], rows)
