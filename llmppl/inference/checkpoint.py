@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -109,6 +110,9 @@ class Checkpoint:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
+            if not self.path.parent.is_dir():
+                missing = f"there is no folder {str(self.path.parent)!r}; make it first"
+                raise FileNotFoundError(errno.ENOENT, missing, str(self.path)) from None
             self.note()
             self._write()
         else:
@@ -169,8 +173,8 @@ class Checkpoint:
             "t": whole.t, "stream": _written_state(whole.stream), "roots": whole.roots.tolist(),
             "is_recorded": self._recorder is not None, "particles": [_written(*each) for each in particles],
         }  # fmt: skip
-        last = _add(kept, [now])
-        _replace(self.path, last.text + _ending(last.digest))
+        last = _add(kept._replace(text=b""), [now])
+        _replace(self.path, kept.text, last.text, _ending(last.digest))
         self._kept, self._last = kept, whole.t          # a line that an interrupt left out is written again
         self._time = time.perf_counter()
         self._seconds = self._time - start
@@ -292,18 +296,20 @@ def _ending(digest: Any) -> bytes:
     return f'{{"digest":"{digest.hexdigest()}"}}\n'.encode()
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, *parts: bytes) -> None:
     """Write a file as a whole: at every moment it is there as it was, or as it is to be."""
-    beside = path.with_name(path.name + ".part")
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")      # of its own, lest two runs write one
     try:
         with beside.open("wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):                  # of which some do not name the file, others this one
+            error.filename, error.filename2 = str(path), None
         raise
 
 

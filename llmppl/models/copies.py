@@ -230,7 +230,7 @@ def _parts_of_dict(table: dict[Any, Any], shared: bool, model: Any) -> Iterator[
 
 def _parts_of_object(value: Any, shared: bool, model: Any) -> Iterator[Part]:
     if value is not model and not hasattr(type(value), "__deepcopy__"):
-        for name, part in _attributes(value):
+        for name, part in attributes_of(value):
             if not (shared and isinstance(part, _STREAMS)):         # an object of many may have its own
                 yield part, shared, f".{name}"
 
@@ -264,7 +264,7 @@ def _global_names(code: types.CodeType) -> set[Any]:
     return {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an object, those in slots included."""
     yield from getattr(value, "__dict__", {}).items()
     for base in type(value).__mro__:

@@ -26,7 +26,7 @@ from llmppl.distributions import Proposal
 from llmppl.languages import DFA, Regex
 from llmppl.lm import CachedTransformer, Context, NextToken
 from llmppl.masks import JsonSchema, JsonSchemaIndex, TokenIndex
-from llmppl.models.copies import OWN
+from llmppl.models.copies import OWN, attributes_of
 from llmppl.models.model import Model
 from llmppl.tokens import EndOfText, Text, Token, Vocabulary
 from llmppl.tokens.text import Spelled
@@ -178,8 +178,12 @@ class _Teller:
 
     def tell_class(self, cls: type) -> Told:
         """The class of a program: its functions, and other values that stand in it."""
-        parts = {name: part for name, part in vars(cls).items() if not (name.startswith("__") and name != "__init__")}
-        return [cls.__qualname__, [[name, self._referred(_bare(part), cls.__module__)] for name, part in parts.items()]]
+        parts = {name: _bare(part) for name, part in vars(cls).items()}
+        told = [
+            [name, self._referred(part, cls.__module__)] for name, part in parts.items()
+            if not name.startswith("__") or isinstance(part, types.FunctionType)
+        ]  # fmt: skip
+        return [cls.__qualname__, told]
 
     def weights(self, model: Any) -> Told:
         return _sampled(model) if hasattr(model, "named_parameters") else self.tell(model)
@@ -189,11 +193,14 @@ class _Teller:
             return _sampled(value)
         made = copyreg.dispatch_table.get(type(value)) or (_reduced if _reduces(type(value)) else None)
         if made is not None:
-            parts: Any = made(value)
+            try:
+                parts: Any = made(value)
+            except Exception:                           # what cannot be pickled is told by its class
+                return []
             return self.tell(parts if isinstance(parts, str) else parts[1])
         cached = {name for cls in type(value).__mro__ for name, part in vars(cls).items() if _is_cached(part)}
-        own = {name: part for name, part in getattr(value, "__dict__", {}).items() if name not in cached}
-        return [[name, self.tell(part)] for name, part in own.items() if not name.startswith("_")]
+        own = {name: part for name, part in attributes_of(value) if name not in cached and not name.startswith("_")}
+        return [[name, self.tell(part)] for name, part in own.items()]
 
 
 _KINDS: tuple[tuple[Any, Callable[[_Teller, Any], Told]], ...] = (
