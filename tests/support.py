@@ -1,6 +1,7 @@
 """What several test files share, as plain functions: `from support import repetitions`."""
 
 import os
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,6 +13,12 @@ FULL = os.environ.get("LLMPPL_FULL", "") not in ("", "0")
 def repetitions(full: int, quick: int) -> int:
     """How often to repeat a random experiment: `full` under LLMPPL_FULL=1 (`make check`), else `quick`."""
     return full if FULL else quick
+
+
+def wants_ray() -> None:
+    """Skip a test where Ray is not installed, and say what installs it."""
+    if find_spec("ray") is None:
+        pytest.skip("llmppl.ray needs Ray: pip install 'llmppl[ray]'")
 
 
 def wants_model(name: str) -> None:

@@ -1,0 +1,89 @@
+"""A data set on Ray: many prompts on several processes, here two, with results that outlast any of them.
+
+Each worker is a process that makes a language model of its own and has a few prompts under way at a time. A line goes
+to the file as a prompt ends; the run can be killed at any time (`kill -9`, too), and goes on when it is started again.
+A prompt has a random stream of its own, that of its place in the list, so that it does not matter which worker has it,
+when, or how often. On a cluster the same file runs as it is: docs/scaling.md.
+
+What to look for: nothing is run twice. The second run finds all results in the file, and starts no worker. One process
+gives the same texts. (In float32 a few prompts may differ, since batches of another size round differently, which may
+tip a choice.)
+
+    100 prompts on 2 workers: 100 results, 0 failed
+    again, with the same file: 0 results to wait for, 100 in the file
+    one process: the same texts for 100 of 100 prompts
+
+    Once upon a time, Lily saw a red ball.     -3.4  " She ran it out of her backyard and saw that the ball was drivi...
+    Once upon a time, Tom saw a red ball.      -4.7  ' He said the ball, "This is my ball! It is fast!" Tom felt sad ...
+    Once upon a time, Ben saw a red ball.      -4.0  ' It was red and had many blue balls. Ben said, "Hey, a red ball'
+"""
+
+import argparse
+import functools
+import tempfile
+from pathlib import Path
+
+import llmppl.ray
+from llmppl import CachedTransformer, Model, load_results, run_many, smc_steer
+
+NAMES = ["Lily", "Tom", "Ben", "Sue", "Max", "Anna", "Sam", "Mia", "Tim", "Joe"]
+THINGS = ["a red ball", "a big dog", "the old tree", "a small cat", "her mom", "the park", "a new toy", "the sun",
+          "a blue car", "his friend"]  # fmt: skip
+
+
+class ShortWords(Model):
+    """Twenty tokens of fewer than six characters."""
+
+    def __init__(self, lm, prompt):
+        super().__init__()
+        self.context, self.left = lm.context(prompt), 20
+
+    def step(self):
+        token = self.sample(self.transformer(self.context))
+        self.condition(len(str(token)) < 6)
+        self.s += token
+        self.context += token
+        self.left -= 1
+        if not self.left:
+            self.finish()
+
+
+def steer(lm, prompt, rng):
+    """What is done with a prompt; the language model is that of the worker."""
+    return smc_steer(ShortWords(lm, prompt), N=8, K=3, rng=rng, progress=False)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
+    parser.add_argument("--quick", action="store_true", help="ten prompts")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="the file of results (default: a temporary one)")
+    args = parser.parse_args()
+    prompts = [f"Once upon a time, {name} saw {thing}." for thing in THINGS for name in NAMES]
+    prompts = prompts[:10] if args.quick else prompts
+    make_lm = functools.partial(CachedTransformer.from_pretrained, args.lm)
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = args.out or Path(folder) / "results.jsonl"
+        kept_in = {"seed": args.seed, "to": out, "resume": True}
+        on_ray = functools.partial(
+            llmppl.ray.run_many, steer, prompts, make_lm=make_lm, workers=args.workers, **kept_in
+        )
+        results = list(on_ray())
+        failed = sum(result.error is not None for result in results)
+        print(f"{len(prompts)} prompts on {args.workers} workers: {len(results)} results, {failed} failed")
+        again, kept = list(on_ray()), load_results(out)
+        print(f"again, with the same file: {len(again)} results to wait for, {len(kept)} in the file")
+
+        alone = run_many(functools.partial(steer, make_lm()), prompts, seed=args.seed)
+        texts = {result.index: result.particles.texts for result in alone}
+        same = sum(result.particles.texts == texts[result.index] for result in kept)
+        print(f"one process: the same texts for {same} of {len(prompts)} prompts\n")
+        for result in kept[:3]:
+            print(f"{prompts[result.index]:40} {result.particles.log_ml:6.1f}  {str(result.particles.best)!r}")
+
+
+if __name__ == "__main__":
+    main()
