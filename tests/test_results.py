@@ -253,6 +253,13 @@ def test_two_runs_cannot_write_one_file(tmp_path):
     assert len(run_all(path, range(4), resume=True)) == 3
 
 
+def test_a_run_that_refuses_other_tasks_lets_go_of_the_file(tmp_path):
+    run_all(path := tmp_path / "results.jsonl", range(4))
+    with pytest.raises(ValueError, match="another task 0 than 'x'") as kept:     # with its frames, and what they hold
+        run_all(path, ["x"] * 4, resume=True)
+    assert run_all(path, range(5), resume=True)[0].index == 4 and kept
+
+
 # ---- digests
 
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from llmppl.cli import options, show
+from llmppl.cli import many, options, show
+from llmppl.cli.continuing import Continuing
 from llmppl.cli.options import option
 
 if TYPE_CHECKING:
+    from llmppl.inference import Particles
     from llmppl.models.programs import Program
 
 
@@ -28,7 +30,9 @@ def demo(lm: options.Lm = None) -> None:
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", show_default=False, help="The text to continue.")
+    ] = None,
     max_letters: Annotated[
         int | None, option(none="any", min=1, metavar="L", help="No word of more than L letters.")
     ] = None,
@@ -50,6 +54,11 @@ def generate(
     min_p: options.MinP = None,
     as_json: options.Json = False,
     trace: options.Trace = None,
+    prompts: many.Prompts = None,
+    field: many.Field = None,
+    out: many.Out = None,
+    resume: many.Resume = False,
+    workers: many.Workers = 1,
 ) -> None:
     """Continue a prompt; if you like, in short words, by a pattern, a grammar or a schema, or by one of some choices.
 
@@ -60,6 +69,8 @@ def generate(
     llmppl generate "The cat was" --regex " [0-9]{1,2} years old[.]"
 
     llmppl generate "Tim was very" --choices " happy" --choices " sad"
+
+    llmppl generate --prompts prompts.txt --out results.jsonl
     """
     limits: dict[str, tuple[Any, str]] = {              # by option: what was given, and what the title says of it
         "max-letters": (max_letters, f"with no word of more than {max_letters} letter{'s' * (max_letters != 1)}"),
@@ -71,28 +82,20 @@ def generate(
     given = [name for name, (value, _) in limits.items() if value is not None]
     if len(given) > 1:
         raise typer.BadParameter(f"{' and '.join(f'--{name}' for name in given)} exclude each other: give one of them.")
+    of_many = {"--out": out, "--field": field, "--resume": resume, "--workers": workers > 1}
+    many.check(prompt, prompts, of_many, {"--json": as_json, "--trace": trace})
     with show.plain_errors():
-        limited = given != [] and given != ["max-letters"]
-        constraint = options.constraint(given[0], limits[given[0]][0]) if limited else None
-        model = options.load(lm)
+        limit = next((limits[name][0] for name in given if name != "max-letters"), None)
+        constraint = None if limit is None else options.constraint(given[0], limit)
         from llmppl.distributions import Rule
-        from llmppl.models.programs import ConstrainedText, short_words
 
-        mask = None
-        if max_letters is not None:
-            fits = short_words(model.vocab, max_letters)
-            mask = lambda text: fits(prompt + text)     # noqa: E731  (the prompt may end inside a word)
-        program = ConstrainedText(
-            model,
-            prompt,
-            constraint,
-            mask=mask,
-            complete=complete,
-            max_tokens=max_tokens if complete else None,
-            rule=Rule(temperature, top_k, top_p, min_p),
-        )
-        title = ", ".join([f"{prompt!r} goes on", *(limits[name][1] for name in given)]) + options.by(lm)
-        _steer(title, program, N, K, seed, as_json, trace, max_steps=None if complete else max_tokens)
+        rule = Rule(temperature, top_k, top_p, min_p)
+        job = Continuing(lm, max_letters, constraint, N, K, max_tokens, complete, rule)
+        if prompts is not None and out is not None:
+            many.generate(job, many.told(job, limit), prompts, field, out, workers, seed=seed, resume=resume)
+        elif prompt is not None:
+            title = ", ".join([f"{prompt!r} goes on", *(limits[name][1] for name in given)]) + options.by(lm)
+            _steer(title, job.program(job.load(), prompt), N, K, seed, as_json, trace, job.max_steps)
 
 
 def infill(
@@ -170,8 +173,15 @@ def _steer(
         recorder = nullcontext() if trace is None else Recorder(trace, title)
     except OSError as error:
         raise ValueError(f"cannot write {trace}: {error.strerror}") from None
+    interrupted = False
     with recorder as on_step:
-        particles = smc_steer(program, N, K, seed=seed, max_steps=max_steps, on_step=on_step)
+        try:
+            particles = smc_steer(program, N, K, seed=seed, max_steps=max_steps, on_step=on_step)
+        except KeyboardInterrupt as error:
+            left: Particles[Program] | None = getattr(error, "particles", None)
+            if not left or not left.steps:
+                raise
+            particles, interrupted = left, True
     if not particles:
         try:
             particles.best                              # noqa: B018  (its error tells what they died of)
@@ -180,3 +190,5 @@ def _steer(
     show.show(title, particles, as_json)
     if not as_json:
         typer.echo(f"seed {seed}: {particles.stats}", err=True)
+    if interrupted:
+        show.leave(show.INTERRUPTED, f"interrupted after step {len(particles.steps)}: texts that had not ended are cut")

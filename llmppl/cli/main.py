@@ -15,6 +15,7 @@ import typer
 from llmppl.cli.check import check
 from llmppl.cli.generate import demo, generate, infill, intersect
 from llmppl.cli.query import query
+from llmppl.cli.results import results
 from llmppl.cli.trace import trace
 
 app = typer.Typer(
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, generate, check, query, infill, intersect, trace):
+for command in (demo, generate, check, query, infill, intersect, results, trace):
     app.command()(command)
 
 

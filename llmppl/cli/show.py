@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from llmppl.inference import Particles
 
 
+INTERRUPTED = 130                                       # as a shell calls what SIGINT has ended
+
+
 class Row(NamedTuple):
     """What is shown of a particle."""
 
@@ -82,6 +85,8 @@ def plain_errors() -> Iterator[None]:
     """What the library says of bad input, without the traceback, which is for programmers."""
     try:
         yield
+    except KeyboardInterrupt:
+        leave(INTERRUPTED, "interrupted")
     except (ValueError, FileNotFoundError, ImportError) as error:
         leave(2, str(error))
 

@@ -25,6 +25,7 @@ from llmppl.inference.resampling import systematic as systematic
 from llmppl.inference.results import Result as Result
 from llmppl.inference.results import ResultFile as ResultFile
 from llmppl.inference.results import load_results as load_results
+from llmppl.inference.results import read_results as read_results
 from llmppl.inference.saved import SavedParticle as SavedParticle
 from llmppl.inference.smc import SMC as SMC
 from llmppl.inference.smc import Step as Step

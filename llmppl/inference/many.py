@@ -100,7 +100,11 @@ def recorded(
         raise ValueError("resume=True goes on with a file of results: say with which, as to='results.jsonl'")
     file = None if to is None else ResultFile(to, seed=seed, resume=resume)
     if file is not None and isinstance(tasks, Sequence):
-        file.check(tasks)
+        try:
+            file.check(tasks)
+        except BaseException:
+            file.close()
+            raise
     return _results(run_all, tasks, np.random.SeedSequence(seed).entropy if file is None else file.seed, file, progress)
 
 

@@ -35,7 +35,7 @@ from llmppl.arguments import shown
 from llmppl.inference.particles import Death, Particles
 from llmppl.inference.saved import SavedParticle
 
-__all__ = ["Result", "ResultFile", "load_results"]
+__all__ = ["Result", "ResultFile", "load_results", "read_results"]
 
 if sys.platform != "win32":
     import fcntl
@@ -200,7 +200,12 @@ def load_results(path: str | os.PathLike[str]) -> list[Result]:
 
     Their particles have text, log weight and mark as cut; `task` is None, since a file has digests of the tasks only.
     """
-    return sorted((_result(record) for _, record in _lines(path_of("path", path))), key=lambda result: result.index)
+    return sorted(read_results(path), key=lambda result: result.index)
+
+
+def read_results(path: str | os.PathLike[str]) -> Iterator[Result]:
+    """The same results one at a time, in the order of the file, which may be larger than memory."""
+    return (_result(record) for _, record in _lines(path_of("path", path)))
 
 
 def digest(task: Any) -> str:

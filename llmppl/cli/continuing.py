@@ -1,0 +1,78 @@
+"""How `llmppl generate` continues prompts, one or many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llmppl.cli import options
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from llmppl.distributions import Rule
+    from llmppl.inference import Particles
+    from llmppl.lm import CachedTransformer
+    from llmppl.masks import Index
+    from llmppl.models.programs import ConstrainedText
+
+
+Task = tuple[str, str]                                  # the options, by which runs are told apart, and the prompt
+
+
+class Loaded(NamedTuple):
+    """What all prompts share."""
+
+    model: CachedTransformer
+    limit: Index | None                                 # of the constraint
+    fits: Any                                           # from a text to the tokens that keep its words short
+
+
+@dataclass(frozen=True)
+class Continuing:
+    """The options of the command. It pickles, for other processes, in which the language model is loaded anew."""
+
+    lm: str | None
+    max_letters: int | None
+    constraint: Any
+    N: int
+    K: int
+    max_tokens: int
+    complete: bool
+    rule: Rule
+
+    def load(self) -> Loaded:
+        """The model, and what else takes long; a ValueError for what no prompt can meet."""
+        model = options.load(self.lm)
+        from llmppl.languages import index_of
+        from llmppl.models.programs import short_words
+        from llmppl.models.spans import must_end_by
+
+        index = index_of(self.constraint, model.vocab)
+        must_end_by("text", self.complete, self.max_tokens, index)
+        return Loaded(model, index, None if self.max_letters is None else short_words(model.vocab, self.max_letters))
+
+    def program(self, loaded: Loaded, prompt: str) -> ConstrainedText:
+        from llmppl.models.programs import ConstrainedText
+
+        model, limit, fits = loaded
+        return ConstrainedText(
+            model,
+            prompt,
+            limit,
+            mask=None if fits is None else lambda text: fits(prompt + text),     # the prompt may end inside a word
+            complete=self.complete,
+            max_tokens=self.max_tokens if self.complete else None,
+            rule=self.rule,
+        )
+
+    @property
+    def max_steps(self) -> int | None:
+        """Where `complete` is false, a text that has not ended is cut off by inference."""
+        return None if self.complete else self.max_tokens
+
+    def steer(self, loaded: Loaded, task: Task, rng: np.random.Generator) -> Particles[ConstrainedText]:
+        """What comes of one of many prompts."""
+        from llmppl.inference import smc_steer
+
+        return smc_steer(self.program(loaded, task[1]), self.N, self.K, rng=rng, max_steps=self.max_steps)

@@ -1,0 +1,109 @@
+"""`llmppl results`: what is in a file of results."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmppl.cli import options, show
+
+if TYPE_CHECKING:
+    from llmppl.inference import Result
+
+MOST = 10                                               # rows of a table
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a task: its likeliest text, or an error."""
+
+    index: int
+    text: str | None = None
+    weight: float | None = None                         # of all particles with this text; None for matches
+    log_ml: float | None = None
+    log_ml_se: float | None = None
+    error: str | None = None                            # its last line, or what the particles died of
+
+
+def results(
+    file: Annotated[Path, typer.Argument(help="What generate --prompts, or run_many, wrote.", **options.FILE)],
+    as_json: Annotated[bool, options.option("--json", help="Print a JSON object for each task, nothing else.")] = False,
+) -> None:
+    """Say what is in a file of results: how many, what failed, log Z-hat, the likeliest texts.
+
+    A file that is being written is read up to its last whole line. A task's likeliest text is that of the largest
+    weight, that of all particles with the same text together.
+
+    Example: llmppl results results.jsonl
+    """
+    with show.plain_errors():
+        from llmppl.inference import read_results
+
+        outcomes = sorted(map(outcome, read_results(file)), key=lambda each: each.index)
+    if as_json:
+        for each in outcomes:
+            typer.echo(json.dumps(asdict(each)))
+        return
+    errors = dict[str, list[Outcome]]()                 # by the type of the exception
+    for each in outcomes:
+        if each.error is not None:
+            errors.setdefault(each.error.partition(":")[0], []).append(each)
+    num_failed, missing = sum(map(len, errors.values())), outcomes[-1].index + 1 - len(outcomes) if outcomes else 0
+    gaps = f", {missing} before the last missing" if missing > 0 else ""
+    typer.echo(f"{file}: {len(outcomes)} results, {num_failed} failed{gaps}")
+    most = sorted(errors.values(), key=len, reverse=True)
+    rows = [f"{len(failed):6}  {failed[0].index:6}  {show.printable(failed[0].error or '')}" for failed in most]
+    _table(" tasks   first  its error", rows)
+    log_mls = [each.log_ml for each in outcomes if each.log_ml is not None]
+    if log_mls:
+        median, low, high = map(_rounded, (statistics.median(log_mls), min(log_mls), max(log_mls)))
+        typer.echo(f"\nlog Z-hat of a task: median {median}, from {low} to {high}")
+    texts = Counter(each.text for each in outcomes if each.text is not None)
+    _table(" tasks  likeliest text", [f"{n:6}  {show.printable(text)}" for text, n in texts.most_common() if n > 1])
+    _table("  task  weight   log Z-hat  likeliest text", [_row(each) for each in outcomes if each.text is not None])
+
+
+def outcome(result: Result) -> Outcome:
+    """What is told of a result."""
+    if result.error is not None:
+        return Outcome(result.index, error=_last_error(result.error))
+    if result.particles is None:
+        return Outcome(result.index, next((match["text"] for match in result.matches or ()), None))
+    if not result.particles:
+        deaths = Counter[str]()
+        for death in result.particles.deaths:
+            deaths[death.reason] += death.count
+        most = "".join(f": most died by {reason}" for reason, _ in deaths.most_common(1))
+        return Outcome(result.index, error=f"no particle is left{most}")
+    text, weight = next(iter(result.particles.by_text().items()))
+    return Outcome(result.index, text, weight, result.particles.log_ml, result.particles.log_ml_se)
+
+
+def _last_error(traceback: str) -> str:
+    """The line that names the exception: the first behind the last line of code. Notes may follow it."""
+    lines = traceback.splitlines()
+    last = max((number for number, line in enumerate(lines) if line.startswith("  File ")), default=-1)
+    return next(line for line in [*lines[last + 1 :], traceback] if not line.startswith(" "))
+
+
+def _rounded(log_ml: float) -> str:
+    return f"{round(log_ml, 2) + 0.0:.2f}"              # without the sign of -0.0
+
+
+def _row(each: Outcome) -> str:
+    weight = "-" if each.weight is None else f"{each.weight:.3f}"
+    log_ml = "-" if each.log_ml is None else _rounded(each.log_ml)
+    return f"{each.index:6}  {weight:>6}  {log_ml:>10}  {show.printable(each.text or '')}"
+
+
+def _table(heading: str, rows: list[str]) -> None:
+    """The first rows below their heading, if there are any."""
+    if rows:
+        more = [f"... and {len(rows) - MOST} more: --json has all"] * (len(rows) > MOST)
+        typer.echo("\n".join(["", heading, *rows[:MOST], *more]))
