@@ -174,14 +174,14 @@ def _steer(
     except OSError as error:
         raise ValueError(f"cannot write {trace}: {error.strerror}") from None
     interrupted = False
-    with recorder as on_step:
-        try:
+    try:
+        with recorder as on_step:
             particles = smc_steer(program, N, K, seed=seed, max_steps=max_steps, on_step=on_step)
-        except KeyboardInterrupt as error:
-            left: Particles[Program] | None = getattr(error, "particles", None)
-            if not left or not left.steps:
-                raise
-            particles, interrupted = left, True
+    except KeyboardInterrupt as error:
+        left: Particles[Program] | None = getattr(error, "particles", None)
+        if not left or not left.steps:
+            raise
+        particles, interrupted = left, True
     if not particles:
         try:
             particles.best                              # noqa: B018  (its error tells what they died of)

@@ -2,7 +2,7 @@
 
 What goes to stdout depends on the arguments alone; what a run cost goes to stderr. Bad input is one line on stderr
 (more where a caret shows the place in a pattern) and exit code 2; a run that no particle survives is one line on stderr
-and exit code 1.
+and exit code 1. Where Ctrl-C stops a command it prints what it has found, and its exit code is 130.
 """
 
 from __future__ import annotations

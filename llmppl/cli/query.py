@@ -86,14 +86,17 @@ def query(
         weight = "{0.log_weight:10.3f}  " if strategy == "sample" else ""
         if not as_json:
             typer.echo(f"log prob  {'log weight  ' if weight else ''}text")
+        stopped = False
         try:
             for match in islice(matches, max_matches):
                 text = show.printable(str(match)) + _edited(match.edits)
                 line = f"{match.log_prob:8.3f}  {weight.format(match)}{text}"
                 typer.echo(json.dumps(match.as_dict()) if as_json else line)
         except KeyboardInterrupt:
-            typer.echo("stopped", err=True)
+            stopped = True
         typer.echo(f"{matches.expansions} expansions: {matches.stats}", err=True)
+        if stopped:
+            show.leave(show.INTERRUPTED, f"interrupted after {matches.num_matches} matches")
         if not matches.num_matches:
             cutting = top_k or top_p or min_p
             show.leave(1, "no match" + ": --top-k, --top-p or --min-p leaves none" * bool(cutting))

@@ -225,7 +225,7 @@ class SMC(Generic[M]):
         """Give an exception that leaves a run `.particles`. What a step changed in place, such as a list, stays."""
         try:
             yield
-        except (Exception, KeyboardInterrupt) as error:
+        except BaseException as error:                  # of one of several runs, also that another was interrupted
             self.t, whole = self.whole
             for particle, attributes in whole:
                 vars(particle).clear()
