@@ -132,7 +132,7 @@ def test_files_that_are_no_place_for_the_results_are_refused(tmp_path):
     run_all(path, range(4))
     refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
     refused(path, ValueError, "holds results of seed=3, not of seed=4: go on with the same seed", seed=4, resume=True)
-    refused(path, ValueError, "the result of another task 1 than 7: go on with the same tasks", [0, 7, 2], resume=True)
+    refused(path, ValueError, "the result of another task 1 than 7: go on with", [0, 7, 2, 3], resume=True)
     refused(path, ValueError, "the result of a task 3, and there are only 3 tasks, from 0", range(3), resume=True)
     refused(tmp_path / "no" / "results.jsonl", FileNotFoundError, "there is no folder .*; make it first")
     refused(tmp_path, OSError, "to a file of their own, and this is none", resume=True)
@@ -258,6 +258,83 @@ def test_a_run_that_refuses_other_tasks_lets_go_of_the_file(tmp_path):
     with pytest.raises(ValueError, match="another task 0 than 'x'") as kept:     # with its frames, and what they hold
         run_all(path, ["x"] * 4, resume=True)
     assert run_all(path, range(5), resume=True)[0].index == 4 and kept
+
+
+# ---- Parquet
+
+
+def rows(path):
+    return [repr((r.index, r.particles, r.matches, r.error)) for r in load_results(path)]
+
+
+def everything(task, rng):
+    if task % 5 == 0:
+        raise KeyError("mine")
+    if task % 5 == 1:
+        return beam_search(Coin(), 2, 2)
+    if task % 5 == 2:
+        return importance_sampling(Dies(), 2, rng=rng)
+    return smc_steer(Coin(), 2, 2, rng=rng)
+
+
+def test_a_parquet_file_is_made_of_the_lines_when_the_run_has_ended(tmp_path):
+    pytest.importorskip("pyarrow")
+    path, whole = tmp_path / "results.parquet", tmp_path / "results.jsonl"
+    beside = tmp_path / "results.parquet.jsonl"
+    tasks = range(2500)                                 # more than a group of rows
+    list(itertools.islice(run_many(everything, tasks, seed=2**70, to=path), 1100))
+    assert beside.exists() and not path.exists() and len(load_results(path)) == 1100
+    run_all(path, tasks, everything, seed=2**70, resume=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["results.parquet"]
+    run_all(whole, tasks, everything, seed=2**70)
+    assert rows(path) == rows(whole)
+
+
+def test_a_parquet_file_is_gone_on_with(tmp_path):
+    pytest.importorskip("pyarrow")
+    path, whole = tmp_path / "results.parquet", tmp_path / "results.jsonl"
+    beside = tmp_path / "results.parquet.jsonl"
+    run_all(path, range(10), everything)
+    assert run_all(path, range(10), everything, resume=True) == []
+    assert [r.index for r in by_index(run_all(path, range(15), everything, resume=True))] == [*range(10, 15)]
+    run_all(whole, range(15), everything)
+    assert rows(path) == rows(whole)
+    beside.write_bytes(whole.read_bytes() + b'{"index": 15, "di')       # it was killed after the rows were written
+    assert rows(path) == rows(whole)
+    run_all(path, range(16), everything, resume=True)
+    assert [result.index for result in load_results(path)] == [*range(16)] and not beside.exists()
+
+
+def test_a_parquet_file_that_is_no_place_for_the_results_is_refused(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "results.parquet"
+    run_all(path, range(4), everything)
+    refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
+    refused(path, ValueError, "holds results of seed=3, not of seed=4", seed=4, resume=True)
+    refused(path, ValueError, "the result of another task 1 than 7", [0, 7, 2, 3], resume=True)
+    path.write_bytes(b"hello")
+    refused(path, ValueError, "is no Parquet file of run_many, and is left as it is: .Parquet file size is 5 bytes", resume=True)
+    parquet.write_table(arrow.table({"a": [1]}), path)
+    refused(path, ValueError, "is no Parquet file of run_many, and is left as it is: 'it has a'", resume=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["results.parquet"]
+
+
+def test_texts_that_utf_8_cannot_write_are_escaped_in_parquet(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "results.parquet"
+
+    def fails(task, rng):
+        raise KeyError("\ud800")
+
+    run_all(path, ["a"], fails)
+    assert "\\ud800" in load_results(path)[0].error
+
+
+def test_parquet_without_pyarrow_says_how_to_install_it_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refused(tmp_path / "results.parquet", ImportError, r"by pyarrow: pip install 'llmppl\[parquet\]'")
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- digests

@@ -98,13 +98,8 @@ def recorded(
     generator(seed)                                     # checks it
     if flag("resume", resume) and to is None:
         raise ValueError("resume=True goes on with a file of results: say with which, as to='results.jsonl'")
-    file = None if to is None else ResultFile(to, seed=seed, resume=resume)
-    if file is not None and isinstance(tasks, Sequence):
-        try:
-            file.check(tasks)
-        except BaseException:
-            file.close()
-            raise
+    listed = tasks if isinstance(tasks, Sequence) else None
+    file = None if to is None else ResultFile(to, seed=seed, resume=resume, tasks=listed)
     return _results(run_all, tasks, np.random.SeedSequence(seed).entropy if file is None else file.seed, file, progress)
 
 
@@ -130,8 +125,8 @@ def _results(
             done, failed = done + 1, failed + (result.error is not None)
             show(done, f"{failed} failed")
             yield result
-        if file is not None and file.whole and max(file.whole) >= taken:
-            raise file.too_few(taken)
+        if file is not None:
+            file.check_number(taken)
 
 
 def lanes(run: Run, numbered: Iterable[tuple[int, Any]], *, seed: int, together: int) -> Iterator[Result]:

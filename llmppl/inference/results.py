@@ -11,6 +11,9 @@ line at most, the last, which is cut before the file is written again. A line ho
     log_ml, log_ml_se, texts, log_weights, cut : as `Particles.to_dict` gives them, deaths where no particle is left; or
     matches : a list of objects, as `Match.as_dict` gives them; or
     error : the traceback of the exception that ended the task
+
+Parquet has no lines that could be torn: a file of that name is made of the lines when the run has ended, and until then
+they stand in a file beside it, results.parquet.jsonl.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import numpy as np
 
 from llmppl.arguments import path as path_of
 from llmppl.arguments import shown
+from llmppl.inference import parquet
 from llmppl.inference.particles import Death, Particles
 from llmppl.inference.saved import SavedParticle
 
@@ -79,10 +83,13 @@ class ResultFile:
     Parameters
     ----------
     path : path of the file
+        A name that ends with .parquet makes it a Parquet file, when it is left at the end of a `with` block.
     seed : int, optional
         Of the run. Left out, it is that of the file, or a new one.
     resume : bool
         Go on with a file that is there. Its torn last line is cut.
+    tasks : sequence, optional
+        Those of the run, to be compared with the results that are there.
 
     Attributes
     ----------
@@ -95,22 +102,34 @@ class ResultFile:
     FileExistsError
         If there are results already, and `resume` is False.
     ValueError
-        If the file holds anything else, or results of another seed; it is left as it is.
+        If the file holds anything else, or results of another seed or of other tasks; it is left as it is.
     OSError
         If it cannot be written. What was written before stays whole.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, seed: int | None = None, resume: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, seed: int | None = None, resume: bool = False,
+        tasks: Sequence[Any] | None = None,
+    ) -> None:  # fmt: skip
         self.path = path_of("to", path)
         self.whole: dict[int, str] = {}
         self._size = 0
-        _check_place(self.path, resume)
-        self._file: BinaryIO = self.path.open("r+b" if self.path.exists() else "xb", buffering=0)
+        self._lines = lines_of(self.path)
+        if self._lines != self.path:
+            parquet.pyarrow()                           # or an error, before anything runs
+        for place in {self.path, self._lines}:
+            _check_place(place, resume)
+        new = not self._lines.exists()
+        self._file: BinaryIO = self._lines.open("xb" if new else "r+b", buffering=0)
         try:
             self._lock()
             self._read(seed)
+            if tasks is not None:
+                self._check(tasks)
         except BaseException:
             self._file.close()
+            if new:
+                self._lines.unlink()
             raise
 
     def _lock(self) -> None:
@@ -122,20 +141,34 @@ class ResultFile:
                 raise BlockingIOError(error.errno, why, str(self.path)) from None
 
     def _read(self, seed: int | None) -> None:
-        if self.path.stat().st_size:
-            for line, record in _lines(self.path):
-                self.whole[record["index"]] = record["digest"]
-                self._size += len(line)
-                if seed is None:
-                    seed = record["seed"]
-                elif seed != record["seed"]:
-                    raise ValueError(
-                        f"{self.path} holds results of seed={record['seed']}, not of seed={seed}: go on with the same "
-                        "seed (or leave it out), or write to another file"
-                    )
-            self._file.truncate(self._size)             # a torn line would break the next one
-        self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+        for size, record in _records(self.path, ["index", "digest", "seed"]):
+            self.whole[record["index"]] = record["digest"]
+            self._size += size
+            if seed is None:
+                seed = record["seed"]
+            elif seed != record["seed"]:
+                raise ValueError(
+                    f"{self.path} holds results of seed={record['seed']}, not of seed={seed}: go on with the same "
+                    "seed (or leave it out), or write to another file"
+                )
+        self._file.truncate(self._size)                 # a torn line would break the next one
         self._file.seek(self._size)
+        self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+
+    def _check(self, tasks: Sequence[Any]) -> None:
+        """A ValueError unless what was there are results of these tasks."""
+        self.check_number(len(tasks))
+        for index in sorted(self.whole):
+            self.holds(index, tasks[index])
+
+    def check_number(self, num_tasks: int) -> None:
+        """A ValueError if there are fewer tasks than there are results of."""
+        last = max(self.whole, default=-1)
+        if last >= num_tasks:
+            raise ValueError(
+                f"{self.path} holds the result of a task {last}, and there are only {num_tasks} tasks, from 0: go on "
+                "with the same tasks in the same order, or write to another file"
+            )
 
     def holds(self, index: int, task: Any) -> bool:
         """Whether the result of `task` was there; a ValueError if it was that of another task."""
@@ -146,20 +179,6 @@ class ResultFile:
                 "in the same order (more may follow), or write to another file"
             )
         return before is not None
-
-    def check(self, tasks: Sequence[Any]) -> None:
-        """A ValueError unless what was there are results of these tasks."""
-        for index in sorted(self.whole):
-            if index >= len(tasks):
-                raise self.too_few(len(tasks))
-            self.holds(index, tasks[index])
-
-    def too_few(self, num_tasks: int) -> ValueError:
-        """The error for fewer tasks than there are results of."""
-        return ValueError(
-            f"{self.path} holds the result of a task {max(self.whole)}, and there are only {num_tasks} tasks, from 0: "
-            "go on with the same tasks in the same order, or write to another file"
-        )
 
     def write(self, result: Result) -> None:
         """Write a line, and wait until it is on the disk."""
@@ -191,8 +210,13 @@ class ResultFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            if kind is None and self._lines != self.path:
+                parquet.write_rows(self.path, _whole_records(self.path))
+                self._lines.unlink()
+        finally:
+            self.close()
 
 
 def load_results(path: str | os.PathLike[str]) -> list[Result]:
@@ -205,7 +229,7 @@ def load_results(path: str | os.PathLike[str]) -> list[Result]:
 
 def read_results(path: str | os.PathLike[str]) -> Iterator[Result]:
     """The same results one at a time, in the order of the file, which may be larger than memory."""
-    return (_result(record) for _, record in _lines(path_of("path", path)))
+    return map(_result, _whole_records(path_of("path", path)))
 
 
 def digest(task: Any) -> str:
@@ -261,6 +285,28 @@ def _result(record: dict[str, Any]) -> Result:
     return Result(
         record["index"], None, particles, record.get("matches"), record.get("error"), record["seconds"]
     )
+
+
+def lines_of(path: Path) -> Path:
+    """The file of lines behind a file of results: the same, but beside a Parquet file."""
+    return path.with_name(f"{path.name}.jsonl") if path.suffix == ".parquet" else path
+
+
+def _whole_records(path: Path) -> Iterator[dict[str, Any]]:
+    return (record for _, record in _records(path))
+
+
+def _records(path: Path, columns: list[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The records of results, each once, with the size of their lines; at least `columns` of them."""
+    lines, rows = lines_of(path), set[int]()
+    if lines != path and path.exists():
+        for record in parquet.read_rows(path, columns):
+            rows.add(record["index"])
+            yield 0, record
+    if lines == path or lines.exists():
+        for line, record in _lines(lines):
+            if record["index"] not in rows:             # else they had become a row, and the run was killed then
+                yield len(line), record
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

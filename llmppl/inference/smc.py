@@ -200,6 +200,7 @@ class SMC(Generic[M]):
                 if self._checkpoint is not None:
                     self._checkpoint.step()
                 show(self.t, self.particles)
+                del made                                # what was not selected goes before the next step waits
             if self._checkpoint is not None:
                 self._checkpoint.end()
         cut(self.particles)
