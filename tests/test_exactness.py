@@ -619,7 +619,9 @@ def runs_of(case: Case, algorithm: Callable[[Model, np.random.Generator], Any], 
     return found
 
 
-def check(name: str, algorithm: Callable[[Model, np.random.Generator], Any], seed: int) -> None:
+def check(
+    name: str, algorithm: Callable[[Model, np.random.Generator], Any], seed: int, runs_of: Callable[..., Any] = runs_of
+) -> None:
     truth = with_sums(truth_of(name))
     pilot = Counter(key for run in runs_of(CASES[name], algorithm, RUNS // 4, seed + 1) for key in run)
     tested = [key for key in truth if key == "Z" or (pilot[key] >= ENOUGH and truth[key] >= 0.01 * truth["Z"])]

@@ -1,10 +1,16 @@
 """Many tasks in shared batches: each comes out as if it had run alone, and one that fails stops no other."""
 
+import gc
 import itertools
+import math
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
+from killable import Coin, coin
+from support import repetitions
+from test_exactness import ALGORITHMS, check, with_sums
 from tiny import cold_lm, table_lm, tiny_lm
 
 from llmppl import (
@@ -211,16 +217,6 @@ def test_a_failing_context_within_a_run_within_a_task_fails_that_inner_task_alon
     ]  # fmt: skip
 
 
-class Coin(Model):
-    def step(self):
-        self.s += "x" * self.sample(Bernoulli(0.5))
-        self.finish()
-
-
-def coin(task, rng):
-    return importance_sampling(Coin(), 2, rng=rng)
-
-
 def test_an_iterator_that_is_given_up_unwinds_its_tasks():
     lm, begun, left = cold_lm(), [], []
 
@@ -361,3 +357,68 @@ def test_what_run_many_refuses_before_it_begins(arguments, error, message):
 def test_the_bar_says_how_many_are_done(capsys):
     list(run_many(coin, range(5), seed=0, progress=True))
     assert capsys.readouterr().out == ""
+
+
+# ---- exactness
+
+
+def runs_together(case, algorithm, runs, seed):
+    """For each task, the summed weights of its particles in each cell."""
+    model, found = case.model(), []
+    for result in run_many(lambda _, rng: algorithm(model, rng), range(runs), seed=seed, together=7):
+        cells = Counter()
+        for particle in result.particles:
+            cells[case.key(particle)] += math.exp(particle.log_weight)
+        found.append(with_sums(cells))
+    return found
+
+
+STEER, STANDARD = "steer N=4 K=2 distinct", "standard N=4, systematic always"
+
+
+@pytest.mark.parametrize(
+    "name, algorithm",
+    [("mask", STEER), ("infilling", STANDARD), ("where, second choice", STEER), ("twist by a critic", STANDARD)],
+)
+def test_Z_hat_and_the_weighted_histogram_are_right_on_average_through_run_many(name, algorithm):
+    """Within 4.5 standard errors of what is summed by hand; see test_exactness."""
+    check(name, ALGORITHMS[algorithm], seed=len(name), runs_of=runs_together)
+
+
+# ---- many
+
+
+@pytest.mark.parametrize("to", [None, "results.jsonl"])
+def test_what_is_held_does_not_grow_with_the_number_of_tasks(tmp_path, to):
+    lm = table_lm(lambda ids: [0.1 * (len(ids) % 3), 0.0, -1.0], cache_bytes=1 << 14)
+    num_tasks, counts = repetitions(10_000, 600), []
+
+    def run(n, rng):
+        prompt = "".join(rng.choice(["a", "b"], 8))
+        return smc_steer(PromptIntersection(lm, [prompt], max_tokens=2), 2, 2, rng=rng)
+
+    for result in run_many(run, iter(range(num_tasks)), seed=0, to=to and tmp_path / to, progress=False):
+        assert result.error is None
+        if result.index % (num_tasks // 6) == num_tasks // 6 - 1:
+            gc.collect()
+            counts.append(len(gc.get_objects()))
+    middle = len(counts) // 2
+    assert max(counts[middle:]) - max(counts[:middle]) < 3000            # a result holds hundreds
+
+
+def test_a_task_without_an_end_is_ended_by_max_steps():
+    class Endless(Model):
+        def step(self):
+            self.s += "x" * self.sample(Bernoulli(0.5))
+
+    run = lambda n, rng: importance_sampling(Endless(), 2, rng=rng, max_steps=n)        # noqa: E731
+    results = by_index(run_many(run, [3, 1000, 5], seed=0))
+    assert [[particle.cut for particle in result.particles] for result in results] == [[True, True]] * 3
+
+    class Quiet(Model):
+        def step(self):
+            pass
+
+    run = lambda task, rng: importance_sampling(task(), 1, rng=rng)         # noqa: E731
+    quiet, coin = by_index(run_many(run, [Quiet, Coin], seed=0))
+    assert "bound the run with max_steps=" in quiet.error and coin.error is None

@@ -9,11 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_many import TASKS, Coin, by_index, coin, outcomes, steer
+from fire import Interrupt
+from killable import PROMPTS, Coin, coin, fresh
+from support import repetitions
+from test_many import TASKS, by_index, outcomes, steer
 from tiny import cold_lm
 
-from llmppl import Bernoulli, Model, beam_search, importance_sampling, load_results, run_many, smc_steer
-from llmppl.inference import ResultFile
+from llmppl import (
+    Bernoulli,
+    Model,
+    beam_search,
+    importance_sampling,
+    load_results,
+    run_many,
+    runtime,
+    smc_steer,
+)
+from llmppl.inference import ResultFile, many, results
 from llmppl.inference.results import digest
 
 
@@ -177,7 +189,7 @@ def test_a_file_that_may_not_be_written_is_refused(tmp_path):
 
 FULL = """
 import resource, sys
-from test_many import coin
+from killable import coin
 from llmppl import run_many
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 seen = []
@@ -260,6 +272,64 @@ def test_a_run_that_refuses_other_tasks_lets_go_of_the_file(tmp_path):
     assert run_all(path, range(5), resume=True)[0].index == 4 and kept
 
 
+# ---- killed and interrupted
+
+
+KILLED = """
+import sys
+from killable import PROMPTS, fresh
+from llmppl import run_many
+for result in run_many(fresh(), PROMPTS, seed=3, to=sys.argv[1], resume=True, together=7):
+    print(result.index, flush=True)
+"""
+
+
+def killed(path, number):
+    """A run that is killed soon after its result of this number."""
+    with subprocess.Popen([sys.executable, "-c", KILLED, path], cwd=Path(__file__).parent, stdout=-1) as process:
+        told = [int(process.stdout.readline()) for _ in range(number)]
+        process.kill()
+    return told
+
+
+def test_a_run_that_is_killed_goes_on_and_ends_as_one_that_was_not(tmp_path):
+    """At random moments, twice each; every index once, and every float the same."""
+    whole, rng = tmp_path / "whole.jsonl", np.random.default_rng()
+    run_all(whole, PROMPTS, fresh(), together=7)
+    for trial in range(repetitions(10, 1)):
+        path = tmp_path / f"{trial}.jsonl"
+        told = killed(path, rng.integers(1, 14))
+        told += killed(path, rng.integers(1, 7))
+        assert {result.index for result in load_results(path)} >= set(told) and len(set(told)) == len(told)
+        run_all(path, PROMPTS, fresh(), together=7, resume=True)
+        assert lines(path) == lines(whole)
+
+
+INTERRUPTED = {module.__file__ for module in (many, results, runtime)}
+
+
+def test_an_interrupt_at_any_line_loses_no_result_that_was_given(tmp_path):
+    whole, path = tmp_path / "whole.jsonl", tmp_path / "results.jsonl"
+    tasks = PROMPTS[:4]
+    with Interrupt(INTERRUPTED) as watch:
+        run_all(whole, tasks, fresh(), together=2)
+    rng = np.random.default_rng(0)
+    places = sorted(watch.seen.items())
+    assert len(places) > 80
+    for place, number in places[:: repetitions(1, 5)]:
+        given = []
+        with Interrupt(INTERRUPTED, place, int(rng.integers(1, number + 1))) as fire:
+            for result in run_many(fresh(), tasks, seed=3, to=path, together=2):
+                given.append(result.index)
+        assert fire.left == 0, place
+        assert {result.index for result in (load_results(path) if path.exists() else ())} >= set(given), place
+        run_all(path, tasks, fresh(), together=2, resume=True)
+        assert lines(path) == lines(whole), place
+        path.unlink()
+
+
+
+
 # ---- Parquet
 
 
@@ -314,7 +384,7 @@ def test_a_parquet_file_that_is_no_place_for_the_results_is_refused(tmp_path):
     refused(path, ValueError, "holds results of seed=3, not of seed=4", seed=4, resume=True)
     refused(path, ValueError, "the result of another task 1 than 7", [0, 7, 2, 3], resume=True)
     path.write_bytes(b"hello")
-    refused(path, ValueError, "is no Parquet file of run_many, and is left as it is: .Parquet file size is 5 bytes", resume=True)
+    refused(path, ValueError, "is no Parquet file of run_many, and is left as it is: .Parquet file", resume=True)
     parquet.write_table(arrow.table({"a": [1]}), path)
     refused(path, ValueError, "is no Parquet file of run_many, and is left as it is: 'it has a'", resume=True)
     assert [each.name for each in tmp_path.iterdir()] == ["results.parquet"]

@@ -269,6 +269,120 @@ def test_functions_see_the_context_variables_of_the_caller_and_set_only_their_ow
     assert seen == ["caller"] * 3 and variable.get() == "caller"
 
 
+# ---- functions that have nothing to do with one another
+
+
+def asking(lm, n, times):
+    """Asks `times` times, and returns what it was answered last."""
+
+    def function():
+        answer = n
+        for _ in range(times):
+            answer = request(lm, answer)
+        return answer
+
+    return function, f"function {n}"
+
+
+def test_each_gives_what_functions_return_as_they_end_and_begins_the_next_in_their_place():
+    lm = Doubling()
+    times = {1: 1, 3: 4, 5: 2, 7: 0, 9: 2}
+    found = list(Runtime().each((asking(lm, n, k) for n, k in times.items()), together=2))
+    assert found == [2, 20, 7, 48, 36]
+    assert lm.batches == [[1, 3], [6, 5], [12, 10], [24, 9], [18]]
+
+
+def test_each_takes_a_function_when_one_has_ended_and_gives_its_result_before_the_next_goes_on():
+    lm, events = Doubling(), []
+
+    def functions():
+        for n in range(5):
+            events.append(f"take {n}")
+            yield asking(lm, n, 0)
+
+    for result in Runtime().each(functions(), together=3):
+        events.append(f"give {result}")
+    assert events == [event for n in range(5) for event in (f"take {n}", f"give {n}")]
+
+
+class Choosy(Doubling):
+    """Fails for odd questions, and for more than `most` at a time."""
+
+    def __init__(self, most=99):
+        super().__init__()
+        self.most = most
+
+    def evaluate(self, questions):
+        if len(questions) > self.most:
+            raise MemoryError("too many")
+        if any(question % 2 for question in questions):
+            raise FloatingPointError("an odd one")
+        return super().evaluate(questions)
+
+
+def caught(lm, n):
+    def function():
+        try:
+            return request(lm, n)
+        except FloatingPointError as error:
+            return f"{error}: {n}"
+
+    return function, f"function {n}"
+
+
+def test_of_each_only_those_fail_that_an_evaluator_does_not_answer():
+    numbers = [0, 2, 4, 5, 6, 8, 9, 10]
+    found = list(Runtime().each([caught(Choosy(), n) for n in numbers], together=8))
+    assert found == ["an odd one: 5" if n == 5 else "an odd one: 9" if n == 9 else 2 * n for n in numbers]
+    lm = Choosy(most=2)
+    assert list(Runtime().each([caught(lm, n) for n in [0, 2, 4, 6, 8]], together=5)) == [0, 4, 8, 12, 16]
+    assert lm.batches == [[0, 2], [4], [6, 8]]
+
+
+def test_an_evaluator_that_fails_in_a_run_within_one_of_each_shows_the_line_that_asked():
+    def function():
+        Runtime().run([lambda: request(Choosy(), 1)], ["inner"])
+
+    with pytest.raises(FloatingPointError) as error:
+        list(Runtime().each([(function, "outer"), asking(Choosy(), 2, 3)], together=2))
+    assert error.value.__notes__ == ["in inner", "in outer"]
+    assert "lambda: request(Choosy(), 1)" in "".join(traceback.format_exception(error.value))
+
+
+def test_what_leaves_one_of_each_ends_all():
+    unwound = []
+
+    def waits(n):
+        try:
+            request(Doubling(), n)
+            request(Doubling(), n)
+        finally:
+            unwound.append(n)
+
+    def raises():
+        request(Doubling(), 0)
+        raise KeyError("mine")
+
+    functions = [(lambda: waits(1), "one"), (raises, "two"), (lambda: waits(3), "three")]
+    with pytest.raises(KeyError) as error:
+        list(Runtime().each(functions, together=3))
+    assert error.value.__notes__ == ["in two"] and sorted(unwound) == [1, 3]
+
+
+def test_each_of_them_begins_with_the_context_variables_of_the_caller():
+    variable = contextvars.ContextVar("variable", default="default")
+    variable.set("caller")
+
+    def function(n):
+        before = variable.get()
+        variable.set(n)
+        request(Doubling(), n)
+        return before, variable.get()
+
+    found = list(Runtime().each([(lambda n=n: function(n), "") for n in range(4)], together=2))
+    assert found == [("caller", n) for n in range(4)] and variable.get() == "caller"
+
+
 # ---- statistics
 
 

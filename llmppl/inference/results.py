@@ -1,8 +1,9 @@
 """Results of many tasks, and the file that they are kept in: a line of JSON for each task that has ended.
 
-A line is whole or torn: it is written when its task has ended, all at once, with a line break at its end, and is on the
-disk before the result is handed on. So a run that is killed loses the tasks that were under way, and leaves one torn
-line at most, the last, which is cut before the file is written again. A line holds
+A line is whole or torn: it is written when its task has ended and before the result is handed on, all at once, with a
+line break at its end. So a run that is killed loses the tasks that were under way, and leaves one torn line at most,
+the last, which is cut before the file is written again. (A machine that loses its power loses a second of lines more:
+to wait for the disk at every line would take longer than a small task.) A line holds
 
     index : of the task, from 0
     digest : of the task, by which another one is told from it
@@ -26,6 +27,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,7 @@ if sys.platform != "win32":
     import fcntl
 
 _VERSION = importlib.import_module(__name__.partition(".")[0]).__version__
+_SYNCED = 1.0                                           # seconds of lines that may not be on the disk yet
 _BEGIN = b'{"index": '                                  # of every line
 
 
@@ -113,7 +116,7 @@ class ResultFile:
     ) -> None:  # fmt: skip
         self.path = path_of("to", path)
         self.whole: dict[int, str] = {}
-        self._size = 0
+        self._size, self._synced = 0, time.monotonic()
         self._lines = lines_of(self.path)
         if self._lines != self.path:
             parquet.pyarrow()                           # or an error, before anything runs
@@ -181,7 +184,7 @@ class ResultFile:
         return before is not None
 
     def write(self, result: Result) -> None:
-        """Write a line, and wait until it is on the disk."""
+        """Write a line."""
         record = {
             "index": result.index,
             "digest": digest(result.task),
@@ -196,7 +199,8 @@ class ResultFile:
             written = 0
             while written < len(line):
                 written += self._file.write(line[written:])
-            os.fsync(self._file.fileno())
+            if time.monotonic() - self._synced > _SYNCED:
+                self._sync()
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._file.truncate(self._size)
@@ -204,8 +208,15 @@ class ResultFile:
             raise OSError(error.errno, why, str(self.path)) from error
         self._size += len(line)
 
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._sync()
+        finally:
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
