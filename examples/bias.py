@@ -110,19 +110,25 @@ def tested(sides, seed):
     return f"{test.statistic:7.0f}  {test.p_asymptotic:7.0e}  {test.p:6.0e}  {result.tv:4.2f}"
 
 
-def ask(lm, template, num, seed, most):
-    """A row for each setting; the shares of the local draws, and those without a prefix."""
+def ask(lm, template, nums, seed, most):
+    """A row for each setting, of nums[0] draws with a prefix and nums[-1] without; the shares of the local draws, and
+    the draws whose beginnings are looked at.
+    """
     shares, spellings = {}, []
     print(f"{'':38}{'local draws':41}draws of the model's own, by search")
     print(f"{'':38}{'     X2        p    drawn    tv  edited':41}     X2        p    drawn    tv")
     for setting in SETTINGS:
         prefix, tokens, edits = setting
+        num = nums[0] if prefix else nums[-1]
         asked = Sentences(lm, template, setting)
-        matches = asked.drawn(num, seed)
-        counts = Counter(map(asked.parts, matches))
-        sides = [{thing: counts[group, thing] for thing in asked.things} for group in asked.groups]
-        share = sum(bool(match.edits) for match in matches) / len(matches)
-        cells = [tested(sides, seed) + f"  {share:6.0%}" * edits]
+        try:
+            matches = asked.drawn(num, seed)
+            counts = Counter(map(asked.parts, matches))
+            sides = [{thing: counts[group, thing] for thing in asked.things} for group in asked.groups]
+            share = sum(bool(match.edits) for match in matches) / len(matches)
+            cells = [tested(sides, seed) + f"  {share:6.0%}" * edits]
+        except ValueError:                              # each token fits, and no such draw gets to an end
+            matches, sides, cells = [], [], ["  no draw got to an end"]
         own = asked.searched(most)
         if own is None:
             cells.append("  not found by search")
@@ -131,7 +137,8 @@ def ask(lm, template, num, seed, most):
             cells.append(tested([dict(zip(asked.things, row, strict=True)) for row in draws], seed))
         name = f"{tokens} tokens{', 1 edit' * edits}{', prefix' if prefix else ', no prefix'}"
         print(f"{name:38}{cells[0]:41}{cells[1]}", flush=True)
-        shares[name] = [np.array([side[thing] for thing in asked.things]) / sum(side.values()) for side in sides]
+        tables = (np.array([side[thing] for thing in asked.things]) for side in sides)
+        shares[name] = [table / max(1, table.sum()) for table in tables]
         if setting == SPELLINGS:
             spellings = matches
     return shares, spellings
@@ -172,9 +179,9 @@ def plot(curves, template, path):
     for row, (model, panels) in zip(axes, rows, strict=True):
         row[0].set_ylabel(model, fontsize=8)
         for ax, (setting, sides) in zip(row, panels, strict=True):
-            for side, group, shift in zip(sides, groups, (-0.2, 0.2), strict=True):
+            for side, group, shift in zip(sides, groups, (-0.2, 0.2), strict=False):
                 ax.bar(np.arange(len(things)) + shift, side, 0.4, label=group)
-            ax.set_title(setting, fontsize=8)
+            ax.set_title(setting + ": no draws" * (not sides), fontsize=8)
             ax.set_xticks(range(len(things)), things, rotation=90, fontsize=7)
             ax.tick_params("y", labelsize=7)
     axes[0][0].legend(fontsize=7)
@@ -187,17 +194,19 @@ def main():
     parser.add_argument("--lm", nargs="+", default=["embedded"], help="hub ids or folders (embedded)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--draws", type=int, default=200, help="of each group, in each setting (200)")
+    parser.add_argument("--draws", type=int, nargs="+", default=[200], metavar="N",
+                        help="of each group, in each setting (200); a second number is for those without a prefix")
     parser.add_argument("--paper", action="store_true", help="men and women, and what they were trained in")
     parser.add_argument("--out", default="bias.png", help="where to draw the plot")
     args = parser.parse_args()
-    num, most = (20, 200) if args.quick else (args.draws, 3000)
+    nums, most = ([20], 200) if args.quick else (args.draws, 3000)
 
     template, curves = PAPER if args.paper else STORY, {}
     for name in args.lm:
         lm = CachedTransformer.from_pretrained(None if name == "embedded" else name)
-        print(f"\nThe {'|'.join(template[0])} {template[1]} ...: {num} draws of each ({Path(name).name})\n")
-        curves[Path(name).name], spellings = ask(lm, template, num, args.seed, most)
+        told = " and ".join(map(str, nums))
+        print(f"\nThe {'|'.join(template[0])} {template[1]} ...: {told} draws of each ({Path(name).name})\n")
+        curves[Path(name).name], spellings = ask(lm, template, nums, args.seed, most)
         show_spellings(lm, template, spellings, most)
     plot(curves, template, args.out)
 
