@@ -2,20 +2,27 @@
 
 import itertools
 import json
+import math
+import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import tiny_lm
+from support import wants_ray
+from tiny import table_lm, tiny_lm
 from typer.testing import CliRunner
 
-from llmppl import ConstrainedText, load_results, smc_steer
+from llmppl import ConstrainedText, Infilling, load_results, smc_steer
 from llmppl.cli import app, options, prompts
+from llmppl.cli.continuing import Continuing
+from llmppl.display import standing
 
 SMALL = ["-N", "3", "-K", "2", "--max-tokens", "4", "--seed", "1"]
 
@@ -145,24 +152,23 @@ def test_each_prompt_gets_the_particles_of_its_own_stream(tiny, files):
         assert [p.cut for p in found.particles] == [p.cut for p in expected]
 
 
-@pytest.mark.parametrize(
-    "limit, holds",
-    [
-        (["--max-letters", "2"], lambda prompt, text: max(map(len, re.findall("[a-z]+", prompt + text))) <= 2),
-        (["--regex", "(a|bc)+"], lambda prompt, text: re.fullmatch("(a|bc)+", text)),
-        (["--choices", "abc", "--choices", "b"], lambda prompt, text: text in ("abc", "b")),
-        (["--grammar", "g.lark"], lambda prompt, text: re.fullmatch("c+a", text)),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_every_constraint_holds_for_many_prompts(limit, holds, tiny, files, monkeypatch):
+LIMITS = {
+    ("--max-letters", "2"): lambda prompt, text: max(map(len, re.findall("[a-z]+", prompt + text))) <= 2,
+    ("--regex", "(a|bc)+"): lambda prompt, text: re.fullmatch("(a|bc)+", text),
+    ("--choices", "abc", "--choices", "b"): lambda prompt, text: text in ("abc", "b"),
+    ("--grammar", "g.lark"): lambda prompt, text: re.fullmatch("c+a", text),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit[0])
+def test_every_constraint_holds_for_many_prompts(limit, tiny, files, monkeypatch):
     monkeypatch.chdir(files[0].parent)
     Path("g.lark").write_text('start: "c"+ "a"')
     result = generate(files, *limit, "--complete")
     assert result.exit_code == 0, result.output
     found = [(files[0].read_text().splitlines()[each.index], each.particles) for each in load_results(files[1])]
     assert len(found) == 4 and sum(map(len, (particles for _, particles in found))) > 4
-    assert all(holds(prompt, text) for prompt, particles in found for text in particles.texts)
+    assert all(LIMITS[limit](prompt, text) for prompt, particles in found for text in particles.texts)
 
 
 def test_a_task_that_fails_is_in_the_file_and_in_the_exit_code_and_stops_no_other(tiny, files):
@@ -330,3 +336,248 @@ def test_ctrl_c_keeps_what_is_written_says_how_to_go_on_and_exits_130(whole, tmp
     assert "Traceback" not in stderr
     assert start(*command, "--resume").wait() == 0
     assert told(tmp_path / "out") == told(whole[1])
+
+
+def logits(ids):
+    return [0.5, 0.0, -2.0]
+
+
+def interrupted_at(length, monkeypatch):
+    """Ctrl-C is pressed while the model reads a context of this length."""
+
+    def function(ids):
+        if len(ids) == length:
+            raise KeyboardInterrupt
+        return logits(ids)
+
+    lm = table_lm(function)
+    monkeypatch.setattr(options, "load", lambda name: lm)
+
+
+@pytest.mark.parametrize(
+    "command", [["generate", "a"], ["generate", "a", "--regex", "b(a|b)*"], ["intersect", "a", "b"]], ids=" ".join
+)
+def test_ctrl_c_prints_the_particles_of_the_last_whole_step_and_exits_130(command, monkeypatch):
+    """Those of a run of so many steps; a step reads contexts that are longer by one token."""
+    for length in (2, 3, 5):
+        interrupted_at(length, monkeypatch)
+        stopped = run(*command, "--seed", "1", "-N", "3", "--max-tokens", "9")
+        monkeypatch.setattr(options, "load", lambda name: table_lm(logits))
+        whole = run(*command, "--seed", "1", "-N", "3", "--max-tokens", length - 1)
+        assert whole.exit_code == 0 and stopped.exit_code == 130
+        assert stopped.stdout == whole.stdout and "[cut]" in stopped.stdout
+        said = f"llmppl: interrupted after step {length - 1}: texts that had not ended are cut\n"
+        assert stopped.stderr.startswith("seed 1: ") and stopped.stderr.endswith(said)
+
+
+def test_ctrl_c_before_the_first_step_or_the_first_match_says_so_and_exits_130(monkeypatch):
+    interrupted_at(1, monkeypatch)
+    for command in (["generate", "a"], ["infill", "a[BLANK]b"]):
+        result = run(*command)
+        assert (result.exit_code, result.stdout, result.stderr) == (130, "", "llmppl: interrupted\n")
+
+
+def test_ctrl_c_in_infill_prints_what_is_filled(monkeypatch):
+    """A step fills a hole; the second is begun with a context of as many tokens as the first has filled, and more."""
+    for length in (9, 12):
+        interrupted_at(length, monkeypatch)
+        result = run("infill", "a[BLANK]b[BLANK]a", "--seed", "3", "-N", "2", "--max-tokens", "20", "--json")
+        assert result.exit_code == 130
+        assert "interrupted after step 1: texts" in result.stderr
+        program = Infilling(table_lm(logits), "a[BLANK]b[BLANK]a", max_tokens=20)
+        expected = smc_steer(program, 2, 10, seed=3, max_steps=1)
+        rows = sorted(map(json.loads, result.stdout.splitlines()), key=lambda row: -row["weight"])
+        assert {row["text"] for row in rows} == set(expected.texts) and all(row["cut"] for row in rows)
+
+
+# ---- workers
+
+
+def test_workers_write_the_same_file(files, tmp_path):
+    """The embedded model, whose rounding may tip a choice; an automaton writes to its arrays as it meets new states."""
+    wants_ray()
+    import ray
+
+    environment = {"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}}
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(num_cpus=2, object_store_memory=80 * 2**20, runtime_env=environment, **quiet)
+    files[0].write_text("The cat\nThe dog\n" + "word " * 2000 + "\nThe king\n")
+    command = ["--regex", " [a-z]+ [a-z]+[.]", "--max-tokens", "6"]
+    try:
+        result = generate(files, *command, "--workers", "2")
+    finally:
+        ray.shutdown()
+    assert (result.exit_code, result.stdout) == (1, f"{files[1]}: 4 results, 1 failed\n"), result.stderr
+    assert generate((files[0], tmp_path / "alone"), *command).exit_code == 1
+    pairs = zip(told(files[1]), told(tmp_path / "alone"), strict=True)
+    assert sum(one.get("texts") == other.get("texts") for one, other in pairs) >= 3
+    assert generate(files, *command, "--resume").stdout == result.stdout         # in this process: all is done
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit[0])
+def test_what_goes_to_workers_pickles_and_says_the_same_there(limit, tiny, files, monkeypatch):
+    monkeypatch.chdir(files[0].parent)
+    Path("g.lark").write_text('start: "c"+ "a"')
+    steer, found = Continuing.steer, []
+
+    def there(job, loaded, task, rng):
+        other = pickle.loads(pickle.dumps(job))
+        here = steer(job, loaded, task, np.random.default_rng(1))
+        found.append((here.texts, steer(other, other.load(), task, np.random.default_rng(1)).texts))
+        return here
+
+    monkeypatch.setattr(Continuing, "steer", there)
+    assert generate(files, *limit, "--complete").exit_code == 0
+    assert len(found) == 4 and all(here == other for here, other in found)
+
+
+def test_without_Ray_workers_are_one_sentence_of_what_installs_it(files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = generate(files, "--workers", "2")
+    assert result.exit_code == 2 and result.stderr == "llmppl: llmppl.ray needs Ray: pip install 'llmppl[ray]'\n"
+
+
+# ---- llmppl results
+
+
+def test_results_says_how_many_what_failed_log_Z_and_the_likeliest_texts(tmp_path):
+    """Written by hand: two tasks agree on " x", one fails, one has lost its particles, and the fifth is not there."""
+    common = {"digest": "0", "seed": 1, "version": "0", "seconds": 1.0}
+    three = {"log_ml_se": 0.5, "cut": [False, True, False]}
+    failed = 'Traceback (most recent call last):\n  File "a", line 1, in f\n    f(\n    ^^\nValueError: x: two\n more\n'
+    deaths = [{"step": i, "reason": why, "count": i, "text": ""} for i, why in ((1, "rare"), (2, "often"))]
+    records = [
+        {"index": 5, "log_ml": math.log(4), "texts": [" x", "y", " x"], "log_weights": [0, math.log(2), 0], **three},
+        {"index": 0, "log_ml": math.log(8), "texts": [" x", "y\n", "z"], "log_weights": [math.log(6), 0, 0], **three},
+        {"index": 1, "error": failed + "in particle 3\n"},
+        {"index": 2, "log_ml": None, "log_ml_se": None, "texts": [], "log_weights": [], "cut": [], "deaths": deaths},
+        {"index": 3, "matches": [{"text": "m", "log_prob": -1.0}, {"text": "n", "log_prob": -2.0}]},
+    ]
+    path = tmp_path / "results.jsonl"
+    lines = [json.dumps({"index": record["index"], **common, **record}) + "\n" for record in records]
+    path.write_text("".join(lines) + lines[0][:50])     # a line is being written
+    result = run("results", path)
+    assert result.exit_code == 0 and result.stderr == ""
+    assert result.stdout.splitlines() == [
+        f"{path}: 5 results, 2 failed, 1 before the last missing",
+        "",
+        " tasks   first  its error",
+        "     1       1  ValueError: x: two",
+        "     1       2  no particle is left: most died by often",
+        "",
+        "log Z-hat of a task: median 1.73, from 1.39 to 2.08",
+        "",
+        " tasks  likeliest text",
+        "     2   x",
+        "",
+        "  task  weight   log Z-hat  likeliest text",
+        "     0   0.750        2.08   x",
+        "     3       -           -  m",
+        "     5   0.500        1.39   x",
+    ]
+    rows = [json.loads(line) for line in run("results", path, "--json").stdout.splitlines()]
+    empty = {"text": None, "weight": None, "log_ml": None, "log_ml_se": None, "error": None}
+    assert [row["index"] for row in rows] == [0, 1, 2, 3, 5]
+    assert rows[1] == {**empty, "index": 1, "error": "ValueError: x: two"}
+    assert rows[3] == {**empty, "index": 3, "text": "m"}
+    likeliest = {"index": 5, "text": " x", "weight": pytest.approx(0.5)}
+    assert rows[4] == {**likeliest, "log_ml": pytest.approx(math.log(4)), "log_ml_se": 0.5, "error": None}
+
+
+def test_results_shows_ten_rows_and_says_of_the_others(tiny, files):
+    files[0].write_text("a\n" * 12)
+    generate(files)
+    *_, last_row, more = run("results", files[1]).stdout.splitlines()
+    assert last_row.split()[0] == "9" and more == "... and 2 more: --json has all"
+    assert len(run("results", files[1], "--json").stdout.splitlines()) == 12
+
+
+def test_results_of_a_file_without_results_and_of_another_file(tmp_path):
+    (tmp_path / "empty").touch()
+    assert run("results", tmp_path / "empty").stdout == f"{tmp_path / 'empty'}: 0 results, 0 failed\n"
+    (tmp_path / "other").write_text("hello\n")
+    result = run("results", tmp_path / "other")
+    assert result.exit_code == 2 and "line 1, is no result of run_many" in result.stderr
+    assert run("results", tmp_path / "none").exit_code == 2
+
+
+def test_results_loads_neither_torch_nor_transformers(files, tiny):
+    generate(files)
+    program = (
+        f"import sys\nfrom llmppl.cli import app\ntry: app(['results', {str(files[1])!r}])\nexcept SystemExit: pass\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "4 results, 0 failed" in result.stdout and result.stdout.endswith("[]\n"), result.stderr
+
+
+# ---- how far
+
+
+class Clock:
+    """What time it is, in seconds, as the tests say."""
+
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(standing, "time", clock)
+    return clock
+
+
+def test_the_table_has_what_is_done_failed_tokens_per_second_and_the_end(clock):
+    """14 of 100 were done; then 6 in 30 s, so that the other 80 take 400 s more; 600 tokens in 30 s."""
+    tokens = 1000
+    state = standing.Standing(100, 14, 1, lambda: tokens)
+    assert state.cells() == {"done": "14 of 100", "failed": "1", "tokens per second": "0", "expected end": "-"}
+    state.done, state.failed, tokens, clock.now = 20, 2, 1600, 1030.0
+    before, cells = datetime.now(), state.cells()
+    assert list(cells.values())[:3] == ["20 of 100", "2", "20"]
+    end, left = cells["expected end"].split(", in ")
+    assert left == "0:06:40"
+    assert end in [f"{day + timedelta(seconds=400):{form}}" for day in (before, datetime.now())
+                   for form in ("%H:%M", "%Y-%m-%d %H:%M")]  # fmt: skip
+    assert str(state) == f"20 of 100 done, failed 2, tokens per second 20, expected end {end}, in 0:06:40"
+    state.done = 100
+    assert state.cells()["expected end"].endswith(", in 0:00:00")
+    assert "tokens per second" not in standing.Standing(3, 0, 0, None).cells()
+
+
+def test_where_stderr_is_no_terminal_a_line_is_said_once_a_minute(clock, capsys):
+    with standing.standing(20, tokens=lambda: 0) as ended:
+        for n in range(10):
+            clock.now += 25.0                           # 25, 50, 75, ..., 250: a line at 75, 150 and 225
+            ended(n == 0)
+    out, err = capsys.readouterr()
+    assert out == "" and [line[:24] for line in err.splitlines()] == [
+        "3 of 20 done, failed 1, ", "6 of 20 done, failed 1, ", "9 of 20 done, failed 1, "
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pty")
+def test_on_a_terminal_a_table_is_shown_and_taken_away_and_stdout_has_the_end_alone(files):
+    import pty
+
+    files[0].write_text("a\n" * 40)
+    parent, child = pty.openpty()
+    command = [sys.executable, "-c", PROGRAM, "generate", "--prompts", files[0], "--out", files[1], *SMALL]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=child, text=True, env=env)
+    os.close(child)
+    shown = b""
+    try:
+        while chunk := os.read(parent, 4096):
+            shown += chunk
+    except OSError:                                     # Linux says so that the other end is closed
+        pass
+    os.close(parent)
+    assert process.communicate()[0] == f"{files[1]}: 40 results, 0 failed\n" and process.returncode == 0
+    table = shown.decode()
+    for head in ("done", "failed", "tokens per second", "expected end"):
+        assert head in table
+    assert re.search(r"\d+ of 40 ", table) and "\x1b[2K" in table

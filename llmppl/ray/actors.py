@@ -134,16 +134,19 @@ class Worker:
         """There is a process."""
         return FOUND
 
-    def start(self, make_lm: Callable[[], Any]) -> None:
+    def start(self, make_lm: bytes) -> None:
         """Make the language model, unless it is there."""
-        if self.lm is None:
-            self.lm = make_lm()
+        from ray import cloudpickle
 
-    def run(self, run: Run, chunk: list[Pair], seed: int, together: int) -> Iterator[bytes]:
+        if self.lm is None:
+            self.lm = cloudpickle.loads(make_lm)()
+
+    def run(self, run: bytes, chunk: bytes, seed: int, together: int) -> Iterator[bytes]:
         """The results of a chunk as they end, pickled here, so that one that does not pickle costs no other."""
         from ray import cloudpickle
 
-        for result in lanes(partial(run, self.lm), chunk, seed=seed, together=together):
+        run_one, numbered = partial(cloudpickle.loads(run), self.lm), cloudpickle.loads(chunk)
+        for result in lanes(run_one, numbered, seed=seed, together=together):
             try:
                 yield cloudpickle.dumps(result)
             except Exception as error:
@@ -152,7 +155,10 @@ class Worker:
 
 
 class Actors:
-    """A cluster of actors, for `schedule`; `start` it, and `close` it."""
+    """A cluster of actors, for `schedule`; `start` it, and `close` it.
+
+    What goes to them is pickled here: Ray would lend all processes of a machine one copy of an array, read-only.
+    """
 
     def __init__(self, ray: Any, size: int, resources: Mapping[str, Any]) -> None:
         self.size, self._ray = size, ray
@@ -164,7 +170,8 @@ class Actors:
 
     def start(self, run: Run, make_lm: Callable[[], Any], seed: int, together: int) -> None:
         """Make the language models; `run`, `seed` and `together` are for all chunks."""
-        self._make_lm, self._run = self._ray.put(make_lm), self._ray.put(run)       # sent once to a machine
+        dumps, put = self._ray.cloudpickle.dumps, self._ray.put
+        self._make_lm, self._run = put(dumps(make_lm)), put(dumps(run))         # sent once to a machine
         self._seed, self._together = seed, together
         self._starts = [0] * self.size                  # in a row that did not succeed
         for worker in range(self.size):
@@ -178,7 +185,8 @@ class Actors:
 
     def send(self, worker: int, chunk: list[Pair]) -> None:
         run = self._actors[worker].run.options(num_returns="streaming")
-        self._calls[run.remote(self._run, chunk, self._seed, self._together)] = worker
+        numbered = self._ray.cloudpickle.dumps(chunk)
+        self._calls[run.remote(self._run, numbered, self._seed, self._together)] = worker
 
     def wait(self) -> tuple[int, Result | Literal["ready", "dead"]]:
         last = None
