@@ -1,5 +1,6 @@
 """Particles, checked against sums written out by hand."""
 
+import json
 import warnings
 from dataclasses import FrozenInstanceError, dataclass, replace
 from math import exp, log
@@ -45,6 +46,28 @@ def test_weights_log_ml_and_ess_are_those_computed_by_hand():
     assert particles.log_ml == pytest.approx(log(8))
     assert particles.ess == pytest.approx(64 / (1 + 25 + 4))
     assert particles.best.text == "b"
+
+
+def test_equal_texts_are_merged_the_largest_weight_first():
+    particles = Particles([Run("a", log(1)), Run("b", log(3)), Run("a", log(4)), Run("c", log(8))])
+    assert particles.texts == ["a", "b", "a", "c"]
+    merged = particles.by_text()
+    assert [*merged] == ["c", "a", "b"] and [*merged.values()] == pytest.approx([8 / 16, 5 / 16, 3 / 16])
+    assert Particles([]).texts == [] and Particles([]).by_text() == {}
+
+
+def test_to_dict_is_what_json_can_hold():
+    particles = Particles([Run("a", log(1)), Run("b", log(3), cut=True)], accuracy=lambda: (0.25, ""))
+    told = json.loads(json.dumps(particles.to_dict(), allow_nan=False))
+    assert told == {
+        "log_ml": particles.log_ml, "log_ml_se": 0.25, "texts": ["a", "b"], "log_weights": [0.0, log(3)],
+        "cut": [False, True],
+    }  # fmt: skip
+    none = Particles([], deaths=[Death(3, "condition is false", 2, "x")])
+    assert json.loads(json.dumps(none.to_dict(), allow_nan=False)) == {
+        "log_ml": None, "log_ml_se": None, "texts": [], "log_weights": [], "cut": [],
+        "deaths": [{"step": 3, "reason": "condition is false", "count": 2, "text": "x"}],
+    }  # fmt: skip
 
 
 def test_weights_are_right_far_from_one():

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from llmppl.arguments import flag
 from llmppl.languages import Edit
 from llmppl.lm import CachedTransformer
+from llmppl.runtime import running
 from llmppl.tokens import Text, Token
 
 
@@ -90,7 +91,8 @@ class Matches(Iterator[Match]):
     def __init__(
         self, lm: CachedTransformer, matches: Iterator[Match], progress: bool | None, search: Searching | None = None
     ) -> None:
-        shown = sys.stderr.isatty() if progress is None else flag("progress", progress)
+        alone = sys.stderr.isatty() and not running()   # one of several tasks; their bars would mix
+        shown = alone if progress is None else flag("progress", progress)
         self._lm, self._matches, self._search = lm, matches, search
         self._before = replace(lm.stats)
         self._bar: AbstractContextManager[Any] = _bar(self) if shown else nullcontext()
