@@ -99,6 +99,8 @@ class SMC(Generic[M]):
     rng : np.random.Generator, the stream of the run
     genealogy : Genealogy, the records of the steps, and the root of each particle
     deaths : list of Death
+
+    `seeded`, `began`, `whole`, `keep_whole` and `replay` are what a `Checkpoint` asks of it.
     """
 
     def __init__(
