@@ -11,6 +11,7 @@ the turns of CPU seconds of one thread, and the ratio that of a turn's.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import statistics
 import time
@@ -63,6 +64,7 @@ class Way:
         def steer(prompt: str, rng: np.random.Generator) -> Any:
             return smc_steer(Story(lm, prompt, steps), N, 3, rng=rng, progress=False)
 
+        gc.collect()                                    # what the way before left is not to be charged to this one
         start = time.process_time()
         if self.together is None:
             streams = [np.random.default_rng(np.random.SeedSequence(0, spawn_key=(i,))) for i in range(len(prompts))]
