@@ -119,6 +119,8 @@ def test_standard_input_has_a_prompt_a_line_or_JSON_lines_with_a_field(tiny, tmp
         ([], "Give a PROMPT, or a file of them: --prompts FILE --out FILE"),
         (["Hi", "--prompts", "p.txt", "--out", "o"], "Give a PROMPT, or a file of them"),
         (["--prompts", "p.txt"], "--prompts FILE wants --out FILE"),
+        (["--prompts", "p.txt", "--out", "-"], "--out FILE is one that --resume can go on with, not standard output"),
+        (["Hi", "--workers", "2"], "--workers goes with --prompts FILE"),
         (["Hi", "--out", "o"], "--out goes with --prompts FILE"),
         (["Hi", "--field", "q"], "--field goes with --prompts FILE"),
         (["Hi", "--resume"], "--resume goes with --prompts FILE"),

@@ -179,7 +179,7 @@ def test_a_language_model_that_cannot_be_made_ends_the_run_with_its_error(cluste
     def missing():
         raise FileNotFoundError("no such weights")
 
-    with pytest.raises(FileNotFoundError, match="no such weights"):
+    with pytest.raises(FileNotFoundError, match="^no such weights$"):
         next(llmppl.ray.run_many(steer, ["a"], make_lm=missing, workers=2))
 
 

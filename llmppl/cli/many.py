@@ -47,6 +47,8 @@ def check(prompt: str | None, prompts: Path | None, of_many: Mapping[str, Any], 
         raise typer.BadParameter(f"{name} goes with {'--prompts FILE' if prompts is None else 'a single PROMPT'}.")
     if prompts is not None and of_many["--out"] is None:
         raise typer.BadParameter("--prompts FILE wants --out FILE, where the results go.")
+    if str(of_many["--out"]) == "-":
+        raise typer.BadParameter("--out FILE is one that --resume can go on with, not standard output.")
 
 
 def told(job: Continuing, limit: Any) -> str:

@@ -205,8 +205,8 @@ class Actors:
                     return worker, "ready"
             except StopIteration:
                 return worker, "ready"
-            except self._ray.exceptions.RayTaskError:   # of make_lm, or of what is ours
-                raise
+            except self._ray.exceptions.RayTaskError as error:          # of make_lm, or of what is ours
+                raise error.cause from error
             except self._ray.exceptions.RayError as error:
                 last = error
                 self._find(worker)
