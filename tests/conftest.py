@@ -4,6 +4,7 @@ LLMPPL_FULL=1 (`make check`) asks for the full counts, everything else is the qu
 """
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,9 @@ settings.load_profile("full" if FULL else "quick")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")        # no test needs a network
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # as a shell leaves it to what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:             # one thread a worker, or they fight over the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
