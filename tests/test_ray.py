@@ -149,6 +149,26 @@ def test_two_workers_give_and_write_what_one_process_does(cluster, tmp_path):
     assert lines(path) == lines(other)
 
 
+class Steer:
+    """`steer`, which leaves a file in a folder for each time that it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        (self.folder / str(len(list(self.folder.iterdir())))).touch()
+
+    def __call__(self, lm, prompt, rng):
+        return steer(lm, prompt, rng)
+
+
+def test_run_is_unpickled_once_in_a_worker_however_many_chunks_it_gets(cluster, tmp_path):
+    results = llmppl.ray.run_many(Steer(tmp_path), TASKS[:12], make_lm=make_lm, workers=1, together=1)
+    assert sum(result.error is None for result in results) == 12
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_matches_and_beams_come_back(cluster):
     runs = [
         lambda lm, text, rng: list(itertools.islice(search(lm, "c(a|b){2}", prefix=text), 2)),

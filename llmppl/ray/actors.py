@@ -128,25 +128,26 @@ class Worker:
     """One language model, and the tasks that are run on it; lives in an actor."""
 
     def __init__(self) -> None:
-        self.lm: Any = None
+        self._run: Callable[..., Any] | None = None     # with the language model
 
     def found(self) -> str:
         """There is a process."""
         return FOUND
 
-    def start(self, make_lm: bytes) -> None:
+    def start(self, make_lm: bytes, run: bytes) -> None:
         """Make the language model, unless it is there."""
         from ray import cloudpickle
 
-        if self.lm is None:
-            self.lm = cloudpickle.loads(make_lm)()
+        if self._run is None:
+            lm = cloudpickle.loads(make_lm)()
+            self._run = partial(cloudpickle.loads(run), lm)
 
-    def run(self, run: bytes, chunk: bytes, seed: int, together: int) -> Iterator[bytes]:
+    def run(self, chunk: bytes, seed: int, together: int) -> Iterator[bytes]:
         """The results of a chunk as they end, pickled here, so that one that does not pickle costs no other."""
         from ray import cloudpickle
 
-        run_one, numbered = partial(cloudpickle.loads(run), self.lm), cloudpickle.loads(chunk)
-        for result in lanes(run_one, numbered, seed=seed, together=together):
+        assert self._run is not None
+        for result in lanes(self._run, cloudpickle.loads(chunk), seed=seed, together=together):
             try:
                 yield cloudpickle.dumps(result)
             except Exception as error:
@@ -186,7 +187,7 @@ class Actors:
     def send(self, worker: int, chunk: list[Pair]) -> None:
         run = self._actors[worker].run.options(num_returns="streaming")
         numbered = self._ray.cloudpickle.dumps(chunk)
-        self._calls[run.remote(self._run, numbered, self._seed, self._together)] = worker
+        self._calls[run.remote(numbered, self._seed, self._together)] = worker
 
     def wait(self) -> tuple[int, Result | Literal["ready", "dead"]]:
         last = None
@@ -199,7 +200,7 @@ class Actors:
                     self._calls[call] = worker
                     return worker, result
                 if self._ray.get(call) == FOUND:
-                    self._calls[self._actors[worker].start.remote(self._make_lm)] = worker
+                    self._calls[self._actors[worker].start.remote(self._make_lm, self._run)] = worker
                 else:
                     self._starts[worker] = 0
                     return worker, "ready"
