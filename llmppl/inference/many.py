@@ -19,6 +19,7 @@ import numpy as np
 
 from llmppl.arguments import count, flag, function, generator, name_of, shown
 from llmppl.display.progress import bar
+from llmppl.inference.freezing import collected_once
 from llmppl.inference.particles import Particles
 from llmppl.inference.results import Result, ResultFile
 from llmppl.runtime import Runtime
@@ -132,7 +133,8 @@ def _results(
 def lanes(run: Run, numbered: Iterable[tuple[int, Any]], *, seed: int, together: int) -> Iterator[Result]:
     """The results of tasks with these indices, `together` at a time, as they end."""
     calls = ((functools.partial(_attempt, run, index, task, seed), f"task {index}") for index, task in numbered)
-    return Runtime().each(calls, together)
+    with collected_once():
+        yield from Runtime().each(calls, together)
 
 
 def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:

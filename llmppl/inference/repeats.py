@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from llmppl.arguments import count, generator
 from llmppl.display.progress import bar
 from llmppl.distributions import logsumexp
+from llmppl.inference.freezing import collected_once
 from llmppl.inference.particles import Particles
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime, Stats
@@ -89,7 +90,7 @@ def repeat(
         particles.stats = None
         found[index] = particles
 
-    with bar(progress, R, _state, unit="run") as show:
+    with collected_once(), bar(progress, R, _state, unit="run") as show:
         for _ in runtime.each(((functools.partial(one, i), f"run {i}") for i in range(R)), MAX_TOGETHER):
             show(len(found), found)
     runs = tuple(found[index] for index in range(R))
