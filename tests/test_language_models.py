@@ -231,18 +231,6 @@ def test_a_type_or_a_device_that_is_not_there_is_refused_by_name(options, said):
         CachedTransformer.from_pretrained(**options)
 
 
-PARTS = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", *(f"model.layers.{i}" for i in range(6))]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("on_disk", [PARTS, ["model.embed_tokens", "lm_head"], ["model.layers.2"]], ids=len)
-def test_a_model_whose_weights_stay_on_disk_says_the_same(on_disk, tmp_path, embedded):
-    places = {part: "disk" if part in on_disk else "cpu" for part in PARTS}
-    lm = CachedTransformer.from_pretrained(device_map=places, offload_folder=tmp_path)
-    assert any(p.device.type == "meta" for p in lm.model.parameters()) and lm.backend.slot_bytes > 0
-    assert np.allclose(lm.context("Once").log_probs(), embedded.context("Once").log_probs(), atol=1e-4)
-
-
 @pytest.mark.parametrize("tokenizer", [None, "gpt2", lambda text: [1]])
 def test_what_is_no_tokenizer_is_refused(embedded, tokenizer):
     with pytest.raises(TypeError, match="tokenizer must be a transformers tokenizer or a Vocabulary, not"):

@@ -14,6 +14,7 @@ import inspect
 import itertools
 import math
 import warnings
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from llmppl.lm.attention import LEAST, Pass, share
 from llmppl.lm.backend import Backend, Batch
-from llmppl.lm.loading import first_line
+from llmppl.lm.loading import TIED, first_line
 from llmppl.lm.slab import Slab
 from llmppl.tokens import Vocabulary
 
@@ -32,7 +33,14 @@ def backend(model: Any, vocab: Vocabulary) -> Backend:
     model.eval()
     plain = Recomputed(model)
     rows = _sample_rows(model, vocab)
-    truth = np.stack([_numpy(plain.forward(_whole(row))) for row in rows])  # (2, n, V)
+    try:
+        truth = np.stack([_numpy(plain.forward(_whole(row))) for row in rows])              # (2, n, V)
+    except Exception as reason:
+        places = getattr(model, "hf_device_map", None)
+        advice = "" if places is None else f"; its parts are placed as {dict(places)}, and {TIED}"
+        raise RuntimeError(
+            f"{type(model).__name__} does not run as it is ({type(reason).__name__}: {first_line(reason)}){advice}"
+        ) from reason
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
     problems = []
     kinds_of_masks = {0: [False], 1: [False, True]}.get(len(_layer_types(_text_config(model))), [True])
@@ -156,16 +164,38 @@ def _max_length(config: Any) -> int | None:
     return next((int(n) for n in found if n is not None), None)
 
 
+def _dtype(model: Any) -> torch.dtype:
+    """What the layers compute in. Embedding and head may be kept wider, and quantised weights are narrower."""
+    outside = {id(p) for ends in (model.get_input_embeddings(), _head(model)) if ends for p in ends.parameters()}
+    sizes: Counter[torch.dtype] = Counter()
+    for p in model.parameters():
+        if p.is_floating_point() and p.element_size() > 1:
+            sizes[p.dtype] += p.numel() * (id(p) not in outside)
+    return sizes.most_common(1)[0][0] if sizes else torch.get_default_dtype()
+
+
+def _head(model: Any) -> Any:
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+
+
+def _device(model: Any) -> torch.device:
+    """Where a model wants its tokens: as accelerate says where it spreads the model, whose weights may then be meta."""
+    for module in (model, model.get_input_embeddings()):
+        hook = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", [hook]):     # several are one that holds them
+            place = getattr(each, "execution_device", None)
+            if place is not None:
+                return torch.device(place)
+    return torch.device(next(model.parameters()).device)
+
+
 class _Model:
     """What both backends share: how the model is called."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.max_length = _max_length(_text_config(model))
-        weights = next(model.parameters())
-        hook = getattr(model, "_hf_hook", None)         # accelerate's, where a model is spread: its weights may be meta
-        self.dtype = weights.dtype
-        self.device = torch.device(getattr(hook, "execution_device", None) or weights.device)
+        self.dtype, self.device = _dtype(model), _device(model)
         self.keeps_rows = self.device.type not in ("cpu", "mps")        # as tensors; mps has no float64 to sum them
         accepted = inspect.signature(model.forward).parameters
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())

@@ -25,6 +25,7 @@ MISSING = {                                             # by whether there is a 
     True: "the folder holds no model and tokenizer that transformers can load",
 }
 SAVED = r"(\.safetensors|\.bin|\.index\.json)$", r"^config\.json$", r"token|^vocab"
+TIED = "parts that share weights, as embedding and head often do, have to be in the same place"
 
 
 def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, **options: Any) -> tuple[Any, Any]:
@@ -71,6 +72,9 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
             return attempt(local=False)
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError) and folder and _complete(source):
+            if isinstance(device_map, dict):
+                said = f"device_map={device_map!r} cannot be followed ({first_line(error)}); {TIED}"
+                raise ValueError(said) from error
             raise                                       # there is a model; what is wrong is something else
         raise FileNotFoundError(
             f"no language model {source!r}: {MISSING[folder]} ({first_line(error)}). Give a hub id such as 'gpt2' "
