@@ -6,12 +6,14 @@ import json
 import pickle
 import sys
 import types
+from importlib.metadata import version
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from packaging.version import Version
 from support import FULL, repetitions
 
 from llmppl.masks import json_schema
@@ -26,6 +28,8 @@ PIECES = [b'{"', b'":', b'": "', b'"}', b"{}", b"12", b"true", b"tr", b"null", b
           b'{"name":"', b'name"', b"2024-", b"-01-0"]  # fmt: skip
 EOS, OTHER_EOS, SPECIAL, UNKNOWN = range(4)
 SMALL = Vocabulary([b"", b"", b"[INST]", b"", *PIECES, *BYTES], (EOS, OTHER_EOS), [SPECIAL], [UNKNOWN])
+
+ANY_ESCAPE = Version(version("llguidance")) >= Version("1.8")           # \\u of what is no control character
 
 POINT = {
     "type": "object",
@@ -207,7 +211,8 @@ def test_random_walks_end_in_instances(name):
         ('{"a":1}', True),
         ('{ "a" : -20 , "b":"\u00e9\u00e9\u00e9" }', True),
         ('{\n"a":1}', False),
-        ('{"a":1,"b":"\\u00e9\\n"}', True),
+        ('{"a":1,"b":"\\u001f\\n"}', True),
+        ('{"a":1,"b":"\\u00e9\\n"}', ANY_ESCAPE),
         ('{"a":1,"b":"four"}', False),
         ('{"b":"x","a":1}', False),                 # properties come in the order of the schema
         ('{"a":1.0}', False),

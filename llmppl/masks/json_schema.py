@@ -57,7 +57,8 @@ class JsonSchema(Shared):
     ----------
     schema : dict, bool, or str of JSON
         Its "x-guidance" may hold llguidance's own options, such as {"coerce_one_of": true}: read `oneOf` as `anyOf`.
-        Where it says nothing else, a string without a pattern may have `\\u` escapes of any character.
+        Where it says nothing else, a string without a pattern may have `\\u` escapes of any character; before
+        llguidance 1.8, of control characters alone.
     whitespace : bool or str
         Between the tokens of JSON: a regex for what it matches, a blank or nothing if left out; False for nothing; True
         for any, as JSON has it, in which a model may go on for ever.
@@ -125,7 +126,7 @@ class JsonSchema(Shared):
         given = inside.get("x-guidance", {})
         if schema is False or not isinstance(given, dict):                      # either way it is an error
             return json.dumps(schema)
-        return json.dumps(inside | {"x-guidance": {"json_allow_general_unicode_escapes": True} | given | self._options})
+        return json.dumps(inside | {"x-guidance": _escapes() | given | self._options})
 
     def _located(self, message: str) -> str:
         """The message with its place: the innermost schema that has the error, and the keys without which it has not.
@@ -297,6 +298,15 @@ def _llguidance() -> Any:
 
 def _limits() -> Any:
     return _llguidance().LLParserLimits(**LIMITS)
+
+
+@functools.cache
+def _escapes() -> dict[str, bool]:
+    """The option that allows `\\u` escapes of all characters, where this llguidance has it: from 1.8 on."""
+    LLMatcher = _llguidance().LLMatcher
+    option = {"json_allow_general_unicode_escapes": True}
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps({"x-guidance": option}))
+    return {} if LLMatcher.validate_grammar(grammar) else option
 
 
 @once
