@@ -26,6 +26,7 @@ import numpy as np
 from tables import machine, table
 
 from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_standard, smc_steer
+from llmppl.lm import SlotEngine
 
 NS = (10, 30, 100, 300, 1000)
 FITTED = (10, 300)                                      # the N of the exponent
@@ -73,16 +74,17 @@ def run(lm: CachedTransformer, method: str, N: int, steps: int) -> Growth:
     half[list(lm.vocab.eos_ids)] = False
     program = ConstrainedText(lm, lm.at(np.flatnonzero(half)[:10].tolist()), mask=lambda text: half)
     inside, marks = 0.0, [(0.0, 0.0)]
-    forward = lm.backend.forward
+    name = "run" if isinstance(lm.engine, SlotEngine) else "forward"
+    call = getattr(lm.engine, name)
 
-    def timed(batch: Any) -> Any:
+    def timed(*arguments: Any) -> Any:
         nonlocal inside
         before = time.process_time()
-        answer = forward(batch)
+        answer = call(*arguments)
         inside += time.process_time() - before
         return answer
 
-    lm.backend.forward = timed                          # type: ignore[method-assign]
+    setattr(lm.engine, name, timed)
     start = time.process_time()
 
     def mark(step: Any) -> None:
@@ -97,7 +99,7 @@ def run(lm: CachedTransformer, method: str, N: int, steps: int) -> Growth:
             else:
                 smc_standard(program, N, seed=0, max_steps=steps, on_step=mark, progress=False)
     finally:
-        lm.backend.forward = forward                    # type: ignore[method-assign]
+        setattr(lm.engine, name, call)
     total, outside = np.diff(np.array(marks), axis=0).T
     return Growth(N, total, outside)
 

@@ -171,9 +171,9 @@ def check_books(lm, contexts=None):
         assert node.slot < 0 or node.parent is lm.trie.root or node.parent.slot >= 0, "a slot above a gap"
     rows = {node: node.row.nbytes + ROW_OVERHEAD for node in nodes if node.row is not None}
     assert rows == dict(store._rows)
-    slab = sum(t.numel() * t.element_size() for layer in getattr(getattr(lm.backend, "slab", None), "layers", ())
+    slab = sum(t.numel() * t.element_size() for layer in getattr(getattr(lm.engine, "slab", None), "layers", ())
                for t in (layer.keys, layer.values) if t is not None)  # fmt: skip
-    assert slab in (0, len(store.owners) * lm.backend.slot_bytes)
+    assert slab in (0, len(store.owners) * getattr(lm.engine, "slot_bytes", 0))
     live = {each for node in nodes if node.contexts for each in node.path()}
     lone = [node for node in nodes if node not in live and node.slot < 0]
     for node in nodes:

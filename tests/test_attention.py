@@ -21,17 +21,17 @@ PROMPT = list(range(3, 23))
 def sharing_lm(name, dtype=torch.float32, **options):
     """A cold lm of a family that shares whatever can be shared."""
     lm = family_lm(name, dtype, **options)
-    assert np.isfinite(lm.backend.least)                # the check at load found it right
-    lm.backend.least = 1
+    assert np.isfinite(lm.engine.least)                # the check at load found it right
+    lm.engine.least = 1
     return lm
 
 
 def slots_read(lm, contexts):
     """Slots read by each layer's keys in the one pass that answers `contexts`, and the largest error of the answers."""
-    before, rounds = lm.backend.slab.slots_read, lm.stats.rounds
+    before, rounds = lm.engine.slab.slots_read, lm.stats.rounds
     together([context.log_probs for context in contexts])
     assert lm.stats.rounds == rounds + 1
-    read = (lm.backend.slab.slots_read - before) / (2 * len(lm.backend.slab.layers))
+    read = (lm.engine.slab.slots_read - before) / (2 * len(lm.engine.slab.layers))
     return read, max(error_of(lm, context) for context in contexts)
 
 
@@ -114,7 +114,7 @@ def test_the_parts_cover_every_slot_of_every_row_once(seed):
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "mistral-sliding", "falcon"])
 def test_answers_are_right_whatever_happened_before_where_all_is_shared(name):
-    slot_bytes = family_lm(name).backend.slot_bytes
+    slot_bytes = family_lm(name).engine.slot_bytes
 
     @settings(max_examples=repetitions(100, 3), derandomize=True)
     @given(operations(3, 4), BUDGETS, BATCHES)
@@ -147,7 +147,7 @@ def test_both_kinds_of_attention_share(name, attention):
     config = TRIE[name]()
     config._attn_implementation = attention
     lm = CachedTransformer(build(config), VOCAB)
-    lm.backend.least = 1
+    lm.engine.least = 1
     prompt = at(lm, PROMPT)
     prompt.log_probs()
     read, error = slots_read(lm, [prompt + "ABC"[:n] for n in (1, 2, 3)] + [prompt + "BB"])        # in two rows
@@ -159,7 +159,7 @@ def test_both_kinds_of_attention_share(name, attention):
 def test_where_sharing_alone_is_wrong_every_row_reads_its_own(wrong, monkeypatch):
     monkeypatch.setattr("llmppl.lm.attention._mean", wrong)
     lm = family_lm("gpt2")
-    assert lm.backend.slot_bytes > 0 and lm.backend.least == np.inf
+    assert lm.engine.slot_bytes > 0 and lm.engine.least == np.inf
     prompt = at(lm, PROMPT)
     prompt.log_probs()
     read, error = slots_read(lm, [prompt + lm.vocab[i] for i in range(3, 10)])
@@ -230,7 +230,7 @@ def test_a_slab_grows_with_one_tensor_of_it_there_twice():
     lm = family_lm("llama")
     contexts = [at(lm, PROMPT)]
     assert error_of(lm, contexts[0]) <= LIMIT
-    slab, size = lm.backend.slab, lm.backend.slot_bytes
+    slab, size = lm.engine.slab, lm.engine.slot_bytes
     before = slab.capacity
     with Allocations(slab) as allocations:
         slab.reserve(10 * before)
@@ -244,5 +244,5 @@ def test_a_slab_grows_with_one_tensor_of_it_there_twice():
 def test_a_pass_leaves_no_memory_behind():
     lm = sharing_lm("llama")
     together([(at(lm, PROMPT) + lm.vocab[i]).log_probs for i in range(3, 9)])
-    assert lm.backend.slab._runs == {}
+    assert lm.engine.slab._runs == {}
     check_books(lm)

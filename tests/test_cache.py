@@ -28,6 +28,7 @@ from support import repetitions
 from llmppl.inference import smc_standard
 from llmppl.lm import hf
 from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
+from llmppl.lm.engine import SlotEngine
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
 from llmppl.tokens import Vocabulary
@@ -110,6 +111,12 @@ BUDGETS = st.sampled_from([(0, 0), (0, 1), (3, 0), (7, 1), (12, 2), (30, 5), (10
 BATCHES = st.sampled_from([1, 3, 16, 1 << 16])
 
 
+def slot_bytes(name):
+    """Of a family; 0 where it has no slots."""
+    engine = family_lm(name).engine
+    return engine.slot_bytes if isinstance(engine, SlotEngine) else 0
+
+
 def limits(slot_bytes, budget, batch, size=V):
     slots, rows = budget
     slot, row = (slot_bytes or 100) + SLOT_OVERHEAD, 4 * size + ROW_OVERHEAD
@@ -127,12 +134,12 @@ def work(lms, ops):
 
 @pytest.mark.parametrize("name", [*TRIE, *RECOMPUTED])
 def test_answers_are_those_of_a_plain_forward_pass_whatever_happened_before(name):
-    slot_bytes = family_lm(name).backend.slot_bytes
+    size = slot_bytes(name)
 
     @settings(max_examples=repetitions(150, 5), derandomize=True)
     @given(operations(3, 6), BUDGETS, BATCHES)
     def check(ops, budget, batch):
-        work([family_lm(name, **limits(slot_bytes, budget, batch))], ops)
+        work([family_lm(name, **limits(size, budget, batch))], ops)
 
     check()
 
@@ -141,7 +148,7 @@ def test_answers_are_those_of_a_plain_forward_pass_whatever_happened_before(name
 @given(operations(3, 6), BUDGETS, BUDGETS, BATCHES)
 def test_two_models_at_once_do_not_disturb_each_other(ops, budget, other, batch):
     lms = [
-        family_lm(name, **limits(family_lm(name).backend.slot_bytes, each, batch))
+        family_lm(name, **limits(slot_bytes(name), each, batch))
         for name, each in (("gpt2", budget), ("mistral-sliding", other))
     ]
     work(lms, ops)
@@ -150,7 +157,7 @@ def test_two_models_at_once_do_not_disturb_each_other(ops, budget, other, batch)
 @settings(max_examples=repetitions(60, 4), derandomize=True)
 @given(operations(300, 305), BUDGETS, BATCHES)
 def test_answers_of_the_embedded_model_are_those_of_a_plain_forward_pass(embedded, ops, budget, batch):
-    options = limits(embedded.backend.slot_bytes, budget, batch, len(embedded.vocab))
+    options = limits(embedded.engine.slot_bytes, budget, batch, len(embedded.vocab))
     work([CachedTransformer(embedded.model, embedded.tokenizer, **options)], ops)
 
 
@@ -168,7 +175,7 @@ def test_a_long_text_of_the_embedded_model_is_read_right_in_pieces_and_as_a_whol
 @pytest.mark.parametrize("name", TRIE)
 def test_the_self_check_gives_the_trie_to_models_whose_keys_can_be_kept(name, recwarn):
     lm = CachedTransformer(model_of(name), VOCAB)
-    assert lm.backend.slot_bytes > 0
+    assert lm.engine.slot_bytes > 0
     assert error_of(lm, at(lm, range(3, 33))) <= LIMIT
     assert [str(w.message) for w in recwarn] == []
     assert np.ptp(truth(lm, range(3, 33))) > 1.0         # far from uniform: an error would show
@@ -179,7 +186,7 @@ def test_the_self_check_makes_the_others_recompute_and_says_so_once(name, recwar
     lm = CachedTransformer(model_of(name), VOCAB)
     for n in (3, 9, 30):
         assert error_of(lm, at(lm, range(3, 3 + n))) <= LIMIT
-    assert lm.backend.slot_bytes == 0
+    assert type(lm.engine) is hf.Recomputed
     (warning,) = recwarn
     assert f"{type(lm.model).__name__} cannot be cached token by token" in str(warning.message)
     assert "recomputed from its start" in str(warning.message)
@@ -195,7 +202,7 @@ def test_rotations_that_change_with_the_length_of_the_text_are_cached_up_to_ther
     with pytest.warns(UserWarning, match=r"more than 16 tokens \(longrope\).* reads 16 of \d+ tokens"):
         lm = CachedTransformer(build(config), VOCAB)
     context = at(lm, range(3, 18))
-    assert lm.backend.slot_bytes > 0 and error_of(lm, context) <= LIMIT and error_of(lm, context + 5) <= LIMIT
+    assert lm.engine.slot_bytes > 0 and error_of(lm, context) <= LIMIT and error_of(lm, context + 5) <= LIMIT
     with pytest.raises(ValueError, match="a context of 17 tokens, and the model reads at most 16"):
         (context + 5 + 6).log_probs()
 
@@ -222,8 +229,8 @@ class Shifted(torch.nn.Module):
 @pytest.mark.parametrize("silent", [True, False])
 def test_an_unknown_model_that_the_cache_would_get_wrong_is_recomputed(silent):
     with pytest.warns(UserWarning, match="off by" if silent else "TypeError: this model") as warned:
-        backend = hf.backend(Shifted(model_of("llama"), silent).eval(), VOCAB)
-    assert isinstance(backend, hf.Recomputed) and len(warned) == 1
+        engine = hf.engine(Shifted(model_of("llama"), silent).eval(), VOCAB, 1 << 16)
+    assert type(engine) is hf.Recomputed and len(warned) == 1
 
 
 @pytest.mark.parametrize("V", [1, 2, 3])
@@ -231,13 +238,13 @@ def test_an_unknown_model_that_the_cache_would_get_wrong_is_recomputed(silent):
 def test_the_self_check_works_with_few_tokens_and_short_contexts(V, most, recwarn):
     config = T.GPT2Config(vocab_size=V, n_embd=32, n_layer=2, n_head=4, n_positions=most, bos_token_id=0)
     lm = CachedTransformer(build(config), Vocabulary([b"a", b"b", b"c"][:V]))
-    assert lm.backend.slot_bytes > 0 and lm.backend.max_length == most and len(recwarn) == 0
+    assert lm.engine.slot_bytes > 0 and lm.engine.max_length == most and len(recwarn) == 0
     assert error_of(lm, at(lm, [i % V for i in range(min(most, 9))])) <= LIMIT
 
 
 def test_the_self_check_needs_no_ordinary_token(recwarn):
     lm = CachedTransformer(model_of("llama"), Vocabulary([b""] * V, eos_ids=[2], special_ids=range(V)))
-    assert lm.backend.slot_bytes > 0 and len(recwarn) == 0
+    assert lm.engine.slot_bytes > 0 and len(recwarn) == 0
 
 
 # --- kinds of numbers -------------------------------------------------------------------------------------------------
@@ -247,7 +254,7 @@ def test_the_self_check_needs_no_ordinary_token(recwarn):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "mistral-sliding", "falcon", "mpt", "opt", "gpt-j"])
 def test_other_floats_are_cached_too(name, dtype, recwarn):
     lm = CachedTransformer(model_of(name, dtype), VOCAB)
-    assert lm.backend.slot_bytes > 0 and len(recwarn) == 0
+    assert lm.engine.slot_bytes > 0 and len(recwarn) == 0
     contexts = [at(lm, list(range(3, 13)) + tail) for tail in ([], [5, 6], [9], [9, 9, 9, 9, 4, 4, 4])]
     errors = []
     together([lambda c=c: errors.append(error_of(lm, c)) for c in contexts])
@@ -255,7 +262,7 @@ def test_other_floats_are_cached_too(name, dtype, recwarn):
     assert max(errors) <= (1e-5 if dtype == torch.float64 else 0.15)     # GPT-J and MPT attend in float32
     check_books(lm, contexts)
     half = torch.finfo(dtype).bits // 8
-    assert lm.backend.slot_bytes == half * family_lm(name).backend.slot_bytes // 4
+    assert lm.engine.slot_bytes == half * slot_bytes(name) // 4
     assert contexts[0].node.row.array.dtype == (np.float64 if dtype == torch.float64 else np.float32)
 
 
@@ -263,7 +270,7 @@ def test_other_floats_are_cached_too(name, dtype, recwarn):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "mistral-sliding"])
 def test_half_precision_answers_alike_whatever_happened_before(name, dtype):
     model = model_of(name, dtype)
-    slot_bytes = CachedTransformer(model, VOCAB).backend.slot_bytes
+    slot_bytes = CachedTransformer(model, VOCAB).engine.slot_bytes
 
     @settings(max_examples=repetitions(100, 4), derandomize=True)
     @given(operations(3, 6), BUDGETS, BATCHES)
@@ -282,7 +289,7 @@ def test_a_model_in_train_mode_is_taken_out_of_it():
     config = TRIE["gpt2"]()
     config.attn_pdrop = config.embd_pdrop = config.resid_pdrop = 0.5
     lm = CachedTransformer(build(config).train(), VOCAB)
-    assert not lm.model.training and lm.backend.slot_bytes > 0
+    assert not lm.model.training and lm.engine.slot_bytes > 0
     assert error_of(lm, at(lm, range(3, 20))) <= LIMIT
 
 
@@ -293,7 +300,7 @@ def test_both_kinds_of_attention_work(name, attention, recwarn):
     config._attn_implementation = attention
     lm = CachedTransformer(build(config), VOCAB)
     assert lm.model.config._attn_implementation == attention
-    assert lm.backend.slot_bytes > 0 and len(recwarn) == 0
+    assert lm.engine.slot_bytes > 0 and len(recwarn) == 0
     assert error_of(lm, at(lm, range(3, 30))) <= LIMIT
 
 
@@ -409,8 +416,8 @@ def test_logits_of_no_distribution_are_an_error_that_names_the_context_and_leave
 def test_what_a_failed_pass_left_in_padding_slots_is_never_read():
     """A slot of another context in the padding would be masked out, but NaN spreads through a mask."""
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
-    batches, forward = [], lm.backend.forward
-    lm.backend.forward = lambda batch: batches.append(batch) or forward(batch)
+    batches, forward = [], lm.engine.run
+    lm.engine.run = lambda batch: batches.append(batch) or forward(batch)
     contexts = [at(lm, ids) for ids in ([5, 6, 7], [8], [9, 9, 9, 9], [10, 5])]
     together([context.log_probs for context in contexts])
     together([(context + 4).log_probs for context in contexts])

@@ -177,7 +177,7 @@ class Hops(Model):
 @pytest.mark.parametrize("run", ALGORITHMS.values(), ids=ALGORITHMS)
 def test_particles_that_the_length_of_the_model_has_cut_stay_as_they_are(run, tmp_path):
     lm = CachedTransformer(lambda ids: [1.0, 0.5, 0.0, -2.0], Vocabulary([b"a", b"b", b"c", b""], [3]))
-    lm.backend.max_length = 7
+    lm.engine.max_length = 7
     whole = run(Hops(lm), seed=2)
     assert len({len(p.choices) for p in whole if p.limit}) > 1
     for at in range(2, len(whole.steps) + 1):

@@ -708,7 +708,7 @@ def test_K_may_be_left_out():
 
 def short_lm(most=4):
     lm = table_lm(lambda ids: [0.5, 0.0, -1.0])
-    lm.backend.max_length = most
+    lm.engine.max_length = most
     return lm
 
 

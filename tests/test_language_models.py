@@ -22,7 +22,7 @@ from support import repetitions
 from test_vocab import byte_level, llama, unigram
 from transformers.utils import logging
 
-from llmppl.lm import NextToken, loading
+from llmppl.lm import NextToken, SlotEngine, loading
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
@@ -44,7 +44,7 @@ def uniform(tokenizer):
 def test_the_embedded_model_loads_without_a_network_and_without_a_word():
     code = (
         "from llmppl.lm.transformer import CachedTransformer; lm = CachedTransformer.from_pretrained();"
-        "print(lm.backend.slot_bytes > 0, lm.model.dtype, abs(sum(map(float, 2.718281828459045 ** lm.context('The')"
+        "print(lm.engine.slot_bytes > 0, lm.model.dtype, abs(sum(map(float, 2.718281828459045 ** lm.context('The')"
         ".log_probs())) - 1) < 1e-6)"
     )
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(loading.__file__).parents[2])}
@@ -199,7 +199,7 @@ def test_device_and_device_map_together_are_refused():
 ], ids=str)  # fmt: skip
 def test_wherever_the_model_is_put_on_a_cpu_it_says_the_same(options, embedded):
     lm = CachedTransformer.from_pretrained(**options)
-    assert lm.model.dtype == torch.float32 and lm.backend.slot_bytes == embedded.backend.slot_bytes
+    assert lm.model.dtype == torch.float32 and lm.engine.slot_bytes == embedded.engine.slot_bytes
     text = "Once upon a time there was"
     assert np.allclose(lm.context(text).log_probs(), embedded.context(text).log_probs(), atol=1e-5)
 
@@ -208,7 +208,7 @@ def test_wherever_the_model_is_put_on_a_cpu_it_says_the_same(options, embedded):
 def test_dtype_is_that_of_the_weights_and_of_the_cache(dtype, slot, embedded):
     lm = CachedTransformer.from_pretrained(dtype=dtype)
     assert lm.model.dtype == (getattr(torch, dtype) if isinstance(dtype, str) else dtype or torch.float32)
-    assert lm.backend.slot_bytes == slot * embedded.backend.slot_bytes
+    assert lm.engine.slot_bytes == slot * embedded.engine.slot_bytes
     difference = np.abs(np.exp(lm.context("The").log_probs()) - np.exp(embedded.context("The").log_probs())).max()
     assert difference < (0.05 if dtype == "bfloat16" else 1e-4)
 
@@ -218,7 +218,7 @@ def test_dtype_is_that_of_the_weights_and_of_the_cache(dtype, slot, embedded):
 def test_a_gpu_says_the_same(options, embedded):
     lm = CachedTransformer.from_pretrained(dtype="float32", **options)
     text = "Once upon a time there was"
-    assert lm.model.device.type == "cuda" and lm.backend.slot_bytes > 0
+    assert lm.model.device.type == "cuda" and lm.engine.slot_bytes > 0
     assert np.allclose(lm.context(text).log_probs(), embedded.context(text).log_probs(), atol=1e-3)
 
 
@@ -251,7 +251,7 @@ def test_what_is_no_language_model_is_refused():
 @pytest.mark.skipif(not (SHARED / "models/stories260K").is_dir(), reason="stories260K is not here")
 def test_stories260K_is_cached_right():
     lm = CachedTransformer.from_pretrained(SHARED / "models/stories260K")
-    assert lm.backend.slot_bytes > 0
+    assert lm.engine.slot_bytes > 0
     context = lm.context("Once upon a time, there was a little girl")
     assert error_of(lm, context) <= 1e-4 and error_of(lm, context + " named Lily. She") <= 1e-4
     assert (context + " naïve 🙂").text == "Once upon a time, there was a little girl naïve 🙂"
@@ -554,7 +554,7 @@ def test_any_function_from_token_ids_to_logits_is_an_lm():
     assert np.isclose(np.exp(NextToken(lm.context("a")).string().log_prob("ab")), 0.2 * 0.6)
     assert NextToken(lm.context("a")).string().log_prob([1, 0]) == -np.inf
     assert NextToken(lm.context("ab")).log_prob(EOS) == 0.0
-    assert lm.backend.slot_bytes == 0 and lm.backend.max_length is None
+    assert not isinstance(lm.engine, SlotEngine) and lm.engine.max_length is None
     assert lm.context("aab").text == "aab" and lm.context("a") + EOS == lm.context("a") + 2
 
 

@@ -165,5 +165,5 @@ def test_mean_next_token_begins_again_where_a_text_ends():
 
 def test_mean_next_token_goes_on_where_the_model_can_read_no_further():
     context = tiny_lm(V).context("a")
-    assert tiny_lm(V).backend.max_length == 32
+    assert tiny_lm(V).engine.max_length == 32
     assert np.logaddexp.reduce(mean_next_token(context, 200).log_probs()) == pytest.approx(0.0)

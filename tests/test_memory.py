@@ -131,7 +131,7 @@ def test_the_books_equal_the_tensors_and_rows_that_are_there(name, dtype):
     lm = family_lm(name, dtype)
     contexts = [at(lm, [i, *range(4, 20)]) for i in range(3, 10)]
     together([context.log_probs for context in contexts])
-    tensors = [tensor for layer in lm.backend.slab.layers for tensor in (layer.keys, layer.values)]
+    tensors = [tensor for layer in lm.engine.slab.layers for tensor in (layer.keys, layer.values)]
     assert len(tensors) == 4 and {tensor.shape[1] for tensor in tensors} == {len(lm.store.owners)}
     rows = sum(context.node.row.nbytes for context in contexts)
     slab = sum(t.numel() * t.element_size() for t in tensors)
@@ -210,8 +210,8 @@ def test_a_slab_grows_seldom_and_makes_room_for_many_at_once():
     """Each growth copies the slab, and each search for what to give up looks at every slot."""
     lm = family_lm("llama", cache_bytes=400 * SLOT)
     grown, searched, store = [], [], lm.store
-    reserve, evict = store._reserve, store._evict
-    store._reserve = lambda slots: grown.append(slots) or reserve(slots)
+    reserve, evict = lm.engine.reserve, store._evict
+    lm.engine.reserve = lambda slots: grown.append(slots) or reserve(slots)
     store._evict = lambda wanted, keep: searched.append(wanted) or evict(wanted, keep)
     for n in range(900):                                # one token more each time
         context = at(lm, [3 + n % 40, 3 + n // 40])

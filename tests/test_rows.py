@@ -140,7 +140,7 @@ def test_nothing_allowed_is_impossible():
 
 def kept(lm: CachedTransformer) -> CachedTransformer:
     """The lm with its rows kept as tensors."""
-    lm.backend.keeps_rows = True
+    lm.engine.keeps_rows = True
     return lm
 
 

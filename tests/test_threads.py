@@ -20,6 +20,7 @@ from llmppl import lm as room
 from llmppl.exclusive import Exclusive
 from llmppl.lm import cache, evaluator
 from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
+from llmppl.lm.engine import SlotEngine
 from llmppl.models.programs import short_words
 
 LIMIT = 1e-4
@@ -204,10 +205,10 @@ FILES = {each.__file__ for each in (cache, room.context, evaluator, room.transfo
 A = Vocabulary([bytes([97 + i]) for i in range(8)] + [b""], eos_ids=[8])
 
 
-class Remembering:
-    """A backend whose slots hold token ids; its logits are a hash of the context as it reads it back from them."""
+class Remembering(SlotEngine):
+    """An engine whose slots hold token ids; its logits are a hash of the context as it reads it back from them."""
 
-    slot_bytes, max_length = 64, None
+    slot_bytes = 64
 
     def __init__(self):
         self.memory = np.full(0, -1)
@@ -215,16 +216,15 @@ class Remembering:
     def reserve(self, slots):
         self.memory = np.concatenate([self.memory, np.full(max(0, slots - len(self.memory)), -1)])
 
-    def forward(self, batch):
-        if batch.slots is not None:
-            for i, n in enumerate(batch.lengths):
-                places = batch.slots[i, batch.starts[i] : batch.starts[i] + n]
-                self.memory[places] = batch.tokens[i, :n]
-        rows = []
-        for i, j in batch.asked:
-            slots = None if batch.slots is None else batch.slots[i, : batch.starts[i] + j + 1]
-            rows.append(logits_of(batch.tokens[i, : j + 1] if slots is None else self.memory[slots]))
-        return np.stack(rows)
+    def forward(self, contexts, asked):
+        return np.stack([logits_of(contexts[i][:n]) for i, n in asked])
+
+    def run(self, batch):
+        for i, n in enumerate(batch.lengths):
+            places = batch.slots[i, batch.starts[i] : batch.starts[i] + n]
+            self.memory[places] = batch.tokens[i, :n]
+        read = [batch.slots[i, : batch.starts[i] + j + 1] for i, j in batch.asked]
+        return np.stack([logits_of(self.memory[slots]) for slots in read])
 
 
 def logits_of(ids):

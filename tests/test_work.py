@@ -117,13 +117,13 @@ def test_a_string_after_a_context_that_nobody_asked_for_is_one_round():
 
 def test_padding_is_not_counted_as_work():
     lm, read = family_lm("llama"), []
-    forward = lm.backend.forward
+    run = lm.engine.run
 
     def counted(batch: Batch):
         read.append((batch.tokens.size, int(batch.lengths.sum())))
-        return forward(batch)
+        return run(batch)
 
-    lm.backend.forward = counted
+    lm.engine.run = counted
     together([at(lm, [i, *range(10, 10 + n)]).log_probs for i, n in ((3, 9), (4, 6), (5, 7))])
     assert read == [(30, 25)]
     assert lm.stats.tokens == 25

@@ -1,7 +1,7 @@
 """The only cache: a trie of contexts (the index) and the bytes they keep (the store).
 
 A `Node` of the trie is a context: its tokens are those on the path from the root, so what a node keeps depends on the
-full path and never on a suffix. A node can keep the keys and values of its last token (in a *slot* of the backend's
+full path and never on a suffix. A node can keep the keys and values of its last token (in a *slot* of the engine's
 slab), its *row* (the logits of the next token), and the scalar log-probability of its token given its parent.
 
 `Store` holds slots and rows under one budget in bytes, or each under its own. A node with a slot has parents with
@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from typing import Any
 
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import Table
 from llmppl.exclusive import Exclusive
+from llmppl.lm.engine import SlotEngine
 
 SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of the objects around each, measured
 _MAX_UNSETTLED = 1000                                   # contexts that may have died before their nodes go
@@ -78,21 +79,21 @@ class Store:
     """Slots and rows, with what Python needs around them, under one budget or two.
 
     `budget` is the most bytes that slots and rows may take together, or slots alone if rows have a `row_budget`. Of one
-    for both, slots of `slot_bytes` each (0: there are none) leave an eighth to rows, unless the contexts of one pass
-    need it: without rows every question is computed twice, once for whoever prefetches it and once for whoever asks.
-    `reserve(n)` makes the backend hold n slots.
+    for both, slots leave an eighth to rows, unless the contexts of one pass need it: without rows every question is
+    computed twice, once for whoever prefetches it and once for whoever asks. Without an `engine` there are no slots.
+
+    released : the highest nodes that no context holds any more since it was last emptied; None if nobody wants to know
     """
 
-    def __init__(
-        self, budget: int, slot_bytes: int, reserve: Callable[[int], None], row_budget: int | None = None
-    ) -> None:
-        self.budget, self.row_budget, self._reserve = budget, row_budget, reserve
-        self.slot_cost = slot_bytes + SLOT_OVERHEAD if slot_bytes else 0
+    def __init__(self, budget: int, engine: SlotEngine | None, row_budget: int | None = None) -> None:
+        self.budget, self.row_budget, self._engine = budget, row_budget, engine
+        self.slot_cost = 0 if engine is None else engine.slot_bytes + SLOT_OVERHEAD
         self.owners: list[Node | None] = []             # by slot
         self.evictions = 0                              # slots given up so far
         self.paths: dict[Node, NDArray[np.int64]] = {}  # slots of the last contexts, root first; none is given up
         self.peak_bytes = 0
         self.lone = 0                                   # nodes neither live nor with a slot: rows hold them
+        self.released: list[Node] | None = None
         self._free: list[int] = []
         self._rows: OrderedDict[Node, int] = OrderedDict()      # node -> bytes, least recently used first
         self._row_bytes = 0
@@ -144,13 +145,15 @@ class Store:
     def let_go(self, node: Node) -> None:
         """A context at `node` has gone."""
         node.contexts -= 1
-        last = node
+        last, highest = node, None
         while last.parent is not None:
             last.live -= 1
             if last.live:
                 break
             self.lone += last.slot < 0
-            last = last.parent
+            last, highest = last.parent, last
+        if self.released is not None and highest is not None:
+            self.released.append(highest)
         self._prune(node)
 
     def _prune(self, node: Node) -> None:
@@ -213,7 +216,7 @@ class Store:
     def _grow(self, more: int, max_bytes: int) -> None:
         """Enlarge the slab by at least `more` slots, if `max_bytes` allow; by half of it where there is room, and by
         an eighth where rows have to make way: each growth copies the slab."""
-        if not self.slot_cost:
+        if self._engine is None:
             return
         most = max_bytes // self.slot_cost
         beside = most if self.row_budget is not None else (self.budget - self.row_bytes) // self.slot_cost
@@ -225,7 +228,7 @@ class Store:
         if new <= size:
             return
         self.fit_rows((new - size) * self.slot_cost if self.row_budget is None else 0)
-        self._reserve(new)
+        self._engine.reserve(new)
         self.owners.extend([None] * (new - size))
         self._free.extend(range(new - 1, size - 1, -1))
         self.peak_bytes = max(self.peak_bytes, self.bytes)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from llmppl import arguments
 from llmppl.distributions import Distribution, Table
-from llmppl.lm.backend import Backend
 from llmppl.lm.cache import Node
+from llmppl.lm.engine import Engine
 from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.lm.token_distribution import TokenDistribution
 from llmppl.runtime import ContextTooLong, request
@@ -37,7 +37,7 @@ class LanguageModel(Protocol):
 
     vocab: Vocabulary
     tokenizer: Any
-    backend: Backend
+    engine: Engine
     evaluator: CachedEvaluator
 
 
@@ -69,7 +69,7 @@ class Context(Shared):
 
     def check_length(self, but: int = 0) -> None:
         """ContextTooLong if the model cannot read so long a context, its last `but` tokens left out."""
-        longest = self.lm.backend.max_length
+        longest = self.lm.engine.max_length
         if longest is not None and self.node.depth - but > longest:
             raise ContextTooLong(
                 f"a context of {len(self) - but} tokens, and the model reads at most {longest}: shorten the prompt, or "

@@ -2,7 +2,8 @@
 
 Questions of many particles are answered together, a *round* at a time. What is missing of the contexts is cut into
 *chains* of new tokens; each chain continues a context whose keys and values are kept, and chains are the rows of one
-forward pass. A chain that continues another chain waits for the next pass; equal prefixes are one row.
+forward pass. A chain that continues another chain waits for the next pass; equal prefixes are one row. An engine that
+has no slots of ours gets the whole contexts of a round in one call.
 
 Several threads may ask: there is one round at a time, and every thread's rounds are its own. A round that an interrupt
 ends leaves the cache empty, and the contexts as they are.
@@ -14,7 +15,7 @@ import itertools
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -25,16 +26,20 @@ from numpy.typing import NDArray
 from llmppl.arguments import shown
 from llmppl.distributions import Table
 from llmppl.exclusive import Exclusive
-from llmppl.lm.backend import Backend, Batch
 from llmppl.lm.cache import Node, Store, Trie
+from llmppl.lm.engine import Batch, Engine, SlotEngine
 from llmppl.lm.rows import array_rows
 from llmppl.runtime import Stats
 from llmppl.tokens import Vocabulary
 
 _MAX_PATHS = 1 << 20                    # slots of remembered paths
+_MAX_ANSWER = 1 << 28                   # bytes of the rows that an engine answers at a time
 _Prefetch = tuple[weakref.ref[Any], weakref.ref[Any]]                   # who asks, and for which context
 Question = tuple[Node, ...]             # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
 Chain = list[Node]                      # nodes, each the parent of the next
+
+
+_EVALUATORS: weakref.WeakValueDictionary[Engine, CachedEvaluator] = weakref.WeakValueDictionary()   # who has which
 
 
 class _Thread(threading.local):
@@ -73,21 +78,34 @@ class CachedEvaluator:
     """A `llmppl.runtime.Evaluator` of questions about the nodes of its trie; its limits are CachedTransformer's."""
 
     def __init__(
-        self, backend: Backend, vocab: Vocabulary, cache_bytes: int, row_bytes: int | None, max_batch_tokens: int
+        self, engine: Engine, vocab: Vocabulary, cache_bytes: int, row_bytes: int | None, max_batch_tokens: int
     ) -> None:
-        self.backend, self.vocab, self.max_batch_tokens = backend, vocab, max_batch_tokens
-        self.store = Store(cache_bytes, backend.slot_bytes, backend.reserve, row_bytes)
+        self.engine, self.vocab, self.max_batch_tokens = engine, vocab, max_batch_tokens
+        self.slots = engine if isinstance(engine, SlotEngine) else None
+        self.store = Store(cache_bytes, self.slots, row_bytes)
+        if type(engine).release is not Engine.release:
+            self.store.released = []
         self.exclusive = Exclusive(self._renew, "a language model")
         self.trie = Trie(vocab.tokens, self.store, self.exclusive)
         self._done: dict[int, Stats] = {}
         self._thread = _Thread(self._done)
         self._ran: list[Node] = []                      # whose slots the round under way has written
-        self._ids: dict[Node | None, NDArray[np.int64]] = {}            # the tokens of what was run whole, last round
-        self._new_ids: dict[Node | None, NDArray[np.int64]] = {}        # and in this one
+        self._ids: dict[Node | None, list[int]] = {}    # the tokens of what was run whole, last round
+        self._new_ids: dict[Node | None, list[int]] = {}                # and in this one
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
         self._warned = False
         self._keeper: Any = None
+        self._replaced = False
+        before = _EVALUATORS.get(engine)
+        if before is not None:
+            before.exclusive(before.replace)
+        _EVALUATORS[engine] = self
+
+    def replace(self) -> None:
+        """Another evaluator has the engine from now on."""
+        self._replaced = True
+        self.engine.clear()
 
     @property
     def stats(self) -> Stats:
@@ -124,9 +142,15 @@ class CachedEvaluator:
         return answers
 
     def _evaluate(self, questions: list[Question], prefetches: list[_Prefetch]) -> list[Any]:
+        if self._replaced:
+            raise RuntimeError(
+                f"{self.engine.name or type(self.engine).__name__} was given to another CachedTransformer, and what it "
+                "keeps is that one's: share the CachedTransformer, which any number of programs and threads may use"
+            )
         start = perf_counter()
         self._round += 1
         self.trie.settle()                              # and not again before the round ends: its nodes stay
+        self._release()
         alive = [context() for asker, context in prefetches if asker() is not None]
         wanted = _Wanted(itertools.chain(questions, [(each.node,) for each in alive if each is not None]))
         for node, row in [(node, node.row) for node in wanted.children if node.row is not None]:
@@ -144,6 +168,12 @@ class CachedEvaluator:
         stats.seconds_lm += perf_counter() - start
         return [[child.log_prob for child in after] if after else wanted.rows[node] for node, *after in questions]
 
+    def _release(self) -> None:
+        """Tell the engine which contexts nobody holds any more."""
+        if self.store.released:
+            released, self.store.released = self.store.released, []
+            self.engine.release([node.tokens() for node in released if not node.live])
+
     # ---- what an unfinished round leaves
 
     def _forget(self) -> None:
@@ -152,11 +182,13 @@ class CachedEvaluator:
             if node.slot >= 0:
                 self.store.forget(node)
         self._ran.clear()
+        self.engine.clear()
         self.exclusive.in_order()
 
     def _renew(self) -> None:
         """Forget all that is cached; the contexts that live stay."""
         self._ran.clear()
+        self.engine.clear()
         self.store.clear()
         self.trie.renew()
 
@@ -164,23 +196,22 @@ class CachedEvaluator:
 
     def _forward(self, wanted: _Wanted) -> None:
         """Run one forward pass towards what is wanted, and hand out what it answers."""
-        needs = wanted.children
-        chains = self._fitting(self._chains(needs)) if self.backend.slot_bytes else []
-        if chains:
-            self._run(chains, wanted)
+        if self.slots is None:
+            self._run_whole(self.engine, wanted)
             return
-        longest = max(node.depth for node in needs)     # nothing can be kept: whole contexts, all of one length
-        if self.backend.slot_bytes and not self._warned:
+        chains = self._fitting(self._chains(wanted.children))
+        if chains:
+            self._run(self.slots, chains, wanted)
+            return
+        if not self._warned:
             self._warned = True
             warnings.warn(
-                f"cache_bytes={self.store.budget} does not hold a context of {longest} tokens at "
-                f"{self.backend.slot_bytes} bytes each; such contexts are recomputed from their start",
+                f"cache_bytes={self.store.budget} does not hold a context of "
+                f"{max(node.depth for node in wanted.children)} tokens at {self.slots.slot_bytes} bytes each; such "
+                "contexts are recomputed from their start",
                 stacklevel=2,
             )
-        ends = [node for node in needs if node.depth == longest]
-        most = max(1, self.max_batch_tokens // longest)
-        for start in range(0, len(ends), most):
-            self._run_whole(ends[start : start + most], wanted)
+        self._run_whole(self.slots, wanted)
 
     def _chains(self, needs: Iterable[Node]) -> list[Chain]:
         """What has to run now: runs of new nodes that each continue a node with a slot (or the root)."""
@@ -214,7 +245,7 @@ class CachedEvaluator:
             group = group[: len(group) // 2]
         return []
 
-    def _run(self, chains: list[Chain], wanted: _Wanted) -> None:
+    def _run(self, engine: SlotEngine, chains: list[Chain], wanted: _Wanted) -> None:
         """One forward pass over `chains`, each of which continues the parent of its first node."""
         lengths = np.array([len(chain) for chain in chains])
         starts = np.array([chain[0].depth - 1 for chain in chains])
@@ -224,37 +255,41 @@ class CachedEvaluator:
             tokens[i, : len(chain)] = [node.token for node in chain]
             asked |= {node: (i, j) for j, node in enumerate(chain) if node in wanted.children}
         slots = self._take_slots(chains)
-        self._answer(Batch(tokens, starts, lengths, slots, list(asked.values())), asked, wanted)
+        self._answer(lambda: engine.run(Batch(tokens, starts, lengths, slots, list(asked.values()))), asked, wanted)
         for chain in chains:
             chain[-1].used = self._round
 
-    def _run_whole(self, ends: Sequence[Node], wanted: _Wanted) -> None:
-        """One forward pass over whole contexts of one length, with nothing read from the cache, nor kept in it."""
-        length = ends[0].depth
-        lengths, starts = np.full(len(ends), length), np.zeros(len(ends), dtype=np.int64)
-        tokens = np.empty((len(ends), length), dtype=np.int64)
-        asked = {node: (i, length - 1) for i, node in enumerate(ends)}
-        on_the_way = any(node.depth < length for node in wanted.children)
-        for i, (ids, end) in enumerate(zip(tokens, ends, strict=True)):
+    def _run_whole(self, engine: Engine, wanted: _Wanted) -> None:
+        """One call over whole contexts, of which the engine may keep what it likes: the shortest first."""
+        most = max(1, _MAX_ANSWER // (4 * len(self.vocab)))
+        needs = sorted(wanted.children, key=lambda node: node.depth)[:most]
+        least, among = needs[0].depth, set(needs)
+        contexts: list[list[int]] = []
+        asked: dict[Node, tuple[int, int]] = {}
+        for end in sorted(needs, key=lambda node: -node.depth):
+            if end in asked:                            # on the way to a longer one
+                continue
             before = self._ids.get(end.parent)
-            if before is None:
-                ids[:] = end.tokens()
-            else:
-                ids[:-1], ids[-1] = before, end.token
-            self._new_ids[end] = ids
-            if on_the_way:
-                asked |= {node: (i, node.depth - 1) for node in end.path() if node in wanted.children}
-        self._answer(Batch(tokens, starts, lengths, None, list(asked.values())), asked, wanted)
+            ids = self._new_ids[end] = end.tokens() if before is None else [*before, end.token]
+            asked[end] = len(contexts), end.depth
+            node = end
+            while node.depth > least:                   # what is asked on its way, and no longer one has on its own
+                node = node.parent                      # type: ignore[assignment]   # only the root has none
+                if node in among:
+                    asked.setdefault(node, (len(contexts), node.depth))
+            contexts.append(ids)
+        self._answer(lambda: engine.forward(contexts, list(asked.values())), asked, wanted)
 
-    def _answer(self, batch: Batch, asked: Iterable[Node], wanted: _Wanted) -> None:
+    def _answer(self, run: Callable[[], Any], asked: Iterable[Node], wanted: _Wanted) -> None:
         """Run a pass, and hand out what it tells of the nodes it was asked for."""
+        before = self.engine.tokens
         try:
-            logits = self.backend.forward(batch)
+            logits = run()
             rows = self._rows(logits, list(asked))
         except Exception:                               # the model's own, or it gave no distribution
             self._forget()
             raise
-        self._thread.stats.tokens += int(batch.lengths.sum())
+        self._thread.stats.tokens += self.engine.tokens - before
         if self._keeper is not None:
             found = zip(asked, rows, strict=True)
             self._keeper.look_up([(row, child.token) for node, row in found for child in wanted.children[node]])

@@ -1,4 +1,4 @@
-"""A transformers model as a backend: its attention reads keys and values from a slab.
+"""A transformers model as an engine: its attention reads keys and values from a slab.
 
 The slab (`llmppl.lm.slab`) sits behind the `transformers` cache interface, and what rows of a batch have in common is
 read once (`llmppl.lm.attention`). Positions and masks are given explicitly: a 4-D additive float mask (B, 1, Q, T), one
@@ -22,38 +22,39 @@ import torch
 from numpy.typing import NDArray
 
 from llmppl.lm.attention import LEAST, Pass, share
-from llmppl.lm.backend import Backend, Batch
+from llmppl.lm.engine import Batch, Engine, SlotEngine
 from llmppl.lm.loading import TIED, first_line
 from llmppl.lm.slab import Slab
 from llmppl.tokens import Vocabulary
 
 
-def backend(model: Any, vocab: Vocabulary) -> Backend:
-    """The backend that gives the model's own probabilities: the slab where that meets plain forwards, else none."""
+def engine(model: Any, vocab: Vocabulary, max_batch_tokens: int) -> Engine:
+    """The engine that gives the model's own probabilities: the slab where that meets plain forwards, else none."""
     model.eval()
-    plain = Recomputed(model)
+    plain = Recomputed(model, max_batch_tokens)
     rows = _sample_rows(model, vocab)
     try:
-        truth = np.stack([_numpy(plain.forward(_whole(row))) for row in rows])              # (2, n, V)
+        truth = np.stack([_numpy(plain.forward([row.tolist()], _places(row))) for row in rows])     # (2, n, V)
     except Exception as reason:
         places = getattr(model, "hf_device_map", None)
         advice = "" if places is None else f"; its parts are placed as {dict(places)}, and {TIED}"
         raise RuntimeError(
             f"{type(model).__name__} does not run as it is ({type(reason).__name__}: {first_line(reason)}){advice}"
         ) from reason
+    plain.tokens = 0
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
     problems = []
     kinds_of_masks = {0: [False], 1: [False, True]}.get(len(_layer_types(_text_config(model))), [True])
     for by_type in kinds_of_masks:
         try:
-            slab = Cached(model, by_type)
+            slab = Cached(model, max_batch_tokens, by_type)
             error = _error_of(slab, rows, truth)
         except Exception as reason:                     # whatever a model that was not made for this may raise
             problems.append(f"{type(reason).__name__}: {first_line(reason)}")
             continue
         if error <= tolerance:
             shares = _shares(slab, rows, truth, tolerance)
-            slab.clear()
+            slab.start()
             slab.least = LEAST * len(slab.slab.layers) / slab.slot_bytes if shares else math.inf
             if slab.max_length != plain.max_length:
                 warnings.warn(
@@ -111,7 +112,7 @@ def _error_of(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any]) -> flo
             inside = np.arange(longest) < after[run, None]
             read = np.where(inside, slots[run, :longest], slots[run, :1])
             asked = list(zip(i.tolist(), j.tolist(), strict=True))
-            logits = _numpy(slab.forward(Batch(tokens, starts, lengths, read, asked)))
+            logits = _numpy(slab.run(Batch(tokens, starts, lengths, read, asked)))
             errors.append(_distance(logits, truth[run[i], starts[i] + j]))
     return max(errors)
 
@@ -125,10 +126,9 @@ def _shares(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any], toleranc
         return False
 
 
-def _whole(row: NDArray[np.int64]) -> Batch:
-    """A row by itself, its logits asked for at every place."""
-    asked = [(0, j) for j in range(len(row))]
-    return Batch(row[None], np.zeros(1, dtype=np.int64), np.array([len(row)]), None, asked)
+def _places(row: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Every place of a row by itself, as what is asked."""
+    return [(0, n) for n in range(1, len(row) + 1)]
 
 
 def _numpy(logits: Any) -> NDArray[Any]:
@@ -189,11 +189,14 @@ def _device(model: Any) -> torch.device:
     return torch.device(next(model.parameters()).device)
 
 
-class _Model:
-    """What both backends share: how the model is called."""
+class Recomputed(Engine):
+    """Runs whole contexts, all of one length at a time, with no cache.
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    `max_batch_tokens`: the most tokens, rows times longest context, of one forward pass.
+    """
+
+    def __init__(self, model: Any, max_batch_tokens: int) -> None:
+        self.model, self.max_batch_tokens = model, max_batch_tokens
         self.max_length = _max_length(_text_config(model))
         self.dtype, self.device = _dtype(model), _device(model)
         self.keeps_rows = self.device.type not in ("cpu", "mps")        # as tensors; mps has no float64 to sum them
@@ -201,15 +204,34 @@ class _Model:
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
 
-    def _logits(self, batch: Batch, **arguments: Any) -> Any:
+    def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
+        places: dict[int, list[int]] = {}               # of each context, which of `asked` are its own
+        for place, (i, _) in enumerate(asked):
+            places.setdefault(i, []).append(place)
+        by_length: dict[int, list[int]] = {}
+        for i, ids in enumerate(contexts):
+            by_length.setdefault(len(ids), []).append(i)
+        order, parts = list[int](), list[Any]()
+        for length, alike in by_length.items():
+            most = max(1, self.max_batch_tokens // length)
+            for first in range(0, len(alike), most):
+                group = alike[first : first + most]
+                own = [(row, asked[place][1] - 1) for row, i in enumerate(group) for place in places[i]]
+                parts.append(self._logits(np.array([contexts[i] for i in group]), own, use_cache=False))
+                order += [place for i in group for place in places[i]]
+                self.tokens += length * len(group)
+        logits = parts[0] if len(parts) == 1 else (torch.cat if self.keeps_rows else np.concatenate)(parts)
+        return logits if order == sorted(order) else logits[np.argsort(order)]
+
+    def _logits(self, tokens: NDArray[np.int64], asked: list[tuple[int, int]], **arguments: Any) -> Any:
         """(len(asked), V) float32 or float64."""
-        rows, columns = np.array(batch.asked, dtype=np.int64).reshape(-1, 2).T
-        if "logits_to_keep" in self._accepted and batch.tokens.shape[1] > 1:
+        rows, columns = np.array(asked, dtype=np.int64).reshape(-1, 2).T
+        if "logits_to_keep" in self._accepted and tokens.shape[1] > 1:
             kept, columns = np.unique(columns, return_inverse=True)
             arguments["logits_to_keep"] = torch.from_numpy(kept).to(self.device)
         arguments = {k: v for k, v in arguments.items() if self._any or k in self._accepted}
         with torch.inference_mode():
-            logits = self.model(input_ids=torch.from_numpy(batch.tokens).to(self.device), **arguments).logits
+            logits = self.model(input_ids=torch.from_numpy(tokens).to(self.device), **arguments).logits
             if logits.shape[:2] == (len(rows), 1) and (rows == np.arange(len(rows))).all():
                 chosen = logits[:, 0]                   # no copy of what may be a hundred megabytes
             else:
@@ -218,27 +240,15 @@ class _Model:
             return chosen.to(wide) if self.keeps_rows else chosen.to(wide).cpu().numpy()
 
 
-class Recomputed(_Model):
-    """Runs whole contexts, all of one length at a time, with no cache."""
-
-    slot_bytes = 0
-
-    def reserve(self, slots: int) -> None:
-        raise NotImplementedError
-
-    def forward(self, batch: Batch) -> Any:
-        return self._logits(batch, use_cache=False)
-
-
-class Cached(_Model):
+class Cached(Recomputed, SlotEngine):
     """Keys and values in a slab. `by_type`: the model takes a dict of masks by layer type.
 
     `least`: how many reads of a slot a part of the contexts has to save, to be read once for all rows that share it
     (`llmppl.lm.attention`); inf where every row reads its own.
     """
 
-    def __init__(self, model: Any, by_type: bool) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, max_batch_tokens: int, by_type: bool) -> None:
+        super().__init__(model, max_batch_tokens)
         config = _text_config(model)
         self.window, self.by_type = _window(config), by_type
         ropes = getattr(config, "rope_parameters", None) or {}
@@ -250,24 +260,23 @@ class Cached(_Model):
         if strange:
             raise NotImplementedError(f"layers of type {', '.join(sorted(strange))}")
         self.slab = Slab(config.num_hidden_layers)
-        self.slot_bytes = 0                             # known when `clear` is called after a pass
+        self.slot_bytes = 0                             # known when `start` is called after a pass
         self.least = math.inf
 
-    def clear(self) -> None:
-        """Forget all keys and values, but not how large they are."""
+    def start(self) -> None:
+        """Forget what was run to try it out, but not how large a slot is."""
         self.slot_bytes = self.slab.slot_bytes
         self.slab.clear()
+        self.tokens = 0
 
     def reserve(self, slots: int) -> None:
         self.slab.reserve(slots)
 
-    def forward(self, batch: Batch) -> Any:
-        if batch.slots is None:
-            return Recomputed.forward(self, batch)      # type: ignore[arg-type]
+    def run(self, batch: Batch) -> Any:
         order, parts = share(batch.slots, batch.starts, batch.starts + batch.lengths, self.least)
         if order:
             batch = _in_order(batch, np.array(order))
-        assert batch.slots is not None
+        self.tokens += int(batch.lengths.sum())
         rows, width = batch.tokens.shape
         positions = batch.starts[:, None] + np.arange(width)                # (B, Q)
         places = None
@@ -280,7 +289,8 @@ class Cached(_Model):
         cache = self.slab.begin(Pass(torch.from_numpy(write), places, torch.from_numpy(batch.slots), parts))
         try:
             return self._logits(
-                batch,
+                batch.tokens,
+                batch.asked,
                 position_ids=torch.from_numpy(positions).to(self.device),
                 attention_mask=self._masks(positions, batch.slots.shape[1]),
                 past_key_values=cache,
@@ -306,7 +316,6 @@ class Cached(_Model):
 
 def _in_order(batch: Batch, order: NDArray[np.int64]) -> Batch:
     """The same batch, its rows in another order; what is asked stays in its own."""
-    assert batch.slots is not None
     places = np.argsort(order).tolist()
     asked = [(places[row], column) for row, column in batch.asked]
     return Batch(batch.tokens[order], batch.starts[order], batch.lengths[order], batch.slots[order], asked)

@@ -1,6 +1,6 @@
 """CachedTransformer: a language model that runs each token of each distinct context once.
 
-It makes contexts from texts; what they ask is answered by its `evaluator`, from its `trie` or by its `backend`.
+It makes contexts from texts; what they ask is answered by its `evaluator`, from its `trie` or by its `engine`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, NoReturn, Self
 
 from llmppl import arguments
 from llmppl.arguments import count, optional_count
-from llmppl.lm.backend import Backend, FunctionBackend
 from llmppl.lm.context import NOT_PICKLED, Context
+from llmppl.lm.engine import Engine, FunctionEngine
 from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.runtime import Stats
 from llmppl.shared import Shared
@@ -24,7 +24,7 @@ class CachedTransformer(Shared):
 
     Parameters
     ----------
-    model : transformers model, or Callable, or Backend
+    model : transformers model, or Callable, or Engine
         A callable takes the list of token ids read so far and returns (V,) logits of the next token, one for each
         token of the vocabulary. (The head of a transformers model may be padded, or too small: ids that no token
         stands behind are ruled out.)
@@ -60,10 +60,10 @@ class CachedTransformer(Shared):
         else:
             self.tokenizer = tokenizer
             self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=_eos_ids(model, tokenizer))
-        self.backend = _backend(model, self.vocab)
+        self.engine = _engine(model, self.vocab, max_batch_tokens)
         if cache_bytes is None:
-            cache_bytes = default_cache_bytes(getattr(self.backend, "device", None))
-        self.evaluator = CachedEvaluator(self.backend, self.vocab, cache_bytes, row_bytes, max_batch_tokens)
+            cache_bytes = default_cache_bytes(getattr(self.engine, "device", None))
+        self.evaluator = CachedEvaluator(self.engine, self.vocab, cache_bytes, row_bytes, max_batch_tokens)
         self.trie, self.store = self.evaluator.trie, self.evaluator.store
 
     @classmethod
@@ -146,7 +146,8 @@ class CachedTransformer(Shared):
         raise TypeError(f"a CachedTransformer {NOT_PICKLED}")
 
     def __repr__(self) -> str:
-        name = getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
+        named = getattr(getattr(self.model, "config", None), "name_or_path", "")
+        name = self.engine.name or named or type(self.model).__name__
         return f"CachedTransformer({name}, {self.vocab!r})"
 
 
@@ -163,17 +164,19 @@ def default_cache_bytes(device: Any, memory: Callable[[Any], tuple[int, int]] | 
     return free // 2
 
 
-def _backend(model: Any, vocab: Vocabulary) -> Backend:
-    """`model` as a backend."""
-    if isinstance(model, Backend):
+def _engine(model: Any, vocab: Vocabulary, max_batch_tokens: int) -> Engine:
+    """`model` as an engine."""
+    if isinstance(model, Engine):
         return model
     if hasattr(model, "config") and hasattr(model, "parameters"):
         from llmppl.lm import hf
 
-        return hf.backend(model, vocab)
+        return hf.engine(model, vocab, max_batch_tokens)
     if callable(model):
-        return FunctionBackend(model, len(vocab))
-    raise TypeError(f"{model!r} is no language model: give a transformers model, or a function from ids to logits")
+        return FunctionEngine(model, len(vocab))
+    raise TypeError(
+        f"{model!r} is no language model: give a transformers model, a function from ids to logits, or an Engine"
+    )
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> list[int]:

@@ -3,7 +3,8 @@
 A digest is of what can be told of a value: numbers, texts, tokens, arrays and containers by what is in them; contexts
 by their tokens; constraints by their texts; functions by their code and what it refers to; other objects by their class
 and public attributes. Of what functions and classes refer to, only what cannot change is told. A language model is
-told by its vocabulary and a sample of its weights. Programs that differ in what cannot be told have one identity.
+told by its vocabulary, and a sample of its weights or the name of its engine. Programs that differ in what cannot be
+told have one identity.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from llmppl.arguments import shown
 from llmppl.distributions import Proposal
 from llmppl.languages import DFA, Regex
-from llmppl.lm import CachedTransformer, Context, NextToken
+from llmppl.lm import CachedTransformer, Context, Engine, NextToken
 from llmppl.masks import JsonSchema, JsonSchemaIndex, TokenIndex
 from llmppl.models.copies import OWN, attributes_of
 from llmppl.models.model import Model
@@ -186,6 +187,8 @@ class _Teller:
         return [cls.__qualname__, told]
 
     def weights(self, model: Any) -> Told:
+        if isinstance(model, Engine) and model.name:
+            return model.name
         return _sampled(model) if hasattr(model, "named_parameters") else self.tell(model)
 
     def _object(self, value: Any) -> Told:

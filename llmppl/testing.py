@@ -1,0 +1,288 @@
+"""check_engine: whether an engine answers as `llmppl.lm.Engine` says, for whoever writes one."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.lm import CachedTransformer, Engine
+from llmppl.tokens import Vocabulary
+
+Ids = list[int]
+Logs = NDArray[np.float64]
+_LONGEST = 1024                         # the longest context that is tried at an engine's limit
+
+
+@dataclass
+class EngineReport:
+    """What was found.
+
+    distance : the largest difference of a log-probability
+    total_variation : the largest of a next-token distribution
+    rows : how many were compared
+    tokens : how many the engine says it ran
+    whole : how many the contexts asked for had
+    """
+
+    distance: float = 0.0
+    total_variation: float = 0.0
+    rows: int = 0
+    tokens: int = 0
+    whole: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)             # of each check
+
+
+def check_engine(
+    engine: Engine,
+    reference: Callable[[Ids], Any] | None = None,
+    *,
+    ids: Sequence[int],
+    size: int,
+    tolerance: float = 1e-4,
+    contexts: int = 300,
+    seed: int = 0,
+) -> EngineReport:
+    """Compare an engine with plain forward passes, whatever was asked before, and after what may go wrong.
+
+    Parameters
+    ----------
+    engine : Engine
+        It is left without a context, and may go to a CachedTransformer afterwards.
+    reference : callable, optional
+        `reference(ids)` is (>= size,) logits of the token after `ids`; by default the engine's own, with nothing kept.
+    ids : sequence of int
+        Tokens that contexts are made of: those of ordinary text.
+    size : int
+        How many ids the vocabulary has; logits beyond are left out.
+    tolerance : float
+        The most that a log-probability may differ, where it is above -20.
+    contexts : int
+        How many are asked for at once, to be more than the engine keeps.
+
+    Raises
+    ------
+    AssertionError
+        At the first answer that is not right; it says after which tokens, and in which check.
+    """
+    checker = _Checker(engine, reference, list(ids), size, tolerance, np.random.default_rng(seed))
+    for check in (
+        checker.unequal_lengths, checker.earlier_places, checker.forks, checker.many_at_once, checker.the_longest,
+        checker.released, checker.interrupts, checker.through_the_cache, checker.threads,
+    ):  # fmt: skip
+        start, checker.name = time.perf_counter(), check.__name__.replace("_", " ")
+        if check == checker.many_at_once:
+            checker.many_at_once(contexts)
+        else:
+            check()                                     # type: ignore[call-arg]
+        checker.report.seconds[checker.name] = time.perf_counter() - start
+    engine.clear()
+    return checker.report
+
+
+class _Checker:
+    def __init__(
+        self, engine: Engine, reference: Callable[[Ids], Any] | None, ids: Ids, size: int, tolerance: float,
+        rng: np.random.Generator,
+    ) -> None:  # fmt: skip
+        self.engine, self.ids, self.size, self.tolerance, self.rng = engine, ids, size, tolerance, rng
+        self.report, self.name = EngineReport(), ""
+        self._reference = reference or self._from_nothing
+        self._truths: dict[tuple[int, ...], Logs] = {}
+        self._most = min(engine.max_length or _LONGEST, 40)
+
+    # ---- what is right
+
+    def _from_nothing(self, ids: Ids) -> Any:
+        self.engine.clear()
+        return _numpy(self.engine.forward([ids], [(0, len(ids))]))[0]
+
+    def _truth(self, ids: Ids) -> Logs:
+        key = tuple(ids)
+        if key not in self._truths:
+            self._truths[key] = self._normalised(_numpy(self._reference(list(ids))))
+        return self._truths[key]
+
+    def _normalised(self, logits: NDArray[Any]) -> Logs:
+        row = logits[: self.size].astype(np.float64)
+        top = row.max()
+        found: Logs = row - top - np.log(np.exp(row - top).sum())
+        return found
+
+    def _compare(self, logits: NDArray[Any], ids: Ids) -> None:
+        assert logits.dtype in (np.float32, np.float64), f"{self.name}: logits are {logits.dtype}, not float32 or 64"
+        assert len(logits) >= min(self.size, len(self._truth(ids))), (
+            f"{self.name}: a row of {len(logits)} logits, for a vocabulary of {self.size}"
+        )
+        found, right = self._normalised(logits), self._truth(ids)
+        likely = np.maximum(found, right) > -20
+        distance = float(np.abs(found - right)[likely].max())
+        variation = float(np.abs(np.exp(found) - np.exp(right)).sum() / 2)
+        assert distance <= self.tolerance, (
+            f"{self.name}: after the tokens {ids} a log-probability is off by {distance:.2g}, more than "
+            f"{self.tolerance:g} (total variation {variation:.2g})"
+        )
+        self.report.distance = max(self.report.distance, distance)
+        self.report.total_variation = max(self.report.total_variation, variation)
+        self.report.rows += 1
+
+    def _ask(self, contexts: list[Ids], asked: list[tuple[int, int]] | None = None) -> None:
+        """One call, its answers compared, its contexts as they were, its count possible."""
+        asked = [(i, len(each)) for i, each in enumerate(contexts)] if asked is None else asked
+        for i, n in asked:
+            self._truth(contexts[i][:n])                # before: the engine itself may be the reference
+        before, copies = self.engine.tokens, [list(each) for each in contexts]
+        logits = _numpy(self.engine.forward(contexts, asked))
+        assert len(logits) == len(asked), f"{self.name}: {len(logits)} rows for {len(asked)} places asked for"
+        assert contexts == copies, f"{self.name}: forward has changed the contexts it was given"
+        for row, (i, n) in zip(logits, asked, strict=True):
+            self._compare(row, contexts[i][:n])
+        ran, whole = self.engine.tokens - before, sum(n for _, n in asked)
+        assert len(contexts) <= ran <= whole, (
+            f"{self.name}: {ran} tokens run by its own count for {len(contexts)} contexts of {whole} tokens; the last "
+            "token of each is run, and none more than once"
+        )
+        self.report.tokens += ran
+        self.report.whole += whole
+
+    def _random(self, length: int) -> Ids:
+        return [int(i) for i in self.rng.choice(self.ids, length)]
+
+    def _distinct(self, lengths: Sequence[int]) -> list[Ids]:
+        """Contexts of about these lengths, none of which begins with another."""
+        made = [self._random(max(2, n)) for n in lengths]
+        return [a for i, a in enumerate(made) if not any(b[: len(a)] == a for j, b in enumerate(made) if i != j)]
+
+    # ---- the checks
+
+    def unequal_lengths(self) -> None:
+        self._ask([self._random(1)])
+        self._ask(self._distinct(list(range(2, self._most, 3))))
+
+    def earlier_places(self) -> None:
+        contexts = self._distinct([5, 9, 7])
+        asked = [(i, n) for i, each in enumerate(contexts) for n in range(1, len(each) + 1) if n % 3 or n == len(each)]
+        self._ask(contexts, [asked[k] for k in self.rng.permutation(len(asked))])
+
+    def forks(self) -> None:
+        """Contexts that continue others, or part of them, over many calls."""
+        known = [self._random(4)]
+        for _ in range(12):
+            parents = [known[int(self.rng.integers(len(known)))] for _ in range(int(self.rng.integers(1, 6)))]
+            new = [each[: int(self.rng.integers(1, len(each) + 1))] + self._random(1) for each in parents]
+            new = [each[: self._most - 1] + self._random(int(self.rng.integers(1, 3)))[: self._most] for each in new]
+            new = [each for each in new if len(each) <= self._most]
+            new = [a for i, a in enumerate(new) if not any(b[: len(a)] == a for j, b in enumerate(new) if i != j)]
+            if new:
+                self._ask(new)
+                known += new
+
+    def many_at_once(self, most: int) -> None:
+        start = self._random(6)
+        ends = itertools.islice(itertools.product(self.ids, repeat=2), most)
+        contexts = [start + list(end) for end in ends]
+        self._ask(contexts)
+        self._ask(contexts[:5] + [each + self._random(1) for each in contexts[-5:]])
+
+    def the_longest(self) -> None:
+        longest = min(self.engine.max_length or _LONGEST, _LONGEST)
+        context = self._random(longest - 1)
+        self._ask([context])
+        self._ask([context + self._random(1), context[: longest // 2] + self._random(1)])
+
+    def released(self) -> None:
+        contexts = self._distinct([6, 8, 11])
+        self._ask(contexts)
+        self.engine.release([each[:3] for each in contexts[:2]] + [self._random(5)])
+        self._ask([each + self._random(1) for each in contexts])
+        self.engine.clear()
+        self._ask(contexts)
+
+    def interrupts(self) -> None:
+        """An interrupt at any moment of a call, `clear`, and the next answers are right."""
+        if threading.current_thread() is not threading.main_thread():
+            return                                      # only there are signals handled
+
+        def interrupt(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            for part in np.linspace(0.05, 0.95, 7):
+                contexts = self._distinct([12, 17, 9, 14])
+                asked = [(i, len(each)) for i, each in enumerate(contexts)]
+                self.engine.clear()
+                start = time.perf_counter()
+                self.engine.forward(contexts, asked)
+                took = time.perf_counter() - start
+                self.engine.clear()
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, max(1e-4, float(part) * took))
+                    self.engine.forward(contexts, asked)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    pass
+                self.engine.clear()
+                self._ask(contexts)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+    def _lm(self, **limits: int) -> CachedTransformer:
+        return CachedTransformer(self.engine, Vocabulary([b"%d " % i for i in range(self.size)]), **limits)
+
+    def through_the_cache(self) -> None:
+        """What a CachedTransformer with room for next to nothing, or for all, makes of it."""
+        for room in (4096, 1 << 28):
+            lm = self._lm(cache_bytes=room)
+            held = [lm.at(self._random(3))]
+            for _ in range(10):
+                held.append(held[int(self.rng.integers(len(held)))] + lm.vocab[self._random(1)[0]])
+                held = held[-6:]
+                at = held[int(self.rng.integers(len(held)))]
+                tokens = [int(token) for token in at.tokens]
+                if len(tokens) < self._most:
+                    self._truth(tokens)
+                    with warnings.catch_warnings():
+                        warnings.filterwarnings("ignore", "cache_bytes=")           # it is meant to be too small
+                        self._compare(at.log_probs(), tokens)
+            del lm, held, at
+            self.engine.clear()
+
+    def threads(self) -> None:
+        """Several threads ask through one CachedTransformer, as they may."""
+        jobs = [self._distinct([4, 6, 5]) for _ in range(4)]
+        for ids in itertools.chain(*jobs):
+            self._truth(ids)
+        self.engine.clear()
+        lm, answers, errors = self._lm(), dict[tuple[int, ...], Logs](), list[BaseException]()
+
+        def work(job: list[Ids]) -> None:
+            try:
+                for ids in job:
+                    answers[tuple(ids)] = lm.at(ids).log_probs()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        if errors:
+            raise AssertionError(f"{self.name}: {errors[0]!r}") from errors[0]
+        for ids in itertools.chain(*jobs):
+            self._compare(answers[tuple(ids)], ids)
+
+
+def _numpy(logits: Any) -> NDArray[Any]:
+    found: NDArray[Any] = np.asarray(logits.cpu().numpy() if hasattr(logits, "cpu") else logits)
+    return found
+
