@@ -47,7 +47,7 @@ def same_as_plain(lm, embedded):
         together([start.log_probs, more.log_probs])
         asked.append((start.log_probs(), more.log_probs(), more.log_prob_since(start)))
     assert all(np.abs(a - b).max() <= 1e-6 for a, b in zip(*asked, strict=True))
-    assert lm.backend.slot_bytes == plain.backend.slot_bytes > 0
+    assert lm.engine.slot_bytes == plain.engine.slot_bytes > 0
     for count in ("rounds", "rows", "tokens"):
         assert getattr(lm.stats, count) == getattr(plain.stats, count) > 0
 
@@ -81,5 +81,5 @@ def test_the_type_is_that_of_the_layers_though_the_embedding_has_another(inside,
     model.set_attn_implementation(attention)
     model.model.embed_tokens.to(outside).register_forward_hook(lambda module, given, found: found.to(inside))
     lm = CachedTransformer(model, VOCAB)
-    assert lm.backend.dtype == inside and lm.backend.slot_bytes > 0 and len(recwarn) == 0
+    assert lm.engine.dtype == inside and lm.engine.slot_bytes > 0 and len(recwarn) == 0
     assert error_of(lm, lm.at(range(3, 30))) <= (1e-4 if inside == torch.float32 else 0.2)
