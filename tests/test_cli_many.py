@@ -1,5 +1,6 @@
 """`llmppl generate --prompts` and `llmppl results`: what is read, what is written, what is said, and what goes on."""
 
+import functools
 import itertools
 import json
 import math
@@ -19,7 +20,7 @@ from support import wants_ray
 from tiny import table_lm, tiny_lm
 from typer.testing import CliRunner
 
-from llmppl import ConstrainedText, Infilling, load_results, smc_steer
+from llmppl import ConstrainedText, Infilling, Rule, load_results, run_many, smc_steer
 from llmppl.cli import app, options, prompts
 from llmppl.cli.continuing import Continuing
 from llmppl.display import standing
@@ -173,6 +174,33 @@ def test_every_constraint_holds_for_many_prompts(limit, tiny, files, monkeypatch
     assert all(LIMITS[limit](prompt, text) for prompt, particles in found for text in particles.texts)
 
 
+def test_a_json_schema_holds_for_many_prompts_here_and_where_the_job_was_sent(files):
+    """The embedded model, whose vocabulary has quotes."""
+    pytest.importorskip("llguidance")
+    schema = files[0].parent / "size.json"
+    schema.write_text('{"enum": ["small", "big"]}')
+    files[0].write_text("The dog is \nThe house is \n")
+    result = generate(files, "--json-schema", schema, "--complete", "--max-tokens", "8")
+    assert result.exit_code == 0, result.output
+    found = load_results(files[1])
+    assert len(found) == 2 and {json.loads(text) for one in found for text in one.particles.texts} == {"small", "big"}
+    job = Continuing(None, None, options.constraint("json-schema", schema), 3, 2, 8, True, Rule())
+    there = pickle.loads(pickle.dumps(job))
+    for one in found:
+        rng = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(one.index,)))
+        assert there.steer(there.load(), one.task, rng).texts == one.particles.texts
+    schema.write_text('{"enum": ["small", "huge"]}')
+    other = generate(files, "--json-schema", schema, "--complete", "--max-tokens", "8", "--resume")
+    assert other.exit_code == 2 and "another task 0 than" in other.stderr
+
+
+def test_the_file_has_the_prompts_themselves(tiny, files):
+    assert generate(files, "--regex", "(a|b)+").exit_code == 0
+    tasks = [result.task for result in load_results(files[1])]
+    assert [task["prompt"] for task in tasks] == ["a", "b c", "ab", "c"]
+    assert {task["options"] for task in tasks} == {"constraint (a|b)+, N 3, K 2, max_tokens 4"}
+
+
 def test_a_task_that_fails_is_in_the_file_and_in_the_exit_code_and_stops_no_other(tiny, files):
     """The model reads 32 tokens; nothing of a single token but "b" matches b."""
     files[0].write_text("a\n" + "b " * 20 + "\nc\n")
@@ -205,10 +233,10 @@ def test_a_file_is_gone_on_with_by_the_same_command_alone(tiny, files):
     for arguments, message in [
         ([], f"{files[1]}: the file is there; --resume goes on with its results"),
         (["--resume", "--seed", "2"], f"{files[1]} holds results of seed=1, not of seed=2: go on with the same seed"),
-        (["--resume", "-N", "4"], "another task 0 than ('N 4, K 2, max_tokens 4"),
-        (["--resume", "--regex", "a+"], "another task 0 than ('constraint a+, N 3"),
-        (["--resume", "--top-k", "3"], "top_k=3"),
-        (["--resume", "--lm", "other"], "another task 0 than ('lm other, N 3"),
+        (["--resume", "-N", "4"], "another task 0 than {'options': 'N 4, K 2, max_tokens 4"),
+        (["--resume", "--regex", "a+"], "another task 0 than {'options': 'constraint a+, N 3"),
+        (["--resume", "--top-k", "3"], "max_tokens 4, top_k 3"),
+        (["--resume", "--lm", "other"], "another task 0 than {'options': 'lm other, N 3"),
     ]:
         result = generate(files, *arguments)
         assert result.exit_code == 2 and message in result.stderr, result.stderr
@@ -433,6 +461,25 @@ def test_what_goes_to_workers_pickles_and_says_the_same_there(limit, tiny, files
     assert len(found) == 4 and all(here == other for here, other in found)
 
 
+def test_where_no_worker_is_left_a_sentence_says_so_and_the_results_before_stay(tiny, files, monkeypatch):
+    import llmppl.ray
+
+    def die(results):
+        yield from itertools.islice(results, 2)
+        results.close()
+        raise RuntimeError("no worker is left:\nso many died")
+
+    def dying(run, tasks, *, make_lm, workers, **kept):
+        return die(run_many(functools.partial(run, make_lm()), tasks, **kept))
+
+    monkeypatch.setattr(llmppl.ray, "run_many", dying)
+    result = generate(files, "--workers", "2")
+    assert result.exit_code == 2 and result.stdout == ""
+    how = f"2 of 4 results are in {files[1]}; the same command with --resume goes on"
+    assert result.stderr.splitlines()[-1] == f"llmppl: no worker is left: so many died: {how}"
+    assert generate(files, "--resume").stdout == f"{files[1]}: 4 results, 0 failed\n"
+
+
 def test_without_Ray_workers_are_one_sentence_of_what_installs_it(files, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     result = generate(files, "--workers", "2")
@@ -444,18 +491,21 @@ def test_without_Ray_workers_are_one_sentence_of_what_installs_it(files, monkeyp
 
 def test_results_says_how_many_what_failed_log_Z_and_the_likeliest_texts(tmp_path):
     """Written by hand: two tasks agree on " x", one fails, one has lost its particles, and the fifth is not there."""
+    prompt = {"task": {"options": "N 3", "prompt": "The ox"}}
     common = {"digest": "0", "seed": 1, "version": "0", "seconds": 1.0}
     three = {"log_ml_se": 0.5, "cut": [False, True, False]}
     failed = 'Traceback (most recent call last):\n  File "a", line 1, in f\n    f(\n    ^^\nValueError: x: two\n more\n'
     deaths = [{"step": i, "reason": why, "count": i, "text": ""} for i, why in ((1, "rare"), (2, "often"))]
     records = [
-        {"index": 5, "log_ml": math.log(4), "texts": [" x", "y", " x"], "log_weights": [0, math.log(2), 0], **three},
-        {"index": 0, "log_ml": math.log(8), "texts": [" x", "y\n", "z"], "log_weights": [math.log(6), 0, 0], **three},
+        {"index": 5, **prompt, "log_ml": math.log(4), "texts": [" x", "y", " x"], "log_weights": [0, math.log(2), 0]},
+        {"index": 0, "task": "a\n" + 40 * "b", "log_ml": math.log(8), "texts": [" x", "y\n", "z"]},
         {"index": 1, "error": failed + "in particle 3\n"},
         {"index": 2, "log_ml": None, "log_ml_se": None, "texts": [], "log_weights": [], "cut": [], "deaths": deaths},
-        {"index": 3, "matches": [{"text": "m", "log_prob": -1.0}, {"text": "n", "log_prob": -2.0}]},
+        {"index": 3, "task": ["ö", 1], "matches": [{"text": "m", "log_prob": -1.0}, {"text": "n", "log_prob": -2.0}]},
     ]
     path = tmp_path / "results.jsonl"
+    for record in records[:2]:
+        record |= {"log_weights": [math.log(6), 0, 0], **three} | record
     lines = [json.dumps({"index": record["index"], **common, **record}) + "\n" for record in records]
     path.write_text("".join(lines) + lines[0][:50])     # a line is being written
     result = run("results", path)
@@ -472,17 +522,17 @@ def test_results_says_how_many_what_failed_log_Z_and_the_likeliest_texts(tmp_pat
         " tasks  likeliest text",
         "     2   x",
         "",
-        "  task  weight   log Z-hat  likeliest text",
-        "     0   0.750        2.08   x",
-        "     3       -           -  m",
-        "     5   0.500        1.39   x",
+        " index  weight   log Z-hat  task                            likeliest text",
+        "     0   0.750        2.08  ..." + 27 * "b" + "   x",
+        "     3       -           -  [\"ö\", 1]                        m",
+        "     5   0.500        1.39  The ox                           x",
     ]
     rows = [json.loads(line) for line in run("results", path, "--json").stdout.splitlines()]
-    empty = {"text": None, "weight": None, "log_ml": None, "log_ml_se": None, "error": None}
+    empty = {"task": None, "text": None, "weight": None, "log_ml": None, "log_ml_se": None, "error": None}
     assert [row["index"] for row in rows] == [0, 1, 2, 3, 5]
     assert rows[1] == {**empty, "index": 1, "error": "ValueError: x: two"}
-    assert rows[3] == {**empty, "index": 3, "text": "m"}
-    likeliest = {"index": 5, "text": " x", "weight": pytest.approx(0.5)}
+    assert rows[3] == {**empty, "index": 3, "task": ["ö", 1], "text": "m"}
+    likeliest = {"index": 5, **prompt, "text": " x", "weight": pytest.approx(0.5)}
     assert rows[4] == {**likeliest, "log_ml": pytest.approx(math.log(4)), "log_ml_se": 0.5, "error": None}
 
 

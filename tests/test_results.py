@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def test_what_is_loaded_is_what_came_out(tmp_path):
     path, lm = tmp_path / "results.jsonl", cold_lm()
     results = by_index(run_all(path, TASKS, steer(lm), together=3))
     loaded = load_results(path)
-    assert [(one.index, one.task) for one in loaded] == [(i, None) for i in range(len(TASKS))]
+    assert [(one.index, one.task) for one in loaded] == [*enumerate(TASKS)]
     for one, other in zip(loaded, results, strict=True):
         assert repr(one.particles) == repr(other.particles)
         assert one.particles.log_weights.tolist() == other.particles.log_weights.tolist()
@@ -334,7 +335,7 @@ def test_an_interrupt_at_any_line_loses_no_result_that_was_given(tmp_path):
 
 
 def rows(path):
-    return [repr((r.index, r.particles, r.matches, r.error)) for r in load_results(path)]
+    return [repr((r.index, r.task, r.particles, r.matches, r.error)) for r in load_results(path)]
 
 
 def everything(task, rng):
@@ -422,6 +423,23 @@ def test_the_digest_of_a_task_is_that_of_its_value_and_the_same_in_every_process
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
         )
         assert told.stdout.decode().split() == [digest(task) for task in tasks]
+
+
+TASKS_OF_JSON = ["a\ud800\n", 1.5, None, True, [], ["a", [1, None]], {"a": {"b": [2]}}]
+TASKS_OF_MORE = [math.nan, [math.inf], {1, 2}, np.arange(3), b"bytes", [Path("a")], {"a": np.int64(1)}]
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "results.parquet"])
+def test_a_task_comes_back_where_JSON_writes_it_and_is_told_from_others_in_any_case(tmp_path, name):
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    path, tasks = tmp_path / name, [*TASKS_OF_JSON, *TASKS_OF_MORE, ("a", 1), {1: "a"}]
+    run_all(path, tasks)
+    expected = [*TASKS_OF_JSON, *[None] * len(TASKS_OF_MORE), ["a", 1], {"1": "a"}]
+    assert [result.task for result in load_results(path)] == expected
+    assert run_all(path, tasks, resume=True) == []
+    with pytest.raises(ValueError, match="another task 9 than {1, 3}"):
+        run_all(path, [*tasks[:9], {1, 3}, *tasks[10:]], resume=True)
 
 
 @pytest.mark.parametrize("task", [object(), [1, object()], lambda: 1, {1: object()}])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llmppl.cli import options
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmppl.models.programs import ConstrainedText
 
 
-Task = tuple[str, str]                                  # the options, by which runs are told apart, and the prompt
+Task = dict[Literal["options", "prompt"], str]          # the options are those by which runs are told apart
 
 
 class Loaded(NamedTuple):
@@ -75,4 +75,4 @@ class Continuing:
         """What comes of one of many prompts."""
         from llmppl.inference import smc_steer
 
-        return smc_steer(self.program(loaded, task[1]), self.N, self.K, rng=rng, max_steps=self.max_steps)
+        return smc_steer(self.program(loaded, task["prompt"]), self.N, self.K, rng=rng, max_steps=self.max_steps)

@@ -55,7 +55,10 @@ def told(job: Continuing, limit: Any) -> str:
     """The options by which results are told from those of other commands; of a file, what it holds."""
     if isinstance(limit, Path):
         limit = hashlib.sha256(limit.read_bytes()).hexdigest()[:12]
-    given = {**vars(job), "constraint": limit}
+    from llmppl.distributions import Rule
+
+    given, plain = {**vars(job), "constraint": limit}, vars(Rule())
+    given |= {name: value for name, value in vars(given.pop("rule")).items() if value != plain[name]}
     return ", ".join(f"{name} {value}" for name, value in given.items() if value not in (None, False))
 
 
@@ -68,8 +71,9 @@ def generate(
     from llmppl.inference import read_results
 
     load, done, bad = functools.cache(job.load), 0, 0
+    tasks: list[Task] = [{"options": options, "prompt": text} for text in texts]
     try:
-        results: Any = _results(job, load, [(options, text) for text in texts], workers, to=out, progress=False, **kept)
+        results: Any = _results(job, load, tasks, workers, to=out, progress=False, **kept)
         with closing(results):
             for before in read_results(out):
                 done, bad = done + 1, bad + is_bad(before)
@@ -83,6 +87,11 @@ def generate(
     except KeyboardInterrupt:
         how = f"{done} of {len(texts)} results are in {out}; the same command with --resume goes on"
         show.leave(show.INTERRUPTED, f"interrupted: {how}")
+    except RuntimeError as error:
+        if workers == 1:
+            raise
+        how = f"{done} of {len(texts)} results are in {out}; the same command with --resume goes on"
+        show.leave(2, f"{error}: {how}")                # no worker is left, or what ended the first
     except OSError as error:
         show.leave(2, f"{error.filename}: {error.strerror}".replace("resume=True", "--resume"))
     typer.echo(f"{out}: {done} results, {bad} failed")

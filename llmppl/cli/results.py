@@ -6,8 +6,9 @@ import json
 import statistics
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from llmppl.inference import Result
 
 MOST = 10                                               # rows of a table
+_WIDE = 30                                              # characters of a task in it
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Outcome:
     """What came out of a task: its likeliest text, or an error."""
 
     index: int
+    task: Any = None                                    # as the file has it
     text: str | None = None
     weight: float | None = None                         # of all particles with this text; None for matches
     log_ml: float | None = None
@@ -66,23 +69,25 @@ def results(
         typer.echo(f"\nlog Z-hat of a task: median {median}, from {low} to {high}")
     texts = Counter(each.text for each in outcomes if each.text is not None)
     _table(" tasks  likeliest text", [f"{n:6}  {show.printable(text)}" for text, n in texts.most_common() if n > 1])
-    _table("  task  weight   log Z-hat  likeliest text", [_row(each) for each in outcomes if each.text is not None])
+    heading = f" index  weight   log Z-hat  {'task':{_WIDE}}  likeliest text"
+    _table(heading, [_row(each) for each in outcomes if each.text is not None])
 
 
 def outcome(result: Result) -> Outcome:
     """What is told of a result."""
+    told = partial(Outcome, result.index, result.task)
     if result.error is not None:
-        return Outcome(result.index, error=_last_error(result.error))
+        return told(error=_last_error(result.error))
     if result.particles is None:
-        return Outcome(result.index, next((match["text"] for match in result.matches or ()), None))
+        return told(next((match["text"] for match in result.matches or ()), None))
     if not result.particles:
         deaths = Counter[str]()
         for death in result.particles.deaths:
             deaths[death.reason] += death.count
         most = "".join(f": most died by {reason}" for reason, _ in deaths.most_common(1))
-        return Outcome(result.index, error=f"no particle is left{most}")
+        return told(error=f"no particle is left{most}")
     text, weight = next(iter(result.particles.by_text().items()))
-    return Outcome(result.index, text, weight, result.particles.log_ml, result.particles.log_ml_se)
+    return told(text, weight, result.particles.log_ml, result.particles.log_ml_se)
 
 
 def _last_error(traceback: str) -> str:
@@ -99,7 +104,16 @@ def _rounded(log_ml: float) -> str:
 def _row(each: Outcome) -> str:
     weight = "-" if each.weight is None else f"{each.weight:.3f}"
     log_ml = "-" if each.log_ml is None else _rounded(each.log_ml)
-    return f"{each.index:6}  {weight:>6}  {log_ml:>10}  {show.printable(each.text or '')}"
+    task = show.printable(_shown(each.task))
+    end = task if len(task) <= _WIDE else f"...{task[3 - _WIDE :]}"
+    return f"{each.index:6}  {weight:>6}  {log_ml:>10}  {end:{_WIDE}}  {show.printable(each.text or '')}"
+
+
+def _shown(task: Any) -> str:
+    """A text as it is, of one of `generate --prompts` the prompt."""
+    if isinstance(task, dict) and task.keys() == {"options", "prompt"}:
+        task = task["prompt"]
+    return "-" if task is None else task if isinstance(task, str) else json.dumps(task, ensure_ascii=False)
 
 
 def _table(heading: str, rows: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from llmppl.arguments import shown
 
 _ROWS = 1_000                                           # of a group, and in memory
-_AS_JSON = "seed", "deaths", "matches"                  # a seed may have more than 64 bits
+_AS_JSON = "task", "seed", "deaths", "matches"          # a seed may have more than 64 bits
 
 
 def pyarrow(module: str = "pyarrow") -> Any:
@@ -74,7 +74,7 @@ def _schema() -> Any:
     arrow = pyarrow()
     text, number = arrow.string(), arrow.float64()
     kinds = {
-        "index": arrow.int64(), "digest": text, "seed": text, "version": text, "seconds": number,
+        "index": arrow.int64(), "digest": text, "task": text, "seed": text, "version": text, "seconds": number,
         "log_ml": number, "log_ml_se": number, "texts": arrow.list_(text), "log_weights": arrow.list_(number),
         "cut": arrow.list_(arrow.bool_()), "deaths": text, "matches": text, "error": text,
     }  # fmt: skip

@@ -7,6 +7,7 @@ to wait for the disk at every line would take longer than a small task.) A line 
 
     index : of the task, from 0
     digest : of the task, by which another one is told from it
+    task : the task itself, where it is what JSON writes (a tuple is a list there); else this is left out
     seed, version : of the run, and of this package
     seconds : from the begin of the task to its end, with what was done for others in between
     log_ml, log_ml_se, texts, log_weights, cut : as `Particles.to_dict` gives them, deaths where no particle is left; or
@@ -56,7 +57,7 @@ class Result:
     """What became of a task: exactly one of `particles`, `matches` and `error` is not None.
 
     index : int, the place of the task among the tasks
-    task : the task itself; None in a result that was loaded
+    task : the task itself; in a result that was loaded as the file has it, None where it was more than JSON writes
     particles : Particles, whose `stats` are None, since what was computed for all tasks belongs to none
     matches : list of Match or Beam, where the task was a query or a beam search; of dicts in a result that was loaded
     error : str, the traceback of the exception that ended the task
@@ -188,6 +189,7 @@ class ResultFile:
         record = {
             "index": result.index,
             "digest": digest(result.task),
+            **_written(result.task),
             "seed": self.seed,
             "version": _VERSION,
             "seconds": round(result.seconds, 3),
@@ -233,7 +235,8 @@ class ResultFile:
 def load_results(path: str | os.PathLike[str]) -> list[Result]:
     """The results in a file that `run_many` has written, or is writing, by index.
 
-    Their particles have text, log weight and mark as cut; `task` is None, since a file has digests of the tasks only.
+    Their particles have text, log weight and mark as cut. A `task` is what JSON makes of it, so that a tuple is a list
+    and a key of a dict a text; it is None where JSON does not write it.
     """
     return sorted(read_results(path), key=lambda result: result.index)
 
@@ -273,6 +276,15 @@ def _told_whole(part: Any) -> str:
     return json.dumps(part, sort_keys=True, default=_told)
 
 
+def _written(task: Any) -> dict[str, Any]:
+    """The part of a line that is the task itself, if JSON writes it."""
+    try:
+        json.dumps(task, allow_nan=False)
+    except (TypeError, ValueError):
+        return {}
+    return {"task": task}
+
+
 def _outcome(result: Result) -> dict[str, Any]:
     if result.error is not None:
         return {"error": result.error}
@@ -294,7 +306,7 @@ def _result(record: dict[str, Any]) -> Result:
         deaths = [Death(**death) for death in record.get("deaths", ())]
         particles = Particles([SavedParticle(*row) for row in rows], deaths=deaths, accuracy=lambda: (error, reason))
     return Result(
-        record["index"], None, particles, record.get("matches"), record.get("error"), record["seconds"]
+        record["index"], record.get("task"), particles, record.get("matches"), record.get("error"), record["seconds"]
     )
 
 

@@ -213,7 +213,8 @@ class Actors:
                 self._find(worker)
                 if not isinstance(call, self._ray.ObjectRef):
                     return worker, "dead"
-        raise RuntimeError(f"no worker is left: {MAX_STARTS} times in a row each of them died in make_lm") from last
+        died = f"{MAX_STARTS} times in a row each of them died in make_lm, which loads the language model"
+        raise RuntimeError(f"no worker is left: {died} (out of memory?)") from last
 
     def close(self) -> None:
         """End the processes."""
