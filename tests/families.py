@@ -66,11 +66,40 @@ TRIE = {                                                # these keep keys and va
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     ),
     "mpt": lambda: T.MptConfig(vocab_size=V, d_model=32, n_heads=4, n_layers=2, max_seq_len=64),
+    "gemma3n": lambda: T.Gemma3nTextConfig(             # the last two layers read the keys of the first two
+        **{**_LLAMA, "num_hidden_layers": 4}, head_dim=8, vocab_size_per_layer_input=V, hidden_size_per_layer_input=8,
+        sliding_window=8, layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2,
+        laurel_rank=4, activation_sparsity_pattern=[0.0] * 4,
+    ),
 }  # fmt: skip
-RECOMPUTED = {                                          # a mask of its own, and a recurrent state
+ALIGNED = {                                             # so do these, which make masks of their own
     "bloom": lambda: T.BloomConfig(vocab_size=V, hidden_size=32, n_layer=2, n_head=4),
+    "falcon-alibi": lambda: T.FalconConfig(
+        vocab_size=V, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, new_decoder_architecture=False,
+        max_position_embeddings=64, alibi=True,
+    ),
+    "gpt-neo": lambda: T.GPTNeoConfig(
+        vocab_size=V, hidden_size=32, num_layers=2, num_heads=4, max_position_embeddings=64, window_size=8,
+        attention_types=[[["global", "local"], 1]], bos_token_id=1, eos_token_id=2,
+    ),
+    "llama4": lambda: T.Llama4TextConfig(               # scales that depend on the position, from the 8th on
+        **_LLAMA, head_dim=8, intermediate_size_mlp=64, attention_chunk_size=8, floor_scale=8, no_rope_layers=[1, 0],
+        num_local_experts=2, num_experts_per_tok=1, interleave_moe_layer_step=1,
+    ),
+}  # fmt: skip
+TRIE |= ALIGNED
+RECOMPUTED = {                                          # a recurrent state
     "mamba": lambda: T.MambaConfig(
         vocab_size=V, hidden_size=16, state_size=4, num_hidden_layers=2, expand=2, conv_kernel=4
+    ),
+    "qwen3-next": lambda: T.Qwen3NextConfig(
+        **_LLAMA, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+        linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, layer_types=["linear_attention", "full_attention"],
+    ),
+    "recurrent-gemma": lambda: T.RecurrentGemmaConfig(
+        **{key: n for key, n in _LLAMA.items() if key != "max_position_embeddings"}, lru_width=32,
+        attention_window_size=8, block_types=["recurrent", "attention"],
     ),
 }  # fmt: skip
 

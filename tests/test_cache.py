@@ -1,13 +1,16 @@
 """Cache = no cache: whatever was asked before, kept or given up, the answers are those of a plain forward pass."""
 
 import gc
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers as T
 from families import (
+    ALIGNED,
     RECOMPUTED,
     TRIE,
     VOCAB,
@@ -179,6 +182,17 @@ def test_the_self_check_gives_the_trie_to_models_whose_keys_can_be_kept(name, re
     assert error_of(lm, at(lm, range(3, 33))) <= LIMIT
     assert [str(w.message) for w in recwarn] == []
     assert np.ptp(truth(lm, range(3, 33))) > 1.0         # far from uniform: an error would show
+    assert (lm.engine.masks == "own") == (name in ALIGNED)
+
+
+def test_the_families_that_the_docs_name_are_those_that_are_tested():
+    docs = (Path(__file__).parents[1] / "docs/language-models.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([a-z, ]+) \| (.+) \|$", docs, re.MULTILINE))
+    families = {"on the slab": set(TRIE) - set(ALIGNED), "on the slab, rows of equal lengths": set(ALIGNED),
+                "recomputed": set(RECOMPUTED)}  # fmt: skip
+    for kind, names in families.items():
+        told = [re.sub("[^a-z0-9]", "", name.lower()) for name in rows[kind].split(",")]
+        assert sorted(told) == sorted(name.replace("-", "") for name in names)
 
 
 @pytest.mark.parametrize("name", RECOMPUTED)
@@ -251,7 +265,9 @@ def test_the_self_check_needs_no_ordinary_token(recwarn):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "mistral-sliding", "falcon", "mpt", "opt", "gpt-j"])
+@pytest.mark.parametrize("name", [
+    "gpt2", "llama", "gemma3", "mistral-sliding", "falcon", "mpt", "opt", "gpt-j", *ALIGNED,
+])  # fmt: skip
 def test_other_floats_are_cached_too(name, dtype, recwarn):
     lm = CachedTransformer(model_of(name, dtype), VOCAB)
     assert lm.engine.slot_bytes > 0 and len(recwarn) == 0
@@ -294,7 +310,7 @@ def test_a_model_in_train_mode_is_taken_out_of_it():
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-sliding", "opt"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-sliding", "opt", "falcon-alibi", "llama4"])
 def test_both_kinds_of_attention_work(name, attention, recwarn):
     config = TRIE[name]()
     config._attn_implementation = attention

@@ -72,7 +72,7 @@ def test_two_cold_caches_agree_to_the_last_bit(how):
 
 
 @pytest.mark.parametrize("how", ["steer", "standard", "importance"])
-@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "bloom"])
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "mamba"])
 @pytest.mark.parametrize("limits", [
     {"max_batch_tokens": 1}, {"max_batch_tokens": 7}, {"max_batch_tokens": 64}, {"cache_bytes": 0},
     {"cache_bytes": 12_000}, {"cache_bytes": 30_000, "max_batch_tokens": 30},

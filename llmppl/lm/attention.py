@@ -111,20 +111,20 @@ class Pass:
         real = None if self.real is None else self.real.to(device)
         return Pass(write, real, slots, [part.on(device) for part in self.parts])
 
-    def gather(self, tensor: torch.Tensor, slots: torch.Tensor, name: str) -> torch.Tensor:
+    def gather(self, tensor: torch.Tensor, slots: torch.Tensor, buffer: Any) -> torch.Tensor:
         """(kv_heads, n, head_dim) of n slots, in a buffer that the layers of a pass share: fresh memory costs more to
-        touch than the keys do to copy. (A model whose layers share keys would see them overwritten: the check at load
-        finds that.)"""
+        touch than the keys do to copy. (A layer whose keys later ones read has its own; where the slab knows of none,
+        they see them overwritten, and the check at load finds that.)"""
         shape = (len(tensor), len(slots), tensor.shape[2])
-        key = name, shape, tensor.dtype
+        key = buffer, shape, tensor.dtype
         if key not in self.buffers:
             self.buffers[key] = tensor.new_empty(shape)
         self.slots_read += len(slots)
         return torch.index_select(tensor, 1, slots, out=self.buffers[key])
 
-    def whole(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+    def whole(self, tensor: torch.Tensor, buffer: Any) -> torch.Tensor:
         """(B, kv_heads, T, head_dim) of the whole contexts."""
-        keys = self.gather(tensor, self.slots.view(-1), name)
+        keys = self.gather(tensor, self.slots.view(-1), buffer)
         return keys.view(len(keys), *self.slots.shape, -1).transpose(0, 1)
 
 
@@ -137,8 +137,8 @@ def _split(tensor: torch.Tensor, dim: int, sizes: Sequence[int]) -> torch.Tensor
 class Read:
     """Stands for the keys or values (B, kv_heads x repeats, T, head_dim) of a pass; transposed if `turned`."""
 
-    def __init__(self, tensor: torch.Tensor, run: Pass, name: str, *, repeats: int = 1, turned: bool = False) -> None:
-        self.tensor, self.run, self.name = tensor, run, name
+    def __init__(self, tensor: torch.Tensor, run: Pass, buffer: Any, *, repeats: int = 1, turned: bool = False) -> None:
+        self.tensor, self.run, self.buffer = tensor, run, buffer
         self.repeats, self.turned = repeats, turned
         self.dtype, self.device, self.ndim = tensor.dtype, tensor.device, 4
 
@@ -148,9 +148,12 @@ class Read:
         rows, length = self.run.slots.shape
         return torch.Size([rows, heads * self.repeats, *((size, length) if self.turned else (length, size))])
 
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
     def made(self) -> torch.Tensor:
         """The tensor itself."""
-        made = self.run.whole(self.tensor, self.name)
+        made = self.run.whole(self.tensor, self.buffer)
         made = made if self.repeats == 1 else made.repeat_interleave(self.repeats, 1)
         return made.transpose(2, 3) if self.turned else made
 
@@ -159,7 +162,7 @@ class Read:
         if isinstance(part.slots, slice):
             self.run.slots_read += part.size
             return self.tensor[:, part.slots]
-        found = self.run.gather(self.tensor, part.slots, self.name)
+        found = self.run.gather(self.tensor, part.slots, self.buffer)
         return found if part.shared else _split(found, 1, (part.rows.stop - part.rows.start, -1))
 
     def __getattr__(self, name: str) -> Any:
@@ -171,7 +174,7 @@ class Read:
     def transpose(self, one: int, other: int) -> Any:
         if {one % 4, other % 4} != {2, 3}:
             return self.made().transpose(one, other)
-        return Read(self.tensor, self.run, self.name, repeats=self.repeats, turned=not self.turned)
+        return Read(self.tensor, self.run, self.buffer, repeats=self.repeats, turned=not self.turned)
 
     def __getitem__(self, index: Any) -> Any:
         return _Repeating(self, 1) if index == _REPEATED and not self.turned else self.made()[index]
@@ -206,7 +209,7 @@ class _Repeating:
 
     def reshape(self, *sizes: int) -> Read:
         read = self.read
-        return Read(read.tensor, read.run, read.name, repeats=read.repeats * self.times)
+        return Read(read.tensor, read.run, read.buffer, repeats=read.repeats * self.times)
 
 
 def _attention(
@@ -222,10 +225,12 @@ def _attention(
     wide = query.float() if half else query             # else the scores, too, would have three digits
     scores = _scores(wide * (query.shape[-1] ** -0.5 if scale is None else scale), key)         # (H, B, G Q, T)
     if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            return None
         each = _by_query(scores, query)
-        each += attn_mask.unsqueeze(2) if attn_mask.shape[1] == 1 else _split(attn_mask, 1, each.shape[1:3])
+        mask = attn_mask.unsqueeze(2) if attn_mask.shape[1] == 1 else _split(attn_mask, 1, each.shape[1:3])
+        if mask.dtype == torch.bool:
+            each.masked_fill_(~mask, torch.finfo(each.dtype).min)
+        else:
+            each += mask
     weights = torch.softmax(scores, -1).to(query.dtype)
     return _by_query(_mean(weights, value), query).flatten(1, 2)
 

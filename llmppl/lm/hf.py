@@ -4,8 +4,9 @@ The slab (`llmppl.lm.slab`) sits behind the `transformers` cache interface, and 
 read once (`llmppl.lm.attention`). Positions and masks are given explicitly: a 4-D additive float mask (B, 1, Q, T), one
 for each type of layer where a model has several, so that sliding windows keep working.
 
-Models that do not work this way (a recurrent state, a mask of their own) are run without a cache, which is right but
-slow. Which of the two a model needs is found when it is loaded, by comparing both with plain forward passes.
+Models that make masks of their own (ALiBi, chunks, local attention) are run without ours, on rows that begin and end
+together. Those whose state is no keys and values (recurrent layers) are run without a cache, which is right but slow.
+Which of these a model needs is found when it is loaded, by comparing each with plain forward passes.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ def engine(model: Any, vocab: Vocabulary, max_batch_tokens: int) -> Engine:
     plain.tokens = 0
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
     problems = []
-    kinds_of_masks = {0: [False], 1: [False, True]}.get(len(_layer_types(_text_config(model))), [True])
-    for by_type in kinds_of_masks:
+    kinds_of_masks = {0: ["one"], 1: ["one", "by type"]}.get(len(_layer_types(_text_config(model))), ["by type"])
+    for masks in [*kinds_of_masks, "own"]:
         try:
-            slab = Cached(model, max_batch_tokens, by_type)
+            slab = Cached(model, max_batch_tokens, masks)
             error = _error_of(slab, rows, truth)
         except Exception as reason:                     # whatever a model that was not made for this may raise
             problems.append(f"{type(reason).__name__}: {first_line(reason)}")
@@ -220,8 +221,12 @@ class Recomputed(Engine):
                 parts.append(self._logits(np.array([contexts[i] for i in group]), own, use_cache=False))
                 order += [place for i in group for place in places[i]]
                 self.tokens += length * len(group)
+        return self._joined(parts, order)
+
+    def _joined(self, parts: list[Any], places: list[int]) -> Any:
+        """The rows of several passes, each of which belongs to the place named."""
         logits = parts[0] if len(parts) == 1 else (torch.cat if self.keeps_rows else np.concatenate)(parts)
-        return logits if order == sorted(order) else logits[np.argsort(order)]
+        return logits if places == sorted(places) else logits[np.argsort(places)]
 
     def _logits(self, tokens: NDArray[np.int64], asked: list[tuple[int, int]], **arguments: Any) -> Any:
         """(len(asked), V) float32 or float64."""
@@ -241,25 +246,29 @@ class Recomputed(Engine):
 
 
 class Cached(Recomputed, SlotEngine):
-    """Keys and values in a slab. `by_type`: the model takes a dict of masks by layer type.
+    """Keys and values in a slab.
 
+    `masks`: "one" for all layers, a dict "by type" of layer, or the model's "own": those it makes when it is given
+    none, which are right for rows that begin and end together, so that a batch is cut into passes of such.
     `least`: how many reads of a slot a part of the contexts has to save, to be read once for all rows that share it
     (`llmppl.lm.attention`); inf where every row reads its own.
     """
 
-    def __init__(self, model: Any, max_batch_tokens: int, by_type: bool) -> None:
+    def __init__(self, model: Any, max_batch_tokens: int, masks: str) -> None:
         super().__init__(model, max_batch_tokens)
         config = _text_config(model)
-        self.window, self.by_type = _window(config), by_type
+        self.window, self.masks = _window(config), masks
         ropes = getattr(config, "rope_parameters", None) or {}
         if ropes.get("rope_type") == "longrope":        # longer texts turn the keys of their first tokens otherwise
             name = "original_max_position_embeddings"
             lengths = self.max_length, getattr(config, name, None), ropes.get(name)
             self.max_length = min(filter(None, lengths), default=None)
-        strange = _layer_types(config) - {"full_attention", "sliding_attention"}
+        known = {"full_attention", "sliding_attention"} | ({"chunked_attention"} if masks == "own" else set())
+        strange = _layer_types(config) - known
         if strange:
             raise NotImplementedError(f"layers of type {', '.join(sorted(strange))}")
-        self.slab = Slab(config.num_hidden_layers)
+        modes = getattr(config, "kv_sharing_modes", None) or ()
+        self.slab = Slab(config.num_hidden_layers, [i for i, mode in enumerate(modes) if mode == "store"])
         self.slot_bytes = 0                             # known when `start` is called after a pass
         self.least = math.inf
 
@@ -273,6 +282,22 @@ class Cached(Recomputed, SlotEngine):
         self.slab.reserve(slots)
 
     def run(self, batch: Batch) -> Any:
+        if self.masks != "own":
+            return self._run(batch)
+        kinds, kind_of = np.unique(np.stack([batch.starts, batch.lengths]), axis=1, return_inverse=True)
+        places, found = list[int](), list[Any]()
+        for kind, (start, length) in enumerate(kinds.T.tolist()):
+            (rows,) = (kind_of == kind).nonzero()
+            row_of = {row: i for i, row in enumerate(rows.tolist())}
+            here = [place for place, (row, _) in enumerate(batch.asked) if row in row_of]
+            asked = [(row_of[row], column) for row, column in (batch.asked[place] for place in here)]
+            tokens, slots = batch.tokens[rows, :length].copy(), batch.slots[rows, : start + length].copy()
+            found.append(self._run(Batch(tokens, batch.starts[rows], batch.lengths[rows], slots, asked)))
+            places += here
+        return self._joined(found, places)
+
+    def _run(self, batch: Batch) -> Any:
+        """One forward pass."""
         order, parts = share(batch.slots, batch.starts, batch.starts + batch.lengths, self.least)
         if order:
             batch = _in_order(batch, np.array(order))
@@ -286,7 +311,7 @@ class Cached(Recomputed, SlotEngine):
             places = torch.from_numpy(np.flatnonzero(real))
         write = batch.slots[np.arange(rows)[:, None], positions].reshape(-1)
         write = write if places is None else write[places]
-        cache = self.slab.begin(Pass(torch.from_numpy(write), places, torch.from_numpy(batch.slots), parts))
+        cache = self.slab.begin(Pass(torch.from_numpy(write), places, torch.from_numpy(batch.slots), parts), width)
         try:
             return self._logits(
                 batch.tokens,
@@ -301,6 +326,8 @@ class Cached(Recomputed, SlotEngine):
 
     def _masks(self, positions: NDArray[np.int64], length: int) -> Any:
         """(B, 1, Q, T) additive: 0 where a query may look, the least float elsewhere; a dict by type if wanted."""
+        if self.masks == "own":
+            return None
         rows, width = positions.shape
         full = sliding = torch.zeros((rows, 1, width, length), dtype=self.dtype, device=self.device)
         ahead = int(positions.min()) < length - 1       # whether a row has places that a query may not see
@@ -311,7 +338,7 @@ class Cached(Recomputed, SlotEngine):
             least = torch.finfo(self.dtype).min         # not -inf: half-precision kernels may make NaN of it
             full.masked_fill_(back < 0, least)
             sliding = full if self.window is None else full.masked_fill(back >= self.window, least)
-        return {"full_attention": full, "sliding_attention": sliding} if self.by_type else sliding
+        return {"full_attention": full, "sliding_attention": sliding} if self.masks == "by type" else sliding
 
 
 def _in_order(batch: Batch, order: NDArray[np.int64]) -> Batch:

@@ -6,6 +6,7 @@ their slots and returns those that the rows of the pass read: as tensors, or as 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -15,13 +16,16 @@ from llmppl.lm.attention import Pass, Read
 
 
 class Layer(CacheLayerMixin):                           # type: ignore[no-untyped-call]
-    """The slab of one layer: keys and values are (kv_heads, slots, head_dim)."""
+    """The slab of one layer: keys and values are (kv_heads, slots, head_dim).
+
+    `buffer` names the memory where what the rows read is gathered: that of all layers, or one's own.
+    """
 
     is_sliding = False
 
-    def __init__(self, store: Slab) -> None:
+    def __init__(self, store: Slab, buffer: int | None) -> None:
         super().__init__()                              # type: ignore[no-untyped-call]
-        self.store = store
+        self.store, self.buffer = store, buffer
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pass
@@ -47,26 +51,28 @@ class Layer(CacheLayerMixin):                           # type: ignore[no-untype
             setattr(self, name, tensor)
         flat = new.transpose(0, 1).flatten(1, 2)        # (H, B Q, D)
         tensor.index_copy_(1, run.write, flat if run.real is None else flat[:, run.real])
-        return Read(tensor, run, name) if run.parts else run.whole(tensor, name)
+        buffer = name, self.buffer
+        return Read(tensor, run, buffer) if run.parts else run.whole(tensor, buffer)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.store.length, 0
 
     def get_seq_length(self) -> int:
-        return self.store.length - 1
+        return self.store.before
 
     def get_max_length(self) -> int:
         return -1
 
 
 class Slab:
-    """The keys and values of all layers, and the pass under way."""
+    """The keys and values of all layers, and the pass under way; those of `lent` layers are read by later ones, too."""
 
-    def __init__(self, num_layers: int) -> None:
-        self.layers = [Layer(self) for _ in range(num_layers)]
+    def __init__(self, num_layers: int, lent: Collection[int] = ()) -> None:
+        self.layers = [Layer(self, i if i in lent else None) for i in range(num_layers)]
         self.capacity = 0
         self.slots_read = 0                             # so far, in all layers, keys and values apart
         self.length = 0                                 # of the longest context of the pass
+        self.before = 0                                 # how many of its tokens were read before the pass
         self._runs: dict[torch.device, Pass] = {}
 
     @property
@@ -85,9 +91,10 @@ class Slab:
         for layer in self.layers:
             layer.reserve(slots)
 
-    def begin(self, run: Pass) -> Cache:
-        """What a model is given for one pass."""
+    def begin(self, run: Pass, width: int) -> Cache:
+        """What a model is given for one pass, of so many new tokens."""
         self.length = run.slots.shape[1]
+        self.before = self.length - width
         self._runs = {run.slots.device: run}
         return Cache(layers=list(self.layers))
 
