@@ -114,13 +114,18 @@ def _can_read() -> bool:
     return find_spec("gguf") is not None and find_spec("accelerate") is not None
 
 
-def _check(file: Path, digest: str) -> None:
-    """ValueError if a file is no GGUF file or not what its package says, ImportError if it cannot be read here."""
+def check_format(file: Path) -> None:
+    """ValueError if a file is no GGUF file."""
     with file.open("rb") as stream:
         start = stream.read(4)
     if start != b"GGUF":
         what = f"it begins with {start!r}, not with b'GGUF'" if start else "it is empty"
         raise ValueError(f"{file} is no GGUF file: {what}. {AGAIN}")
+
+
+def _check(file: Path, digest: str) -> None:
+    """ValueError if a file is no GGUF file or not what its package says, ImportError if it cannot be read here."""
+    check_format(file)
     if not _can_read():
         raise ImportError(f"to read {file} for the first time the packages gguf and accelerate are needed: {INSTALL}")
     for requirement in PACKAGES.values():
@@ -168,13 +173,8 @@ def _read(file: Path, empty: Path) -> tuple[Any, Any]:
     import torch
     import transformers
     from gguf import GGUFReader
-    from packaging.version import Version
 
-    if Version(transformers.__version__) < Version(LEAST):
-        raise ImportError(
-            f"transformers {transformers.__version__} misreads the tokenizers of GGUF files, such as {file}; "
-            f"{LEAST} or later does not: {INSTALL}"
-        )
+    _check_transformers(file)
     try:
         reader = GGUFReader(file)
         fields = reader.fields
@@ -211,6 +211,33 @@ def _read(file: Path, empty: Path) -> tuple[Any, Any]:
     vars(model).pop("hf_quantizer", None)               # it was dequantised: nothing more to know when it is saved
     vars(model.config).pop("quantization_config", None)
     return model, tokenizer
+
+
+def tokenizer(file: Path) -> Any:
+    """The tokenizer of a file, its chat template included; the weights are not read."""
+    import transformers
+
+    if find_spec("gguf") is None:
+        raise ImportError(f"to read the tokenizer of {file} the package gguf is needed: {INSTALL}")
+    _check_transformers(file)
+    with tempfile.TemporaryDirectory() as empty:
+        try:
+            return transformers.AutoTokenizer.from_pretrained(empty, gguf_file=str(file))
+        except Exception as error:
+            raise ValueError(
+                f"{file} holds no tokenizer that transformers {transformers.__version__} reads: {_why(error)}. {AGAIN}"
+            ) from error
+
+
+def _check_transformers(file: Path) -> None:
+    import transformers
+    from packaging.version import Version
+
+    if Version(transformers.__version__) < Version(LEAST):
+        raise ImportError(
+            f"transformers {transformers.__version__} misreads the tokenizers of GGUF files, such as {file}; "
+            f"{LEAST} or later does not: {INSTALL}"
+        )
 
 
 def _why(error: Exception) -> str:
