@@ -222,7 +222,7 @@ def test_rotations_that_change_with_the_length_of_the_text_are_cached_up_to_ther
 
 
 class Shifted(torch.nn.Module):
-    """A model that a cache would make silently wrong: it adds to its logits something of the length of its input."""
+    """A model that a cache would make silently wrong: it adds to its logits something of the place in its input."""
 
     def __init__(self, inner, silent):
         super().__init__()
@@ -236,7 +236,7 @@ class Shifted(torch.nn.Module):
             raise TypeError("this model\nhas no cache")
         out = self.inner(input_ids, **options)
         out.logits = out.logits.clone()
-        out.logits[..., 5] += 0.3 * input_ids.shape[1]
+        out.logits[..., 5] += 0.3 * torch.arange(input_ids.shape[1])
         return out
 
 

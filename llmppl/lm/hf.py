@@ -66,14 +66,26 @@ def engine(model: Any, vocab: Vocabulary, max_batch_tokens: int) -> Engine:
                 )
             return slab
         problems.append(f"its logits are off by {error:.2g} of their spread")
-    attention = getattr(model.config, "_attn_implementation", None)
-    usual = attention in (None, "eager", "sdpa")
-    advice = "" if usual else f"; attn_implementation='sdpa' may work where {attention!r} does not"
-    warnings.warn(
-        f"{type(model).__name__} cannot be cached token by token ({problems[0]}); every context is recomputed from its "
-        f"start: the probabilities are right, and long texts slow{advice}",
-        stacklevel=4,
-    )
+    varies = _varies(plain, rows, truth)
+    plain.tokens = 0
+    plain.apart = varies > tolerance
+    if plain.apart:
+        said = (
+            f"{type(model).__name__} answers otherwise when other tokens are in the pass: two ways to batch the same "
+            f"texts differ by {varies:.2g} of the spread of its logits, as they do where activations are quantised by "
+            "the batch. Every context is run alone and from its start: the probabilities are those of the context "
+            "alone, and texts slow. Models with int8 weights only, or whose activations are quantised token by token, "
+            "are cached"
+        )
+    else:
+        attention = getattr(model.config, "_attn_implementation", None)
+        usual = attention in (None, "eager", "sdpa")
+        advice = "" if usual else f"; attn_implementation='sdpa' may work where {attention!r} does not"
+        said = (
+            f"{type(model).__name__} cannot be cached token by token ({problems[0]}); every context is recomputed from "
+            f"its start: the probabilities are right, and long texts slow{advice}"
+        )
+    warnings.warn(said, stacklevel=4)
     return plain
 
 
@@ -116,6 +128,15 @@ def _error_of(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any]) -> flo
             logits = _numpy(slab.run(Batch(tokens, starts, lengths, read, asked)))
             errors.append(_distance(logits, truth[run[i], starts[i] + j]))
     return max(errors)
+
+
+def _varies(plain: Recomputed, rows: NDArray[np.int64], truth: NDArray[Any]) -> float:
+    """How far two ways to run the same tokens are apart: each row by itself, against both at once or half of one."""
+    size = rows.shape[1]
+    half = max(1, size // 2)
+    both = _numpy(plain.logits(rows, [(i, j) for i in range(2) for j in range(size)])).reshape(truth.shape)
+    part = _numpy(plain.logits(rows[:1, :half], [(0, j) for j in range(half)]))
+    return max(_distance(part, truth[0, :half]), *map(_distance, both, truth))
 
 
 def _shares(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any], tolerance: float) -> bool:
@@ -194,7 +215,10 @@ class Recomputed(Engine):
     """Runs whole contexts, all of one length at a time, with no cache.
 
     `max_batch_tokens`: the most tokens, rows times longest context, of one forward pass.
+    `apart`: one context a pass, which has nothing else in it.
     """
+
+    apart = False
 
     def __init__(self, model: Any, max_batch_tokens: int) -> None:
         self.model, self.max_batch_tokens = model, max_batch_tokens
@@ -206,6 +230,8 @@ class Recomputed(Engine):
         self._accepted = set(accepted)
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
+        if self.apart:
+            contexts, asked = [contexts[i][:n] for i, n in asked], [(i, n) for i, (_, n) in enumerate(asked)]
         places: dict[int, list[int]] = {}               # of each context, which of `asked` are its own
         for place, (i, _) in enumerate(asked):
             places.setdefault(i, []).append(place)
@@ -214,11 +240,11 @@ class Recomputed(Engine):
             by_length.setdefault(len(ids), []).append(i)
         order, parts = list[int](), list[Any]()
         for length, alike in by_length.items():
-            most = max(1, self.max_batch_tokens // length)
+            most = 1 if self.apart else max(1, self.max_batch_tokens // length)
             for first in range(0, len(alike), most):
                 group = alike[first : first + most]
                 own = [(row, asked[place][1] - 1) for row, i in enumerate(group) for place in places[i]]
-                parts.append(self._logits(np.array([contexts[i] for i in group]), own, use_cache=False))
+                parts.append(self.logits(np.array([contexts[i] for i in group]), own))
                 order += [place for i in group for place in places[i]]
                 self.tokens += length * len(group)
         return self._joined(parts, order)
@@ -228,12 +254,13 @@ class Recomputed(Engine):
         logits = parts[0] if len(parts) == 1 else (torch.cat if self.keeps_rows else np.concatenate)(parts)
         return logits if places == sorted(places) else logits[np.argsort(places)]
 
-    def _logits(self, tokens: NDArray[np.int64], asked: list[tuple[int, int]], **arguments: Any) -> Any:
-        """(len(asked), V) float32 or float64."""
+    def logits(self, tokens: NDArray[np.int64], asked: list[tuple[int, int]], **arguments: Any) -> Any:
+        """(len(asked), V) float32 or float64, of one pass, at (row, column)."""
         rows, columns = np.array(asked, dtype=np.int64).reshape(-1, 2).T
-        if "logits_to_keep" in self._accepted and tokens.shape[1] > 1:
+        if "logits_to_keep" in self._accepted and tokens.shape[1] > 1 and not self.apart:
             kept, columns = np.unique(columns, return_inverse=True)
             arguments["logits_to_keep"] = torch.from_numpy(kept).to(self.device)
+        arguments.setdefault("use_cache", False)
         arguments = {k: v for k, v in arguments.items() if self._any or k in self._accepted}
         with torch.inference_mode():
             logits = self.model(input_ids=torch.from_numpy(tokens).to(self.device), **arguments).logits
@@ -313,7 +340,7 @@ class Cached(Recomputed, SlotEngine):
         write = write if places is None else write[places]
         cache = self.slab.begin(Pass(torch.from_numpy(write), places, torch.from_numpy(batch.slots), parts), width)
         try:
-            return self._logits(
+            return self.logits(
                 batch.tokens,
                 batch.asked,
                 position_ids=torch.from_numpy(positions).to(self.device),
