@@ -222,12 +222,6 @@ def test_a_worker_runs_one_thread_unless_it_is_given_more_cpus(cluster, monkeypa
         assert result.error.rstrip().endswith(expected)
 
 
-def test_by_default_there_are_as_many_workers_as_the_cluster_has_room_for(cluster, tmp_path):
-    make = functools.partial(make_lm, tmp_path)
-    assert len(list(llmppl.ray.run_many(steer, TASKS[:8], make_lm=make, together=1))) == 8
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 def alive(process):
     """Whether the process runs."""
     try:
@@ -242,6 +236,16 @@ def wait_until(condition, what):
             return
         time.sleep(0.001)
     raise AssertionError(f"in a minute there was no {what}")
+
+
+def test_by_default_there_are_as_many_workers_as_the_cluster_has_room_for(cluster, tmp_path):
+    def make():                                         # waits for the other, which might come when all is done
+        lm = make_lm(tmp_path)
+        wait_until(lambda: len(list(tmp_path.iterdir())) >= 2, "second worker")
+        return lm
+
+    assert len(list(llmppl.ray.run_many(steer, TASKS[:8], make_lm=make, together=1))) == 8
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_run_that_is_broken_off_leaves_no_worker(cluster, tmp_path):
