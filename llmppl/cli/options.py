@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from llmppl.lm import CachedTransformer
+
+EngineName = Literal["transformers", "llama.cpp", "vllm"]
 
 
 def _positive(value: float) -> float:
@@ -40,6 +43,15 @@ Lm = Annotated[
         metavar="NAME",
         help="Language model: a hub id, a folder written by save_pretrained, a GGUF file, or smollm2.",
     ),
+]
+Engine = Annotated[
+    EngineName | None,
+    option(none="llama.cpp for a GGUF file if it is installed, else transformers", help="What computes the model."),
+]
+Device = Annotated[str | None, option(none="cpu", metavar="D", help="Where, by transformers: cpu, cuda, mps, ...")]
+Dtype = Annotated[
+    str | None,
+    option(none="float32 on a cpu, else the checkpoint's", metavar="T", help="By transformers: float32, bfloat16, ..."),
 ]
 Particles = Annotated[int, option("--particles", "-N", min=1, metavar="N", help="Particles kept after each step.")]
 Factor = Annotated[
@@ -94,18 +106,34 @@ def constraint(kind: str, given: Any) -> Any:
         raise ValueError(f"cannot read {given}: {error.strerror}") from None
 
 
-def by(name: str | None) -> str:
-    """What a title says of a model that was asked for."""
-    return "" if name is None else f", by {name}"
+@dataclass(frozen=True)
+class Source:
+    """The language model that a command line names. It pickles; `str` is what was given, empty if nothing was."""
+
+    name: str | None = None
+    engine: EngineName | None = None
+    device: str | None = None
+    dtype: str | None = None
+
+    def __str__(self) -> str:
+        given = {"engine": self.engine, "device": self.device, "dtype": self.dtype}
+        options = [f"{name} {value}" for name, value in given.items() if value is not None]
+        return " ".join([*filter(None, [self.name]), *options])
+
+    @property
+    def by(self) -> str:
+        """What a title says of it."""
+        return f", by {self}" if str(self) else ""
 
 
 @functools.cache
-def load(name: str | None) -> CachedTransformer:
+def load(source: Source) -> CachedTransformer:
     from llmppl.lm import CachedTransformer
 
     # the library itself says when a prompt is too long
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
+    given = {name: value for name, value in vars(source).items() if value is not None}
     try:
-        return CachedTransformer.from_pretrained(name)
+        return CachedTransformer.from_pretrained(given.pop("name", None), **given)
     except OSError as error:                            # no such model, or no room for a converted one
         raise ValueError(str(error)) from None

@@ -42,6 +42,9 @@ def query(
         int | None, option(none="any", min=0, metavar="T", help="At most T tokens behind the prefix.")
     ] = None,
     lm: options.Lm = None,
+    engine: options.Engine = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
     seed: options.Seed = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
@@ -61,7 +64,7 @@ def query(
         from llmppl.queries import Query, Rule
 
         asked = Query(
-            options.load(lm),
+            options.load(options.Source(lm, engine, device, dtype)),
             pattern,
             prefix=prefix,
             end=end,

@@ -103,7 +103,7 @@ class LlamaCpp(Engine):
         self.max_length = min(self.cells, trained)
         ends = [self._library.metadata(self._model, f"tokenizer.ggml.{end}_token_id") for end in gguf.ENDS]
         self.eos_ids = sorted({int(each) for each in ends if each is not None})
-        self.name = f"{self.path}, keys and values in {cache_type}"
+        self.name = f"{self.path}, llama.cpp, keys and values in {cache_type}"
         self._round = self._group = 0
         self.clear()
         self._check()
@@ -335,10 +335,11 @@ class LlamaCpp(Engine):
             )
 
 
-def load(path: str | Path, **options: Any) -> tuple[LlamaCpp, Any]:
+def load(source: gguf.Source, **options: Any) -> tuple[LlamaCpp, Any]:
     """(engine, tokenizer) of a GGUF file."""
-    file = Path(path)
-    return LlamaCpp(file, **options), gguf.tokenizer(file)
+    engine = LlamaCpp(source.file, **options)
+    engine.name = engine.name.replace(str(source.file), str(source))
+    return engine, gguf.tokenizer(source.file)
 
 
 def _load(lib: Library, path: Path) -> Any:

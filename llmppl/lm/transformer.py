@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from llmppl import arguments
 from llmppl.arguments import count, optional_count
@@ -17,6 +17,9 @@ from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.runtime import Stats
 from llmppl.shared import Shared
 from llmppl.tokens import Text, Vocabulary
+
+if TYPE_CHECKING:
+    from llmppl.lm.choosing import EngineName
 
 
 class CachedTransformer(Shared):
@@ -68,8 +71,8 @@ class CachedTransformer(Shared):
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path | None = None, *, dtype: Any = None, device: Any = None, device_map: Any = None,
-        cache_bytes: int | None = None, row_bytes: int | None = None, max_batch_tokens: int = 1 << 16, **options: Any,
+        cls, name: str | Path | None = None, *, engine: EngineName | None = None, cache_bytes: int | None = None,
+        row_bytes: int | None = None, max_batch_tokens: int = 1 << 16, **options: Any,
     ) -> Self:  # fmt: skip
         """Load a model and its tokenizer.
 
@@ -78,12 +81,17 @@ class CachedTransformer(Shared):
         name : str or path, optional
             A local folder, a hub id, the path of a GGUF file, or "smollm2", a model that an installed package carries;
             the model that ships with the package if left out.
-        dtype : torch.dtype or str, optional
-            float32 on a CPU and the checkpoint's own elsewhere, if left out.
-        device, device_map : optional
-            Where to put the whole model, or how accelerate is to spread it, e.g. "auto".
+        engine : str, optional
+            What computes: "transformers", "llama.cpp" (GGUF files) or "vllm". By default llama.cpp for a GGUF file if
+            it is installed and none of the options below is given that only transformers takes, else transformers.
         **options
-            Passed on to transformers' `from_pretrained`.
+            dtype : torch.dtype or str
+                float32 on a CPU and the checkpoint's own elsewhere, if left out. Not of llama.cpp.
+            device, device_map
+                Where to put the whole model, or how accelerate is to spread it, e.g. "auto". Of transformers alone.
+
+            Others are passed on: to transformers' `from_pretrained`, to `llmppl.lm.llamacpp.LlamaCpp` (n_ctx, threads,
+            batch_size, cache_type) or to vLLM's engine (max_model_len, tensor_parallel_size, ...).
 
         Raises
         ------
@@ -92,11 +100,14 @@ class CachedTransformer(Shared):
         ValueError
             The weights that ship with the package are damaged, or a GGUF file is, or cannot be read.
         ImportError
-            What an option, a GGUF file or "smollm2" needs is not installed; it says the command.
+            What an engine, an option, a GGUF file or "smollm2" needs is not installed; it says the command.
         """
-        from llmppl.lm import loading
+        from llmppl.lm import choosing
 
-        model, tokenizer = loading.load(name, dtype=dtype, device=device, device_map=device_map, **options)
+        keys = cache_bytes if row_bytes is not None or cache_bytes is None else cache_bytes - cache_bytes // 8
+        model, tokenizer = choosing.load(name, engine, cache_bytes=keys, **options)
+        if isinstance(model, Engine) and row_bytes is None and cache_bytes is not None:
+            row_bytes = cache_bytes // 8                # the rest is the engine's
         return cls(
             model, tokenizer, cache_bytes=cache_bytes, row_bytes=row_bytes, max_batch_tokens=max_batch_tokens
         )
@@ -182,6 +193,6 @@ def _engine(model: Any, vocab: Vocabulary, max_batch_tokens: int) -> Engine:
 def _eos_ids(model: Any, tokenizer: Any) -> list[int]:
     """The ids that end a text, by the tokenizer, the model and its generation config, where there is such a token."""
     owners = tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None)
-    given = [getattr(owner, "eos_token_id", None) for owner in owners]
+    given = [getattr(owner, "eos_token_id", None) for owner in owners] + [getattr(model, "eos_ids", None)]
     found = {i for ids in given for i in ([ids] if isinstance(ids, int) else ids or ())}
     return sorted(i for i in found if tokenizer.convert_ids_to_tokens(i) is not None)

@@ -1,0 +1,55 @@
+"""Choosing: which engine loads a model. Each brings weights and tokenizer its own way."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from llmppl.lm import gguf
+
+EngineName = Literal["transformers", "llama.cpp", "vllm"]
+
+_PACKAGES = {"llama.cpp": "xllamacpp", "vllm": "vllm"}
+_INSTALL = {"llama.cpp": "pip install 'llmppl[llama-cpp]'", "vllm": "pip install 'llmppl[vllm]'"}
+
+
+def load(
+    name: str | Path | None, engine: EngineName | None, *, cache_bytes: int | None = None, **options: Any
+) -> tuple[Any, Any]:
+    """(model or engine, tokenizer) of a name; `options` are as of `CachedTransformer.from_pretrained`.
+
+    `cache_bytes` is what keys and values may take where that is the engine's business.
+    """
+    if engine is not None and engine not in get_args(EngineName):
+        raise ValueError(f"engine must be one of {', '.join(map(repr, get_args(EngineName)))}, not {engine!r}")
+    given = {key: options[key] for key in ("dtype", "device", "device_map") if options.get(key) is not None}
+    packed = None if engine == "transformers" or name is None else gguf.find(str(name))
+    if engine is None:                                  # what is told to transformers is for transformers
+        there = packed is not None and find_spec("xllamacpp") is not None and not given
+        engine = "llama.cpp" if there else "transformers"
+    if engine == "transformers":
+        from llmppl.lm import loading
+
+        return loading.load(name, **{"dtype": None, "device": None, "device_map": None, **options})
+    if find_spec(_PACKAGES[engine]) is None:
+        raise ImportError(f"engine={engine!r} needs {_PACKAGES[engine]}: {_INSTALL[engine]}")
+    refused = given.keys() - ({"dtype"} if engine == "vllm" else set())
+    if refused:
+        why = "takes the numbers of the file as they are" if refused == {"dtype"} else "chooses the device by itself"
+        raise ValueError(f"{' and '.join(sorted(refused))} cannot be given to engine={engine!r}, which {why}")
+    options = {key: value for key, value in options.items() if key not in given or key == "dtype"}
+    options = {key: value for key, value in options.items() if value is not None}
+    if engine == "vllm":
+        vllm = importlib.import_module("llmppl.lm.vllm")
+        found: tuple[Any, Any] = vllm.load(name, **options)
+        return found
+    if packed is None:
+        raise ValueError(
+            f"engine='llama.cpp' reads GGUF files, and {'the model in the package' if name is None else repr(name)} is "
+            "none: give the path of one, or 'smollm2'"
+        )
+    from llmppl.lm import llamacpp
+
+    return llamacpp.load(packed, **options, **({} if cache_bytes is None else {"cache_bytes": cache_bytes}))
