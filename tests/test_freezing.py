@@ -1,6 +1,7 @@
 """While many tasks run, what a full collection has left is frozen, and nothing else; after them nothing is."""
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -14,7 +15,9 @@ def thawed():
     """Nothing is frozen before, and no full collection comes by itself."""
     assert gc.get_freeze_count() == 0
     gc.disable()
+    callbacks = [*gc.callbacks]
     yield
+    assert gc.callbacks == callbacks
     gc.enable()
     gc.unfreeze()
 
@@ -135,3 +138,18 @@ def test_what_the_program_has_frozen_stays_frozen():
     run, counts = frozen_after(2)
     assert len(list(run_many(run, [*"abc"]))) == 3
     assert before - 1000 < min(counts) and max(counts) <= before and gc.get_freeze_count() > before - 1000
+
+
+def test_runs_of_several_threads_end_it_together():
+    run, counts = frozen_after(2)
+    half = [run_many(run, [*"ab"]) for _ in range(4)]
+
+    def whole(results):
+        assert len(list(results)) == 2
+
+    threads = [threading.Thread(target=whole, args=(results,)) for results in half]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(counts) == 8 and gc.get_freeze_count() == 0

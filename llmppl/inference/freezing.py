@@ -9,13 +9,11 @@ by then, and garbage that is made later goes as ever. A program that has frozen 
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-_lock = threading.RLock()                               # the collector may end a run that was given up, at any line
-_runs = set[object]()
-_frozen = False                                         # by this module
+_runs = set[object]()                                   # no lock: where two threads begin and end at the same moment,
+_frozen = False                                         # nothing is frozen, or until the next run ends
 
 
 @contextmanager
@@ -23,31 +21,27 @@ def collected_once() -> Iterator[None]:
     """While it lasts, a full collection looks once through what there is; several may last at a time."""
     run = object()
     try:
-        with _lock:
-            _runs.add(run)
-            if _freeze not in gc.callbacks:
-                gc.callbacks.append(_freeze)
+        _runs.add(run)
+        if _freeze not in gc.callbacks:
+            gc.callbacks.append(_freeze)
         yield
     finally:
-        with _lock:
-            _runs.discard(run)
-            if not _runs:
-                _unfreeze()
+        _runs.discard(run)
+        if not _runs:
+            _unfreeze()
 
 
 def _freeze(phase: str, info: dict[str, int]) -> None:
     """What the collector calls before and after it has run."""
     global _frozen
-    if phase == "stop" and info["generation"] == 2:
-        with _lock:
-            if _runs and not gc.get_freeze_count():
-                gc.freeze()
-                _frozen = True
+    if phase == "stop" and info["generation"] == 2 and _runs and not gc.get_freeze_count():
+        gc.freeze()
+        _frozen = True
 
 
 def _unfreeze() -> None:
     global _frozen
-    if _freeze in gc.callbacks:
+    with suppress(ValueError):                          # another thread has
         gc.callbacks.remove(_freeze)
     if _frozen:
         _frozen = False
