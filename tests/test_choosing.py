@@ -1,5 +1,7 @@
 """Which engine a name is loaded by, and what an engine does not take."""
 
+import types
+
 import pytest
 
 from llmppl import CachedTransformer
@@ -48,17 +50,26 @@ def test_an_engine_that_is_not_installed_says_how(installed, engine, extra):
 def test_a_gguf_file_goes_to_llama_cpp_unless_something_is_for_transformers(installed, monkeypatch, tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr("llmppl.lm.loading.load", lambda name, **options: ("transformers", options))
-    monkeypatch.setattr("llmppl.lm.llamacpp.load", lambda source, **options: ("llama.cpp", options))
+    wide = types.SimpleNamespace(quantised=False)
+    monkeypatch.setattr("llmppl.lm.llamacpp.load", lambda source, **options: (wide, options))
     file = str(tmp_path / "a.gguf")
     none = {"dtype": None, "device": None, "device_map": None}
     installed("xllamacpp")
-    assert choosing.load(file, None, threads=3) == ("llama.cpp", {"threads": 3})
-    assert choosing.load(file, None, cache_bytes=5) == ("llama.cpp", {"cache_bytes": 5})
-    assert choosing.load(file, None, **none) == ("llama.cpp", {})
+    assert choosing.load(file, None, threads=3) == (wide, {"threads": 3})
+    assert choosing.load(file, None, cache_bytes=5) == (wide, {"cache_bytes": 5})
+    assert choosing.load(file, None, **none) == (wide, {})
     for key in none:
         assert choosing.load(file, None, **{key: "x"}) == ("transformers", {**none, key: "x"})
     assert choosing.load(file, "transformers", cache_bytes=5) == ("transformers", none)
     assert choosing.load(None, None) == ("transformers", none)
+    wide.quantised = True
+    with pytest.warns(UserWarning, match="a.gguf has quantised weights.*They do not with engine='transformers'"):
+        choosing.load(file, None)
+    choosing.load(file, "llama.cpp")                    # meant, and no warning
+    monkeypatch.setitem(gguf.PACKAGES, "toy", "toy==1.0")
+    monkeypatch.setattr(gguf, "packaged", lambda name: tmp_path / "a.gguf")
+    assert choosing.load("toy", None) == ("transformers", none)
+    assert choosing.load("toy", "llama.cpp") == (wide, {})
     installed()
     assert choosing.load(file, None) == ("transformers", none)
     with pytest.raises(FileNotFoundError, match="no GGUF file"):

@@ -317,3 +317,7 @@ def test_bad_options_are_told(options, message, files):
 def test_nothing_is_printed(files, capfd):
     LlamaCpp(files()).close()
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_file_says_whether_its_weights_are_quantised(files):
+    assert [LlamaCpp(files(kind)).quantised for kind in ("F32", "F16", "Q8_0", "Q4_0")] == [False, False, True, True]

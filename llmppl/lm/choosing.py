@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,9 +27,10 @@ def load(
         raise ValueError(f"engine must be one of {', '.join(map(repr, get_args(EngineName)))}, not {engine!r}")
     given = {key: options[key] for key in ("dtype", "device", "device_map") if options.get(key) is not None}
     packed = None if engine == "transformers" or name is None else gguf.find(str(name))
+    chosen = engine is None
     if engine is None:                                  # what is told to transformers is for transformers
-        there = packed is not None and find_spec("xllamacpp") is not None and not given
-        engine = "llama.cpp" if there else "transformers"
+        file = packed is not None and str(name) not in gguf.PACKAGES
+        engine = "llama.cpp" if file and find_spec("xllamacpp") is not None and not given else "transformers"
     if engine == "transformers":
         from llmppl.lm import loading
 
@@ -52,4 +54,12 @@ def load(
         )
     from llmppl.lm import llamacpp
 
-    return llamacpp.load(packed, **options, **({} if cache_bytes is None else {"cache_bytes": cache_bytes}))
+    found = llamacpp.load(packed, **options, **({} if cache_bytes is None else {"cache_bytes": cache_bytes}))
+    if chosen and found[0].quantised:
+        warnings.warn(
+            f"{packed.file.name} has quantised weights, which llama.cpp multiplies with quantised activations: the "
+            "probabilities after a context vary by some hundredths with what else is in the batch. They do not with "
+            "engine='transformers', which computes in float32; engine='llama.cpp' says that this is meant",
+            stacklevel=3,
+        )
+    return found

@@ -114,6 +114,11 @@ class LlamaCpp(Engine):
         wide = c.llama_model_n_embd(model) // c.llama_model_n_head(model) * c.llama_model_n_head_kv(model)
         return int(c.llama_model_n_layer(model) * 2 * wide * (4 if cache_type == "f32" else 2)) or 1
 
+    @property
+    def quantised(self) -> bool:
+        """Whether weights are: llama.cpp then quantises what they are multiplied with, and rounding is amplified."""
+        return not self._library.description(self._model).endswith(("F32", "F16"))          # BF16 too
+
     # ---- the engine's calls
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> NDArray[np.float32]:

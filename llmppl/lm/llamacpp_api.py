@@ -92,6 +92,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_is_diffusion": (c_bool, [c_void_p]),
     "llama_model_desc": (c_int32, [c_void_p, c_char_p, c_size_t]),
     "llama_model_meta_val_str": (c_int32, [c_void_p, c_char_p, c_char_p, c_size_t]),
+    "llama_model_desc": (c_int32, [c_void_p, c_char_p, c_size_t]),
     "llama_memory_clear": (None, [c_void_p, c_bool]),
     "llama_memory_seq_cp": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
@@ -169,6 +170,12 @@ class Library:
         text = ctypes.create_string_buffer(1024)
         size = self.c.llama_model_meta_val_str(model, name.encode(), text, len(text))
         return None if size < 0 else text.value.decode("utf-8", "replace")
+
+    def description(self, model: Any) -> str:
+        """Architecture, size and the type of the weights, as in "llama 135M Q8_0"."""
+        text = ctypes.create_string_buffer(256)
+        self.c.llama_model_desc(model, text, len(text))
+        return text.value.decode("utf-8", "replace")
 
 
 def library() -> Library:

@@ -82,8 +82,8 @@ class CachedTransformer(Shared):
             A local folder, a hub id, the path of a GGUF file, or "smollm2", a model that an installed package carries;
             the model that ships with the package if left out.
         engine : str, optional
-            What computes: "transformers", "llama.cpp" (GGUF files) or "vllm". By default llama.cpp for a GGUF file if
-            it is installed and none of the options below is given that only transformers takes, else transformers.
+            What computes: "transformers", "llama.cpp" (GGUF files) or "vllm". By default llama.cpp for the path of a
+            GGUF file, if it is installed and no option is given that only transformers takes; else transformers.
         **options
             dtype : torch.dtype or str
                 float32 on a CPU and the checkpoint's own elsewhere, if left out. Not of llama.cpp.
