@@ -92,7 +92,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_is_diffusion": (c_bool, [c_void_p]),
     "llama_model_desc": (c_int32, [c_void_p, c_char_p, c_size_t]),
     "llama_model_meta_val_str": (c_int32, [c_void_p, c_char_p, c_char_p, c_size_t]),
-    "llama_model_desc": (c_int32, [c_void_p, c_char_p, c_size_t]),
     "llama_memory_clear": (None, [c_void_p, c_bool]),
     "llama_memory_seq_cp": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
