@@ -6,21 +6,25 @@ The files hold the embedded model. The truth is a forward pass of transformers o
 import ctypes
 import gc
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from fire import Interrupt, in_threads
-from gguf_files import byte_level, write
+from gguf_files import byte_level, nameless, write
 from support import repetitions
 
+from llmppl import CachedTransformer, Model, product, smc_steer
 from llmppl.lm import llamacpp, llamacpp_api, sequences
 from llmppl.lm.embedded import PATH
 from llmppl.lm.llamacpp import LlamaCpp
+from llmppl.testing import check_engine
 
 pytest.importorskip("xllamacpp", reason="pip install 'llmppl[llama-cpp]'")
 pytest.importorskip("gguf", reason="pip install 'llmppl[llama-cpp]'")
 V = 4096
+KINDS = [("F32", "f32", 5e-5), ("F16", "f16", 0.1), ("Q8_0", "f32", 0.5), ("Q4_0", "f16", 0.5)]
 
 
 @pytest.fixture(scope="module")
@@ -190,16 +194,122 @@ def test_contexts_that_do_not_fit_together_run_one_after_the_other(files, truth)
         engine.forward([[5] * 257], [(0, 257)])
 
 
-def test_released_contexts_do_not_fill_the_cache(files):
+def test_released_contexts_do_not_fill_the_cache(files, monkeypatch):
+    monkeypatch.setattr(llamacpp, "_IDLE", 100)
     engine = LlamaCpp(files())
     engine.forward([[*range(5, 45)]], [(0, 40)])
-    for i in range(40):
-        ids = [*range(5, 45), *[i + 50] * 100]
-        engine.forward([ids], [(0, 140)])
+    for i in range(20):
+        ids = [*range(5, 45), *[i + 50] * 30]
+        engine.forward([ids], [(0, 70)])
         engine.release([ids])
-        assert engine._held.tokens <= 40 + 2 * llamacpp._IDLE
+        assert engine._held.tokens <= 40 + 30 + 100
     engine.forward([[*range(5, 45), 7]], [(0, 41)])
-    assert engine.tokens == 40 + 40 * 100 + 1           # what nobody has released is held
+    assert engine.tokens == 40 + 20 * 30 + 1            # what nobody has released is held
+
+
+# --- under programs ---------------------------------------------------------------------------------------------------
+
+
+class Words(Model):
+    """Words with an "e", or short ones."""
+
+    def __init__(self, lm):
+        super().__init__()
+        self.context = lm.context("Once upon a time, there was a")
+
+    def step(self):
+        token = self.sample(self.transformer(self.context))
+        self.condition("e" in str(token) or len(str(token)) < 5)
+        self.s += token
+        self.context += token
+
+
+class Both(Model):
+    """What two prompts agree on."""
+
+    def __init__(self, lm):
+        super().__init__()
+        self.contexts = [lm.context("The little boy went to the"), lm.context("The old king ran. He came to the")]
+
+    def step(self):
+        first, second = (self.transformer(context) for context in self.contexts)
+        token = self.sample(first, proposal=product(first, second))
+        self.observe(second, token)
+        self.s += token
+        self.contexts = [context + token for context in self.contexts]
+
+
+class Ending(Model):
+    """A text that goes well with an ending, by the probability of the ending after each token."""
+
+    def __init__(self, lm):
+        super().__init__()
+        self.context, self.before = lm.context("The dog was"), 0.0
+
+    def step(self):
+        token = self.sample(self.transformer(self.context))
+        self.context += token
+        self.s += token
+        after = (self.context + " and they were happy.").log_prob_since(self.context)
+        self.score(after - self.before)
+        self.before = after
+
+
+@pytest.fixture(scope="module")
+def steered():
+    """The steering run of each program by transformers."""
+    return {program: steer(CachedTransformer.from_pretrained(), program) for program in (Words, Both, Ending)}
+
+
+def steer(lm, program):
+    run = smc_steer(program(lm), 6, 3, seed=1, max_steps=12)
+    return sorted(map(str, run)), run.log_ml, lm.stats.tokens
+
+
+@pytest.mark.parametrize("program", [Words, Both, Ending])
+def test_a_steering_run_has_the_particles_of_transformers_at_its_cost(program, files, steered):
+    texts, log_ml, tokens = steer(CachedTransformer.from_pretrained(files()), program)
+    assert texts == steered[program][0] and log_ml == pytest.approx(steered[program][1], abs=1e-4)
+    if program is Ending:                               # of what a log-probability was read off, more is kept here
+        assert tokens < steered[program][2]
+    else:
+        assert tokens == steered[program][2]
+
+
+@pytest.mark.parametrize("options", [{"n_ctx": 256}, {"cache_bytes": 0, "row_bytes": 1 << 16}, {"cache_type": "f16"}])
+def test_a_steering_run_with_little_room_is_the_same(options, files, steered):
+    texts, log_ml, _ = steer(CachedTransformer.from_pretrained(files(), **options), Words)
+    assert texts == steered[Words][0] and log_ml == pytest.approx(steered[Words][1], abs=2e-3)
+
+
+@pytest.mark.parametrize("kind, cache_type, most", KINDS)
+def test_the_engine_conforms(kind, cache_type, most, files, model):
+    def reference(ids):
+        with torch.no_grad():
+            return model(torch.tensor([ids])).logits[0, -1].numpy()
+
+    report = check_engine(
+        LlamaCpp(files(kind), n_ctx=2048, cache_type=cache_type), reference if kind == "F32" else None,
+        ids=range(300, 330), size=V, tolerance=most, contexts=repetitions(400, 270),
+    )  # fmt: skip
+    assert report.rows > 300 and report.tokens < report.whole / 2
+
+
+@pytest.mark.parametrize("kind, cache_type, most", KINDS[:2])
+def test_stories260k_conforms(kind, cache_type, most, tmp_path):
+    folder = Path("/work/shared/models/stories260K")
+    if not folder.exists():
+        pytest.skip(f"{folder} is not here")
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    engine = LlamaCpp(write(tmp_path / "stories.gguf", model, nameless(512), kind), cache_type=cache_type)
+
+    def reference(ids):
+        with torch.no_grad():
+            return model(torch.tensor([ids])).logits[0, -1].numpy()
+
+    check_engine(engine, reference, ids=range(300, 340), size=512, tolerance=most, contexts=270)
 
 
 # --- limits and faults ------------------------------------------------------------------------------------------------
