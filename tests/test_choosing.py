@@ -1,11 +1,13 @@
 """Which engine a name is loaded by, and what an engine does not take."""
 
+import sys
 import types
 
 import pytest
 
-from llmppl import CachedTransformer
+from llmppl import CachedTransformer, Vocabulary
 from llmppl.lm import choosing, gguf
+from llmppl.lm.engine import FunctionEngine
 
 load = CachedTransformer.from_pretrained
 
@@ -75,3 +77,23 @@ def test_a_gguf_file_goes_to_llama_cpp_unless_something_is_for_transformers(inst
     with pytest.raises(FileNotFoundError, match="no GGUF file"):
         choosing.load(str(tmp_path / "b.gguf"), "llama.cpp")
     assert gguf.find(file).file == tmp_path / "a.gguf"
+
+
+def test_cache_bytes_are_for_keys_and_values_of_vllm_and_an_eighth_for_rows(installed, monkeypatch):
+    seen = {}
+
+    class Mine(FunctionEngine):
+        pass
+
+    def load(name, **options):
+        seen.update(options, name=name)
+        return Mine(lambda ids: [0.0, 0.0, 0.0], 3), Vocabulary([b"a", b"b", b""], eos_ids=[2])
+
+    monkeypatch.setitem(sys.modules, "llmppl.lm.vllm", types.SimpleNamespace(load=load))
+    monkeypatch.setattr("llmppl.lm.vllm", sys.modules["llmppl.lm.vllm"], raising=False)
+    installed("vllm")
+    lm = CachedTransformer.from_pretrained("x", engine="vllm", dtype="float32", cache_bytes=8000)
+    assert seen == {"name": "x", "dtype": "float32", "kv_cache_memory_bytes": 7000}
+    assert lm.store.row_budget == 1000
+    lm = CachedTransformer.from_pretrained("x", engine="vllm", cache_bytes=8000, row_bytes=500)
+    assert seen["kv_cache_memory_bytes"] == 8000 and lm.store.row_budget == 500

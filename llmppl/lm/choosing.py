@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,9 +43,9 @@ def load(
     options = {key: value for key, value in options.items() if key not in given or key == "dtype"}
     options = {key: value for key, value in options.items() if value is not None}
     if engine == "vllm":
-        vllm = importlib.import_module("llmppl.lm.vllm")
-        found: tuple[Any, Any] = vllm.load(name, **options)
-        return found
+        from llmppl.lm import vllm
+
+        return vllm.load(name, **({} if cache_bytes is None else {"kv_cache_memory_bytes": cache_bytes}) | options)
     if packed is None:
         raise ValueError(
             f"engine='llama.cpp' reads GGUF files, and {'the model in the package' if name is None else repr(name)} is "
