@@ -42,7 +42,7 @@ def kept(model, ids):
 
 
 def main(name):
-    plain = CachedTransformer.from_pretrained(name)
+    plain = CachedTransformer.from_pretrained(name, engine="transformers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = torch.ao.quantization.quantize_dynamic(copy.deepcopy(plain.model), {torch.nn.Linear}, dtype=torch.qint8)

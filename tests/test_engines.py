@@ -9,6 +9,7 @@ from test_threads import Remembering
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, Vocabulary, smc_steer
 from llmppl.lm import Engine, evaluator, hf
+from llmppl.lm.adapters import Adapted
 from llmppl.lm.engine import FunctionEngine
 from llmppl.testing import check_engine
 
@@ -72,7 +73,7 @@ def test_every_family_of_transformers_passes(name):
     """Both ways: whole contexts, and, through the cache, the slab."""
     engine = quietly(hf.engine, model_of(name), VOCAB, 1 << 16)
     engine.max_length = 40
-    plain = hf.Recomputed(model_of(name), 1 << 16)
+    plain = hf.Recomputed(Adapted(model_of(name)), 1 << 16)
     report = check_engine(
         engine, lambda ids: plain.forward([ids], [(0, len(ids))])[0], ids=range(3, 12), size=V, contexts=40
     )

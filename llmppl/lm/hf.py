@@ -16,12 +16,14 @@ import itertools
 import math
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from llmppl.lm.adapters import Adapted
 from llmppl.lm.attention import LEAST, Pass, share
 from llmppl.lm.engine import Batch, Engine, SlotEngine
 from llmppl.lm.loading import TIED, first_line
@@ -29,10 +31,16 @@ from llmppl.lm.slab import Slab
 from llmppl.tokens import Vocabulary
 
 
-def engine(model: Any, vocab: Vocabulary, max_batch_tokens: int) -> Engine:
-    """The engine that gives the model's own probabilities: the slab where that meets plain forwards, else none."""
+def engine(
+    model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: Sequence[str] | None = None
+) -> Engine:
+    """The engine that gives the model's own probabilities: the slab where that meets plain forwards, else none.
+
+    `adapters`: the names of those that are to be active; as the model is now, if left out.
+    """
     model.eval()
-    plain = Recomputed(model, max_batch_tokens)
+    adapted = Adapted(model, adapters)
+    plain = Recomputed(adapted, max_batch_tokens)
     rows = _sample_rows(model, vocab)
     try:
         truth = np.stack([_numpy(plain.forward([row.tolist()], _places(row))) for row in rows])     # (2, n, V)
@@ -48,7 +56,7 @@ def engine(model: Any, vocab: Vocabulary, max_batch_tokens: int) -> Engine:
     kinds_of_masks = {0: ["one"], 1: ["one", "by type"]}.get(len(_layer_types(_text_config(model))), ["by type"])
     for masks in [*kinds_of_masks, "own"]:
         try:
-            slab = Cached(model, max_batch_tokens, masks)
+            slab = Cached(adapted, max_batch_tokens, masks)
             error = _error_of(slab, rows, truth)
         except Exception as reason:                     # whatever a model that was not made for this may raise
             problems.append(f"{type(reason).__name__}: {first_line(reason)}")
@@ -220,12 +228,16 @@ class Recomputed(Engine):
 
     apart = False
 
-    def __init__(self, model: Any, max_batch_tokens: int) -> None:
-        self.model, self.max_batch_tokens = model, max_batch_tokens
+    def __init__(self, adapted: Adapted, max_batch_tokens: int) -> None:
+        self.adapted, self.max_batch_tokens = adapted, max_batch_tokens
+        model = adapted.model
         self.max_length = _max_length(_text_config(model))
         self.dtype, self.device = _dtype(model), _device(model)
+        if adapted.names:
+            named = getattr(_text_config(model), "name_or_path", "") or type(model).__name__
+            self.name = f"{named} with {', '.join(map(repr, adapted.names))}"
         self.keeps_rows = self.device.type not in ("cpu", "mps")        # as tensors; mps has no float64 to sum them
-        accepted = inspect.signature(model.forward).parameters
+        accepted = inspect.signature(adapted.inner.forward).parameters
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
 
@@ -263,7 +275,7 @@ class Recomputed(Engine):
         arguments.setdefault("use_cache", False)
         arguments = {k: v for k, v in arguments.items() if self._any or k in self._accepted}
         with torch.inference_mode():
-            logits = self.model(input_ids=torch.from_numpy(tokens).to(self.device), **arguments).logits
+            logits = self.adapted(input_ids=torch.from_numpy(tokens).to(self.device), **arguments).logits
             if logits.shape[:2] == (len(rows), 1) and (rows == np.arange(len(rows))).all():
                 chosen = logits[:, 0]                   # no copy of what may be a hundred megabytes
             else:
@@ -281,9 +293,9 @@ class Cached(Recomputed, SlotEngine):
     (`llmppl.lm.attention`); inf where every row reads its own.
     """
 
-    def __init__(self, model: Any, max_batch_tokens: int, masks: str) -> None:
-        super().__init__(model, max_batch_tokens)
-        config = _text_config(model)
+    def __init__(self, adapted: Adapted, max_batch_tokens: int, masks: str) -> None:
+        super().__init__(adapted, max_batch_tokens)
+        config = _text_config(adapted.model)
         self.window, self.masks = _window(config), masks
         ropes = getattr(config, "rope_parameters", None) or {}
         if ropes.get("rope_type") == "longrope":        # longer texts turn the keys of their first tokens otherwise

@@ -63,10 +63,17 @@ class CachedTransformer(Shared):
         else:
             self.tokenizer = tokenizer
             self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=_eos_ids(model, tokenizer))
-        self.engine = _engine(model, self.vocab, max_batch_tokens)
+        self._limits = cache_bytes, row_bytes, max_batch_tokens
+        self._use(_engine(model, self.vocab, max_batch_tokens))
+        self._siblings = {} if self._adapted is None else {self._adapted.names: self}       # by their adapters
+
+    def _use(self, engine: Engine) -> None:
+        """Answer by `engine`, with a cache of its own."""
+        cache_bytes, row_bytes, max_batch_tokens = self._limits
         if cache_bytes is None:
-            cache_bytes = default_cache_bytes(getattr(self.engine, "device", None))
-        self.evaluator = CachedEvaluator(self.engine, self.vocab, cache_bytes, row_bytes, max_batch_tokens)
+            cache_bytes = default_cache_bytes(getattr(engine, "device", None))
+        self.engine = engine
+        self.evaluator = CachedEvaluator(engine, self.vocab, cache_bytes, row_bytes, max_batch_tokens)
         self.trie, self.store = self.evaluator.trie, self.evaluator.store
 
     @classmethod
@@ -148,6 +155,29 @@ class CachedTransformer(Shared):
         """The context of just these token ids; of none, where a text begins before any special token."""
         return Context(self, self.trie.root, ids, Text(), 0)
 
+    def adapter(self, name: str | None) -> CachedTransformer:
+        """The language model that the same weights are with the adapter `name` (LoRA and its kin), or with none.
+
+        It has a cache of its own, with the same limits, and may be used beside this one, in one program and by any
+        thread. The same name gives the same object. A ValueError if the model has no such adapter.
+        """
+        names = () if name is None else (name,)
+        if self._adapted is None:
+            raise ValueError(f"adapter {name!r}: only transformers models have adapters, and this is {self!r}")
+        with self._adapted.lock:
+            found = self._siblings.get(names)
+            if found is None or not found._adapted.current:
+                engine = _engine(self.model, self.vocab, self._limits[2], names)
+                found = self._siblings[names] = type(self).__new__(type(self))
+                vars(found).update(vars(self))
+                found._use(engine)
+        return found
+
+    @property
+    def _adapted(self) -> Any:
+        """The choice of adapters by which the engine runs its model; None if it is none of transformers."""
+        return getattr(self.engine, "adapted", None)
+
     @property
     def stats(self) -> Stats:
         """Of all that was ever run, in every thread; a copy."""
@@ -175,14 +205,16 @@ def default_cache_bytes(device: Any, memory: Callable[[Any], tuple[int, int]] | 
     return free // 2
 
 
-def _engine(model: Any, vocab: Vocabulary, max_batch_tokens: int) -> Engine:
-    """`model` as an engine."""
+def _engine(
+    model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: tuple[str, ...] | None = None
+) -> Engine:
+    """`model` as an engine; with `adapters` active, or those that are now."""
     if isinstance(model, Engine):
         return model
     if hasattr(model, "config") and hasattr(model, "parameters"):
         from llmppl.lm import hf
 
-        return hf.engine(model, vocab, max_batch_tokens)
+        return hf.engine(model, vocab, max_batch_tokens, adapters)
     if callable(model):
         return FunctionEngine(model, len(vocab))
     raise TypeError(
