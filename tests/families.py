@@ -38,6 +38,12 @@ TRIE = {                                                # these keep keys and va
     "gemma": lambda: T.GemmaConfig(**_LLAMA, head_dim=8),
     "gemma2": lambda: T.Gemma2Config(**_GEMMA),
     "gemma3": lambda: T.Gemma3TextConfig(**_GEMMA, layer_types=["sliding_attention", "full_attention"]),
+    "mixtral": lambda: T.MixtralConfig(**_LLAMA, num_local_experts=2),
+    "deepseek-v3": lambda: T.DeepseekV3Config(          # keeps what keys and values are made of
+        **{**_LLAMA, "num_key_value_heads": 4}, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=8,
+        v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1, topk_group=1,
+        first_k_dense_replace=1,
+    ),
     "mistral": lambda: T.MistralConfig(**_LLAMA, sliding_window=None),
     "mistral-sliding": lambda: T.MistralConfig(**_LLAMA, sliding_window=4),
     "phi": lambda: T.PhiConfig(**_LLAMA),

@@ -11,8 +11,10 @@ from families import TRIE, VOCAB, V, build, check_books
 from support import repetitions
 
 from llmppl.inference import smc_standard
+from llmppl.lm import hf
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
+from llmppl.testing import check_engine
 
 peft = pytest.importorskip("peft", reason="adapters need peft, which nothing here installs")
 
@@ -190,6 +192,38 @@ def test_other_kinds_of_adapters(more):
     for name in (*names, *names):
         assert error_of(contexts[name], truth[name]) <= LIMIT and state(model) == before
         contexts[name] = contexts[name] + 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_engine_of_each_adapter_passes_the_conformance_suite_while_others_are_asked(name):
+    model = wrapped()
+    lm, truth = CachedTransformer(model, VOCAB), truths(model)
+    other = lm.at(range(3, 12))
+
+    def reference(ids):
+        nonlocal other
+        activate(model, "b")
+        other = (other if len(other) < 40 else lm.at(range(3, 12))) + ids[-1]
+        assert error_of(other, truth["a"]) <= LIMIT
+        return truth[name](ids)
+
+    engine = hf.engine(model, VOCAB, 1 << 16, () if name is None else (name,))
+    check_engine(engine, reference, ids=range(3, V), size=V, contexts=20)
+
+
+def test_a_folder_with_an_adapter_and_a_tokenizer_is_loaded(tmp_path, embedded):
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(copy.deepcopy(embedded.model), config).eval()
+    model.save_pretrained(tmp_path)
+    embedded.tokenizer.save_pretrained(tmp_path)
+    lm = CachedTransformer.from_pretrained(tmp_path)
+    plain = CachedTransformer(embedded.model, embedded.tokenizer)
+    text = "Once upon a time"
+    with_it = CachedTransformer(model, embedded.tokenizer).context(text).log_probs()
+    without = plain.context(text).log_probs()
+    assert np.abs(with_it - without).max() > 0.1
+    assert np.allclose(lm.context(text).log_probs(), with_it, atol=1e-5)
+    assert np.allclose(lm.adapter(None).context(text).log_probs(), without, atol=1e-5)
 
 
 class Both(Model):

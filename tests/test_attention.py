@@ -35,7 +35,7 @@ def slots_read(lm, contexts):
     return read, max(error_of(lm, context) for context in contexts)
 
 
-@pytest.mark.parametrize("name", [name for name in TRIE if name != "bloom"])        # which multiplies by other means
+@pytest.mark.parametrize("name", [name for name in TRIE if name not in ("bloom", "deepseek-v3")])     # see the docs
 def test_a_prompt_is_read_once_for_all_its_rows_in_every_family(name):
     lm = sharing_lm(name)
     prompt = at(lm, PROMPT)
