@@ -45,7 +45,8 @@ class Way:
         self.runs: dict[tuple[int, int], list[tuple[float, float, int, Any, Any]]] = {}
 
     def run(self, prompt: int, N: int, steps: int) -> None:
-        lm = CachedTransformer(self.lm.model, self.lm.tokenizer)        # its cache is empty, and that of the engine
+        lm = CachedTransformer(self.lm.model, self.lm.tokenizer)        # its cache is empty
+        lm.engine.clear()                               # and that of the engine
         ids = [int(i) for i in lm.context(TEXT * 10).tokens[:prompt]]
         half = np.random.default_rng(1).random(len(lm.vocab)) < 0.5
         half &= lm.vocab.lengths > 0

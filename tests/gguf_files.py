@@ -86,3 +86,67 @@ def nameless(size):
         writer.add_token_types([1] * size)
 
     return add
+
+
+def gemma3(path, model):
+    """A GGUF file of a Gemma 3, without names of tokens."""
+    config = model.config
+    names = {
+        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.layers.": "blk.",
+        "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    about = {
+        "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads, "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim, "attention.value_length": config.head_dim,
+        "attention.sliding_window": config.sliding_window, "vocab_size": config.vocab_size,
+    }  # fmt: skip
+    tensors = {}
+    for name, weights in model.state_dict().items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        if name != "lm_head.weight":
+            tensors[name] = weights.numpy() + ("norm" in name)          # transformers adds the 1 itself
+    floats = {"attention.layer_norm_rms_epsilon": config.rms_norm_eps, "rope.freq_base": 1e6}
+    return raw(path, "gemma3", about, floats, tensors, config.vocab_size)
+
+
+def mamba(path):
+    """A GGUF file of a Mamba with one layer of nothing but zeros."""
+    about = {
+        "context_length": 64, "embedding_length": 32, "block_count": 1, "feed_forward_length": 0,
+        "attention.head_count": 0, "ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 16,
+        "ssm.time_step_rank": 2, "vocab_size": 40,
+    }  # fmt: skip
+    shapes = {
+        "token_embd.weight": (40, 32), "output_norm.weight": (32,), "blk.0.attn_norm.weight": (32,),
+        "blk.0.ssm_in.weight": (128, 32), "blk.0.ssm_conv1d.weight": (64, 4), "blk.0.ssm_conv1d.bias": (64,),
+        "blk.0.ssm_x.weight": (34, 64), "blk.0.ssm_dt.weight": (64, 2), "blk.0.ssm_dt.bias": (64,),
+        "blk.0.ssm_a": (64, 16), "blk.0.ssm_d": (64,), "blk.0.ssm_out.weight": (32, 64),
+    }  # fmt: skip
+    tensors = {name: np.zeros(shape) for name, shape in shapes.items()}
+    return raw(path, "mamba", about, {"attention.layer_norm_rms_epsilon": 1e-5}, tensors, 40)
+
+
+def raw(path, architecture, about, floats, tensors, size):
+    """A GGUF file of what it says of itself and of tensors, as they are."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, number in about.items():
+        writer.add_uint32(f"{architecture}.{name}", number)
+    for name, number in floats.items():
+        writer.add_float32(f"{architecture}.{name}", number)
+    nameless(size)(writer)
+    for name, array in tensors.items():
+        writer.add_tensor(name, array.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fire import Interrupt, in_threads
-from gguf_files import byte_level, nameless, write
+from gguf_files import byte_level, gemma3, mamba, nameless, write
 from support import repetitions
 
 from llmppl import CachedTransformer, Model, product, smc_steer
@@ -408,6 +408,35 @@ def test_a_damaged_file_and_one_of_an_unknown_architecture_are_told(files, model
     spoiled = write(tmp_path / "nan.gguf", model, byte_level(PATH, V), spoiled="blk.1.ffn_up.weight")
     with pytest.raises(ValueError, match="does not load .*invalid data"):
         LlamaCpp(spoiled)
+
+
+def test_a_model_whose_layers_look_back_a_few_tokens_is_right_beyond_them(tmp_path):
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    model = Gemma3ForCausalLM(Gemma3TextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=128, sliding_window=8, query_pre_attn_scalar=16,
+        initializer_range=0.3,
+    )).float().eval()  # fmt: skip
+    engine = LlamaCpp(gemma3(tmp_path / "gemma.gguf", model))
+
+    def reference(ids):
+        with torch.no_grad():
+            return model(torch.tensor([ids])).logits[0, -1].numpy()
+
+    check_engine(engine, reference, ids=range(5, 60), size=64, tolerance=0.02)         # GELU is from a table in F16
+
+
+def test_a_model_whose_contexts_cannot_share_what_it_keeps_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="a model of architecture 'mamba' keeps a recurrent state, which contexts can"):
+        LlamaCpp(mamba(tmp_path / "mamba.gguf"))
+
+
+def test_a_cache_that_does_not_share_is_found_out_when_the_model_is_loaded(files, monkeypatch):
+    monkeypatch.setattr(LlamaCpp, "_branch", lambda self, source, n: self._free.pop())
+    with pytest.raises((ValueError, RuntimeError), match="contexts that share a prefix|llama.cpp gave up"):
+        LlamaCpp(files())
 
 
 @pytest.mark.parametrize(
