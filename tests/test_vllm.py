@@ -5,6 +5,7 @@ whatever is asked meets them.
 """
 
 import os
+import random
 import signal
 import threading
 import time
@@ -61,7 +62,9 @@ def hooked(model, hook):
 @pytest.fixture(scope="module")
 def loaded():
     """(engine, tokenizer, its hook): the embedded model, with room for little."""
+    streams = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()       # noqa: NPY002
     engine, tokenizer = load(None, disable_log_stats=False, **SMALL)
+    assert streams == (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist())   # noqa: NPY002
     hook = Stumbling()
     engine._llm.model_executor.driver_worker.get_model().model.norm.register_forward_hook(hook)
     yield engine, tokenizer, hook
@@ -113,7 +116,8 @@ def distance(engine, contexts, reference, asked=None):
 def test_a_real_model_answers_as_plain_forwards_do():
     """In float32 transformers is as far from float64 as vLLM is: both up to 1e-4 for tokens of probability 1e-8."""
     wants_model("smollm2")
-    engine, tokenizer = load("smollm2", kv_cache_memory_bytes=1 << 28, max_model_len=512)
+    lm = CachedTransformer.from_pretrained("smollm2", engine="vllm", kv_cache_memory_bytes=1 << 28, max_model_len=512)
+    engine, tokenizer = lm.engine, lm.tokenizer
     reference = plain(gguf.converted(gguf.find("smollm2").file))
     try:
         report = check_engine(engine, reference, ids=range(300, 308), size=49152, contexts=30, tolerance=2e-4)
@@ -146,6 +150,7 @@ def test_a_model_over_two_workers_answers_as_plain_forwards_do(tmp_path):
     [
         ({"no_such_option": 1}, TypeError, "no_such_option"),
         ({"data_parallel_size": 2}, ValueError, "tensor_parallel_size"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, ValueError, "speculation"),
         ({"max_model_len": 512, "kv_cache_memory_bytes": 1 << 20}, ValueError, "512"),
     ],
 )

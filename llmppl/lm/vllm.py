@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from threading import Event
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 from transformers import AutoTokenizer
 
 from llmppl.lm import gguf
@@ -51,6 +53,7 @@ _PATIENCE = 0.1                                         # s
 _EOS = "eos_token_id"
 _PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 _CLAIMS = ("llvmlite.binding.ffi",)
+_USUAL = {"enable_prefix_caching": True, "disable_log_stats": True, "async_scheduling": False}
 _CPU = {"block_size": 32, "kv_cache_memory_bytes": 2 << 30, "enforce_eager": True}
 
 
@@ -165,10 +168,10 @@ class VllmEngine(Engine):
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Have the engine's thread call a function, after what it is at."""
-        future = self._thread.submit(self._alive, function, *arguments)
-        while wait((future,), _PATIENCE).not_done:      # a signal that comes just before a lock does not end waiting
-            pass
         try:
+            future = self._thread.submit(self._alive, function, *arguments)
+            while wait((future,), _PATIENCE).not_done:  # a signal that comes just before a lock does not end waiting
+                pass
             return future.result()
         except Exception as error:
             if not self._ended:
@@ -248,11 +251,12 @@ def _start(options: dict[str, Any]) -> Any:
             "data_parallel_size > 1 is several engines: start as many processes (llmppl.ray.map does), or spread one "
             "model with tensor_parallel_size or pipeline_parallel_size"
         )
-    usual = {"enable_prefix_caching": True, "disable_log_stats": True, **(_CPU if current_platform.is_cpu() else {})}
-    options = usual | options
+    options = _USUAL | (_CPU if current_platform.is_cpu() else {}) | options
     options["logits_processors"] = [*(options.get("logits_processors") or []), Rows]
     with _building():
         config = EngineArgs(skip_tokenizer_init=True, **options).create_engine_config()
+        if config.speculative_config is not None:
+            raise ValueError("a request here is for one token, of which nothing can be guessed: leave out speculation")
         return LLMEngine(config, Executor.get_class(config), log_stats=not options["disable_log_stats"])
 
 
@@ -262,7 +266,9 @@ def _building() -> Iterator[None]:
 
     Without the variable vLLM puts the scheduler, or on a CPU the model, into another process. Its CPU engine asks
     whatever is in any module for its attributes, and llvmlite's library, which numba loads, claims to have them all.
+    It seeds the random streams that all share.
     """
+    streams = random.getstate(), np.random.get_state(), torch.get_rng_state()     # noqa: NPY002
     before, os.environ[_PROCESS] = os.environ.get(_PROCESS), "0"
     hidden = {name: sys.modules.pop(name) for name in _CLAIMS if name in sys.modules}
     try:
@@ -272,6 +278,9 @@ def _building() -> Iterator[None]:
         del os.environ[_PROCESS]
         if before is not None:
             os.environ[_PROCESS] = before
+        random.setstate(streams[0])
+        np.random.set_state(streams[1])                 # noqa: NPY002  # theirs, not ours
+        torch.set_rng_state(streams[2])
 
 
 def load(name: str | Path | None, *, dtype: Any = None, **options: Any) -> tuple[VllmEngine, Any]:
