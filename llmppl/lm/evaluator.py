@@ -100,12 +100,12 @@ class CachedEvaluator:
         before = _EVALUATORS.get(engine)
         if before is not None:
             before.exclusive(before.replace)
+        engine.clear()                                  # of one before that is gone
         _EVALUATORS[engine] = self
 
     def replace(self) -> None:
         """Another evaluator has the engine from now on."""
         self._replaced = True
-        self.engine.clear()
 
     @property
     def stats(self) -> Stats:
