@@ -75,8 +75,8 @@ def check_engine(
     """
     checker = _Checker(engine, reference, list(ids), size, tolerance, np.random.default_rng(seed))
     for check in (
-        checker.unequal_lengths, checker.earlier_places, checker.forks, checker.many_at_once, checker.the_longest,
-        checker.released, checker.interrupts, checker.through_the_cache, checker.threads,
+        checker.unequal_lengths, checker.earlier_places, checker.given_tokens, checker.forks, checker.many_at_once,
+        checker.the_longest, checker.released, checker.interrupts, checker.through_the_cache, checker.threads,
     ):  # fmt: skip
         start, checker.name = time.perf_counter(), check.__name__.replace("_", " ")
         if check == checker.many_at_once:
@@ -171,6 +171,26 @@ class _Checker:
         contexts = self._distinct([5, 9, 7])
         asked = [(i, n) for i, each in enumerate(contexts) for n in range(1, len(each) + 1) if n % 3 or n == len(each)]
         self._ask(contexts, [asked[k] for k in self.rng.permutation(len(asked))])
+
+    def given_tokens(self) -> None:
+        """Log-probabilities of given tokens, where the engine has a way of its own."""
+        contexts, starts = self._distinct([self._most, self._most - 3, 9]), [1, 4, 2]
+        for ids, start in zip(contexts, starts, strict=False):
+            for n in range(start, len(ids)):
+                self._truth(ids[:n])
+        found = self.engine.log_probs(contexts, starts[: len(contexts)])
+        for ids, start, given in zip(contexts, starts, found or [], strict=False):
+            right = np.array([self._truth(ids[:n])[ids[n]] for n in range(start, len(ids))])
+            assert given.shape == right.shape, f"{self.name}: {len(given)} log-probabilities of {len(right)} tokens"
+            off = float(np.abs(given - right).max())
+            assert off <= self.tolerance, (
+                f"{self.name}: of the tokens {ids} from place {start} on, a log-probability is off by {off:.2g}, more "
+                f"than {self.tolerance:g}"
+            )
+            self.report.distance = max(self.report.distance, off)
+        assert found is None or self.engine.size == self.size, (
+            f"{self.name}: they are normalised over {self.engine.size} ids, and the vocabulary has {self.size}"
+        )
 
     def forks(self) -> None:
         """Contexts that continue others, or part of them, over many calls."""

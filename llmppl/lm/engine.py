@@ -40,6 +40,8 @@ class Engine(ABC):
         The longest context it can read; longer ones are refused before they get here.
     eos_ids : sequence of int
         Tokens that end a text, besides those that the tokenizer names.
+    size : int or None
+        How many ids it gives logits of. Said by one that has `log_probs`.
     tokens : int
         How many it has really run since it was made: what it had kept of a context does not count.
     """
@@ -47,6 +49,7 @@ class Engine(ABC):
     name: str = ""
     max_length: int | None = None
     eos_ids: Sequence[int] = ()
+    size: int | None = None
     tokens: int = 0
 
     @abstractmethod
@@ -67,6 +70,14 @@ class Engine(ABC):
         (len(asked), >= V) float32 or float64 logits, numpy or a tensor of torch, which stays on its device; not
         normalised. -inf is a token that cannot follow.
         """
+
+    def log_probs(self, contexts: list[list[int]], starts: list[int]) -> list[NDArray[np.float64]] | None:
+        """How probable given tokens are: the logs for `contexts[i][j]` after those before it, j = starts[i] >= 1, ...
+
+        None where rows are as cheap, as they are for most. They are normalised over all ids that the engine has, `size`
+        of them, so that it is asked where each stands for a token.
+        """
+        return None
 
     def release(self, contexts: list[list[int]]) -> None:               # noqa: B027
         """Nobody holds these contexts any more, nor any that continue them; they may still be asked for again."""
@@ -115,7 +126,8 @@ class FunctionEngine(Engine):
     """Calls `function(ids)` for (size,) logits of the token after `ids`, and keeps nothing."""
 
     def __init__(self, function: Callable[[list[int]], Any], size: int) -> None:
-        self.function, self.size = function, size
+        self.function = function
+        self.size: int = size
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> NDArray[Any]:
         self.tokens += sum(n for _, n in asked)

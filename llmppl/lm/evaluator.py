@@ -94,6 +94,7 @@ class CachedEvaluator:
         self._new_ids: dict[Node | None, list[int]] = {}                # and in this one
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
+        self._scores = type(engine).log_probs is not Engine.log_probs and engine.size == len(vocab) - len(self._unknown)
         self._warned = False
         self._keeper: Any = None
         self._replaced = False
@@ -156,6 +157,8 @@ class CachedEvaluator:
         for node, row in [(node, node.row) for node in wanted.children if node.row is not None]:
             wanted.found(node, row)
         computed = len(wanted.children)
+        if self._scores:
+            self._score([question for question in questions if len(question) > 2], wanted)
         while wanted.children:
             self._forward(wanted)
         self._ran.clear()
@@ -280,16 +283,39 @@ class CachedEvaluator:
             contexts.append(ids)
         self._answer(lambda: engine.forward(contexts, list(asked.values())), asked, wanted)
 
-    def _answer(self, run: Callable[[], Any], asked: Iterable[Node], wanted: _Wanted) -> None:
-        """Run a pass, and hand out what it tells of the nodes it was asked for."""
+    def _score(self, strings: list[Question], wanted: _Wanted) -> None:
+        """Have the engine itself say how probable given tokens are, where no row is wanted and it has a way for it."""
+        starts: dict[Node, int] = {}
+        for string in strings:
+            missing = [child.depth - 1 for child in string[1:] if child.log_prob is None and child.depth > 1]
+            if missing:
+                starts[string[-1]] = min(missing[0], starts.get(string[-1], missing[0]))
+        if not starts:
+            return
+        found = self._run_engine(lambda: self.engine.log_probs([end.tokens() for end in starts], list(starts.values())))
+        for end, log_probs in zip(starts, found or [], strict=found is not None):
+            for node, log_prob in zip(end.path(), reversed(log_probs.tolist()), strict=False):
+                if node.log_prob is None:
+                    node.log_prob = log_prob
+        for parent in list(wanted.children):
+            wanted.children[parent] = [child for child in wanted.children[parent] if child.log_prob is None]
+            if not wanted.children[parent] and parent not in wanted.rows:
+                del wanted.children[parent]
+
+    def _run_engine(self, run: Callable[[], Any]) -> Any:
+        """What a call of the engine answers; it is counted, and if it fails, what the round has run is given up."""
         before = self.engine.tokens
         try:
-            logits = run()
-            rows = self._rows(logits, list(asked))
+            answer = run()
         except Exception:                               # the model's own, or it gave no distribution
             self._forget()
             raise
         self._thread.stats.tokens += self.engine.tokens - before
+        return answer
+
+    def _answer(self, run: Callable[[], Any], asked: Iterable[Node], wanted: _Wanted) -> None:
+        """Run a pass, and hand out what it tells of the nodes it was asked for."""
+        rows: list[Table] = self._run_engine(lambda: self._rows(run(), list(asked)))
         if self._keeper is not None:
             found = zip(asked, rows, strict=True)
             self._keeper.look_up([(row, child.token) for node, row in found for child in wanted.children[node]])

@@ -25,6 +25,7 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from llmppl.lm import gguf
@@ -50,6 +51,7 @@ except ImportError as error:
 _NAME = "llmppl"                                        # of what a request brings to the logits processor
 _taken: dict[str, list[tuple[list[int], Any]]] = {}     # where the model runs, by engine: requests, (R, V) logits
 _PATIENCE = 0.1                                         # s
+_ONE = {"temperature": 0, "max_tokens": 1, "ignore_eos": True, "detokenize": False}      # token, which is left alone
 _EOS = "eos_token_id"
 _PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 _CLAIMS = ("llvmlite.binding.ffi",)
@@ -141,6 +143,8 @@ class VllmEngine(Engine):
             raise
         model = self._llm.model_config
         self.name = f"{model.model} by vLLM in {str(model.dtype).removeprefix('torch.')}"
+        self.size = model.get_vocab_size()
+        self._block = self._llm.vllm_config.cache_config.block_size
         self.max_length = model.max_model_len - 1       # vLLM wants room for the token that it is to choose
         ends = (getattr(model.hf_text_config, _EOS, None), model.try_get_generation_config().get(_EOS))
         self.eos_ids = [i for given in ends for i in (given if isinstance(given, list) else [given]) if i is not None]
@@ -150,9 +154,26 @@ class VllmEngine(Engine):
         _living.add(self)
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
+        marks = [{_NAME: [self._name, number]} for number in range(len(asked))]
+        how = [SamplingParams(**_ONE, extra_args=mark) for mark in marks]
+        return self._ask([contexts[i][:n] for i, n in asked], how, self._take)
+
+    def log_probs(self, contexts: list[list[int]], starts: list[int]) -> list[NDArray[np.float64]] | None:
+        """By vLLM's own, which read whole contexts and no prefix that is kept; a row reads half a block of tokens."""
+        whole = sum(map(len, contexts))
+        if sum(len(ids) - start for ids, start in zip(contexts, starts, strict=True)) * self._block / 2 < whole:
+            return None
+        found = self._ask(contexts, [SamplingParams(**_ONE, prompt_logprobs=0)] * len(contexts), list)
+        return [
+            np.array([found[i].prompt_logprobs[j][ids[j]].logprob for j in range(start, len(ids))])
+            for i, (ids, start) in enumerate(zip(contexts, starts, strict=True))
+        ]
+
+    def _ask(self, prompts: list[list[int]], how: list[Any], read: Callable[[list[Any]], Any]) -> Any:
+        """What `read` makes of vLLM's outputs for the prompts."""
         stop = Event()
         try:
-            return self._call(self._run, [contexts[i][:n] for i, n in asked], stop)
+            return self._call(self._run, prompts, how, read, stop)
         except BaseException:
             stop.set()
             raise
@@ -185,27 +206,26 @@ class VllmEngine(Engine):
             raise RuntimeError(self._ended)
         return function(*arguments)
 
-    def _run(self, prompts: list[list[int]], stop: Event) -> Any:
-        """(len(prompts), >= V) logits after each prompt."""
-        requests = []
+    def _run(self, prompts: list[list[int]], how: list[Any], read: Callable[[list[Any]], Any], stop: Event) -> Any:
+        requests: list[str] = []
+        answers: dict[str, Any] = {}
         try:
-            for number, ids in enumerate(prompts):
-                mark = {_NAME: [self._name, number]}
-                how = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False, extra_args=mark)
-                requests.append(self._llm.add_request(str(number), tokens_input(ids), how))
+            for number, (ids, params) in enumerate(zip(prompts, how, strict=True)):
+                requests.append(self._llm.add_request(str(number), tokens_input(ids), params))
             while self._llm.has_unfinished_requests():
                 if stop.is_set():
                     raise InterruptedError("the round was given up")
                 for output in self._llm.step():
                     self.tokens += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
-            return self._take(len(prompts))
+                    answers[output.request_id] = output
+            return read([answers[str(number)] for number in range(len(prompts))])
         except BaseException:
             self._abort(requests)
             raise
 
-    def _take(self, count: int) -> Any:
-        """The rows of `count` requests, from the worker that has them."""
-        found = self._llm.collective_rpc(_take, args=(self._name, count, self._to_host))
+    def _take(self, answers: list[Any]) -> Any:
+        """(len(answers), >= V) logits of requests, from the worker that has them."""
+        found = self._llm.collective_rpc(_take, args=(self._name, len(answers), self._to_host))
         return next(rows for rows in found if rows is not None)
 
     def _abort(self, requests: list[str]) -> None:
