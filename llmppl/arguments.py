@@ -10,6 +10,7 @@ import difflib
 import math
 import numbers
 import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable
@@ -19,8 +20,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 __all__ = [
-    "count", "flag", "fraction", "function", "generator", "integer", "is_type", "name_of", "number", "one_of",
-    "optional_count", "path", "positive", "probability", "shown", "temperature", "text", "truth", "unknown_option",
+    "count", "flag", "fraction", "function", "generator", "integer", "is_file_name", "is_type", "kind", "name_of",
+    "number", "one_of", "optional_count", "path", "positive", "probability", "shown", "temperature", "text", "token_id",
+    "truth", "unknown_option",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -125,6 +127,18 @@ def text(name: str, value: str) -> str:
     return value
 
 
+def token_id(value: int) -> int:
+    """`value`, a token's id; what is none is a TypeError that says how text is read."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"token must be an id or a Token, not {shown(value)}: a text is read by after({shown(value)})")
+    return integer("token", value)
+
+
+def is_file_name(value: str) -> bool:
+    """Whether a text is rather the name of a file, such as "sql.lark": one line that ends with a suffix."""
+    return re.fullmatch(r"[^\n\"{}:]*[\w/\\]\.\w{1,10}", value) is not None
+
+
 def path(name: str, value: str | os.PathLike[str]) -> Path:
     """`value`, the path of a file."""
     return Path(_of_type(name, value, (str, os.PathLike), "a path, a str or a pathlib.Path"))
@@ -175,6 +189,12 @@ def generator(seed: int | None, rng: np.random.Generator | None = None) -> np.ra
 def name_of(asked: Callable[..., Any]) -> str:
     """How a function is called in an error."""
     return (getattr(asked, "__qualname__", None) or repr(asked)).rpartition("<locals>.")[2]
+
+
+def kind(value: object) -> str:
+    """How a value of the wrong type is called: one that is short by its repr, else by its type."""
+    whole = shown(value)
+    return whole if whole == repr(value) and "\n" not in whole else f"a {type(value).__name__}"
 
 
 def shown(value: object, most: int = 100) -> str:

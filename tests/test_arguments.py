@@ -257,7 +257,9 @@ PUBLIC = {
     "queries": ["compare", "conformity"],
 }
 PLACES = {"state", "token", "byte", "start", "index"}               # which one, not how many
-IN_STEPS = {"TokenIndex.mask_within(n)", "Extent.masks(num_tokens)"}    # called for every particle, with inf, too
+IN_STEPS = {                                            # called for every particle, with inf, too
+    "TokenIndex.mask_within(n)", "Extent.masks(num_tokens)", "Extent.cause(num_tokens)",
+}  # fmt: skip
 
 
 def numbers_taken(name, function):

@@ -387,7 +387,7 @@ def test_reprs_are_worth_reading():
             {"anyOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"allOf": [True, {"type": "string", "format": "iri"}]}}},
             r"JSON schema at #/\$defs/x/allOf/1, 'format': Unknown format: iri; lenient=True",
         ),
-        ({"items": {"type": "strin"}}, "JSON schema at #/items, 'type': Invalid type: strin"),
+        ({"items": {"type": "strin"}}, "JSON schema at #/items, 'type': 'strin' is no type: did you mean 'string'"),
         ({"pattern": "(?=a)b"}, "JSON schema at #, 'pattern': regex parse error"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "JSON schema at #/properties/a, '.ref': Pointer '/.defs/b'"),
         ({"$ref": "https://example.org/x"}, r"JSON schema at #, '\$ref': Resource 'https://example.org/x'"),

@@ -159,7 +159,7 @@ DEADLY = {
     "condition is false": lambda self: self.condition(False),
     "observe: Bernoulli(0) gives True probability 0": lambda self: self.observe(Bernoulli(0.0), True),
     "score(-inf)": lambda self: self.score(-math.inf),
-    "sample: Bernoulli(0.5).masked(0 of 2 values) has no value of positive probability": lambda self: self.sample(
+    "sample: Bernoulli(0.5).masked(no value) has no value of positive probability": lambda self: self.sample(
         Bernoulli(0.5).masked([False, False])
     ),
     "sample: Bernoulli(0) gives True, which the proposal drew, probability 0": lambda self: self.sample(

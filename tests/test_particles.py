@@ -133,8 +133,8 @@ def test_asking_for_a_particle_when_all_died_says_when_and_why():
     deaths = [Death(1, "observe('q')")] * 2 + [Death(3, "condition(False) at model.py:12", count=28)]
     particles = Particles([], deaths=deaths)
     message = (
-        "no particle is left: all died by step 3: 28 at step 3 by condition(False) at model.py:12; "
-        "2 at step 1 by observe('q'); log_ml is -inf"
+        "no particle is left: all died by step 3: 28 of 30: condition(False) at model.py:12; "
+        "2 of 30 at step 1: observe('q'); log_ml is -inf"
     )
     for ask in [particles.sample, lambda: particles.sample(3), lambda: particles.best, lambda: particles.expect(len)]:
         with pytest.raises(ValueError) as error:
@@ -148,14 +148,14 @@ def test_only_the_five_commonest_deaths_are_told():
     deaths = [Death(step, f"reason {step}", count=10 - step) for step in range(1, 9)]
     with pytest.raises(ValueError) as error:
         Particles([], deaths=deaths).sample()
-    assert "all died by step 8: 9 at step 1 by reason 1; " in str(error.value)
-    assert "5 at step 5 by reason 5; 9 for other reasons; log_ml" in str(error.value)      # 4 + 3 + 2
+    assert "all died by step 8: 9 of 44 at step 1: reason 1; " in str(error.value)
+    assert "5 of 44 at step 5: reason 5; 9 for other reasons; log_ml" in str(error.value)      # 4 + 3 + 2
     assert "reason 6" not in str(error.value)
 
 
 def test_of_deaths_as_common_the_latest_is_told_first():
     told = repr(Particles([], deaths=[Death(step, f"reason {step}", count=2) for step in (1, 3, 2)]))
-    assert told.endswith("by step 3: 2 at step 3 by reason 3; 2 at step 2 by reason 2; 2 at step 1 by reason 1")
+    assert told.endswith("by step 3: 2 of 6: reason 3; 2 of 6 at step 2: reason 2; 2 of 6 at step 1: reason 1")
 
 
 def test_deaths_of_one_step_and_reason_are_counted_together():
@@ -239,9 +239,9 @@ def test_repr_of_no_particles_says_why():
     particles = Particles([], deaths=[Death(3, "condition(x < 2)", 28)])
     assert repr(particles) == (
         "Particles(0 of positive weight, log_ml=-inf, ess=0.0)\n"
-        "all died by step 3: 28 at step 3 by condition(x < 2)"
+        "all died by step 3: 28 of 28: condition(x < 2)"
     )
-    assert "28 at step 3 by condition(x &lt; 2)" in particles._repr_html_()
+    assert "28 of 28: condition(x &lt; 2)" in particles._repr_html_()
     assert "<table" not in particles._repr_html_()
 
 

@@ -260,10 +260,10 @@ def test_a_mistyped_option_is_told_what_was_meant(make, meant):
 def test_programs_refuse_what_is_no_text_by_name():
     lm = tiny_lm(V)
     for make, error, message in [
-        (lambda: ConstrainedText(lm, 5), TypeError, "prompt must be a str, not 5"),
+        (lambda: ConstrainedText(lm, 5), TypeError, "prompt must be a str or a Context, not 5"),
         (lambda: ConstrainedText(lm, "a\ud800"), ValueError, r"prompt has a lone surrogate, '\\ud800', at character 1"),
-        (lambda: conformity(lm, None, Regex("a")), TypeError, "prompt must be a str, not None"),
-        (lambda: PromptIntersection(lm, ["a", 5]), TypeError, "prompt must be a str, not 5"),
+        (lambda: conformity(lm, None, Regex("a")), TypeError, "prompt must be a str"),
+        (lambda: PromptIntersection(lm, ["a", 5]), TypeError, "prompt must be a str or a Context, not 5"),
         (lambda: Infilling(lm, ["a", 5]), TypeError, "each of the fragments must be a str, not 5"),
         (lambda: Infilling(lm, "a[BLANK]\ud800"), ValueError, "each of the fragments has a lone surrogate"),
         (lambda: Infilling(lm, "a[BLANK]", lengths=3), TypeError, "lengths must be a Distribution over 0, 1, 2"),

@@ -130,7 +130,7 @@ def test_where_all_die_nothing_is_left_and_drawing_says_at_which_step_and_why(ru
     (death,) = posterior.deaths
     assert death.step == last and death.reason.startswith("condition is false (test_smc.py, line ")
     for draw in (posterior.sample, lambda: posterior.best, lambda: posterior.expect(len)):
-        with pytest.raises(ValueError, match=rf"all died by step {last}: \d+ at step {last} by condition is false"):
+        with pytest.raises(ValueError, match=rf"all died by step {last}: (\d+) of \1: condition is false"):
             draw()
 
 
@@ -139,9 +139,9 @@ def test_a_constraint_that_is_impossible_from_the_start_kills_all_in_the_first_s
     nothing = ConstrainedText(tiny_lm(V), "a", mask=lambda text: np.zeros(V, bool))
     posterior = run(nothing, seed=0)
     assert len(posterior) == 0 and posterior.deaths[0].step == 1
-    assert "has no value of positive probability" in posterior.deaths[0].reason
+    assert posterior.deaths[0].reason == "no token that the mask allows has positive probability"
     posterior = run(ConstrainedText(tiny_lm(V), "a", lambda text: False, min_tokens=1, max_tokens=2), seed=0)
-    assert len(posterior) == 0 and "condition is false (constrained.py" in posterior.deaths[0].reason
+    assert len(posterior) == 0 and posterior.deaths[0].reason.endswith("<lambda> is false of the text")
 
 
 @every_algorithm

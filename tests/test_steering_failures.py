@@ -141,7 +141,7 @@ def test_fewer_alive_than_N_are_kept_as_they_are():
 def test_a_run_in_which_all_die_is_worth_zero_and_not_NaN(run):
     posterior = run(Dead(), seed=0)
     assert posterior.log_ml == -math.inf and len(posterior) == 0 and posterior.ess == 0.0
-    with pytest.raises(ValueError, match=r"all died by step 2: \d at step 2 by condition is false \(test_steering"):
+    with pytest.raises(ValueError, match=r"all died by step 2: (\d) of \1: condition is false \(test_steering"):
         posterior.sample()
 
 

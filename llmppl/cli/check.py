@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmppl.cli import options, show
+
+if TYPE_CHECKING:
+    from llmppl.masks import JsonSchema
 
 
 def check(
@@ -36,4 +40,24 @@ def check(
             typer.echo(f"{line}\n{caret}\nno match: {reading.expected}, not {text[reading.length]!r}")
         else:
             typer.echo(f"{line}\n{caret}\nonly the beginning of a match: {reading.expected}")
+        if json_schema:
+            _say_what_differs(options.constraint(kind, pattern), text)
         raise typer.Exit(1)
+
+
+def _say_what_differs(schema: JsonSchema, text: str) -> None:
+    """Where the text would match with its properties in the order of the schema and plain blanks, say so."""
+    from llmppl.masks.json_checks import in_order
+    from llmppl.masks.wording import read
+
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return
+    ordered = json.dumps(in_order(value, schema.schema, schema.schema), ensure_ascii=False)
+    reading = read(schema, ordered)
+    if reading.length == len(ordered) and reading.complete:
+        typer.echo(
+            f"it is an instance of the schema, but the keys of a match are in its order, with at most a blank between "
+            f"tokens:\n{show.printable(ordered)}"
+        )

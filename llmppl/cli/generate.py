@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -91,6 +92,10 @@ def generate(
     given = [name for name, (value, _) in limits.items() if value is not None]
     if len(given) > 1:
         raise typer.BadParameter(f"{' and '.join(f'--{name}' for name in given)} exclude each other: give one of them.")
+    if choices and len(choices) == 1:
+        parts = [part for part in re.split(r"[,|]", choices[0]) if part]
+        said = " ".join(f"--choices {part!r}" for part in parts) if len(parts) > 1 else "it again for each further one"
+        raise typer.BadParameter(f"--choices {choices[0]!r} alone leaves nothing to choose: give {said}.")
     of_many = {"--out": out, "--field": field, "--resume": resume, "--workers": workers > 1}
     many.check(prompt, prompts, of_many, {"--json": as_json, "--trace": trace})
     with show.plain_errors():

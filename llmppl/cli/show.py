@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -82,9 +83,11 @@ def on_terminal() -> bool:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """What the library says of bad input, without the traceback, which is for programmers."""
+    """What the library says of bad input, without the traceback, which is for programmers; and its warnings."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: typer.echo(f"llmppl: {message}", err=True)
+            yield
     except KeyboardInterrupt:
         leave(INTERRUPTED, "interrupted")
     except (ValueError, FileNotFoundError, ImportError) as error:

@@ -21,7 +21,7 @@ def product(*dists: Finite) -> Finite:
     first = _same_support("product", dists)
     return first.derive(
         lambda: np.sum([dist.log_probs() for dist in dists], axis=0),
-        lambda: f"product({', '.join(map(repr, dists))})",
+        lambda name: f"product({', '.join(map(name, dists))})",
         dists,
         by=("product",),
     )
@@ -36,7 +36,7 @@ def mixture(dists: Sequence[Finite], weights: ArrayLike) -> Finite:
     parts = [(math.log(p), dist) for p, dist in zip(probs, dists, strict=True) if p > 0.0]
     return first.derive(
         lambda: np.logaddexp.reduce([log_p + dist.log_probs() for log_p, dist in parts]),
-        lambda: f"mixture([{', '.join(map(repr, dists))}], {probs.round(4).tolist()})",
+        lambda name: f"mixture([{', '.join(map(name, dists))}], {probs.round(4).tolist()})",
         [dist for _, dist in parts],
         by=("mixture", *(log_p for log_p, _ in parts)),
     )

@@ -11,6 +11,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.distributions.proposal import Distribution, Impossible, Proposal, frozen
 from llmppl.distributions.rejection import weighted_rejection
 from llmppl.distributions.weights import Floats
+
+Name = Callable[[Any], str]                             # how a distribution is called: repr, or its `brief`
 
 
 class Finite(Distribution):
@@ -64,7 +67,7 @@ class Finite(Distribution):
             self._table, self.recipe = ArrayTable(array), (array,)
         self._log_weights: Floats | None = None
         self._log_probs: Floats | None = None
-        self._describe: Callable[[], str] | None = None
+        self._describe: Callable[[Name], str] | None = None
         self._masked: weakref.WeakValueDictionary[int, Finite] | None = None
         self._mask: Any = None                          # (n,) bool, by which it was masked
 
@@ -116,19 +119,25 @@ class Finite(Distribution):
 
     def sample(self, rng: np.random.Generator) -> Any:
         if self.log_total() == -math.inf:
-            raise Impossible(f"{self} has no value of positive probability")
+            raise self.impossible()
         return self.support[self.table().draw(rng)]
+
+    def impossible(self) -> Impossible:
+        """The error for drawing where nothing is possible."""
+        why = "has no value of positive probability"
+        return Impossible(f"{self!r} {why}", f"{self.brief} {why}")
 
     def derive(
         self,
         compute: Callable[[], Floats | Table],
-        describe: Callable[[], str],
+        describe: Callable[[Name], str],
         parents: Sequence[Finite] | None = None,
         *,
         by: tuple[Any, ...] | None = None,
     ) -> Finite:
-        """A distribution over the same values, its log-weights computed from those of `parents` (this one); its repr.
+        """A distribution over the same values, its log-weights computed from those of `parents` (this one).
 
+        `describe(name)` is its repr or its `brief`, in which other distributions are called by `name`.
         `by`, if given, is the name of the computation and everything else that it depends on.
         """
         parents = [self] if parents is None else parents
@@ -161,8 +170,10 @@ class Finite(Distribution):
         if dist is not None:
             return dist
 
-        def describe() -> str:
-            return f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)"
+        def describe(name: Name) -> str:
+            if name is repr:
+                return f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)"
+            return f"{name(self)}.masked({'...' if allowed.any() else 'no value'})"
 
         dist = self.derive(lambda: self.table().masked(allowed), describe, by=("masked", allowed))
         dist._mask = allowed
@@ -182,7 +193,8 @@ class Finite(Distribution):
             top = log_weights.max()
             return (log_weights - top) / temperature if top > -np.inf else log_weights      # -inf - -inf would be NaN
 
-        return self.derive(compute, lambda: f"{self!r}.tempered({temperature:g})", by=("tempered", temperature))
+        by = "tempered", temperature
+        return self.derive(compute, lambda name: f"{name(self)}.tempered({temperature:g})", by=by)
 
     def top_k(self, k: int) -> Finite:
         """This distribution given one of the `k` most probable values; of equals, the first in the support."""
@@ -197,7 +209,7 @@ class Finite(Distribution):
             keep[np.flatnonzero(log_weights == least)[: k - int(keep.sum())]] = True
             return np.where(keep, log_weights, -np.inf)
 
-        return self.derive(compute, lambda: f"{self!r}.top_k({k})", by=("top_k", k))
+        return self.derive(compute, lambda name: f"{name(self)}.top_k({k})", by=("top_k", k))
 
     def top_p(self, p: float) -> Finite:
         """This distribution given the smallest set of most probable values that has probability at least `p`."""
@@ -211,10 +223,14 @@ class Finite(Distribution):
             keep[order[before < p]] = True
             return np.where(keep, log_probs, -np.inf)
 
-        return self.derive(compute, lambda: f"{self!r}.top_p({p:g})", by=("top_p", p))
+        return self.derive(compute, lambda name: f"{name(self)}.top_p({p:g})", by=("top_p", p))
 
     def __repr__(self) -> str:
-        return self._describe() if self._describe is not None else f"Finite({len(self.support)} values)"
+        return self._describe(repr) if self._describe is not None else f"Finite({len(self.support)} values)"
+
+    @property
+    def brief(self) -> str:
+        return self._describe(attrgetter("brief")) if self._describe is not None else repr(self)
 
 
 class RejectionProposal(Proposal):
@@ -258,7 +274,8 @@ class RejectionProposal(Proposal):
             rest = table.masked(untested)
             if rest.log_total == -math.inf:
                 lacks = "satisfies the predicate" if self.calls else "has positive probability"
-                raise Impossible(f"no value of {self.dist!r} {lacks} ({self.calls} tested)")
+                why = f"{lacks} ({self.calls} tested)"
+                raise Impossible(f"no value of {self.dist!r} {why}", f"no value of {self.dist.brief} {lacks}")
 
     def log_measure(self, value: Any) -> float:
         indices = [index for index in self.dist.indices(value) if self._accepts(index)]
@@ -278,7 +295,11 @@ class RejectionProposal(Proposal):
         return accepted
 
     def __repr__(self) -> str:
-        return f"{self.dist!r}.where({getattr(self.predicate, '__qualname__', repr(self.predicate))})"
+        return f"{self.dist!r}.where({arguments.name_of(self.predicate)})"
+
+    @property
+    def brief(self) -> str:
+        return f"{self.dist.brief}.where({arguments.name_of(self.predicate)})"
 
 
 def _repeats(values: Sequence[Any]) -> bool:

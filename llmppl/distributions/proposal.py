@@ -17,7 +17,14 @@ from llmppl.shared import Shared
 
 
 class Impossible(ValueError):
-    """A value was asked of a distribution that has none: every log-probability is -inf."""
+    """A value was asked of a distribution that has none: every log-probability is -inf.
+
+    `brief` is the message with the `Proposal.brief` of the distribution for its repr.
+    """
+
+    def __init__(self, message: str, brief: str = "") -> None:
+        super().__init__(message)
+        self.brief = brief or message
 
 
 class Proposal(Shared, ABC):
@@ -38,6 +45,11 @@ class Proposal(Shared, ABC):
 
     support: Sequence[Any] | None = None
     recipe: tuple[Any, ...] | None = None
+
+    @property
+    def brief(self) -> str:
+        """Its repr without what differs from one particle to the next, by which those that died alike are counted."""
+        return repr(self)
 
     @abstractmethod
     def propose(self, rng: np.random.Generator) -> tuple[Any, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,11 @@ class Rule(Shared):
             if getattr(self, name) is not None:
                 arguments.probability(name, getattr(self, name), above_0=True)
 
+    def __repr__(self) -> str:
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        told = [f"{each.name}={given[each.name]!r}" for each in fields(self) if given[each.name] != each.default]
+        return f"Rule({', '.join(told)})"
+
     def __call__(self, dist: Any) -> Any:
         return [dist, *(left for _, left in self.stages(dist))][-1]
 
@@ -84,4 +89,4 @@ def _min_p(dist: Finite, p: float) -> Finite:
         log_weights = dist.log_weights()
         return np.where(log_weights >= log_weights.max() + math.log(p), log_weights, -np.inf)
 
-    return dist.derive(compute, lambda: f"{dist!r}.min_p({p:g})", by=("min_p", p))
+    return dist.derive(compute, lambda name: f"{name(dist)}.min_p({p:g})", by=("min_p", p))

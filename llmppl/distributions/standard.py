@@ -128,7 +128,10 @@ def probabilities(name: str, probs: ArrayLike) -> Floats:
     if given.ndim != 1 or len(given) == 0:
         raise ValueError(f"{name} must be a list of probabilities, not an array of shape {given.shape}")
     if given.dtype.kind not in "iuf":
-        raise TypeError(f"{name} must be numbers, not {given.tolist()}")
+        raise TypeError(
+            f"{name} must be numbers, not {arguments.shown(given.tolist())}: values go with their probabilities in a "
+            "dict, as in Categorical({'a': 0.5, 'b': 0.5})"
+        )
     array = given.astype(np.float64)
     if not np.all(np.isfinite(array)) or array.min() < 0.0:
         raise ValueError(f"{name} must be probabilities, not {array.tolist()}")

@@ -24,7 +24,7 @@ from typing import Any
 from lark import Lark
 from lark.indenter import Indenter
 
-from llmppl.arguments import count, text
+from llmppl.arguments import count, is_file_name, text
 from llmppl.exclusive import Turn, in_turn
 from llmppl.grammar import saving
 from llmppl.grammar.completion import Completability
@@ -94,6 +94,10 @@ class Grammar(Shared):
         postlex: Any = None,
         source_path: str | None = None,
     ):
+        if isinstance(grammar, os.PathLike) or (isinstance(grammar, str) and is_file_name(grammar)):
+            name = os.fspath(grammar)
+            error = ValueError if isinstance(grammar, str) else TypeError
+            raise error(f"grammar: {name!r} is the name of a file: Grammar.from_file({name!r}) reads it")
         self.text = text("grammar", grammar)
         self._options: dict[str, Any] = {"start": start, "import_paths": list(import_paths), "postlex": postlex}
         self._options |= {"g_regex_flags": g_regex_flags, "source_path": source_path}

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import generator, optional_count
+from llmppl.arguments import generator, optional_count, shown
 from llmppl.display.svg import bar, curve
 from llmppl.inference.genealogy import StepRecord
 from llmppl.inference.saved import saved
@@ -75,7 +75,7 @@ class Death:
         object.__setattr__(self, "reason", _without_middle(self.reason, MAX_REASON))
 
     def __str__(self) -> str:
-        return f"{self.count} at step {self.step} by {self.reason}{self.example}"
+        return f"{self.count} at step {self.step}: {self.reason}{self.example}"
 
     @property
     def example(self) -> str:
@@ -92,21 +92,30 @@ class Deaths(tuple[Death, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        by_reason: dict[str, list[Death]] = {}
-        for death in self:
-            by_reason.setdefault(death.reason, []).append(death)
-        rows = []
-        for reason, deaths in by_reason.items():
-            steps = list(dict.fromkeys([str(deaths[0].step), str(deaths[-1].step)]))
-            rows.append((sum(death.count for death in deaths), "-".join(steps), reason + deaths[-1].example))
-        rows.sort(key=lambda row: -row[0])
-        lines = [f"Deaths({sum(death.count for death in self)} particles)"]
+        rows = self.by_reason()
+        lines = [f"Deaths({self.number} particles)"]
         if rows:
             lines += ["", " count      steps  reason"]
         lines += [f"{count:6}  {steps:>9}  {reason}" for count, steps, reason in rows[:MAX_ROWS]]
         if rows[MAX_ROWS:]:
             lines += [f"{sum(row[0] for row in rows[MAX_ROWS:]):6}  {'':>9}  for {len(rows) - MAX_ROWS} other reasons"]
         return "\n".join(lines)
+
+    @property
+    def number(self) -> int:
+        """How many particles died."""
+        return sum(death.count for death in self)
+
+    def by_reason(self) -> list[tuple[int, str, str]]:
+        """Of each reason how many, at which steps, and the reason with the text of the last; the commonest first."""
+        by_reason: dict[str, list[Death]] = {}
+        for death in self:
+            by_reason.setdefault(death.reason, []).append(death)
+        rows = []
+        for reason, deaths in sorted(by_reason.items(), key=lambda each: -each[1][-1].step):
+            steps = list(dict.fromkeys([str(deaths[0].step), str(deaths[-1].step)]))
+            rows.append((sum(death.count for death in deaths), "-".join(steps), reason + deaths[-1].example))
+        return sorted(rows, key=lambda row: -row[0])
 
 
 def died(step: int, particles: Iterable[Any]) -> list[Death]:
@@ -287,7 +296,16 @@ class Particles(Shared, Sequence[P]):
             ValueError if no particle is left.
         """
         self._need_one()
-        mean = np.tensordot(self.weights, np.asarray([f(particle) for particle in self]), axes=1)
+        values = [f(particle) for particle in self]
+        try:
+            array = np.asarray(values)
+            mean = np.tensordot(self.weights, np.asarray(array, dtype=np.result_type(array, np.float64)), axes=1)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"expect averages numbers, or arrays of one shape, and of the first particle f returned "
+                f"{shown(values[0])}: for texts there is by_text(), and expect(lambda p: p.s == {str(self[0])[:20]!r}) "
+                "is a probability"
+            ) from None
         return float(mean) if mean.ndim == 0 else mean
 
     def mean_attribution(self) -> dict[str, float]:
@@ -364,11 +382,14 @@ class Particles(Shared, Sequence[P]):
     def _causes(self) -> str:
         if not self.deaths:
             return "none was given a positive weight, and no death was recorded"
-        told = sorted(self.deaths, key=lambda death: (-death.count, -death.step))
-        causes = [str(death) for death in told[:MAX_REASONS]]
-        if told[MAX_REASONS:]:
-            causes.append(f"{sum(death.count for death in told[MAX_REASONS:])} for other reasons")
-        return f"all died by step {max(death.step for death in told)}: {'; '.join(causes)}"
+        rows, last = self.deaths.by_reason(), self.deaths[-1].step
+        causes = [
+            f"{count} of {self.deaths.number}{f' at step {steps}' * (steps != str(last))}: {reason}"
+            for count, steps, reason in rows[:MAX_REASONS]
+        ]
+        if rows[MAX_REASONS:]:
+            causes.append(f"{sum(count for count, _, _ in rows[MAX_REASONS:])} for other reasons")
+        return f"all died by step {last}: {'; '.join(causes)}"
 
 
 def _together(deaths: Iterable[Death]) -> Deaths:

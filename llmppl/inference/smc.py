@@ -302,6 +302,10 @@ def _with_run_options(algorithm: A) -> A:
 def _run(name: str, model: M, expand: Expand, select: Select, options: RunOptions) -> Particles[M]:
     known = inspect.get_annotations(RunOptions)
     if unknown := [option for option in options if option not in known]:
+        of_programs = "max_tokens", "min_tokens", "max_new_tokens", "temperature", "top_k", "top_p", "rule", "prompt"
+        if unknown[0] in of_programs:
+            said = "give it to the program, as in ConstrainedText(lm, prompt, max_tokens=20)"
+            raise TypeError(f"{name} takes no {unknown[0]}: {said}")
         raise unknown_option(name, unknown, known)
     run = SMC(model, expand, select, seed=options.get("seed"), rng=options.get("rng"))
     how = {option: value for option, value in options.items() if option not in ("seed", "rng")}

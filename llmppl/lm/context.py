@@ -156,6 +156,10 @@ class NextToken(TokenDistribution):
     def __repr__(self) -> str:
         return f"NextToken(after {self.context!r})"
 
+    @property
+    def brief(self) -> str:
+        return "NextToken"
+
 
 class StringDistribution(Distribution):
     """The probability that the text after `context` begins with given tokens, scored in one forward pass.
@@ -182,3 +186,7 @@ class StringDistribution(Distribution):
 
     def __repr__(self) -> str:
         return f"NextToken(after {self.context!r}).string()"
+
+    @property
+    def brief(self) -> str:
+        return "NextToken.string()"

@@ -16,6 +16,7 @@ from huggingface_hub import constants, get_session
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from llmppl.arguments import unknown_option
 from llmppl.lm import gguf
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.embedded import verify
@@ -25,6 +26,10 @@ MISSING = {                                             # by whether there is a 
     True: "the folder holds no model and tokenizer that transformers can load",
 }
 SAVED = r"(\.safetensors|\.bin|\.index\.json)$", r"^config\.json$", r"token|^vocab"
+OPTIONS = (                                             # of ours, and the commonest of transformers
+    "engine", "cache_bytes", "row_bytes", "max_batch_tokens", "dtype", "device", "device_map", "revision", "token",
+    "trust_remote_code", "cache_dir", "attn_implementation", "quantization_config",
+)  # fmt: skip
 TIED = "parts that share weights, as embedding and head often do, have to be in the same place"
 
 
@@ -70,6 +75,11 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
             if local_only or not _hub_answers():
                 raise
             return attempt(local=False)
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in options:
+            raise
+        raise unknown_option("from_pretrained", [unknown[1]], OPTIONS) from error
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError) and folder and _complete(source):
             if isinstance(device_map, dict):

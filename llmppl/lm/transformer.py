@@ -5,6 +5,7 @@ It makes contexts from texts; what they ask is answered by its `evaluator`, from
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -59,7 +60,13 @@ class CachedTransformer(Shared):
         if isinstance(tokenizer, Vocabulary):
             self.tokenizer, self.vocab = None, tokenizer
         elif not hasattr(tokenizer, "convert_ids_to_tokens"):
-            raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {tokenizer!r}")
+            how = ""
+            if hasattr(model, "convert_ids_to_tokens"):
+                how = ": model and tokenizer are swapped"
+            elif isinstance(model, str):
+                how = f": CachedTransformer.from_pretrained({model!r}) loads both"
+            given = arguments.kind(tokenizer)
+            raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {given}{how}")
         else:
             self.tokenizer = tokenizer
             self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=_eos_ids(model, tokenizer))
@@ -111,6 +118,11 @@ class CachedTransformer(Shared):
         """
         from llmppl.lm import choosing
 
+        if name is not None and not isinstance(name, (str, os.PathLike)):
+            said = "CachedTransformer(model, tokenizer) takes what is loaded already"
+            raise TypeError(f"name must be a str or a path, not {arguments.kind(name)}: {said}")
+        cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
+        row_bytes = optional_count("row_bytes", row_bytes, least=0)
         keys = cache_bytes if row_bytes is not None or cache_bytes is None else cache_bytes - cache_bytes // 8
         model, tokenizer = choosing.load(name, engine, cache_bytes=keys, **options)
         if isinstance(model, Engine) and row_bytes is None and cache_bytes is not None:
@@ -133,9 +145,13 @@ class CachedTransformer(Shared):
         """The tokenizer's chat template applied to `messages`, up to where the assistant's answer begins."""
         if getattr(self.tokenizer, "chat_template", None) is None:
             raise ValueError("this tokenizer has no chat template; write the conversation out and use context(text)")
+        messages = list(messages) if not isinstance(messages, (str, dict)) else [messages]
+        if not all(isinstance(message, dict) for message in messages):
+            example = [{"role": "user", "content": messages[0]}]
+            raise TypeError(f"messages must be a list of dicts, such as {arguments.shown(example)}")
         template: Any = self.tokenizer
         options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
-        return self._encoded(template.apply_chat_template(list(messages), **options), None)
+        return self._encoded(template.apply_chat_template(messages, **options), None)
 
     def _encoded(self, ids: Sequence[int], text: str | None) -> Context:
         """The context of `ids`; its text is `text` if that is their bytes but for a space put before it."""
@@ -218,7 +234,8 @@ def _engine(
     if callable(model):
         return FunctionEngine(model, len(vocab))
     raise TypeError(
-        f"{model!r} is no language model: give a transformers model, a function from ids to logits, or an Engine"
+        f"{arguments.kind(model)} is no language model: give a transformers model, a function from ids to logits, or "
+        "an Engine"
     )
 
 

@@ -302,7 +302,7 @@ class TokenIndex(Index):
 
     @in_turn
     def _advance(self, state: State, token: int) -> State:
-        data = self.trie.tokens[token] if 0 <= token < len(self.trie.tokens) else b""
+        data = self.trie.tokens[token] if 0 <= arguments.token_id(token) < len(self.trie.tokens) else b""
         found = None
         if state is not END:
             state = self.graph.checked(state)

@@ -1,4 +1,4 @@
-"""What is looked at in a JSON schema before llguidance reads it: its size, and whether every part has finite instances.
+"""What is looked at in a JSON schema before llguidance reads it: its size, its keywords, and whether it has instances.
 
 A schema is *productive* if some finite text is an instance. `{"$ref": "#"}` is not, nor is an object that requires one
 like itself: a mask could go on for ever and never end. The productive schemas are the least fixed point of rules that
@@ -8,12 +8,13 @@ requires. `false` passes here, as what needs nothing does: it has no instance, b
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["MAX_DEPTH", "check_size", "parts", "unproductive"]
+__all__ = ["MAX_DEPTH", "check_size", "in_order", "misspelt", "parts", "unproductive"]
 
 MAX_DEPTH = 120                                     # of objects and arrays in one another; llguidance reads 127
 MAX_PROPERTIES = 5000                               # of one object; llguidance's time grows with their square
@@ -21,6 +22,21 @@ MAX_VALUES = 2_000_000                              # of a schema: its keys, num
 DEFINITIONS = "$defs", "definitions"
 NAMED = *DEFINITIONS, "properties", "patternProperties", "dependentSchemas"     # they hold schemas by name
 OPAQUE = "enum", "const", "default", "examples", "x-guidance"                   # what they hold is no schema
+KEYWORDS = frozenset(                               # that say what an instance is
+    "$ref $defs definitions allOf anyOf oneOf not if then else dependentSchemas dependentRequired dependencies "
+    "prefixItems items additionalItems unevaluatedItems contains minContains maxContains minItems maxItems uniqueItems "
+    "properties patternProperties additionalProperties unevaluatedProperties propertyNames minProperties maxProperties "
+    "required type enum const format pattern minLength maxLength multipleOf minimum maximum exclusiveMinimum "
+    "exclusiveMaximum".split()
+)
+NOTES = frozenset(                                  # that say nothing of it, OpenAPI's among them
+    "$schema $id id $anchor $comment $vocabulary $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor title "
+    "description default examples example deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema "
+    "nullable discriminator xml externalDocs x-guidance".split()
+)
+TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
+NO_SCHEMAS = "dependencies", "dependentRequired"    # they hold lists by name
+NEAR = 0.8                                          # likeness, by difflib, of a name and the keyword that was meant
 
 
 def _get(node: dict[str, Any], key: str, kind: type) -> Any:
@@ -48,6 +64,52 @@ def check_size(schema: object) -> None:
         if not level:
             return
     raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep; a $ref to $defs takes one level")
+
+
+def misspelt(schema: dict[str, Any]) -> str | None:
+    """What is said of a name that was hardly meant as it stands, the first; None if there is none.
+
+    JSON Schema passes over what it does not know. A name near a keyword is told, and a schema without any keyword.
+    """
+    if schema and not schema.keys() & (KEYWORDS | NOTES) and not any(map(_keyword_near, schema)):
+        names = ", ".join(map(repr, list(schema)[:3]))
+        return f'# has no keyword, so that any JSON would do: are {names} properties? {{"properties": {{...}}}}'
+    places = [("#", schema)]
+    for place, node in places:                      # grows
+        for key in node.keys() - KEYWORDS - NOTES:
+            if meant := _keyword_near(key):
+                return f"{place}: {key!r} is no keyword: did you mean {meant!r}?"
+        kinds = node.get("type")
+        for kind in kinds if isinstance(kinds, list) else [kinds]:
+            near = difflib.get_close_matches(kind, TYPES, 1) if isinstance(kind, str) and kind not in TYPES else []
+            if near:
+                return f"{place}, 'type': {kind!r} is no type: did you mean {near[0]!r}?"
+        places += [(place + way, part) for way, part in parts(node) if way.split("/")[1] in KEYWORDS - {*NO_SCHEMAS}]
+    return None
+
+
+def _keyword_near(name: str) -> str | None:
+    """The keyword that was probably meant by another name; None if it says nothing of instances, or none is near."""
+    plain = {word.lower(): word for word in (*KEYWORDS, *NOTES)}
+    near = difflib.get_close_matches(name.replace("_", "").replace("-", "").lower(), sorted(plain), 1, NEAR)
+    return plain[near[0]] if near and plain[near[0]] in KEYWORDS else None
+
+
+def in_order(value: Any, schema: Any, root: dict[str, Any]) -> Any:
+    """A JSON value, the properties of its objects in the order in which a schema of `root` names them."""
+    if not isinstance(schema, dict):
+        return value
+    target = _target(root, schema.get("$ref"))
+    if target is not None and target is not schema:
+        value = in_order(value, target, root)
+    if isinstance(value, dict):
+        named = _get(schema, "properties", dict)
+        keys = [key for key in named if key in value] + [key for key in value if key not in named]
+        return {key: in_order(value[key], named.get(key), root) for key in keys}
+    if isinstance(value, list):
+        schemas = itertools.chain(_get(schema, "prefixItems", list), itertools.repeat(schema.get("items")))
+        return [in_order(each, part, root) for each, part in zip(value, schemas, strict=False)]
+    return value
 
 
 def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

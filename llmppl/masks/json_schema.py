@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 import weakref
 from collections import OrderedDict
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmppl.arguments import is_file_name, token_id
 from llmppl.exclusive import Turn, in_turn
 from llmppl.masks import json_checks as checks
 from llmppl.masks import wording
@@ -80,14 +82,14 @@ class JsonSchema(Shared):
         try:
             read = json.loads(schema) if isinstance(schema, str) else schema
         except ValueError as error:
-            raise ValueError(f"the schema is not JSON: {error}") from None
+            raise ValueError(f"the schema is not JSON: {error}{_file_meant(schema)}") from None
         except RecursionError:
             raise ValueError(f"the schema is nested more than {checks.MAX_DEPTH} deep") from None
         checks.check_size(read)
         try:
             self.schema: Any = json.loads(json.dumps(read))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"the schema is not JSON: {error}") from None
+            raise ValueError(f"the schema is not JSON: {error}{_file_meant(schema)}") from None
         if not isinstance(self.schema, (dict, bool)):
             raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(self.schema)}")
         self._given = f", whitespace={whitespace!r}" * (whitespace != BLANK) + ", lenient=True" * lenient
@@ -96,6 +98,9 @@ class JsonSchema(Shared):
         own = isinstance(asked, dict) and not asked.keys().isdisjoint(("whitespace_flexible", "whitespace_pattern"))
         if whitespace is not True and not (whitespace == BLANK and own):
             self._options |= {"whitespace_flexible": bool(whitespace), "whitespace_pattern": whitespace or None}
+        misspelt = checks.misspelt(self.schema) if isinstance(self.schema, dict) else None
+        if misspelt and not lenient:
+            raise ValueError(f"JSON schema at {misspelt} (lenient=True passes over it)")
         if message := self._error(self.schema):
             raise ValueError(self._located(message))
         if isinstance(self.schema, dict) and (place := checks.unproductive(self.schema)):
@@ -105,6 +110,7 @@ class JsonSchema(Shared):
             )
         self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {self._json(self.schema)}'
         self.warnings: list[str] = LLMatcher.validate_grammar_with_warnings(self._grammar, limits=_limits())[1]
+        self.warnings += [misspelt] * bool(misspelt)
 
     def index(self, vocab: VocabularyLike) -> JsonSchemaIndex:
         """Which tokens of a vocabulary may follow: what `TokenIndex(recognizer, vocab)` is to a recognizer."""
@@ -200,7 +206,7 @@ class JsonSchemaIndex(Index):
 
     def advance(self, state: State, token: int) -> State:
         """The state after `token`, END after an eos; a ValueError if `token` may not follow `state`."""
-        if not 0 <= token < len(self._tokens):
+        if not 0 <= token_id(token) < len(self._tokens):
             raise ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(self._tokens) - 1}")
         data = self._tokens[token]
         if self.mask(state)[token]:
@@ -286,6 +292,13 @@ class JsonSchemaIndex(Index):
 
     def _expected(self, state: State) -> str:
         return wording.expected(self.next_bytes(state), self.accepts(state))
+
+
+def _file_meant(schema: object) -> str:
+    """What is said where the name of a file was given for what is in it."""
+    if isinstance(schema, os.PathLike) or (isinstance(schema, str) and is_file_name(schema)):
+        return f"; of a file give what is in it: JsonSchema(Path({os.fspath(schema)!r}).read_text())"
+    return ""
 
 
 def _llguidance() -> Any:

@@ -197,7 +197,7 @@ class Listed(Fixed):
         if self._asker or (isinstance(proposal, Distribution) and proposal.support is not None):
             listing = Listing(proposal)
             if self._at_once and listing.is_void():
-                raise Impossible(f"{proposal!r} has no value of positive probability")
+                raise Impossible(f"{proposal.brief} has no value of positive probability")
             self.listing = listing
         self.left = True
         raise Left

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 
+from llmppl.arguments import shown
 from llmppl.distributions import Impossible, Proposal
 from llmppl.distributions.rules import NO_RULE, DecisionRule
-from llmppl.models.choices import NOTHING, Noted, Sampled, Steps, call_site, told
+from llmppl.models.choices import NOTHING, CallSite, Noted, Sampled, Steps, call_site, told
 from llmppl.models.copies import Kept, culprit, deep_copy, shared_names, survey
 from llmppl.models.guards import log_of, observed, plain_result, plain_step, truth
 from llmppl.models.spans import Extent, Span, Until, extend
@@ -188,7 +189,7 @@ class Model:
             return
         log_p = dist.log_measure(value)
         if log_p == -math.inf:
-            self._die(f"observe: {dist!r} gives {value!r} probability 0")
+            self._die("observe", f"observe: {dist.brief} gives {shown(value)} probability 0")
         else:
             self._weigh("observe", log_p)
 
@@ -198,13 +199,13 @@ class Model:
         It is True or False, or one bool of numpy, or 0 or 1; anything else is a TypeError.
         """
         if not truth(holds):
-            self._die("condition is false")
+            self._die("condition", "condition is false")
 
     def score(self, log_w: float) -> None:
         """Multiply the weight by exp(`log_w`); -inf ends the particle, NaN and +inf are a ValueError."""
         log_w = log_of("score", log_w)
         if log_w == -math.inf:
-            self._die("score(-inf)")
+            self._die("score", "score(-inf)")
         else:
             self._weigh("score", log_w)
 
@@ -275,8 +276,10 @@ class Model:
         if self.finished:
             raise RuntimeError(f"{verb}() after the particle has finished: return from step() after finish()")
 
-    def _draw(self, verb: str, dist: Proposal, proposal: Proposal | None) -> Any:
-        """`sample`, as a part of the statement `verb`."""
+    def _draw(
+        self, verb: str, dist: Proposal, proposal: Proposal | None, why: Callable[[], str] | None = None
+    ) -> Any:
+        """`sample`, as a part of the statement `verb`; `why` tells why there was nothing to draw."""
         self._require_active(verb)
         source = dist if proposal is None else proposal
         for each in (dist, source):
@@ -286,21 +289,21 @@ class Model:
             chooser = self.chooser or self._own_chooser()
             value, log_w = chooser.draw(self, source)
         except Impossible as error:
-            self._die(f"{verb}: {error}")
+            self._die(verb, f"{verb}: {error.brief if why is None else why()}")
             return None
         if not chooser.weighs:
             return value
         if math.isnan(log_w) or log_w == math.inf:
             raise ValueError(f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0")
         if log_w == -math.inf:
-            self._die(f"{verb}: {source!r} proposed {value!r} with weight 0")
+            self._die(verb, f"{verb}: {source.brief} proposed {shown(value)} with weight 0")
             return None
         if proposal is not None:
             log_p, log_mu = dist.log_measure(value), proposal.log_measure(value)
             if log_mu == -math.inf:
                 raise ValueError(f"{proposal!r} proposed {value!r}, where its log_measure is -inf")
             if log_p == -math.inf:
-                self._die(f"{verb}: {dist!r} gives {value!r}, which the proposal drew, probability 0")
+                self._die(verb, f"{verb}: {dist.brief} gives {shown(value)}, which the proposal drew, probability 0")
                 return value
             log_w += log_p - log_mu
         if proposal is not None or log_w != 0.0:
@@ -315,12 +318,16 @@ class Model:
         statement = f"{verb} {told(call_site())}"
         self.attribution = {**self.attribution, statement: self.attribution.get(statement, 0.0) + log_w}
 
-    def _die(self, reason: str) -> None:
+    def _die(self, verb: str, reason: str) -> None:
         """Give the particle weight zero and leave its step."""
-        self.death = f"{reason} {told(call_site())}"
+        self.death = self._cause(verb, reason, call_site())
         self.log_weight, self.log_twist, self.finished = -math.inf, 0.0, True
         if self._stepping:
             raise _Dead
+
+    def _cause(self, verb: str, reason: str, site: CallSite) -> str:
+        """What `death` is to say: a `reason` of the statement `verb`, which stands at `site`."""
+        return f"{reason} {told(site)}"
 
     def __str__(self) -> str:
         return self.s

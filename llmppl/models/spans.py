@@ -22,6 +22,7 @@ from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.languages import index_of
 from llmppl.lm import Context, TokenDistribution
 from llmppl.masks import Index
+from llmppl.models.causes import name_of_constraint, no_token
 from llmppl.runtime import mask_timer
 from llmppl.shared import Shared
 from llmppl.tokens import EOS, Text, Token, Vocabulary
@@ -89,6 +90,10 @@ class Extent:
         if left == 0:
             yield self.vocab.only_eos
 
+    def cause(self, state: Any, num_tokens: int, rule: DecisionRule) -> str:
+        """Why no token fits after `num_tokens` of them."""
+        return no_token(self.index, state, self.must_end_by - num_tokens, self.must_end_by, rule)
+
     def advance(self, state: Any, token: Token) -> Any:
         """The state of the constraint after one more token."""
         if self.index is None:
@@ -116,7 +121,8 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         proposal: Finite = dist
         for mask in extent.masks(state, num_tokens):
             proposal = proposal.masked(mask)
-        token = model._draw("extend", dist, None if proposal is dist else proposal)
+        why = functools.partial(extent.cause, state, num_tokens, rule)
+        token = model._draw("extend", dist, None if proposal is dist else proposal, why)
         if token is None:                               # it died, by hand and in no step
             break
         log_prob += dist.log_prob(token)
@@ -125,7 +131,7 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         text, context, num_tokens = text + token, context + token, num_tokens + 1
         state = extent.advance(state, token)
         if extent.constraint is not None and not arguments.truth("constraint", extent.constraint, text):
-            model._die(f"extend: the constraint is false of {arguments.shown(str(text))}")
+            model._die("extend", f"extend: {name_of_constraint(extent.constraint)} is false of the text")
         elif extent.is_over(state, text):
             return Span(text, context, log_prob, "until")
     return Span(text, context, log_prob, "max_tokens")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +16,8 @@ from llmppl import arguments
 from llmppl.distributions import Finite
 from llmppl.languages import index_of
 from llmppl.lm import CachedTransformer, Context
+from llmppl.masks import Index, JsonSchemaIndex, TokenIndex
+from llmppl.models.causes import name_of_constraint, no_token
 from llmppl.models.programs.program import Program, begin
 from llmppl.models.spans import must_end_by
 from llmppl.runtime import mask_timer
@@ -65,6 +69,8 @@ class ConstrainedText(Program):
         self.context = begin(lm, prompt)
         self.index = index_of(constraint, lm.vocab)
         self.constraint = constraint if self.index is None else None
+        if self.index is not None:
+            _warn_of_seam(self.context, self.index)
         self.mask = mask
         self.state = None if self.index is None else self.index.start
         self.must_end_by = must_end_by("text", complete, self.max_tokens, self.index)
@@ -85,6 +91,14 @@ class ConstrainedText(Program):
             if self.constraint is not None:
                 self.condition(arguments.truth("constraint", self.constraint, self.s))
 
+    def cause(self, verb: str) -> str | None:
+        if verb == "condition":
+            return f"{name_of_constraint(self.constraint)} is false of the text"
+        index, left = self.index, self.must_end_by - self.num_tokens
+        if self.early() and index is not None and {*index.allowed(self.state).tolist()} <= {*index.vocab.eos_ids}:
+            return f"{name_of_constraint(index)} can only end before min_tokens={self.min_tokens}"
+        return no_token(index, self.state, left, self.must_end_by, self.rule, masked=self.mask is not None)
+
     def masks(self, vocab: Vocabulary) -> Iterator[Mask]:
         """What the next token must meet."""
         left = self.must_end_by - self.num_tokens
@@ -99,6 +113,35 @@ class ConstrainedText(Program):
             yield vocab.not_eos
         if left == 0:
             yield vocab.only_eos
+
+
+def _warn_of_seam(prompt: Context, index: Index) -> None:
+    """Say so where the text would go on inside the last word of the prompt, or must say the prompt once more."""
+    text, name = str(prompt.text), name_of_constraint(index)
+    if len(text) < 3 or not prompt.lm.vocab.tokens[prompt.tokens[-1]]:
+        return                                          # behind a special token, as in a chat, all begins anew
+    if not isinstance(index, TokenIndex | JsonSchemaIndex):
+        return
+    word = re.split(r"[\W\d_]", text)[-1]
+    state, first, read = index.start, index.next_bytes(index.start), 0
+    for read, byte in enumerate(text.encode()):
+        if index.next_bytes(state) != bytes([byte]):
+            break
+        state = index.after(text.encode()[: read + 1])
+    else:
+        warnings.warn(
+            f"every text of {name} begins with {text[-40:]!r}, as the prompt does, which is no part of the text: leave "
+            "it out of the constraint",
+            stacklevel=3,
+        )
+        return
+    if len(word) > 1 and not index.accepts(index.start) and re.fullmatch(rb"[0-9A-Za-z]+", first):
+        example = word[-20:] + chr(first[0])
+        warnings.warn(
+            f"the texts of {name} go on inside the last word of the prompt, as in {example!r}: begin them with a "
+            "blank, unless that is meant",
+            stacklevel=3,
+        )
 
 
 def short_words(vocab: Vocabulary, max_letters: int) -> Callable[[str], Mask]:

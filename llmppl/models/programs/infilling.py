@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from llmppl import arguments
 from llmppl.distributions import Distribution, Geometric
 from llmppl.distributions.rules import NO_RULE
 from llmppl.lm import CachedTransformer
-from llmppl.models.programs.program import Program
+from llmppl.models.causes import under
+from llmppl.models.programs.program import Program, language_model
 from llmppl.tokens import EOS, Text
 
 BLANK = "[BLANK]"
@@ -56,12 +58,18 @@ class Infilling(Program):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        if isinstance(fragments, CachedTransformer) or not isinstance(fragments, Iterable):
+            raise TypeError(
+                f"{type(self).__name__} wants the language model, then the fragments, a str with {BLANK} for each hole "
+                f"or a list of str, not {arguments.kind(fragments)}"
+            )
         fragments = fragments.split(BLANK) if isinstance(fragments, str) else list(fragments)
         for fragment in fragments:
             arguments.text("each of the fragments", fragment)
         if len(fragments) < 2:
             raise ValueError(f"a text with holes has two fragments or more; put {BLANK} where a hole is: {fragments!r}")
-        self.context = lm.context(fragments[0])
+        self.context = language_model(lm).context(fragments[0])
+        _warn_of_blanks(fragments)
         self.s = Text(fragments[0])
         self.fragments = tuple(fragments[1:])
         self.lengths = Geometric(0.5) if lengths is None else lengths
@@ -90,6 +98,15 @@ class Infilling(Program):
                 self.observe(self.next_token(self.context), EOS)
             self.finish()
 
+    def cause(self, verb: str) -> str | None:
+        if verb == "observe":
+            return f"what comes after a hole has probability 0{under(self.rule)}"
+        if verb == "condition":
+            few = self.early()
+            bound = f"min_tokens={self.min_tokens}" if few else f"max_tokens={self.max_tokens}"
+            return f"the holes have {'fewer' if few else 'more'} tokens than {bound}"
+        return None
+
     def read(self, fragment: str) -> None:
         """Observe `fragment`; without a rule, all its tokens in one forward pass."""
         if not fragment:
@@ -104,3 +121,14 @@ class Infilling(Program):
                 self.observe(dist, token)
         self.s += fragment
         self.context = end
+
+
+def _warn_of_blanks(fragments: Sequence[str]) -> None:
+    """Tokens bring the blank before a word: behind one that is there already, a hole begins inside a word."""
+    before = next((fragment for fragment in fragments[:-1] if fragment.endswith(" ")), None)
+    if before is not None:
+        warnings.warn(
+            f"{before[-40:]!r} ends with a blank before a hole, and what fills a hole brings its own, as in ' dog': "
+            f"leave the blank out, {before[-40:].rstrip() + BLANK!r}",
+            stacklevel=3,
+        )

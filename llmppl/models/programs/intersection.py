@@ -10,6 +10,7 @@ from typing import Any
 from llmppl import arguments
 from llmppl.distributions import Finite, product
 from llmppl.lm import CachedTransformer, Context
+from llmppl.models.causes import under
 from llmppl.models.programs.program import Program, begin
 
 
@@ -40,6 +41,8 @@ class PromptIntersection(Program):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        if isinstance(prompts, CachedTransformer):
+            raise TypeError("lm and prompts are swapped: the language model comes first, then the list of prompts")
         if isinstance(prompts, str) or not prompts:
             raise ValueError(f"prompts must be a list of at least one prompt, not {prompts!r}")
         arguments.one_of("proposal", proposal, ["product", "first"])
@@ -54,6 +57,11 @@ class PromptIntersection(Program):
         self.until = functools.partial(_ends_with, until) if isinstance(until, str) else until
         if self.until is not None:
             arguments.function("until", self.until, "ends_sentence")
+
+    def cause(self, verb: str) -> str | None:
+        if verb == "observe":
+            return f"the token that was drawn after the first prompt has probability 0 after another{under(self.rule)}"
+        return f"no token has positive probability after all prompts{under(self.rule)}"
 
     def step(self) -> None:
         first, *others = map(self.next_token, self.contexts)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from llmppl import arguments
 from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
+from llmppl.models.choices import CallSite
 from llmppl.models.model import Model
 from llmppl.tokens import EOS, Token
 
@@ -29,7 +32,7 @@ class Program(Model):
     ) -> None:
         super().__init__()
         if unknown:
-            raise arguments.unknown_option(type(self).__name__, unknown, _options(type(self)))
+            raise _unknown(type(self), unknown)
         self.min_tokens = arguments.count("min_tokens", min_tokens, least=0)
         self.max_tokens = arguments.optional_count("max_tokens", max_tokens)
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
@@ -46,6 +49,14 @@ class Program(Model):
         """Whether the text may not end yet."""
         return self.num_tokens < self.min_tokens
 
+    def cause(self, verb: str) -> str | None:
+        """What the program died of at its own statement `verb`, in its own words; None for those of the statement."""
+        return None
+
+    def _cause(self, verb: str, reason: str, site: CallSite) -> str:
+        ready_made = os.path.dirname(site[0].co_filename) == os.path.dirname(__file__)
+        return (self.cause(verb) or reason) if ready_made else super()._cause(verb, reason, site)
+
     def write(self, token: Token) -> bool:
         """Append `token` to the text; whether the text goes on after it."""
         if token == EOS:
@@ -61,7 +72,34 @@ class Program(Model):
 
 def begin(lm: CachedTransformer, prompt: str | Context) -> Context:
     """The context that a prompt stands for."""
-    return prompt if isinstance(prompt, Context) else lm.context(arguments.text("prompt", prompt))
+    if isinstance(prompt, CachedTransformer):
+        raise TypeError(f"lm and prompt are swapped: the language model comes first, then {arguments.shown(lm)}")
+    language_model(lm)
+    if isinstance(prompt, (str, Context)):
+        return prompt if isinstance(prompt, Context) else lm.context(arguments.text("prompt", prompt))
+    how = ""
+    if isinstance(prompt, (list, tuple)) and prompt:
+        is_chat = isinstance(prompt[0], dict)
+        how = ": lm.chat(messages) makes one of messages" if is_chat else ": run_many takes many prompts, a task each"
+    raise TypeError(f"prompt must be a str or a Context, not {arguments.shown(prompt)}{how}")
+
+
+def language_model(lm: CachedTransformer) -> CachedTransformer:
+    """`lm`, if it is one; a TypeError says how to make one of a name, or of what transformers has loaded."""
+    if isinstance(lm, CachedTransformer):
+        return lm
+    how = f"CachedTransformer.from_pretrained({lm!r})" if isinstance(lm, str) else "CachedTransformer(model, tokenizer)"
+    raise TypeError(f"lm must be a CachedTransformer, not {arguments.kind(lm)}: {how} makes one")
+
+
+def _unknown(program: type[Program], given: Mapping[str, object]) -> TypeError:
+    """The error for options that a program does not take; those of a rule and of inference are told where they go."""
+    options, name = _options(program), next(iter(given))
+    if name in vars(NO_RULE):
+        return TypeError(f"{program.__name__} takes no {name}: give rule=Rule({name}={given[name]!r})")
+    if name in ("N", "K", "seed", "rng", "max_steps"):
+        return TypeError(f"{program.__name__} takes no {name}: it is inference's, smc_steer(program, N, K, seed=0)")
+    return arguments.unknown_option(program.__name__, given, options)
 
 
 def _options(program: type[Program]) -> set[str]:

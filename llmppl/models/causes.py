@@ -1,0 +1,48 @@
+"""Causes: what a particle died of, in words of its constraint, where no token could be drawn."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from llmppl.arguments import name_of
+from llmppl.distributions.rules import NO_RULE, DecisionRule
+from llmppl.masks import Index, JsonSchemaIndex
+
+MAX_NAME = 48                                           # characters of a constraint that is called by its repr
+
+
+def name_of_constraint(constraint: Any) -> str:
+    """How an index, or a function of the text, is called where many deaths are told."""
+    if not isinstance(constraint, Index):
+        return name_of(constraint)
+    made_from = getattr(constraint, "constraint", None) or getattr(constraint, "recognizer", constraint)
+    whole = repr(made_from)
+    return type(made_from).__name__ if len(whole) > MAX_NAME or whole.startswith("<") else whole
+
+
+def under(rule: DecisionRule) -> str:
+    """What is told of the rule, behind a probability."""
+    return "" if rule == NO_RULE else f" under {rule!r}"
+
+
+def no_token(
+    index: Index | None, state: Any, left: float, max_tokens: float, rule: DecisionRule, *, masked: bool = False
+) -> str:
+    """Why none fits after a text in `state` that must have ended in `left` tokens, of which a mask allows some.
+
+    That the text cannot end in time comes first, then that nothing goes on; else it is the probabilities.
+    """
+    name = "the text" if index is None else name_of_constraint(index)
+    late = f"{name} cannot end within max_tokens={max_tokens}"
+    if left == 0 and (index is None or index.accepts(state)):
+        return f"{late}: EOS has probability 0{' or is not in the mask' * masked}{under(rule)}"
+    if index is not None and left < math.inf and not (left and index.mask_within(state, left).any()):
+        loops = ", or bound its strings, numbers and arrays (maxLength, maximum, maxItems)"
+        return f"{late}: give room{loops * isinstance(index, JsonSchemaIndex)}"
+    if index is not None and not index.mask(state).any():
+        return f"{name} cannot go on: what must follow is in no token of the vocabulary"
+    allows = [name] * (index is not None) + ["the mask"] * masked
+    that = f" that {' and '.join(allows)} allow{'s' * (len(allows) == 1)}" * bool(allows)
+    in_time = " to end in time" * (index is not None and left < math.inf)
+    return f"no token{that}{in_time} has positive probability{under(rule)}"
