@@ -394,3 +394,18 @@ def test_query_says_what_is_wrong_with_a_pattern_and_where():
 def test_query_without_a_match_says_so():
     result = run("query", "The zzzz", "--prefix", "The", "--top-k", "1")
     assert result.exit_code == 1 and "no match: --top-k, --top-p or --min-p leaves none" in result.stderr
+
+
+def test_engine_device_and_type_go_to_the_loader_and_into_the_title(monkeypatch):
+    from llmppl import CachedTransformer
+
+    seen, lm = [], CachedTransformer.from_pretrained()
+    monkeypatch.setattr(CachedTransformer, "from_pretrained", lambda *names, **given: seen.append((names, given)) or lm)
+    options.load.cache_clear()
+    how = ["--engine", "transformers", "--device", "cpu", "--dtype", "float32"]
+    result = run("generate", "Once", "--max-tokens", "2", "-N", "1", "-K", "1", "--seed", "0", *how)
+    assert ", by the model in the package (engine transformers, device cpu, dtype float32)" in result.stdout
+    assert seen == [((None,), {"engine": "transformers", "device": "cpu", "dtype": "float32"})]
+    options.load.cache_clear()
+    result = run("generate", "Once", "--engine", "llamacpp")
+    assert result.exit_code == 2 and "'llamacpp' is not one of 'transformers', 'llama.cpp', 'vllm'" in result.stderr

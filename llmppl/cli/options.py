@@ -117,8 +117,8 @@ class Source:
 
     def __str__(self) -> str:
         given = {"engine": self.engine, "device": self.device, "dtype": self.dtype}
-        options = [f"{name} {value}" for name, value in given.items() if value is not None]
-        return " ".join([*filter(None, [self.name]), *options])
+        options = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+        return f"{self.name or 'the model in the package'} ({options})" if options else self.name or ""
 
     @property
     def by(self) -> str:
