@@ -5,6 +5,15 @@ from llmppl.languages.edits import Edit as Edit
 from llmppl.languages.edits import alignment as alignment
 from llmppl.languages.edits import distance as distance
 from llmppl.languages.edits import within as within
+from llmppl.languages.formats import email as email
+from llmppl.languages.formats import ipv4 as ipv4
+from llmppl.languages.formats import iso_date as iso_date
+from llmppl.languages.formats import iso_datetime as iso_datetime
+from llmppl.languages.formats import iso_time as iso_time
+from llmppl.languages.formats import number_range as number_range
+from llmppl.languages.formats import phone as phone
+from llmppl.languages.formats import url as url
+from llmppl.languages.formats import uuid as uuid
 from llmppl.languages.indexing import index_of as index_of
 from llmppl.languages.limits import TooLarge as TooLarge
 from llmppl.languages.regex import Regex as Regex

@@ -7,9 +7,11 @@ surrogates are not text). Lengths are counted in characters.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
+from operator import sub
 from typing import Any
 
 import numpy as np
@@ -212,6 +214,24 @@ class DFA(Machine):
         nfa = NFA(Budget(f"{arguments.shown(self)}.optional()"))
         nfa.start = nfa.split([nfa.include(self, ACCEPT), ACCEPT])
         return DFA(nfa)
+
+    def times(self, least: int, most: float | None = None) -> DFA:
+        """From `least` to `most` texts one after the other; exactly `least` without `most`, no bound if it is inf."""
+        least = arguments.count("least", least, least=0)
+        unbounded = most == math.inf
+        last = least if most is None or unbounded else arguments.count("most", most, least=least)   # type: ignore[arg-type]
+        nfa = NFA(Budget(f"{arguments.shown(self)}.times({least}, {most})"))
+        state = nfa.star(lambda again: nfa.include(self, again), ACCEPT) if unbounded else ACCEPT
+        for i in range(last):
+            state = nfa.include(self, state)
+            if i < last - least:
+                state = nfa.optional(state, ACCEPT)
+        nfa.start = state
+        return DFA(nfa)
+
+    def but_not(self, *others: DFA | str) -> DFA:
+        """Its texts without those of the others; a str is that text itself, not a pattern."""
+        return reduce(sub, [DFA.from_strings([each]) if isinstance(each, str) else each for each in others], self)
 
     def _product(
         self, other: DFA, sign: str, accept: Callable[[Any, Any], Any], alone: tuple[bool, bool]
