@@ -31,6 +31,7 @@ if TYPE_CHECKING:                                       # the same names again, 
     from llmppl.inference import smc_standard as smc_standard
     from llmppl.inference import smc_steer as smc_steer
     from llmppl.languages import Regex as Regex
+    from llmppl.languages import Values as Values
     from llmppl.lm import CachedTransformer as CachedTransformer
     from llmppl.masks import JsonSchema as JsonSchema
     from llmppl.masks import TokenIndex as TokenIndex
@@ -52,7 +53,7 @@ _FOLDERS = {
                   "Particles", "run_many", "Result", "load_results"],
     "lm": ["CachedTransformer"],
     "tokens": ["EOS", "Vocabulary"],
-    "languages": ["Regex"],
+    "languages": ["Regex", "Values"],
     "grammar": ["Grammar"],
     "masks": ["JsonSchema", "TokenIndex"],
     "queries": ["Query", "search"],

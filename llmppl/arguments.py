@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 __all__ = [
-    "count", "flag", "fraction", "function", "generator", "integer", "is_file_name", "is_type", "kind", "name_of",
-    "number", "one_of", "optional_count", "path", "positive", "probability", "shown", "temperature", "text", "token_id",
-    "truth", "unknown_option",
+    "count", "flag", "fraction", "function", "generator", "integer", "is_file_name", "is_hashable", "is_type", "kind",
+    "name_of", "number", "one_of", "optional_count", "path", "positive", "probability", "shown", "temperature", "text",
+    "token_id", "truth", "unknown_option",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -147,6 +147,15 @@ def path(name: str, value: str | os.PathLike[str]) -> Path:
 def is_type(value: object) -> bool:
     """Whether `value` is a class or another type: int, list[int], Literal["a"], int | None."""
     return isinstance(value, type) or typing.get_origin(value) is not None or type(value).__module__ == "typing"
+
+
+def is_hashable(value: object) -> bool:
+    """Whether `value` can be a key; what it holds is asked too, as in Annotated[int, []]."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def function(name: str, value: Callable[..., Any], example: str) -> Callable[..., Any]:

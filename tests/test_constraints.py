@@ -136,7 +136,7 @@ def test_functions_and_nothing_have_no_index_and_what_is_no_constraint_is_named(
     assert index_of(None, VOCAB) is None and index_of(lambda text: True, VOCAB) is None
     for wrong, message in [
         ("a+", "a constraint is a Regex, .* not 'a\\+'"),
-        (["a"], "a constraint is a Regex, .* not \\['a'\\]"),
+        (["a", 5], "each of the strings must be a str, not 5"),
         (5, "a constraint is a Regex, .* not 5"),
         (Regex, "a constraint cannot be the type"),
         (Wrong(), r"index\(vocab\) must give an llmppl.masks.Index, not 5"),

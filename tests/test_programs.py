@@ -4,6 +4,7 @@ import enum
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -177,7 +178,7 @@ def test_a_text_that_must_be_complete_has_a_bound():
 
 
 def test_what_is_no_constraint_is_refused():
-    for wrong in ("[ab]+", 3, ["a"], re.compile("a")):
+    for wrong in ("[ab]+", 3, {"a"}, re.compile("a")):
         with pytest.raises(TypeError, match="a constraint is a Regex, a Grammar, a JsonSchema"):
             ConstrainedText(tiny_lm(V), "a", wrong)
     with pytest.raises(TypeError, match="mask must be a function"):
@@ -198,17 +199,22 @@ class Named(TypedDict):
 
 
 TYPES = [Pet, Color, Named, bool, int, str, dict, EvenLength, list[int], Literal["a", "b"], int | None, Any]
+WITHOUT_TEXT = [EvenLength, Regex, Callable[[str], bool]]
 
 
 @pytest.mark.parametrize("wrong", TYPES, ids=str)
 def test_a_type_is_never_taken_for_a_function_of_the_text(wrong):
-    for take in (lambda: ConstrainedText(tiny_lm(V), "a", wrong), lambda: conformity(tiny_lm(V), "a", wrong)):
-        with pytest.raises(TypeError, match=r"a constraint cannot be the type .*give JsonSchema\(...\).*Regex\(...\)"):
-            take()
     with pytest.raises(TypeError, match="mask must be a function, as short_words"):
         ConstrainedText(tiny_lm(V), "a", mask=wrong)
     with pytest.raises(TypeError, match="until must be a function, as ends_sentence is"):
         PromptIntersection(tiny_lm(V), ["a", "b"], until=wrong)
+
+
+@pytest.mark.parametrize("wrong", WITHOUT_TEXT, ids=str)
+def test_a_type_whose_values_are_not_written_is_no_constraint(wrong):
+    for take in (lambda: ConstrainedText(tiny_lm(V), "a", wrong), lambda: conformity(tiny_lm(V), "a", wrong)):
+        with pytest.raises(TypeError, match=r"cannot be the type .* A pydantic model, .* for other texts Regex\(...\)"):
+            take()
 
 
 class Says:

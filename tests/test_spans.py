@@ -266,7 +266,7 @@ BAD = [
     ({"until": len}, TypeError, "until len returned 1 for "),
     ({"constraint": len, "max_tokens": 2}, TypeError, "constraint len returned 1 for "),
     ({"constraint": "a*"}, TypeError, "a constraint is a Regex"),
-    ({"constraint": int}, TypeError, "cannot be the type"),
+    ({"constraint": Spanned}, TypeError, "cannot be the type"),
     ({"constraint": Regex("z")}, ValueError, "none of the 5 tokens of this vocabulary begins"),
     ({"until": "b", "complete": 1}, TypeError, "complete must be True or False"),
     ({"until": "b", "complete": True}, ValueError, "complete=True wants max_tokens, after which the span must have"),

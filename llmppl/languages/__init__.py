@@ -23,3 +23,5 @@ from llmppl.languages.rewrites import homoglyphs as homoglyphs
 from llmppl.languages.rewrites import optional_punctuation as optional_punctuation
 from llmppl.languages.rewrites import rewrite as rewrite
 from llmppl.languages.rewrites import synonyms as synonyms
+from llmppl.languages.values import Values as Values
+from llmppl.languages.values import constraint_of as constraint_of

@@ -1,7 +1,8 @@
 """The index of whatever a constraint may be: one question, `index_of(constraint, vocab)`.
 
 A constraint makes its own index (`constraint.index(vocab)`). What is none itself is turned into one here: recognizers
-that know nothing of vocabularies, the automata of `interegular`, and indices that are there already.
+that know nothing of vocabularies, the automata of `interegular`, Python types, lists of strings, and indices that are
+there already.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from llmppl.arguments import is_type
 from llmppl.languages.dfa import DFA
+from llmppl.languages.values import constraint_of
 from llmppl.masks import Index, TokenIndex, VocabularyLike
 
 __all__ = ["index_of"]
@@ -23,21 +25,18 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
 
     Parameters
     ----------
-    constraint : Constraint, Recognizer, interegular.FSM, Index, callable or None
+    constraint : Constraint, Recognizer, interegular.FSM, Index, type, list of str, callable or None
     vocab : VocabularyLike
 
     Raises
     ------
     TypeError
-        If it is no constraint; a type is none, though it can be called.
+        If it is no constraint, or a type whose values are written neither in plain text nor as JSON.
     ValueError
         If it is an index over another vocabulary, or no token of this one begins a string of its language.
     """
     if is_type(constraint):
-        raise TypeError(
-            f"a constraint cannot be the type {constraint!r}: give JsonSchema(...) for values written as JSON, "
-            "Regex(...), or a function of the text"
-        )
+        return constraint_of(constraint).index(vocab)
     if isinstance(constraint, Index):
         if constraint.vocab is not vocab and constraint.vocab != vocab:
             raise ValueError(f"{constraint!r} is an index over another vocabulary than the model's, {vocab!r}")
@@ -47,6 +46,8 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
         if not isinstance(index, Index):
             raise TypeError(f"{constraint!r}.index(vocab) must give an llmppl.masks.Index, not {index!r}")
         return index
+    if isinstance(constraint, list | tuple):
+        return DFA.from_strings(constraint).index(vocab)
     if _has(constraint, "start", "step", "accepts"):
         return TokenIndex(constraint, vocab)
     if _has(constraint, *FSM):
@@ -54,8 +55,8 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
     if constraint is None or callable(constraint):
         return None
     raise TypeError(
-        "a constraint is a Regex, a Grammar, a JsonSchema, an index of one, or a function of the text, not "
-        f"{constraint!r}"
+        "a constraint is a Regex, a Grammar, a JsonSchema, a type, a list of strings, an index of one of them, or a "
+        f"function of the text, not {constraint!r}"
     )
 
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmppl.arguments import is_file_name, token_id
+from llmppl.arguments import is_file_name, is_type, token_id
 from llmppl.exclusive import Turn, in_turn
 from llmppl.masks import json_checks as checks
-from llmppl.masks import wording
+from llmppl.masks import json_types, wording
 from llmppl.masks.constraint import Bools, Index, State, VocabularyLike, bytes_of, without_bytes
 from llmppl.masks.index import END
 from llmppl.masks.trie import once
@@ -57,7 +57,9 @@ class JsonSchema(Shared):
 
     Parameters
     ----------
-    schema : dict, bool, or str of JSON
+    schema : dict, bool, str of JSON, or a type
+        A pydantic model, a dataclass, a TypedDict, list[int] and whatever else pydantic has a schema of; objects then
+        have no members but those of their type, and `parse` gives objects of it.
         Its "x-guidance" may hold llguidance's own options, such as {"coerce_one_of": true}: read `oneOf` as `anyOf`.
         Where it says nothing else, a string without a pattern may have `\\u` escapes of any character; before
         llguidance 1.8, of control characters alone.
@@ -70,15 +72,19 @@ class JsonSchema(Shared):
     Raises
     ------
     ImportError
-        If llguidance is not installed.
+        If llguidance is not installed, or for a type pydantic.
+    TypeError
+        If it is a type of which pydantic has no schema.
     ValueError
         If the schema is not JSON, is no schema, uses what llguidance does not know, has no instances as far as
         llguidance can tell, or a part with infinite ones only, or is too deep or too large. Names the place and the
         keyword.
     """
 
-    def __init__(self, schema: dict[str, Any] | bool | str, *, whitespace: bool | str = BLANK, lenient: bool = False):
+    def __init__(self, schema: Any, *, whitespace: bool | str = BLANK, lenient: bool = False):
         LLMatcher = _llguidance().LLMatcher
+        self.type = schema if is_type(schema) else None
+        schema = schema if self.type is None else json_types.schema_of(schema)
         try:
             read = json.loads(schema) if isinstance(schema, str) else schema
         except ValueError as error:
@@ -115,6 +121,10 @@ class JsonSchema(Shared):
     def index(self, vocab: VocabularyLike) -> JsonSchemaIndex:
         """Which tokens of a vocabulary may follow: what `TokenIndex(recognizer, vocab)` is to a recognizer."""
         return JsonSchemaIndex(self, vocab)
+
+    def parse(self, text: str) -> Any:
+        """The value that a text writes: an object of the type, if the schema is that of one; a ValueError if none."""
+        return json.loads(text) if self.type is None else json_types.read(self.type, str(text), json=True)
 
     def __repr__(self) -> str:
         text = json.dumps(self.schema)

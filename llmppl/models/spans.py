@@ -152,7 +152,9 @@ def must_end_by(what: str, complete: bool, max_tokens: int | None, index: Index 
 
 def _index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
     """The index of a constraint, which a step asks for again and again."""
-    if isinstance(constraint, Shared) and not isinstance(constraint, Index):
+    constraint = tuple(constraint) if isinstance(constraint, list) else constraint
+    lasting = isinstance(constraint, Shared | tuple) or arguments.is_type(constraint)
+    if lasting and not isinstance(constraint, Index) and arguments.is_hashable(constraint):
         return _kept_index(constraint, vocab)
     return index_of(constraint, vocab)
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from llmppl.arguments import count, function, optional_count
-from llmppl.languages import DFA, Edit, Regex, alignment, within
+from llmppl.arguments import count, function, is_type, optional_count
+from llmppl.languages import DFA, Edit, Regex, Values, alignment, within
 
 MAX_DIFFERENCE_STATES = 100_000                         # of a language without the ignored strings; beyond: deferred
 MAX_COUNTED_STATES = 200_000                            # of a language that is cut to `max_chars`
@@ -144,8 +144,15 @@ def compile_query(
 
 
 def _language(language: Language, name: str) -> DFA:
+    if is_type(language):
+        return Values(language)
+    if isinstance(language, list | tuple):
+        return DFA.from_strings(language)
     if not isinstance(language, str | DFA):
-        raise TypeError(f"{name} must be a regular expression (str) or a DFA, not {language!r}")
+        raise TypeError(
+            f"{name} must be a regular expression (str), a DFA, a type of scalars or a list of strings, "
+            f"not {language!r}"
+        )
     return Regex(language) if isinstance(language, str) else language
 
 

@@ -38,7 +38,7 @@ class ConstrainedText(Program):
     lm : CachedTransformer
     prompt : str or Context
         It is not part of the text that is constrained.
-    constraint : Regex, Grammar, JsonSchema, an index, any recognizer, an interegular.FSM, or callable
+    constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, interegular.FSM, or callable
         A callable `constraint(text) -> bool` must hold of the text so far after every token; it is checked after the
         draw, so give `mask` as well where many tokens fail.
     complete : bool
