@@ -272,3 +272,8 @@ def test_the_order_of_keys_is_that_of_the_schema_inside_lists_and_references_too
     assert told == '{"one": {"a": 5, "b": 4}, "all": [{"a": 3, "b": 1, "c": 2}], "x": 0}'
 
 
+
+
+def test_names_that_extend_json_schema_are_no_misspelt_keywords():
+    schema = {"type": "object", "properties": {"a": {"type": "string", "_format": "x", "x-format": "y", "$note": 1}}}
+    JsonSchema(schema)

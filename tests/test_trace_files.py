@@ -260,9 +260,9 @@ def test_a_recording_to_dev_full_leaves_the_posterior():
 def test_the_command_goes_on_where_the_disk_is_full():
     command = ["generate", "Once upon a time", "--particles", "2", "--factor", "2", "--max-tokens", "3", "--seed", "1"]
     plain = CliRunner().invoke(cli.app, command)
-    with pytest.warns(UserWarning, match="/dev/full: the recording stops after step 0"):
-        result = CliRunner().invoke(cli.app, [*command, "--trace", "/dev/full"])
+    result = CliRunner().invoke(cli.app, [*command, "--trace", "/dev/full"])
     assert result.exit_code == 0 and result.stdout == plain.stdout
+    assert "/dev/full: the recording stops after step 0" in result.stderr
 
 
 def test_a_folder_that_does_not_exist_is_told_before_the_run(tmp_path):

@@ -90,6 +90,8 @@ def misspelt(schema: dict[str, Any]) -> str | None:
 
 def _keyword_near(name: str) -> str | None:
     """The keyword that was probably meant by another name; None if it says nothing of instances, or none is near."""
+    if not name[:1].isalpha() or name.lower().startswith("x-"):         # as those mark their names who extend schemas
+        return None
     plain = {word.lower(): word for word in (*KEYWORDS, *NOTES)}
     near = difflib.get_close_matches(name.replace("_", "").replace("-", "").lower(), sorted(plain), 1, NEAR)
     return plain[near[0]] if near and plain[near[0]] in KEYWORDS else None
