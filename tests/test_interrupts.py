@@ -10,9 +10,10 @@ import time
 
 import pytest
 from test_choices import PROGRAMS
+from tiny import cold_lm
 from typer.testing import CliRunner
 
-from llmppl import Categorical, Model, cli, importance_sampling, repeat, smc_standard, smc_steer
+from llmppl import Categorical, Model, PromptIntersection, cli, importance_sampling, repeat, smc_standard, smc_steer
 from llmppl.queries import Matches
 
 
@@ -51,6 +52,8 @@ def test_ctrl_c_leaves_the_posterior_after_the_last_whole_step(run, checkpointed
 
 
 def test_several_runs_that_are_interrupted_go_on_each_from_its_own_checkpoint(tmp_path):
+    lm = cold_lm(6)                                     # runs that find all in the cache do not wait for one another
+
     def run(rng, stop=None):
         index = rng.bit_generator.seed_seq.spawn_key[-1]
 
@@ -59,7 +62,8 @@ def test_several_runs_that_are_interrupted_go_on_each_from_its_own_checkpoint(tm
                 raise KeyboardInterrupt
 
         path = tmp_path / f"{index}.ckpt"
-        return smc_steer(PROGRAMS["intersection"](), 3, 2, rng=rng, on_step=on_step, checkpoint=path, every=100)
+        program = PromptIntersection(lm, ["ab", "ca"], max_tokens=4)
+        return smc_steer(program, 3, 2, rng=rng, on_step=on_step, checkpoint=path, every=100)
 
     with pytest.raises(KeyboardInterrupt):
         repeat(lambda rng: run(rng, stop=(2, 3)), 5, seed=0)
