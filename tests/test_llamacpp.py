@@ -297,7 +297,7 @@ def test_the_engine_conforms(kind, cache_type, most, files, model):
 
 @pytest.mark.parametrize("kind, cache_type, most", KINDS[:2])
 def test_stories260k_conforms(kind, cache_type, most, tmp_path):
-    folder = Path("/work/shared/models/stories260K")
+    folder = Path(__file__).resolve().parents[2] / "shared" / "models" / "stories260K"
     if not folder.exists():
         pytest.skip(f"{folder} is not here")
     from transformers import AutoModelForCausalLM

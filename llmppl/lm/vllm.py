@@ -268,8 +268,8 @@ def _start(options: dict[str, Any]) -> Any:
     """vLLM's engine, its scheduler in this process and in this thread, where it also binds the threads that compute."""
     if int(options.get("data_parallel_size", 1)) > 1:
         raise ValueError(
-            "data_parallel_size > 1 is several engines: start as many processes (llmppl.ray.map does), or spread one "
-            "model with tensor_parallel_size or pipeline_parallel_size"
+            "data_parallel_size > 1 is several engines: start as many processes (llmppl.ray.run_many does), or spread "
+            "one model with tensor_parallel_size or pipeline_parallel_size"
         )
     options = _USUAL | (_CPU if current_platform.is_cpu() else {}) | options
     options["logits_processors"] = [*(options.get("logits_processors") or []), Rows]
