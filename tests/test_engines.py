@@ -1,5 +1,6 @@
 """Engines: what one is asked, told and counted as, and whether `check_engine` finds those that are wrong."""
 
+import gc
 import threading
 
 import numpy as np
@@ -343,3 +344,14 @@ def test_slots_that_hold_nothing_leave_whole_contexts_to_the_engine():
     with pytest.warns(UserWarning, match="cache_bytes=0 does not hold a context of 5 tokens"):
         together([at(lm, range(3, 3 + n)).log_probs for n in (5, 3)] + [at(lm, [9, 9]).log_probs])
     assert lm.stats.rounds == 1 and lm.stats.tokens == 7
+
+
+def test_an_engine_begins_empty_with_every_language_model():
+    """Also where the one before is gone: what it kept would be counted as nobody's work."""
+    engine = Keeping()
+    at(CachedTransformer(engine, LETTERS), [1, 2, 3]).log_probs()
+    gc.collect()
+    assert len(engine.kept) > 1
+    lm = CachedTransformer(engine, LETTERS)
+    at(lm, [1, 2, 3]).log_probs()
+    assert lm.stats.tokens == 3
