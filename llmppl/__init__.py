@@ -30,10 +30,10 @@ if TYPE_CHECKING:                                       # the same names again, 
     from llmppl.inference import run_many as run_many
     from llmppl.inference import smc_standard as smc_standard
     from llmppl.inference import smc_steer as smc_steer
+    from llmppl.languages import JsonSchema as JsonSchema
     from llmppl.languages import Regex as Regex
     from llmppl.languages import Values as Values
     from llmppl.lm import CachedTransformer as CachedTransformer
-    from llmppl.masks import JsonSchema as JsonSchema
     from llmppl.masks import TokenIndex as TokenIndex
     from llmppl.models import ConstrainedText as ConstrainedText
     from llmppl.models import Infilling as Infilling
@@ -53,9 +53,9 @@ _FOLDERS = {
                   "Particles", "run_many", "Result", "load_results"],
     "lm": ["CachedTransformer"],
     "tokens": ["EOS", "Vocabulary"],
-    "languages": ["Regex", "Values"],
+    "languages": ["JsonSchema", "Regex", "Values"],
     "grammar": ["Grammar"],
-    "masks": ["JsonSchema", "TokenIndex"],
+    "masks": ["TokenIndex"],
     "queries": ["Query", "search"],
 }  # fmt: skip
 _FOLDER = {name: folder for folder, names in _FOLDERS.items() for name in names}

@@ -21,8 +21,8 @@ from support import repetitions
 
 from llmppl.grammar import Grammar
 from llmppl.grammar.grammar import GrammarIndex
-from llmppl.languages import Regex
-from llmppl.masks import END, JsonSchema, TabledRecognizer, TokenIndex, distances, json_schema, packed, storage
+from llmppl.languages import JsonSchema, Regex, json_schema
+from llmppl.masks import END, TabledRecognizer, TokenIndex, distances, packed, storage
 from llmppl.masks import index as index_module
 from llmppl.masks import trie as trie_module
 from llmppl.masks import walks as walks_module

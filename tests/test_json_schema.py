@@ -16,9 +16,9 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from packaging.version import Version
 from support import FULL, repetitions
 
-from llmppl.masks import json_schema
+from llmppl.languages import json_schema
+from llmppl.languages.json_schema import JsonSchema, JsonSchemaIndex
 from llmppl.masks.index import END
-from llmppl.masks.json_schema import JsonSchema, JsonSchemaIndex
 from llmppl.tokens import Vocabulary
 
 SHARED = Path(__file__).parents[2] / "shared"

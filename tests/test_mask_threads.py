@@ -16,9 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from llmppl import Categorical, Grammar, JsonSchema, Regex, TokenIndex, Vocabulary
 from llmppl.grammar import grammar
+from llmppl.languages import json_schema
 from llmppl.languages.machine import Leftmost
 from llmppl.languages.regex import parse
-from llmppl.masks import index, json_schema, packed
+from llmppl.masks import index, packed
 from llmppl.masks.walks import MemoGraph
 from llmppl.tokens import Canonical, canonical
 

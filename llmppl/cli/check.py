@@ -10,7 +10,7 @@ import typer
 from llmppl.cli import options, show
 
 if TYPE_CHECKING:
-    from llmppl.masks import JsonSchema
+    from llmppl.languages import JsonSchema
 
 
 def check(

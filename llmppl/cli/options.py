@@ -91,8 +91,7 @@ Json = Annotated[bool, option("--json", help="Print a JSON object for each parti
 def constraint(kind: str, given: Any) -> Any:
     """The constraint of an option's name: a pattern, a file, some texts."""
     from llmppl.grammar import Grammar
-    from llmppl.languages import DFA, Regex
-    from llmppl.masks import JsonSchema
+    from llmppl.languages import DFA, JsonSchema, Regex
 
     def schema(file: Any) -> JsonSchema:
         return JsonSchema(Path(file).read_text(encoding="utf-8"))

@@ -15,6 +15,8 @@ from llmppl.languages.formats import phone as phone
 from llmppl.languages.formats import url as url
 from llmppl.languages.formats import uuid as uuid
 from llmppl.languages.indexing import index_of as index_of
+from llmppl.languages.json_schema import JsonSchema as JsonSchema
+from llmppl.languages.json_schema import JsonSchemaIndex as JsonSchemaIndex
 from llmppl.languages.limits import TooLarge as TooLarge
 from llmppl.languages.regex import Regex as Regex
 from llmppl.languages.rewrites import any_case as any_case

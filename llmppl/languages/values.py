@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 from llmppl.arguments import shown
 from llmppl.languages.dfa import DFA
 from llmppl.languages.formats import number_range
+from llmppl.languages.json_schema import JsonSchema
 from llmppl.languages.regex import Regex
-from llmppl.masks import JsonSchema, json_types
+from llmppl.masks import json_types
 from llmppl.masks.json_formats import DATE, DATETIME, TIME, UUID
 
 __all__ = ["Values", "constraint_of"]

@@ -7,6 +7,4 @@ from llmppl.masks.constraint import TabledRecognizer as TabledRecognizer
 from llmppl.masks.constraint import VocabularyLike as VocabularyLike
 from llmppl.masks.index import END as END
 from llmppl.masks.index import TokenIndex as TokenIndex
-from llmppl.masks.json_schema import JsonSchema as JsonSchema
-from llmppl.masks.json_schema import JsonSchemaIndex as JsonSchemaIndex
 from llmppl.masks.whole import WholeIndex as WholeIndex

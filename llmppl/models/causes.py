@@ -7,7 +7,8 @@ from typing import Any
 
 from llmppl.arguments import name_of
 from llmppl.distributions.rules import NO_RULE, DecisionRule
-from llmppl.masks import Index, JsonSchemaIndex
+from llmppl.languages import JsonSchemaIndex
+from llmppl.masks import Index
 
 MAX_NAME = 48                                           # characters of a constraint that is called by its repr
 

@@ -24,9 +24,9 @@ import numpy as np
 
 from llmppl.arguments import shown
 from llmppl.distributions import Proposal
-from llmppl.languages import DFA, Regex
+from llmppl.languages import DFA, JsonSchema, JsonSchemaIndex, Regex
 from llmppl.lm import CachedTransformer, Context, Engine, NextToken
-from llmppl.masks import JsonSchema, JsonSchemaIndex, TokenIndex
+from llmppl.masks import TokenIndex
 from llmppl.models.copies import OWN, attributes_of
 from llmppl.models.model import Model
 from llmppl.tokens import EndOfText, Text, Token, Vocabulary

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from llmppl import arguments
 from llmppl.distributions import Finite
-from llmppl.languages import index_of
+from llmppl.languages import JsonSchemaIndex, index_of
 from llmppl.lm import CachedTransformer, Context
-from llmppl.masks import Index, JsonSchemaIndex, TokenIndex
+from llmppl.masks import Index, TokenIndex
 from llmppl.models.causes import name_of_constraint, no_token
 from llmppl.models.programs.program import Program, begin
 from llmppl.models.spans import must_end_by
