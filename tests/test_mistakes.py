@@ -277,3 +277,34 @@ def test_the_order_of_keys_is_that_of_the_schema_inside_lists_and_references_too
 def test_names_that_extend_json_schema_are_no_misspelt_keywords():
     schema = {"type": "object", "properties": {"a": {"type": "string", "_format": "x", "x-format": "y", "$note": 1}}}
     JsonSchema(schema)
+
+
+def test_a_list_of_the_class_which_all_particles_would_share_is_warned_of_by_name():
+    class Story(Model):
+        words = []
+        names = ["Tim", "Lily"]                         # only read
+
+        def step(self):
+            self.words.append(self.sample(Categorical([0.5, 0.5], self.names)))
+            if len(self.words) > 3:
+                self.finish()
+
+    said = r"step 1 changed Story.words, a list of the class, .* in __init__, self.words = \[...\]"
+    for run in (lambda: smc_steer(Story(), 2, 2, seed=0), lambda: enumerate_exact(Story(), max_steps=2)):
+        Story.words.clear()
+        with pytest.warns(UserWarning, match=said) as caught:
+            run()
+        assert len(caught) == 1
+
+
+def test_a_list_of_the_class_that_is_only_read_or_is_the_particles_own_is_not():
+    class Story(Model):
+        words = ["Tim", "Lily"]
+
+        def step(self):
+            self.words = [*self.words, self.sample(Categorical([0.5, 0.5], ["a", "b"]))]
+            self.finish()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        smc_steer(Story(), 2, 2, seed=0)

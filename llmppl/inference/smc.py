@@ -117,7 +117,7 @@ class SMC(Generic[M]):
         for particle in self.particles:                 # equal ones would make equal candidates
             particle.log_weight -= math.log(len(self.particles))
         self.genealogy = Genealogy(len(self.particles))
-        self._watch = Watch(self._runtime, bounded=True)
+        self._watch = Watch(self._runtime, type(model), bounded=True)
         self.keep_whole()
         self._checkpoint: Checkpoint | None = None
 

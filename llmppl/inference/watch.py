@@ -6,6 +6,7 @@ one to tell; where a step made no choice that could be compared, `GlobalStreams`
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
 import warnings
@@ -22,6 +23,7 @@ from llmppl.runtime import Runtime
 M = TypeVar("M", bound=Model)
 
 MAX_QUIET = 1_000                                       # steps in a row in which nothing happened
+MAX_COMPARED = 1_000                                    # entries of a list of the class
 _AGAIN = 3                                              # runs of a step in each of which a stream must have moved
 _PACKAGE = __name__.partition(".")[0] + "."
 
@@ -52,13 +54,19 @@ class Watch:
     """What is watched over the steps of one run.
 
     A run that is not `bounded` is not to go on for ever while nothing happens. A particle that asks for more than the
-    model reads is cut there, and the run warns of the first.
+    model reads is cut there, and the run warns of the first; and of a list of the class that a step has changed.
 
     streams : GlobalStreams
     """
 
-    def __init__(self, runtime: Runtime, *, bounded: bool) -> None:
+    def __init__(self, runtime: Runtime, program: type[Model], *, bounded: bool) -> None:
         self.streams, self.bounded = GlobalStreams(), bounded
+        self._lists = {
+            f"{cls.__name__}.{name}": (value, value.copy())
+            for cls in program.__mro__
+            for name, value in vars(cls).items()
+            if isinstance(value, list) and len(value) <= MAX_COMPARED
+        }
         self._runtime = runtime
         self._quiet, self._warned = 0, False
         self._seen: Any = None
@@ -82,6 +90,14 @@ class Watch:
                 f"step {t} reached the end of what the model reads; particles are cut there, and marked: {limits[0]}",
                 stacklevel=_depth_of_caller(),
             )
+        changed = next((name for name, lists in self._lists.items() if not _same(*lists)), None)
+        if changed is not None:
+            self._lists.clear()
+            warnings.warn(
+                f"step {t} changed {changed}, a list of the class, which all particles share: make it in __init__, "
+                f"self.{changed.partition('.')[2]} = [...], and each particle has its own",
+                stacklevel=_depth_of_caller(),
+            )
         if not self.bounded:
             self._count_quiet(particles)
 
@@ -95,6 +111,10 @@ class Watch:
                 f"{MAX_QUIET} steps of {type(particles[0]).__name__} in a row chose, weighed and wrote nothing, and "
                 "asked no language model: end the program by self.finish(), or bound the run with max_steps="
             )
+
+
+def _same(list_: list[Any], before: list[Any]) -> bool:
+    return len(list_) == len(before) and all(map(operator.is_, list_, before))
 
 
 def _depth_of_caller() -> int:
