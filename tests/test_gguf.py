@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf_files
 import numpy as np
 import pytest
 import torch
@@ -44,22 +45,11 @@ def llama():
     return LlamaForCausalLM(config).eval(), tokens
 
 
-def write(path, kind="F32", *, architecture="llama", tokenizer=True, without=(), spoiled=None):
-    """A GGUF file of `llama()`; its matrices as `kind`, but for the tensors `without`."""
+def write(path, kind="F32", *, tokenizer=True, **options):
+    """A GGUF file of `llama()`; the options are those of `gguf_files.write`."""
     model, tokens = llama()
-    config = model.config
-    writer = ggml.GGUFWriter(path, architecture)
-    writer.add_name("A tiny llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(8)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(len(tokens))
-    if tokenizer:
+
+    def add_tokenizer(writer):
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("gpt-2")
         writer.add_token_list(tokens)
@@ -69,33 +59,8 @@ def write(path, kind="F32", *, architecture="llama", tokenizer=True, without=(),
         writer.add_eos_token_id(END)
         writer.add_eot_token_id(TURN)
         writer.add_chat_template(TEMPLATE)
-    names = {
-        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers.": "blk.",
-        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    }  # fmt: skip
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for name, weights in model.state_dict().items():
-        for ours, theirs in names.items():
-            name = name.replace(ours, theirs)
-        array = weights.numpy().copy()
-        if (n := heads.get(name.split(".")[-2])) is not None:      # llama.cpp turns neighbours, transformers halves
-            array = array.reshape(n, 2, len(array) // n // 2, -1).swapaxes(1, 2).reshape(array.shape)
-        if name == spoiled:
-            array[..., 0] = np.nan
-        if name in without:
-            continue
-        if array.ndim == 1 or kind == "F32":
-            writer.add_tensor(name, array)
-        else:
-            quantisation = ggml.GGMLQuantizationType[kind]
-            writer.add_tensor(name, ggml.quants.quantize(array, quantisation), raw_dtype=quantisation)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+
+    return gguf_files.write(path, model, add_tokenizer if tokenizer else lambda writer: None, kind, **options)
 
 
 @pytest.fixture(scope="module")
