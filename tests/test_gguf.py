@@ -21,7 +21,7 @@ from support import repetitions, wants_model
 from llmppl.lm import gguf
 from llmppl.lm.transformer import CachedTransformer
 
-ggml = pytest.importorskip("gguf", reason="pip install 'llmppl[gguf]'")
+pytest.importorskip("gguf", reason="pip install 'llmppl[gguf]'")
 ROOT = Path(__file__).parent.parent
 load = functools.partial(CachedTransformer.from_pretrained, engine="transformers")
 WORDS = ["he", "Ġhe"]
