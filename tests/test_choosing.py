@@ -25,7 +25,7 @@ def installed(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "options", "sentence"),
     [
-        ([], {"engine": "llamacpp"}, "engine must be one of 'transformers', 'llama.cpp', 'vllm', not 'llamacpp'"),
+        ([], {"engine": "llamacpp"}, "one of 'transformers', 'numpy', 'llama.cpp', 'vllm', not 'llamacpp'"),
         ([], {"engine": "llama.cpp"}, "reads GGUF files, and the model in the package is none"),
         (["gpt2"], {"engine": "llama.cpp"}, "reads GGUF files, and 'gpt2' is none: give the path"),
         (["x"], {"engine": "vllm", "device": "cuda"}, "device cannot be given to engine='vllm', which chooses"),

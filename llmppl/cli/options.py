@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from llmppl.lm import CachedTransformer
 
-EngineName = Literal["transformers", "llama.cpp", "vllm"]
+EngineName = Literal["transformers", "numpy", "llama.cpp", "vllm"]
 
 
 def _positive(value: float) -> float:
@@ -46,7 +46,10 @@ Lm = Annotated[
 ]
 Engine = Annotated[
     EngineName | None,
-    option(none="llama.cpp for a GGUF file if it is installed, else transformers", help="What computes the model."),
+    option(
+        none="numpy for the model in the package, llama.cpp for a GGUF file if it is installed, else transformers",
+        help="What computes the model.",
+    ),
 ]
 Device = Annotated[str | None, option(none="cpu", metavar="D", help="Where, by transformers: cpu, cuda, mps, ...")]
 Dtype = Annotated[
@@ -127,11 +130,14 @@ class Source:
 
 @functools.cache
 def load(source: Source) -> CachedTransformer:
+    """The model; that of the package, if nothing else is said, without the seconds that importing torch takes."""
     from llmppl.lm import CachedTransformer
 
     # the library itself says when a prompt is too long
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
-    given = {name: value for name, value in vars(source).items() if value is not None}
+    given = {name: value for name, value in vars(source).items() if value is not None} or {"engine": "numpy"}
+    if source.name is not None:
+        typer.echo(f"loading {source} ...", err=True)
     try:
         return CachedTransformer.from_pretrained(given.pop("name", None), **given)
     except OSError as error:                            # no such model, or no room for a converted one

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from llmppl.lm import gguf
 
-EngineName = Literal["transformers", "llama.cpp", "vllm"]
+EngineName = Literal["transformers", "numpy", "llama.cpp", "vllm"]
 
 _PACKAGES = {"llama.cpp": "xllamacpp", "vllm": "vllm"}
 _INSTALL = {"llama.cpp": "pip install 'llmppl[llama-cpp]'", "vllm": "pip install 'llmppl[vllm]'"}
@@ -34,6 +34,17 @@ def load(
         from llmppl.lm import loading
 
         return loading.load(name, **{"dtype": None, "device": None, "device_map": None, **options})
+    if engine == "numpy":
+        if name is not None or given or options:
+            named = [] if name is None else [repr(name)]
+            told = ", ".join(named + [f"{key}={value!r}" for key, value in {**options, **given}.items()])
+            raise ValueError(
+                f"engine='numpy' runs the model in the package alone, in float32, and takes no {told}: "
+                "engine='transformers' does"
+            )
+        from llmppl.lm import numpy_llama
+
+        return numpy_llama.load()
     if find_spec(_PACKAGES[engine]) is None:
         raise ImportError(f"engine={engine!r} needs {_PACKAGES[engine]}: {_INSTALL[engine]}")
     refused = given.keys() - ({"dtype"} if engine == "vllm" else set())

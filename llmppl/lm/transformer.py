@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from llmppl import arguments
 from llmppl.arguments import count, optional_count
 from llmppl.lm.context import NOT_PICKLED, Context
-from llmppl.lm.engine import Engine, FunctionEngine
+from llmppl.lm.engine import Engine, FunctionEngine, SlotEngine
 from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.runtime import Stats
 from llmppl.shared import Shared
@@ -96,8 +96,9 @@ class CachedTransformer(Shared):
             A local folder, a hub id, the path of a GGUF file, or "smollm2", a model that an installed package carries;
             the model that ships with the package if left out.
         engine : str, optional
-            What computes: "transformers", "llama.cpp" (GGUF files) or "vllm". By default llama.cpp for the path of a
-            GGUF file, if it is installed and no option is given that only transformers takes; else transformers.
+            What computes: "transformers", "numpy" (the model that ships with the package, at once), "llama.cpp" (GGUF
+            files) or "vllm". By default llama.cpp for the path of a GGUF file, if it is installed and no option is
+            given that only transformers takes; else transformers.
         **options
             dtype : torch.dtype or str
                 float32 on a CPU and the checkpoint's own elsewhere, if left out. Not of llama.cpp.
@@ -125,7 +126,8 @@ class CachedTransformer(Shared):
         row_bytes = optional_count("row_bytes", row_bytes, least=0)
         keys = cache_bytes if row_bytes is not None or cache_bytes is None else cache_bytes - cache_bytes // 8
         model, tokenizer = choosing.load(name, engine, cache_bytes=keys, **options)
-        if isinstance(model, Engine) and row_bytes is None and cache_bytes is not None:
+        keeps_its_own = isinstance(model, Engine) and not isinstance(model, SlotEngine)
+        if keeps_its_own and row_bytes is None and cache_bytes is not None:
             row_bytes = cache_bytes // 8                # the rest is the engine's
         return cls(
             model, tokenizer, cache_bytes=cache_bytes, row_bytes=row_bytes, max_batch_tokens=max_batch_tokens

@@ -1,0 +1,148 @@
+"""The model in the package as an engine in numpy, so that a command answers before torch and transformers are imported.
+
+It reads what `save_pretrained` writes of a Llama, and computes in float32 as transformers does, to rounding. Keys and
+values are one array (layers, 2, slots, kv_heads, head_dim).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.lm.embedded import PATH, verify
+from llmppl.lm.engine import Batch, SlotEngine
+
+Floats = NDArray[np.float32]
+
+
+class NumpyLlama(SlotEngine):
+    """Keys and values in an array of slots."""
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors.numpy import load_file
+
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        weights = {
+            name.removeprefix("model."): weight.astype(np.float32)
+            for name, weight in load_file(folder / "model.safetensors").items()
+        }
+        self.name, self.max_length = str(folder), config["max_position_embeddings"]
+        self.embedding, self.norm = weights["embed_tokens.weight"], weights["norm.weight"]
+        self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        self.head_dim, self.epsilon = config["head_dim"], np.float32(config["rms_norm_eps"])
+        self.scale = np.float32(self.head_dim**-0.5)
+        self.layers = [_layer(weights, f"layers.{i}.") for i in range(config["num_hidden_layers"])]
+        theta = config["rope_parameters"]["rope_theta"] ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
+        angles = np.outer(np.arange(self.max_length), theta)                # (positions, head_dim / 2)
+        self.turns: NDArray[np.complex64] = np.exp(1j * angles).astype(np.complex64)
+        self.slab = self._slab(0)
+        self.slot_bytes = self._slab(1).nbytes
+
+    def _slab(self, slots: int) -> Floats:
+        return np.empty((len(self.layers), 2, slots, self.kv_heads, self.head_dim), np.float32)
+
+    def reserve(self, slots: int) -> None:
+        slab = self._slab(slots)
+        slab[:, :, : self.slab.shape[2]] = self.slab
+        self.slab = slab
+
+    def run(self, batch: Batch) -> Floats:
+        return self._run(batch, self.slab)
+
+    def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Floats:
+        logits = np.empty((len(asked), len(self.embedding)), np.float32)
+        for i, ids in enumerate(contexts):
+            here = [place for place, (context, _) in enumerate(asked) if context == i]
+            places = np.arange(len(ids))[None]
+            columns = [(0, asked[place][1] - 1) for place in here]
+            alone = Batch(np.array([ids]), np.array([0]), np.array([len(ids)]), places, columns)
+            logits[here] = self._run(alone, self._slab(len(ids)))
+        return logits
+
+    def _run(self, batch: Batch, slab: Floats) -> Floats:
+        """One forward pass, in which the new tokens of all rows are n vectors."""
+        self.tokens += int(batch.lengths.sum())
+        width = batch.tokens.shape[1]
+        columns = np.arange(width)
+        row, column = np.nonzero(columns < batch.lengths[:, None])          # (n,) of each new token
+        positions = batch.starts[row] + column
+        turns = self.turns[positions, None]
+        write = batch.slots[row, positions]
+        ahead = np.arange(batch.slots.shape[1]) > (batch.starts[:, None] + columns)[..., None]      # (B, Q, T)
+        hidden = ahead[:, None, None] if ahead.any() else None
+        queries = np.zeros((*batch.tokens.shape, self.heads, self.head_dim), np.float32)
+        x = self.embedding[batch.tokens[row, column]]
+        for layer, (keys, values) in zip(self.layers, slab, strict=True):
+            each = self._normal(x, layer["before"]) @ layer["qkv"]
+            each = each.reshape(len(x), -1, self.head_dim)                  # (n, heads and 2 kv_heads, head_dim)
+            turned = _turned(each[:, : -self.kv_heads], turns)
+            queries[row, column] = turned[:, : self.heads]
+            keys[write], values[write] = turned[:, self.heads :], each[:, -self.kv_heads :]
+            found = self._attention(queries, keys[batch.slots], values[batch.slots], hidden)
+            x = x + found[row, column] @ layer["out"]
+            gate, up = np.split(self._normal(x, layer["between"]) @ layer["gate_up"], 2, axis=-1)
+            x = x + (gate * (np.tanh(gate / 2) + 1) / 2 * up) @ layer["down"]      # silu
+        place = np.zeros(batch.tokens.shape, np.int64)
+        place[row, column] = np.arange(len(row))
+        wanted = place[tuple(np.array(batch.asked, np.int64).reshape(-1, 2).T)]
+        logits: Floats = self._normal(x[wanted], self.norm) @ self.embedding.T
+        return logits
+
+    def _normal(self, x: Floats, weight: Floats) -> Floats:
+        scaled: Floats = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + self.epsilon) * weight
+        return scaled
+
+    def _attention(self, queries: Floats, keys: Floats, values: Floats, hidden: NDArray[np.bool_] | None) -> Floats:
+        """(B, Q, heads x head_dim) of queries (B, Q, heads, head_dim), and keys and values (B, T, kv_heads, head_dim).
+
+        `hidden`, (B, 1, 1, Q, T), are the places that a query may not see.
+        """
+        rows, width = queries.shape[:2]
+        shape = rows, width, self.kv_heads, -1, self.head_dim
+        asking = queries.reshape(shape).transpose(0, 2, 3, 1, 4).reshape(rows, self.kv_heads, -1, self.head_dim)
+        scores: Floats = asking @ keys.transpose(0, 2, 3, 1) * self.scale   # (B, H, G Q, T)
+        if hidden is not None:
+            by_query = scores.reshape(rows, self.kv_heads, -1, width, scores.shape[-1])
+            np.copyto(by_query, -np.inf, where=hidden)
+        scores -= scores.max(-1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(-1, keepdims=True)
+        means = scores @ values.transpose(0, 2, 1, 3)                       # (B, H, G Q, head_dim)
+        means = means.reshape(rows, self.kv_heads, -1, width, self.head_dim)
+        joined: Floats = means.transpose(0, 3, 1, 2, 4).reshape(rows, width, -1)
+        return joined
+
+
+def _layer(weights: dict[str, Floats], prefix: str) -> dict[str, Floats]:
+    """The matrices of one layer, those that read the same vectors side by side."""
+
+    def beside(*names: str) -> Floats:
+        return np.ascontiguousarray(np.concatenate([weights[f"{prefix}{name}.weight"] for name in names]).T)
+
+    return {
+        "before": weights[prefix + "input_layernorm.weight"],
+        "qkv": beside("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "out": beside("self_attn.o_proj"),
+        "between": weights[prefix + "post_attention_layernorm.weight"],
+        "gate_up": beside("mlp.gate_proj", "mlp.up_proj"),
+        "down": beside("mlp.down_proj"),
+    }
+
+
+def _turned(x: Floats, turns: NDArray[np.complex64]) -> Floats:
+    """(n, heads, head_dim) with each pair of coordinates, i and i + head_dim / 2, turned by the angles of its place."""
+    real, imaginary = np.split(x, 2, axis=-1)
+    pairs = (real + 1j * imaginary) * turns
+    return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+
+def load() -> tuple[NumpyLlama, Any]:
+    """(engine, tokenizer) of the model in the package; a ValueError if its weights are damaged."""
+    verify()
+    from transformers import PreTrainedTokenizerFast
+
+    return NumpyLlama(PATH), PreTrainedTokenizerFast.from_pretrained(PATH)
