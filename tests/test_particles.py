@@ -8,8 +8,9 @@ from math import exp, log
 import numpy as np
 import pytest
 
+from llmppl.inference.deaths import Death, died
 from llmppl.inference.genealogy import StepRecord
-from llmppl.inference.particles import Death, Particles, died
+from llmppl.inference.particles import Particles
 
 
 @dataclass
@@ -192,16 +193,16 @@ def test_deaths_are_told_as_a_table_by_reason_the_commonest_first():
         [
             "Deaths(15 particles)",
             "",
-            " count      steps  reason",
-            "     9          2  y",
-            "     5        1-7  x, one with the text 'se\\\\nven'",
-            "     1          7  z",
+            "count  steps  reason",
+            "    9      2  y",
+            "    5    1-7  x, one with the text 'se\\\\nven'",
+            "    1      7  z",
         ]
     )
     assert repr(Particles([]).deaths) == "Deaths(0 particles)"
     assert told == tuple(deaths) and told[1:2] == (deaths[1],)
     many = repr(Particles([], deaths=[Death(1, f"reason {i}", 100 - i) for i in range(23)]).deaths)
-    assert many.endswith("reason 19\n   237             for 3 other reasons")        # 80 + 79 + 78
+    assert many.endswith("reason 18\n  318         for 4 other reasons")        # 81 + 80 + 79 + 78
 
 
 def test_repr_is_a_table_the_heaviest_first():

@@ -309,6 +309,6 @@ def test_a_curve_goes_from_low_at_the_bottom_to_high_at_the_top_and_leaves_gaps(
 def test_the_notebook_view_draws_the_steps_and_the_weights(tmp_path):
     particles, _, _ = steer(tmp_path / "run.jsonl")
     view = particles._repr_html_()
-    assert view.count('class="curve"') == 2 and view.count('class="bar"') == len(particles)
+    assert view.count('class="chart"') == 2 and view.count('class="bar"') == len(particles)
     assert f"log Z-hat over {len(particles.steps)} steps" in view
     assert "<script" not in view and "color:" not in view

@@ -2,16 +2,18 @@
 
 from llmppl.inference.beam import Beam as Beam
 from llmppl.inference.beam import beam_search as beam_search
+from llmppl.inference.deaths import Death as Death
+from llmppl.inference.deaths import Deaths as Deaths
 from llmppl.inference.exact import enumerate_exact as enumerate_exact
 from llmppl.inference.expansion import Copies as Copies
 from llmppl.inference.expansion import Distinct as Distinct
 from llmppl.inference.expansion import Extension as Extension
 from llmppl.inference.genealogy import Genealogy as Genealogy
 from llmppl.inference.genealogy import StepRecord as StepRecord
+from llmppl.inference.genealogy import Steps as Steps
 from llmppl.inference.many import lanes as lanes
 from llmppl.inference.many import recorded as recorded
 from llmppl.inference.many import run_many as run_many
-from llmppl.inference.particles import Death as Death
 from llmppl.inference.particles import Particles as Particles
 from llmppl.inference.repeats import Repeats as Repeats
 from llmppl.inference.repeats import repeat as repeat

@@ -24,8 +24,8 @@ import numpy as np
 
 from llmppl.arguments import optional_count
 from llmppl.arguments import path as path_of
+from llmppl.inference.deaths import Death
 from llmppl.inference.genealogy import StepRecord
-from llmppl.inference.particles import Death
 from llmppl.models.choices import Sampled
 from llmppl.models.histories import Histories
 from llmppl.models.identity import difference, identity, identity_of_option

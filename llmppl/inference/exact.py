@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from llmppl.arguments import optional_count
 from llmppl.inference.branches import Branch, run_together
-from llmppl.inference.particles import Death, Particles, died
+from llmppl.inference.deaths import Death, died
+from llmppl.inference.particles import Particles
 from llmppl.inference.watch import Watch, begin, cut
 from llmppl.models.choices import Listed
 from llmppl.models.model import Model

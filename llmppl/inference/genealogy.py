@@ -26,17 +26,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.display.svg import chart
+from llmppl.display.tables import frame, html_table, text_table
 from llmppl.distributions import logsumexp
+
+if TYPE_CHECKING:
+    import pandas
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 MIN_FAMILIES = 3.0                                      # independent families of particles at the end
+FIGURES = "ess", "log_ml", "num_unique_ancestors", "num_finished", "num_dead"
+HEADS = "step", "ess", "log Z-hat", "ancestors", "finished", "dead"
 
 
 def _none() -> Any:
@@ -76,6 +83,40 @@ class StepRecord:
     ancestors: Indices = _none()
     log_chosen: Floats = _none()
     log_survivors: Floats = _none()
+
+
+class Steps(tuple[StepRecord, ...]):
+    """The steps of a run in figures, a `StepRecord` each. The repr is a table; a notebook shows charts above it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join([self._header(), *(["", *text_table(HEADS, self._rows())] if self else [])])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self._header()}</p>{self.charts()}{html_table(HEADS, self._rows()) if self else ''}"
+
+    def charts(self) -> str:
+        """The ess and log Z-hat of the steps as charts, of two steps or more."""
+        if len(self) < 2:
+            return ""
+        drawn = {"ess": chart("ess", [step.ess for step in self], low=0.0),
+                 "log Z-hat": chart("log Z-hat", [step.log_ml for step in self])}  # fmt: skip
+        return "".join(f"<p>{name} over {len(self)} steps<br>{svg}</p>" for name, svg in drawn.items())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each step: its figures. ImportError, with what to install, without pandas."""
+        return frame({name: [getattr(step, name) for step in self] for name in ("index", *FIGURES)})
+
+    def _header(self) -> str:
+        return f"Steps({len(self)} steps)"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (str(step.index), f"{step.ess:.1f}", f"{step.log_ml:.2f}")
+            + tuple(str(getattr(step, name)) for name in FIGURES[2:])
+            for step in self
+        ]
 
 
 class Genealogy:

@@ -12,29 +12,30 @@ A pickle of Particles is without the language model: for particles it has `Saved
 Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing data problems", for the ess.
 """
 
+from __future__ import annotations
+
 import functools
 import html
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.arguments import generator, optional_count, shown
-from llmppl.display.svg import bar, curve
-from llmppl.inference.genealogy import StepRecord
+from llmppl.display.tables import frame, html_table, one_line, text_table
+from llmppl.inference.deaths import Death, together
+from llmppl.inference.genealogy import StepRecord, Steps
 from llmppl.inference.saved import saved
 from llmppl.shared import Shared
 
-__all__ = ["Death", "Deaths", "Particle", "Particles", "died"]
+if TYPE_CHECKING:
+    import pandas
 
-MAX_ROWS = 20               # particles shown
-MAX_TEXT = 90               # characters shown of each
+__all__ = ["Particle", "Particles"]
+
 MAX_REASONS = 5             # deaths told
-MAX_END = 100               # characters kept of a dead particle's text,
-MAX_REASON = 200            # and of what it died of
-CURVE_WIDTH = 240           # px
+HEADS = "weight", "log weight", "text"
 
 
 class Particle(Protocol):
@@ -55,78 +56,6 @@ P = TypeVar("P", bound=Particle, covariant=True)
 
 def _unknown() -> tuple[None, str]:
     return None, "only what smc_steer, smc_standard or importance_sampling returns knows its standard error"
-
-
-@dataclass(frozen=True)
-class Death:
-    """`count` particles died at `step`, by `reason`, which names the statement; `text` is the text of one of them.
-
-    Of a long text the last hundred characters are kept, after "…"; of a long reason the beginning and the end.
-    """
-
-    step: int
-    reason: str
-    count: int = 1
-    text: str = ""
-
-    def __post_init__(self) -> None:
-        if len(self.text) > MAX_END:                    # else a run would keep all texts of all its dead
-            object.__setattr__(self, "text", "…" + self.text[1 - MAX_END :])
-        object.__setattr__(self, "reason", _without_middle(self.reason, MAX_REASON))
-
-    def __str__(self) -> str:
-        return f"{self.count} at step {self.step}: {self.reason}{self.example}"
-
-    @property
-    def example(self) -> str:
-        """What is told of the text."""
-        return f", one with the text {_line(self.text)!r}" if self.text else ""
-
-
-class Deaths(tuple[Death, ...]):
-    """What the particles died of that are not there: one `Death` for each step and reason.
-
-    In order of step, then of count, the largest first. The repr adds up the steps.
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        rows = self.by_reason()
-        lines = [f"Deaths({self.number} particles)"]
-        if rows:
-            lines += ["", " count      steps  reason"]
-        lines += [f"{count:6}  {steps:>9}  {reason}" for count, steps, reason in rows[:MAX_ROWS]]
-        if rows[MAX_ROWS:]:
-            lines += [f"{sum(row[0] for row in rows[MAX_ROWS:]):6}  {'':>9}  for {len(rows) - MAX_ROWS} other reasons"]
-        return "\n".join(lines)
-
-    @property
-    def number(self) -> int:
-        """How many particles died."""
-        return sum(death.count for death in self)
-
-    def by_reason(self) -> list[tuple[int, str, str]]:
-        """Of each reason how many, at which steps, and the reason with the text of the last; the commonest first."""
-        by_reason: dict[str, list[Death]] = {}
-        for death in self:
-            by_reason.setdefault(death.reason, []).append(death)
-        rows = []
-        for reason, deaths in sorted(by_reason.items(), key=lambda each: -each[1][-1].step):
-            steps = list(dict.fromkeys([str(deaths[0].step), str(deaths[-1].step)]))
-            rows.append((sum(death.count for death in deaths), "-".join(steps), reason + deaths[-1].example))
-        return sorted(rows, key=lambda row: -row[0])
-
-
-def died(step: int, particles: Iterable[Any]) -> list[Death]:
-    """The deaths of those of log weight -inf, one for each reason."""
-    deaths: dict[str, Death] = {}
-    for particle in particles:
-        if particle.log_weight == -np.inf:
-            reason = particle.death or "weight zero"
-            known = deaths.get(reason)
-            deaths[reason] = replace(known, count=known.count + 1) if known else Death(step, reason, 1, str(particle))
-    return list(deaths.values())
 
 
 class Particles(Shared, Sequence[P]):
@@ -156,8 +85,8 @@ class Particles(Shared, Sequence[P]):
         The effective sample size, 1 / sum_i W_i^2, from 1 to n; 0 if n is 0.
     deaths : Deaths
         A tuple of `Death`, one for each step and reason; its repr is a table.
-    steps : tuple of StepRecord
-        The steps of the run in figures; empty where there were none.
+    steps : Steps
+        A tuple of `StepRecord`, the steps of the run in figures; its repr is a table. Empty where there were none.
     log_ml_se : float or None
         Standard error of log_ml, estimated from this run alone; None where one run cannot tell. It knows of what the
         particles have met: where a rare event carries the mass and none has met it, log_ml is nats too low and its
@@ -188,8 +117,8 @@ class Particles(Shared, Sequence[P]):
         self.ess = float(1 / np.sum(self.weights**2)) if self._particles else 0.0
         self.log_weights.flags.writeable = self.weights.flags.writeable = False
         self.stats = stats
-        self.deaths = _together(deaths)
-        self.steps = tuple(steps)
+        self.deaths = together(deaths)
+        self.steps = Steps(steps)
         self._accuracy = accuracy
 
     @functools.cached_property
@@ -244,6 +173,14 @@ class Particles(Shared, Sequence[P]):
             "cut": [bool(particle.cut) for particle in self],
         }
         return told if len(self) else {**told, "deaths": [vars(death) for death in self.deaths]}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each particle: text, weight, log_weight, cut. ImportError, with what to install, without pandas.
+
+        What else a particle has is a column more: `frame["n"] = [particle.n for particle in posterior]`.
+        """
+        cut = [bool(particle.cut) for particle in self]
+        return frame({"text": self.texts, "weight": self.weights, "log_weight": self.log_weights, "cut": cut})
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_particles": [saved(particle) for particle in self]}
@@ -323,56 +260,31 @@ class Particles(Shared, Sequence[P]):
         return dict(sorted(total.items(), key=lambda item: -abs(item[1])))
 
     def __repr__(self) -> str:
-        rows = [f"{weight:6.3f}  {log_weight:10.2f}  {text}" for weight, log_weight, text in self._rows()]
-        table = ["", "weight  log weight  text", *rows] if rows else [self._causes()]
+        table = ["", *text_table(HEADS, self._rows())] if len(self) else [self._causes()]
         stats = [] if self.stats is None else ["", str(self.stats)]
-        return "\n".join([self._header(), *table, *self._rest(), *stats])
+        return "\n".join([self._header(), *table, *stats])
 
     def _repr_html_(self) -> str:
-        """The same for a notebook; it sets no colours, so that it reads in light and dark themes."""
-        largest = max(self.weights, default=1.0)
-        rows = "".join(
-            f"<tr><td>{bar(weight / largest)}</td><td>{weight:.3f}</td><td>{log_weight:.2f}</td>"
-            f'<td style="text-align: left; white-space: pre-wrap">{html.escape(text)}</td></tr>'
-            for weight, log_weight, text in self._rows()
-        )
-        head = '<tr><th></th><th>weight</th><th>log weight</th><th style="text-align: left">text</th></tr>'
-        table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
-        parts = [f"<p>{html.escape(self._header())}</p>"]
-        parts += [f"<p>{self._curves()}</p>"] * (len(self.steps) > 1)
-        parts += [table if rows else f"<p>{html.escape(self._causes())}</p>"]
-        parts += [f"<p>{line}</p>" for line in self._rest()]
-        parts += [f"<pre>{html.escape(str(self.stats))}</pre>"] * (self.stats is not None)
-        return "".join(parts)
-
-    def _rest(self) -> list[str]:
-        """How many particles are not shown."""
-        return [f"... and {len(self) - MAX_ROWS} more"] * (len(self) > MAX_ROWS)
-
-    def _curves(self) -> str:
-        """The ess and log Z-hat of every step, drawn."""
-        drawn = []
-        for name, values in {
-            "ess": [step.ess for step in self.steps],
-            "log Z-hat": [step.log_ml for step in self.steps],
-        }.items():
-            finite = [value for value in values if value > -np.inf] or [0.0]
-            low, high = 0.0 if name == "ess" else min(finite), max(finite)
-            title = f"{name} over {len(self.steps)} steps, from {low:.2f} to {high:.2f}"
-            xs = np.linspace(4, CURVE_WIDTH - 4, len(self.steps)).tolist()
-            drawn += [f"{curve(xs, values, width=CURVE_WIDTH, height=48, low=low, high=high, title=title)}{title}"]
-        return "<br>".join(drawn)
+        """The same for a notebook, with what the steps came to."""
+        shares = [self.weights[i] / np.max(self.weights) for i in self._heaviest()]
+        table = html_table(HEADS, self._rows(), shares) if len(self) else f"<p>{html.escape(self._causes())}</p>"
+        stats = "" if self.stats is None else f"<pre>{html.escape(str(self.stats))}</pre>"
+        return f"<p>{html.escape(self._header())}</p>{self.steps.charts()}{table}{stats}"
 
     def _header(self) -> str:
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
         return f"Particles({len(self)} of positive weight, log_ml={self.log_ml:.2f}{error}, ess={self.ess:.1f})"
 
-    def _rows(self) -> list[tuple[float, float, str]]:
-        """Weight, log weight and text of the heaviest, one line each."""
-        heaviest = np.argsort(-self.log_weights, kind="stable")[:MAX_ROWS]
+    def _heaviest(self) -> list[int]:
+        """The places of the particles by weight."""
+        places: list[int] = np.argsort(-self.log_weights, kind="stable").tolist()
+        return places
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Weight, log weight and text, the heaviest first."""
         return [
-            (self.weights[i], self.log_weights[i], _line(self[i]) + " [cut]" * bool(self[i].cut))
-            for i in heaviest
+            (f"{self.weights[i]:.3f}", f"{self.log_weights[i]:.2f}", one_line(self[i]) + " [cut]" * bool(self[i].cut))
+            for i in self._heaviest()
         ]
 
     def _need_one(self) -> None:
@@ -390,24 +302,3 @@ class Particles(Shared, Sequence[P]):
         if rows[MAX_REASONS:]:
             causes.append(f"{sum(count for count, _, _ in rows[MAX_REASONS:])} for other reasons")
         return f"all died by step {last}: {'; '.join(causes)}"
-
-
-def _together(deaths: Iterable[Death]) -> Deaths:
-    """One death for each step and reason, with their counts added."""
-    together: dict[tuple[int, str], Death] = {}
-    for death in deaths:
-        key = death.step, death.reason
-        together[key] = replace(together[key], count=together[key].count + death.count) if key in together else death
-    return Deaths(sorted(together.values(), key=lambda death: (death.step, -death.count)))
-
-
-def _line(particle: object) -> str:
-    """The text on one line, what cannot be printed escaped, the middle left out where it is long."""
-    text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(particle))
-    return _without_middle(text, MAX_TEXT)
-
-
-def _without_middle(text: str, most: int) -> str:
-    """At most `most` characters of a text: texts often share their beginning, and differ at the end."""
-    end = most // 3
-    return text if len(text) <= most else f"{text[: most - end - 3]} … {text[-end:]}"

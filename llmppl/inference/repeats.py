@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import functools
+import html
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.arguments import count, generator
 from llmppl.display.progress import bar
+from llmppl.display.tables import frame, html_table, one_line
 from llmppl.distributions import logsumexp
 from llmppl.inference.freezing import collected_once
 from llmppl.inference.particles import Particles
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime, Stats
+
+if TYPE_CHECKING:
+    import pandas
 
 M = TypeVar("M", bound=Model)
 
@@ -42,6 +47,24 @@ class Repeats(Generic[M]):
     stats: Stats
 
     def __repr__(self) -> str:
+        return "\n".join([*self._told(), str(self.stats)])
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, with the runs, the largest Z-hat first: a bar is as long as a run's is of it."""
+        heads = "run", "log Z-hat", "+-", "ess", "best text"
+        order = sorted(range(len(self.runs)), key=lambda i: -self.log_mls[i])
+        rows = [(str(i), *_row(self.runs[i])) for i in order]
+        shares = np.exp(self.log_mls[order] - max(self.log_mls[order[0]], -1e300)).tolist()
+        told = "".join(f"<p>{html.escape(line)}</p>" for line in self._told())
+        return f"{told}{html_table(heads, rows, shares)}<pre>{html.escape(str(self.stats))}</pre>"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each run. ImportError, with what to install, without pandas."""
+        columns = {name: [getattr(run, name) for run in self.runs] for name in ("log_ml", "log_ml_se", "ess")}
+        return frame({"run": range(len(self.runs)), **columns, "num_particles": [len(run) for run in self.runs]})
+
+    def _told(self) -> list[str]:
+        """What the runs came to, a line each."""
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
         lines = [f"Repeats({len(self.runs)} runs, log_ml={self.log_ml:.2f}{error})"]
         alive = self.log_mls[self.log_mls > -np.inf]
@@ -53,7 +76,12 @@ class Repeats(Generic[M]):
         own = [particles.log_ml_se for particles in self.runs if particles.log_ml_se is not None]
         if own:
             lines += [f"standard error by a single run's own estimate: median {np.median(own):.2g} of {len(own)} runs"]
-        return "\n".join([*lines, str(self.stats)])
+        return lines
+
+
+def _row(run: Particles[Any]) -> tuple[str, str, str, str]:
+    error = "" if run.log_ml_se is None else f"{run.log_ml_se:.2g}"
+    return f"{run.log_ml:.2f}", error, f"{run.ess:.1f}", one_line(run.best) if len(run) else "all died"
 
 
 def repeat(

@@ -39,7 +39,8 @@ import numpy as np
 from llmppl.arguments import path as path_of
 from llmppl.arguments import shown
 from llmppl.inference import parquet
-from llmppl.inference.particles import Death, Particles
+from llmppl.inference.deaths import Death
+from llmppl.inference.particles import Particles
 from llmppl.inference.saved import SavedParticle
 
 __all__ = ["Result", "ResultFile", "load_results", "read_results"]

@@ -28,9 +28,10 @@ from llmppl.arguments import function, generator, one_of, optional_count, unknow
 from llmppl.display.progress import bar, finished
 from llmppl.distributions import logsumexp
 from llmppl.inference.checkpoint import Checkpoint
+from llmppl.inference.deaths import Death, died
 from llmppl.inference.expansion import EXPANSIONS, Copies, Extension, Run
 from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
-from llmppl.inference.particles import Death, Particles, died
+from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
 from llmppl.inference.watch import GlobalStreams, Watch, begin, cut
 from llmppl.models.choices import Sampled

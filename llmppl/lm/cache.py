@@ -17,6 +17,7 @@ their end in any thread and at any moment; the trie is told by a queue.
 from __future__ import annotations
 
 import heapq
+import html
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
@@ -369,6 +370,9 @@ class Trie:
             f"<Trie of {len(self)} contexts: keys and values of {store.slots_used} ({slots}), "
             f"next-token rows of {store.rows_used} ({rows}){total}>"
         )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self)[1:-1])}</p><pre>{html.escape(self.draw())}</pre>"
 
     def draw(self, max_lines: int = 60) -> str:
         """The trie as text, one line for each run of tokens without a branch, at most `max_lines` lines.

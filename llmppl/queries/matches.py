@@ -1,18 +1,26 @@
-"""Match: a string of the language and what the model says of it. Matches: the iterator that a query gives."""
+"""Match: a string of the language and what the model says of it. Matches: the iterator that a query gives.
+
+MatchList: those that were taken from it, which show as a table.
+"""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from llmppl.arguments import flag
+from llmppl.arguments import count, flag
+from llmppl.display.tables import frame, html_table, one_line, text_table
 from llmppl.languages import Edit
 from llmppl.lm import CachedTransformer
 from llmppl.runtime import running
 from llmppl.tokens import Text, Token
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,35 @@ class Match:
         }
 
 
+class MatchList(list[Match]):
+    """Matches in a list. The repr is a table, also in a notebook."""
+
+    def __repr__(self) -> str:
+        return "\n".join([self._header(), *(["", *text_table(*self._table())] if self else [])])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self._header()}</p>{html_table(*self._table()) if self else ''}"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each match. ImportError, with what to install, without pandas."""
+        rows = [match.as_dict() for match in self]
+        return frame({field.name: [row[field.name] for row in rows] for field in fields(Match)})
+
+    def _header(self) -> str:
+        return f"{len(self)} match{'es' * (len(self) != 1)}"
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Heads and rows; weights and edits where there are some."""
+        columns = {"log prob": [f"{match.log_prob:.3f}" for match in self]}
+        if any(match.log_weight for match in self):
+            columns["log weight"] = [f"{match.log_weight:.3f}" for match in self]
+        if any(match.edits for match in self):
+            columns["edits"] = [str(len(match.edits)) for match in self]
+        columns["tokens"] = [str(len(match.tokens)) for match in self]
+        columns["text"] = [one_line(match) for match in self]
+        return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+
+
 class Searching(Protocol):
     """A search that `Matches` tells of: what it has looked at, and what is left."""
 
@@ -103,6 +140,10 @@ class Matches(Iterator[Match]):
             match = next(self._matches)
         self.num_matches += 1
         return match
+
+    def take(self, n: int) -> MatchList:
+        """The next `n` matches, fewer where there are no more."""
+        return MatchList(itertools.islice(self, count("n", n, least=0)))
 
     @property
     def stats(self) -> Any:

@@ -1,0 +1,71 @@
+"""Tables of results: as plain text, for a notebook, and for pandas.
+
+A table has heads and rows of cells that are written already; the last column is text, the others are numbers.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmppl.display.svg import bar
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["MAX_ROWS", "frame", "html_table", "one_line", "text_table", "without_middle"]
+
+MAX_ROWS = 20               # shown of a table
+MAX_TEXT = 90               # characters shown of a text
+
+Rows = Sequence[Sequence[str]]
+
+
+def text_table(heads: Sequence[str], rows: Rows) -> list[str]:
+    """Its lines: as many rows as are shown, and how many are not."""
+    shown = rows[:MAX_ROWS]
+    widths = [max(len(row[i]) for row in [heads, *shown]) for i in range(len(heads) - 1)]
+    lines = [
+        "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
+        for row in [heads, *shown]
+    ]
+    return lines + [f"... and {len(rows) - MAX_ROWS} more"] * (len(rows) > MAX_ROWS)
+
+
+def html_table(heads: Sequence[str], rows: Rows, shares: Sequence[float] = ()) -> str:
+    """The same for a notebook; with `shares` of the largest, from 0 to 1, a bar stands before each row.
+
+    It sets no colours, so that it reads in light and dark themes.
+    """
+    left = ' style="text-align: left; white-space: pre-wrap"'
+    bars = [f"<td>{bar(share)}</td>" for share in shares] or [""] * len(rows)
+    head = "<th></th>" * bool(shares) + "".join(f"<th>{html.escape(name)}</th>" for name in heads[:-1])
+    body = "".join(
+        f"<tr>{drawn}{''.join(f'<td>{html.escape(cell)}</td>' for cell in row[:-1])}"
+        f"<td{left}>{html.escape(row[-1])}</td></tr>"
+        for drawn, row in zip(bars, rows[:MAX_ROWS], strict=False)
+    )
+    table = f"<table><thead><tr>{head}<th{left}>{html.escape(heads[-1])}</th></tr></thead><tbody>{body}</tbody></table>"
+    return table + f"<p>... and {len(rows) - MAX_ROWS} more</p>" * (len(rows) > MAX_ROWS)
+
+
+def frame(columns: Mapping[str, Any]) -> pandas.DataFrame:
+    """A pandas.DataFrame of columns of equal length; an ImportError says how to install pandas."""
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError("to_pandas needs pandas: pip install pandas") from None
+    return pandas.DataFrame(dict(columns))
+
+
+def one_line(text: object) -> str:
+    """A text on one line, what cannot be printed escaped, the middle left out where it is long."""
+    printable = "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(text))
+    return without_middle(printable, MAX_TEXT)
+
+
+def without_middle(text: str, most: int) -> str:
+    """At most `most` characters of a text: texts often share their beginning, and differ at the end."""
+    end = most // 3
+    return text if len(text) <= most else f"{text[: most - end - 3]} … {text[-end:]}"
