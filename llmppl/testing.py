@@ -255,7 +255,7 @@ class _Checker:
         finally:
             signal.signal(signal.SIGALRM, before)
 
-    def _lm(self, **limits: int) -> CachedTransformer:
+    def _lm(self, **limits: Any) -> CachedTransformer:
         return CachedTransformer(self.engine, Vocabulary([b"%d " % i for i in range(self.size)]), **limits)
 
     def through_the_cache(self) -> None:

@@ -1,4 +1,4 @@
-"""Language models as a user meets them: loading, contexts, chat, errors, drawings."""
+"""Language models as a user meets them: loading, contexts, errors, drawings."""
 
 import ast
 import http.server
@@ -380,30 +380,6 @@ def test_a_context_that_does_not_continue_another_has_no_log_prob_since_it():
     assert context.log_prob_since(context) == 0.0
 
 
-# --- chat -------------------------------------------------------------------------------------------------------------
-
-TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
-)
-
-
-def test_chat_applies_the_template_of_the_tokenizer():
-    tokenizer = byte_level()
-    tokenizer.chat_template = TEMPLATE
-    lm = uniform(tokenizer)
-    context = lm.chat([{"role": "user", "content": "the end?"}])
-    assert context.text == "user: the end?\nassistant:"
-    assert (context + " yes").text == "user: the end?\nassistant: yes"
-
-
-@pytest.mark.parametrize("tokenizer", [byte_level, lambda: Vocabulary([b"a", b"b"])], ids=["tokenizer", "vocabulary"])
-def test_chat_without_a_template_says_what_to_do(tokenizer):
-    lm = CachedTransformer(lambda ids: [0.0], tokenizer())
-    with pytest.raises(ValueError, match=r"no chat template; write the conversation out and use context\(text\)"):
-        lm.chat([{"role": "user", "content": "the"}])
-
-
 # --- lengths ----------------------------------------------------------------------------------------------------------
 
 
@@ -588,3 +564,44 @@ def test_probabilities_add_up_to_one_however_large_the_logits_are(x):
     lm = CachedTransformer(lambda ids: np.array([x, x, x]), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
     assert np.allclose(np.exp(lm.context("a").log_probs()), 1 / 3)
     assert np.isclose(lm.context("aba").log_prob_since(lm.context("a")), -2 * np.log(3))
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+def two_ends():
+    """A tokenizer with the special tokens <eos> and <turn>, of which it names the first as its end."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    return tokenizer, tokenizer.convert_tokens_to_ids("<turn>")
+
+
+def test_eos_ids_end_a_text_besides_those_that_are_named():
+    tokenizer, turn = two_ends()
+    V = len(tokenizer)
+    assert CachedTransformer(lambda ids: np.zeros(V), tokenizer).vocab.eos_ids == (tokenizer.eos_token_id,)
+    lm = CachedTransformer(lambda ids: np.zeros(V), tokenizer, eos_ids=[turn])
+    assert lm.vocab.eos_ids == tuple(sorted({tokenizer.eos_token_id, turn}))
+    lm = CachedTransformer.from_pretrained(eos_ids=[0])
+    assert lm.vocab.eos_ids == (0,)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "said"),
+    [
+        (7, TypeError, "eos_ids must be a list of token ids, not 7"),
+        ("<turn>", TypeError, "eos_ids must be a list of token ids, not '<turn>'"),
+        (["<turn>"], TypeError, "each of eos_ids must be an integer, not '<turn>'"),
+        ([10**6], ValueError, "eos_ids: 1000000 is the id of no token"),
+        ([-1], ValueError, "eos_ids: -1 is the id of no token"),
+        ([5], ValueError, r"eos_ids: 5 is .*, a token of text, .*: give stop=\.\.\. to a ready-made program"),
+    ],
+)
+def test_what_cannot_end_a_text_is_no_eos(ids, error, said):
+    with pytest.raises(error, match=said):
+        CachedTransformer(lambda ids: [0.0], two_ends()[0], eos_ids=ids)
+
+
+def test_a_vocabulary_has_its_own_ends():
+    with pytest.raises(ValueError, match="a Vocabulary has eos_ids of its own"):
+        CachedTransformer(lambda ids: [0.0, 0.0], Vocabulary([b"a", b"b"]), eos_ids=[1])

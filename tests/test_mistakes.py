@@ -104,20 +104,6 @@ def test_what_a_schema_says_beside_its_keywords_is_no_misspelling():
     assert "'maxlength' is no keyword" in said
 
 
-def test_a_chat_is_a_list_of_messages():
-    class WithTemplate:
-        chat_template = "x"
-
-    lm = tiny_lm(V)
-    try:
-        lm.tokenizer = WithTemplate()
-        for given in ("Hi", ["Hi"]):
-            with pytest.raises(TypeError, match="messages must be a list of dicts, such as .*'content': 'Hi'"):
-                lm.chat(given)
-    finally:
-        lm.tokenizer = None
-
-
 # ---- warnings
 
 

@@ -27,8 +27,8 @@ MISSING = {                                             # by whether there is a 
 }
 SAVED = r"(\.safetensors|\.bin|\.index\.json)$", r"^config\.json$", r"token|^vocab"
 OPTIONS = (                                             # of ours, and the commonest of transformers
-    "engine", "cache_bytes", "row_bytes", "max_batch_tokens", "dtype", "device", "device_map", "revision", "token",
-    "trust_remote_code", "cache_dir", "attn_implementation", "quantization_config",
+    "engine", "cache_bytes", "row_bytes", "max_batch_tokens", "eos_ids", "dtype", "device", "device_map", "revision",
+    "token", "trust_remote_code", "cache_dir", "attn_implementation", "quantization_config",
 )  # fmt: skip
 TIED = "parts that share weights, as embedding and head often do, have to be in the same place"
 

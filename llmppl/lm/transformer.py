@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from llmppl import arguments
 from llmppl.arguments import count, optional_count
+from llmppl.lm.chat import Message, chat_ids
 from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.engine import Engine, FunctionEngine, SlotEngine
 from llmppl.lm.evaluator import CachedEvaluator
@@ -41,6 +42,9 @@ class CachedTransformer(Shared):
         The most bytes that kept logits may take. `cache_bytes` is then the budget of keys and values alone.
     max_batch_tokens : int
         The most tokens, rows times longest context, that one forward pass may read. A longer batch is cut.
+    eos_ids : iterable of int
+        Special tokens that end a text, besides those that the tokenizer, the model and its generation config name.
+        What ends a text and is text itself is `stop` of a ready-made program.
 
     Attributes
     ----------
@@ -51,7 +55,7 @@ class CachedTransformer(Shared):
 
     def __init__(
         self, model: Any, tokenizer: Any, *, cache_bytes: int | None = None, row_bytes: int | None = None,
-        max_batch_tokens: int = 1 << 16,
+        max_batch_tokens: int = 1 << 16, eos_ids: Iterable[int] = (),
     ) -> None:  # fmt: skip
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
         row_bytes = optional_count("row_bytes", row_bytes, least=0)
@@ -59,6 +63,8 @@ class CachedTransformer(Shared):
         self.model = model
         if isinstance(tokenizer, Vocabulary):
             self.tokenizer, self.vocab = None, tokenizer
+            if eos_ids:
+                raise ValueError("a Vocabulary has eos_ids of its own: Vocabulary(tokens, eos_ids=[...])")
         elif not hasattr(tokenizer, "convert_ids_to_tokens"):
             how = ""
             if hasattr(model, "convert_ids_to_tokens"):
@@ -69,7 +75,8 @@ class CachedTransformer(Shared):
             raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {given}{how}")
         else:
             self.tokenizer = tokenizer
-            self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=_eos_ids(model, tokenizer))
+            further = _further_eos(tokenizer, eos_ids)
+            self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=[*_eos_ids(model, tokenizer), *further])
         self._limits = cache_bytes, row_bytes, max_batch_tokens
         self._use(_engine(model, self.vocab, max_batch_tokens))
         self._siblings = {} if self._adapted is None else {self._adapted.names: self}       # by their adapters
@@ -86,7 +93,7 @@ class CachedTransformer(Shared):
     @classmethod
     def from_pretrained(
         cls, name: str | Path | None = None, *, engine: EngineName | None = None, cache_bytes: int | None = None,
-        row_bytes: int | None = None, max_batch_tokens: int = 1 << 16, **options: Any,
+        row_bytes: int | None = None, max_batch_tokens: int = 1 << 16, eos_ids: Iterable[int] = (), **options: Any,
     ) -> Self:  # fmt: skip
         """Load a model and its tokenizer.
 
@@ -130,8 +137,9 @@ class CachedTransformer(Shared):
         if keeps_its_own and row_bytes is None and cache_bytes is not None:
             row_bytes = cache_bytes // 8                # the rest is the engine's
         return cls(
-            model, tokenizer, cache_bytes=cache_bytes, row_bytes=row_bytes, max_batch_tokens=max_batch_tokens
-        )
+            model, tokenizer, cache_bytes=cache_bytes, row_bytes=row_bytes, max_batch_tokens=max_batch_tokens,
+            eos_ids=eos_ids,
+        )  # fmt: skip
 
     def context(self, text: str = "") -> Context:
         """`text` as the tokenizer encodes it, its own special tokens included; an empty encoding becomes the BOS token.
@@ -143,17 +151,28 @@ class CachedTransformer(Shared):
             return self._encoded(self.vocab.spell(text.encode()), text)
         return self._encoded(self.tokenizer.encode(text, verbose=False), text)
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> Context:
-        """The tokenizer's chat template applied to `messages`, up to where the assistant's answer begins."""
-        if getattr(self.tokenizer, "chat_template", None) is None:
-            raise ValueError("this tokenizer has no chat template; write the conversation out and use context(text)")
-        messages = list(messages) if not isinstance(messages, (str, dict)) else [messages]
-        if not all(isinstance(message, dict) for message in messages):
-            example = [{"role": "user", "content": messages[0]}]
-            raise TypeError(f"messages must be a list of dicts, such as {arguments.shown(example)}")
-        template: Any = self.tokenizer
-        options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
-        return self._encoded(template.apply_chat_template(messages, **options), None)
+    def chat(self, messages: str | Iterable[Message], *, system: str | None = None, **options: Any) -> Context:
+        """A conversation as the tokenizer's chat template writes it, up to where the assistant's answer begins.
+
+        Parameters
+        ----------
+        messages : str or list of dict
+            {"role": "user", "content": "Hi"}, ...; a str is one message of the user. With a last message of the
+            assistant, the answer has begun so, and goes on.
+        system : str, optional
+            A first message of the role "system".
+        **options
+            What the template reads, such as `tools` and `enable_thinking`; `chat_template`, `add_generation_prompt`
+            and `continue_final_message` as of transformers.
+
+        Raises
+        ------
+        ValueError
+            If there is no chat template, or it refuses the messages.
+        TypeError
+            For an option that the template does not read.
+        """
+        return self._encoded(chat_ids(self.tokenizer, messages, system, options), None)
 
     def _encoded(self, ids: Sequence[int], text: str | None) -> Context:
         """The context of `ids`; its text is `text` if that is their bytes but for a space put before it."""
@@ -247,3 +266,19 @@ def _eos_ids(model: Any, tokenizer: Any) -> list[int]:
     given = [getattr(owner, "eos_token_id", None) for owner in owners] + [getattr(model, "eos_ids", None)]
     found = {i for ids in given for i in ([ids] if isinstance(ids, int) else ids or ())}
     return sorted(i for i in found if tokenizer.convert_ids_to_tokens(i) is not None)
+
+
+def _further_eos(tokenizer: Any, ids: Iterable[int]) -> list[int]:
+    """`ids`, if each is of a special token: one of text could then stand in none."""
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise TypeError(f"eos_ids must be a list of token ids, not {arguments.shown(ids)}")
+    found = [arguments.integer("each of eos_ids", i) for i in ids]
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    for i in found:
+        piece = tokenizer.convert_ids_to_tokens(i) if i >= 0 else None
+        if piece is None:
+            raise ValueError(f"eos_ids: {i} is the id of no token")
+        if not (i in tokenizer.all_special_ids or (i in added and added[i].special)):
+            said = f"eos_ids: {i} is {piece!r}, a token of text, and what ends a text adds nothing to it"
+            raise ValueError(f"{said}: give stop=... to a ready-made program")
+    return found
