@@ -1,15 +1,31 @@
 """The recording of a run, checked against the steps themselves; the page that shows it; the command."""
 
+import html
 import json
 import math
+import pickle
 import re
+import sys
 
 import numpy as np
 import pytest
+from tiny import cold_lm
 from typer.testing import CliRunner
 
-from llmppl import Bernoulli, Categorical, Model, cli, smc_standard, smc_steer
-from llmppl.display.svg import bar, curve
+from llmppl import (
+    Bernoulli,
+    Categorical,
+    ConstrainedText,
+    Geometric,
+    Infilling,
+    Model,
+    PromptIntersection,
+    Regex,
+    cli,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.display.svg import bar
 from llmppl.trace import Recorder, load
 from llmppl.trace.html_page import page
 
@@ -197,7 +213,7 @@ def test_the_page_holds_every_candidate_and_asks_for_nothing(tmp_path):
         ]
         assert texts == [candidate.text for candidate in step.candidates]
     assert all(math.isclose(sum(c[4] for c in step["candidates"]), 1, abs_tol=1e-2) for step in data["steps"])
-    assert sorted(data["ends"]) == data["ends"] and len(data["ends"]) == len(steps)
+    assert len(data["steps"]) == len(steps)
 
 
 class Hostile(Model):
@@ -297,18 +313,148 @@ def test_sixty_steps_of_32_particles_make_a_page_below_2_megabytes(tmp_path):
     assert len(page(load(path)).encode()) < 2_000_000
 
 
-def test_a_curve_goes_from_low_at_the_bottom_to_high_at_the_top_and_leaves_gaps():
-    drawn = curve([0, 10, 20, 30], [0.0, 1.0, -math.inf, 0.5], width=30, height=28, low=0.0, high=1.0, title="t")
-    (path,) = re.findall(r'<path d="(.*?)"', drawn)
-    assert path == "M0.0 24.0L10.0 4.0M30.0 14.0"
-    assert 'cx="30.0" cy="14.0"' in drawn and 'aria-label="t"' in drawn
-    assert "<circle" not in curve([0.0], [-math.inf], width=30, height=28, low=0.0, high=0.0, title="t")
-    assert 'width="20.0"' in bar(0.25) and 'width="1.0"' in bar(0.0)
-
-
 def test_the_notebook_view_draws_the_steps_and_the_weights(tmp_path):
     particles, _, _ = steer(tmp_path / "run.jsonl")
     view = particles._repr_html_()
-    assert view.count('class="chart"') == 2 and view.count('class="bar"') == len(particles)
+    assert view.count('class="chart"') == 2 and view.count('class="bar"') == len(particles) and bar(1.0) in view
     assert f"log Z-hat over {len(particles.steps)} steps" in view
     assert "<script" not in view and "color:" not in view
+
+
+class After(Model):
+    """Goes on after a prompt, one letter at a time; its first text has no prompt before it."""
+
+    def __init__(self, lm, *prompts):
+        super().__init__()
+        self.contexts = [lm.context(prompt) for prompt in prompts]
+
+    def step(self):
+        token = self.sample(self.transformer(self.contexts[0]).masked([True] * 5 + [False]))
+        self.s += token
+        self.contexts = [context + token for context in self.contexts]
+        if len(self.s) > 3:
+            self.finish()
+
+
+def test_the_page_shows_what_stood_before_the_text(tmp_path):
+    lm, path = cold_lm(), tmp_path / "run.jsonl"
+    for prompts in ["ab"], ["a", "b c"]:
+        smc_steer(After(lm, *prompts), 2, 2, seed=0, on_step=Recorder(path))
+        assert load(path).prompts == prompts
+        text = page(load(path))
+        assert all(f"<q>{prompt}</q>" in text for prompt in prompts) and page_data(text)["prompts"] == prompts
+    smc_steer(Letters(), 2, 2, seed=0, max_steps=2, on_step=Recorder(path))
+    assert load(path).prompts == [] and '<div class="prompt"' not in page(load(path))
+    before = path.read_text().replace(', "prompts": []', "")            # as files were before they told
+    path.write_text(before)
+    assert load(path).prompts == []
+
+
+def test_deaths_of_one_step_are_one_link(tmp_path):
+    path = tmp_path / "run.jsonl"
+    smc_steer(Doomed(), 8, 2, expand="copies", seed=0, on_step=Recorder(path))
+    (told,) = re.findall(r"<div>step (.*?)</div>", page(load(path)))
+    assert told == '<a href="#step=2&amp;candidate=0">2</a> (×16)'
+
+
+def test_a_recorder_without_a_file_keeps_the_run_in_memory(tmp_path):
+    memory, recorder = Recorder(), Recorder(tmp_path / "run.jsonl")
+
+    def both(step):
+        memory(step)
+        recorder(step)
+
+    with pytest.raises(ValueError, match=re.escape("Recorder() has recorded no step: run smc_steer(model, N, K")):
+        _ = memory.recording
+    smc_steer(Letters(), 3, 2, seed=1, max_steps=4, on_step=both)
+    assert memory.recording == load(tmp_path / "run.jsonl") == recorder.recording
+
+
+def test_a_posterior_shows_the_page_of_its_run(tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    recorder = Recorder()
+    posterior = smc_steer(Letters(), 3, 2, seed=1, max_steps=4, on_step=recorder)
+    posterior.show()
+    (file,) = tmp_path.iterdir()
+    assert opened == [file.as_uri()] and str(file) in capsys.readouterr().out
+    assert file.read_text(encoding="utf-8") == page(recorder.recording)
+    plain = smc_steer(Letters(), 3, 2, seed=1, max_steps=4, on_step=lambda step: None)
+    for unrecorded in plain, pickle.loads(pickle.dumps(posterior)):
+        with pytest.raises(RuntimeError, match=r"this run was not recorded.* run it with on_step=Recorder\(\)"):
+            unrecorded.show()
+
+
+class Cell:
+    """IPython with a kernel, as far as a program can see it."""
+
+    def __init__(self):
+        self.shown, self.kernel = [], object()
+
+    def get_ipython(self):
+        return self
+
+    def HTML(self, html):
+        return html
+
+    Pretty = HTML
+
+    def display(self, shown, display_id=False):
+        self.shown.append(shown)
+        return self
+
+    update = display
+
+
+def test_in_a_notebook_the_page_is_a_frame_below_the_cell(monkeypatch):
+    cell = Cell()
+    monkeypatch.setitem(sys.modules, "IPython", cell)
+    monkeypatch.setitem(sys.modules, "IPython.display", cell)
+    recorder = Recorder()
+    smc_steer(Letters(), 3, 2, seed=1, max_steps=4, on_step=recorder).show()
+    (shown,) = cell.shown
+    (document,) = re.findall(r'<iframe srcdoc="([^"]*)"', shown)
+    assert html.unescape(document) == page(recorder.recording)
+
+
+def test_an_interrupted_run_shows_its_steps_as_well(monkeypatch, tmp_path):
+    recorder, shown = Recorder(), []
+    monkeypatch.setattr("llmppl.trace.recorder.show", shown.append)
+
+    class Stops(Letters):
+        def step(self):
+            super().step()
+            if len(self.s) == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as error:
+        smc_steer(Stops(), 3, 2, seed=1, on_step=recorder)
+    error.value.particles.show()
+    assert len(shown[0].steps) == 2
+
+
+def test_statements_of_ready_made_programs_are_told_in_words():
+    lm = cold_lm()
+
+    def statements(program, **options):
+        return [*smc_steer(program, N=6, K=3, seed=0, **options).mean_attribution()]
+
+    assert statements(ConstrainedText(lm, "a", Regex("a|b c"), max_tokens=4, complete=True)) == [
+        "Regex('a|b c') and an end within max_tokens=4"
+    ]
+    assert statements(ConstrainedText(lm, "a", min_tokens=2, max_tokens=3)) == ["min_tokens=2"]
+    told = statements(Infilling(lm, ["a", "b", "c"], lengths=Geometric(0.5, max_value=3)))
+    lengths = "the lengths of the holes, which the target leaves open"
+    assert {*told} == {"what comes after the holes", lengths, "no end in a hole"}
+    told = statements(PromptIntersection(lm, ["a", "b"], max_tokens=2))
+    assert {*told} == {"the first prompt, over the proposal", "the other prompts"}
+
+    class Mine(ConstrainedText):
+        def step(self):
+            super().step()
+            self.score(-1.0)
+
+    told = statements(Mine(lm, "a", Regex("a|b c"), max_tokens=4))
+    assert any(re.fullmatch(r"score \(test_trace\.py, line \d+\)", each) for each in told)
+    assert "Regex('a|b c')" in told

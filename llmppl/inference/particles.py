@@ -73,6 +73,8 @@ class Particles(Shared, Sequence[P]):
         The steps that led to them.
     accuracy : callable, optional
         Gives `log_ml_se` and `log_ml_se_reason` when one of them is asked for.
+    recorder : Recorder, optional
+        What has recorded the run, for `show`.
 
     Attributes
     ----------
@@ -104,6 +106,7 @@ class Particles(Shared, Sequence[P]):
         deaths: Iterable[Death] = (),
         steps: Iterable[StepRecord] = (),
         accuracy: Callable[[], tuple[float | None, str]] = _unknown,
+        recorder: object = None,
     ) -> None:
         everyone = list(particles)
         for i, particle in enumerate(everyone):
@@ -120,6 +123,7 @@ class Particles(Shared, Sequence[P]):
         self.deaths = together(deaths)
         self.steps = Steps(steps)
         self._accuracy = accuracy
+        self._recorder = recorder
 
     @functools.cached_property
     def _error(self) -> tuple[float | None, str]:
@@ -183,7 +187,20 @@ class Particles(Shared, Sequence[P]):
         return frame({"text": self.texts, "weight": self.weights, "log_weight": self.log_weights, "cut": cut})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_particles": [saved(particle) for particle in self]}
+        return {**vars(self), "_particles": [saved(particle) for particle in self], "_recorder": None}
+
+    def show(self) -> None:
+        """Show the page of the run, all of its steps, below the cell of a notebook, elsewhere in the browser.
+
+        Of a run that was recorded: `smc_steer(model, N, K, on_step=Recorder())`; else a RuntimeError.
+        """
+        show = getattr(self._recorder, "show", None)
+        if show is None:
+            raise RuntimeError(
+                "this run was not recorded, and only its particles are left: run it with on_step=Recorder(), which "
+                "llmppl.trace has, then show()"
+            )
+        show()
 
     @property
     def best(self) -> P:

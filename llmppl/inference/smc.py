@@ -121,6 +121,7 @@ class SMC(Generic[M]):
         self._watch = Watch(self._runtime, type(model), bounded=True)
         self.keep_whole()
         self._checkpoint: Checkpoint | None = None
+        self._on_step: Callable[[Step], None] | None = None
 
     @property
     def active(self) -> bool:
@@ -188,7 +189,7 @@ class SMC(Generic[M]):
             function("on_step", on_step, 'Recorder("run.jsonl")')
         if progress is None and running():              # one of several runs; their bars would mix
             progress = False
-        self._watch.bounded = max_steps is not None
+        self._watch.bounded, self._on_step = max_steps is not None, on_step
         if checkpoint is not None:
             keeper = Checkpoint(checkpoint, every, self, self._model, on_step)
             keeper.begin(max_steps)
@@ -218,7 +219,10 @@ class SMC(Generic[M]):
     def _ended(self, particles: list[M]) -> Particles[M]:
         records = tuple(self.genealogy.records)
         accuracy = functools.partial(log_ml_error, records)
-        return Particles(particles, stats=self._runtime.stats, deaths=self.deaths, steps=records, accuracy=accuracy)
+        return self._made(particles, deaths=self.deaths, steps=records, accuracy=accuracy)
+
+    def _made(self, particles: list[M], **told: Any) -> Particles[M]:
+        return Particles(particles, stats=self._runtime.stats, recorder=self._on_step, **told)
 
     def keep_whole(self) -> None:
         """A step is whole: keep the attributes of its particles, some of which the next step changes."""
@@ -240,8 +244,7 @@ class SMC(Generic[M]):
             cut(self.particles)
             deaths = [death for death in self.deaths if death.step <= self.t]
             steps = self.genealogy.records[: self.t]
-            left = Particles(self.particles, stats=self._runtime.stats, deaths=deaths, steps=steps)
-            setattr(error, "particles", left)           # noqa: B010
+            setattr(error, "particles", self._made(self.particles, deaths=deaths, steps=steps))      # noqa: B010
             raise
 
     def __repr__(self) -> str:

@@ -418,6 +418,6 @@ def call_site() -> CallSite:
 
 @functools.cache
 def told(site: CallSite) -> str:
-    """A call site as it is told: "(infilling.py, line 41)"."""
+    """A call site as it is told: "(story.py, line 41)"."""
     code, line = site
     return f"({Path(code.co_filename).name}, line {line})"

@@ -59,8 +59,9 @@ class Model:
         What the particle asked for in vain, if it was cut where a run reached the model's length.
     attribution : dict of str to float
         For each statement that weighed the particle, the log-weight it has added so far, e.g.
-        {"observe (infilling.py, line 41)": -7.2}. A statement is a verb and the line that called it. Twists are not in
-        it, nor what inference does to weights, nor a death. It is replaced, never changed.
+        {"observe (story.py, line 41)": -7.2}. A statement is a verb and the line that called it; ready-made programs
+        say what it is. Twists are not in it, nor what inference does to weights, nor a death. It is replaced, never
+        changed.
     death : str or None
         The statement that gave it weight zero, and where it stands.
     rng : np.random.Generator
@@ -315,7 +316,7 @@ class Model:
         if not math.isfinite(log_w):
             raise ValueError(f"{verb}({log_w}): a log weight is finite, or -inf for what must not happen")
         self.log_weight += log_w
-        statement = f"{verb} {told(call_site())}"
+        statement = self._statement(verb, call_site())
         self.attribution = {**self.attribution, statement: self.attribution.get(statement, 0.0) + log_w}
 
     def _die(self, verb: str, reason: str) -> None:
@@ -328,6 +329,10 @@ class Model:
     def _cause(self, verb: str, reason: str, site: CallSite) -> str:
         """What `death` is to say: a `reason` of the statement `verb`, which stands at `site`."""
         return f"{reason} {told(site)}"
+
+    def _statement(self, verb: str, site: CallSite) -> str:
+        """What `attribution` is to call the statement `verb`, which stands at `site`."""
+        return f"{verb} {told(site)}"
 
     def __str__(self) -> str:
         return self.s

@@ -1,8 +1,8 @@
 """The page that shows a recorded run: its particles as a tree of text over the steps, and what weighed them.
 
 `page(recording)` is one HTML file that asks nothing of the network. Columns are steps; in each, candidates stand below
-one another in the order of their parents, so that no two branches cross. The panel and the curves are written here, the
-branches are drawn when the page opens (`page.html`).
+one another in the order of their parents, so that no two branches cross. The panel is written here, curves and branches
+are drawn when the page opens (`page.js`; `page.html` is the frame, `page.css` the look).
 """
 
 from __future__ import annotations
@@ -12,65 +12,45 @@ import itertools
 import json
 import math
 import re
-import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 
-import numpy as np
-
-from llmppl.display.svg import bar, curve
+from llmppl.display.svg import bar
 from llmppl.trace.recording import Candidate, RecordedStep, Recording, normalised
 
 __all__ = ["page"]
 
-MAX_LABEL = 26              # characters shown of what a step added
 MAX_REASONS = 12            # of deaths, told in the panel,
-MAX_LINKS = 6               # and for each the deaths that can be jumped to
-ROOMY = 40                  # candidates in a step up to which also the text of those not kept is shown
-GUTTER, LINK = 96, 36       # px before the first column, and from one column to the next
-CURVE_HEIGHT = 46           # px
+MAX_LINKS = 8               # and for each the steps that can be jumped to
 LINE_ENDS = str.maketrans("\n", "↵")
 
 
 def page(recording: Recording) -> str:
     """The recording as one HTML file."""
     steps = recording.steps
-    roomy = max(len(step.candidates) for step in steps) <= ROOMY
-    most = max(len(step.kept) for step in steps)
-    row, char = (24, 7.23) if roomy else (18, 7.23) if most <= ROOMY else (13, 6.03)      # 12 px or 10 px monospace
-    widths = [LINK + char * _widest(step, roomy) + 8 for step in steps]
-    ends = GUTTER + np.cumsum(widths)                   # (T,) the right end of each column
-    middles = ends - (np.array(widths) - LINK) / 2
     statements = dict.fromkeys(name for step in steps for c in step.candidates for name in c.attribution)
     statement_ids = dict(zip(statements, itertools.count()))
     death_ids: dict[str | None, int] = dict(zip(recording.deaths(), itertools.count()))
     data = {
-        "roomy": roomy, "row": row, "link": LINK, "start": GUTTER, "ends": [round(float(x), 1) for x in ends],
-        "maxLabel": MAX_LABEL, "statements": list(statement_ids), "deaths": list(death_ids),
+        "prompts": recording.prompts, "statements": list(statement_ids), "deaths": list(death_ids),
         "steps": [_step(step, statement_ids, death_ids) for step in steps],
     }  # fmt: skip
+    folder = files("llmppl.trace")
     parts = {
         "title": html.escape(recording.program),
         "subtitle": html.escape(recording.title),
         "status": html.escape(recording.status()),
         "summary": _summary(recording),
-        "curves": _curves(steps, middles.tolist(), float(ends[-1]) + 40),
+        "prompt": _prompt(recording.prompts),
         "overview": _weighed(recording) + _killed(recording) + _left(recording),    # where no particle is chosen
         # no "</script>" nor "<!--" in a text can end the script
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "css": (folder / "page.css").read_text(encoding="utf-8"),
+        "script": (folder / "page.js").read_text(encoding="utf-8"),
     }
-    text = (files("llmppl.trace") / "page.html").read_text(encoding="utf-8")
+    text = (folder / "page.html").read_text(encoding="utf-8")
     return re.sub(r"{{(\w+)}}", lambda name: parts[name[1]], text)
-
-
-def _widest(step: RecordedStep, roomy: bool) -> int:
-    """The width of the widest label of a step, in characters."""
-    shown = [candidate for candidate in step.candidates if roomy or candidate.copies]
-    return max([3, *(min(_width(candidate.text[candidate.keep :]), MAX_LABEL) for candidate in shown)])
-
-
-def _width(text: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def _step(step: RecordedStep, statements: dict[str, int], deaths: dict[str | None, int]) -> dict[str, object]:
@@ -128,24 +108,10 @@ def _summary(recording: Recording) -> str:
     return "".join(f"<div><dt>{name}</dt><dd>{html.escape(value)}</dd></div>" for name, value in figures.items())
 
 
-def _curves(steps: list[RecordedStep], xs: list[float], width: float) -> str:
-    """The effective sample size and log Z-hat over the steps, and the axis of the steps, above the columns."""
-    most = max(max(step.ess for step in steps), 1.0)
-    log_mls = [step.log_ml for step in steps if math.isfinite(step.log_ml)] or [0.0]
-    low, high = min(log_mls), max(log_mls)
-    rows = [
-        ("ess", "ESS", f"0 to {most:.0f}", [step.ess for step in steps], 0.0, most),
-        ("log-ml", "log Ẑ", f"{_signed(low)} to {_signed(high)}", [step.log_ml for step in steps], low, high),
-    ]
-    drawn = "".join(
-        f'<div class="row"><div class="label"><b>{name}</b><span id="{key}">{extent}</span></div>'
-        + curve(xs, ys, width=width, height=CURVE_HEIGHT, low=bottom, high=top, title=f"{name} over the steps")
-        + "</div>"
-        for key, name, extent, ys, bottom, top in rows
-    )
-    ticks = "".join(f'<text x="{x:.1f}" y="13">{step.index}</text>' for x, step in zip(xs, steps, strict=True))
-    axis = f'<div class="label"><b>step</b></div><svg width="{width:.0f}" height="18">{ticks}</svg>'
-    return f'{drawn}<div class="row axis">{axis}</div>'
+def _prompt(prompts: Sequence[str]) -> str:
+    """The prompts, in a place of their own that scrolls where they are long."""
+    told = " and ".join(f"<q>{html.escape(prompt)}</q>" for prompt in prompts)
+    return f'<div class="prompt" tabindex="0">after {told}</div>' if prompts else ""
 
 
 def _weighed(recording: Recording) -> str:
@@ -164,8 +130,12 @@ def _killed(recording: Recording) -> str:
     told = sorted(recording.graves().items(), key=lambda each: -len(each[1]))
     rows = []
     for name, where in told[:MAX_REASONS]:
-        links = ", ".join(f'<a href="#step={step}&amp;candidate={i}">{step}</a>' for step, i in where[:MAX_LINKS])
-        more = ", …" * bool(where[MAX_LINKS:])
+        first, number = dict(reversed(where)), Counter(step for step, _ in where)
+        links = ", ".join(
+            f'<a href="#step={step}&amp;candidate={first[step]}">{step}</a>{f" (×{many})" * (many > 1)}'
+            for step, many in itertools.islice(number.items(), MAX_LINKS)
+        )
+        more = ", …" * (len(number) > MAX_LINKS)
         count = f'<td class="n dead">× {len(where)}</td>'
         rows.append(f'{count}<td class="code">{html.escape(name)}<div>step {links}{more}</div></td>')
     others = f"<p>and {len(told) - MAX_REASONS} other reasons</p>" * bool(told[MAX_REASONS:])

@@ -1,163 +1,35 @@
-"""A run written down as it goes, and shown: which particles lived, which did not, and why.
-
-`Recorder(path)`, given to a run as `on_step`, writes one line of JSON for every step and holds nothing open, so that a
-run that is killed leaves all of its steps but perhaps the last. `load(path)` reads them back, and `llmppl.trace.page`
-draws them as one HTML file: `llmppl trace run.jsonl -o run.html`.
+"""A recording of a run: which particles lived, which did not, and why. A `Recorder` writes it, `load` reads it.
 
 The tree is that of *candidates*: those of step t descend from candidates of step t-1 that were selected. A candidate is
 *dead* if its weight is zero, *culled* if its weight is positive and it was not selected, else it is kept, perhaps more
 than once.
 
-The file: a line `{"llmppl_trace": 1, "program": ..., "title": ...}`, one line for each step as `Recorder` describes,
-and, if the recorder was used in a `with` block, a line `{"end": null}`, or with the exception that ended the run.
+The file: a line `{"llmppl_trace": 1, "program": ..., "title": ..., "prompts": [...]}`, one line for each step as
+`Recorder` describes, and, if the recorder was used in a `with` block, a line `{"end": null}`, or with the exception
+that ended the run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
 import sys
-import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import numpy as np
 
-from llmppl.arguments import path as path_of
 from llmppl.arguments import shown
-from llmppl.arguments import text as text_of
 from llmppl.trace.schema import FIELDS, check, check_references
 
-if TYPE_CHECKING:
-    from llmppl.inference import Step
-
-__all__ = ["Candidate", "RecordedStep", "Recorder", "Recording", "load"]
+__all__ = ["VERSION", "Candidate", "RecordedStep", "Recording", "load", "parse"]
 
 VERSION = 1
-FIGURES = "ess", "num_unique_ancestors", "num_finished", "num_dead"
-
-
-class Recorder:
-    """Writes every step of a run to a file: `smc_steer(model, N, K, on_step=Recorder("run.jsonl"))`.
-
-    Parameters
-    ----------
-    path : path of the file
-        It is begun anew; OSError if it cannot be written. If it cannot be written later, as on a full disk, a warning
-        says where the recording stops, and the run goes on.
-    title : str, optional
-        What the run is, to be shown above it.
-
-    A step is an object with `step` (from 1), `candidates`, `ancestors` (for each survivor its place among the
-    candidates), `log_weights` (of the survivors, after selection), `log_ml`, `ess`, `num_unique_ancestors`,
-    `num_finished` and `num_dead`. A log weight of -inf is null. A candidate has
-
-        parent : the place of its parent among the survivors of the step before
-        text : what the step added to the parent's text
-        keep : the characters of the parent's text that it kept, where it did not keep all
-        log_weight : before selection, the twist included
-        twist : the twist, where there is one
-        finished : true where it has
-        death : the statement that killed it
-        attribution : what each statement added to the log weight in this step
-
-    Used as a context manager it also writes how the run ended. A recorder records one run; a second is a ValueError.
-    `lines` is what it has recorded.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], title: str = "") -> None:
-        self.path = path_of("path", path)
-        self.title = text_of("title", title)
-        self.lines = list[str]()
-        self._index = 0
-        self._stopped = False
-        self._before: list[tuple[str, dict[str, float]]] = []       # text and attribution of each particle
-        if not self.path.parent.is_dir():
-            missing = f"there is no folder {str(self.path.parent)!r}; make it first"
-            raise FileNotFoundError(errno.ENOENT, missing, str(self.path))
-        self.path.write_text("", encoding="utf-8")
-
-    def __call__(self, step: Step) -> None:
-        if step.index != self._index + 1:
-            raise ValueError(
-                f"Recorder({str(self.path)!r}) has recorded up to step {self._index} and is given step {step.index}: "
-                "it records one run, from its first step on; make a Recorder for each run"
-            )
-        if step.index == 1:
-            self._write({"llmppl_trace": VERSION, "program": type(step.candidates[0]).__name__, "title": self.title})
-        now = [(str(candidate), candidate.attribution) for candidate in step.candidates]
-        lines = zip(step.candidates, now, step.parents.tolist(), step.candidate_log_weights.tolist(), strict=True)
-        self._write(
-            {
-                "step": step.index,
-                "candidates": [self._candidate(*line) for line in lines],
-                "ancestors": step.ancestors.tolist(),
-                "log_weights": step.particles.log_weights.tolist(),
-                "log_ml": _finite(step.log_ml),
-                **{name: getattr(step, name) for name in FIGURES},
-            }
-        )
-        self._index = step.index
-        self._before = [now[i] for i in step.ancestors.tolist()]
-
-    def go_on(self, lines: Sequence[str], particles: Sequence[Any]) -> None:
-        """Record a run that goes on from a checkpoint: what was recorded of it by then, and its particles."""
-        if self._index:
-            raise ValueError(f"Recorder({str(self.path)!r}) has recorded a run; make a Recorder for each")
-        for line in lines:
-            self._write_line(line)
-        self._index, self._before = max(len(lines) - 1, 0), [(str(each), each.attribution) for each in particles]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._index:
-            self._write({"end": None if kind is None else kind.__name__})
-
-    def _candidate(
-        self, candidate: Any, now: tuple[str, dict[str, float]], parent: int, log_weight: float
-    ) -> dict[str, Any]:
-        text, attribution = now
-        old_text, old_attribution = self._before[parent] if self._before else ("", {})
-        keep = len(os.path.commonprefix([old_text, text]))
-        added = {name: total - old_attribution.get(name, 0.0) for name, total in attribution.items()}
-        record: dict[str, Any] = {"parent": parent, "text": text[keep:], "log_weight": _finite(log_weight)}
-        if keep < len(old_text):
-            record["keep"] = keep
-        if candidate.log_twist:
-            record["twist"] = candidate.log_twist
-        if log_weight == -math.inf:
-            record["death"] = candidate.death or "weight zero"
-        elif candidate.finished:
-            record["finished"] = True
-        if any(added.values()):
-            record["attribution"] = {name: log_w for name, log_w in added.items() if log_w}
-        return record
-
-    def _write(self, line: dict[str, Any]) -> None:
-        self._write_line(json.dumps(line, allow_nan=False))
-
-    def _write_line(self, line: str) -> None:
-        self.lines.append(line)
-        if self._stopped:
-            return
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError as error:                        # a recording is not worth a run
-            self._stopped = True                        # for good: what follows a torn line could not be read
-            why = f"the recording stops after step {self._index}, and the run goes on: {error.strerror or error}"
-            warnings.warn(f"{self.path}: {why}", stacklevel=4)
 
 
 @dataclass
@@ -212,12 +84,14 @@ class RecordedStep:
 class Recording:
     """What `load` reads: at least one step.
 
+    prompts : what stood before the text, one for each context that the program keeps; empty where none was found
     ended : what the `with` block of the recorder told: "" for a run that came to its end, else the exception that
         stopped it; None if it told nothing
     """
 
     program: str
     title: str
+    prompts: list[str] = field(default_factory=list)
     steps: list[RecordedStep] = field(default_factory=list)
     ended: str | None = None
 
@@ -283,9 +157,13 @@ def load(path: str | os.PathLike[str]) -> Recording:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a recording: it is no text. {_HOW}") from None
-    whole = lines[:-1]                                  # what follows the last line end is empty, or torn
     if not any(lines):
         raise ValueError(f"{path} is empty: the run has not made its first step, or wrote elsewhere. {_HOW}")
+    return parse(lines[:-1], str(path))                 # what follows the last line end is empty, or torn
+
+
+def parse(whole: Sequence[str], path: str) -> Recording:
+    """The recording that these lines are; a ValueError of `load` begins with `path`."""
     header = _parsed(next(iter(whole), ""))
     if "llmppl_trace" not in header:
         raise ValueError(f"{path} is not a recording: its first line is not that of a Recorder. {_HOW}")
@@ -356,7 +234,3 @@ def _parsed(line: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(line)
     return value if isinstance(value, dict) else {}
-
-
-def _finite(log_weight: float) -> float | None:
-    return None if log_weight == -math.inf else float(log_weight)

@@ -112,7 +112,7 @@ def _or_null(check: Check, null: Any) -> Check:
 _log_weight = _or_null(_finite, -math.inf)
 _optional_text = _or_null(_text, None)
 
-HEADER = {"program": optional(_text, ""), "title": optional(_text, "")}
+HEADER = {"program": optional(_text, ""), "title": optional(_text, ""), "prompts": optional(_list(_text), [])}
 CANDIDATE = {
     "parent": Field(_count),
     "text": Field(_text),

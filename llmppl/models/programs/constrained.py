@@ -76,6 +76,7 @@ class ConstrainedText(Program):
         self.must_end_by = must_end_by("text", complete, self.max_tokens, self.index)
         if complete:
             self.max_tokens = None
+        self.obeys = " and ".join(self._demands())
 
     def step(self) -> None:
         dist = self.next_token(self.context)
@@ -98,6 +99,20 @@ class ConstrainedText(Program):
         if self.early() and index is not None and {*index.allowed(self.state).tolist()} <= {*index.vocab.eos_ids}:
             return f"{name_of_constraint(index)} can only end before min_tokens={self.min_tokens}"
         return no_token(index, self.state, left, self.must_end_by, self.rule, masked=self.mask is not None)
+
+    def statement(self, verb: str) -> str:
+        return self.obeys
+
+    def _demands(self) -> Iterator[str]:
+        """What tokens are proposed by, in words."""
+        if self.index is not None:
+            yield name_of_constraint(self.index)
+        if self.mask is not None:
+            yield "the mask"
+        if self.min_tokens:
+            yield f"min_tokens={self.min_tokens}"
+        if self.must_end_by < math.inf:
+            yield f"an end within max_tokens={self.must_end_by}"
 
     def masks(self, vocab: Vocabulary) -> Iterator[Mask]:
         """What the next token must meet."""

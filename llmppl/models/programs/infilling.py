@@ -107,6 +107,10 @@ class Infilling(Program):
             return f"the holes have {'fewer' if few else 'more'} tokens than {bound}"
         return None
 
+    def statement(self, verb: str) -> str:
+        told = {"sample": "no end in a hole", "score": "the lengths of the holes, which the target leaves open"}
+        return told.get(verb, "what comes after the holes")
+
     def read(self, fragment: str) -> None:
         """Observe `fragment`; without a rule, all its tokens in one forward pass."""
         if not fragment:

@@ -63,6 +63,9 @@ class PromptIntersection(Program):
             return f"the token that was drawn after the first prompt has probability 0 after another{under(self.rule)}"
         return f"no token has positive probability after all prompts{under(self.rule)}"
 
+    def statement(self, verb: str) -> str:
+        return "the first prompt, over the proposal" if verb == "sample" else "the other prompts"
+
     def step(self) -> None:
         first, *others = map(self.next_token, self.contexts)
         proposal: Finite = first if self.proposal == "first" else product(first, *others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Mapping
@@ -53,9 +54,15 @@ class Program(Model):
         """What the program died of at its own statement `verb`, in its own words; None for those of the statement."""
         return None
 
+    def statement(self, verb: str) -> str:
+        """What the program's own statement `verb` weighs by, in its own words."""
+        return verb
+
     def _cause(self, verb: str, reason: str, site: CallSite) -> str:
-        ready_made = os.path.dirname(site[0].co_filename) == os.path.dirname(__file__)
-        return (self.cause(verb) or reason) if ready_made else super()._cause(verb, reason, site)
+        return (self.cause(verb) or reason) if _ready_made(site) else super()._cause(verb, reason, site)
+
+    def _statement(self, verb: str, site: CallSite) -> str:
+        return self.statement(verb) if _ready_made(site) else super()._statement(verb, site)
 
     def write(self, token: Token) -> bool:
         """Append `token` to the text; whether the text goes on after it."""
@@ -68,6 +75,12 @@ class Program(Model):
             self.cut = True
             self.finish()
         return True
+
+
+@functools.cache
+def _ready_made(site: CallSite) -> bool:
+    """Whether a statement is one of the programs of this folder."""
+    return os.path.dirname(site[0].co_filename) == os.path.dirname(__file__)
 
 
 def begin(lm: CachedTransformer, prompt: str | Context) -> Context:

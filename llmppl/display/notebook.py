@@ -1,0 +1,30 @@
+"""Notebooks: whether the program runs in one, and what it shows below its cell."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["display_html", "in_notebook", "line"]
+
+
+def in_notebook() -> bool:
+    """Whether the program runs in a notebook: in IPython, with a kernel that takes what it shows."""
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+def display_html(html: str) -> None:
+    """Show HTML below the cell."""
+    from IPython.display import HTML, display
+
+    display(HTML(html))
+
+
+def line() -> Callable[[str], None]:
+    """A line of text below the cell: call it with the text to show from now on."""
+    from IPython.display import Pretty, display
+
+    handle = display(Pretty(""), display_id=True)
+    return lambda text: handle.update(Pretty(text))
