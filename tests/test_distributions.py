@@ -1,7 +1,10 @@
 """Distributions against their formulas, samples against their probabilities, and the distributions of tokens."""
 
 import copy
+import gc
+import itertools
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -15,13 +18,17 @@ from llmppl import (
     Bernoulli,
     CachedTransformer,
     Categorical,
+    ConstrainedText,
     Delta,
     Geometric,
     Model,
+    Regex,
+    Rule,
     Uniform,
     Vocabulary,
     mixture,
     product,
+    smc_steer,
 )
 from llmppl.distributions import Finite, Impossible
 from llmppl.lm import NextToken, TokenDistribution
@@ -167,6 +174,49 @@ def test_top_p_keeps_the_fewest_that_reach_p(counts, numerator):
             kept.append(i)
         total += counts[i]
     assert_dist(categorical(counts).top_p(p), [c if i in kept else 0 for i, c in enumerate(counts)])
+
+
+@pytest.mark.parametrize("V", [511, 513, 5000])         # fewer and more than are looked at first
+@pytest.mark.parametrize("scale", [0.01, 3.0])
+def test_top_p_of_many_values_is_that_of_all_of_them_sorted(V, scale):
+    log_weights = np.round(np.random.default_rng(V).normal(size=V) * scale, 1)      # many are equal
+    dist = Finite(range(V), log_weights)
+    for p in (0.1, 0.5, 0.9, 0.95, 0.999, 1.0):
+        order = sorted(range(V), key=lambda i: (-log_weights[i], i))
+        before = [*itertools.accumulate((math.exp(dist.log_prob(i)) for i in order), initial=0.0)]
+        least, most = (sum(mass < p + error for mass in before[:-1]) for error in (-1e-9, 1e-9))
+        kept = {*np.flatnonzero(np.isfinite(dist.top_p(p).log_probs())).tolist()}
+        assert {*order[:least]} <= kept <= {*order[:most]}
+
+
+def test_what_is_derived_alike_is_one_object_for_as_long_as_it_lives():
+    dist = categorical([1, 2, 3])
+    for make in (
+        lambda: dist.tempered(0.5), lambda: dist.top_k(2), lambda: dist.top_p(0.5), lambda: Rule(min_p=0.7)(dist),
+        lambda: Rule(temperature=2.0, top_k=2)(dist),
+    ):  # fmt: skip
+        first = make()
+        assert make() is first
+        first.log_probs()
+        assert make() is first
+    assert dist.tempered(0.5) is not dist.tempered(0.25)
+    kept = weakref.ref(dist.tempered(0.75))
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_rule_is_applied_once_to_each_distribution_however_many_particles_ask(monkeypatch):
+    read, log_weights = [], Finite.log_weights
+
+    def counted(dist):
+        read.extend([dist] * isinstance(dist, NextToken))
+        return log_weights(dist)
+
+    monkeypatch.setattr(Finite, "log_weights", counted)
+    lm, rule = table_lm(lambda ids: [0.0, 1.0, -1.0]), Rule(temperature=0.5)
+    program = ConstrainedText(lm, "a", Regex("[ab]{4}"), rule=rule)
+    posterior = smc_steer(program, N=6, K=3, seed=0)
+    assert 0 < len(read) <= posterior.stats.rows
 
 
 def test_top_p_at_the_boundary_stops_when_p_is_reached():

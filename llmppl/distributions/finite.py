@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -23,6 +24,7 @@ from llmppl.distributions.proposal import Distribution, Impossible, Proposal, fr
 from llmppl.distributions.rejection import weighted_rejection
 from llmppl.distributions.weights import Floats
 
+_NUCLEUS = 512, 4096, sys.maxsize                       # values among which that of a top_p is looked for
 Name = Callable[[Any], str]                             # how a distribution is called: repr, or its `brief`
 
 
@@ -69,6 +71,7 @@ class Finite(Distribution):
         self._log_probs: Floats | None = None
         self._describe: Callable[[Name], str] | None = None
         self._masked: weakref.WeakValueDictionary[int, Finite] | None = None
+        self._derived: weakref.WeakValueDictionary[tuple[Any, ...], Finite] | None = None
         self._mask: Any = None                          # (n,) bool, by which it was masked
 
     def table(self) -> Table:
@@ -138,13 +141,21 @@ class Finite(Distribution):
         """A distribution over the same values, its log-weights computed from those of `parents` (this one).
 
         `describe(name)` is its repr or its `brief`, in which other distributions are called by `name`.
-        `by`, if given, is the name of the computation and everything else that it depends on.
+        `by`, if given, is the name of the computation and everything else that it depends on; without `parents`, it is
+        hashable, and names one object for all who ask while that lives.
         """
+        shared: weakref.WeakValueDictionary[tuple[Any, ...], Finite] | None = None
+        if parents is None and by is not None:
+            shared = self._derived = weakref.WeakValueDictionary() if self._derived is None else self._derived
+            if (known := shared.get(by)) is not None:
+                return known
         parents = [self] if parents is None else parents
         dist = self._like(compute, parents)
         dist._describe = describe
         if by is not None and all(parent.recipe is not None for parent in parents):
             dist.recipe = (*by, *(parent.recipe for parent in parents))
+        if shared is not None and by is not None:
+            shared[by] = dist
         return dist
 
     def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite]) -> Finite:
@@ -175,7 +186,7 @@ class Finite(Distribution):
                 return f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)"
             return f"{name(self)}.masked({'...' if allowed.any() else 'no value'})"
 
-        dist = self.derive(lambda: self.table().masked(allowed), describe, by=("masked", allowed))
+        dist = self.derive(lambda: self.table().masked(allowed), describe, [self], by=("masked", allowed))
         dist._mask = allowed
         self._masked[id(allowed)] = dist
         return dist
@@ -217,11 +228,21 @@ class Finite(Distribution):
 
         def compute() -> Floats:
             log_probs = self.log_probs()
-            order = np.argsort(-log_probs, kind="stable")
-            before = np.cumsum(np.exp(log_probs[order])) - np.exp(log_probs[order])
-            keep = np.zeros(len(order), dtype=np.bool_)
-            keep[order[before < p]] = True
-            return np.where(keep, log_probs, -np.inf)
+            for most in _NUCLEUS:                       # sorting all takes ten times as long
+                if most < len(log_probs):
+                    least = np.partition(log_probs, len(log_probs) - most)[len(log_probs) - most]
+                    values = np.flatnonzero(log_probs > least)
+                else:
+                    values = np.arange(len(log_probs))
+                values = values[np.argsort(-log_probs[values], kind="stable")]
+                probs = np.exp(log_probs[values])
+                cumulated = np.cumsum(probs)
+                if most >= len(log_probs) or (len(values) and cumulated[-1] >= p):
+                    break
+            kept = values[cumulated - probs < p]
+            log_weights: Floats = np.full(len(log_probs), -np.inf)
+            log_weights[kept] = log_probs[kept]
+            return log_weights
 
         return self.derive(compute, lambda name: f"{name(self)}.top_p({p:g})", by=("top_p", p))
 
