@@ -39,6 +39,7 @@ if TYPE_CHECKING:                                       # the same names again, 
     from llmppl.models import Infilling as Infilling
     from llmppl.models import Model as Model
     from llmppl.models import PromptIntersection as PromptIntersection
+    from llmppl.models import batched as batched
     from llmppl.queries import Query as Query
     from llmppl.queries import search as search
     from llmppl.tokens import EOS as EOS
@@ -47,7 +48,7 @@ if TYPE_CHECKING:                                       # the same names again, 
 __version__ = "0.1.0"
 
 _FOLDERS = {
-    "models": ["Model", "ConstrainedText", "Infilling", "PromptIntersection"],
+    "models": ["Model", "ConstrainedText", "Infilling", "PromptIntersection", "batched"],
     "distributions": ["Bernoulli", "Categorical", "Geometric", "Uniform", "Delta", "product", "mixture", "Rule"],
     "inference": ["SMC", "smc_steer", "smc_standard", "importance_sampling", "repeat", "enumerate_exact", "beam_search",
                   "Particles", "run_many", "Result", "load_results"],

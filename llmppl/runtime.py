@@ -38,7 +38,8 @@ class Stats:
     `rounds`: forward-pass batches; `rows`: contexts evaluated; `tokens`: tokens run through language models; `hits`:
     questions answered from a cache; `seconds_lm`, `seconds_masks`, `seconds_other`: time in language models, in masks,
     and in everything else (the steps of the programs and the inference loop around them); `bytes_to_host`: what was
-    copied to numpy from the rows that stay on an accelerator.
+    copied to numpy from the rows that stay on an accelerator; `calls`, `arguments`, `seconds_batched`: calls of batched
+    functions, what they were called with, and their time.
     """
 
     rounds: int = 0
@@ -49,6 +50,9 @@ class Stats:
     seconds_masks: float = 0.0
     seconds_other: float = 0.0
     bytes_to_host: int = 0
+    calls: int = 0
+    arguments: int = 0
+    seconds_batched: float = 0.0
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(*map(operator.add, vars(self).values(), vars(other).values()))
@@ -57,15 +61,23 @@ class Stats:
         return Stats(*map(operator.sub, vars(self).values(), vars(other).values()))
 
     def __str__(self) -> str:
+        batched = f"; {self.calls} calls for {self.arguments} arguments" if self.calls else ""
+        in_batched = f"{self.seconds_batched:.2f} s in batched functions, " if self.calls else ""
         return (
-            f"{self.rounds} rounds, {self.rows} rows, {self.tokens} tokens run, {self.hits} cache hits; "
-            f"{self.seconds_lm:.2f} s in the lm, {self.seconds_masks:.2f} s in masks, "
+            f"{self.rounds} rounds, {self.rows} rows, {self.tokens} tokens run, {self.hits} cache hits{batched}; "
+            f"{self.seconds_lm:.2f} s in the lm, {self.seconds_masks:.2f} s in masks, {in_batched}"
             f"{self.seconds_other:.2f} s elsewhere"
         )
 
 
 class Evaluator(Protocol):
-    """Evaluates questions in batches, as a language model does."""
+    """Evaluates questions in batches, as a language model does.
+
+    A `patient` one is asked in a run only when its functions wait for none that is not: for it, a run waits until all
+    have come as far.
+    """
+
+    patient: bool
 
     def done(self) -> Stats:
         """A copy of what was done for the calling thread so far; it only ever grows."""
@@ -175,7 +187,8 @@ class Runtime:
         total = Stats(seconds_masks=self.seconds_masks)
         for evaluator, before in self._watched.values():
             total += evaluator.done() - before
-        total.seconds_other = time.perf_counter() - self._start - total.seconds_lm - total.seconds_masks
+        known = total.seconds_lm + total.seconds_masks + total.seconds_batched
+        total.seconds_other = time.perf_counter() - self._start - known
         return total
 
     def run(self, functions: Sequence[Callable[[], Any]], names: Sequence[str]) -> None:
@@ -197,7 +210,8 @@ class Runtime:
                 workers.append(_Worker(self, todo))
                 resume(workers[-1], workers[-1].switch)
             while waiting:
-                batch, waiting = waiting, []
+                batch = [each for each in waiting if not each.evaluator.patient] or waiting
+                waiting = [] if batch is waiting else [each for each in waiting if each.evaluator.patient]
                 answers: dict[_Worker, list[Any]] = {}
                 for requests in _by_evaluator(batch):
                     try:

@@ -15,6 +15,8 @@ from llmppl.runtime import Runtime, Stats, mask_timer, request
 class Doubling:
     """Answers x with 2 x; knows what it has answered if it `remembers`."""
 
+    patient = False
+
     def __init__(self, remembers=False):
         self.stats = Stats()
         self.batches = []
@@ -72,6 +74,46 @@ def test_every_evaluator_gets_its_own_questions():
     Runtime().run([lambda i=i: function(i) for i in range(5)], NAMES)
     assert one.batches == [[1, 3]] and two.batches == [[0, 2, 4]]
     assert got == {i: 2 * i for i in range(5)}
+
+
+class Patient(Doubling):
+    patient = True
+
+
+def test_a_patient_evaluator_is_asked_when_nobody_waits_for_another():
+    lm, critic, got = Doubling(), Patient(), {}
+
+    def function(i):
+        for k in range(i):
+            request(lm, 10 * i + k)
+        got[i] = request(critic, i), request(lm, 100 + i), request(critic, 100 + i)
+
+    Runtime().run([lambda i=i: function(i) for i in (0, 2, 1, 3)], NAMES)
+    assert lm.batches == [[20, 10, 30], [21, 31], [32], [100, 101, 102, 103]]
+    assert critic.batches == [[0, 1, 2, 3], [100, 101, 102, 103]]
+    assert got == {i: (2 * i, 200 + 2 * i, 200 + 2 * i) for i in range(4)}
+
+
+def test_two_patient_evaluators_do_not_wait_for_each_other():
+    one, two = Patient(), Patient()
+    Runtime().run([lambda: request(one, request(two, 1)), lambda: request(two, request(one, 2))], NAMES)
+    assert one.batches == [[2], [2]] and two.batches == [[1], [4]]
+
+
+def test_one_of_each_does_not_wait_for_what_another_asks():
+    lm, critic = Doubling(), Patient()
+
+    def function(i):
+        if i == 0:
+            return request(critic, 0)
+        for k in range(3):
+            request(lm, k)
+
+    list(Runtime().each([(lambda i=i: function(i), "") for i in range(2)], together=2))
+    assert (len(lm.batches), len(critic.batches)) == (3, 1)
+    alone = []
+    each = Runtime().each([(lambda i=i: alone.append(i) or function(i), "") for i in range(2)], together=2)
+    assert next(each) == 0 and len(lm.batches) == 4      # it ended first
 
 
 def test_what_is_known_is_answered_at_once():
@@ -391,6 +433,7 @@ def test_stats_add_subtract_and_show_themselves():
     assert a + b == Stats(11, 22, 33, 44, 55.0, 66.0, 77.0)
     assert b - a == Stats(9, 18, 27, 36, 45.0, 54.0, 63.0)
     assert a + Stats() == a and a - a == Stats()
+    assert replace(a, calls=8, arguments=9) - a == Stats(calls=8, arguments=9)
     assert str(a) == (
         "1 rounds, 2 rows, 3 tokens run, 4 cache hits; 5.00 s in the lm, 6.00 s in masks, 7.00 s elsewhere"
     )

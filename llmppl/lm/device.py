@@ -68,6 +68,8 @@ class DeviceTable(Table):
 class Device:
     """Answers what tables on a device are asked, all at once. `stats()` are those of the calling thread."""
 
+    patient = False
+
     def __init__(self, stats: Callable[[], Stats]) -> None:
         self._stats = stats
         self._masks: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}

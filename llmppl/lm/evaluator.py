@@ -77,6 +77,8 @@ class _Wanted:
 class CachedEvaluator:
     """A `llmppl.runtime.Evaluator` of questions about the nodes of its trie; its limits are CachedTransformer's."""
 
+    patient = False
+
     def __init__(
         self, engine: Engine, vocab: Vocabulary, cache_bytes: int, row_bytes: int | None, max_batch_tokens: int
     ) -> None:

@@ -1,5 +1,7 @@
 """Probabilistic models: the programs that users write, and what they are made of."""
 
+from llmppl.models.batching import Batched as Batched
+from llmppl.models.batching import batched as batched
 from llmppl.models.choices import Choice as Choice
 from llmppl.models.choices import replay as replay
 from llmppl.models.lookahead import Lookahead as Lookahead

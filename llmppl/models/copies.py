@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmppl.distributions import Proposal
+from llmppl.models.batching import Batched
 from llmppl.models.choices import Sampled
 from llmppl.shared import Shared
 
@@ -245,6 +246,7 @@ _PARTS: tuple[tuple[Any, Callable[[Any, bool, Any], Iterable[Part]]], ...] = (
     ),
     (Proposal, lambda proposal, *_: [(vars(proposal), True, "")]),
     (_CACHED, lambda function, *_: [(function.__wrapped__, True, ".__wrapped__")]),
+    (Batched, lambda batched, *_: [(batched.function, True, ".function")]),
     (dict, _parts_of_dict),
     (_CONTAINERS, lambda parts, shared, _: ((part, shared, "[...]") for part in parts)),
 )

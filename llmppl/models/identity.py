@@ -27,6 +27,7 @@ from llmppl.distributions import Proposal
 from llmppl.languages import DFA, JsonSchema, JsonSchemaIndex, Regex
 from llmppl.lm import CachedTransformer, Context, Engine, NextToken
 from llmppl.masks import TokenIndex
+from llmppl.models.batching import Batched
 from llmppl.models.copies import OWN, attributes_of
 from llmppl.models.model import Model
 from llmppl.tokens import EndOfText, Text, Token, Vocabulary
@@ -37,7 +38,8 @@ Told = Any                                              # nested lists of atoms
 _MOST = 20_000                                          # objects told of one program
 _SAMPLE = 16                                            # values of each tensor of a model
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, np.generic)
-_CANNOT_CHANGE = (*_ATOMS, tuple, frozenset, type, types.FunctionType, CachedTransformer, Context, Vocabulary)
+_CODE = (type, types.FunctionType, Batched)
+_CANNOT_CHANGE = (*_ATOMS, *_CODE, tuple, frozenset, CachedTransformer, Context, Vocabulary)
 
 
 def identity(model: Model) -> tuple[dict[str, Any], list[Vocabulary]]:
@@ -172,7 +174,7 @@ class _Teller:
 
     def _referred(self, value: Any, module: str | None) -> Told:
         """What a function refers to: only its kind, if it may change, as what counts calls does."""
-        other = isinstance(value, (type, types.FunctionType)) and module is not None and value.__module__ != module
+        other = isinstance(value, _CODE) and module is not None and value.__module__ != module
         if other or not isinstance(value, _CANNOT_CHANGE):
             return [type(value).__qualname__, getattr(value, "__qualname__", "")]
         return self.tell(value)
@@ -223,6 +225,7 @@ _KINDS: tuple[tuple[Any, Callable[[_Teller, Any], Told]], ...] = (
     ((set, frozenset), _Teller.sorted),
     ((list, tuple, deque), _Teller.all_of),
     (types.FunctionType, _Teller.function),
+    (Batched, lambda self, batched: self.tell(batched.function)),
     (types.MethodType, lambda self, method: self.all_of([method.__func__, method.__self__])),
     (functools.partial, lambda self, part: self.all_of([part.func, part.args, part.keywords])),
     ((type, types.BuiltinFunctionType, types.ModuleType), lambda self, named: named.__name__),
