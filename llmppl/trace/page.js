@@ -249,7 +249,8 @@ const at = hash => {
 };
 const chosen = () => at(framed ? inFrame : location.hash);
 function go(hash) {
-  if (framed) { inFrame = hash; show(chosen()); } else location.hash = hash;
+  if (framed) inFrame = hash; else location.hash = hash;
+  show(chosen());                                      // now, since hashchange comes later
 }
 const choose = node => go(address(node).replace("&amp;", "&"));
 
