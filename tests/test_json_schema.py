@@ -120,7 +120,7 @@ def walk(index: JsonSchemaIndex, rng, length: int):
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("whitespace", [True, False])
 def test_masks_equal_trying_every_token_on_a_fresh_matcher(name, whitespace):
-    index = JsonSchema(SCHEMAS[name], whitespace=whitespace).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema(SCHEMAS[name], whitespace=whitespace), SMALL)
     fits = oracle(index.constraint)
     for seed in range(repetitions(20, 2)):
         for state in walk(index, np.random.default_rng(seed), 8)[:20]:
@@ -131,7 +131,8 @@ def test_masks_of_a_finite_language_equal_those_of_its_strings():
     values = [1, 12, "a", "\u00e9", None]
     lists = [[]] + [[x] for x in values] + [[x, y] for x in values for y in values]
     strings = [json.dumps(x, separators=(",", ":"), ensure_ascii=False).encode() for x in lists]
-    index = JsonSchema({"type": "array", "items": {"enum": values}, "maxItems": 2}, whitespace=False).index(SMALL)
+    schema = {"type": "array", "items": {"enum": values}, "maxItems": 2}
+    index = JsonSchemaIndex(JsonSchema(schema, whitespace=False), SMALL)
     todo, met = [index.start], 0
     while todo:
         state = todo.pop()
@@ -146,7 +147,7 @@ def test_masks_of_a_finite_language_equal_those_of_its_strings():
 def test_a_mask_is_right_by_hand():
     vocab = Vocabulary([b'{"', b"{", b"a", b'"', b'":', b":", b"1", b"12", b"}", b" ", b'{"a":1', b"1}", b""], [12])
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
-    index = JsonSchema(schema, whitespace=False).index(vocab)
+    index = JsonSchemaIndex(JsonSchema(schema, whitespace=False), vocab)
 
     def after(*tokens):
         state = index.start
@@ -161,14 +162,14 @@ def test_a_mask_is_right_by_hand():
     assert after(0, 2, 4) == ([b"1", b"1}"], False)
     assert after(10) == ([b"}"], False)
     assert after(10, 8) == ([b""], True)
-    spaced = JsonSchema(schema).index(vocab)
+    spaced = JsonSchemaIndex(JsonSchema(schema), vocab)
     assert spaced.mask(spaced.after('{"a"')).nonzero()[0].tolist() == [5, 9]
 
 
 def test_where_the_text_is_forced_all_its_spellings_may_follow():
     schema = {"const": "maybe"}
     vocab = Vocabulary([b'"', b"m", b"ma", b"may", b"maybe", b'"maybe"', b"be", b"b", b"e", b"a", b"y", b""], [11])
-    index = JsonSchema(schema).index(vocab)
+    index = JsonSchemaIndex(JsonSchema(schema), vocab)
     forced = LLMatcher(json_schema._tokenizer_of(vocab)[0], LLMatcher.grammar_from_json_schema(schema), log_level=0)
     assert [vocab.tokens[id] for id in index.allowed(index.start)] == [b'"', b'"maybe"']
     assert [vocab.tokens[id] for id in index.allowed((0,))] == [b"m", b"ma", b"may", b"maybe"]
@@ -178,7 +179,7 @@ def test_where_the_text_is_forced_all_its_spellings_may_follow():
 
 def test_no_spelling_of_a_text_is_refused():
     rng = np.random.default_rng(0)
-    index = JsonSchema(POINT).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema(POINT), SMALL)
     text = b'{"a": 12, "b": "\xc3\xa9a"}'
     by_bytes = {token: id for id, token in enumerate(SMALL.tokens) if token}
     for _ in range(repetitions(300, 30)):
@@ -194,7 +195,7 @@ def test_no_spelling_of_a_text_is_refused():
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_random_walks_end_in_instances(name):
-    index = JsonSchema(SCHEMAS[name]).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema(SCHEMAS[name]), SMALL)
     validator = jsonschema.Draft202012Validator(SCHEMAS[name], format_checker=jsonschema.FormatChecker())
     ended = 0
     for seed in range(repetitions(200, 15)):
@@ -222,7 +223,7 @@ def test_random_walks_end_in_instances(name):
     ],
 )  # fmt: skip
 def test_what_a_schema_admits(text, inside):
-    index = JsonSchema(POINT).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema(POINT), SMALL)
     try:
         assert index.accepts(index.after(text)) is inside
         assert index.accepts(spelled(index, text.encode())) is inside
@@ -232,7 +233,7 @@ def test_what_a_schema_admits(text, inside):
 
 def test_the_whitespace_option():
     def admits(text, **options):
-        index = JsonSchema({"type": "array", "items": {"type": "integer"}}, **options).index(SMALL)
+        index = JsonSchemaIndex(JsonSchema({"type": "array", "items": {"type": "integer"}}, **options), SMALL)
         try:
             return index.accepts(index.after(text))
         except ValueError:
@@ -244,7 +245,7 @@ def test_the_whitespace_option():
     assert [admits(text, whitespace=False) for text in texts] == [True, False, False]
     assert [admits(text, whitespace=" ") for text in texts] == [True, True, False]
     own = {"type": "array", "x-guidance": {"whitespace_flexible": False}}
-    index = JsonSchema(own).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema(own), SMALL)
     with pytest.raises(ValueError, match=r"b' ' after b'\[1,'"):
         index.after("[1, 2]")
 
@@ -255,11 +256,11 @@ def test_a_schema_may_be_text_and_its_copy_does_not_follow_changes():
     assert JsonSchema(json.dumps(schema)).schema == constraint.schema == schema
     schema["type"] = "string"
     assert constraint.schema == {"type": "integer"}
-    assert constraint.index(SMALL).after("12") == (b"12",)
+    assert JsonSchemaIndex(constraint, SMALL).after("12") == (b"12",)
 
 
 def test_every_eos_may_follow_where_the_text_may_end_and_only_there():
-    index = JsonSchema({"type": "integer"}).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema({"type": "integer"}), SMALL)
     for text, ends in [("", False), ("-", False), ("1", True), ("12", True)]:
         state = index.after(text)
         assert index.accepts(state) is ends
@@ -273,19 +274,20 @@ def test_every_eos_may_follow_where_the_text_may_end_and_only_there():
 
 def test_a_vocabulary_may_have_no_eos():
     vocab = Vocabulary([b"1", b"2"])
-    index = JsonSchema({"enum": [1, 12]}).index(vocab)
+    index = JsonSchemaIndex(JsonSchema({"enum": [1, 12]}), vocab)
     state = index.advance(index.advance(index.start, 0), 1)
     assert index.accepts(state) and not index.mask(state).any()
 
 
 def test_a_vocabulary_is_tokens_and_eos_ids():
-    index = JsonSchema({"enum": [1, 12]}).index(types.SimpleNamespace(tokens=[b"1", b"2", b"</s>"], eos_ids=[2]))
+    vocab = types.SimpleNamespace(tokens=[b"1", b"2", b"</s>"], eos_ids=[2])
+    index = JsonSchemaIndex(JsonSchema({"enum": [1, 12]}), vocab)
     assert [index.allowed(state).tolist() for state in [(), (0,), (0, 1)]] == [[0], [1, 2], [2]]
 
 
 def test_a_text_that_is_already_there_need_not_be_spelled_by_tokens():
     vocab = Vocabulary([b"1", b"}", b""], [2])
-    index = JsonSchema(POINT).index(Vocabulary([*vocab.tokens[:2], b"{", b""], [3]))
+    index = JsonSchemaIndex(JsonSchema(POINT), Vocabulary([*vocab.tokens[:2], b"{", b""], [3]))
     state = index.after('{"a": ')
     assert state == (b'{"a": ',) and index.after("") == index.start
     assert index.allowed(state).tolist() == [0]
@@ -294,7 +296,7 @@ def test_a_text_that_is_already_there_need_not_be_spelled_by_tokens():
 
 
 def test_masks_are_those_before_each_token():
-    index = JsonSchema(POINT).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema(POINT), SMALL)
     tokens = [*SMALL.spell(b'{"a": 12}'), EOS]
     masks = index.masks(tokens)
     assert masks.shape == (len(tokens), len(SMALL)) and masks[np.arange(len(tokens)), tokens].all()
@@ -307,14 +309,14 @@ def test_masks_are_those_before_each_token():
 
 
 def test_masks_are_shared_and_read_only():
-    index = JsonSchema({"type": "string"}).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema({"type": "string"}), SMALL)
     assert index.mask(index.after('"a')) is index.mask(index.after('"ab'))
     with pytest.raises(ValueError, match="read-only"):
         index.mask(index.start)[0] = True
 
 
 def test_a_prefix_that_particles_share_is_read_once():
-    index = JsonSchema(POINT).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema(POINT), SMALL)
     tokens = SMALL.spell(b'{"a": 1')
     digits = [id for id, token in enumerate(SMALL.tokens) if token.isdigit() and len(token) == 1]
     for _ in range(20):                             # particles
@@ -328,20 +330,20 @@ def test_a_prefix_that_particles_share_is_read_once():
 
 def test_memory_is_bounded_and_what_was_dropped_is_read_again(monkeypatch):
     schema, rng = {"type": "array", "items": {"type": "string", "maxLength": 4}}, np.random.default_rng(0)
-    ample = JsonSchema(schema).index(SMALL)
+    ample = JsonSchemaIndex(JsonSchema(schema), SMALL)
     states = list({state for seed in range(20) for state in walk(ample, np.random.default_rng(seed), 30)})
     assert len(states) > 100
     masks = [ample.mask(state) for state in states]
     monkeypatch.setattr(json_schema, "MATCHERS", 3)
     monkeypatch.setattr(json_schema, "MASK_BYTES", 64 * len(SMALL))
-    index = JsonSchema(schema).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema(schema), SMALL)
     for i in rng.permutation(len(states)):
         assert (index.mask(states[i]) == masks[i]).all()
         assert len(index._matchers) <= 3 and index._look.cache_info().currsize <= 64
 
 
 def test_a_text_of_thousands_of_tokens_is_no_deeper_than_a_short_one():
-    index = JsonSchema({"type": "string"}).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema({"type": "string"}), SMALL)
     a = SMALL.spell(b"a")[0]
     state = (*SMALL.spell(b'"'), *[a] * 5000)
     assert index.mask(state)[a]
@@ -350,7 +352,7 @@ def test_a_text_of_thousands_of_tokens_is_no_deeper_than_a_short_one():
 
 def test_copies_are_the_thing_itself():
     constraint = JsonSchema(POINT)
-    index = constraint.index(SMALL)
+    index = JsonSchemaIndex(constraint, SMALL)
     particle = {"index": index, "state": index.after('{"a"'), "constraint": constraint}
     other = copy.deepcopy(particle)
     assert other["index"] is index and other["constraint"] is constraint and other["state"] == particle["state"]
@@ -366,7 +368,7 @@ def test_equal_vocabularies_share_what_llguidance_needs_of_them():
 def test_reprs_are_worth_reading():
     constraint = JsonSchema({"type": "integer"}, whitespace=False, lenient=True)
     assert repr(constraint) == "JsonSchema({\"type\": \"integer\"}, whitespace=False, lenient=True)"
-    assert repr(constraint.index(SMALL)) == f"JsonSchemaIndex({constraint!r}, {len(SMALL)} tokens, 1 masks)"
+    assert repr(JsonSchemaIndex(constraint, SMALL)) == f"JsonSchemaIndex({constraint!r}, {len(SMALL)} tokens, 1 masks)"
     assert len(repr(JsonSchema({"enum": list(range(1000))}))) < 100
 
 
@@ -412,13 +414,13 @@ def test_a_place_is_found_in_a_large_schema_too():
 def test_lenient_passes_over_what_is_unknown_and_says_so():
     constraint = JsonSchema({"type": "array", "uniqueItems": True, "items": {"enum": [1]}}, lenient=True)
     assert constraint.warnings == ['Unimplemented keys: ["uniqueItems"]']
-    index = constraint.index(SMALL)
+    index = JsonSchemaIndex(constraint, SMALL)
     assert index.accepts(index.after("[1,1]"))
     assert JsonSchema(POINT).warnings == []
 
 
 def test_a_token_that_may_not_follow_is_an_error_that_says_what_may():
-    index = JsonSchema({"const": "ab"}).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema({"const": "ab"}), SMALL)
     state = index.after('"a')
     with pytest.raises(ValueError, match=r"token \d+ \(b'a'\) cannot follow b'\"a': the next byte must be one of b'b'"):
         index.advance(state, SMALL.spell(b"a")[0])
@@ -433,7 +435,7 @@ def test_a_token_that_may_not_follow_is_an_error_that_says_what_may():
 
 
 def test_a_text_that_no_instance_begins_with_is_an_error_with_its_place():
-    index = JsonSchema(POINT).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema(POINT), SMALL)
     with pytest.raises(ValueError, match="byte 5 of the text, b'x' after .*leaves the language: the next byte must be"):
         index.after('{"a":x')
     with pytest.raises(ValueError, match="byte 1 of the text"):
@@ -441,7 +443,7 @@ def test_a_text_that_no_instance_begins_with_is_an_error_with_its_place():
 
 
 def test_a_state_of_another_index_is_refused():
-    index, other = JsonSchema({"const": 1}).index(SMALL), JsonSchema({"const": "a"}).index(SMALL)
+    index, other = JsonSchemaIndex(JsonSchema({"const": 1}), SMALL), JsonSchemaIndex(JsonSchema({"const": "a"}), SMALL)
     state = other.advance(other.start, SMALL.spell(b'"a"')[0])
     for wrong in (state, (10**6,), (EOS,), (2.5,), 7, None):
         with pytest.raises(ValueError, match="is not a state of this index"):
@@ -450,11 +452,11 @@ def test_a_state_of_another_index_is_refused():
 
 def test_a_vocabulary_that_cannot_begin_an_instance_is_refused():
     with pytest.raises(ValueError, match=r"at the start: the next byte must be one of b'\{', and none of the 2 tokens"):
-        JsonSchema(POINT).index(Vocabulary([b"a", b"}", b""], [2]))
+        JsonSchemaIndex(JsonSchema(POINT), Vocabulary([b"a", b"}", b""], [2]))
 
 
 def test_a_limit_of_llguidance_is_an_error_and_not_an_empty_mask(monkeypatch):
-    index = JsonSchema(POINT).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema(POINT), SMALL)
     broken = types.SimpleNamespace(
         compute_bitmask=lambda: bytes(100), is_accepting=lambda: False, is_error=lambda: True,
         get_error=lambda: "too many items\n<state>...",
@@ -492,7 +494,7 @@ TOKENIZERS = ["embedded", "gpt2", "cl100k_base", "o200k_base", "mistral_v3"] if 
 def test_masks_of_real_vocabularies_equal_trying_tokens(tokenizer):
     vocab, rng = real_vocabulary(tokenizer), np.random.default_rng(0)
     for name, schema in SCHEMAS.items():
-        index = JsonSchema(schema).index(vocab)
+        index = JsonSchemaIndex(JsonSchema(schema), vocab)
         fits, states = oracle(index.constraint), walk(index, rng, 12)
         for state in [states[i] for i in rng.permutation(len(states))[: repetitions(6, 3)]]:
             allowed, others = rng.permutation(index.allowed(state)), np.flatnonzero(~index.mask(state))
@@ -518,7 +520,7 @@ def test_of_jsonschemabench_as_much_is_right_as_llguidance_itself_gets_right(cap
         compiles = not LLMatcher.validate_grammar(grammar)
         theirs[0] += compiles
         try:
-            index = JsonSchema(case["schema"]).index(vocab)
+            index = JsonSchemaIndex(JsonSchema(case["schema"]), vocab)
             ours[0] += 1
         except ValueError:
             index = None
@@ -557,7 +559,7 @@ def test_schemas_of_jsonschemabench_compile_as_often_as_with_llguidance():
             schema = json.loads(line)["schema"]
             compiles = not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
             try:
-                JsonSchema(schema).index(SMALL)
+                JsonSchemaIndex(JsonSchema(schema), SMALL)
                 compiled = True
             except ValueError as error:
                 compiled = False
@@ -570,7 +572,8 @@ def test_schemas_of_jsonschemabench_compile_as_often_as_with_llguidance():
 
 @pytest.mark.parametrize("n", [500, repetitions(3000, 1000)])
 def test_hundreds_of_optional_properties_are_allowed_and_read(n):
-    index = JsonSchema({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(n)}}).index(SMALL)
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(n)}}
+    index = JsonSchemaIndex(JsonSchema(schema), SMALL)
     text = json.dumps({"p1": 5, f"p{n // 2}": -1, f"p{n - 1}": 12}).encode()
     assert index.accepts(spelled(index, text)) and index.next_bytes(index.after(text[:-1])) != b""
     with pytest.raises(ValueError, match="leaves the language"):
@@ -592,7 +595,7 @@ def test_a_schema_too_deep_or_too_large_is_refused_before_it_is_read():
     itself["items"] = itself
     with pytest.raises(ValueError, match="the schema is nested more than 120 deep"):
         JsonSchema(itself)
-    JsonSchema(nested(59, {"type": "string"})).index(SMALL)             # the deepest
+    JsonSchemaIndex(JsonSchema(nested(59, {"type": "string"})), SMALL)             # the deepest
     with pytest.raises(ValueError, match="an object of 5,001 properties; at most 5,000 would work"):
         JsonSchema({"properties": dict.fromkeys(map(str, range(5001)), True)})
     with pytest.raises(ValueError, match="more than 2,000,000 values"):
@@ -632,7 +635,7 @@ def test_a_schema_whose_instances_would_be_infinite_is_refused(schema, place):
     ],
 )
 def test_a_recursion_that_can_end_is_read(schema):
-    index = JsonSchema(schema).index(SMALL)
+    index = JsonSchemaIndex(JsonSchema(schema), SMALL)
     assert index.mask(index.start).any()
 
 
@@ -640,8 +643,8 @@ def test_where_llguidance_gives_up_its_reason_the_schema_and_the_text_are_named(
     monkeypatch.setitem(json_schema.LIMITS, "max_items_in_row", 50)
     wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(100)}}
     with pytest.raises(ValueError, match=r"JsonSchema.* after .*: llguidance gave up: .*max is 50; .*a smaller schema"):
-        JsonSchema(wide).index(SMALL)
-    index = JsonSchema({"type": "array", "items": wide}).index(SMALL)
+        JsonSchemaIndex(JsonSchema(wide), SMALL)
+    index = JsonSchemaIndex(JsonSchema({"type": "array", "items": wide}), SMALL)
     for read in (lambda: index.after("[{"), lambda: index.mask(index.advance(index.after("["), SMALL.spell(b"{")[0]))):
         with pytest.raises(RuntimeError, match=r"after b'\[\{': llguidance gave up: .*max is 50"):
             read()

@@ -25,6 +25,7 @@ from llmppl import (
     importance_sampling,
     smc_steer,
 )
+from llmppl.languages import JsonSchemaIndex
 from llmppl.lm import CachedTransformer
 from llmppl.masks.json_checks import in_order
 from llmppl.models.programs import short_words
@@ -149,7 +150,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 def test_a_schema_that_cannot_end_in_time_is_told_once_with_its_bound_and_what_helps():
     lm = letters('{"n":1}')
     posterior = importance_sampling(
-        ConstrainedText(lm, '"', JsonSchema(SCHEMA), complete=True, max_tokens=4), 8, seed=0
+        ConstrainedText(lm, '"', JsonSchemaIndex(JsonSchema(SCHEMA), lm.vocab), complete=True, max_tokens=4), 8, seed=0
     )
     name = "JsonSchema" if len(repr(JsonSchema(SCHEMA))) > 48 else repr(JsonSchema(SCHEMA))
     said = f"{name} cannot end within max_tokens=4: give room, or bound its strings, numbers and arrays (maxLength, "

@@ -17,7 +17,9 @@ from llmppl.languages.dfa import DFA
 from llmppl.languages.regex import Regex
 from llmppl.masks.json_formats import DATE, DATETIME, IPV4, TIME, UUID
 
-__all__ = ["email", "ipv4", "iso_date", "iso_datetime", "iso_time", "number_range", "phone", "url", "uuid"]
+__all__ = [
+    "digits_between", "email", "ipv4", "iso_date", "iso_datetime", "iso_time", "number_range", "phone", "url", "uuid",
+]  # fmt: skip
 
 Bound = float | Fraction
 DIGITS = 18                                         # of the integer part of a number without a bound
@@ -106,7 +108,7 @@ def number_range(low: Bound | None = None, high: Bound | None = None, decimals: 
         sign + pattern
         for sign, first, last in (("-", max(1, -most), -least), ("", max(0, least), most))
         if first <= last
-        for pattern in _patterns(first, last, decimals)
+        for pattern in digits_between(first, last, decimals)
     ]
     numbers = Regex("|".join(patterns)).explore()
     return (_shortened(numbers) if decimals else numbers).minimise()
@@ -119,7 +121,7 @@ def _exact(name: str, bound: Bound) -> Fraction:
     return Fraction(str(bound))
 
 
-def _patterns(first: int, last: int, decimals: int) -> list[str]:
+def digits_between(first: int, last: int, decimals: int = 0) -> list[str]:
     """Patterns of the numbers from `first` to `last`, one by number of digits; `decimals` are behind the point."""
     found, length = list[str](), decimals + 1
     while 10 ** (length - 1) <= last or length == decimals + 1:

@@ -1,8 +1,9 @@
 """JSON Schema: which tokens may follow in a text that is to be an instance of a schema.
 
-The one idea: llguidance reads the schema, and a state is the tuple of tokens so far. Behind every state that was met
-lately stands a *matcher*, llguidance's parser with what it has read, copied from that of the longest known prefix, so
-that what texts share is read once. It is told not to force canonical tokens: a mask holds all tokens that fit.
+A schema within reach is an automaton, as a Regex is one (`llmppl.languages.json_texts`). The others are read by
+llguidance, and a state is the tuple of tokens so far. Behind every state that was met lately stands a *matcher*,
+llguidance's parser with what it has read, copied from that of the longest known prefix, so that what texts share is
+read once. It is told not to force canonical tokens: a mask holds all tokens that fit.
 
 A matcher reads tokens of the vocabulary and, by ids past its end, single bytes: thus a state may begin with bytes.
 """
@@ -22,10 +23,12 @@ import numpy as np
 
 from llmppl.arguments import is_file_name, is_type, token_id
 from llmppl.exclusive import Turn, in_turn
+from llmppl.languages.json_shapes import Beyond
+from llmppl.languages.json_texts import JsonTexts
 from llmppl.masks import json_checks as checks
 from llmppl.masks import json_types, wording
 from llmppl.masks.constraint import Bools, Index, State, VocabularyLike, bytes_of, without_bytes
-from llmppl.masks.index import END
+from llmppl.masks.index import END, TokenIndex
 from llmppl.masks.trie import once
 from llmppl.shared import Shared
 
@@ -118,9 +121,26 @@ class JsonSchema(Shared):
         self.warnings: list[str] = LLMatcher.validate_grammar_with_warnings(self._grammar, limits=_limits())[1]
         self.warnings += [misspelt] * bool(misspelt)
 
-    def index(self, vocab: VocabularyLike) -> JsonSchemaIndex:
-        """Which tokens of a vocabulary may follow: what `TokenIndex(recognizer, vocab)` is to a recognizer."""
-        return JsonSchemaIndex(self, vocab)
+    def index(self, vocab: VocabularyLike) -> TokenIndex | JsonSchemaIndex:
+        """Which tokens of a vocabulary may follow: of its automaton if it has one, else by llguidance."""
+        return JsonSchemaIndex(self, vocab) if self.automaton is None else self.automaton.index(vocab)
+
+    @property
+    def automaton(self) -> JsonTexts | None:
+        """The texts as a DFA, which knows how far an end is; None if the schema has none, and `beyond` says why."""
+        return self._compiled[0]
+
+    @property
+    def beyond(self) -> str:
+        """What of the schema no automaton is made of, so that llguidance makes the masks; "" if there is nothing."""
+        return self._compiled[1]
+
+    @functools.cached_property
+    def _compiled(self) -> tuple[JsonTexts | None, str]:
+        try:
+            return JsonTexts(json.loads(self._grammar.partition("%json ")[2]), self), ""
+        except Beyond as error:
+            return None, str(error)
 
     def parse(self, text: str) -> Any:
         """The value that a text writes: an object of the type, if the schema is that of one; a ValueError if none."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["MAX_DEPTH", "check_size", "in_order", "misspelt", "parts", "unproductive"]
+__all__ = ["KEYWORDS", "MAX_DEPTH", "check_size", "in_order", "misspelt", "parts", "target", "unproductive"]
 
 MAX_DEPTH = 120                                     # of objects and arrays in one another; llguidance reads 127
 MAX_PROPERTIES = 5000                               # of one object; llguidance's time grows with their square
@@ -101,9 +101,9 @@ def in_order(value: Any, schema: Any, root: dict[str, Any]) -> Any:
     """A JSON value, the properties of its objects in the order in which a schema of `root` names them."""
     if not isinstance(schema, dict):
         return value
-    target = _target(root, schema.get("$ref"))
-    if target is not None and target is not schema:
-        value = in_order(value, target, root)
+    meant = target(root, schema.get("$ref"))
+    if meant is not None and meant is not schema:
+        value = in_order(value, meant, root)
     if isinstance(value, dict):
         named = _get(schema, "properties", dict)
         keys = [key for key in named if key in value] + [key for key in value if key not in named]
@@ -149,7 +149,7 @@ def unproductive(schema: dict[str, Any]) -> str | None:
 
 def _missing(node: dict[str, Any], root: dict[str, Any], open_: set[int]) -> list[int]:
     """The parts, by id, of which one is needed and none is known to be productive; nothing if the schema is."""
-    needs = [[part] for part in (_target(root, node.get("$ref")), *_get(node, "allOf", list), *_required(node))]
+    needs = [[part] for part in (target(root, node.get("$ref")), *_get(node, "allOf", list), *_required(node))]
     for some in (*needs, _get(node, "anyOf", list), _get(node, "oneOf", list)):
         if some and open_.issuperset(map(id, some)):
             return list(map(id, some))
@@ -169,7 +169,7 @@ def _required(node: dict[str, Any]) -> list[Any]:
     return []
 
 
-def _target(root: dict[str, Any], ref: Any) -> object:
+def target(root: dict[str, Any], ref: Any) -> object:
     """The schema that a `$ref` within this text points to; None for another one, which llguidance knows or refuses."""
     if not f"{ref}/".startswith("#/"):
         return None

@@ -44,7 +44,7 @@ class ConstrainedText(Program):
     complete : bool
         Whether the text must be complete, ended by EOS, after at most `max_tokens` tokens (EOS not counted), instead of
         being cut there. No token is then proposed after which it cannot be finished in the tokens left, as far as the
-        constraint can tell: that of a JsonSchema or a function cannot, and texts that do not end die.
+        constraint can tell: a function cannot, and a JsonSchema without an `automaton`, and what does not end dies.
     mask : callable, optional
         `mask(text) -> (V,) bool` are the tokens that may follow the text so far, EOS among them where it may end.
         Tokens are then proposed from the allowed ones, with the exact importance weight, so that nothing is drawn in
