@@ -70,6 +70,9 @@ class ConstrainedText(Program):
         self.index = index_of(constraint, lm.vocab)
         self.constraint = constraint if self.index is None else None
         if self.index is not None:
+            if self.stop:
+                said = f"{name_of_constraint(self.index)} says where its texts end"
+                raise ValueError(f"stop= is for a text without a constraint, or with a function: {said}")
             _warn_of_seam(self.context, self.index)
         self.mask = mask
         self.state = None if self.index is None else self.index.start

@@ -58,6 +58,8 @@ class Infilling(Program):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        if self.stop:
+            raise ValueError(f"{type(self).__name__} takes no stop: a hole ends where its fragment begins")
         if isinstance(fragments, CachedTransformer) or not isinstance(fragments, Iterable):
             raise TypeError(
                 f"{type(self).__name__} wants the language model, then the fragments, a str with {BLANK} for each hole "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llmppl import arguments
@@ -13,7 +13,14 @@ from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.models.choices import CallSite
 from llmppl.models.model import Model
-from llmppl.tokens import EOS, Token
+from llmppl.tokens import EOS, Text, Token
+from llmppl.tokens.text import bytes_of
+
+_CALLED = {                                             # what others call an option
+    "max_new_tokens": "max_tokens", "max_length": "max_tokens", "min_new_tokens": "min_tokens",
+    "min_length": "min_tokens", "stop_strings": "stop", "stop_sequences": "stop",
+}  # fmt: skip
+_EOS_IDS = "eos_ids", "eos_token_id", "eos_token_ids", "stop_token_ids"
 
 
 class Program(Model):
@@ -24,13 +31,18 @@ class Program(Model):
     min_tokens, max_tokens : int
         The text has no EOS before `min_tokens` tokens (each time with the probability of that as a weight), and is cut
         off after `max_tokens`, with no weight, and marked `cut`.
+    stop : str or list of str
+        What ends the text, as EOS does, as soon as the tokens spell one of these; it is left out, with what its last
+        token has beyond it. So a text has the probability that the model writes it and then a stop string, its first.
+        With one before `min_tokens` tokens the weight is zero.
     rule : Rule, or another function from a distribution to one over the same tokens
         What turns the model's next-token distribution into the target's, as in `rule=Rule(temperature=0.5)`.
     """
 
     def __init__(
-        self, *, min_tokens: int = 0, max_tokens: int | None = None, rule: DecisionRule = NO_RULE, **unknown: Any
-    ) -> None:
+        self, *, min_tokens: int = 0, max_tokens: int | None = None, stop: str | Iterable[str] = (),
+        rule: DecisionRule = NO_RULE, **unknown: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         if unknown:
             raise _unknown(type(self), unknown)
@@ -38,6 +50,7 @@ class Program(Model):
         self.max_tokens = arguments.optional_count("max_tokens", max_tokens)
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens={max_tokens}, not {min_tokens}")
+        self.stop = _stop_strings(stop)
         self.rule = arguments.function("rule", rule, "Rule(top_k=40)")
         self.num_tokens = 0
 
@@ -59,19 +72,28 @@ class Program(Model):
         return verb
 
     def _cause(self, verb: str, reason: str, site: CallSite) -> str:
+        if verb == "stop":
+            return reason
         return (self.cause(verb) or reason) if _ready_made(site) else super()._cause(verb, reason, site)
 
     def _statement(self, verb: str, site: CallSite) -> str:
         return self.statement(verb) if _ready_made(site) else super()._statement(verb, site)
 
     def write(self, token: Token) -> bool:
-        """Append `token` to the text; whether the text goes on after it."""
+        """Append `token` to the text; False if it ends the text and is none of it."""
         if token == EOS:
             self.finish()
             return False
         self.s += token
         self.num_tokens += 1
-        if self.num_tokens == self.max_tokens:
+        data = bytes_of(self.s)
+        place = _first_stop(data, self.stop, len(data) - len(token.bytes))
+        if place is not None:
+            self.s = Text(data[:place])
+            if self.early():
+                self._die("stop", f"a stop string is written before min_tokens={self.min_tokens}")
+            self.finish()
+        elif self.num_tokens == self.max_tokens:
             self.cut = True
             self.finish()
         return True
@@ -105,11 +127,41 @@ def language_model(lm: CachedTransformer) -> CachedTransformer:
     raise TypeError(f"lm must be a CachedTransformer, not {arguments.kind(lm)}: {how} makes one")
 
 
+def _stop_strings(given: str | Iterable[str]) -> tuple[str, ...]:
+    """`given` as a tuple of texts, none of them empty."""
+    if given is None or not isinstance(given, Iterable) or isinstance(given, bytes):
+        raise TypeError(f"stop must be a str or a list of them, not {arguments.shown(given)}")
+    texts = [given] if isinstance(given, str) else list(given)
+    for text in texts:
+        if not arguments.text("each of stop", text):
+            raise ValueError('stop must be a text of at least one character, not ""')
+    return tuple(texts)
+
+
+def _first_stop(data: bytes, stops: Iterable[str], read: int) -> int | None:
+    """Where the first stop string to be whole in `data` begins, of several the longest; None if there is none.
+
+    The first `read` bytes have none.
+    """
+    found = []
+    for stop in stops:
+        text = stop.encode()
+        place = data.find(text, max(0, read - len(text) + 1))
+        if place >= 0:
+            found.append((place + len(text), place))
+    return min(found)[1] if found else None
+
+
 def _unknown(program: type[Program], given: Mapping[str, object]) -> TypeError:
     """The error for options that a program does not take; those of a rule and of inference are told where they go."""
     options, name = _options(program), next(iter(given))
     if name in vars(NO_RULE):
         return TypeError(f"{program.__name__} takes no {name}: give rule=Rule({name}={given[name]!r})")
+    if name in _EOS_IDS:
+        how = "CachedTransformer.from_pretrained(name, eos_ids=[...]); a text that ends texts is stop="
+        return TypeError(f"{program.__name__} takes no {name}: it is the language model's, {how}")
+    if _CALLED.get(name) in options:
+        return TypeError(f"{program.__name__} takes no {name}: did you mean {_CALLED[name]}?")
     if name in ("N", "K", "seed", "rng", "max_steps"):
         return TypeError(f"{program.__name__} takes no {name}: it is inference's, smc_steer(program, N, K, seed=0)")
     return arguments.unknown_option(program.__name__, given, options)
