@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 __all__ = [
-    "count", "flag", "fraction", "function", "generator", "integer", "is_file_name", "is_hashable", "is_type", "kind",
-    "name_of", "number", "one_of", "optional_count", "path", "positive", "probability", "shown", "temperature", "text",
-    "token_id", "truth", "unknown_option",
+    "count", "finite", "flag", "fraction", "function", "generator", "integer", "is_file_name", "is_hashable", "is_type",
+    "kind", "name_of", "number", "one_of", "optional_count", "path", "positive", "probability", "shown", "temperature",
+    "text", "token_id", "truth", "unknown_option",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -65,6 +65,13 @@ def number(name: str, value: float) -> float:
     except OverflowError:                               # 10**400
         raise ValueError(f"{name} must be at most {sys.float_info.max:.2g}, not {shown(value)}") from None
     _in_range(name, real, not math.isnan(real), "a number")
+    return real
+
+
+def finite(name: str, value: float) -> float:
+    """`value`, a number between the infinite ones."""
+    real = number(name, value)
+    _in_range(name, value, math.isfinite(real), "finite")
     return real
 
 

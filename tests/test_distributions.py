@@ -245,6 +245,27 @@ def test_product_multiplies_and_mixture_adds(several):
     assert_dist(mixture(dists, shares), np.sum([s * p for s, p in zip(shares, probs, strict=True)], axis=0))
 
 
+@given(weights, st.data(), st.floats(0.1, 3), st.floats(-3, 3))
+def test_powers_of_a_product_are_those_of_the_probabilities(counts, data, a, b):
+    others = data.draw(st.lists(st.integers(1, 9), min_size=len(counts), max_size=len(counts)))
+    p, q = np.array(counts) / sum(counts), np.array(others) / sum(others)
+    dist = product(categorical(counts), categorical(others), powers=[a, b])
+    assert_dist(dist, p**a * q**b / (p**a * q**b).sum())
+
+
+def test_a_power_of_0_leaves_a_distribution_out_and_one_below_0_divides():
+    first, second = Categorical([0.5, 0.5, 0.0]), Categorical([0.2, 0.8, 0.0])
+    assert_dist(product(first, Categorical([0.0, 0.0, 1.0]), powers=[2, 0]), [1, 1, 0])
+    assert_dist(product(first, second, powers=[1, -1]), [0.8, 0.2, 0])      # 0 / 0 is 0: the first does not give it
+    assert repr(product(first.top_k(1), second, powers=(1, -0.5))).endswith("}), powers=[1, -0.5])")
+    for dist in (product(first, second, powers=[1, -1]), product(first, second, powers=[1, 1])):
+        assert dist.recipe != product(first, second).recipe
+    with pytest.raises(ValueError, match=r"Categorical\(.*\) gives 1 probability 0, and power -1 makes that inf"):
+        product(first, Categorical([1.0, 0.0, 0.0]), powers=[1, -1]).log_probs()
+    with pytest.raises(Impossible, match=r"product\(.*\) has no value of positive probability"):
+        product(first, Categorical([0.0, 0.0, 1.0]), powers=[1, 0.5]).sample(np.random.default_rng(0))
+
+
 def test_a_mixture_leaves_out_what_has_no_share():
     assert_dist(mixture([Bernoulli(0.5), Bernoulli(1.0)], [0.0, 1.0]), [0, 1])
 
@@ -349,6 +370,9 @@ def test_far_apart_weights_neither_overflow_nor_vanish():
         (lambda: Uniform(0, 10**30), ValueError, "Uniform wants .* at most 100,000,000 of them"),
         (lambda: product(Bernoulli(0.5), Uniform(0, 3)), ValueError, "over different values"),
         (lambda: product(Geometric(0.5), Geometric(0.5)), TypeError, "finite support, not Geometric"),
+        (lambda: product(Bernoulli(0.5), powers=[1, 2]), ValueError, "2 powers for 1 distributions"),
+        (lambda: product(Bernoulli(0.5), powers=[0]), ValueError, "of no distributions: give a power that is not 0"),
+        (lambda: product(Bernoulli(0.5), powers=[math.inf]), ValueError, "each of the powers must be finite, not inf"),
         (lambda: mixture([Bernoulli(0.5)], [0.5, 0.5]), ValueError, "2 weights for 1 distributions"),
         (lambda: mixture([Bernoulli(0.5)], [0.5]), ValueError, "mixture: weights must sum to 1"),
         (lambda: mixture([Bernoulli(0.5), Uniform(0, 3)], [0.5, 0.5]), ValueError, "over different values"),

@@ -1,4 +1,4 @@
-"""Products and mixtures of finite distributions over the same values."""
+"""Products, powers and mixtures of finite distributions over the same values."""
 
 from __future__ import annotations
 
@@ -8,23 +8,62 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from llmppl import arguments
 from llmppl.distributions.finite import Finite
 from llmppl.distributions.standard import probabilities
+from llmppl.distributions.weights import Floats
 
 
-def product(*dists: Finite) -> Finite:
-    """The distribution proportional to the product of the probabilities (a product of experts; Hinton 2002).
+def product(*dists: Finite, powers: Sequence[float] | None = None) -> Finite:
+    """The distribution proportional to  prod_k dists[k](x) ** powers[k]: a product of experts (Hinton 2002).
 
     All must be Finite with the same support (for tokens: the same vocabulary), else a ValueError says which differ.
     Where no value is possible under all of them, sampling raises `Impossible`.
+
+    Parameters
+    ----------
+    powers : numbers, one for each distribution
+        1 if left out. One below 0 divides: `product(p, q, powers=[1, -0.5])` likes what p says and q does not. It is a
+        ValueError if q is 0 where the others are not. With 0 a distribution is left out.
     """
     first = _same_support("product", dists)
+    if powers is None:
+        parts, by, told = [(1.0, dist) for dist in dists], (), ""
+    else:
+        numbers = [arguments.finite("product: each of the powers", power) for power in powers]
+        if len(numbers) != len(dists):
+            raise ValueError(f"product got {len(numbers)} powers for {len(dists)} distributions")
+        parts = [(power, dist) for power, dist in zip(numbers, dists, strict=True) if power != 0.0]
+        by, told = tuple(numbers), f", powers=[{', '.join(f'{power:g}' for power in numbers)}]"
+    if not parts:
+        raise ValueError("product of no distributions: give a power that is not 0")
     return first.derive(
-        lambda: np.sum([dist.log_probs() for dist in dists], axis=0),
-        lambda name: f"product({', '.join(map(name, dists))})",
-        dists,
-        by=("product",),
+        lambda: _powered(parts),
+        lambda name: f"product({', '.join(map(name, dists))}{told})",
+        [dist for _, dist in parts],
+        by=("product", *by),
     )
+
+
+def _powered(parts: Sequence[tuple[float, Finite]]) -> Floats:
+    """sum_k power_k log p_k, where 0 to a power above 0 is 0, whatever it is divided by."""
+    total = np.zeros(len(parts[0][1].support))
+    for power, dist in parts:
+        if power > 0.0:
+            total += power * dist.log_probs()
+    possible = total > -np.inf
+    for power, dist in parts:
+        if power < 0.0:
+            log_probs = dist.log_probs()
+            infinite = np.flatnonzero(possible & (log_probs == -np.inf))
+            if len(infinite):
+                value = dist.support[int(infinite[0])]
+                raise ValueError(
+                    f"product: {dist.brief} gives {value!r} probability 0, and power {power:g} makes that infinite; "
+                    "mask in the others what it does not give"
+                )
+            total[possible] += power * log_probs[possible]
+    return total
 
 
 def mixture(dists: Sequence[Finite], weights: ArrayLike) -> Finite:
