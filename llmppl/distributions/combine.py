@@ -28,7 +28,7 @@ def product(*dists: Finite, powers: Sequence[float] | None = None) -> Finite:
     """
     first = _same_support("product", dists)
     if powers is None:
-        parts, by, told = [(1.0, dist) for dist in dists], (), ""
+        parts, by, told = [(1.0, dist) for dist in dists], tuple[float, ...](), ""
     else:
         numbers = [arguments.finite("product: each of the powers", power) for power in powers]
         if len(numbers) != len(dists):
