@@ -31,9 +31,12 @@ def check(
         raise typer.BadParameter("--grammar and --json-schema exclude each other: give one of them.")
     with show.plain_errors():
         kind = "grammar" if grammar else "json-schema" if json_schema else "regex"
-        reading = read(options.constraint(kind, pattern), text)
+        constraint = options.constraint(kind, pattern)
+        reading = read(constraint, text)
         line, caret = show.pointed(text, reading.length)
         if reading.length == len(text) and reading.complete:
+            if json_schema:
+                _demand_the_rest(constraint, text, line)
             typer.echo(f"{line}\ncomplete: it matches; {reading.expected}")
             return
         if reading.length < len(text):
@@ -41,8 +44,17 @@ def check(
         else:
             typer.echo(f"{line}\n{caret}\nonly the beginning of a match: {reading.expected}")
         if json_schema:
-            _say_what_differs(options.constraint(kind, pattern), text)
+            _say_what_differs(constraint, text)
         raise typer.Exit(1)
+
+
+def _demand_the_rest(schema: JsonSchema, text: str, line: str) -> None:
+    """What no mask holds of a schema, of a text that its masks let through."""
+    try:
+        schema.parse(text)
+    except ValueError as error:
+        typer.echo(f"{line}\nno match: its form is right, but {error}")
+        raise typer.Exit(1) from None
 
 
 def _say_what_differs(schema: JsonSchema, text: str) -> None:

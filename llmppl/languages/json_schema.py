@@ -26,6 +26,7 @@ from llmppl.exclusive import Turn, in_turn
 from llmppl.languages.json_shapes import Beyond
 from llmppl.languages.json_texts import JsonTexts
 from llmppl.masks import json_checks as checks
+from llmppl.masks import json_conditions as conditions
 from llmppl.masks import json_types, wording
 from llmppl.masks.constraint import Bools, Index, State, VocabularyLike, bytes_of, without_bytes
 from llmppl.masks.index import END, TokenIndex
@@ -58,6 +59,10 @@ class JsonSchema(Shared):
     have no fraction or exponent; a `format` must be met; the text has no whitespace around it. Wider: names that the
     schema does not list may repeat.
 
+    What no mask can hold (`not`, `oneOf` of schemas that overlap, `if`, `uniqueItems`, `contains`, `dependentRequired`
+    and their like) is left out of the masks, and asked of the finished text: `parse` refuses it where such a keyword
+    does not hold, and a particle with it dies. `warnings` says which these are, as jsonschema reads them.
+
     Parameters
     ----------
     schema : dict, bool, str of JSON, or a type
@@ -70,16 +75,17 @@ class JsonSchema(Shared):
         Between the tokens of JSON: a regex for what it matches, a blank or nothing if left out; False for nothing; True
         for any, as JSON has it, in which a model may go on for ever.
     lenient : bool
-        Pass over what llguidance does not know, instead of raising an error; `warnings` says what that was.
+        Read the schema as if formats that nobody knows, `$dynamicRef` and `$recursiveRef` were not in it, and names
+        near a keyword were meant, instead of raising an error; `warnings` says what that was.
 
     Raises
     ------
     ImportError
-        If llguidance is not installed, or for a type pydantic.
+        If llguidance is not installed, or for a type pydantic, or for what is asked of the finished text jsonschema.
     TypeError
         If it is a type of which pydantic has no schema.
     ValueError
-        If the schema is not JSON, is no schema, uses what llguidance does not know, has no instances as far as
+        If the schema is not JSON, is no schema, uses what nobody here knows, has no instances as far as
         llguidance can tell, or a part with infinite ones only, or is too deep or too large. Names the place and the
         keyword.
     """
@@ -102,7 +108,7 @@ class JsonSchema(Shared):
         if not isinstance(self.schema, (dict, bool)):
             raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(self.schema)}")
         self._given = f", whitespace={whitespace!r}" * (whitespace != BLANK) + ", lenient=True" * lenient
-        self._options: dict[str, Any] = {"lenient": True} if lenient else {}
+        self._options: dict[str, Any] = {}
         asked = self.schema.get("x-guidance", {}) if isinstance(self.schema, dict) else {}
         own = isinstance(asked, dict) and not asked.keys().isdisjoint(("whitespace_flexible", "whitespace_pattern"))
         if whitespace is not True and not (whitespace == BLANK and own):
@@ -110,16 +116,18 @@ class JsonSchema(Shared):
         misspelt = checks.misspelt(self.schema) if isinstance(self.schema, dict) else None
         if misspelt and not lenient:
             raise ValueError(f"JSON schema at {misspelt} (lenient=True passes over it)")
-        if message := self._error(self.schema):
-            raise ValueError(self._located(message))
+        known, passed_over = conditions.known(self.schema, _is_format) if lenient else (self.schema, [])
+        self.masked, left_out = self._weaker(known)
         if isinstance(self.schema, dict) and (place := checks.unproductive(self.schema)):
             raise ValueError(
                 f"JSON schema at {place}: every instance would be infinite, since it needs another one of the same "
                 f"kind inside; a choice that ends, such as anyOf with null, would work"
             )
-        self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {self._json(self.schema)}'
+        self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {self._json(self.masked)}'
         self.warnings: list[str] = LLMatcher.validate_grammar_with_warnings(self._grammar, limits=_limits())[1]
-        self.warnings += [misspelt] * bool(misspelt)
+        self.warnings += [misspelt] * bool(misspelt) + [f"{each} is passed over" for each in passed_over]
+        self.warnings += [f"{each} is asked of the finished text" for each in left_out]
+        self._failure = conditions.condition(known, _meets) if left_out else None
 
     def index(self, vocab: VocabularyLike) -> TokenIndex | JsonSchemaIndex:
         """Which tokens of a vocabulary may follow: of its automaton if it has one, else by llguidance."""
@@ -143,12 +151,33 @@ class JsonSchema(Shared):
             return None, str(error)
 
     def parse(self, text: str) -> Any:
-        """The value that a text writes: an object of the type, if the schema is that of one; a ValueError if none."""
-        return json.loads(text) if self.type is None else json_types.read(self.type, str(text), json=True)
+        """The value that a text writes, an object of the type if the schema is that of one.
+
+        A ValueError if it writes none, or a keyword that is no part of the masks does not hold.
+        """
+        try:
+            value = json.loads(text)
+        except RecursionError:
+            raise ValueError("the text is nested too deep to be read") from None
+        if self._failure and (failed := self._failure(value)):
+            raise ValueError(f"{failed} does not hold")
+        return value if self.type is None else json_types.read(self.type, str(text), json=True)
 
     def __repr__(self) -> str:
         text = json.dumps(self.schema)
         return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{self._given})"
+
+    def _weaker(self, schema: Any) -> tuple[Any, list[str]]:
+        """The strongest schema of those for masks that llguidance takes, and what is not in it."""
+        own = self._options
+        for weak, left_out, options in conditions.weaker(schema):
+            self._options = own | options
+            message = self._error(weak)
+            if not message:
+                return weak, left_out
+            if "nsatisfiable" in message:
+                break
+        raise ValueError(self._located(weak, message))
 
     def _error(self, schema: dict[str, Any] | bool) -> str:
         """What llguidance says against the schema, "" if nothing."""
@@ -164,15 +193,15 @@ class JsonSchema(Shared):
             return json.dumps(schema)
         return json.dumps(inside | {"x-guidance": _escapes() | given | self._options})
 
-    def _located(self, message: str) -> str:
+    def _located(self, schema: Any, message: str) -> str:
         """The message with its place: the innermost schema that has the error, and the keys without which it has not.
 
         llguidance does not tell, so parts of the schema are tried in its place, the first few hundred, or fewer of a
         large one.
         """
-        place, node = "#", self.schema if isinstance(self.schema, dict) else {}
+        place, node = "#", schema if isinstance(schema, dict) else {}
         shared = {key: node[key] for key in ("$defs", "definitions", "x-guidance") if key in node}
-        tries, most = itertools.count(), min(300, TRIES // len(json.dumps(self.schema)))
+        tries, most = itertools.count(), min(300, TRIES // len(json.dumps(schema)))
         inner: tuple[str, dict[str, Any]] | None = ("", node)
         while inner is not None:
             place, node = place + inner[0], inner[1]
@@ -341,6 +370,27 @@ def _llguidance() -> Any:
 
 def _limits() -> Any:
     return _llguidance().LLParserLimits(**LIMITS)
+
+
+def _is_format(name: str) -> bool:
+    try:
+        return bool(_format(name))
+    except ValueError:
+        return False
+
+
+def _meets(name: str, text: str) -> bool:
+    """Whether a text has a format, as masks have it; a ValueError if they know none of this name."""
+    index = _format(name)
+    try:
+        return index.accepts(index.after(json.dumps(text, ensure_ascii=False)))
+    except ValueError:                                  # no such text begins, or it is no Unicode
+        return False
+
+
+@functools.cache
+def _format(name: str) -> JsonSchemaIndex:
+    return JsonSchemaIndex(JsonSchema({"type": "string", "format": name}, whitespace=False), wording.BYTES)
 
 
 @functools.cache

@@ -86,6 +86,15 @@ class Index(Shared):
                 raise ValueError(f"tokens[{t}]: {error}") from None
         return out
 
+    def parse(self, text: str) -> Any:
+        """The object that a finished text stands for, by `parse` of the constraint or recognizer; else the text itself.
+
+        A ValueError, which says why, if the text is not to be taken after all: where a program ends a text so, it dies.
+        """
+        made_from = getattr(self, "constraint", None) or getattr(self, "recognizer", None)
+        read = getattr(made_from, "parse", str)
+        return read(text)
+
     def tokens_to_accept(self, state: State) -> float:
         """A lower bound of the tokens from `state` to one that accepts, an eos not counted; 0 if none is known."""
         return 0
@@ -100,7 +109,11 @@ class Index(Shared):
 
 
 class Constraint(Protocol):
-    """Anything that makes an index of itself: a Regex, a DFA, a Grammar, a JsonSchema, a class of your own."""
+    """Anything that makes an index of itself: a Regex, a DFA, a Grammar, a JsonSchema, a class of your own.
+
+    It may have `parse(text)`, the object that a finished text stands for. A text of which that raises a ValueError is
+    none of the constraint's, whatever the masks have let through.
+    """
 
     def index(self, vocab: VocabularyLike, /) -> Index: ...
 

@@ -20,7 +20,7 @@ MAX_DEPTH = 120                                     # of objects and arrays in o
 MAX_PROPERTIES = 5000                               # of one object; llguidance's time grows with their square
 MAX_VALUES = 2_000_000                              # of a schema: its keys, numbers, texts, objects and arrays
 DEFINITIONS = "$defs", "definitions"
-NAMED = *DEFINITIONS, "properties", "patternProperties", "dependentSchemas"     # they hold schemas by name
+NAMED = *DEFINITIONS, "properties", "patternProperties", "dependentSchemas", "dependentRequired", "dependencies"
 OPAQUE = "enum", "const", "default", "examples", "x-guidance"                   # what they hold is no schema
 KEYWORDS = frozenset(                               # that say what an instance is
     "$ref $defs definitions allOf anyOf oneOf not if then else dependentSchemas dependentRequired dependencies "
@@ -35,7 +35,6 @@ NOTES = frozenset(                                  # that say nothing of it, Op
     "nullable discriminator xml externalDocs x-guidance".split()
 )
 TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
-NO_SCHEMAS = "dependencies", "dependentRequired"    # they hold lists by name
 NEAR = 0.8                                          # likeness, by difflib, of a name and the keyword that was meant
 
 
@@ -84,7 +83,7 @@ def misspelt(schema: dict[str, Any]) -> str | None:
             near = difflib.get_close_matches(kind, TYPES, 1) if isinstance(kind, str) and kind not in TYPES else []
             if near:
                 return f"{place}, 'type': {kind!r} is no type: did you mean {near[0]!r}?"
-        places += [(place + way, part) for way, part in parts(node) if way.split("/")[1] in KEYWORDS - {*NO_SCHEMAS}]
+        places += [(place + way, part) for way, part in parts(node) if way.split("/")[1] in KEYWORDS]
     return None
 
 

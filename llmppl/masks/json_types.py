@@ -28,8 +28,14 @@ def schema_of(kind: Any) -> dict[str, Any]:
 
 def read(kind: Any, value: Any, *, json: bool) -> Any:
     """`value`, or the JSON text that it is, as an object of a type; a ValueError if it is none."""
+    from pydantic import ValidationError
+
     adapter = _of(kind)[0]
-    return adapter.validate_json(value) if json else adapter.validate_python(value)
+    try:
+        return adapter.validate_json(value) if json else adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(": ".join((".".join(map(str, first["loc"])), first["msg"])).removeprefix(": ")) from error
 
 
 def _of(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:

@@ -18,8 +18,18 @@ def name_of_constraint(constraint: Any) -> str:
     if not isinstance(constraint, Index):
         return name_of(constraint)
     made_from = getattr(constraint, "constraint", None) or getattr(constraint, "recognizer", constraint)
+    made_from = getattr(made_from, "constraint", made_from)
     whole = repr(made_from)
     return type(made_from).__name__ if len(whole) > MAX_NAME or whole.startswith("<") else whole
+
+
+def refusal(index: Index | None, text: str) -> str:
+    """Why a finished text, which its masks have let through, is not to be taken; "" if it is."""
+    try:
+        _ = None if index is None else index.parse(text)
+    except ValueError as error:
+        return f"{name_of_constraint(index)} refuses the finished text, larger N would try more of them: {error}"
+    return ""
 
 
 def under(rule: DecisionRule) -> str:

@@ -22,7 +22,7 @@ from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.languages import index_of
 from llmppl.lm import Context, TokenDistribution
 from llmppl.masks import Index
-from llmppl.models.causes import name_of_constraint, no_token
+from llmppl.models.causes import name_of_constraint, no_token, refusal
 from llmppl.runtime import mask_timer
 from llmppl.shared import Shared
 from llmppl.tokens import EOS, Text, Token, Vocabulary
@@ -106,8 +106,10 @@ class Extent:
         if self.index is not None and not self.index.accepts(state):
             return False
         if callable(self.until):
-            return arguments.truth("until", self.until, text)
-        return self.until in text if self.until is not None else self.index is not None
+            over = arguments.truth("until", self.until, text)
+        else:
+            over = self.until in text if self.until is not None else self.index is not None
+        return over and not refusal(self.index, text)
 
 
 def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> Span:
@@ -126,8 +128,11 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         if token is None:                               # it died, by hand and in no step
             break
         log_prob += dist.log_prob(token)
-        if token == EOS:
+        if token == EOS and not (refused := refusal(extent.index, text)):
             return Span(text, context, log_prob, "eos")
+        if token == EOS:
+            model._die("extend", f"extend: {refused}")
+            break
         text, context, num_tokens = text + token, context + token, num_tokens + 1
         state = extent.advance(state, token)
         if extent.constraint is not None and not arguments.truth("constraint", extent.constraint, text):

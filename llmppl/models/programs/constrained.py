@@ -17,7 +17,7 @@ from llmppl.distributions import Finite
 from llmppl.languages import JsonSchemaIndex, index_of
 from llmppl.lm import CachedTransformer, Context
 from llmppl.masks import Index, TokenIndex
-from llmppl.models.causes import name_of_constraint, no_token
+from llmppl.models.causes import name_of_constraint, no_token, refusal
 from llmppl.models.programs.program import Program, begin
 from llmppl.models.spans import must_end_by
 from llmppl.runtime import mask_timer
@@ -94,8 +94,23 @@ class ConstrainedText(Program):
                     self.state = self.index.advance(self.state, token)
             if self.constraint is not None:
                 self.condition(arguments.truth("constraint", self.constraint, self.s))
+        if self.finished and not self.cut:
+            self.condition(not refusal(self.index, self.s))
+
+    @property
+    def parsed(self) -> Any:
+        """The object that the text stands for, by `parse` of the constraint; the text itself if it has none.
+
+        A ValueError if the text has not ended.
+        """
+        if self.cut or not self.finished:
+            how = f"was cut after {self.num_tokens} tokens; complete=True wants an end" if self.cut else "has not ended"
+            raise ValueError(f"{str(self.s)[-40:]!r} is not parsed: the text {how}")
+        return str(self.s) if self.index is None else self.index.parse(self.s)
 
     def cause(self, verb: str) -> str | None:
+        if verb == "condition" and self.index is not None:
+            return refusal(self.index, self.s)
         if verb == "condition":
             return f"{name_of_constraint(self.constraint)} is false of the text"
         index, left = self.index, self.must_end_by - self.num_tokens

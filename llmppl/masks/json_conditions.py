@@ -1,0 +1,151 @@
+"""Conditions: what no mask can hold of a JSON schema, and how a finished text is asked for it.
+
+A mask says which tokens may follow, and cannot say whether two elements of an array will be equal, or of how many of
+two schemas the whole will be an instance. The one idea: a keyword that is too much for the mask is left out of its
+schema, by which instances are gained and none is lost, and the value that a finished text writes is put to the whole
+schema, which the package jsonschema reads. What stands inside `not`, `if` and the like goes with it: left out there, a
+keyword would lose instances.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+from llmppl.masks.json_checks import KEYWORDS, parts
+
+__all__ = ["condition", "known", "weaker"]
+
+UNMASKED = frozenset(                               # by llguidance, at any place
+    "not if then else uniqueItems contains minContains maxContains propertyNames unevaluatedItems "
+    "unevaluatedProperties dependencies dependentRequired dependentSchemas".split()
+)
+COUNTS = "minProperties", "maxProperties"           # masked where all properties that are named are required
+NAMES = "patternProperties", "additionalProperties"         # without the first the second would say more
+LOOK = re.compile(r"\(\?<?[=!]")                    # look-around, in a pattern
+DYNAMIC = "$dynamicRef", "$recursiveRef"
+
+
+def known(schema: Any, is_format: Callable[[str], bool]) -> tuple[Any, list[str]]:
+    """The schema without formats that are none and dynamic references, and these, with their places."""
+    return _without(schema, lambda node, key: key in DYNAMIC or (key == "format" and not is_format(str(node[key]))))
+
+
+def weaker(schema: Any) -> Iterator[tuple[Any, list[str], dict[str, bool]]]:
+    """Weaker and weaker schemas, each with the keywords that are not in it, and how llguidance is to read it.
+
+    The first is without what masks hold nowhere. In the second `oneOf` is read as `anyOf`, and counts as left out; the
+    third is without numbers of properties, the fourth without names by patterns and patterns that look around.
+    """
+    before: list[str] | None = None
+    for level in range(4):
+        weak, left_out = _without(schema, partial(_is_left_out, level))
+        if left_out != before:
+            yield weak, left_out, {"coerce_one_of": True} if level else {}
+        before = left_out
+
+
+def _is_left_out(level: int, node: dict[str, Any], key: str) -> bool:
+    if key == "pattern":
+        return level > 2 and LOOK.search(str(node[key])) is not None
+    by_pattern = NAMES if "patternProperties" in node else ()
+    return any(key in keys for keys in (UNMASKED, ("oneOf",), COUNTS, by_pattern)[: level + 1])
+
+
+def _without(schema: Any, leave_out: Callable[[dict[str, Any], str], bool]) -> tuple[Any, list[str]]:
+    """A copy without some keywords, and these with their places; what is inside of them is not looked at."""
+    left_out, rest = list[str](), copy.deepcopy(schema)
+    places = [("#", rest)] if isinstance(rest, dict) else []
+    for place, node in places:                      # grows
+        for key in [key for key in node if leave_out(node, key)]:
+            if (key, node[key]) != ("uniqueItems", False):
+                left_out.append(f"{place}, {key!r}")
+            if key != "oneOf":                      # which stays, to be read as anyOf
+                del node[key]
+        places += [(place + way, part) for way, part in parts(node) if way.split("/")[1] in KEYWORDS]
+    return rest, left_out
+
+
+def condition(schema: Any, meets: Callable[[str, str], bool]) -> Callable[[Any], str]:
+    """What says of a value which keyword of `schema` does not hold, and where; "" if all do.
+
+    Parameters
+    ----------
+    schema : dict
+    meets : callable
+        `meets(format, text)`: whether a text has a format. It raises a ValueError for one that it does not know.
+
+    Raises
+    ------
+    ImportError
+        If jsonschema is not installed.
+    ValueError
+        If jsonschema cannot read the schema.
+    """
+    try:
+        import jsonschema
+        from jsonschema_specifications import REGISTRY
+        from referencing.exceptions import Unresolvable
+    except ImportError as error:
+        raise ImportError(
+            "the schema has keywords that are checked where a text ends, by jsonschema: pip install "
+            "llmppl[json-schema]"
+        ) from error
+    latest, older = jsonschema.Draft202012Validator, jsonschema.Draft7Validator
+    draft = jsonschema.validators.validator_for(schema, default=latest)
+    try:
+        if draft is latest and not draft(draft.META_SCHEMA).is_valid(schema):
+            draft = older                           # that has arrays as `items`, say
+        draft.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"JSON schema at {_place(error.absolute_path)}: {error.message}") from None
+    readers = {**older.VALIDATORS, **latest.VALIDATORS}
+    missing = {key: readers[key] for key in UNMASKED & readers.keys() - draft.VALIDATORS.keys()}
+    if schema.get("x-guidance", {}).get("coerce_one_of"):
+        missing["oneOf"] = readers["anyOf"]
+    formats = jsonschema.FormatChecker(formats=())
+    for name in _values(schema, "format"):
+        meets(name, "")
+        formats.checks(name)(partial(_has_format, meets, name))
+    reader = jsonschema.validators.extend(draft, {**missing, "multipleOf": _multiple_of})
+    validator = reader(schema, registry=REGISTRY, format_checker=formats)
+    for ref in _values(schema, "$ref"):
+        try:
+            validator.evolve(schema={"$ref": ref}).is_valid(None)
+        except (Unresolvable, RecursionError):
+            raise ValueError(f"JSON schema: the $ref {ref!r} leads nowhere") from None
+
+    def failure(value: Any) -> str:
+        error = next(validator.iter_errors(value), None)
+        return f"{_place([*error.absolute_schema_path][:-1])}, {error.validator!r}" if error else ""
+
+    return failure
+
+
+def _has_format(meets: Callable[[str, str], bool], name: str, value: object) -> bool:
+    return not isinstance(value, str) or meets(name, value)
+
+
+def _multiple_of(validator: Any, divisor: float, value: Any, schema: Any) -> Iterator[Any]:
+    """Of decimals as they are written: as floats 0.3 is no multiple of 0.1."""
+    from jsonschema import ValidationError
+
+    if validator.is_type(value, "number") and math.isfinite(value) and Fraction(str(value)) % Fraction(str(divisor)):
+        yield ValidationError(f"{value} is not a multiple of {divisor}")
+
+
+def _values(schema: dict[str, Any], keyword: str) -> list[str]:
+    """The texts that a keyword has in a schema, at any place."""
+    nodes = [schema]
+    for node in nodes:                              # grows
+        nodes += [part for _, part in parts(node)]
+    return sorted({node[keyword] for node in nodes if isinstance(node.get(keyword), str)})
+
+
+def _place(path: Any) -> str:
+    return "#" + "".join(f"/{step}" for step in path)
