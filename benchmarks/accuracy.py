@@ -131,8 +131,8 @@ class Result:
 
 def constrained(lm: CachedTransformer, prompt: str, pattern: Any, max_tokens: int) -> Program:
     index = pattern.index(lm.vocab)
-    ahead = Lookahead(index, mean_next_token(lm.context(prompt), 300), max_tokens)
-    options: dict[str, Any] = {"max_tokens": max_tokens, "complete": True}
+    ahead = Lookahead(index, mean_next_token(lm.context(prompt), 300), max_tokens, "eos")
+    options: dict[str, Any] = {"max_tokens": max_tokens, "end": "eos"}
 
     def make(twisted: bool) -> Model:
         if twisted:

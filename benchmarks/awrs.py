@@ -62,7 +62,7 @@ def ours(program: Program, N: int, k: int | None) -> Prepared:
     def prepare(seed: int) -> Callable[[], float]:
         lm = CachedTransformer(program.lm.model, program.lm.vocab)
         context = context_of(lm, program.prompt)
-        model = ConstrainedText(lm, context, program.index, max_tokens=program.max_tokens, complete=True)
+        model = ConstrainedText(lm, context, program.index, max_tokens=program.max_tokens, end="eos")
         return lambda: float(inference(model, N, k, seed=seed, progress=False).log_ml)
 
     return prepare

@@ -55,7 +55,7 @@ class Writer(ConstrainedText):
     def __init__(self, context: Any, task: Task, index: Any, how: str, rule: Rule) -> None:
         bound = how not in ("free", "most")
         super().__init__(
-            context.lm, context, index if bound else None, max_tokens=task.max_tokens, complete=bound, rule=rule
+            context.lm, context, index if bound else None, max_tokens=task.max_tokens, end="eos", rule=rule
         )
         self.admits, self.how, self.log_prob = task.admits, how, 0.0
 

@@ -91,7 +91,7 @@ class Direct(Model):
         self.context = asked(lm, question, reasoning=False)
 
     def step(self):
-        self.s += self.extend(self.context, constraint=NUMBER, max_tokens=4, complete=True, rule=RULE).text
+        self.s += self.extend(self.context, constraint=NUMBER, max_tokens=4, rule=RULE).text
         self.finish()
 
 
@@ -117,13 +117,13 @@ class Reasoned(Model):
 
     def step(self):
         if not self.left:
-            span = self.extend(self.context, constraint=LEFT, max_tokens=MOST, complete=True, rule=RULE)
+            span = self.extend(self.context, constraint=LEFT, max_tokens=MOST, rule=RULE)
             self.left, more = span.text, rest(span.text)
             self.condition(more is not None)
             self.observe(self.transformer(span.context).string(), more)
             self.context = span.context + more
         else:
-            self.s += self.extend(self.context, constraint=NUMBER, max_tokens=4, complete=True, rule=RULE).text
+            self.s += self.extend(self.context, constraint=NUMBER, max_tokens=4, rule=RULE).text
             self.finish()
 
 

@@ -2,46 +2,36 @@
 
 The listings of Willard & Louf 2023, Sec. 3: yes or no, a year, an IP address, and a name for a variable at
 temperature 0.1 (with several bounds on its length, one run each). Each question is continued for 30 tokens as the model
-likes, and in the language of a regular expression. A guided answer ends where nothing can follow, without asking the
-model for EOS, which a writer of stories hardly gives after one word.
+likes, and in the language of a regular expression. A guided answer ends where the model leaves the language, or nothing
+can follow, without asking for EOS, which a writer of stories hardly gives after one word.
 
 What to look for: the guided answer has the form that was asked for, whatever the model knows. The embedded model knows
 nothing of the questions and has seen few digits: form is not content, and log Z-hat says how far from the form the
-model would have been by itself. The name does not end within any of the bounds, and is cut.
+model would have been by itself.
 
     Is 1+1=2?
-      unguided  '63 60 English,000 or sixty share ordinaryies. That 1873,6443 and killed.' [cut]
+      unguided  'cipricadiat."'
       guided    'Yes'  (log Z-hat -1.1)
 
     In what year was Noam Chomsky born?
-      unguided  "He couldn't look any more, and there was no matter how much before they came to a warely little ...
-      guided    ' 1911'  (log Z-hat -21.7)
+      unguided  'It might have gone far."'
+      guided    ' 1913'  (log Z-hat -21.3)
 
     What is the IP address of the Google DNS servers?
-      unguided  'Yes, they are stadiving; they are both very little informed with a thousand more rendered people, ...
-      guided    '6.2.30.30'  (log Z-hat -17.4)
+      unguided  "Yes, mixture. Yes, you can praise you, father; but you must not rejoice till all I'm satisfied," [cut]
+      guided    '43.00.242.000'  (log Z-hat -17.3)
 
     What is a good Python variable name? (temperature 0.1)
-      unguided     'Yes, I am sure you are a good man. I am a good man, and I am a good man. I am a good man,' [cut]
-      at most 1    'Yes' [cut]
-      at most 2    'Yesterday' [cut]
-      at most 4    'Yesterdayington' [cut]
-      at most 8    'Yesterdayingtoningtonship' [cut]
+      unguided     'Yes, I am sure you are a very good-looking man, and I am a very good-looking man, and I ...' [cut]
+      at most 1    'Yes'
+      at most 2    'Yes'
+      at most 4    'Yes'
+      at most 8    'Yes'
 """
 
 import argparse
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, Rule, smc_steer
-
-
-class Guided(ConstrainedText):
-    """Text that matches, up to where the match can only end."""
-
-    def step(self):
-        super().step()
-        if not self.finished and not self.index.next_bytes(self.state):
-            self.finish()
-
 
 BYTE = r"(25[0-5]|2[0-4]\d|[01]?\d\d?)"
 QUESTIONS = [
@@ -69,7 +59,7 @@ def main():
     lm = CachedTransformer.from_pretrained(args.lm)
     for question, pattern in QUESTIONS:
         unguided = smc_steer(ConstrainedText(lm, question, max_tokens=num_tokens), 1, 1, seed=args.seed)
-        guided = smc_steer(Guided(lm, question, Regex(pattern), max_tokens=30, complete=True), N, K, seed=args.seed)
+        guided = smc_steer(ConstrainedText(lm, question, Regex(pattern), max_tokens=30), N, K, seed=args.seed)
         print(f"\n{question.strip()}")
         print(f"  unguided  {shown(unguided)}")
         print(f"  guided    {shown(guided)}  (log Z-hat {guided.log_ml:.1f})")

@@ -59,7 +59,7 @@ def main():
         return print(error)
     lm = CachedTransformer.from_pretrained(args.lm)
     for prompt in PROMPTS:
-        program = ConstrainedText(lm, prompt, schema, max_tokens=80, complete=True)
+        program = ConstrainedText(lm, prompt, schema, max_tokens=80)
         posterior = smc_steer(program, N, K, seed=args.seed)
         print(f"{prompt}  log Z-hat {posterior.log_ml:.1f}, {len(posterior)} particles")
         for text in sorted({particle.s for particle in posterior})[:3]:

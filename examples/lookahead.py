@@ -99,10 +99,10 @@ class Planned(Model):
 
 
 class Constrained(ConstrainedText):
-    """Text in the language of an automaton, at its end by EOS in time; `guide(particle)` is the twist."""
+    """Text in the language of an automaton, complete in time; `guide(particle)` is the twist."""
 
     def __init__(self, lm, index, num_tokens, guide=None):
-        super().__init__(lm, STORY, index, max_tokens=num_tokens, complete=True)
+        super().__init__(lm, STORY, index, max_tokens=num_tokens)
         self.guide = guide
 
     def step(self):

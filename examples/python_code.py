@@ -51,7 +51,7 @@ def main():
 
     lm, grammar = CachedTransformer.from_pretrained(args.lm), Grammar(GRAMMAR)
     for prompt in PROMPTS:
-        program = ConstrainedText(lm, prompt, grammar, max_tokens=num_tokens, complete=True, rule=Rule(temperature=0.8))
+        program = ConstrainedText(lm, prompt, grammar, max_tokens=num_tokens, rule=Rule(temperature=0.8))
         posterior = smc_steer(program, N, K, seed=args.seed)
         print(f"{prompt.strip()}  (log Z-hat {posterior.log_ml:.1f})")
         for text in sorted({particle.s for particle in posterior})[:4]:

@@ -53,7 +53,7 @@ def main():
 
     lm, grammar = CachedTransformer.from_pretrained(args.lm), Grammar(GRAMMAR)
     for question in QUESTIONS:
-        program = ConstrainedText(lm, question, grammar, max_tokens=num_tokens, complete=True)
+        program = ConstrainedText(lm, question, grammar, max_tokens=num_tokens)
         posterior = smc_steer(program, N, K, seed=args.seed)
         weights = {}
         for particle, weight in zip(posterior, posterior.weights, strict=True):

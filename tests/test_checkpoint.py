@@ -90,7 +90,7 @@ def test_a_run_that_is_interrupted_at_any_step_ends_as_it_would_have(program, ru
 
 
 def constrained(lm, **options):
-    return ConstrainedText(lm, "a", Regex("(a|bc|d)*"), max_tokens=10, **options)
+    return ConstrainedText(lm, "a", Regex("(a|bc|d)*"), end="eos", complete=False, max_tokens=10, **options)
 
 
 def test_what_was_computed_is_not_computed_again_but_for_the_contexts_of_the_particles(tmp_path):
@@ -261,7 +261,8 @@ def logits(ids):
 
 def run(delay, **how):
     lm = cold_lm() if transformer else CachedTransformer(logits, Vocabulary([b"a", b"b", b"c", b" ", b"d", b""], [5]))
-    program = ConstrainedText(lm, "a", Regex("(a|bc|d)*"), min_tokens=15, max_tokens=25)
+    bounds = {"min_tokens": 15, "max_tokens": 25, "complete": False}
+    program = ConstrainedText(lm, "a", Regex("(a|bc|d)*"), end="eos", **bounds)
     particles = smc_steer(program, 4, 3, seed=5, on_step=lambda step: time.sleep(delay), progress=False, **how)
     each = [(str(p), list(map(int, p.context.tokens)), p.log_weight, p.finished, p.cut) for p in particles]
     steps = [float(x) for step in particles.steps for x in (step.ess, step.log_ml, *step.candidate_log_weights)]

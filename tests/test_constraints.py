@@ -90,7 +90,7 @@ def test_an_automaton_of_interegular_is_a_constraint(pattern):
         if text.encode() == data and re.fullmatch(pattern, text):
             expected.add(data)
     assert texts_of(index, 3) == expected
-    program = ConstrainedText(tiny_lm(4), "a", fsm, max_tokens=2)
+    program = ConstrainedText(tiny_lm(4), "a", fsm, max_tokens=3)
     assert isinstance(program.index, TokenIndex)
 
 
@@ -118,7 +118,7 @@ def test_a_class_of_ones_own_makes_its_own_index_and_the_rest_has_defaults():
     with pytest.raises(ValueError, match=r"tokens\[1\]: token 0 cannot follow"):
         index.masks([0, 0])
     assert index.tokens_to_accept(0) == 0 and index.mask_within(0, 1).tolist() == index.mask(0).tolist()
-    posterior = smc_steer(ConstrainedText(tiny_lm(4), "a", Turns(), max_tokens=8, complete=True), 4, 2, seed=0)
+    posterior = smc_steer(ConstrainedText(tiny_lm(4), "a", Turns(), max_tokens=8), 4, 2, seed=0)
     assert len(posterior) and all(re.fullmatch("(ab)*a?", particle.s) and len(particle.s) > 2 for particle in posterior)
 
 

@@ -272,8 +272,8 @@ class InTime(ConstrainedText):
     """A regex that must end within three tokens, with a twist that knows how probable that is under another."""
 
     def __init__(self) -> None:
-        super().__init__(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, complete=True)
-        self.ahead = Lookahead(self.index, mean_next_token(tiny_lm(V).context("c"), 30), 3)
+        super().__init__(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, end="eos")
+        self.ahead = Lookahead(self.index, mean_next_token(tiny_lm(V).context("c"), 30), 3, "eos")
 
     def step(self) -> None:
         super().step()
@@ -393,7 +393,7 @@ class Filled(Model):
     def step(self) -> None:
         span = self.extend(tiny_lm(V).context("c"), until="b", max_tokens=2)
         self.condition(span.ended != "eos")
-        value = self.extend(span.context, constraint=Regex("a*(b|c)"), max_tokens=3, complete=True)
+        value = self.extend(span.context, constraint=Regex("a*(b|c)"), max_tokens=3)
         self.observe(self.transformer(value.context), C)
         self.s += f"{span.text}|{value.text}"
         self.finish()
@@ -509,6 +509,7 @@ def in_schema() -> dict[str, float]:
 
 HOLES = {"lengths": Geometric(0.6, max_value=2)}
 PROMPTS = ["a", "b", "c a"]
+NESTED = 'start: "a" start "b" | "c"'
 CASES = {
     "predicate": Case(lambda: ConstrainedText(tiny_lm(V), "a", no_doubles, max_tokens=4), lambda: constrained(False)),
     "mask": Case(
@@ -529,18 +530,19 @@ CASES = {
         lambda: PromptIntersection(tiny_lm(V), PROMPTS, proposal="first", until="c", max_tokens=4), intersected
     ),
     "regex": Case(
-        lambda: ConstrainedText(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=4), lambda: matched(in_regex, 4, False)
+        lambda: ConstrainedText(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=4, complete=False, end="eos"),
+        lambda: matched(in_regex, 4, False),
     ),
     "regex that must end": Case(
-        lambda: ConstrainedText(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, complete=True),
+        lambda: ConstrainedText(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, end="eos"),
         lambda: matched(in_regex, 3, True),
     ),
     "grammar": Case(
-        lambda: ConstrainedText(tiny_lm(V), "a", Grammar('start: "a" start "b" | "c"'), max_tokens=4),
+        lambda: ConstrainedText(tiny_lm(V), "a", Grammar(NESTED), max_tokens=4, complete=False, end="eos"),
         lambda: matched(in_grammar, 4, False),
     ),
     "JSON schema": Case(
-        lambda: ConstrainedText(json_lm(), "[", JsonSchema(JSON_PAIR), max_tokens=5, complete=True), in_schema
+        lambda: ConstrainedText(json_lm(), "[", JsonSchema(JSON_PAIR), max_tokens=5, end="eos"), in_schema
     ),
     "where, alone": Case(lambda: Where(where_alone), without_doubles),
     "where, of another distribution": Case(lambda: Where(where_of_another), without_doubles),

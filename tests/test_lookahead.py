@@ -28,27 +28,42 @@ def index_of(pattern=PATTERN):
     return Regex(pattern).index(tiny_vocab(V))
 
 
-def mass_by_hand(pattern, before, left):
-    """The sum over all sequences of at most `left` tokens after the text `before`, and EOS."""
-    ended = (ids for ids in texts_of(V, left + 1) if ids[-1] == END)
-    return sum(math.prod(PROBS[i] for i in ids) for ids in ended if re.fullmatch(pattern, before + spelled(ids)))
+def mass_by_hand(pattern, begins, before, left, end):
+    """The sum over all sequences of at most `left` tokens after the text `before`, and what must come after them."""
+
+    def ending(text):
+        leaves = [i for i in range(V) if i == END or not re.fullmatch(begins, text + spelled([i]))]
+        return {"eos": PROBS[END], "prefix": 1.0, "boundary": sum(PROBS[leaves])}[end]
+
+    texts = (ids for ids in texts_of(V, left + 1) if ids[-1] == END)
+    ended = [ids[:-1] for ids in texts if re.fullmatch(pattern, before + spelled(ids))]
+    return sum(math.prod(PROBS[i] for i in ids) * ending(before + spelled(ids)) for ids in ended)
 
 
-@pytest.mark.parametrize("pattern", [PATTERN, "a*b", "(a|b|c| )*d|abab", "ab"])
-def test_log_mass_is_the_log_of_the_sum_over_all_texts_that_end_in_time(pattern):
-    ahead = Lookahead(index_of(pattern), dist_of(PROBS), max_tokens=4)
+@pytest.mark.parametrize("end", ["eos", "prefix", "boundary"])
+@pytest.mark.parametrize(
+    "pattern, begins",
+    [
+        (PATTERN, "(ab|b)*c?( a?)?|(ab|b)*a"),
+        ("a*b", "a*b?"),
+        ("(a|b|c| )*d|abab", "(a|b|c| )*"),             # d is in no token
+        ("ab", "(ab?)?"),
+    ],
+)
+def test_log_mass_is_the_log_of_the_sum_over_all_texts_that_end_in_time(pattern, begins, end):
+    ahead = Lookahead(index_of(pattern), dist_of(PROBS), 4, end)
     for before in ("", "a", "ab", "abb", "ababc"):
         try:
             state = ahead.index.after(before)
             found = [ahead.log_mass(state, left) for left in range(5)]
         except ValueError:                              # the text begins no string of the language
             continue
-        expected = [mass_by_hand(pattern, before, left) for left in range(5)]
+        expected = [mass_by_hand(pattern, begins, before, left, end) for left in range(5)]
         np.testing.assert_allclose(np.exp(found), expected, rtol=1e-12, atol=0)
 
 
 def test_log_mass_is_what_a_simulation_of_the_distribution_finds():
-    ahead, rng, runs = Lookahead(index_of(), dist_of(PROBS), max_tokens=8), np.random.default_rng(0), 20_000
+    ahead, rng, runs = Lookahead(index_of(), dist_of(PROBS), 8, "eos"), np.random.default_rng(0), 20_000
     drawn = rng.choice(V, size=(runs, 9), p=PROBS)
     hits = 0
     for ids in drawn.tolist():
@@ -67,14 +82,14 @@ def test_log_mass_grows_with_the_tokens_left_and_is_zero_after_EOS_and_minus_inf
 
 def test_a_text_of_hundreds_of_rare_tokens_does_not_underflow():
     probs = np.array([1e-9, 0.2, 0.2, 0.2, 0.2, 0.2 - 1e-9])
-    ahead = Lookahead(index_of("a{300}"), dist_of(probs), max_tokens=300)
+    ahead = Lookahead(index_of("a{300}"), dist_of(probs), 300, "eos")
     expected = 300 * math.log(1e-9) + math.log(probs[END])
     assert ahead.log_mass(ahead.index.start, 300) == pytest.approx(expected, rel=1e-9)
 
 
 def test_several_eos_ids_add_up():
     vocab = Vocabulary([b"a", b"", b""], eos_ids=[1, 2])
-    ahead = Lookahead(Regex("a").index(vocab), dist_of([0.5, 0.2, 0.3], vocab), max_tokens=1)
+    ahead = Lookahead(Regex("a").index(vocab), dist_of([0.5, 0.2, 0.3], vocab), 1, "eos")
     assert math.exp(ahead.log_mass(ahead.index.start, 1)) == pytest.approx(0.5 * 0.5)
 
 
@@ -92,7 +107,7 @@ def test_copies_of_a_lookahead_are_the_table_itself():
         (lambda: Lookahead(index_of(), dist_of([0.5, 0.5], OTHER), 3), ValueError, "another vocabulary"),
         (lambda: Lookahead(index_of(), dist_of(PROBS), -1), ValueError, "at least 0, not -1"),
         (lambda: Lookahead(index_of("abab"), dist_of(PROBS), 1), ValueError, "every text of at most 1 tokens"),
-        (lambda: Lookahead(index_of(), dist_of([0.2] * 5 + [0.0]), 3), ValueError, "probability 0 to every text"),
+        (lambda: Lookahead(index_of(), dist_of([0.2] * 5 + [0.0]), 3, "eos"), ValueError, "probability 0 to every"),
         (
             lambda: Lookahead(Grammar('start: "a" start "b" | "c"').index(tiny_vocab(V)), dist_of(PROBS), 3),
             TypeError,

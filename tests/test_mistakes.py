@@ -150,7 +150,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 def test_a_schema_that_cannot_end_in_time_is_told_once_with_its_bound_and_what_helps():
     lm = letters('{"n":1}')
     posterior = importance_sampling(
-        ConstrainedText(lm, '"', JsonSchemaIndex(JsonSchema(SCHEMA), lm.vocab), complete=True, max_tokens=4), 8, seed=0
+        ConstrainedText(lm, '"', JsonSchemaIndex(JsonSchema(SCHEMA), lm.vocab), max_tokens=4), 8, seed=0
     )
     name = "JsonSchema" if len(repr(JsonSchema(SCHEMA))) > 48 else repr(JsonSchema(SCHEMA))
     said = f"{name} cannot end within max_tokens=4: give room, or bound its strings, numbers and arrays (maxLength, "
@@ -167,7 +167,7 @@ def test_a_schema_that_cannot_end_in_time_is_told_once_with_its_bound_and_what_h
     [
         (lambda: ConstrainedText(never(B), "a", Regex("b")), "no token that Regex('b') allows has positive prob"),
         (
-            lambda: ConstrainedText(never(B), "a", Regex("b|abc"), complete=True, max_tokens=1),
+            lambda: ConstrainedText(never(B), "a", Regex("b|abc"), max_tokens=1),
             "no token that Regex('b|abc') allows to end in time has positive probability",
         ),
         (lambda: ConstrainedText(LM, "a", Regex("b"), min_tokens=3), "Regex('b') can only end before min_tokens=3"),

@@ -36,7 +36,7 @@ V = 6
 A, B, C, SPACE, AB, END = range(6)
 PATTERN = r"(ab|c)+d?| a?"                              # "d" is in no token
 NESTED = 'start: "a" start "b" | "c"'
-ENDS = {"complete": True, "max_tokens": 4}
+ENDS = {"end": "eos", "max_tokens": 4}
 
 
 class EvenLength:
@@ -146,7 +146,7 @@ def test_eos_is_drawn_only_where_the_text_is_complete(name):
 
 def test_cut_marks_a_text_that_max_tokens_ended_and_leaves_the_others():
     lm = tiny_lm(V)
-    posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("(ab|c)+"), max_tokens=2))
+    posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("(ab|c)+"), complete=False, max_tokens=2))
     for particle in posterior:
         assert particle.cut == (particle.num_tokens == 2)
         assert particle.cut or re.fullmatch("(ab|c)+", particle.s)
@@ -156,18 +156,18 @@ def test_cut_marks_a_text_that_max_tokens_ended_and_leaves_the_others():
 
 def test_the_last_token_and_the_bound_fit_exactly():
     lm = tiny_lm(V)
-    posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("cc|aaaa"), complete=True, max_tokens=2))
+    posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("cc|aaaa"), max_tokens=2))
     assert {particle.s for particle in posterior} == {"cc"}
-    one = enumerate_exact(ConstrainedText(lm, "a", Regex("ab"), complete=True, max_tokens=1))
+    one = enumerate_exact(ConstrainedText(lm, "a", Regex("ab"), max_tokens=1))
     assert [particle.s for particle in one] == ["ab"]
 
 
 def test_an_end_that_cannot_come_in_time_is_refused_with_the_shortest():
     lm = tiny_lm(V)
     with pytest.raises(ValueError, match=r"Regex\('cccc'\).*no text ends within max_tokens=3, the shortest takes 4"):
-        ConstrainedText(lm, "a", Regex("cccc"), complete=True, max_tokens=3)
+        ConstrainedText(lm, "a", Regex("cccc"), max_tokens=3)
     with pytest.raises(ValueError, match="the shortest takes 5 tokens"):
-        ConstrainedText(lm, "a", Grammar('start: "a" "a" "a" "a" "c"'), complete=True, max_tokens=4)
+        ConstrainedText(lm, "a", Grammar('start: "a" "a" "a" "a" "c"'), max_tokens=4)
 
 
 def test_a_text_that_must_be_complete_has_a_bound():
@@ -255,7 +255,7 @@ def test_a_bool_of_numpy_is_an_answer_and_a_length_is_none():
         (lambda lm: ConstrainedText(lm, "a", completed=True), "did you mean complete"),
         (lambda lm: Infilling(lm, "a[BLANK]b", lenghts=None), "Infilling takes no lenghts: did you mean lengths"),
         (lambda lm: PromptIntersection(lm, ["a"], rules=Rule()), "did you mean rule"),
-        (lambda lm: ConstrainedText(lm, "a", wobble=1), "takes no wobble: it takes complete, mask, max_tokens, m"),
+        (lambda lm: ConstrainedText(lm, "a", wobble=1), "takes no wobble: it takes complete, end, mask, max_to"),
     ],
 )
 def test_a_mistyped_option_is_told_what_was_meant(make, meant):
@@ -336,7 +336,7 @@ def test_min_tokens_holds_beside_a_constraint():
 
 def test_the_target_is_that_of_throwing_away_what_does_not_fit():
     """With the distribution tempered and cut as well."""
-    options = {"rule": Rule(temperature=1.5, top_k=4), **ENDS}
+    options = {"rule": Rule(temperature=1.5, top_k=4), "complete": True, **ENDS}
     free = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", **options)))
     held = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex(PATTERN), **options)))
     assert held == pytest.approx({text: w for text, w in free.items() if re.fullmatch(PATTERN, text)}, rel=1e-9)
@@ -349,14 +349,14 @@ def test_the_target_is_that_of_throwing_away_what_does_not_fit():
     "pattern", [r" [0-9]{1,3} years old\.", r"( [a-z]+){2,4}[.!]", r"(?i) (yes|no)", r" [^\W\d]\w{0,6}", " é+ 日本?"]
 )
 def test_texts_of_the_embedded_model_match_as_re_says(embedded, pattern):
-    program = ConstrainedText(embedded, "Tim was", Regex(pattern), complete=True, max_tokens=14)
+    program = ConstrainedText(embedded, "Tim was", Regex(pattern), max_tokens=14)
     posterior = smc_steer(program, 4, 2, seed=0)
     assert len(posterior) and all(re.fullmatch(pattern, particle.s) for particle in posterior)
 
 
 def test_texts_of_the_embedded_model_are_parsed_by_lark(embedded):
     grammar = Grammar('start: " " NAME ("," " " NAME)* [" and " NAME] "."\nNAME: /[A-Z][a-z]+/\n')
-    posterior = smc_steer(ConstrainedText(embedded, "They met", grammar, complete=True, max_tokens=12), 4, 2, seed=0)
+    posterior = smc_steer(ConstrainedText(embedded, "They met", grammar, max_tokens=12), 4, 2, seed=0)
     assert len(posterior)
     for particle in posterior:
         grammar.lark.parse(particle.s)
@@ -364,7 +364,7 @@ def test_texts_of_the_embedded_model_are_parsed_by_lark(embedded):
 
 def test_texts_of_the_embedded_model_are_json(embedded):
     for prompt in ("Lily said: ", "List: "):
-        program = ConstrainedText(embedded, prompt, json_grammar(), complete=True, max_tokens=12)
+        program = ConstrainedText(embedded, prompt, json_grammar(), max_tokens=12)
         posterior = smc_steer(program, 4, 2, seed=0)
         assert len(posterior)
         for particle in posterior:
@@ -375,7 +375,7 @@ def test_texts_of_the_embedded_model_are_instances_of_a_schema(embedded):
     pytest.importorskip("llguidance")
     schema = JsonSchema({"type": "array", "items": {"enum": [1, "two", None]}, "minItems": 1, "maxItems": 3})
     prompt = 'The list was [1,"two",null]. The list was '
-    posterior = smc_steer(ConstrainedText(embedded, prompt, schema, complete=True, max_tokens=40), 6, 3, seed=0)
+    posterior = smc_steer(ConstrainedText(embedded, prompt, schema, max_tokens=40), 6, 3, seed=0)
     assert len(posterior)
     for particle in posterior:
         found = json.loads(particle.s)

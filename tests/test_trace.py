@@ -457,4 +457,4 @@ def test_statements_of_ready_made_programs_are_told_in_words():
 
     told = statements(Mine(lm, "a", Regex("a|b c"), max_tokens=4))
     assert any(re.fullmatch(r"score \(test_trace\.py, line \d+\)", each) for each in told)
-    assert "Regex('a|b c')" in told
+    assert "Regex('a|b c') and an end within max_tokens=4" in told

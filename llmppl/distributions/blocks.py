@@ -64,6 +64,10 @@ class Table(ABC):
     def masked(self, mask: Mask) -> Table:
         """The log-weights where `mask`, (n,) bool, holds, and -inf elsewhere."""
 
+    def put(self, index: int, log_weight: float) -> Table:
+        """The log-weights with another one in place of a -inf."""
+        return PutTable(self, index, log_weight)
+
     @property
     def log_total(self) -> float:
         """The log of the sum of all weights."""
@@ -189,6 +193,51 @@ class ArrayTable(Table):
         return ArrayTable(self.array, mask if self.mask is None else self.mask & mask, self._base or self)
 
 
+class PutTable(Table):
+    """The log-weights of `base`, which may be on a device, but for the one at `index`, where `base` has -inf."""
+
+    def __init__(self, base: Table, index: int, log_weight: float) -> None:
+        self.base, self.index, self.log_weight = base, index, log_weight
+        self.nbytes = base.nbytes
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    @property
+    def log_sums(self) -> Floats:
+        log_sums = self._log_sums
+        if log_sums is None:
+            log_sums = self.base.log_sums.copy()
+            block = self.index // BLOCK
+            log_sums[block] = np.logaddexp(log_sums[block], self.log_weight)
+            self._log_sums = log_sums
+        return log_sums
+
+    def read(self, blocks: Ints) -> Floats:
+        log_weights = self.base.read(blocks)
+        for row, block in zip(log_weights, blocks.tolist(), strict=True):
+            self.patch(row, block)
+        return log_weights
+
+    def patch(self, log_weights: Floats, block: int) -> None:
+        """Put it into what was read of a block of `base`."""
+        if block == self.index // BLOCK:
+            log_weights[self.index % BLOCK] = self.log_weight
+
+    def at(self, index: int) -> float:
+        return self.log_weight if index == self.index else self.base.at(index)
+
+    def whole(self, log_scale: float = 0.0) -> Floats:
+        log_weights = self.base.whole(log_scale).copy()
+        log_weights[self.index] = self.log_weight - log_scale
+        log_weights.setflags(write=False)
+        return log_weights
+
+    def masked(self, mask: Mask) -> Table:
+        base = self.base.masked(mask)
+        return PutTable(base, self.index, self.log_weight) if mask[self.index] else base
+
+
 @functools.lru_cache(maxsize=64)
 def _starts(size: int) -> Ints:
     """Where the blocks of `size` values begin."""
@@ -213,22 +262,31 @@ def _scratch_of(size: int) -> Floats:
 def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
     """(m, BLOCK) log-weights: of each of (m,) tables, by its place in `tables`, one block."""
     log_weights = np.empty((len(rows), BLOCK))
-    for owner, places in _by_owner(tables, rows):
+    bases = _bases(tables)
+    for owner, places in _by_owner(bases, rows):
         if owner is None:
             for place in places.tolist():
-                log_weights[place] = tables[rows[place]].read(blocks[place : place + 1])
+                log_weights[place] = bases[rows[place]].read(blocks[place : place + 1])
         else:
             pairs = zip(rows[places].tolist(), blocks[places].tolist(), strict=True)
-            log_weights[places] = owner.read([(tables[row], block) for row, block in pairs])
+            log_weights[places] = owner.read([(bases[row], block) for row, block in pairs])
+    put = {i: table for i, table in enumerate(tables) if isinstance(table, PutTable)}
+    for place in np.flatnonzero(np.isin(rows, [*put])).tolist():
+        put[rows[place]].patch(log_weights[place], blocks[place])
     return log_weights
 
 
 def values_at(tables: Sequence[Table], rows: Ints, indices: Ints) -> Floats:
     """(m,) log-weights: of each of (m,) tables, by its place in `tables`, one value."""
-    for owner, places in _by_owner(tables, rows):
+    bases = _bases(tables)
+    for owner, places in _by_owner(bases, rows):
         if owner is not None:                           # which then knows them
-            owner.look_up([(tables[rows[i]], int(indices[i])) for i in places.tolist()])
+            owner.look_up([(bases[rows[i]], int(indices[i])) for i in places.tolist()])
     return np.array([tables[row].at(index) for row, index in zip(rows.tolist(), indices.tolist(), strict=True)])
+
+
+def _bases(tables: Sequence[Table]) -> list[Table]:
+    return [table.base if isinstance(table, PutTable) else table for table in tables]
 
 
 def _by_owner(tables: Sequence[Table], rows: Ints) -> list[tuple[Any, Ints]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmppl.arguments import shown
-from llmppl.distributions import Finite, Floats, Table
+from llmppl.distributions import Finite, Floats, Mask, Table
 from llmppl.tokens import EOS, Vocabulary
+
+ENDS = "eos", "prefix", "boundary"                      # what may come after a text
 
 
 class TokenDistribution(Finite):
@@ -18,6 +22,37 @@ class TokenDistribution(Finite):
     """
 
     support: Vocabulary
+    _with_end: weakref.WeakValueDictionary[tuple[int, str], Finite] | None = None
+
+    def with_end(self, inside: Mask, end: str) -> Finite:
+        """What follows a text of a language: one of the tokens `inside` it, as probable as here, or EOS, its end.
+
+        With p these probabilities, EOS has the weight sum_v p(v) over all v not inside if `end` is "boundary", every
+        eos among them, and 1 if it is "prefix", so that the weights sum to 1 + sum_v p(v) over those inside:
+        `log_total`, less that of this distribution, is the log of their sum. `inside`, (V,) bool, is not changed
+        later; what it says of eos is not looked at.
+        """
+        if not self.support.eos_ids:
+            raise ValueError(f"the end of a text is written as an eos, and {self.support!r} has none")
+        if self._with_end is None:
+            self._with_end = weakref.WeakValueDictionary()
+        dist = self._with_end.get((id(inside), end))    # it holds its mask
+        if dist is None:
+
+            def compute() -> Table:
+                table, stays = self.table(), inside & self.support.not_eos
+                among = table.masked(stays)
+                if end == "prefix":
+                    return among.put(self.support.eos_ids[0], table.log_total)
+                stay = math.exp(min(among.log_total - table.log_total, 0.0)) if among.log_total > -math.inf else 0.0
+                leaves = table.log_total + math.log1p(-stay) if stay < 0.5 else table.masked(~stays).log_total
+                return among.put(self.support.eos_ids[0], leaves)
+
+            by = "with end", inside, end
+            dist = self.derive(compute, lambda name: f"{name(self)}.with_end(..., {end!r})", [self], by=by)
+            dist._mask = inside
+            self._with_end[id(inside), end] = dist
+        return dist
 
     def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite]) -> TokenDistribution:
         return TokenDistribution(self.support, compute, parents)

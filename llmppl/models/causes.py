@@ -38,8 +38,9 @@ def under(rule: DecisionRule) -> str:
 
 
 def no_token(
-    index: Index | None, state: Any, left: float, max_tokens: float, rule: DecisionRule, *, masked: bool = False
-) -> str:
+    index: Index | None, state: Any, left: float, max_tokens: float, rule: DecisionRule, end: str = "eos", *,
+    masked: bool = False,
+) -> str:  # fmt: skip
     """Why none fits after a text in `state` that must have ended in `left` tokens, of which a mask allows some.
 
     That the text cannot end in time comes first, then that nothing goes on; else it is the probabilities.
@@ -47,7 +48,8 @@ def no_token(
     name = "the text" if index is None else name_of_constraint(index)
     late = f"{name} cannot end within max_tokens={max_tokens}"
     if left == 0 and (index is None or index.accepts(state)):
-        return f"{late}: EOS has probability 0{' or is not in the mask' * masked}{under(rule)}"
+        ends = "EOS" if end == "eos" or index is None else "what leaves it"
+        return f"{late}: {ends} has probability 0{' or is not in the mask' * masked}{under(rule)}"
     if index is not None and left < math.inf and not (left and index.mask_within(state, left).any()):
         loops = ", or bound its strings, numbers and arrays (maxLength, maximum, maxItems)"
         return f"{late}: give room{loops * isinstance(index, JsonSchemaIndex)}"

@@ -18,24 +18,25 @@ from typing import Any
 
 import numpy as np
 
-from llmppl.arguments import count, generator
+from llmppl.arguments import count, generator, one_of
 from llmppl.distributions import Floats
-from llmppl.lm import Context, TokenDistribution
+from llmppl.lm import ENDS, Context, TokenDistribution
 from llmppl.masks import END, Index, WholeIndex
 from llmppl.shared import Shared
 from llmppl.tokens import EOS
 
 
 class Lookahead(Shared):
-    """How probable it is that a text will be complete in time, by the state of its automaton.
+    """How probable it is that a text will be complete, and end, in time, by the state of its automaton.
 
     Tokens are drawn independently from one distribution r, whatever was read. With V_n(s) the probability that a text
-    in state s goes on with at most n of them and an EOS, all as the automaton allows,
+    in state s goes on with at most n of them and ends, all as the automaton allows,
 
-        V_n(s) = r(EOS) [s accepts] + sum_v r(v) V_{n-1}(s v),    V_{-1} = 0,
+        V_n(s) = e(s) [s accepts] + sum_v r(v) V_{n-1}(s v),    V_{-1} = 0,
 
-    which is tabulated here for every state and n, so that a step only reads it. It knows what is missing and how rare
-    that is, and nothing of the context. Copies are the table itself.
+    where e(s) is the probability of what must come after a text: of the tokens that the automaton refuses in s, of EOS,
+    or 1. It is tabulated here for every state and n, so that a step only reads it. It knows what is missing and how
+    rare that is, and nothing of the context. Copies are the table itself.
 
     Parameters
     ----------
@@ -45,6 +46,8 @@ class Lookahead(Shared):
         The distribution r, such as `mean_next_token`. What r excludes is taken to be impossible.
     max_tokens : int
         The most tokens that may be left, EOS not counted.
+    end : "boundary", "prefix" or "eos"
+        What comes after a text, as in ConstrainedText.
 
     Raises
     ------
@@ -54,7 +57,7 @@ class Lookahead(Shared):
         If `dist` is over another vocabulary, or never ends a text of the language within `max_tokens`.
     """
 
-    def __init__(self, index: Index, dist: TokenDistribution, max_tokens: int) -> None:
+    def __init__(self, index: Index, dist: TokenDistribution, max_tokens: int, end: str = "boundary") -> None:
         if not isinstance(index, Index):
             raise TypeError(f"Lookahead wants an index, Regex(...).index(lm.vocab), not {index!r}")
         if not isinstance(dist, TokenDistribution):
@@ -64,15 +67,16 @@ class Lookahead(Shared):
         if dist.support != index.vocab:
             raise ValueError(f"the distribution is over {dist.support}, and {index!r} over another vocabulary")
         self.index, self.max_tokens = index, count("max_tokens", max_tokens, least=0)
+        self.end = one_of("end", end, ENDS)
         whole = index.build_all()
         if not isinstance(whole, WholeIndex):
             raise TypeError(f"Lookahead wants finitely many states, those of a Regex or a DFA, not {index!r}")
         self._row = {state: i for i, state in enumerate(whole.states)}
-        self._table = _tabulate(whole, dist.log_probs(), dist.log_prob(EOS), max_tokens)
+        self._table = _tabulate(whole, dist.log_probs(), _log_ends(whole, dist, end), max_tokens)
         if self._table[max_tokens, 0] == -math.inf:
             raise ValueError(
-                f"{index!r}: the distribution gives probability 0 to every text of at most {max_tokens} tokens and an "
-                "EOS; use larger max_tokens, or a distribution that gives every token some probability"
+                f"{index!r}: the distribution gives probability 0 to every text of at most {max_tokens} tokens and "
+                "its end; use larger max_tokens, or a distribution that gives every token some probability"
             )
 
     def log_mass(self, state: Any, left: int) -> float:
@@ -98,7 +102,18 @@ class Lookahead(Shared):
         return f"Lookahead({self.index!r}, max_tokens={self.max_tokens})"
 
 
-def _tabulate(whole: WholeIndex, log_probs: Floats, log_eos: float, max_tokens: int) -> Floats:
+def _log_ends(whole: WholeIndex, dist: TokenDistribution, end: str) -> Floats:
+    """(S,) log of the probability of what must come after a text that ends in each state; -inf where none may."""
+    log_ends = np.where(whole.accepting, 0.0 if end == "prefix" else dist.log_prob(EOS), -np.inf)
+    if end == "boundary":
+        probs = np.exp(dist.log_probs())
+        with np.errstate(divide="ignore"):
+            for i in np.flatnonzero(whole.accepting).tolist():
+                log_ends[i] = np.log(np.delete(probs, whole.row(i)[0]).sum())
+    return log_ends
+
+
+def _tabulate(whole: WholeIndex, log_probs: Floats, log_ends: Floats, max_tokens: int) -> Floats:
     """(max_tokens + 1, S) log V_n(s), by value iteration over the rows of an index."""
     probs = np.exp(log_probs)
     sources, targets, weights = [], [], []
@@ -112,7 +127,7 @@ def _tabulate(whole: WholeIndex, log_probs: Floats, log_eos: float, max_tokens: 
     source, target, weight = map(np.concatenate, (sources, targets, weights))
     moving, begin = np.unique(source, return_index=True)            # sources are in order
     table = np.empty((max_tokens + 1, len(whole)))
-    table[:] = np.where(whole.accepting, log_eos, -np.inf)
+    table[:] = log_ends
     for n in range(1, max_tokens + 1):
         steps = np.logaddexp.reduceat(weight + table[n - 1, target], begin)
         table[n, moving] = np.logaddexp(table[0, moving], steps)

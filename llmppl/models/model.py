@@ -145,7 +145,7 @@ class Model:
         until: str | Until | None = None,
         max_tokens: int | None = None,
         constraint: Any = None,
-        complete: bool = False,
+        complete: bool | None = None,
         rule: DecisionRule = NO_RULE,
     ) -> Span:
         """Draw a span of text after `context`, token by token: each is a `sample` of this step.
@@ -161,15 +161,16 @@ class Model:
         until : str or callable, optional
             A string that the text of the span contains, or `until(text) -> bool` of that text.
         max_tokens : int, optional
-            The span is cut off after so many, with no weight.
+            The span is cut off after so many, with no weight; one with a constraint is complete by then.
         constraint : Regex, Grammar, JsonSchema, an index, any recognizer, an interegular.FSM, or callable
             Of the text of the span alone. EOS fits where it is accepted, and only there. A callable must hold of
             the text so far after every token; it is checked after the draw, and says nothing of an end. Make it where
             the program begins, not in the step.
-        complete : bool
+        complete : bool, optional
             Whether the span must have ended after at most `max_tokens` tokens (EOS not counted), instead of being cut
-            there. No token is then proposed after which the constraint, as far as it can tell, cannot accept in time;
-            what has not ended by then dies.
+            there; if it is not given, that is what a constraint means, unless it is a function. No token is then
+            proposed after which the constraint, as far as it can tell, cannot accept in time; what has not ended by
+            then dies.
         rule : Rule, or another function from a distribution to one over the same tokens
             What turns the model's next-token distribution into the target's.
 

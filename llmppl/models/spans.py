@@ -60,8 +60,9 @@ class Extent:
     """
 
     def __init__(
-        self, context: Context, until: str | Until | None, max_tokens: int | None, constraint: Any, complete: bool
-    ) -> None:
+        self, context: Context, until: str | Until | None, max_tokens: int | None, constraint: Any,
+        complete: bool | None,
+    ) -> None:  # fmt: skip
         if not isinstance(context, Context):
             raise TypeError(f"extend wants a Context, lm.context(text), not {arguments.shown(context)}")
         if isinstance(until, str) and not arguments.text("until", until):
@@ -78,8 +79,8 @@ class Extent:
                 "max_tokens=20"
             )
         self.start = None if self.index is None else self.index.start
-        self.cut_after = None if complete else self.max_tokens
         self.must_end_by = must_end_by("span", complete, self.max_tokens, self.index)
+        self.cut_after = self.max_tokens if self.must_end_by == math.inf else None
 
     def masks(self, state: Any, num_tokens: int) -> Iterator[NDArray[np.bool_]]:
         """What the token after `num_tokens` of them must meet."""
@@ -142,8 +143,13 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
     return Span(text, context, log_prob, "max_tokens")
 
 
-def must_end_by(what: str, complete: bool, max_tokens: int | None, index: Index | None) -> float:
-    """After how many tokens a `what` must have ended: `max_tokens` if it must be complete, else infinity."""
+def must_end_by(what: str, complete: bool | None, max_tokens: int | None, index: Index | None) -> float:
+    """After how many tokens a `what` must have ended: `max_tokens` if it must be complete, else infinity.
+
+    If nobody says whether it must (None), one of a constraint must, if there are `max_tokens`.
+    """
+    if complete is None:
+        complete = index is not None and max_tokens is not None
     if not arguments.flag("complete", complete):
         return math.inf
     if max_tokens is None:
@@ -151,7 +157,10 @@ def must_end_by(what: str, complete: bool, max_tokens: int | None, index: Index 
     shortest = 0 if index is None else index.tokens_to_accept(index.start)
     if shortest > max_tokens:
         told = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
-        raise ValueError(f"{index!r}: no {what} ends within max_tokens={max_tokens}{told}")
+        raise ValueError(
+            f"{index!r}: no {what} ends within max_tokens={max_tokens}{told}: give room, or complete=False "
+            "to cut it there"
+        )
     return max_tokens
 
 

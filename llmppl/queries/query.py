@@ -17,7 +17,7 @@ import numpy as np
 
 from llmppl.arguments import count, flag, fraction, function, generator, one_of, optional_count, text, unknown_option
 from llmppl.distributions import NO_RULE, DecisionRule, Rule
-from llmppl.lm import CachedTransformer
+from llmppl.lm import ENDS, CachedTransformer
 from llmppl.queries import explanation
 from llmppl.queries.best_first import Search, beam
 from llmppl.queries.bounds import Probability, close_bounds, share_of_open
@@ -28,7 +28,6 @@ from llmppl.queries.sampling import blocks_of_starts, samples
 from llmppl.queries.searchspace import Space
 
 MAX_COUNTED_STATES = 20_000                             # of a plan
-ENDS = "eos", "prefix", "boundary"
 TOKENIZATIONS = "all", "canonical", "canonical_prefix"
 
 

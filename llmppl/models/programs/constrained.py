@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmppl import arguments
 from llmppl.distributions import Finite
 from llmppl.languages import JsonSchemaIndex, index_of
-from llmppl.lm import CachedTransformer, Context
+from llmppl.lm import ENDS, CachedTransformer, Context, TokenDistribution
 from llmppl.masks import Index, TokenIndex
 from llmppl.models.causes import name_of_constraint, no_token, refusal
 from llmppl.models.programs.program import Program, begin
@@ -30,8 +30,8 @@ class ConstrainedText(Program):
     """The model's continuation of a prompt, given that it obeys a constraint.
 
     Tokens are proposed from those that fit, with the exact importance weight: the target is the model's own
-    distribution over texts, restricted to the language of the constraint. EOS fits where the text is complete, and only
-    there.
+    distribution over texts, restricted to the language of the constraint. It is a promise: a text ends where it is
+    complete, and only there.
 
     Parameters
     ----------
@@ -41,10 +41,20 @@ class ConstrainedText(Program):
     constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, interegular.FSM, or callable
         A callable `constraint(text) -> bool` must hold of the text so far after every token; it is checked after the
         draw, so give `mask` as well where many tokens fail.
-    complete : bool
-        Whether the text must be complete, ended by EOS, after at most `max_tokens` tokens (EOS not counted), instead of
-        being cut there. No token is then proposed after which it cannot be finished in the tokens left, as far as the
-        constraint can tell: a function cannot, and a JsonSchema without an `automaton`, and what does not end dies.
+    end : "boundary", "prefix" or "eos"
+        What comes after a text of the language of the constraint, with the probability of which it ends there:
+
+        - "boundary": what leaves the language, EOS or a token with which the text would be no text of the language, nor
+          begin one. At `max_tokens`, too.
+        - "prefix": anything, with probability 1. A text may then begin another one, and both count.
+        - "eos": the end of the text.
+
+        Without a constraint, or with a function, nothing but EOS leaves, and "boundary" is "eos".
+    complete : bool, optional
+        Whether the text must be complete after at most `max_tokens` tokens (EOS not counted), instead of being cut
+        there; if it is not given, that is what a constraint means, unless it is a function. No token is then proposed
+        after which it cannot be finished in the tokens left, as far as the constraint can tell: a function cannot, and
+        a JsonSchema without an `automaton`, and what does not end dies.
     mask : callable, optional
         `mask(text) -> (V,) bool` are the tokens that may follow the text so far, EOS among them where it may end.
         Tokens are then proposed from the allowed ones, with the exact importance weight, so that nothing is drawn in
@@ -60,10 +70,12 @@ class ConstrainedText(Program):
         constraint: Any = None,
         *,
         mask: Callable[[str], Mask] | None = None,
-        complete: bool = False,
+        end: str = "boundary",
+        complete: bool | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.end = arguments.one_of("end", end, ENDS)
         if mask is not None:
             arguments.function("mask", mask, "short_words(vocab, 5)")
         self.context = begin(lm, prompt)
@@ -77,16 +89,19 @@ class ConstrainedText(Program):
         self.mask = mask
         self.state = None if self.index is None else self.index.start
         self.must_end_by = must_end_by("text", complete, self.max_tokens, self.index)
-        if complete:
+        if self.must_end_by < math.inf:
             self.max_tokens = None
         self.obeys = " and ".join(self._demands())
 
     def step(self) -> None:
         dist = self.next_token(self.context)
-        proposal: Finite = dist
+        target = self.target(dist)
+        proposal = target
         for mask in self.masks(dist.support):
             proposal = proposal.masked(mask)
-        token = self.sample(dist, proposal=None if proposal is dist else proposal)
+        token = self.sample(target, proposal=None if proposal is target else proposal)
+        if target is not dist and self.end == "prefix":     # the weights of the target do not sum to 1
+            self.score(target.log_total() - dist.log_total())
         if self.write(token):
             self.context += token
             if self.index is not None:
@@ -94,6 +109,9 @@ class ConstrainedText(Program):
                     self.state = self.index.advance(self.state, token)
             if self.constraint is not None:
                 self.condition(arguments.truth("constraint", self.constraint, self.s))
+            if self.is_over():
+                self.cut = False
+                self.finish()
         if self.finished and not self.cut:
             self.condition(not refusal(self.index, self.s))
 
@@ -108,6 +126,24 @@ class ConstrainedText(Program):
             raise ValueError(f"{str(self.s)[-40:]!r} is not parsed: the text {how}")
         return str(self.s) if self.index is None else self.index.parse(self.s)
 
+    def target(self, dist: TokenDistribution) -> Finite:
+        """What the next token is weighed by: `dist`, and where the text may end, EOS as probable as its end."""
+        if self.end == "eos" or (self.index is None and self.end == "boundary"):
+            return dist
+        if self.index is None:
+            return dist.with_end(dist.support.not_eos, self.end)
+        return dist.with_end(self.index.mask(self.state), self.end) if self.index.accepts(self.state) else dist
+
+    def is_over(self) -> bool:
+        """Whether the text has ended: nothing else can come, and that has probability 1, whatever the model says."""
+        if self.end == "eos" or self.index is None or self.mask is not None or self.early():
+            return False
+        with mask_timer():
+            if not self.index.accepts(self.state):
+                return False
+            at_limit = self.end == "prefix" and self.num_tokens == self.must_end_by
+            return at_limit or len(self.index.allowed(self.state)) == len(self.index.vocab.eos_ids)
+
     def cause(self, verb: str) -> str | None:
         if verb == "condition" and self.index is not None:
             return refusal(self.index, self.s)
@@ -116,7 +152,7 @@ class ConstrainedText(Program):
         index, left = self.index, self.must_end_by - self.num_tokens
         if self.early() and index is not None and {*index.allowed(self.state).tolist()} <= {*index.vocab.eos_ids}:
             return f"{name_of_constraint(index)} can only end before min_tokens={self.min_tokens}"
-        return no_token(index, self.state, left, self.must_end_by, self.rule, masked=self.mask is not None)
+        return no_token(index, self.state, left, self.must_end_by, self.rule, self.end, masked=self.mask is not None)
 
     def statement(self, verb: str) -> str:
         return self.obeys
