@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import repetitions
+from test_chat import chat_lm
 from typer.testing import CliRunner
 
 from llmppl import __version__, cli
@@ -145,6 +146,53 @@ def test_intersect_stops_after_a_sentence_or_marks_what_was_cut():
     assert all(row["cut"] for row in particles("intersect", *PROMPTS, "--max-tokens", "2", "--seed", "1"))
 
 
+def test_a_text_ends_at_a_stop_string_which_is_left_out():
+    rows = particles("generate", "The bird", "--stop", ".", "--stop", "!", "--max-tokens", "60", "--seed", "1")
+    assert not any(row["cut"] or set(".!") & set(row["text"]) for row in rows)
+    with_letters = ["--max-letters", "4", "--stop", ".", "--max-tokens", "60"]
+    for row in particles("generate", "The bird", *with_letters, "--seed", "2"):
+        assert max(map(len, re.findall(r"[^\W\d_]+", row["text"])), default=0) <= 4 and "." not in row["text"]
+
+
+def test_a_message_is_answered_in_the_words_of_the_template(monkeypatch):
+    lm = chat_lm()
+    monkeypatch.setattr(options, "load", lambda name: lm)
+    seen, chat = [], lm.chat
+    monkeypatch.setattr(type(lm), "chat", lambda self, *given, **named: seen.append(chat(*given, **named)) or seen[-1])
+    result = run("generate", "Hi", "--chat", "--system", "Be kind.", "--max-tokens", "2", "--max-letters", "3")
+    assert result.exit_code == 0 and "'Hi' is answered, with no word of more than 3 letters" in result.stdout
+    assert run("generate", "Hi", "--chat", "--max-tokens", "2").exit_code == 0
+    assert [each.text for each in seen] == ["system: Be kind.\nuser: Hi\nassistant:", "user: Hi\nassistant:"]
+
+
+def test_a_model_that_cannot_chat_is_told_where_there_is_one():
+    result = run("generate", "Hi", "--chat")
+    assert result.exit_code == 2 and "--chat wants a model that was trained to chat" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "same"),
+    [
+        (["generate", "-", *SMALL], "Once upon\na time\n", ["generate", "Once upon\na time", *SMALL]),
+        (["infill", "-", *SMALL], "The[BLANK] dog.", ["infill", "The[BLANK] dog.", *SMALL]),
+        (["check", "a+\n", "-"], "aa\n\n", ["check", "a+\n", "aa\n"]),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else None,
+)
+def test_a_dash_is_standard_input(command, given, same):
+    result = CliRunner().invoke(cli.app, command, input=given)
+    assert result.exit_code == 0 and result.stdout == run(*same).stdout
+
+
+def test_more_particles_are_advised_only_where_they_could_help(tmp_path):
+    impossible = run("generate", "Girl", "--max-letters", "1", "--top-k", "1")
+    assert impossible.exit_code == 1 and "more --particles or a larger --factor help" in impossible.stderr
+    schema = tmp_path / "any.json"
+    schema.write_text('{"type": "string", "minLength": 60}')
+    late = run("generate", "Tim: ", "--json-schema", str(schema), "--complete", "--max-tokens", "4")
+    assert late.exit_code in (1, 2) and "max_tokens=4" in late.stderr and "more --particles" not in late.stderr
+
+
 def test_top_k_and_temperature_change_the_distribution():
     greedy = ["generate", "Once upon a time", "--top-k", "1", "--max-tokens", "5"]
     assert len({row["text"] for row in particles(*greedy)}) == 1
@@ -246,6 +294,9 @@ def test_what_the_library_refuses_is_one_line_on_stderr(arguments, code, message
         (["generate", "Hi", "--grammar", "no-such-file.lark"], "--grammar"),
         (["generate", "Hi", "--json-schema", "no-such-file.json"], "--json-schema"),
         (["check", "--grammar", "--json-schema", "a", "b"], "exclude each other"),
+        (["generate", "Hi", "--regex", "a", "--stop", "b"], "--regex and --stop exclude each other"),
+        (["generate", "Hi", "--system", "b"], "give --chat, too"),
+        (["generate", "Hi", "--max-new-tokens", "3"], "--max-tokens"),
     ],
 )
 def test_an_option_out_of_range_is_named_before_anything_is_loaded(arguments, name, monkeypatch):
@@ -380,9 +431,13 @@ def test_query_shows_weights_of_samples_and_edits():
     assert "substitute at" in edited.stdout or "insert at" in edited.stdout or "delete at" in edited.stdout
 
 
-def test_query_plan_runs_nothing():
-    result = run("query", "The (cat|dog)", "--prefix", "The", "--plan")
-    assert "a finite language" in result.stdout and "tokens may come first" in result.stdout
+def test_query_plan_loads_no_model(monkeypatch):
+    monkeypatch.setattr(options, "load", None)
+    result = run("query", "The (cat|dog)", "--prefix", "The", "--plan", "--lm", "gpt2")
+    assert (result.exit_code, result.stdout) == (0, "after 'The': a finite language, 10 states\n")
+    edited = run("query", "The cat", "--prefix", "The", "--edits", "1", "--plan")
+    assert "after 'The': a finite language," in edited.stdout
+    assert run("query", "The cat", "--prefix", "A", "--plan").exit_code == 2
 
 
 def test_query_says_what_is_wrong_with_a_pattern_and_where():

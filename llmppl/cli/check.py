@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def check(
     pattern: Annotated[str, typer.Argument(help="A regex, or the file that an option says it is.")],
-    text: Annotated[str, typer.Argument(help="The text to look at.")],
+    text: Annotated[str, typer.Argument(help="The text to look at; - is standard input.")],
     grammar: Annotated[bool, typer.Option("--grammar", help="PATTERN is a file: a grammar in lark's syntax.")] = False,
     json_schema: Annotated[bool, typer.Option("--json-schema", help="PATTERN is a file: a JSON schema.")] = False,
 ) -> None:
@@ -30,6 +30,7 @@ def check(
     if grammar and json_schema:
         raise typer.BadParameter("--grammar and --json-schema exclude each other: give one of them.")
     with show.plain_errors():
+        text = options.given_text(text)
         kind = "grammar" if grammar else "json-schema" if json_schema else "regex"
         constraint = options.constraint(kind, pattern)
         reading = read(constraint, text)

@@ -40,6 +40,9 @@ class Continuing:
     max_tokens: int
     complete: bool
     rule: Rule
+    stop: list[str] | None = None
+    chat: bool = False
+    system: str | None = None
 
     def load(self) -> Loaded:
         """The model, and what else takes long; a ValueError for what no prompt can meet."""
@@ -48,6 +51,8 @@ class Continuing:
         from llmppl.models.programs import short_words
         from llmppl.models.spans import must_end_by
 
+        if self.chat and getattr(model.tokenizer, "chat_template", None) is None:
+            raise ValueError("--chat wants a model that was trained to chat and has a template for it, as --lm smollm2")
         index = index_of(self.constraint, model.vocab)
         must_end_by("text", self.complete, self.max_tokens, index)
         return Loaded(model, index, None if self.max_letters is None else short_words(model.vocab, self.max_letters))
@@ -56,14 +61,16 @@ class Continuing:
         from llmppl.models.programs import ConstrainedText
 
         model, limit, fits = loaded
+        before = "" if self.chat else prompt            # it may end inside a word
         return ConstrainedText(
             model,
-            prompt,
+            model.chat(prompt, system=self.system) if self.chat else prompt,
             limit,
-            mask=None if fits is None else lambda text: fits(prompt + text),     # the prompt may end inside a word
+            mask=None if fits is None else lambda text: fits(before + text),
             complete=self.complete,
             max_tokens=self.max_tokens if self.complete else None,
             rule=self.rule,
+            stop=self.stop or (),
         )
 
     @property

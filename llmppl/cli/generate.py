@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from llmppl.inference import Particles
     from llmppl.models.programs import Program
 
+MORE = ". Unless the condition is impossible, more --particles or a larger --factor help"
+
 
 def demo(
     lm: options.Lm = None,
@@ -38,7 +40,8 @@ def demo(
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", show_default=False, help="The text to continue.")
+        str | None,
+        typer.Argument(metavar="[PROMPT]", show_default=False, help="The text to continue; - is standard input."),
     ] = None,
     max_letters: Annotated[
         int | None, option(none="any", min=1, metavar="L", help="No word of more than L letters.")
@@ -50,6 +53,9 @@ def generate(
     complete: Annotated[
         bool, option("--complete", help="Only texts that end within --max-tokens, instead of cutting them off.")
     ] = False,
+    stop: options.Stop = None,
+    chat: options.Chat = False,
+    system: options.System = None,
     lm: options.Lm = None,
     engine: options.Engine = None,
     device: options.Device = None,
@@ -80,6 +86,8 @@ def generate(
 
     llmppl generate "Tim was very" --choices " happy" --choices " sad"
 
+    llmppl generate "Is a whale a fish?" --lm smollm2 --chat --system "Answer in one sentence." --stop "."
+
     llmppl generate --prompts prompts.txt --out results.jsonl
     """
     limits: dict[str, tuple[Any, str]] = {              # by option: what was given, and what the title says of it
@@ -90,8 +98,12 @@ def generate(
         "choices": (choices or None, f"with {' or '.join(map(repr, choices or []))}"),
     }
     given = [name for name, (value, _) in limits.items() if value is not None]
-    if len(given) > 1:
-        raise typer.BadParameter(f"{' and '.join(f'--{name}' for name in given)} exclude each other: give one of them.")
+    automaton = next((name for name in given if name != "max-letters"), None)
+    alone = [*given, *["stop"] * bool(stop and automaton)]
+    if len(alone) > 1:
+        raise typer.BadParameter(f"{' and '.join(f'--{name}' for name in alone)} exclude each other: give one of them.")
+    if system is not None and not chat:
+        raise typer.BadParameter("--system is of a conversation: give --chat, too.")
     if choices and len(choices) == 1:
         parts = [part for part in re.split(r"[,|]", choices[0]) if part]
         said = " ".join(f"--choices {part!r}" for part in parts) if len(parts) > 1 else "it again for each further one"
@@ -99,22 +111,24 @@ def generate(
     of_many = {"--out": out, "--field": field, "--resume": resume, "--workers": workers > 1}
     many.check(prompt, prompts, of_many, {"--json": as_json, "--trace": trace})
     with show.plain_errors():
-        limit = next((limits[name][0] for name in given if name != "max-letters"), None)
-        constraint = None if limit is None else options.constraint(given[0], limit)
+        limit = None if automaton is None else limits[automaton][0]
+        constraint = None if automaton is None else options.constraint(automaton, limit)
         from llmppl.distributions import Rule
 
         rule = Rule(temperature, top_k, top_p, min_p)
         source = options.Source(lm, engine, device, dtype)
-        job = Continuing(source, max_letters, constraint, N, K, max_tokens, complete, rule)
+        job = Continuing(source, max_letters, constraint, N, K, max_tokens, complete, rule, stop, chat, system)
         if prompts is not None and out is not None:
             many.generate(job, many.told(job, limit), prompts, field, out, workers, seed=seed, resume=resume)
         elif prompt is not None:
-            title = ", ".join([f"{prompt!r} goes on", *(limits[name][1] for name in given)]) + source.by
+            prompt = options.given_text(prompt)
+            what = f"{prompt!r} {'is answered' if chat else 'goes on'}"
+            title = ", ".join([what, *(limits[name][1] for name in given)]) + source.by
             _steer(title, job.program(job.load(), prompt), N, K, seed, as_json, trace, job.max_steps)
 
 
 def infill(
-    template: Annotated[str, typer.Argument(help="A text with [BLANK] for each hole.")],
+    template: Annotated[str, typer.Argument(help="A text with [BLANK] for each hole; - is standard input.")],
     lm: options.Lm = None,
     engine: options.Engine = None,
     device: options.Device = None,
@@ -140,6 +154,7 @@ def infill(
         from llmppl.distributions import Rule
         from llmppl.models.programs import Infilling
 
+        template = options.given_text(template)
         program = Infilling(model, template, max_tokens=max_tokens, rule=Rule(temperature, top_k, top_p, min_p))
         _steer(f"{template!r} with its holes filled{source.by}", program, N, K, seed, as_json, trace)
 
@@ -209,7 +224,8 @@ def _steer(
         try:
             particles.best                              # noqa: B018  (its error tells what they died of)
         except ValueError as error:
-            show.leave(1, f"{error}. Unless the condition is impossible, more --particles or a larger --factor help")
+            more = "" if "give room" in str(error) else MORE
+            show.leave(1, f"{error}{more}")
     show.show(title, particles, as_json)
     if not as_json:
         typer.echo(f"seed {seed}: {particles.stats}", err=True)

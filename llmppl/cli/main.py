@@ -46,4 +46,7 @@ def main(
 
     Texts come as weighted particles. Their weights are exact: the sum, Z-hat, is an unbiased estimate of the
     probability that what the model writes meets the condition.
+
+    Exit codes: 0, done; 1, nothing came of it (no particle is left, no match, a task failed); 2, what was asked cannot
+    be done; 130, stopped by Ctrl-C, with what was found until then.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,11 +85,22 @@ SchemaFile = Annotated[
 Choices = Annotated[
     list[str] | None, option(none="any", metavar="TEXT", help="Only this text; give it again for each further choice.")
 ]
+Stop = Annotated[
+    list[str] | None,
+    option(none="none", metavar="TEXT", help="End a text at TEXT, which is left out; give it again for a further one."),
+]
+Chat = Annotated[bool, option("--chat", help="The prompt is a message, answered by a model trained to chat.")]
+System = Annotated[str | None, option(none="none", metavar="TEXT", help="With --chat: what the system says first.")]
 Trace = Annotated[
     Path | None,
     option(none="none", metavar="FILE", dir_okay=False, help="Record the run there, for `llmppl trace` to show."),
 ]
 Json = Annotated[bool, option("--json", help="Print a JSON object for each particle, one a line, nothing else.")]
+
+
+def given_text(argument: str) -> str:
+    """An argument's text; that of `-` is what standard input has, without the end of its last line."""
+    return sys.stdin.read().removesuffix("\n") if argument == "-" else argument
 
 
 def constraint(kind: str, given: Any) -> Any:

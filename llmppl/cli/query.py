@@ -52,7 +52,7 @@ def query(
     min_p: options.MinP = None,
     batch: Annotated[int, option(min=1, metavar="B", help="Contexts, or samples, at a time.")] = 32,
     as_json: Annotated[bool, option("--json", help="Print a JSON object for each match, one a line.")] = False,
-    plan: Annotated[bool, option("--plan", help="Say what the query comes to, and do not run it.")] = False,
+    plan: Annotated[bool, option("--plan", help="Say how large the query is, without a model.")] = False,
 ) -> None:
     """Find the texts of a pattern that a language model would write, and how probable they are.
 
@@ -61,6 +61,12 @@ def query(
     Example: llmppl query "The ((cat)|(dog)) (was|ran)" --prefix "The" --end prefix
     """
     with show.plain_errors():
+        if plan:
+            from llmppl.queries.compile import DEFERRED, compile_query
+
+            compiled = compile_query(pattern, prefix, edits=edits, ignore=ignore)
+            typer.echo("\n".join([part.size() for part in compiled.parts] + [DEFERRED] * bool(compiled.ignored)))
+            return
         from llmppl.queries import Query, Rule
 
         asked = Query(
@@ -74,9 +80,6 @@ def query(
             tokenization=tokenization,
             max_tokens=max_tokens,
         )
-        if plan:
-            typer.echo(asked.plan())
-            return
         answers: dict[str, tuple[Callable[..., Matches], dict[str, Any]]] = {
             "shortest_path": (asked.best, {"results": results, "batch": batch}),
             "beam": (asked.best, {"results": results, "beam_width": batch}),

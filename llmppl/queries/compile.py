@@ -22,6 +22,8 @@ from llmppl.languages import DFA, Edit, Regex, Values, alignment, within
 MAX_DIFFERENCE_STATES = 100_000                         # of a language without the ignored strings; beyond: deferred
 MAX_COUNTED_STATES = 200_000                            # of a language that is cut to `max_chars`
 MAX_LISTED_PREFIXES = 1000
+DEFERRED = "ignored strings are left out as they are met: the difference would be too large"
+MAX_PLANNED_STATES = 20_000                             # of a language whose size is told
 
 Language = str | DFA
 Rewrite = Callable[[DFA], DFA]
@@ -73,6 +75,17 @@ class Part:
     follow: DFA                                         # from its state `start` on
     start: int
     unedited: DFA                                       # what followed before the edits, from its own start on
+
+    def size(self) -> str:
+        """What the prefix strings are, and how large the language behind them is."""
+        strings = list(islice(self.prefixes.enumerate(), 3))
+        shown = " | ".join(map(repr, strings[:2])) + " | ..." * (len(strings) > 2)
+        try:
+            follow = self.follow.explore(MAX_PLANNED_STATES)
+            size = f"{'a finite' if follow.is_finite() else 'an infinite'} language, {follow.num_states} states"
+        except ValueError:
+            size = f"a language of more than {MAX_PLANNED_STATES:,} states, worked out as they are met"
+        return f"after {shown}: {size}"
 
 
 @dataclass(frozen=True)

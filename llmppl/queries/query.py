@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -21,13 +20,12 @@ from llmppl.lm import ENDS, CachedTransformer
 from llmppl.queries import explanation
 from llmppl.queries.best_first import Search, beam
 from llmppl.queries.bounds import Probability, close_bounds, share_of_open
-from llmppl.queries.compile import Compiled, EditsLike, Language, Rewrite, compile_query
+from llmppl.queries.compile import DEFERRED, Compiled, EditsLike, Language, Rewrite, compile_query
 from llmppl.queries.distinct import DistinctSearch
 from llmppl.queries.matches import Matches
 from llmppl.queries.sampling import blocks_of_starts, samples
 from llmppl.queries.searchspace import Space
 
-MAX_COUNTED_STATES = 20_000                             # of a plan
 TOKENIZATIONS = "all", "canonical", "canonical_prefix"
 
 
@@ -260,17 +258,11 @@ class Query:
         """What the query comes to, before a language model is asked anything but the prefix."""
         lines = []
         for part in self.compiled.parts:
-            strings = list(itertools.islice(part.prefixes.enumerate(), 3))
-            shown = " | ".join(map(repr, strings[:2])) + " | ..." * (len(strings) > 2)
-            try:
-                follow = part.follow.explore(MAX_COUNTED_STATES)
-                size = f"{'a finite' if follow.is_finite() else 'an infinite'} language, {follow.num_states} states"
-            except ValueError:
-                size = f"a language of more than {MAX_COUNTED_STATES:,} states, worked out as they are met"
-            num_tokens = self.space.allowed(self.space.root(self.space.start(strings[0]))).size
-            lines.append(f"after {shown}: {size}; {num_tokens} of {len(self.lm.vocab)} tokens may come first")
+            first = next(part.prefixes.enumerate())
+            num_tokens = self.space.allowed(self.space.root(self.space.start(first))).size
+            lines.append(f"{part.size()}; {num_tokens} of {len(self.lm.vocab)} tokens may come first")
         if self.compiled.ignored is not None:
-            lines.append("ignored strings are left out as they are met: the difference would be too large")
+            lines.append(DEFERRED)
         lines.append("every expansion runs one token through the model and keeps its keys and values")
         return "\n".join(lines)
 
