@@ -137,6 +137,39 @@ def test_data_frames_hold_what_the_results_hold():
     assert MatchList().to_pandas().empty and len(Particles([]).to_pandas()) == 0
 
 
+class Cell:
+    """IPython with a kernel: what a program shows below its cell."""
+
+    def __init__(self):
+        self.shown, self.kernel = [], object()
+
+    def get_ipython(self):
+        return self
+
+    def Pretty(self, text):
+        return text
+
+    def display(self, text, display_id=False):
+        self.shown.append(text)
+        return self
+
+    def update(self, text):
+        self.shown[-1] = text
+
+
+def test_in_a_notebook_progress_is_a_line_below_the_cell_without_widgets(monkeypatch, capsys):
+    cell = Cell()
+    monkeypatch.setitem(sys.modules, "IPython", cell)
+    monkeypatch.setitem(sys.modules, "IPython.display", cell)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    particles = smc_steer(Letters(), 4, 2, seed=3, max_steps=5, progress=True)
+    assert re.fullmatch(rf"step {len(particles.steps)} of 5: \d/4 finished, log Z-hat -?[\d.]+", cell.shown[0])
+    search(cold_lm_with_bos(), "a|b", progress=True).take(2)
+    assert re.fullmatch(r"2 matches, \d+ expansions", cell.shown[1]) and len(cell.shown) == 2
+    steer()                                             # which is asked for no line
+    assert len(cell.shown) == 2 and capsys.readouterr() == ("", "")
+
+
 def test_without_pandas_an_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="to_pandas needs pandas: pip install pandas"):

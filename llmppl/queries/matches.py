@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmppl.arguments import count, flag
+from llmppl.display import notebook
 from llmppl.display.tables import frame, html_table, one_line, text_table
 from llmppl.languages import Edit
 from llmppl.lm import CachedTransformer
@@ -132,13 +133,16 @@ class Matches(Iterator[Match]):
         shown = alone if progress is None else flag("progress", progress)
         self._lm, self._matches, self._search = lm, matches, search
         self._before = replace(lm.stats)
-        self._bar: AbstractContextManager[Any] = _bar(self) if shown else nullcontext()
+        self._line = notebook.line() if shown and notebook.in_notebook() else None
+        self._bar: AbstractContextManager[Any] = _bar(self) if shown and self._line is None else nullcontext()
         self.num_matches = 0
 
     def __next__(self) -> Match:
         with self._bar:                                 # shown while it searches, gone while the caller has the match
             match = next(self._matches)
         self.num_matches += 1
+        if self._line is not None:
+            self._line(str(self))
         return match
 
     def take(self, n: int) -> MatchList:
