@@ -1,10 +1,11 @@
-"""Every example opens with what it shows, and runs: `python examples/NAME.py --quick`.
+"""Every example opens with what it shows, and runs: `python examples/NAME.py --quick`; so does every notebook.
 
 One whose `--lm` has `default="smollm2"` is skipped where the package of that model is not installed, one that imports
 `llmppl.ray` where Ray is not.
 """
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -32,3 +33,18 @@ def test_an_example_runs(path, tmp_path):
     command = [sys.executable, str(path), "--quick"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}\n{result.stderr}"
+
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples").glob("*.ipynb"))
+QUIET = "import webbrowser; webbrowser.open = print\n"      # outside of a notebook show() opens the browser
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_runs_and_holds_what_its_cells_gave(path, tmp_path):
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    kinds = [output["output_type"] for cell in cells for output in cell["outputs"]]
+    assert len(kinds) == len(cells) and {*kinds} == {"execute_result", "display_data"}, f"{path.name}: run it again"
+    code = QUIET + "\n".join("".join(cell["source"]) for cell in cells)
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr

@@ -3,7 +3,9 @@
 import html
 import math
 import re
+import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from llmppl import Bernoulli, Categorical, Model, repeat, search, smc_steer
 from llmppl.display.svg import chart
 from llmppl.display.tables import html_table, text_table
 from llmppl.inference import Death, Particles
+from llmppl.models.choices import told
 from llmppl.queries import Match, MatchList
 from llmppl.tokens import Text
 
@@ -48,10 +51,10 @@ def test_a_chart_writes_its_ends_and_leaves_gaps():
     drawn = chart("ess", [0.0, 1.0, -math.inf, 0.5], low=0.0)
     axis, path = re.findall(r'<path d="(.*?)"', drawn)
     assert axis == "M56 8V47H284" and path == "M56.0 47.0L132.0 8.0M284.0 27.5"
-    assert re.findall(r"<text[^>]*>(.*?)</text>", drawn) == ["0", "1", "1", "4", "0.5"]        # low, high, ends, last
+    assert re.findall(r"<text[^>]*>(.*?)</text>", drawn) == ["0.00", "1.00", "1", "4", "0.50"]
     assert "ess over 4 steps, from 0.00 to 1.00" in drawn and "color:" not in drawn
     flat = chart("x", [2.0, 2.0])
-    assert re.findall(r"<text[^>]*>(.*?)</text>", flat) == ["2", "1", "2", "2"]
+    assert re.findall(r"<text[^>]*>(.*?)</text>", flat) == ["2.00", "1", "2", "2.00"]
     assert "<circle" not in chart("x", [-math.inf])
 
 
@@ -168,6 +171,39 @@ def test_in_a_notebook_progress_is_a_line_below_the_cell_without_widgets(monkeyp
     assert re.fullmatch(r"2 matches, \d+ expansions", cell.shown[1]) and len(cell.shown) == 2
     steer()                                             # which is asked for no line
     assert len(cell.shown) == 2 and capsys.readouterr() == ("", "")
+
+
+NOTEBOOK = """
+import sys, types
+IPython = types.ModuleType("IPython")
+IPython.get_ipython = lambda: types.SimpleNamespace(kernel=None)
+sys.modules.update({"IPython": IPython, "ipykernel.zmqshell": IPython, "ipywidgets": None})
+from llmppl import CachedTransformer
+CachedTransformer.from_pretrained(engine="transformers")
+assert sys.modules["tqdm.auto"]
+"""
+
+
+def test_in_a_notebook_without_widgets_nobody_is_told_to_install_them():
+    done = subprocess.run([sys.executable, "-W", "always", "-c", NOTEBOOK], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "IProgress" not in done.stderr, done.stderr
+
+
+class Named(Model):
+    def step(self):
+        self.condition(len(self.s) > 3)
+
+
+def test_a_statement_in_a_cell_is_told_by_the_number_of_the_cell(monkeypatch):
+    cell = Cell()
+    cell.compile = SimpleNamespace(format_code_name=lambda name: ("Cell", "In[7]") if name == __file__ else None)
+    monkeypatch.setitem(sys.modules, "IPython", cell)
+    told.cache_clear()                                  # others were told outside of a notebook
+    try:
+        (death,) = smc_steer(Named(), 2, 2, seed=0).deaths
+    finally:
+        told.cache_clear()
+    assert re.fullmatch(r"condition is false \(In\[7\], line \d+\)", death.reason)
 
 
 def test_without_pandas_an_error_says_what_to_install(monkeypatch):

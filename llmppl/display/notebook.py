@@ -6,13 +6,22 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["display_html", "in_notebook", "line"]
+__all__ = ["cell_of", "display_html", "in_notebook", "line"]
 
 
 def in_notebook() -> bool:
     """Whether the program runs in a notebook: in IPython, with a kernel that takes what it shows."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+def cell_of(filename: str) -> str | None:
+    """How IPython calls the cell whose code has this file name, "In[3]"; None for another file."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    name = None if name_of is None else name_of(filename)
+    return name[1] if name else None
 
 
 def display_html(html: str) -> None:

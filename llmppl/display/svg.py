@@ -58,4 +58,4 @@ def bar(share: float, width: float = 80.0) -> str:
 
 
 def _text(x: float, y: float, value: float, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{value:.3g}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{value:.2f}</text>'

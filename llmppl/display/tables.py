@@ -1,6 +1,6 @@
 """Tables of results: as plain text, for a notebook, and for pandas.
 
-A table has heads and rows of cells that are written already; the last column is text, the others are numbers.
+A table has heads and rows of cells that are written already. The last column is a text, the others are numbers.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ def text_table(heads: Sequence[str], rows: Rows) -> list[str]:
     return lines + [f"... and {len(rows) - MAX_ROWS} more"] * (len(rows) > MAX_ROWS)
 
 
-def html_table(heads: Sequence[str], rows: Rows, shares: Sequence[float] = ()) -> str:
+def html_table(heads: Sequence[str], rows: Rows, shares: Sequence[float] = (), *, numbers: bool = False) -> str:
     """The same for a notebook; with `shares` of the largest, from 0 to 1, a bar stands before each row.
+
+    numbers : whether the last column is one of numbers, too
 
     It sets no colours, so that it reads in light and dark themes.
     """
-    left = ' style="text-align: left; white-space: pre-wrap"'
+    left = "" if numbers else ' style="text-align: left; white-space: pre-wrap"'
     bars = [f"<td>{bar(share)}</td>" for share in shares] or [""] * len(rows)
     head = "<th></th>" * bool(shares) + "".join(f"<th>{html.escape(name)}</th>" for name in heads[:-1])
     body = "".join(

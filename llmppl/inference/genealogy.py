@@ -94,7 +94,7 @@ class Steps(tuple[StepRecord, ...]):
         return "\n".join([self._header(), *(["", *text_table(HEADS, self._rows())] if self else [])])
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._header()}</p>{self.charts()}{html_table(HEADS, self._rows()) if self else ''}"
+        return f"<p>{self._header()}</p>{self.charts()}{html_table(HEADS, self._rows(), numbers=True) if self else ''}"
 
     def charts(self) -> str:
         """The ess and log Z-hat of the steps as charts, of two steps or more."""
@@ -102,7 +102,8 @@ class Steps(tuple[StepRecord, ...]):
             return ""
         drawn = {"ess": chart("ess", [step.ess for step in self], low=0.0),
                  "log Z-hat": chart("log Z-hat", [step.log_ml for step in self])}  # fmt: skip
-        return "".join(f"<p>{name} over {len(self)} steps<br>{svg}</p>" for name, svg in drawn.items())
+        each = "".join(f"<div>{name} over {len(self)} steps<br>{svg}</div>" for name, svg in drawn.items())
+        return f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px">{each}</div>'
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each step: its figures. ImportError, with what to install, without pandas."""

@@ -31,8 +31,9 @@ def load(
         file = packed is not None and str(name) not in gguf.PACKAGES
         engine = "llama.cpp" if file and find_spec("xllamacpp") is not None and not given else "transformers"
     if engine == "transformers":
-        from llmppl.lm import loading
-
+        with warnings.catch_warnings():                 # of tqdm, in a notebook without widgets, which nobody needs
+            warnings.filterwarnings("ignore", "IProgress not found")
+            from llmppl.lm import loading
         return loading.load(name, **{"dtype": None, "device": None, "device_map": None, **options})
     if engine == "numpy":
         if name is not None or given or options:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.display.notebook import cell_of
 from llmppl.distributions import Distribution, Finite, Impossible, Proposal
 from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.models.alike import equal, same
@@ -418,6 +419,6 @@ def call_site() -> CallSite:
 
 @functools.cache
 def told(site: CallSite) -> str:
-    """A call site as it is told: "(story.py, line 41)"."""
+    """A call site as it is told: "(story.py, line 41)", in a notebook "(In[3], line 4)"."""
     code, line = site
-    return f"({Path(code.co_filename).name}, line {line})"
+    return f"({cell_of(code.co_filename) or Path(code.co_filename).name}, line {line})"
