@@ -60,7 +60,8 @@ _FOLDERS = {
     "queries": ["Query", "search"],
 }  # fmt: skip
 _FOLDER = {name: folder for folder, names in _FOLDERS.items() for name in names}
-__all__ = list(_FOLDER)
+if not TYPE_CHECKING:                                   # which tells checkers nothing: they have the imports above
+    __all__ = list(_FOLDER)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,8 +14,10 @@ from llmppl.distributions.finite import Finite
 from llmppl.distributions.standard import probabilities
 from llmppl.distributions.weights import Floats
 
+T = TypeVar("T")
 
-def product(*dists: Finite, powers: Sequence[float] | None = None) -> Finite:
+
+def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[T]:
     """The distribution proportional to  prod_k dists[k](x) ** powers[k]: a product of experts (Hinton 2002).
 
     All must be Finite with the same support (for tokens: the same vocabulary), else a ValueError says which differ.
@@ -45,7 +48,7 @@ def product(*dists: Finite, powers: Sequence[float] | None = None) -> Finite:
     )
 
 
-def _powered(parts: Sequence[tuple[float, Finite]]) -> Floats:
+def _powered(parts: Sequence[tuple[float, Finite[Any]]]) -> Floats:
     """sum_k power_k log p_k, where 0 to a power above 0 is 0, whatever it is divided by."""
     total = np.zeros(len(parts[0][1].support))
     for power, dist in parts:
@@ -66,7 +69,7 @@ def _powered(parts: Sequence[tuple[float, Finite]]) -> Floats:
     return total
 
 
-def mixture(dists: Sequence[Finite], weights: ArrayLike) -> Finite:
+def mixture(dists: Sequence[Finite[T]], weights: ArrayLike) -> Finite[T]:
     """The distribution sum_k weights[k] dists[k]; `weights` are probabilities, the supports are the same."""
     first = _same_support("mixture", dists)
     probs = probabilities("mixture: weights", weights)
@@ -81,7 +84,7 @@ def mixture(dists: Sequence[Finite], weights: ArrayLike) -> Finite:
     )
 
 
-def _same_support(name: str, dists: Sequence[Finite]) -> Finite:
+def _same_support(name: str, dists: Sequence[Finite[T]]) -> Finite[T]:
     if not dists:
         raise ValueError(f"{name} of no distributions")
     for dist in dists:

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from llmppl import arguments
 from llmppl.distributions.blocks import ArrayTable, Table
-from llmppl.distributions.proposal import Distribution, Impossible, Proposal, frozen
+from llmppl.distributions.proposal import Distribution, Impossible, Proposal, T_co, frozen
 from llmppl.distributions.rejection import weighted_rejection
 from llmppl.distributions.weights import Floats
 
@@ -28,7 +28,7 @@ _NUCLEUS = 512, 4096, sys.maxsize                       # values among which tha
 Name = Callable[[Any], str]                             # how a distribution is called: repr, or its `brief`
 
 
-class Finite(Distribution):
+class Finite(Distribution[T_co]):
     """A distribution with finite support.
 
     Parameters
@@ -47,13 +47,13 @@ class Finite(Distribution):
         one by one, up to 200 of them.
     """
 
-    support: Sequence[Any]
+    support: Sequence[T_co]
 
     def __init__(
         self,
-        support: Sequence[Any],
+        support: Sequence[T_co],
         log_weights: ArrayLike | Callable[[], Floats | Table],
-        parents: Sequence[Finite] = (),
+        parents: Sequence[Finite[Any]] = (),
     ) -> None:
         if not parents and isinstance(support, (list, tuple, str)) and _repeats(support):
             name, values = type(self).__name__, arguments.shown(support)
@@ -70,8 +70,8 @@ class Finite(Distribution):
         self._log_weights: Floats | None = None
         self._log_probs: Floats | None = None
         self._describe: Callable[[Name], str] | None = None
-        self._masked: weakref.WeakValueDictionary[int, Finite] | None = None
-        self._derived: weakref.WeakValueDictionary[tuple[Any, ...], Finite] | None = None
+        self._masked: weakref.WeakValueDictionary[int, Finite[T_co]] | None = None
+        self._derived: weakref.WeakValueDictionary[tuple[Any, ...], Finite[T_co]] | None = None
         self._mask: Any = None                          # (n,) bool, by which it was masked
 
     def table(self) -> Table:
@@ -120,7 +120,7 @@ class Finite(Distribution):
         log_weight = self.table().at(index)
         return log_weight if log_weight == -math.inf else log_weight - self.log_total()
 
-    def sample(self, rng: np.random.Generator) -> Any:
+    def sample(self, rng: np.random.Generator) -> T_co:
         if self.log_total() == -math.inf:
             raise self.impossible()
         return self.support[self.table().draw(rng)]
@@ -137,14 +137,14 @@ class Finite(Distribution):
         parents: Sequence[Finite] | None = None,
         *,
         by: tuple[Any, ...] | None = None,
-    ) -> Finite:
+    ) -> Finite[T_co]:
         """A distribution over the same values, its log-weights computed from those of `parents` (this one).
 
         `describe(name)` is its repr or its `brief`, in which other distributions are called by `name`.
         `by`, if given, is the name of the computation and everything else that it depends on; without `parents`, it is
         hashable, and names one object for all who ask while that lives.
         """
-        shared: weakref.WeakValueDictionary[tuple[Any, ...], Finite] | None = None
+        shared: weakref.WeakValueDictionary[tuple[Any, ...], Finite[T_co]] | None = None
         if parents is None and by is not None:
             shared = self._derived = weakref.WeakValueDictionary() if self._derived is None else self._derived
             if (known := shared.get(by)) is not None:
@@ -158,10 +158,10 @@ class Finite(Distribution):
             shared[by] = dist
         return dist
 
-    def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite]) -> Finite:
+    def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]) -> Finite[T_co]:
         return Finite(self.support, compute, parents)
 
-    def masked(self, mask: ArrayLike) -> Finite:
+    def masked(self, mask: ArrayLike) -> Finite[T_co]:
         """This distribution given that the value is one that `mask`, (n,) bool, allows.
 
         Where the allowed values have no probability, sampling raises `Impossible` (in a program, the particle dies).
@@ -191,11 +191,11 @@ class Finite(Distribution):
         self._masked[id(allowed)] = dist
         return dist
 
-    def where(self, predicate: Callable[[Any], bool]) -> RejectionProposal:
+    def where(self, predicate: Callable[[T_co], bool]) -> RejectionProposal[T_co]:
         """Values for which `predicate` is True, drawn by adaptive weighted rejection sampling."""
         return RejectionProposal(self, predicate)
 
-    def tempered(self, temperature: float) -> Finite:
+    def tempered(self, temperature: float) -> Finite[T_co]:
         """This distribution with every probability raised to the power 1 / `temperature`, and normalised again."""
         temperature = arguments.temperature(temperature)
 
@@ -207,7 +207,7 @@ class Finite(Distribution):
         by = "tempered", temperature
         return self.derive(compute, lambda name: f"{name(self)}.tempered({temperature:g})", by=by)
 
-    def top_k(self, k: int) -> Finite:
+    def top_k(self, k: int) -> Finite[T_co]:
         """This distribution given one of the `k` most probable values; of equals, the first in the support."""
         k = arguments.count("top_k: k", k)
 
@@ -222,7 +222,7 @@ class Finite(Distribution):
 
         return self.derive(compute, lambda name: f"{name(self)}.top_k({k})", by=("top_k", k))
 
-    def top_p(self, p: float) -> Finite:
+    def top_p(self, p: float) -> Finite[T_co]:
         """This distribution given the smallest set of most probable values that has probability at least `p`."""
         p = arguments.probability("top_p: p", p, above_0=True)
 
@@ -254,7 +254,7 @@ class Finite(Distribution):
         return self._describe(attrgetter("brief")) if self._describe is not None else repr(self)
 
 
-class RejectionProposal(Proposal):
+class RejectionProposal(Proposal[T_co]):
     """The values of a distribution that satisfy a predicate, found by testing only those that are drawn.
 
     Its measure is mu(x) = p(x) where predicate(x) holds, else 0: not normalised, of the mass p(A) of what is accepted.
@@ -267,9 +267,9 @@ class RejectionProposal(Proposal):
     probability, all were tested; drawing then raises `Impossible` (in a program, the particle dies).
     """
 
-    support: Sequence[Any]
+    support: Sequence[T_co]
 
-    def __init__(self, dist: Finite, predicate: Callable[[Any], bool]) -> None:
+    def __init__(self, dist: Finite[T_co], predicate: Callable[[T_co], bool]) -> None:
         if not callable(predicate):
             raise TypeError(
                 f"where() wants a predicate, a function from a value to True or False, not {predicate!r}; "
@@ -282,7 +282,7 @@ class RejectionProposal(Proposal):
     def calls(self) -> int:
         return len(self._accepted)
 
-    def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
+    def propose(self, rng: np.random.Generator) -> tuple[T_co, float]:
         rest = table = self.dist.table()
         while True:
             found = weighted_rejection(rng, rest, self._accepts)

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from llmppl.distributions.weights import Floats
 from llmppl.shared import Shared
+
+if TYPE_CHECKING:                                       # a bare Proposal is one of Any, for checkers of any strictness
+    from typing_extensions import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
 
 
 class Impossible(ValueError):
@@ -27,7 +36,7 @@ class Impossible(ValueError):
         self.brief = brief or message
 
 
-class Proposal(Shared, ABC):
+class Proposal(Shared, ABC, Generic[T_co]):
     """What `Model.sample` draws from: properly weighted for a measure mu on its values,
 
         E[w f(x)] = sum_x mu(x) f(x)  for every f,   where (x, log w) = propose(rng),
@@ -43,7 +52,7 @@ class Proposal(Shared, ABC):
         What it was made of, nested: proposals over one support with equal recipes are equal. None if unknown.
     """
 
-    support: Sequence[Any] | None = None
+    support: Sequence[T_co] | None = None
     recipe: tuple[Any, ...] | None = None
 
     @property
@@ -52,7 +61,7 @@ class Proposal(Shared, ABC):
         return repr(self)
 
     @abstractmethod
-    def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
+    def propose(self, rng: np.random.Generator) -> tuple[T_co, float]:
         """A value drawn with `rng`, and log w. Raises `Impossible` where mu is zero everywhere."""
 
     @abstractmethod
@@ -64,11 +73,11 @@ class Proposal(Shared, ABC):
         return _listed(self, "log-measures", self.log_measure)
 
 
-class Distribution(Proposal):
+class Distribution(Proposal[T_co]):
     """A normalised proposal: what is drawn always has weight 1. `log_probs()` are in the order of the `support`."""
 
     @abstractmethod
-    def sample(self, rng: np.random.Generator) -> Any:
+    def sample(self, rng: np.random.Generator) -> T_co:
         """One value drawn with `rng`. Raises `Impossible` where no value has positive probability."""
 
     @abstractmethod
@@ -79,7 +88,7 @@ class Distribution(Proposal):
         """(n,) read-only float64: the log-probability of each value of the support. TypeError if that is infinite."""
         return _listed(self, "log-probabilities", self.log_prob)
 
-    def propose(self, rng: np.random.Generator) -> tuple[Any, float]:
+    def propose(self, rng: np.random.Generator) -> tuple[T_co, float]:
         return self.sample(rng), 0.0
 
     def log_measure(self, value: Any) -> float:

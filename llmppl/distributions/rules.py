@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from llmppl import arguments
 from llmppl.distributions.finite import Finite
 from llmppl.shared import Shared
 
+T = TypeVar("T")
 DecisionRule = Callable[[Any], Any]                     # from a Finite to one of the same kind
 
 
@@ -58,10 +59,10 @@ class Rule(Shared):
         told = [f"{each.name}={given[each.name]!r}" for each in fields(self) if given[each.name] != each.default]
         return f"Rule({', '.join(told)})"
 
-    def __call__(self, dist: Any) -> Any:
+    def __call__(self, dist: Finite[T]) -> Finite[T]:
         return [dist, *(left for _, left in self.stages(dist))][-1]
 
-    def stages(self, dist: Finite) -> Iterator[tuple[str, Finite]]:
+    def stages(self, dist: Finite[T]) -> Iterator[tuple[str, Finite[T]]]:
         """The parts that are in force, in their order: the name of each and the distribution that it leaves."""
         if self.temperature != 1.0:
             dist = dist.tempered(self.temperature)
@@ -84,7 +85,7 @@ class Rule(Shared):
 NO_RULE = Rule()
 
 
-def _min_p(dist: Finite, p: float) -> Finite:
+def _min_p(dist: Finite[T], p: float) -> Finite[T]:
     def compute() -> np.ndarray:
         log_weights = dist.log_weights()
         return np.where(log_weights >= log_weights.max() + math.log(p), log_weights, -np.inf)

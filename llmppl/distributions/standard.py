@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from llmppl import arguments
 from llmppl.distributions.finite import Finite
-from llmppl.distributions.proposal import Distribution
+from llmppl.distributions.proposal import Distribution, T_co
 from llmppl.distributions.weights import Floats
 
 _MAX_VALUES = 100_000_000               # of a Uniform, which holds a number for each of them
 
 
-class Categorical(Finite):
+class Categorical(Finite[T_co]):
     """One of finitely many values, with the probabilities given.
 
     Parameters
@@ -27,7 +27,16 @@ class Categorical(Finite):
         0, 1, ..., n - 1 if left out.
     """
 
-    def __init__(self, probs: ArrayLike | dict[Any, float], values: Sequence[Any] | None = None) -> None:
+    @overload
+    def __init__(self, probs: dict[T_co, float], values: None = None) -> None: ...
+
+    @overload
+    def __init__(self: Categorical[int], probs: ArrayLike, values: None = None) -> None: ...
+
+    @overload
+    def __init__(self, probs: ArrayLike, values: Sequence[T_co]) -> None: ...
+
+    def __init__(self, probs: Any, values: Sequence[Any] | None = None) -> None:
         if isinstance(probs, dict):
             if values is not None:
                 raise ValueError("Categorical takes its values from the dict; leave `values` out")
@@ -36,14 +45,15 @@ class Categorical(Finite):
         if values is not None and len(values) != len(array):
             raise ValueError(f"Categorical got {len(array)} probabilities for {len(values)} values")
         with np.errstate(divide="ignore"):
-            super().__init__(range(len(array)) if values is None else tuple(values), np.log(array))
+            support: Sequence[Any] = range(len(array)) if values is None else tuple(values)
+            super().__init__(support, np.log(array))
 
     def __repr__(self) -> str:
         pairs = zip(self.support, np.exp(self.log_probs()), strict=True)
         return f"Categorical({{{', '.join(f'{value!r}: {p:.4g}' for value, p in pairs)}}})"
 
 
-class Bernoulli(Finite):
+class Bernoulli(Finite[bool]):
     """True with probability `p`, else False."""
 
     def __init__(self, p: float) -> None:
@@ -55,7 +65,7 @@ class Bernoulli(Finite):
         return f"Bernoulli({self.p:g})"
 
 
-class Uniform(Finite):
+class Uniform(Finite[int]):
     """An integer from `low` to `high`, both included, all equally likely."""
 
     def __init__(self, low: int, high: int) -> None:
@@ -69,7 +79,7 @@ class Uniform(Finite):
         return f"Uniform({self.support[0]}, {self.support[-1]})"
 
 
-class Geometric(Distribution):
+class Geometric(Distribution[int]):
     """The number of failures before the first success: P(n) = p (1 - p)^n on n = 0, 1, 2, ...
 
     Parameters
@@ -105,14 +115,14 @@ class Geometric(Distribution):
         return f"Geometric({self.p:g}{'' if self.max_value is None else f', max_value={self.max_value}'})"
 
 
-class Delta(Distribution):
+class Delta(Distribution[T_co]):
     """Always `value`: `sample(dist, proposal=Delta(v))` is `observe(dist, v)`."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: T_co) -> None:
         self.value = value
         self.support = (value,)
 
-    def sample(self, rng: np.random.Generator) -> Any:
+    def sample(self, rng: np.random.Generator) -> T_co:
         return self.value
 
     def log_prob(self, value: Any) -> float:

@@ -27,6 +27,7 @@ from llmppl.display.tables import frame, html_table, one_line, text_table
 from llmppl.inference.deaths import Death, together
 from llmppl.inference.genealogy import StepRecord, Steps
 from llmppl.inference.saved import saved
+from llmppl.runtime import Stats
 from llmppl.shared import Shared
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Particles(Shared, Sequence[P]):
     ----------
     particles : iterable of particles
         Those of log weight -inf are left out; ValueError for NaN and +inf. They are read once, never changed.
-    stats : object, optional
+    stats : Stats, optional
         What the run cost; shown by `str`.
     deaths : iterable of Death, optional
         What became of the others.
@@ -102,7 +103,7 @@ class Particles(Shared, Sequence[P]):
         self,
         particles: Iterable[P],
         *,
-        stats: object = None,
+        stats: Stats | None = None,
         deaths: Iterable[Death] = (),
         steps: Iterable[StepRecord] = (),
         accuracy: Callable[[], tuple[float | None, str]] = _unknown,

@@ -161,7 +161,7 @@ class NextToken(TokenDistribution):
         return "NextToken"
 
 
-class StringDistribution(Distribution):
+class StringDistribution(Distribution[str]):
     """The probability that the text after `context` begins with given tokens, scored in one forward pass.
 
     `log_prob(text)` is log p(v_1 ... v_n | context) = sum_i log p(v_i | context, v_1 ... v_{i-1}) for the tokens v that
@@ -181,7 +181,7 @@ class StringDistribution(Distribution):
                 end = end + token
         return end.log_prob_since(self.context)
 
-    def sample(self, rng: np.random.Generator) -> Any:
+    def sample(self, rng: np.random.Generator) -> NoReturn:
         raise TypeError("string() only scores, for observe(); to draw text, sample its tokens one by one")
 
     def __repr__(self) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 
 from llmppl.arguments import shown
 from llmppl.distributions import Finite, Floats, Mask, Table
-from llmppl.tokens import EOS, Vocabulary
+from llmppl.tokens import EOS, Token, Vocabulary
 
 ENDS = "eos", "prefix", "boundary"                      # what may come after a text
 
 
-class TokenDistribution(Finite):
+class TokenDistribution(Finite[Token]):
     """A distribution over the tokens of a vocabulary; (V,) log-probabilities, V = len(vocab).
 
     Values are `Token`s (or ids). `log_prob(EOS)` is the log of the summed probability of all of the model's eos ids. A
@@ -22,9 +22,9 @@ class TokenDistribution(Finite):
     """
 
     support: Vocabulary
-    _with_end: weakref.WeakValueDictionary[tuple[int, str], Finite] | None = None
+    _with_end: weakref.WeakValueDictionary[tuple[int, str], Finite[Token]] | None = None
 
-    def with_end(self, inside: Mask, end: str) -> Finite:
+    def with_end(self, inside: Mask, end: str) -> Finite[Token]:
         """What follows a text of a language: one of the tokens `inside` it, as probable as here, or EOS, its end.
 
         With p these probabilities, EOS has the weight sum_v p(v) over all v not inside if `end` is "boundary", every
@@ -54,7 +54,7 @@ class TokenDistribution(Finite):
             self._with_end[id(inside), end] = dist
         return dist
 
-    def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite]) -> TokenDistribution:
+    def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]) -> TokenDistribution:
         return TokenDistribution(self.support, compute, parents)
 
     def indices(self, value: Any) -> Sequence[int]:

@@ -28,6 +28,7 @@ from llmppl.tokens import Text
 if TYPE_CHECKING:
     from llmppl.lm import Context
 
+T = TypeVar("T")
 Next_co = TypeVar("Next_co", bound=Proposal, covariant=True)
 
 
@@ -115,7 +116,7 @@ class Model:
 
     # ---- verbs
 
-    def sample(self, dist: Proposal, proposal: Proposal | None = None) -> Any:
+    def sample(self, dist: Proposal[T], proposal: Proposal[T] | None = None) -> T:
         """Draw a value from `dist`, or from `proposal` with the importance weight w p(x) / mu(x).
 
         A proposal is *properly weighted* for a measure mu: it proposes x with a weight w such that, for every f,
@@ -136,7 +137,8 @@ class Model:
         ValueError
             If a weight w is NaN or infinite, or mu is zero at a value that was proposed with a positive weight.
         """
-        return self._draw("sample", dist, proposal)
+        value: T = self._draw("sample", dist, proposal)
+        return value
 
     def extend(
         self,
