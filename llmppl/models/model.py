@@ -231,11 +231,9 @@ class Model:
 
     def transformer(self, context: HasNextToken[Next_co]) -> Next_co:
         """The distribution of the next token after `context`. One forward pass computes all asked for by then."""
-        next_token = getattr(context, "next_token", None)
-        if next_token is None:
+        if not hasattr(context, "next_token"):
             raise TypeError(f"transformer wants a Context, lm.context(text), not {context!r}")
-        dist: Next_co = next_token()
-        return dist
+        return context.next_token()
 
     def finish(self) -> None:
         """End the particle, with the weight it has."""
