@@ -7,6 +7,7 @@ What is of another type is a TypeError, what is out of range a ValueError. A boo
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import numbers
 import os
@@ -165,10 +166,18 @@ def is_hashable(value: object) -> bool:
     return True
 
 
-def function(name: str, value: Callable[..., Any], example: str) -> Callable[..., Any]:
-    """`value`, something that can be called and is no type; `example` is one that would do."""
+def function(name: str, value: Callable[..., Any], example: str, *, takes: int | None = None) -> Callable[..., Any]:
+    """`value`, something that can be called, with `takes` arguments, and is no type; `example` is one that would do."""
     if is_type(value) or not callable(value):
         raise TypeError(f"{name} must be a function, as {example} is, not {shown(value)}")
+    if takes is not None:
+        try:
+            inspect.signature(value).bind(*range(takes))
+        except ValueError:                              # it does not tell
+            return value
+        except TypeError as error:
+            said = f"{name} must take {takes} arguments, as {example} does; {name_of(value)} is wrong"
+            raise TypeError(f"{said}: {error}") from None
     return value
 
 

@@ -341,6 +341,7 @@ def test_repeat_gives_the_runs_of_run_many():
     "arguments, error, message",
     [
         ((3, TASKS), TypeError, "run must be a function, as lambda task, rng"),
+        ((lambda task: None, TASKS), TypeError, r"run must take 2 arguments, .* <lambda> is wrong: too many"),
         ((coin, 3), TypeError, "tasks must be a list or another iterable of tasks, not 3"),
         ((coin, "abc"), TypeError, "tasks must be a list or another iterable of tasks, not 'abc'"),
         ((coin, TASKS, {"together": 0}), ValueError, "together must be at least 1"),

@@ -113,6 +113,7 @@ def test_without_ray_the_error_says_what_installs_it(monkeypatch):
     "wrong, message",
     [
         ({"run": 3}, "run must be a function"),
+        ({"run": lambda task, rng: None}, "run must take 3 arguments"),
         ({"make_lm": "smollm2"}, "make_lm must be a function"),
         ({"workers": 0}, "workers must be at least 1"),
         ({"together": 0}, "together must be at least 1"),

@@ -75,7 +75,7 @@ def run_many(
     OSError
         If it cannot be written, as on a full disk; the results before are whole, and `resume=True` goes on.
     """
-    function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)")
+    function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)", takes=2)
     count("together", together)
 
     def run_all(numbered: Iterable[tuple[int, Any]], seed: int) -> Iterator[Result]:

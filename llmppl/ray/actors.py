@@ -86,7 +86,7 @@ def run_many(
         If the processes of all workers died in `make_lm`. What it raises is raised.
     """
     ray, resources = _ray(), dict(resources or {})
-    function("run", run, "lambda lm, task, rng: smc_steer(model(lm, task), N, K, rng=rng)")
+    function("run", run, "lambda lm, task, rng: smc_steer(model(lm, task), N, K, rng=rng)", takes=3)
     function("make_lm", make_lm, "lambda: CachedTransformer.from_pretrained()")
     optional_count("workers", workers)
     count("together", together)
