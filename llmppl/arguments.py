@@ -26,6 +26,7 @@ __all__ = [
     "text", "token_id", "truth", "unknown_option",
 ]  # fmt: skip
 
+S = TypeVar("S", bound=str)
 T = TypeVar("T")
 
 
@@ -114,7 +115,7 @@ def flag(name: str, value: bool) -> bool:
     return bool(value)
 
 
-def one_of(name: str, value: str, choices: Iterable[str]) -> str:
+def one_of(name: str, value: S, choices: Iterable[str]) -> S:
     """`value`, one of some names."""
     choices = tuple(choices)
     what = f"one of {', '.join(map(repr, choices))}"

@@ -1,12 +1,16 @@
 """Type checkers know what programs draw: mypy, and pyright where it is installed, both strict."""
 
+import inspect
 import json
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
+
+from llmppl.models.programs.program import Options, Program
 
 ROOT = Path(__file__).parent.parent
 
@@ -85,13 +89,26 @@ assert_type(posterior, Particles[Program])
 assert_type(posterior.best, Program)
 assert_type(posterior.stats, Stats | None)
 assert_type(enumerate_exact(Program(lm)), Particles[Program])
+text = ConstrainedText(lm, "a", Regex("[ab]+"), end="prefix", max_tokens=3, stop="b", rule=Rule(top_k=3))
+assert_type(smc_steer(text, 5, expand="copies", seed=0), Particles[ConstrainedText])
+assert_type(Infilling(lm, "a[BLANK]b", min_tokens=1).s, str)
+assert_type(PromptIntersection(lm, ["a", "b"], proposal="first", max_tokens=3).s, str)
+search(lm, "a", end="boundary", results="tokens", tokenization="canonical")
 '''
 MISTAKES = {
-    "self.sample(0.5)": "arg-type",
-    "self.sample(Bernoulli(0.5)).upper()": "attr-defined",
-    "self.score('good')": "arg-type",
-    "self.transformer('a')": "",
+    "program.sample(0.5)": "arg-type",
+    "program.sample(Bernoulli(0.5)).upper()": "attr-defined",
+    "program.score('good')": "arg-type",
+    "program.transformer('a')": "arg-type",
     "critic(3)": "arg-type",
+    "ConstrainedText(lm, 'a', max_tokens='3')": "arg-type",
+    "ConstrainedText(lm, 'a', max_token=3)": "call-arg",
+    "Infilling(lm, 'a[BLANK]b', end='boundary')": "arg-type",
+    "PromptIntersection(lm, ['a', 'b'], proposal='last')": "arg-type",
+    "smc_steer(program, 5, expand='copy')": "arg-type",
+    "smc_steer(program, 5, max_tokens=3)": "call-arg",
+    "search(lm, 'a', end='end')": "arg-type",
+    "Query(lm, 'a', tokenization='any').best(order='sum')": "arg-type",
 }
 
 
@@ -133,8 +150,13 @@ def test_pyright_knows_it_too(program, tmp_path):
 
 def test_mistakes_are_found(tmp_path):
     path = tmp_path / "mistakes.py"
-    start = PROGRAM[: PROGRAM.index("        assert_type(self.sample(Categorical")]
-    path.write_text(start + "".join(f"        {line}\n" for line in MISTAKES), encoding="utf-8")
+    path.write_text("\n".join([PROGRAM, "program = Program(lm)", *MISTAKES]), encoding="utf-8")
     told = mypy(path)
-    for number, (line, code) in enumerate(MISTAKES.items(), start.count("\n") + 1):
-        assert any(f":{number}: error" in each and code in each for each in told), (line, told)
+    for number, (line, code) in enumerate(MISTAKES.items(), PROGRAM.count("\n") + 3):
+        assert any(f":{number}: error: " in each and each.endswith(f"[{code}]") for each in told), (line, told)
+
+
+def test_the_options_that_checkers_know_are_those_of_all_programs():
+    parameters = inspect.signature(Program.__init__, eval_str=True).parameters.values()
+    options = {each.name: each.annotation for each in parameters if each.kind == each.KEYWORD_ONLY}
+    assert typing.get_type_hints(Options) == options

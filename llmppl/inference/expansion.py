@@ -21,7 +21,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -251,7 +251,8 @@ class Distinct:
         return more
 
 
-EXPANSIONS: dict[str, Callable[[int, int], Copies | Distinct]] = {
+ExpansionName = Literal["distinct", "merged", "copies"]
+EXPANSIONS: dict[ExpansionName, Callable[[int, int], Copies | Distinct]] = {
     "distinct": Distinct, "merged": functools.partial(Copies, merge=True), "copies": Copies
 }  # fmt: skip
 

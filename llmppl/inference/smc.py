@@ -29,7 +29,7 @@ from llmppl.display.progress import bar, finished
 from llmppl.distributions import logsumexp
 from llmppl.inference.checkpoint import Checkpoint
 from llmppl.inference.deaths import Death, died
-from llmppl.inference.expansion import EXPANSIONS, Copies, Extension, Run
+from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, Extension, Run
 from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
 from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
@@ -318,7 +318,7 @@ def _run(name: str, model: M, expand: Expand, select: Select, options: RunOption
 
 @_with_run_options
 def smc_steer(
-    model: M, N: int, K: int = 3, *, expand: str = "distinct", **options: Unpack[RunOptions]
+    model: M, N: int, K: int = 3, *, expand: ExpansionName = "distinct", **options: Unpack[RunOptions]
 ) -> Particles[M]:
     """SMC steering: K extensions of every active particle, N survivors chosen without replacement.
 

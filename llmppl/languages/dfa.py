@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache, reduce
 from operator import sub
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +134,7 @@ class DFA(Machine):
     def _counts(self) -> Counts:
         return Counts(self)
 
-    def count(self, length: int, unit: str = "characters") -> int:
+    def count(self, length: int, unit: Literal["characters", "bytes"] = "characters") -> int:
         """The number of strings of exactly `length` characters (or, with `unit="bytes"`, UTF-8 bytes), exactly."""
         length = arguments.count("length", length, least=0)
         if arguments.one_of("unit", unit, ["characters", "bytes"]) == "characters":

@@ -7,5 +7,6 @@ from llmppl.lm.engine import Batch as Batch
 from llmppl.lm.engine import Engine as Engine
 from llmppl.lm.engine import SlotEngine as SlotEngine
 from llmppl.lm.token_distribution import ENDS as ENDS
+from llmppl.lm.token_distribution import End as End
 from llmppl.lm.token_distribution import TokenDistribution as TokenDistribution
 from llmppl.lm.transformer import CachedTransformer as CachedTransformer

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from llmppl.arguments import shown
 from llmppl.distributions import Finite, Floats, Mask, Table
 from llmppl.tokens import EOS, Token, Vocabulary
 
-ENDS = "eos", "prefix", "boundary"                      # what may come after a text
+End = Literal["eos", "prefix", "boundary"]              # what may come after a text
+ENDS: tuple[str, ...] = get_args(End)
 
 
 class TokenDistribution(Finite[Token]):
@@ -22,9 +23,9 @@ class TokenDistribution(Finite[Token]):
     """
 
     support: Vocabulary
-    _with_end: weakref.WeakValueDictionary[tuple[int, str], Finite[Token]] | None = None
+    _with_end: weakref.WeakValueDictionary[tuple[int, End], Finite[Token]] | None = None
 
-    def with_end(self, inside: Mask, end: str) -> Finite[Token]:
+    def with_end(self, inside: Mask, end: End) -> Finite[Token]:
         """What follows a text of a language: one of the tokens `inside` it, as probable as here, or EOS, its end.
 
         With p these probabilities, EOS has the weight sum_v p(v) over all v not inside if `end` is "boundary", every

@@ -20,7 +20,7 @@ import numpy as np
 
 from llmppl.arguments import count, generator, one_of
 from llmppl.distributions import Floats
-from llmppl.lm import ENDS, Context, TokenDistribution
+from llmppl.lm import ENDS, Context, End, TokenDistribution
 from llmppl.masks import END, Index, WholeIndex
 from llmppl.shared import Shared
 from llmppl.tokens import EOS
@@ -57,7 +57,7 @@ class Lookahead(Shared):
         If `dist` is over another vocabulary, or never ends a text of the language within `max_tokens`.
     """
 
-    def __init__(self, index: Index, dist: TokenDistribution, max_tokens: int, end: str = "boundary") -> None:
+    def __init__(self, index: Index, dist: TokenDistribution, max_tokens: int, end: End = "boundary") -> None:
         if not isinstance(index, Index):
             raise TypeError(f"Lookahead wants an index, Regex(...).index(lm.vocab), not {index!r}")
         if not isinstance(dist, TokenDistribution):
@@ -102,7 +102,7 @@ class Lookahead(Shared):
         return f"Lookahead({self.index!r}, max_tokens={self.max_tokens})"
 
 
-def _log_ends(whole: WholeIndex, dist: TokenDistribution, end: str) -> Floats:
+def _log_ends(whole: WholeIndex, dist: TokenDistribution, end: End) -> Floats:
     """(S,) log of the probability of what must come after a text that ends in each state; -inf where none may."""
     log_ends = np.where(whole.accepting, 0.0 if end == "prefix" else dist.log_prob(EOS), -np.inf)
     if end == "boundary":

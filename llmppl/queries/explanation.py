@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.models.programs.program import begin
 from llmppl.tokens import EOS, Token
 
-ENDS = "prefix", "eos"
+End = Literal["prefix", "eos"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Explanation(Sequence[Certificate]):
 
 
 def explain(
-    lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: str = "prefix"
+    lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: End = "prefix"
 ) -> Explanation:
     """Each token of `text` after `prefix`: its probability and rank, and which part of a rule would have excluded it.
 
@@ -83,7 +83,7 @@ def explain(
     if not isinstance(prefix, (str, Context)):
         raise TypeError(f"prefix must be a str or a Context, not {arguments.shown(prefix)}")
     arguments.text("text", text)
-    ends = arguments.one_of("end", end, ENDS) == "eos"
+    ends = arguments.one_of("end", end, get_args(End)) == "eos"
     if ends and not lm.vocab.eos_ids:
         raise ValueError('end="eos" asks for the end of the text, and this vocabulary has no eos token')
     context = begin(lm, prefix)
@@ -96,7 +96,7 @@ def explain(
 
 
 def can_generate(
-    lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: str = "prefix"
+    lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: End = "prefix"
 ) -> bool:
     """Whether a decoder with this rule can write `text` after `prefix`: `bool(explain(...))`."""
     return bool(explain(lm, text, rule, prefix=prefix, end=end))

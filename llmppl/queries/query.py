@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack, cast, get_args
 
 import numpy as np
 
 from llmppl.arguments import count, flag, fraction, function, generator, one_of, optional_count, text, unknown_option
 from llmppl.distributions import NO_RULE, DecisionRule, Rule
-from llmppl.lm import ENDS, CachedTransformer
+from llmppl.lm import ENDS, CachedTransformer, End
 from llmppl.queries import explanation
 from llmppl.queries.best_first import Search, beam
 from llmppl.queries.bounds import Probability, close_bounds, share_of_open
@@ -26,7 +26,10 @@ from llmppl.queries.matches import Matches
 from llmppl.queries.sampling import blocks_of_starts, samples
 from llmppl.queries.searchspace import Space
 
-TOKENIZATIONS = "all", "canonical", "canonical_prefix"
+Tokenization = Literal["all", "canonical", "canonical_prefix"]
+Results = Literal["strings", "tokens"]
+Order = Literal["joint", "conditional"]
+Prefixes = Literal["model", "uniform"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +75,12 @@ class Query:
     pattern: Language
     _: KW_ONLY
     prefix: Language = ""
-    end: str = "eos"
+    end: End = "eos"
     rule: DecisionRule = NO_RULE
     edits: EditsLike = 0
     rewrite: Iterable[Rewrite] = ()
     ignore: Language | None = None
-    tokenization: str = "all"
+    tokenization: Tokenization = "all"
     max_tokens: int | None = None
     max_chars: int | None = None
 
@@ -91,7 +94,7 @@ class Query:
         if not isinstance(self.lm, CachedTransformer):
             raise TypeError(f"a query wants a CachedTransformer first, not {self.lm!r}")
         one_of("end", self.end, ENDS)
-        one_of("tokenization", self.tokenization, TOKENIZATIONS)
+        one_of("tokenization", self.tokenization, get_args(Tokenization))
         if self.end == "eos" and not self.lm.vocab.eos_ids:
             raise ValueError('this vocabulary has no eos token, so no text ends: take end="prefix" or end="boundary"')
         optional_count("max_tokens", self.max_tokens, least=0)
@@ -115,8 +118,8 @@ class Query:
     # ---- answers
 
     def best(
-        self, *, beam_width: int | None = None, results: str = "strings", order: str = "joint", tolerance: float = 1e-8,
-        batch: int = 32, max_expansions: int | None = None, progress: bool | None = None,
+        self, *, beam_width: int | None = None, results: Results = "strings", order: Order = "joint",
+        tolerance: float = 1e-8, batch: int = 32, max_expansions: int | None = None, progress: bool | None = None,
     ) -> Matches:  # fmt: skip
         """The matches in the order of their probability: an iterator that can be stopped at any time.
 
@@ -152,7 +155,7 @@ class Query:
         return self._matches(search, results, tolerance, progress)
 
     def distinct(
-        self, *, results: str = "strings", order: str = "joint", tolerance: float = 1e-8, batch: int = 32,
+        self, *, results: Results = "strings", order: Order = "joint", tolerance: float = 1e-8, batch: int = 32,
         max_expansions: int | None = None, seed: int | None = None, rng: np.random.Generator | None = None,
         progress: bool | None = None,
     ) -> Matches:  # fmt: skip
@@ -169,14 +172,15 @@ class Query:
         options = {"order": order, "batch": batch, "max_expansions": max_expansions}
         return self._matches(DistinctSearch(self.space, generator(seed, rng), **options), results, tolerance, progress)
 
-    def _matches(self, search: Search, results: str, tolerance: float, progress: bool | None) -> Matches:
+    def _matches(self, search: Search, results: Results, tolerance: float, progress: bool | None) -> Matches:
         search.add_all()
         matches = search.sequences() if results == "tokens" else search.strings(tolerance)
         return Matches(self.lm, matches, progress, search)
 
     def samples(
-        self, *, local: bool = False, prefixes: str = "model", max_prefix_chars: int | None = None, particles: int = 32,
-        seed: int | None = None, rng: np.random.Generator | None = None, progress: bool | None = None,
+        self, *, local: bool = False, prefixes: Prefixes = "model", max_prefix_chars: int | None = None,
+        particles: int = 32, seed: int | None = None, rng: np.random.Generator | None = None,
+        progress: bool | None = None,
     ) -> Matches:  # fmt: skip
         """Samples without end, each a token sequence; weighted by `exp(match.log_weight)` they follow the model.
 
@@ -193,7 +197,7 @@ class Query:
         particles : int
             Samples in a block: those of one particle filter are not independent.
         """
-        one_of("prefixes", prefixes, ("model", "uniform"))
+        one_of("prefixes", prefixes, get_args(Prefixes))
         optional_count("max_prefix_chars", max_prefix_chars, least=0)
         rng, local, particles = generator(seed, rng), flag("local", local), count("particles", particles)
         blocks = blocks_of_starts(self.space, prefixes, max_prefix_chars, rng)
@@ -251,7 +255,8 @@ class Query:
         begun = [whole[:n] for n in range(len(whole) + 1) if whole[:n] in self.space.prefixes]
         if not begun:
             raise ValueError(f"{whole!r} begins with no string of the prefix {self.prefix!r}")
-        end, rule = "eos" if self.end == "eos" else "prefix", cast(Rule, self.rule)     # which explain checks
+        end: explanation.End = "eos" if self.end == "eos" else "prefix"
+        rule = cast(Rule, self.rule)                    # which explain checks
         return explanation.explain(self.lm, whole[len(begun[-1]) :], rule, prefix=begun[-1], end=end)
 
     def plan(self) -> str:
@@ -273,14 +278,14 @@ class QueryOptions(TypedDict, total=False):
     edits: EditsLike
     rewrite: Iterable[Rewrite]
     ignore: Language | None
-    tokenization: str
+    tokenization: Tokenization
     max_tokens: int | None
     max_chars: int | None
 
 
 def search(
-    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: str = "eos", rule: DecisionRule = NO_RULE,
-    results: str = "strings", max_expansions: int | None = None, progress: bool | None = None,
+    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
+    results: Results = "strings", max_expansions: int | None = None, progress: bool | None = None,
     **options: Unpack[QueryOptions],
 ) -> Matches:  # fmt: skip
     """The strings of a language that a model would write, the most probable first: `Query(...).best(...)`."""
@@ -289,7 +294,7 @@ def search(
 
 
 def probability(
-    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: str = "eos", rule: DecisionRule = NO_RULE,
+    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
     max_expansions: int = 2000, runs: int = 32, seed: int | None = None, **options: Unpack[QueryOptions],
 ) -> Probability:  # fmt: skip
     """The probability that what a model writes is in a language: `Query(...).probability(...)`."""
@@ -297,9 +302,9 @@ def probability(
     return query.probability(max_expansions=max_expansions, runs=runs, seed=seed)
 
 
-def _check_search(results: str, order: str, tolerance: float, batch: int, max_expansions: int | None) -> None:
-    one_of("results", results, ("strings", "tokens"))
-    one_of("order", order, ("joint", "conditional"))
+def _check_search(results: Results, order: Order, tolerance: float, batch: int, max_expansions: int | None) -> None:
+    one_of("results", results, get_args(Results))
+    one_of("order", order, get_args(Order))
     fraction("tolerance", tolerance)
     count("batch", batch)
     optional_count("max_expansions", max_expansions)

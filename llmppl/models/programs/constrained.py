@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from llmppl import arguments
 from llmppl.distributions import Finite
 from llmppl.languages import JsonSchemaIndex, index_of
-from llmppl.lm import ENDS, CachedTransformer, Context, TokenDistribution
+from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
 from llmppl.masks import Index, TokenIndex
 from llmppl.models.causes import name_of_constraint, no_token, refusal
-from llmppl.models.programs.program import Program, begin
+from llmppl.models.programs.program import Options, Program, begin
 from llmppl.models.spans import must_end_by
 from llmppl.runtime import mask_timer
 from llmppl.tokens import Vocabulary
@@ -70,9 +70,9 @@ class ConstrainedText(Program):
         constraint: Any = None,
         *,
         mask: Callable[[str], Mask] | None = None,
-        end: str = "boundary",
+        end: End = "boundary",
         complete: bool | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
         self.end = arguments.one_of("end", end, ENDS)

@@ -6,7 +6,7 @@ import itertools
 import operator
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Literal, Unpack
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from llmppl.distributions import Distribution, Geometric
 from llmppl.distributions.rules import NO_RULE
 from llmppl.lm import CachedTransformer
 from llmppl.models.causes import under
-from llmppl.models.programs.program import Program, language_model
+from llmppl.models.programs.program import Options, Program, language_model
 from llmppl.tokens import EOS, Text
 
 BLANK = "[BLANK]"
@@ -54,8 +54,8 @@ class Infilling(Program):
         *,
         lengths: Distribution | None = None,
         prior: bool = False,
-        end: str = "prefix",
-        **options: Any,
+        end: Literal["prefix", "eos"] = "prefix",
+        **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
         if self.stop:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Literal, Unpack
 
 from llmppl import arguments
 from llmppl.distributions import Finite, product
 from llmppl.lm import CachedTransformer, Context
 from llmppl.models.causes import under
-from llmppl.models.programs.program import Program, begin
+from llmppl.models.programs.program import Options, Program, begin
 
 
 class PromptIntersection(Program):
@@ -36,9 +36,9 @@ class PromptIntersection(Program):
         lm: CachedTransformer | Sequence[CachedTransformer],
         prompts: Sequence[str | Context],
         *,
-        proposal: str = "product",
+        proposal: Literal["product", "first"] = "product",
         until: str | Callable[[str], bool] | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
         if isinstance(prompts, CachedTransformer):

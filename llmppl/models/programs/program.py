@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from llmppl import arguments
 from llmppl.distributions.rules import NO_RULE, DecisionRule
@@ -21,6 +21,15 @@ _CALLED = {                                             # what others call an op
     "min_length": "min_tokens", "stop_strings": "stop", "stop_sequences": "stop",
 }  # fmt: skip
 _EOS_IDS = "eos_ids", "eos_token_id", "eos_token_ids", "stop_token_ids"
+
+
+class Options(TypedDict, total=False):
+    """The options that all programs take; `Program` describes them."""
+
+    min_tokens: int
+    max_tokens: int | None
+    stop: str | Iterable[str]
+    rule: DecisionRule
 
 
 class Program(Model):
