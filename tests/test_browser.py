@@ -268,6 +268,12 @@ def contrasts(tab):
         })"""
     )
 
+    return [(contrast(ink, behind, opacity), text) for text, ink, behind, opacity in texts]
+
+
+def contrast(ink, behind, opacity=1.0):
+    """The contrast of two colours, as CSS writes them."""
+
     def luminance(channels):
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -275,23 +281,27 @@ def contrasts(tab):
     def rgb(colour):
         return [int(c) / 255 for c in re.findall(r"\d+", colour)[:3]]
 
-    for text, ink, behind, opacity in texts:
-        seen = [opacity * a + (1 - opacity) * b for a, b in zip(rgb(ink), rgb(behind), strict=True)]
-        light, dark = sorted([luminance(seen), luminance(rgb(behind))], reverse=True)
-        yield (light + 0.05) / (dark + 0.05), text
+    seen = [opacity * a + (1 - opacity) * b for a, b in zip(rgb(ink), rgb(behind), strict=True)]
+    light, dark = sorted([luminance(seen), luminance(rgb(behind))], reverse=True)
+    return (light + 0.05) / (dark + 0.05)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_has_a_contrast_of_4_5_at_least(opened, run, scheme, size):
     tab = opened(page(run), size, scheme)
-    overview = list(contrasts(tab))
+    overview = contrasts(tab)
     step, place = first(run, lambda c: c.death and len(c.text) > 12)
     assert len(overview) > 150 and any(text in WORDS for _, text in overview)
     tab.goto(f"{tab.url}#step={step}&candidate={place}")
     tab.wait_for_selector("#detail .fate")
-    for contrast, text in overview + list(contrasts(tab)):
-        assert contrast >= 4.5, f"{text!r} has {contrast:.2f}"
+    for ratio, text in overview + contrasts(tab):
+        assert ratio >= 4.5, f"{text!r} has {ratio:.2f}"
+    tab.fill("#find", "cat")                            # what is found lies on a colour of its own
+    fill = "name => getComputedStyle(document.querySelector(name)).fill"
+    hit = tab.evaluate(fill, "#hits rect")
+    for name in "#all text.rejected", "#all text:not(.rejected)", "#chosen text:not(.end)":
+        assert contrast(tab.evaluate(fill, name), hit) >= 4.5
     paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", paper))) < 150) == (scheme == "dark")
 

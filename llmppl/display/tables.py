@@ -22,21 +22,19 @@ MAX_TEXT = 90               # characters shown of a text
 Rows = Sequence[Sequence[str]]
 
 
-def text_table(heads: Sequence[str], rows: Rows) -> list[str]:
-    """Its lines: as many rows as are shown, and how many are not."""
+def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> list[str]:
+    """Its lines: as many rows as are shown, and how many are not; `numbers`: whether the last column is one of them."""
     shown = rows[:MAX_ROWS]
-    widths = [max(len(row[i]) for row in [heads, *shown]) for i in range(len(heads) - 1)]
+    widths = [max(len(row[i]) for row in [heads, *shown]) for i in range(len(heads))]
+    widths[-1] *= numbers
     lines = [
-        "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
-        for row in [heads, *shown]
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [heads, *shown]
     ]
     return lines + [f"... and {len(rows) - MAX_ROWS} more"] * (len(rows) > MAX_ROWS)
 
 
 def html_table(heads: Sequence[str], rows: Rows, shares: Sequence[float] = (), *, numbers: bool = False) -> str:
     """The same for a notebook; with `shares` of the largest, from 0 to 1, a bar stands before each row.
-
-    numbers : whether the last column is one of numbers, too
 
     It sets no colours, so that it reads in light and dark themes.
     """

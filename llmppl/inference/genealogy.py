@@ -91,7 +91,7 @@ class Steps(tuple[StepRecord, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return "\n".join([self._header(), *(["", *text_table(HEADS, self._rows())] if self else [])])
+        return "\n".join([self._header(), *(["", *text_table(HEADS, self._rows(), numbers=True)] if self else [])])
 
     def _repr_html_(self) -> str:
         return f"<p>{self._header()}</p>{self.charts()}{html_table(HEADS, self._rows(), numbers=True) if self else ''}"

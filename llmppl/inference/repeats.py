@@ -80,7 +80,7 @@ class Repeats(Generic[M]):
 
 
 def _row(run: Particles[Any]) -> tuple[str, str, str, str]:
-    error = "" if run.log_ml_se is None else f"{run.log_ml_se:.2g}"
+    error = "" if run.log_ml_se is None else f"{run.log_ml_se:.2f}"
     return f"{run.log_ml:.2f}", error, f"{run.ess:.1f}", one_line(run.best) if len(run) else "all died"
 
 

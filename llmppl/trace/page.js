@@ -83,10 +83,11 @@ const branch = node => {                               // from the parent's end 
   const x = left(node.t), y = node.parent ? node.parent.line : rootLine, to = x + LINK, bend = LINK * .55;
   return `M${x} ${y}C${x + bend} ${y} ${to - bend} ${node.line} ${to} ${node.line}H${end(node).toFixed(1)}`;
 };
+const lift = node => node.copies ? thickness(node) / 2 + (small() ? 1.5 : 3.5) : -3.5;       // of its text above its line
 const writing = (node, extra = "") => {
-  const size = node.copies ? fontSize : 10.5, lift = node.copies ? thickness(node) / 2 + (small() ? 1.5 : 3.5) : -3.5;
+  const size = node.copies ? fontSize : 10.5;
   const kind = node.copies ? extra : "rejected " + extra, x = left(node.t) + LINK + (node.copies ? 0 : 10);
-  return `<text class="${kind}" x="${x}" y="${(node.line - lift).toFixed(1)}" font-size="${size}">${spaced(label(node))}</text>`;
+  return `<text class="${kind}" x="${x}" y="${(node.line - lift(node)).toFixed(1)}" font-size="${size}">${spaced(label(node))}</text>`;
 };
 const cross = (x, y, r) => `M${x - r} ${y - r}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`;
 const circle = (x, y, r) => `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`;
@@ -156,8 +157,8 @@ function mark() {
   $("found").textContent = wanted ? `${hits.length} found` : "";
   $("hits").innerHTML = hits.map(node => {
     const x = left(node.t) + LINK - 2, text = hasText(node) ? pen.measureText(label(node)).width : 0;
-    const top = node.copies ? node.line - row + 6 : node.line - Math.min(row, 15) / 2;
-    return `<rect x="${x}" y="${top}" width="${text + (node.copies ? 5 : 13)}" height="${Math.min(row, node.copies ? 17 : 14)}" rx="3"/>`;
+    const top = node.copies ? node.line - lift(node) - fontSize : node.line - 7;
+    return `<rect x="${x}" y="${top}" width="${text + (node.copies ? 5 : 13)}" height="${node.copies ? fontSize + 3 : 14}" rx="2"/>`;
   }).join("");
 }
 function next(step) {
