@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pickle
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, field_validator
 from support import repetitions
+from test_cli import particles, run
 from tiny import add_up, table_lm
 
 from llmppl import ConstrainedText, JsonSchema, Model, Regex, enumerate_exact, run_many, smc_steer
@@ -165,6 +167,22 @@ def test_what_masks_and_parse_let_through_are_the_instances(name):
         assert is_taken(constraint, value) == is_instance(value), value
 
 
+def test_a_constraint_with_a_condition_pickles():
+    constraint = pickle.loads(pickle.dumps(JsonSchema(CASES["oneOf of formats"][0])))
+    assert is_taken(constraint, "2024-02-29") and not is_taken(constraint, "a")
+
+
+def test_the_command_line_asks_the_finished_text(tmp_path):
+    schema = tmp_path / "unique.json"
+    schema.write_text('{"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2, "uniqueItems": true}')
+    assert run("check", "--json-schema", str(schema), '["a", "b"]').exit_code == 0
+    refused = run("check", "--json-schema", str(schema), '["a", "a"]')
+    assert refused.exit_code == 1
+    assert "no match: its form is right, but #, 'uniqueItems' does not hold" in refused.stdout
+    for row in particles("generate", "Say: ", "--json-schema", str(schema), "--max-tokens", "20", "--seed", "1"):
+        assert distinct(json.loads(row["text"]))
+
+
 def test_what_is_left_to_the_end_is_told_with_its_place():
     schema = {"properties": {"tags": {"type": "array", "uniqueItems": True}}, "not": {"required": ["a"]}}
     assert JsonSchema(schema).warnings == [
@@ -244,7 +262,7 @@ UNIQUE = {"[1]", "[2]", "[1,2]", "[2,1]"}
 
 def pairs_program():
     pair = JsonSchema(PAIRS, whitespace=False)
-    return ConstrainedText(table_lm(logits, TOKENS), "1", pair, max_tokens=5, complete=True)
+    return ConstrainedText(table_lm(logits, TOKENS), "1", pair, max_tokens=5, end="eos")
 
 
 def test_the_posterior_is_that_of_the_whole_schema():
@@ -304,7 +322,7 @@ class EvenNumber(DFA):
 
 def test_a_constraint_of_ones_own_says_by_parse_which_texts_it_takes():
     truth = texts_by_hand(lambda text: set(text) <= {"1", "2"} and int(text) % 2 == 0, most=3)
-    program = ConstrainedText(table_lm(logits, TOKENS), "1", EvenNumber(), max_tokens=3, complete=True)
+    program = ConstrainedText(table_lm(logits, TOKENS), "1", EvenNumber(), max_tokens=3, end="eos")
     posterior = enumerate_exact(program)
     assert np.exp(posterior.log_ml) == pytest.approx(sum(truth.values()))
     assert {particle.parsed for particle in posterior} == {int(text) for text in truth}
@@ -331,8 +349,7 @@ EVEN = [b'{"n":', b"1", b"2", b"3", b"}"]
 
 def even_program(**options):
     lm = table_lm(lambda ids: [1.0, 0.5, 0.2, 0.8, 1.5, 0.3], EVEN)
-    options = {"max_tokens": 5, "complete": True, **options}
-    return ConstrainedText(lm, "1", JsonSchema(Even, whitespace=False), **options)
+    return ConstrainedText(lm, "1", JsonSchema(Even, whitespace=False), **{"max_tokens": 5, **options})
 
 
 def test_what_a_validator_refuses_is_no_particle():
@@ -348,7 +365,7 @@ def test_what_a_validator_refuses_is_no_particle():
 def test_a_death_at_the_end_names_the_validator_and_the_text():
     lm = table_lm(lambda ids: [1.0, 0.5, -np.inf, 0.8, 1.5, 0.3], EVEN)
     posterior = smc_steer(
-        ConstrainedText(lm, "1", JsonSchema(Even, whitespace=False), max_tokens=4, complete=True), N=4, K=2, seed=0
+        ConstrainedText(lm, "1", JsonSchema(Even, whitespace=False), max_tokens=4), N=4, K=2, seed=0
     )
     with pytest.raises(ValueError, match=r"JsonSchema refuses the finished text, .*: n: Value error, \d+ is odd"):
         _ = posterior.best
@@ -373,7 +390,7 @@ def test_a_text_without_a_constraint_or_of_a_regex_is_its_own_parse():
 def test_an_index_of_a_schema_promises_what_the_schema_does():
     lm = table_lm(logits, TOKENS)
     index = JsonSchema(PAIRS, whitespace=False).index(lm.vocab)
-    assert set(enumerate_exact(ConstrainedText(lm, "1", index, max_tokens=5, complete=True)).texts) == UNIQUE
+    assert set(enumerate_exact(ConstrainedText(lm, "1", index, max_tokens=5)).texts) == UNIQUE
 
 
 def test_real_schemas_with_conditions_take_what_is_valid_and_nothing_else():

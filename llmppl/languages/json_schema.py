@@ -127,7 +127,7 @@ class JsonSchema(Shared):
         self.warnings: list[str] = LLMatcher.validate_grammar_with_warnings(self._grammar, limits=_limits())[1]
         self.warnings += [misspelt] * bool(misspelt) + [f"{each} is passed over" for each in passed_over]
         self.warnings += [f"{each} is asked of the finished text" for each in left_out]
-        self._failure = conditions.condition(known, _meets) if left_out else None
+        self._failure = conditions.Condition(known, _meets) if left_out else None
 
     def index(self, vocab: VocabularyLike) -> TokenIndex | JsonSchemaIndex:
         """Which tokens of a vocabulary may follow: of its automaton if it has one, else by llguidance."""

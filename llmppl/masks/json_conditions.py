@@ -19,7 +19,7 @@ from typing import Any
 
 from llmppl.masks.json_checks import KEYWORDS, parts
 
-__all__ = ["condition", "known", "weaker"]
+__all__ = ["Condition", "known", "weaker"]
 
 UNMASKED = frozenset(                               # by llguidance, at any place
     "not if then else uniqueItems contains minContains maxContains propertyNames unevaluatedItems "
@@ -71,8 +71,8 @@ def _without(schema: Any, leave_out: Callable[[dict[str, Any], str], bool]) -> t
     return rest, left_out
 
 
-def condition(schema: Any, meets: Callable[[str, str], bool]) -> Callable[[Any], str]:
-    """What says of a value which keyword of `schema` does not hold, and where; "" if all do.
+class Condition:
+    """What says of a value which keyword of a schema does not hold, and where; "" if all do. It pickles.
 
     Parameters
     ----------
@@ -87,15 +87,41 @@ def condition(schema: Any, meets: Callable[[str, str], bool]) -> Callable[[Any],
     ValueError
         If jsonschema cannot read the schema.
     """
-    try:
-        import jsonschema
-        from jsonschema_specifications import REGISTRY
-        from referencing.exceptions import Unresolvable
-    except ImportError as error:
-        raise ImportError(
-            "the schema has keywords that are checked where a text ends, by jsonschema: pip install "
-            "llmppl[json-schema]"
-        ) from error
+
+    def __init__(self, schema: Any, meets: Callable[[str, str], bool]) -> None:
+        try:
+            import jsonschema
+            from jsonschema_specifications import REGISTRY
+            from referencing.exceptions import Unresolvable
+        except ImportError as error:
+            raise ImportError(
+                "the schema has keywords that are asked of the finished text, which jsonschema does: pip install "
+                "llmppl[json-schema]"
+            ) from error
+        self._made_from = schema, meets
+        formats = jsonschema.FormatChecker(formats=())
+        for name in _values(schema, "format"):
+            meets(name, "")
+            formats.checks(name)(partial(_has_format, meets, name))
+        self._validator = _reader(schema)(schema, registry=REGISTRY, format_checker=formats)
+        for ref in _values(schema, "$ref"):
+            try:
+                self._validator.evolve(schema={"$ref": ref}).is_valid(None)
+            except (Unresolvable, RecursionError):
+                raise ValueError(f"JSON schema: the $ref {ref!r} leads nowhere") from None
+
+    def __call__(self, value: Any) -> str:
+        error = next(self._validator.iter_errors(value), None)
+        return f"{_place([*error.absolute_schema_path][:-1])}, {error.validator!r}" if error else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Condition, self._made_from
+
+
+def _reader(schema: dict[str, Any]) -> Any:
+    """A class of jsonschema for the draft of a schema, with the keywords of all drafts that masks have not."""
+    import jsonschema
+
     latest, older = jsonschema.Draft202012Validator, jsonschema.Draft7Validator
     draft = jsonschema.validators.validator_for(schema, default=latest)
     try:
@@ -105,26 +131,10 @@ def condition(schema: Any, meets: Callable[[str, str], bool]) -> Callable[[Any],
     except jsonschema.SchemaError as error:
         raise ValueError(f"JSON schema at {_place(error.absolute_path)}: {error.message}") from None
     readers = {**older.VALIDATORS, **latest.VALIDATORS}
-    missing = {key: readers[key] for key in UNMASKED & readers.keys() - draft.VALIDATORS.keys()}
+    own = {key: readers[key] for key in UNMASKED & readers.keys() - draft.VALIDATORS.keys()}
     if schema.get("x-guidance", {}).get("coerce_one_of"):
-        missing["oneOf"] = readers["anyOf"]
-    formats = jsonschema.FormatChecker(formats=())
-    for name in _values(schema, "format"):
-        meets(name, "")
-        formats.checks(name)(partial(_has_format, meets, name))
-    reader = jsonschema.validators.extend(draft, {**missing, "multipleOf": _multiple_of})
-    validator = reader(schema, registry=REGISTRY, format_checker=formats)
-    for ref in _values(schema, "$ref"):
-        try:
-            validator.evolve(schema={"$ref": ref}).is_valid(None)
-        except (Unresolvable, RecursionError):
-            raise ValueError(f"JSON schema: the $ref {ref!r} leads nowhere") from None
-
-    def failure(value: Any) -> str:
-        error = next(validator.iter_errors(value), None)
-        return f"{_place([*error.absolute_schema_path][:-1])}, {error.validator!r}" if error else ""
-
-    return failure
+        own["oneOf"] = readers["anyOf"]
+    return jsonschema.validators.extend(draft, {**own, "multipleOf": _multiple_of})
 
 
 def _has_format(meets: Callable[[str, str], bool], name: str, value: object) -> bool:
