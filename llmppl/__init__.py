@@ -34,6 +34,7 @@ if TYPE_CHECKING:                                       # the same names again, 
     from llmppl.languages import Regex as Regex
     from llmppl.languages import Values as Values
     from llmppl.lm import CachedTransformer as CachedTransformer
+    from llmppl.lm import ConstraintLogitsProcessor as ConstraintLogitsProcessor
     from llmppl.masks import TokenIndex as TokenIndex
     from llmppl.models import ConstrainedText as ConstrainedText
     from llmppl.models import Infilling as Infilling
@@ -52,7 +53,7 @@ _FOLDERS = {
     "distributions": ["Bernoulli", "Categorical", "Geometric", "Uniform", "Delta", "product", "mixture", "Rule"],
     "inference": ["SMC", "smc_steer", "smc_standard", "importance_sampling", "repeat", "enumerate_exact", "beam_search",
                   "Particles", "run_many", "Result", "load_results"],
-    "lm": ["CachedTransformer"],
+    "lm": ["CachedTransformer", "ConstraintLogitsProcessor"],
     "tokens": ["EOS", "Vocabulary"],
     "languages": ["JsonSchema", "Regex", "Values"],
     "grammar": ["Grammar"],

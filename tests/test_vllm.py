@@ -4,9 +4,13 @@
 whatever is asked meets them.
 """
 
+import json
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -373,3 +377,44 @@ def test_long_strings_are_scored_by_vllm_itself_and_short_ones_by_rows(lm, engin
     long, more = ids * 4, [*ids * 4, ids[5], ids[6]]
     assert engine.log_probs([more], [len(long)]) is None
     assert abs(lm.at(more).log_prob_since(lm.at(long)) - truth(more, len(long))) <= 1e-4
+
+
+# --- a constraint in its own decoding ---------------------------------------------------------------------------------
+
+YEARS = " [0-9]{1,2} years old and (happy|sad)[.]"
+DECODING = f"""
+import json
+from transformers import AutoTokenizer
+from vllm import LLM, SamplingParams
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+from llmppl import ConstraintLogitsProcessor, Regex
+
+class Years(AdapterLogitsProcessor):
+    def __init__(self, vllm_config, device, is_pin_memory):
+        super().__init__(vllm_config, device, is_pin_memory)
+        tokenizer = AutoTokenizer.from_pretrained(vllm_config.model_config.tokenizer)
+        self.processor = ConstraintLogitsProcessor(Regex({YEARS!r}), tokenizer)
+
+    def is_argmax_invariant(self):
+        return False
+
+    def new_req_logits_processor(self, params):
+        return self.processor.of_request() if (params.extra_args or {{}}).get("years") else None
+
+llm = LLM({str(PATH)!r}, dtype="float32", logits_processors=[Years], kv_cache_memory_bytes=1 << 24, **{SMALL})
+free = SamplingParams(max_tokens=9, seed=0)
+bound = SamplingParams(max_tokens=25, seed=0, n=3, extra_args={{"years": True}})
+prompts = ["Tim was", "One day, the old king was", "She was", "The dog was", "A bird was", "He was"]
+found = llm.generate(prompts, [bound, free, bound, bound, free, bound], use_tqdm=False)
+print("\\n" + json.dumps([[each.text for each in one.outputs] for one in found]))
+"""
+
+
+def test_requests_with_a_constraint_keep_to_it_beside_others():
+    """14 texts by eight at a time, of unequal lengths, so that requests come, go and change their places."""
+    process = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    result = subprocess.run([sys.executable, "-c", DECODING], env=process, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    texts = json.loads(result.stdout.splitlines()[-1])
+    assert all(re.fullmatch(YEARS, text) for i in (0, 2, 3, 5) for text in texts[i]) and len(texts[0]) == 3
+    assert not any(re.match(" [0-9]", text) for i in (1, 4) for text in texts[i])

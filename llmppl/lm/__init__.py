@@ -6,6 +6,7 @@ from llmppl.lm.context import StringDistribution as StringDistribution
 from llmppl.lm.engine import Batch as Batch
 from llmppl.lm.engine import Engine as Engine
 from llmppl.lm.engine import SlotEngine as SlotEngine
+from llmppl.lm.processor import ConstraintLogitsProcessor as ConstraintLogitsProcessor
 from llmppl.lm.token_distribution import ENDS as ENDS
 from llmppl.lm.token_distribution import End as End
 from llmppl.lm.token_distribution import TokenDistribution as TokenDistribution
