@@ -27,3 +27,25 @@ def wants_model(name: str) -> None:
         packaged(name)
     except ImportError as error:
         pytest.skip(str(error))
+
+
+class Cell:
+    """IPython with a kernel, as far as a program can see it, and what it shows below its cell."""
+
+    def __init__(self) -> None:
+        self.shown, self.kernel = [], object()
+
+    def get_ipython(self):
+        return self
+
+    def Pretty(self, text):
+        return text
+
+    HTML = Pretty
+
+    def display(self, shown, display_id=False):
+        self.shown.append(shown)
+        return self
+
+    def update(self, shown):
+        self.shown[-1] = shown

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from support import Cell
 from tiny import cold_lm
 from typer.testing import CliRunner
 
@@ -382,29 +383,8 @@ def test_a_posterior_shows_the_page_of_its_run(tmp_path, monkeypatch, capsys):
     assert file.read_text(encoding="utf-8") == page(recorder.recording)
     plain = smc_steer(Letters(), 3, 2, seed=1, max_steps=4, on_step=lambda step: None)
     for unrecorded in plain, pickle.loads(pickle.dumps(posterior)):
-        with pytest.raises(RuntimeError, match=r"this run was not recorded.* run it with on_step=Recorder\(\)"):
+        with pytest.raises(RuntimeError, match=r"this run was not recorded.* on_step=Recorder\(\)\) records one"):
             unrecorded.show()
-
-
-class Cell:
-    """IPython with a kernel, as far as a program can see it."""
-
-    def __init__(self):
-        self.shown, self.kernel = [], object()
-
-    def get_ipython(self):
-        return self
-
-    def HTML(self, html):
-        return html
-
-    Pretty = HTML
-
-    def display(self, shown, display_id=False):
-        self.shown.append(shown)
-        return self
-
-    update = display
 
 
 def test_in_a_notebook_the_page_is_a_frame_below_the_cell(monkeypatch):

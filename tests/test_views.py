@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support import Cell
 from tiny import cold_lm_with_bos
 
 from llmppl import Bernoulli, Categorical, Model, repeat, search, smc_steer
@@ -62,14 +63,14 @@ def test_steps_are_a_tuple_that_shows_as_a_table_with_charts():
     particles = steer()
     steps = particles.steps
     lines = repr(steps).splitlines()
-    assert isinstance(steps, tuple) and lines[0] == f"Steps({len(steps)} steps)"
+    assert isinstance(steps, tuple) and lines[0] == f"{len(steps)} steps"
     assert lines[2].split() == ["step", "ess", "log", "Z-hat", "ancestors", "finished", "dead"]
     last = steps[-1]
     figures = [last.index, f"{last.ess:.1f}", f"{last.log_ml:.2f}", last.num_unique_ancestors]
     assert lines[-1].split() == [*map(str, figures), str(last.num_finished), str(last.num_dead)]
     assert steps._repr_html_().count('class="chart"') == 2 and steps._repr_html_().count("<tr>") == len(steps) + 1
     empty = Particles([]).steps
-    assert repr(empty) == "Steps(0 steps)" and empty._repr_html_() == "<p>Steps(0 steps)</p>"
+    assert repr(empty) == "0 steps" and empty._repr_html_() == "<p>0 steps</p>"
 
 
 def test_deaths_show_as_a_table_in_a_notebook():
@@ -138,26 +139,6 @@ def test_data_frames_hold_what_the_results_hold():
     matches = search(cold_lm_with_bos(), "a|b").take(2)
     assert matches.to_pandas()["log_prob"].tolist() == [match.log_prob for match in matches]
     assert MatchList().to_pandas().empty and len(Particles([]).to_pandas()) == 0
-
-
-class Cell:
-    """IPython with a kernel: what a program shows below its cell."""
-
-    def __init__(self):
-        self.shown, self.kernel = [], object()
-
-    def get_ipython(self):
-        return self
-
-    def Pretty(self, text):
-        return text
-
-    def display(self, text, display_id=False):
-        self.shown.append(text)
-        return self
-
-    def update(self, text):
-        self.shown[-1] = text
 
 
 def test_in_a_notebook_progress_is_a_line_below_the_cell_without_widgets(monkeypatch, capsys):

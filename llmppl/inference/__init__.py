@@ -10,7 +10,7 @@ from llmppl.inference.expansion import Distinct as Distinct
 from llmppl.inference.expansion import Extension as Extension
 from llmppl.inference.genealogy import Genealogy as Genealogy
 from llmppl.inference.genealogy import StepRecord as StepRecord
-from llmppl.inference.genealogy import Steps as Steps
+from llmppl.inference.genealogy import StepRecords as StepRecords
 from llmppl.inference.many import lanes as lanes
 from llmppl.inference.many import recorded as recorded
 from llmppl.inference.many import run_many as run_many

@@ -85,7 +85,7 @@ class StepRecord:
     log_survivors: Floats = _none()
 
 
-class Steps(tuple[StepRecord, ...]):
+class StepRecords(tuple[StepRecord, ...]):
     """The steps of a run in figures, a `StepRecord` each. The repr is a table; a notebook shows charts above it."""
 
     __slots__ = ()
@@ -110,7 +110,7 @@ class Steps(tuple[StepRecord, ...]):
         return frame({name: [getattr(step, name) for step in self] for name in ("index", *FIGURES)})
 
     def _header(self) -> str:
-        return f"Steps({len(self)} steps)"
+        return f"{len(self)} step{'s' * (len(self) != 1)}"
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [

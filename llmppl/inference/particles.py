@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from llmppl.arguments import generator, optional_count, shown
 from llmppl.display.tables import frame, html_table, one_line, text_table
 from llmppl.inference.deaths import Death, together
-from llmppl.inference.genealogy import StepRecord, Steps
+from llmppl.inference.genealogy import StepRecord, StepRecords
 from llmppl.inference.saved import saved
 from llmppl.runtime import Stats
 from llmppl.shared import Shared
@@ -88,7 +88,7 @@ class Particles(Shared, Sequence[P]):
         The effective sample size, 1 / sum_i W_i^2, from 1 to n; 0 if n is 0.
     deaths : Deaths
         A tuple of `Death`, one for each step and reason; its repr is a table.
-    steps : Steps
+    steps : StepRecords
         A tuple of `StepRecord`, the steps of the run in figures; its repr is a table. Empty where there were none.
     log_ml_se : float or None
         Standard error of log_ml, estimated from this run alone; None where one run cannot tell. It knows of what the
@@ -122,7 +122,7 @@ class Particles(Shared, Sequence[P]):
         self.log_weights.flags.writeable = self.weights.flags.writeable = False
         self.stats = stats
         self.deaths = together(deaths)
-        self.steps = Steps(steps)
+        self.steps = StepRecords(steps)
         self._accuracy = accuracy
         self._recorder = recorder
 
@@ -198,8 +198,8 @@ class Particles(Shared, Sequence[P]):
         show = getattr(self._recorder, "show", None)
         if show is None:
             raise RuntimeError(
-                "this run was not recorded, and only its particles are left: run it with on_step=Recorder(), which "
-                "llmppl.trace has, then show()"
+                "this run was not recorded, and only its particles are left: "
+                "smc_steer(model, N, K, on_step=Recorder()) records one, with the Recorder of llmppl.trace"
             )
         show()
 

@@ -111,7 +111,7 @@ def _summary(recording: Recording) -> str:
 def _prompt(prompts: Sequence[str]) -> str:
     """The prompts, in a place of their own that scrolls where they are long."""
     told = " and ".join(f"<q>{html.escape(prompt)}</q>" for prompt in prompts)
-    return f'<div class="prompt" tabindex="0">after {told}</div>' if prompts else ""
+    return f'<div class="prompt">after {told}</div>' if prompts else ""
 
 
 def _weighed(recording: Recording) -> str:
