@@ -52,15 +52,15 @@ class Writer(ConstrainedText):
     tested   from all, each tested when it is drawn (AWRS), the end of the text by `Task.admits`, too
     """
 
-    def __init__(self, context: Any, task: Task, index: Any, how: str, rule: Rule) -> None:
+    def __init__(self, context: Any, task: Task, index: Any, how: str, rule: Rule, end: str = "eos") -> None:
         bound = how not in ("free", "most")
         super().__init__(
-            context.lm, context, index if bound else None, max_tokens=task.max_tokens, end="eos", rule=rule
+            context.lm, context, index if bound else None, max_tokens=task.max_tokens, end=end, rule=rule
         )
         self.admits, self.how, self.log_prob = task.admits, how, 0.0
 
     def step(self) -> None:
-        p = self.next_token(self.context)
+        p = self.target(self.next_token(self.context))
         proposal: Any = p
         for mask in self.masks(p.support):
             proposal = proposal.masked(mask)
@@ -74,7 +74,9 @@ class Writer(ConstrainedText):
             self.context += token
             if self.index is not None:
                 self.state = self.index.advance(self.state, token)
-        elif self.how == "steered":
+                if self.is_over():
+                    self.finish()
+        if self.finished and self.how in ("steered", "tested"):
             self.condition(self.admits(str(self.s)))
 
     def fits(self, mask: Any, token: Any) -> bool:
@@ -115,6 +117,7 @@ class Bench:
     lm: CachedTransformer
     tasks: list[Task]
     results: Path
+    end: str                                            # what comes after a text, as in ConstrainedText
 
     def __post_init__(self) -> None:
         self.indices: dict[int, Any] = {}               # of a language, by its identity
@@ -144,7 +147,7 @@ class Bench:
         indices = [self.index(instance.language) for instance in instances]
         method, before = SETS[name], lm.stats.tokens
         writers = iter(
-            Writer(context, task, index, method.how, method.rule)
+            Writer(context, task, index, method.how, method.rule, self.end)
             for context, index in zip(contexts, indices, strict=True)
         )
         rng = np.random.default_rng([seed, numbers[0], *name.encode(), *task.name.encode()])
@@ -210,6 +213,7 @@ def main() -> None:
     parser.add_argument("--instances", type=int, help="of each task (all)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", metavar="TASK", help="extraction, pattern, keywords, sql")
+    parser.add_argument("--end", default="eos", choices=("eos", "boundary"), help="what comes after a text (eos)")
     parser.add_argument("--commongen", type=Path, help="a folder with CommonGen's dev_concepts.jsonl, to use its sets")
     parser.add_argument("--control", type=int, default=5, help="of each task, with genlm-control where it is installed")
     parser.add_argument("--results", type=Path, default=Path("out/tasks.jsonl"))
@@ -229,7 +233,7 @@ def main() -> None:
         sets = concept_sets(options.commongen)
         tasks = [extraction(), pattern(), keywords(Fluency(CachedTransformer.from_pretrained()), sets), text_to_sql()]
         tasks = [task for task in tasks if task.name in (options.only or task.name)]
-        bench = Bench(lm, tasks, options.results)
+        bench = Bench(lm, tasks, options.results, options.end)
         if peers.genlm_control is not None:
             bench.run_control(options.control)
         bench.run(options.instances, options.seeds)

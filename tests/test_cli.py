@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import repetitions
 from test_chat import chat_lm
 from typer.testing import CliRunner
 
-from llmppl import __version__, cli
+from llmppl import CachedTransformer, ConstrainedText, __version__, cli, smc_steer
 from llmppl.cli import options, show
 from llmppl.lm import gguf
 from llmppl.lm.embedded import PATH as EMBEDDED
@@ -26,7 +27,7 @@ COMMANDS = [
     ["generate", "Once upon a time"],
     ["infill", TEMPLATE],
     ["generate", "The cat was", "--regex", " [0-9]{1,2} years old[.]"],
-    ["generate", "Tim was very", "--choices", " happy", "--choices", " sad", "--complete"],
+    ["generate", "Tim was very", "--choices", " happy", " sad", " tired"],
     ["intersect", *PROMPTS, "--until-sentence"],
     ["intersect", *PROMPTS, "--proposal", "first"],
 ]
@@ -58,7 +59,8 @@ def test_a_command_prints_its_particles_heaviest_first_and_log_Z_hat(command):
     assert heading == "weight  log weight  text"
     weights = [float(row.split()[0]) for row in rows]
     assert 1 <= len(rows) <= 3 and weights == sorted(weights, reverse=True)
-    assert re.fullmatch(rf"log Z-hat -?\d+\.\d\d, ess \d\.\d of {len(rows)} particles", total)
+    found = re.fullmatch(r"log Z-hat -?\d+\.\d\d, ess \d\.\d of (\d) particles", total)
+    assert int(found[1]) == len(rows) or ("--choices" in command and len(rows) < int(found[1]) <= 3)
     assert result.stderr.startswith("seed 1: ") and "tokens run" in result.stderr
 
 
@@ -73,7 +75,8 @@ def test_json_is_one_object_for_each_particle_and_the_weights_sum_to_1(command):
 @each_command
 def test_the_same_seed_gives_the_same_output_and_another_seed_another(command):
     assert run(*command, *SMALL).stdout == run(*command, *SMALL).stdout
-    assert run(*command, *SMALL).stdout != run(*command, *SMALL[:-1], "2").stdout
+    another = run(*command, *SMALL[:-1], "2").stdout
+    assert another != run(*command, *SMALL).stdout or "--choices" in command        # of which all are found
 
 
 def test_without_a_seed_the_one_that_was_drawn_is_told():
@@ -114,7 +117,38 @@ def test_the_other_commands_of_the_README_run():
 
 def test_generate_keeps_to_choices():
     rows = particles("generate", "Tim was very", "--choices", " happy", "--choices", " sad.", "--seed", "1")
-    assert {row["text"] for row in rows} <= {" happy", " sad."} and not any(row["cut"] for row in rows)
+    assert {row["text"] for row in rows} == {" happy", " sad."} and not any(row["cut"] for row in rows)
+
+
+def test_choices_have_a_row_each_with_the_weights_of_their_spellings_and_take_all_up_to_the_next_option():
+    choices, options = (" happy", " sad", " tired"), ("-N", "20", "--seed", "1")
+    rows = particles("generate", "Tim was very", "--choices", *choices, *options)
+    assert {row["text"] for row in rows} == {*choices} and sum(row["weight"] for row in rows) == pytest.approx(1.0)
+    lm = CachedTransformer.from_pretrained()
+    posterior = smc_steer(ConstrainedText(lm, "Tim was very", [*choices], max_tokens=40), 20, 3, seed=1)
+    assert len(posterior) > 3
+    for row in rows:
+        logs = [particle.log_weight for particle in posterior if particle.s == row["text"]]
+        assert row["log_weight"] == pytest.approx(np.logaddexp.reduce(logs), abs=1e-4)
+    each_by_itself = [text for choice in choices for text in ("--choices", choice)]
+    assert rows == particles("generate", "Tim was very", *options, *each_by_itself)
+    swallowed = run("generate", "--choices", " happy", " sad", "Tim was very")
+    assert swallowed.exit_code == 2 and "Give the PROMPT before --choices" in swallowed.stderr
+
+
+def test_a_choice_that_goes_on_inside_the_last_word_of_the_prompt_is_warned_of():
+    result = run("generate", "Tim was very", "--choices", "happy", "sad", "--seed", "1", "-N", "2")
+    assert result.exit_code == 0
+    assert "llmppl: the texts of the list ['happy', 'sad'] go on inside the last word of the prompt" in result.stderr
+
+
+def test_end_says_what_follows_a_text():
+    def found(end):
+        rows = particles("generate", "The sky was", "--choices", " blue", " dark", "--seed", "1", "--end", end)
+        return {row["text"]: row["log_weight"] for row in rows}
+
+    assert found("boundary") == found("prefix") and found("eos")[" blue"] < found("prefix")[" blue"] - 5
+    assert run("generate", "Hi", "--regex", "a", "--end", "never").exit_code == 2
 
 
 def test_generate_keeps_to_a_grammar_and_ends_in_time_if_it_must(tmp_path):
@@ -123,15 +157,17 @@ def test_generate_keeps_to_a_grammar_and_ends_in_time_if_it_must(tmp_path):
     command = ["generate", "Tim was", "--grammar", str(grammar), "--max-tokens", "6", "--seed", "1"]
     rows = particles(*command, "--complete")
     assert rows and all(re.fullmatch("( [a-z]+)+[.]", row["text"]) and not row["cut"] for row in rows)
-    assert any(row["cut"] for row in particles(*command))
+    assert rows == particles(*command)                  # a constraint is a promise
+    assert any(row["cut"] for row in particles(*command, "--cut"))
 
 
 def test_generate_keeps_to_a_json_schema(tmp_path):
     pytest.importorskip("llguidance")
     schema = tmp_path / "age.json"
-    schema.write_text('{"type": "object", "properties": {"age": {"enum": [3, 4]}}, "required": ["age"]}')
-    for row in particles("generate", "Tim: ", "--json-schema", str(schema), "--max-tokens", "60", "--seed", "1"):
-        assert row["cut"] or json.loads(row["text"])["age"] in (3, 4)
+    schema.write_text('{"type": "object", "properties": {"age": {"enum": [3, 4]}}, "required": ["age"], '
+                      '"additionalProperties": false}')
+    rows = particles("generate", "Tim: ", "--json-schema", str(schema), "--max-tokens", "60", "--seed", "1")
+    assert len(rows) == 8 and all(json.loads(row["text"])["age"] in (3, 4) and not row["cut"] for row in rows)
 
 
 def test_infill_keeps_the_fragments_in_their_order():
@@ -255,7 +291,7 @@ def test_what_cannot_be_printed_is_escaped_and_a_cut_is_marked():
         (["generate", "Hi", "--lm", "."], 2, "no language model '.'"),
         (["generate", "word " * 2000], 2, "the model reads at most 1024"),
         (["generate", "Hi", "--regex", "a(?!a)a"], 2, "accepts no string at all"),
-        (["generate", "Hi", "--regex", "zebra quartz", "--complete", "--max-tokens", "2"], 2, "within max_tokens=2"),
+        (["generate", "Hi", "--regex", "zebra quartz", "--max-tokens", "2"], 2, "within max_tokens=2"),
         (["check", "--grammar", ".", "a"], 2, "cannot read .: "),
         (["check", "a(?!a)a", "a"], 2, "accepts no string at all"),
         (["generate", "Girl", "--max-letters", "1", "--top-k", "1"], 1, "no particle is left: all died by step"),

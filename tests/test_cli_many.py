@@ -158,7 +158,7 @@ def test_each_prompt_gets_the_particles_of_its_own_stream(tiny, files):
 LIMITS = {
     ("--max-letters", "2"): lambda prompt, text: max(map(len, re.findall("[a-z]+", prompt + text))) <= 2,
     ("--regex", "(a|bc)+"): lambda prompt, text: re.fullmatch("(a|bc)+", text),
-    ("--choices", "abc", "--choices", "b"): lambda prompt, text: text in ("abc", "b"),
+    ("--choices", "abc", "b"): lambda prompt, text: text in ("abc", "b"),
     ("--grammar", "g.lark"): lambda prompt, text: re.fullmatch("c+a", text),
 }
 
@@ -180,17 +180,18 @@ def test_a_json_schema_holds_for_many_prompts_here_and_where_the_job_was_sent(fi
     schema = files[0].parent / "size.json"
     schema.write_text('{"enum": ["small", "big"]}')
     files[0].write_text("The dog is \nThe house is \n")
-    result = generate(files, "--json-schema", schema, "--complete", "--max-tokens", "8")
+    result = generate(files, "--json-schema", schema, "--max-tokens", "8")
     assert result.exit_code == 0, result.output
     found = load_results(files[1])
     assert len(found) == 2 and {json.loads(text) for one in found for text in one.particles.texts} == {"small", "big"}
-    job = Continuing(options.Source(), None, options.constraint("json-schema", schema), 3, 2, 8, True, Rule())
+    constraint = options.constraint("json-schema", schema)
+    job = Continuing(options.Source(), None, constraint, 3, 2, 8, "boundary", None, Rule())
     there = pickle.loads(pickle.dumps(job))
     for one in found:
         rng = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(one.index,)))
         assert there.steer(there.load(), one.task, rng).texts == one.particles.texts
     schema.write_text('{"enum": ["small", "huge"]}')
-    other = generate(files, "--json-schema", schema, "--complete", "--max-tokens", "8", "--resume")
+    other = generate(files, "--json-schema", schema, "--max-tokens", "8", "--resume")
     assert other.exit_code == 2 and "another task 0 than" in other.stderr
 
 
@@ -198,7 +199,7 @@ def test_the_file_has_the_prompts_themselves(tiny, files):
     assert generate(files, "--regex", "(a|b)+").exit_code == 0
     tasks = [result.task for result in load_results(files[1])]
     assert [task["prompt"] for task in tasks] == ["a", "b c", "ab", "c"]
-    assert {task["options"] for task in tasks} == {"constraint (a|b)+, N 3, K 2, max_tokens 4"}
+    assert {task["options"] for task in tasks} == {"constraint (a|b)+, N 3, K 2, max_tokens 4, end boundary"}
 
 
 def test_a_task_that_fails_is_in_the_file_and_in_the_exit_code_and_stops_no_other(tiny, files):
@@ -216,7 +217,7 @@ def test_a_task_that_fails_is_in_the_file_and_in_the_exit_code_and_stops_no_othe
     "arguments, message",
     [
         (["--regex", "a(?!a)a"], "accepts no string at all"),
-        (["--regex", "abcabcabcabc", "--complete"], "no text ends within max_tokens=4, the shortest takes 8 tokens"),
+        (["--regex", "abcabcabcabc"], "ends within max_tokens=4, the shortest takes 8 tokens: give room, or --cut"),
         (["--regex", "ab(c"], "error in regex: missing )"),
     ],
 )
@@ -235,7 +236,7 @@ def test_a_file_is_gone_on_with_by_the_same_command_alone(tiny, files):
         (["--resume", "--seed", "2"], f"{files[1]} holds results of seed=1, not of seed=2: go on with the same seed"),
         (["--resume", "-N", "4"], "another task 0 than {'options': 'N 4, K 2, max_tokens 4"),
         (["--resume", "--regex", "a+"], "another task 0 than {'options': 'constraint a+, N 3"),
-        (["--resume", "--top-k", "3"], "max_tokens 4, top_k 3"),
+        (["--resume", "--top-k", "3"], "max_tokens 4, end boundary, top_k 3"),
         (["--resume", "--lm", "other"], "another task 0 than {'options': 'lm other, N 3"),
     ]:
         result = generate(files, *arguments)
@@ -385,7 +386,9 @@ def interrupted_at(length, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command", [["generate", "a"], ["generate", "a", "--regex", "b(a|b)*"], ["intersect", "a", "b"]], ids=" ".join
+    "command",
+    [["generate", "a"], ["generate", "a", "--regex", "b(a|b)*", "--cut"], ["intersect", "a", "b"]],
+    ids=" ".join,
 )
 def test_ctrl_c_prints_the_particles_of_the_last_whole_step_and_exits_130(command, monkeypatch):
     """Those of a run of so many steps; a step reads contexts that are longer by one token."""

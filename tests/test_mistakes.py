@@ -171,6 +171,8 @@ def test_a_schema_that_cannot_end_in_time_is_told_once_with_its_bound_and_what_h
             "no token that Regex('b|abc') allows to end in time has positive probability",
         ),
         (lambda: ConstrainedText(LM, "a", Regex("b"), min_tokens=3), "Regex('b') can only end before min_tokens=3"),
+        (lambda: ConstrainedText(LM, "a", ["b", "cc"], min_tokens=3), "the list ['b', 'cc'] can only end before"),
+        (lambda: ConstrainedText(LM, "a", ["b" * 20, "c" * 20], min_tokens=21), "the list of 2 strings can only"),
         (lambda: ConstrainedText(never(END), "a", complete=True, max_tokens=2), "the text cannot end within max_tok"),
         (lambda: ConstrainedText(LM, "a", only_c, max_tokens=9), "only_c is false of the text"),
         (
@@ -237,7 +239,7 @@ def test_a_statement_of_a_subclass_is_told_with_its_line():
 
 def test_one_choice_alone_is_refused_with_what_was_meant():
     result = llmppl("generate", "Tim was", "--choices", "happy,sad")
-    assert result.exit_code == 2 and "give --choices 'happy' --choices 'sad'" in " ".join(result.stderr.split())
+    assert result.exit_code == 2 and "give --choices 'happy' 'sad'" in " ".join(result.stderr.split())
 
 
 def test_check_says_where_only_the_order_of_keys_is_in_the_way(tmp_path):

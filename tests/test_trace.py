@@ -296,7 +296,7 @@ def test_a_command_records_its_run(tmp_path):
     assert result.exit_code == 0 and result.stdout == plain.stdout
     recording = load(path)
     assert recording.title == "'Once upon a time' goes on" and len(recording.steps) == 3
-    assert recording.status() == "Cut after 3 steps, 2 of 2 particles not finished."
+    assert recording.status() == "All particles finished, after 3 steps."
     result = CliRunner().invoke(cli.app, [*command, "--trace", str(tmp_path / "no" / "run.jsonl")])
     assert result.exit_code == 2 and "cannot write" in result.stderr
 

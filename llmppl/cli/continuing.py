@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from llmppl.distributions import Rule
     from llmppl.inference import Particles
-    from llmppl.lm import CachedTransformer
+    from llmppl.lm import CachedTransformer, End
     from llmppl.masks import Index
     from llmppl.models.programs import ConstrainedText
 
@@ -38,7 +38,8 @@ class Continuing:
     N: int
     K: int
     max_tokens: int
-    complete: bool
+    end: End
+    complete: bool | None
     rule: Rule
     stop: list[str] | None = None
     chat: bool = False
@@ -54,7 +55,10 @@ class Continuing:
         if self.chat and getattr(model.tokenizer, "chat_template", None) is None:
             raise ValueError("--chat wants a model that was trained to chat and has a template for it, as --lm smollm2")
         index = index_of(self.constraint, model.vocab)
-        must_end_by("text", self.complete, self.max_tokens, index)
+        try:
+            must_end_by("text", self.complete, self.max_tokens, index)
+        except ValueError as error:
+            raise ValueError(str(error).replace("complete=False", "--cut")) from None
         return Loaded(model, index, None if self.max_letters is None else short_words(model.vocab, self.max_letters))
 
     def program(self, loaded: Loaded, prompt: str) -> ConstrainedText:
@@ -67,19 +71,15 @@ class Continuing:
             model.chat(prompt, system=self.system) if self.chat else prompt,
             limit,
             mask=None if fits is None else lambda text: fits(before + text),
+            end=self.end,
             complete=self.complete,
-            max_tokens=self.max_tokens if self.complete else None,
+            max_tokens=self.max_tokens,
             rule=self.rule,
             stop=self.stop or (),
         )
-
-    @property
-    def max_steps(self) -> int | None:
-        """Where `complete` is false, a text that has not ended is cut off by inference."""
-        return None if self.complete else self.max_tokens
 
     def steer(self, loaded: Loaded, task: Task, rng: np.random.Generator) -> Particles[ConstrainedText]:
         """What comes of one of many prompts."""
         from llmppl.inference import smc_steer
 
-        return smc_steer(self.program(loaded, task["prompt"]), self.N, self.K, rng=rng, max_steps=self.max_steps)
+        return smc_steer(self.program(loaded, task["prompt"]), self.N, self.K, rng=rng)

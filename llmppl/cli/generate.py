@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from llmppl.cli import many, options, show
 from llmppl.cli.continuing import Continuing
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
     from llmppl.models.programs import Program
 
 MORE = ". Unless the condition is impossible, more --particles or a larger --factor help"
+
+
+class Choosing(TyperCommand):
+    """A command whose --choices takes all texts up to the next option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list[str]()
+        taking = False
+        for arg in args:
+            if taking and given[-1] != "--choices" and not arg.startswith("-"):
+                given.append("--choices")
+            elif arg.startswith("-"):
+                taking = arg == "--choices"
+            given.append(arg)
+        return super().parse_args(ctx, given)
 
 
 def demo(
@@ -50,9 +66,8 @@ def generate(
     grammar: options.GrammarFile = None,
     json_schema: options.SchemaFile = None,
     choices: options.Choices = None,
-    complete: Annotated[
-        bool, option("--complete", help="Only texts that end within --max-tokens, instead of cutting them off.")
-    ] = False,
+    end: options.End = "boundary",
+    complete: options.Complete = None,
     stop: options.Stop = None,
     chat: options.Chat = False,
     system: options.System = None,
@@ -84,7 +99,7 @@ def generate(
 
     llmppl generate "The cat was" --regex " [0-9]{1,2} years old[.]"
 
-    llmppl generate "Tim was very" --choices " happy" --choices " sad"
+    llmppl generate "Tim was very" --choices " happy" " sad" " tired"
 
     llmppl generate "Is a whale a fish?" --lm smollm2 --chat --system "Answer in one sentence." --stop "."
 
@@ -106,8 +121,10 @@ def generate(
         raise typer.BadParameter("--system is of a conversation: give --chat, too.")
     if choices and len(choices) == 1:
         parts = [part for part in re.split(r"[,|]", choices[0]) if part]
-        said = " ".join(f"--choices {part!r}" for part in parts) if len(parts) > 1 else "it again for each further one"
+        said = f"--choices {' '.join(map(repr, parts))}" if len(parts) > 1 else "the others behind it"
         raise typer.BadParameter(f"--choices {choices[0]!r} alone leaves nothing to choose: give {said}.")
+    if choices and prompt is None and prompts is None:
+        raise typer.BadParameter("Give the PROMPT before --choices, which takes all texts up to the next option.")
     of_many = {"--out": out, "--field": field, "--resume": resume, "--workers": workers > 1}
     many.check(prompt, prompts, of_many, {"--json": as_json, "--trace": trace})
     with show.plain_errors():
@@ -117,14 +134,14 @@ def generate(
 
         rule = Rule(temperature, top_k, top_p, min_p)
         source = options.Source(lm, engine, device, dtype)
-        job = Continuing(source, max_letters, constraint, N, K, max_tokens, complete, rule, stop, chat, system)
+        job = Continuing(source, max_letters, constraint, N, K, max_tokens, end, complete, rule, stop, chat, system)
         if prompts is not None and out is not None:
             many.generate(job, many.told(job, limit), prompts, field, out, workers, seed=seed, resume=resume)
         elif prompt is not None:
             prompt = options.given_text(prompt)
             what = f"{prompt!r} {'is answered' if chat else 'goes on'}"
             title = ", ".join([what, *(limits[name][1] for name in given)]) + source.by
-            _steer(title, job.program(job.load(), prompt), N, K, seed, as_json, trace, job.max_steps)
+            _steer(title, job.program(job.load(), prompt), N, K, seed, as_json, trace, by_text=bool(choices))
 
 
 def infill(
@@ -192,14 +209,14 @@ def intersect(
         from llmppl.models.programs import PromptIntersection, ends_sentence
 
         until, rule = ends_sentence if until_sentence else None, Rule(temperature, top_k, top_p, min_p)
-        program = PromptIntersection(model, prompts, proposal=proposal, until=until, rule=rule)
+        program = PromptIntersection(model, prompts, proposal=proposal, until=until, max_tokens=max_tokens, rule=rule)
         title = " and ".join(map(repr, prompts)) + " go on alike" + source.by
-        _steer(title, program, N, K, seed, as_json, trace, max_steps=max_tokens)
+        _steer(title, program, N, K, seed, as_json, trace)
 
 
 def _steer(
     title: str, program: Program, N: int, K: int, seed: int | None, as_json: bool, trace: Path | None,
-    max_steps: int | None = None,
+    by_text: bool = False,
 ) -> None:  # fmt: skip
     """Run the program and show what came of it."""
     from llmppl.inference import smc_steer
@@ -214,7 +231,7 @@ def _steer(
     interrupted = False
     try:
         with recorder as on_step:
-            particles = smc_steer(program, N, K, seed=seed, max_steps=max_steps, on_step=on_step)
+            particles = smc_steer(program, N, K, seed=seed, on_step=on_step)
     except KeyboardInterrupt as error:
         left: Particles[Program] | None = getattr(error, "particles", None)
         if not left or not left.steps:
@@ -226,7 +243,7 @@ def _steer(
         except ValueError as error:
             more = "" if "give room" in str(error) else MORE
             show.leave(1, f"{error}{more}")
-    show.show(title, particles, as_json)
+    show.show(title, particles, as_json, by_text)
     if not as_json:
         typer.echo(f"seed {seed}: {particles.stats}", err=True)
     if interrupted:

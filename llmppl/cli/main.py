@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from llmppl.cli.check import check
-from llmppl.cli.generate import demo, generate, infill, intersect
+from llmppl.cli.generate import Choosing, demo, generate, infill, intersect
 from llmppl.cli.query import query
 from llmppl.cli.results import results
 from llmppl.cli.trace import trace
@@ -27,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, generate, check, query, infill, intersect, results, trace):
-    app.command()(command)
+    app.command(cls=Choosing if command is generate else None)(command)
 
 
 def _version(asked: bool) -> None:

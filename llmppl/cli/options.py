@@ -83,7 +83,20 @@ SchemaFile = Annotated[
     Path | None, option("--json-schema", none="any", help="Only JSON texts that this schema admits.", **FILE)
 ]
 Choices = Annotated[
-    list[str] | None, option(none="any", metavar="TEXT", help="Only this text; give it again for each further choice.")
+    list[str] | None,
+    option(none="any", metavar="TEXT TEXT ...", help="Only one of these texts, all up to the next option."),
+]
+End = Annotated[
+    Literal["boundary", "prefix", "eos"],
+    option(help="What follows a text under a constraint: what leaves it, anything, or the end of the text."),
+]
+Complete = Annotated[
+    bool | None,
+    option(
+        "--complete/--cut",
+        none="--complete under a constraint, else --cut",
+        help="At --max-tokens: only texts that end by then, or texts cut there.",
+    ),
 ]
 Stop = Annotated[
     list[str] | None,

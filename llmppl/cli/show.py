@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import warnings
@@ -28,10 +29,15 @@ class Row(NamedTuple):
     cut: bool                                           # whether --max-tokens ended it
 
 
-def show(title: str, particles: Particles[Any], as_json: bool) -> None:
-    """The particles, the heaviest first: a table on a terminal, plain lines elsewhere, JSON where asked."""
+def show(title: str, particles: Particles[Any], as_json: bool, by_text: bool = False) -> None:
+    """The particles, the heaviest first: a table on a terminal, plain lines elsewhere, JSON where asked.
+
+    `by_text` makes one of all that have the same text, with the sum of their weights.
+    """
     weighed = zip(particles, particles.log_weights.tolist(), particles.weights.tolist(), strict=True)
     rows = [Row(str(particle), log_weight, weight, particle.cut) for particle, log_weight, weight in weighed]
+    if by_text:
+        rows = together(rows)
     rows.sort(key=lambda row: -row.weight)
     total = f"log Z-hat {particles.log_ml:.2f}, ess {particles.ess:.1f} of {len(particles)} particles"
     if as_json:
@@ -41,6 +47,17 @@ def show(title: str, particles: Particles[Any], as_json: bool) -> None:
     else:
         lines = [f"{row.weight:6.3f}  {row.log_weight:10.2f}  {line(row)}" for row in rows]
         typer.echo("\n".join([title, "", "weight  log weight  text", *lines, "", total]))
+
+
+def together(rows: list[Row]) -> list[Row]:
+    """One row of all that have the same text."""
+    by_text = dict[str, Row]()
+    for row in rows:
+        one = by_text.get(row.text, row._replace(weight=0.0, log_weight=-math.inf))
+        high, low = max(row.log_weight, one.log_weight), min(row.log_weight, one.log_weight)
+        log_weight = high + math.log1p(math.exp(low - high))
+        by_text[row.text] = row._replace(weight=row.weight + one.weight, log_weight=log_weight)
+    return [*by_text.values()]
 
 
 def _table(title: str, rows: list[Row], total: str) -> None:

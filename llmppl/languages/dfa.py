@@ -47,6 +47,8 @@ class DFA(Machine):
         (those from which nothing is accepted are known only then).
     """
 
+    strings: tuple[str, ...] | None = None          # those it was made from, if it was
+
     def __init__(self, nfa: NFA) -> None:
         self.needs_lookahead = False                # whether some match had to wait for the text after it
         if nfa.start != DEAD and not nfa.guards:
@@ -84,7 +86,8 @@ class DFA(Machine):
         if isinstance(words, str | bytes):
             raise TypeError(f"{arguments.shown(words, 40)} is one string, not a list of them, such as ['a', 'b']")
         dfa = DFA.__new__(DFA)
-        dfa._fix(*automaton_of([arguments.text("each of the strings", word) for word in words]))
+        dfa.strings = tuple(arguments.text("each of the strings", word) for word in words)
+        dfa._fix(*automaton_of(dfa.strings))
         return dfa
 
     @classmethod

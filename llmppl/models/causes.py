@@ -19,7 +19,10 @@ def name_of_constraint(constraint: Any) -> str:
         return name_of(constraint)
     made_from = getattr(constraint, "constraint", None) or getattr(constraint, "recognizer", constraint)
     made_from = getattr(made_from, "constraint", made_from)
-    whole = repr(made_from)
+    strings = getattr(made_from, "strings", None)
+    whole = repr(made_from) if strings is None else f"the list {[*strings]}"
+    if strings is not None and len(whole) > MAX_NAME:
+        return f"the list of {len(strings)} strings"
     return type(made_from).__name__ if len(whole) > MAX_NAME or whole.startswith("<") else whole
 
 
