@@ -35,13 +35,13 @@ from llmppl.models.programs import ends_sentence, short_words
 class Combined(Model):
     """A sentence that goes on from two prompts, in words of at most five letters, if possible with many o's."""
 
-    def __init__(self, lm, prompts, liking):
+    def __init__(self, lm: CachedTransformer, prompts: list[str], liking: float) -> None:
         super().__init__()
         self.contexts = [lm.context(prompt) for prompt in prompts]
         self.fits = short_words(lm.vocab, 5)
         self.liking = liking
 
-    def step(self):
+    def step(self) -> None:
         p, q = [self.transformer(context) for context in self.contexts]
         token = self.sample(p, proposal=product(p, q).masked(self.fits(self.s)))        # hard: every word is short
         self.observe(q, token)                                                          # and likely after both
@@ -54,7 +54,7 @@ class Combined(Model):
             self.finish()
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
@@ -69,11 +69,8 @@ def main():
         posterior = smc_steer(Combined(lm, prompts, liking), N, K, seed=args.seed, max_steps=max_steps)
         num_os = posterior.expect(lambda particle: particle.s.count("o"))
         print(f"\neach o scores {liking:g}: {num_os:.1f} o's on average, log Z-hat {posterior.log_ml:.2f}")
-        weights = {}
-        for particle, weight in zip(posterior, posterior.weights, strict=True):
-            weights[particle.s] = weights.get(particle.s, 0.0) + weight         # particles may agree
-        for text in sorted(weights, key=weights.get, reverse=True)[:4]:
-            print(f"  {weights[text]:.3f} ...{text}")
+        for text, weight in [*posterior.by_text().items()][:4]:                 # particles may agree
+            print(f"  {weight:.3f} ...{text}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ PATTERN = r' "(Yes|No|Hello|Thank you|I am sorry|I am [a-z]+)[.!,]"'
 PROMPTS = ["The girl smiled and said,", "The big house stood at the sea."]
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--other", help="hub id or folder of a second model (default: none)")

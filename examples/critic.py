@@ -29,10 +29,13 @@ for sad and for happy stories, and told them apart by the word that comes next.
 """
 
 import argparse
+from collections.abc import Callable
 
 import numpy as np
 
-from llmppl import CachedTransformer, Model, importance_sampling, smc_steer
+from llmppl import CachedTransformer, Model, Particles, importance_sampling, smc_steer
+from llmppl.distributions import Floats
+from llmppl.lm import Context
 
 PROMPTS = [
     "It was a sunny day. The children laughed and danced with their dog.",
@@ -43,15 +46,18 @@ CRITIC, JUDGE = " They were very", " Everyone felt very"
 WORDS, READERS = (" sad", " happy"), 3
 
 
+Weigh = Callable[["Particles[Told]"], Floats]
+
+
 class Told(Model):
     """A story of `num_spans` spans of `length` tokens, weighed at its end by what the readers say."""
 
-    def __init__(self, lm, prompt, num_spans, length):
+    def __init__(self, lm: CachedTransformer, prompt: str, num_spans: int, length: int) -> None:
         super().__init__()
         self.context, self.left, self.length = lm.context(prompt), num_spans, length
         self.log_prob = self.log_sad = 0.0
 
-    def step(self):
+    def step(self) -> None:
         span = self.extend(self.context, max_tokens=self.length)
         self.s += span.text
         self.context, self.left = span.context, self.left - 1
@@ -64,19 +70,19 @@ class Told(Model):
             self.twist(READERS * self.log_sad)
 
 
-def opinion(context):
+def opinion(context: Context) -> float:
     """log p(sad | sad or happy) of a reader who has come to the end of `context`."""
     strings = context.next_token().string()
     sad, happy = (strings.log_prob(word) for word in WORDS)
-    return sad - np.logaddexp(sad, happy)
+    return float(sad - np.logaddexp(sad, happy))
 
 
-def best(particles):
+def best(particles: Particles[Told]) -> Floats:
     """All the weight for the one that the readers like best."""
     return np.array([each.log_sad == max(other.log_sad for other in particles) for each in particles], dtype=float)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id, folder or file (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
@@ -91,7 +97,7 @@ def main():
         for seed in range(args.seed, args.seed + num_runs):
             drawn.append((prompt, importance_sampling(model, N, seed=seed)))
             steered.append((prompt, smc_steer(model, N // 2, 2, expand="copies", seed=seed)))
-    methods = {
+    methods: dict[str, tuple[list[tuple[str, Particles[Told]]], Weigh]] = {
         f"a sample (mean of {N})": (drawn, lambda particles: np.ones(len(particles))),
         f"the best of N={N} by the critic": (drawn, best),
         f"importance sampling, N={N}": (drawn, lambda particles: particles.weights),
@@ -106,6 +112,7 @@ def main():
                 for each in particles
             ]
             weights = weigh(particles)
+            assert particles.stats is not None
             rows.append([*(weights / weights.sum() @ cells), particles.log_ml, particles.stats.tokens])
         errors = np.std(rows, axis=0, ddof=1) / np.sqrt(len(rows))
         told = [f"{mean:.2f} ± {error:.2f}" for mean, error in zip(np.mean(rows, axis=0)[:-1], errors, strict=False)]

@@ -31,7 +31,7 @@ model would have been by itself.
 
 import argparse
 
-from llmppl import CachedTransformer, ConstrainedText, Regex, Rule, smc_steer
+from llmppl import CachedTransformer, ConstrainedText, Particles, Regex, Rule, smc_steer
 
 BYTE = r"(25[0-5]|2[0-4]\d|[01]?\d\d?)"
 QUESTIONS = [
@@ -42,13 +42,13 @@ QUESTIONS = [
 NAME = ("What is a good Python variable name? ", r"[^\W\d]\w*")
 
 
-def shown(posterior):
+def shown(posterior: Particles[ConstrainedText]) -> str:
     """One text of the posterior, on one line."""
     text = posterior.sample(seed=0)
     return repr(text.s) + " [cut]" * text.cut
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

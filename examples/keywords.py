@@ -26,11 +26,14 @@ import argparse
 import functools
 import operator
 import re
+from collections.abc import Callable
 
 import numpy as np
 
-from llmppl import CachedTransformer, Model, Regex, smc_steer
+from llmppl import CachedTransformer, Model, Regex, TokenIndex, smc_steer
+from llmppl.languages import DFA
 from llmppl.models.lookahead import Lookahead, mean_next_token
+from llmppl.tokens import Token
 
 PROMPT = "Once upon a time, there was a little boy named Tim. He liked to play outside with his mom."
 SENTENCE = r" [A-Z][a-z]*(,? [A-Za-z][a-z]*)*\."
@@ -38,16 +41,19 @@ CONCEPTS = [["dog", "ball", "park"], ["cat", "tree", "bird"]]
 NATS = 4.0                                              # what a missing word counts, where they are counted
 
 
+Guide = Callable[["Keywords"], float]
+
+
 class Keywords(Model):
     """The next sentence, of at most `num_tokens` tokens, with every concept in it; `guide(particle)` is its twist."""
 
-    def __init__(self, lm, index, num_tokens, guide):
+    def __init__(self, lm: CachedTransformer, index: TokenIndex, num_tokens: int, guide: Guide | None) -> None:
         super().__init__()
         self.context = lm.context(PROMPT)
         self.index, self.state, self.left = index, index.start, num_tokens
         self.guide = guide
 
-    def step(self):
+    def step(self) -> None:
         p = self.transformer(self.context)
         fits = p.masked(self.index.mask_within(self.state, self.left))
         token = self.sample(p, proposal=fits.where(self.is_fresh))
@@ -60,18 +66,18 @@ class Keywords(Model):
         elif self.guide is not None:
             self.twist(self.guide(self))
 
-    def is_fresh(self, token):
+    def is_fresh(self, token: Token) -> bool:
         """Whether no word of more than four letters comes twice, the last one aside if it may go on."""
         words = re.findall(r"[a-z]{5,}(?![a-z]|$)", (self.s + token).lower())
         return len(words) == len(set(words))
 
 
-def sentence_with(concepts):
+def sentence_with(concepts: list[str]) -> DFA:
     """The automaton of sentences that hold every concept as a word."""
     return functools.reduce(operator.and_, [Regex(rf".* {word}[ ,.].*") for word in concepts], Regex(SENTENCE))
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

@@ -38,11 +38,11 @@ MAX_TOKENS = 400
 class Text(Model):
     """What follows a prompt, to the end of the text."""
 
-    def __init__(self, lm, prompt):
+    def __init__(self, lm: CachedTransformer, prompt: str) -> None:
         super().__init__()
         self.context, self.num_tokens = lm.context(prompt), 0
 
-    def step(self):
+    def step(self) -> None:
         token = self.sample(self.transformer(self.context))
         if token == EOS:
             return self.finish()
@@ -51,7 +51,7 @@ class Text(Model):
         self.num_tokens += 1
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

@@ -39,12 +39,12 @@ THINGS = ["kitten", "frog"]
 class Told(Model):
     """A prompt goes on for `num_tokens` tokens, and then `later` follows."""
 
-    def __init__(self, lm, prompt, later, num_tokens, hint=""):
+    def __init__(self, lm: CachedTransformer, prompt: str, later: str, num_tokens: int, hint: str="") -> None:
         super().__init__()
         self.context, self.hinted = lm.context(prompt), lm.context(hint + prompt)
         self.later, self.num_tokens = later, num_tokens
 
-    def step(self):
+    def step(self) -> None:
         for _ in range(self.num_tokens):
             dist, hinted = self.transformer(self.context), self.transformer(self.hinted)
             token = self.sample(dist, proposal=mixture([dist, hinted], [0.5, 0.5]))
@@ -55,7 +55,7 @@ class Told(Model):
         self.finish()
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

@@ -41,7 +41,7 @@ STRING: /"[a-z ]*"/
 PROMPTS = ["How do I know if a dog is big?\n", "def is_happy(friend): return friend == \"happy\"\n"]
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

@@ -25,11 +25,14 @@ as good as its forty sentences: on the embedded model it is right in 15 of 20 (l
 """
 
 import argparse
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from llmppl import CachedTransformer, Model, batched, importance_sampling, smc_steer
+from llmppl import CachedTransformer, Model, Particles, batched, importance_sampling, smc_steer
+from llmppl.distributions import Floats
+from llmppl.models import Batched
 
 SAD = [
     "Lily lost her teddy bear and cried.", "Tom fell and hurt his knee.", "The old dog was sick and could not get up.",
@@ -66,16 +69,17 @@ PROMPTS = [
 NUM_TRAINED, READERS = 20, 4
 
 
-def classifier(lm):
+def classifier(lm: CachedTransformer) -> tuple[Batched[str, float], float]:
     """A batched function from a text to log p(sad | text), and its accuracy on the sentences that were left out."""
 
-    def last_layer(texts):                              # (n, d): its mean over the tokens of each text
+    def last_layer(texts: list[str]) -> Floats:         # (n, d): its mean over the tokens of each text
         ids = [list(map(int, lm.context(text).tokens)) for text in texts]
         read = torch.tensor([[j < len(row) for j in range(max(map(len, ids)))] for row in ids])
         padded = torch.zeros(read.shape, dtype=torch.long).masked_scatter(read, torch.tensor(sum(ids, [])))
         with torch.inference_mode():
             states = lm.model(input_ids=padded, attention_mask=read.long(), output_hidden_states=True).hidden_states
-        return ((states[-1] * read[:, :, None]).sum(1) / read.sum(1, keepdim=True)).double().numpy()
+        means: Floats = ((states[-1] * read[:, :, None]).sum(1) / read.sum(1, keepdim=True)).double().numpy()
+        return means
 
     trained = last_layer([*SAD[:NUM_TRAINED], *HAPPY[:NUM_TRAINED]])
     mean, scale = trained.mean(axis=0), trained.std(axis=0) * np.sqrt(trained.shape[1])
@@ -85,8 +89,8 @@ def classifier(lm):
         weights += ((trained - mean) / scale).T @ (labels - p_sad) - 0.02 * weights
 
     @batched
-    def sadness(texts):
-        return -np.logaddexp(0.0, -(last_layer(texts) - mean) / scale @ weights)
+    def sadness(texts: list[str]) -> list[float]:
+        return [-float(each) for each in np.logaddexp(0.0, -(last_layer(texts) - mean) / scale @ weights)]
 
     sad, happy = (np.array([sadness(text) for text in texts[NUM_TRAINED:]]) for texts in (SAD, HAPPY))
     return sadness, ((sad > np.log(0.5)).mean() + (happy < np.log(0.5)).mean()) / 2
@@ -95,12 +99,14 @@ def classifier(lm):
 class Told(Model):
     """A story of `num_spans` spans of `length` tokens, weighed at its end by what the classifier says."""
 
-    def __init__(self, lm, prompt, sadness, num_spans, length):
+    def __init__(
+        self, lm: CachedTransformer, prompt: str, sadness: Batched[str, float], num_spans: int, length: int
+    ) -> None:
         super().__init__()
         self.context, self.sadness, self.left, self.length = lm.context(prompt), sadness, num_spans, length
         self.log_sad = 0.0
 
-    def step(self):
+    def step(self) -> None:
         span = self.extend(self.context, max_tokens=self.length)
         self.s += span.text
         self.context, self.left = span.context, self.left - 1
@@ -112,7 +118,7 @@ class Told(Model):
             self.twist(READERS * self.log_sad)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id, folder or file (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
@@ -123,12 +129,12 @@ def main():
     lm = CachedTransformer.from_pretrained(args.lm, engine="transformers")
     sadness, accuracy = classifier(lm)
     print(f"the classifier is right in {accuracy:.2f} of {len(SAD) + len(HAPPY) - 2 * NUM_TRAINED} sentences\n")
-    methods = {
+    methods: dict[str, Callable[[Told, int], Particles[Told]]] = {
         f"importance sampling, N={N}": lambda model, seed: importance_sampling(model, N, seed=seed),
         f"smc_steer, N={N // 2}, K=2": lambda model, seed: smc_steer(model, N // 2, 2, expand="copies", seed=seed),
     }
     print(f"{'':28}p(sad)         log Z-hat       tokens run   calls   texts")
-    stories = {}
+    stories: dict[str, list[tuple[str, Told]]] = {}
     for name, run in methods.items():
         rows = []
         for prompt in PROMPTS[: 1 if args.quick else None]:
@@ -136,12 +142,13 @@ def main():
             for seed in range(args.seed, args.seed + num_runs):
                 found = run(model, seed)
                 stats = found.stats
+                assert stats is not None
                 p_sad = found.expect(lambda told: np.exp(told.log_sad))
                 rows.append([p_sad, found.log_ml, stats.tokens, stats.calls, stats.arguments])
                 stories.setdefault(name, []).append((prompt, found.best))
         mean, error = np.mean(rows, axis=0), np.std(rows, axis=0) / np.sqrt(len(rows))
-        told = f"{mean[0]:.2f} ± {error[0]:.2f}    {mean[1]:.2f} ± {error[1]:.2f}"
-        print(f"  {name:26}{told}{mean[2]:14.0f}{mean[3]:8.1f}{mean[4]:8.1f}")
+        cells = f"{mean[0]:.2f} ± {error[0]:.2f}    {mean[1]:.2f} ± {error[1]:.2f}"
+        print(f"  {name:26}{cells}{mean[2]:14.0f}{mean[3]:8.1f}{mean[4]:8.1f}")
     for name, told in stories.items():
         print(f"\n  {name}:")
         for prompt, story in told[::num_runs]:

@@ -43,7 +43,7 @@ QUESTIONS = [
 ]
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
@@ -55,13 +55,11 @@ def main():
     for question in QUESTIONS:
         program = ConstrainedText(lm, question, grammar, max_tokens=num_tokens)
         posterior = smc_steer(program, N, K, seed=args.seed)
-        weights = {}
-        for particle, weight in zip(posterior, posterior.weights, strict=True):
+        for particle in posterior:
             grammar.lark.parse(particle.s)              # an error if it does not parse
-            weights[particle.s] = weights.get(particle.s, 0.0) + weight
         print(f"{question}  (log Z-hat {posterior.log_ml:.1f})")
-        for text in sorted(weights, key=weights.get, reverse=True)[:3]:
-            print(f"  {weights[text]:.3f} {text}")
+        for text, weight in [*posterior.by_text().items()][:3]:
+            print(f"  {weight:.3f} {text}")
         print()
 
 

@@ -40,7 +40,8 @@ import argparse
 
 import numpy as np
 
-from llmppl import CachedTransformer, Model, Uniform, enumerate_exact, smc_steer
+from llmppl import CachedTransformer, Model, Particles, Uniform, enumerate_exact, smc_steer
+from llmppl.distributions import Floats
 
 QUESTIONS = [
     "What is your name?",
@@ -63,13 +64,13 @@ SCENE = '"{}" asked the girl. The boy said, "'
 class Asked(Model):
     """One of the questions, and the answer that it got."""
 
-    def __init__(self, lm, questions, answer):
+    def __init__(self, lm: CachedTransformer, questions: list[str], answer: str) -> None:
         super().__init__()
         self.contexts = tuple(lm.context(SCENE.format(question)) for question in questions)
         self.words = answer.replace(" ", "\n ").split("\n")             # each with the space before it
-        self.question = None
+        self.question: int | None = None
 
-    def step(self):
+    def step(self) -> None:
         if self.question is None:
             self.question = self.sample(Uniform(0, len(self.contexts) - 1))
             self.context = self.contexts[self.question]
@@ -81,12 +82,12 @@ class Asked(Model):
             self.finish()
 
 
-def posterior(particles, number):
+def posterior(particles: Particles[Asked], number: int) -> Floats:
     """(number,) posterior probability of each question."""
     return particles.expect(lambda particle: np.eye(number)[particle.question])
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

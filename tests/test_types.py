@@ -95,6 +95,15 @@ assert_type(Infilling(lm, "a[BLANK]b", min_tokens=1).s, str)
 assert_type(PromptIntersection(lm, ["a", "b"], proposal="first", max_tokens=3).s, str)
 search(lm, "a", end="boundary", results="tokens", tokenization="canonical")
 '''
+TYPED = [                                               # examples that say the types of everything
+    "combined", "conformity", "critic", "guided", "infilling", "json_records", "keywords", "length_bias",
+    "prompted_proposal", "python_code", "sentiment", "sql", "which_question",
+]  # fmt: skip
+EXAMPLES = [ROOT / "examples" / f"{name}.py" for name in TYPED]
+FOREIGN = {                                             # what is of numpy, torch and lark, and __doc__.split
+    "reportUnknownMemberType": False, "reportUnknownArgumentType": False, "reportUnknownVariableType": False,
+    "reportUnknownLambdaType": False, "reportUnknownParameterType": False, "reportOptionalMemberAccess": False,
+}  # fmt: skip
 MISTAKES = {
     "program.sample(0.5)": "arg-type",
     "program.sample(Bernoulli(0.5)).upper()": "attr-defined",
@@ -120,17 +129,17 @@ def mypy(*files: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def pyright(folder: Path, *files: Path) -> list[str]:
-    """What pyright says of files, strict."""
+def pyright(folder: Path, *files: Path, **rules: bool) -> list[str]:
+    """What pyright says of files, strict but for some rules."""
     found = shutil.which("basedpyright")
     if found is None:
         pytest.skip("needs pyright: pip install basedpyright")
-    how = {"include": list(map(str, files)), "typeCheckingMode": "strict", "extraPaths": [str(ROOT)]}
+    how = {"include": list(map(str, files)), "typeCheckingMode": "strict", "extraPaths": [str(ROOT)], **rules}
     (folder / "pyrightconfig.json").write_text(json.dumps(how), encoding="utf-8")
     command = [found, "--outputjson", "--pythonpath", sys.executable, "--project", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    told = json.loads(done.stdout)["generalDiagnostics"]
-    return [f"{each['range']['start']['line'] + 1}: {each['message']}" for each in told if each["severity"] == "error"]
+    told = [each for each in json.loads(done.stdout)["generalDiagnostics"] if each["severity"] == "error"]
+    return [f"{each['file']}:{each['range']['start']['line'] + 1}: {each['message']}" for each in told]
 
 
 @pytest.fixture
@@ -140,12 +149,16 @@ def program(tmp_path):
     return path
 
 
-def test_what_is_sampled_has_the_type_of_what_it_is_sampled_from(program):
-    assert mypy(program) == []
+def test_what_is_sampled_has_the_type_of_what_it_is_sampled_from_and_examples_are_typed_strictly(program):
+    assert mypy(program, *EXAMPLES) == []
 
 
 def test_pyright_knows_it_too(program, tmp_path):
     assert pyright(tmp_path, program) == []
+
+
+def test_pyright_finds_no_mistake_in_examples(tmp_path):
+    assert pyright(tmp_path, *EXAMPLES, **FOREIGN) == []
 
 
 def test_mistakes_are_found(tmp_path):
