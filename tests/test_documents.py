@@ -80,6 +80,16 @@ def test_the_python_blocks_of_a_document_run(path, tmp_path, monkeypatch):
     run_document(path, monkeypatch)
 
 
+def test_no_program_has_more_lines_than_its_counterpart_in_another_library():
+    programs = re.split(r"^### ", (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    assert len(programs) == 11
+    for program in programs:
+        lines = {"theirs": 0, "ours": 0}
+        for not_run, code in re.findall(r"(<!-- not run: [^>]*-->\n)?```python\n(.*?)```", program, re.DOTALL):
+            lines["theirs" if not_run else "ours"] += sum(bool(line.strip()) for line in code.splitlines())
+        assert 0 < lines["ours"] <= lines["theirs"], (program.partition("\n")[0], lines)
+
+
 def write_document(tmp_path: Path, *lines: str) -> Path:
     path = tmp_path / "document.md"
     path.write_text("\n".join(lines))
