@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -380,7 +381,10 @@ def test_a_posterior_shows_the_page_of_its_run(tmp_path, monkeypatch, capsys):
     posterior.show()
     (file,) = tmp_path.iterdir()
     assert opened == [file.as_uri()] and str(file) in capsys.readouterr().out
-    assert file.read_text(encoding="utf-8") == page(recorder.recording)
+    shown = file.read_text(encoding="utf-8")
+    assert shown == page(replace(recorder.recording, ended=""))
+    left = sum(particle.cut for particle in posterior)
+    assert left and f"Cut after 4 steps, {left} of 3 particles not finished." in shown
     plain = smc_steer(Letters(), 3, 2, seed=1, max_steps=4, on_step=lambda step: None)
     for unrecorded in plain, pickle.loads(pickle.dumps(posterior)):
         with pytest.raises(RuntimeError, match=r"this run was not recorded.* on_step=Recorder\(\)\) records one"):
@@ -395,7 +399,7 @@ def test_in_a_notebook_the_page_is_a_frame_below_the_cell(monkeypatch):
     smc_steer(Letters(), 3, 2, seed=1, max_steps=4, on_step=recorder).show()
     (shown,) = cell.shown
     (document,) = re.findall(r'<iframe srcdoc="([^"]*)"', shown)
-    assert html.unescape(document) == page(recorder.recording)
+    assert html.unescape(document) == page(replace(recorder.recording, ended=""))
 
 
 def test_an_interrupted_run_shows_its_steps_as_well(monkeypatch, tmp_path):

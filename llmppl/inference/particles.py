@@ -201,7 +201,7 @@ class Particles(Shared, Sequence[P]):
                 "this run was not recorded, and only its particles are left: "
                 "smc_steer(model, N, K, on_step=Recorder()) records one, with the Recorder of llmppl.trace"
             )
-        show()
+        show(ended=True)
 
     @property
     def best(self) -> P:

@@ -110,9 +110,15 @@ class Recorder:
             raise ValueError(f"{self!r} has recorded no step: run smc_steer(model, N, K, on_step=recorder) first")
         return parse(self.lines, repr(self))
 
-    def show(self) -> None:
-        """The page of the run, below the cell of a notebook, elsewhere in the browser: `llmppl.trace.show`."""
-        show(self.recording)
+    def show(self, *, ended: bool = False) -> None:
+        """The page of the run, below the cell of a notebook, elsewhere in the browser: `llmppl.trace.show`.
+
+        ended : whether nothing more is to come, as the posterior knows
+        """
+        recording = self.recording
+        if ended and recording.ended is None:
+            recording.ended = ""
+        show(recording)
 
     def __repr__(self) -> str:
         return f"Recorder({'' if self.path is None else repr(str(self.path))})"
