@@ -36,7 +36,8 @@ def test_an_example_runs(path, tmp_path):
 
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples").glob("*.ipynb"))
-QUIET = "import webbrowser; webbrowser.open = print\n"      # outside of a notebook show() opens the browser
+# outside of a notebook show() writes a file and opens it in the browser
+QUIET = "import tempfile, webbrowser; webbrowser.open, tempfile.tempdir = print, '.'\n"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
