@@ -14,7 +14,7 @@ from support import FULL, repetitions
 from tiny import table_lm
 
 from llmppl import ConstrainedText, JsonSchema, TokenIndex, Vocabulary, enumerate_exact, importance_sampling
-from llmppl.languages import JsonSchemaIndex, json_texts
+from llmppl.languages import JsonSchemaIndex, OpenTexts, TooLarge, json_texts
 from llmppl.masks import END
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -80,12 +80,20 @@ SHAPES = [
     {"oneOf": [{"type": "string"}, {"type": "integer"}]},
     {"type": "array", "items": {"type": "array", "items": B, "maxItems": 2}},
 ]  # fmt: skip
-WITHIN = NUMBERS + STRINGS + SHAPES
+OPEN = [
+    True, {}, {"type": "object"}, {"type": "array"},
+    {"type": "object", "properties": {"a": A, "b": B}, "required": ["a"]},
+    {"properties": {"a": {"type": "array"}}, "type": "object", "additionalProperties": False},
+    {"type": "array", "items": {"type": "object", "properties": {"b": B}}, "minItems": 1}, {"minimum": 3},
+    {"anyOf": [{"type": "object", "properties": {"a": A}, "required": ["a"]}, {"type": "object", "required": ["b"]}]},
+    {"anyOf": [CLOSED | {"properties": {"a": C}}, {"type": "object", "properties": {"a": {}}}, {"type": "array"}]},
+    {"properties": {"a": {"type": "object", "properties": {"b": {}, "c": A}}}, "required": ["a", "z"]},
+]  # fmt: skip
+WITHIN = NUMBERS + STRINGS + SHAPES + OPEN
 ZERO = WITHIN.index(number(exclusiveMinimum=0, maximum=5e-7))           # of which llguidance takes 0 for an instance
 BEYOND = {
     "patternProperties": CLOSED | {"patternProperties": {"^a": {"type": "null"}}},
     "recursion": {"type": "array", "items": {"$ref": "#"}},
-    "any JSON": {"type": "array"},
     "multiples": number(multipleOf=0.01),
     "the pattern": text(pattern="[[:alpha:]]"),
 }
@@ -95,7 +103,7 @@ def drawn_schema(rng: random.Random, depth: int = 3):
     """A schema within reach, with all that it may have inside."""
     kind = rng.choice(["leaf"] * 3 + ["array", "object", "object", "choice", "both"] * (depth > 0))
     if kind == "leaf":
-        return rng.choice(NUMBERS + STRINGS)
+        return rng.choice(NUMBERS + STRINGS + OPEN[:4])
     inner = [drawn_schema(rng, depth - 1) for _ in range(rng.randrange(1, 4))]
     if kind == "array":
         least = rng.randrange(3)
@@ -108,7 +116,7 @@ def drawn_schema(rng: random.Random, depth: int = 3):
         "type": "object",
         "properties": dict(zip(names, inner, strict=True)),
         "required": rng.sample(names, rng.randrange(len(names) + 1)),
-        "additionalProperties": rng.choice([False, False, {"type": "boolean"}]),
+        "additionalProperties": rng.choice([False, False, {"type": "boolean"}, True]),
     }
     return {"allOf": [found, {"type": "object", "properties": {names[-1]: {}}}]} if kind == "both" else found
 
@@ -140,19 +148,25 @@ def read_by_automaton(automaton, data: bytes) -> tuple[int, bool]:
 
 def drawn(automaton, rng: random.Random, length: int = 60) -> bytes:
     """A text that an automaton accepts, byte by byte; what closes is likelier, and where it is long, what ends."""
-    left = bytes_left(automaton)
+    left = bytes_left(automaton.control if isinstance(automaton, OpenTexts) else automaton)
     state, data = automaton.start, bytearray()
     while not automaton.accepts(state) or (automaton.row(state).any() and rng.random() < 0.5 and len(data) < length):
         row = automaton.row(state)
         some = np.flatnonzero(row).tolist()
         closing = [byte for byte in some if byte in b'"}],']
         if len(data) >= length:
-            some = [min(some, key=lambda byte: left[row[byte]])]        # noqa: B023 (asked at once)
+            some = [min(some, key=lambda byte: bytes_behind(automaton, left, int(row[byte])))]      # noqa: B023
         elif closing and rng.random() < 0.3:
             some = closing
         data.append(rng.choice(some))
         state = automaton.step(state, data[-1])
     return bytes(data)
+
+
+def bytes_behind(automaton, left: np.ndarray, state: int) -> float:
+    if not isinstance(automaton, OpenTexts):
+        return left[state]
+    return min(sum(left[each] for each in stack) + len(stack) for stack in automaton.stacks(state))
 
 
 def bytes_left(automaton) -> np.ndarray:
@@ -360,3 +374,68 @@ def test_a_record_that_must_be_complete_is_weighed_as_by_enumeration():
     seeds = range(repetitions(2000, 200))
     Zs = [np.exp(importance_sampling(program, 4, seed=seed, progress=False).log_ml) for seed in seeds]
     assert abs(np.mean(Zs) - Z) < 4 * np.std(Zs) / np.sqrt(len(Zs))
+
+
+# ---- any JSON
+
+
+PLAIN = [bytes([byte]) for byte in b'{}[]":,01-.truefalsnbcz']
+JOINED = [b'"}', b"}}", b"[]}", b"{}", b"]]", b'":', b'{"', b"[[", b"},", b'","', b"]},{", b'[{"a":']
+NESTED = Vocabulary([*PLAIN, *JOINED, b""], [len(PLAIN) + len(JOINED)])
+
+
+def fewest_tokens(index, state, most: int) -> float:
+    """How many tokens lead to an end, by all ways of at most `most`; inf if none does."""
+    level, seen = {state}, {state}
+    for length in range(most + 1):
+        if any(map(index.accepts, level)):
+            return length
+        steps = (index.advance(each, id) for each in level for id in index.allowed(each).tolist() if NESTED.tokens[id])
+        level = set(steps) - seen
+        seen |= level
+    return np.inf
+
+
+@pytest.mark.parametrize("i", range(len(OPEN)))
+def test_where_json_nests_an_end_is_no_nearer_than_is_told_and_mostly_there(i):
+    rng, found = random.Random(i), []
+    index = JsonSchema(OPEN[i], whitespace=False).index(NESTED)
+    for _ in range(repetitions(60, 12)):
+        state = index.start
+        for _ in range(rng.randrange(12)):
+            allowed = [id for id in index.allowed(state).tolist() if NESTED.tokens[id]]
+            state = index.advance(state, rng.choice(allowed)) if allowed else state
+        nearest = fewest_tokens(index, state, 3)
+        assert index.tokens_to_accept(state) <= nearest
+        if nearest < np.inf:
+            found.append(index.tokens_to_accept(state) == nearest)
+    assert np.mean(found) > 0.7
+
+
+def test_any_json_nests_as_deep_as_one_likes_and_its_index_is_not_saved(tmp_path):
+    constraint = JsonSchema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    index = constraint.index(SMALL)
+    deep = b'{"n": 1, "x": ' + b"[" * 200 + b'{"a": null}' + b"]" * 200 + b"}"
+    assert index.accepts(index.after(deep)) and not index.accepts(index.after(deep[:-1]))
+    with pytest.raises(ValueError, match="leaves the language"):
+        index.after(deep.replace(b"null}]", b"null]"))
+    with pytest.raises(TooLarge, match="states without end; \"additionalProperties\": false"):
+        index.save(tmp_path / "open.npz")
+    again = pickle.loads(pickle.dumps(constraint)).index(SMALL)
+    assert again.accepts(again.after(deep)) and repr(again).startswith("TokenIndex(JsonSchema(")
+
+
+def test_a_record_with_any_members_mostly_ends_in_time():
+    """What nests at the limit may die; where no end is known, nearly all does."""
+    scores = np.random.default_rng(1).normal(size=(5, len(NESTED.tokens)))
+    lm = table_lm(lambda ids: scores[len(ids) % 5].tolist(), NESTED.tokens[:-1])
+    schema = JsonSchema({"properties": {"a": {"type": "integer"}, "b": {}}, "type": "object", "required": ["a", "b"]})
+
+    def alive(constraint):
+        program = ConstrainedText(lm, "z", constraint, max_tokens=14, complete=True)
+        particles = importance_sampling(program, 100, seed=0, progress=False)
+        return [schema.parse(str(each)) for each in particles if each.log_weight > -np.inf]
+
+    ours = alive(schema)
+    assert len(ours) > 60 > 3 * len(alive(JsonSchemaIndex(schema, lm.vocab)))
+    assert all(value.keys() >= {"a", "b"} for value in ours)

@@ -18,6 +18,7 @@ from llmppl.languages.indexing import index_of as index_of
 from llmppl.languages.json_schema import JsonSchema as JsonSchema
 from llmppl.languages.json_schema import JsonSchemaIndex as JsonSchemaIndex
 from llmppl.languages.json_texts import JsonTexts as JsonTexts
+from llmppl.languages.json_texts import OpenTexts as OpenTexts
 from llmppl.languages.limits import TooLarge as TooLarge
 from llmppl.languages.regex import Regex as Regex
 from llmppl.languages.rewrites import any_case as any_case

@@ -24,7 +24,7 @@ import numpy as np
 from llmppl.arguments import is_file_name, is_type, token_id
 from llmppl.exclusive import Turn, in_turn
 from llmppl.languages.json_shapes import Beyond
-from llmppl.languages.json_texts import JsonTexts
+from llmppl.languages.json_texts import JsonTexts, OpenTexts, texts_of
 from llmppl.masks import json_checks as checks
 from llmppl.masks import json_conditions as conditions
 from llmppl.masks import json_types, wording
@@ -134,8 +134,11 @@ class JsonSchema(Shared):
         return JsonSchemaIndex(self, vocab) if self.automaton is None else self.automaton.index(vocab)
 
     @property
-    def automaton(self) -> JsonTexts | None:
-        """The texts as a DFA, which knows how far an end is; None if the schema has none, and `beyond` says why."""
+    def automaton(self) -> JsonTexts | OpenTexts | None:
+        """What reads the texts and knows how far an end is; None if the schema has none, and `beyond` says why.
+
+        A DFA, or where some part may be any JSON a recognizer with a stack.
+        """
         return self._compiled[0]
 
     @property
@@ -144,9 +147,9 @@ class JsonSchema(Shared):
         return self._compiled[1]
 
     @functools.cached_property
-    def _compiled(self) -> tuple[JsonTexts | None, str]:
+    def _compiled(self) -> tuple[JsonTexts | OpenTexts | None, str]:
         try:
-            return JsonTexts(json.loads(self._grammar.partition("%json ")[2]), self), ""
+            return texts_of(json.loads(self._grammar.partition("%json ")[2]), self), ""
         except Beyond as error:
             return None, str(error)
 

@@ -1,60 +1,51 @@
-"""JSON texts as automata: a schema within reach becomes a DFA over bytes, with the texts that llguidance accepts.
+"""JSON texts as automata: a schema within reach becomes one over bytes, with the texts that llguidance accepts.
 
 The one idea: an `NFA` is built from its end, and so every part of a schema is a function from the state that follows
 it to the state that begins it. What cannot be met leads nowhere (DEAD), and takes what needs it along.
+
+Where any JSON may stand, brackets nest: `OpenTexts` has a stack.
 
 Words. A *gap* is where whitespace may stand: between any two tokens of JSON, and neither before nor after all of them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
 
 from llmppl.languages import json_scalars as scalars
 from llmppl.languages.dfa import DFA
-from llmppl.languages.json_shapes import Array, Beyond, Choice, Number, Object, Reader, Shape, String, Words
+from llmppl.languages.json_ends import MARKS, NestedDistances
+from llmppl.languages.json_shapes import ANY, NEVER, Array, Beyond, Choice, Number, Object, Reader, Shape, String, Words
 from llmppl.languages.limits import Budget, TooLarge
+from llmppl.languages.machine import Machine
 from llmppl.languages.nfa import ACCEPT, DEAD, NFA, Fragment
 from llmppl.languages.regex import Regex
+from llmppl.masks import TokenIndex, VocabularyLike
 
-__all__ = ["JsonTexts"]
+__all__ = ["JsonTexts", "OpenTexts", "texts_of"]
 
 MAX_PARTS = 100_000                                 # states of the NFA
 MAX_STATES = 20_000                                 # of the DFA, where alternatives begin alike
 ESCAPES = "json_allow_general_unicode_escapes"
 OPTIONS = {"whitespace_flexible", "whitespace_pattern", "coerce_one_of", "lenient", ESCAPES}
 ANY_BLANKS = r"[ \n\r\t]+"
+REMEDY = '"additionalProperties": false and "items" would work'
+
+Stacks = tuple[tuple[int, ...], ...]
 
 
 class JsonTexts(DFA):
-    """The texts of a schema within reach; Beyond if it is not.
+    """The texts of a schema that says what is in its objects and arrays; `texts_of` makes it."""
 
-    Parameters
-    ----------
-    schema : dict or bool, with all options in its "x-guidance"
-    constraint : JsonSchema
-        Whose texts they are: what errors call it, and what reads them.
-    """
-
-    def __init__(self, schema: Any, constraint: Any) -> None:
-        options = schema.get("x-guidance", {}) if isinstance(schema, dict) else {}
-        if options.keys() - OPTIONS or not options.get(ESCAPES):
-            raise Beyond("options of llguidance")
-        blank = options.get("whitespace_pattern")
-        if blank is None and options.get("whitespace_flexible", True):
-            blank = ANY_BLANKS
+    def __init__(self, nfa: NFA, constraint: Any) -> None:
         self.constraint = constraint
-        try:
-            shape = Reader(schema).shape(schema)
-            builder = _Builder(repr(constraint), blank)
-            builder.nfa.start = builder.value(shape, ACCEPT)
-            super().__init__(builder.nfa)
-            if builder.branches:
-                self.explore(MAX_STATES)
-        except (TooLarge, RecursionError) as error:
-            raise Beyond(str(error)) from None
+        super().__init__(nfa)
 
     def __repr__(self) -> str:
         return repr(self.constraint)
@@ -64,11 +55,120 @@ class JsonTexts(DFA):
         return self.constraint.parse(text)
 
 
+class OpenTexts(Machine):
+    """The texts of a schema with parts that may be any JSON, as a recognizer with stacks; `texts_of` makes it.
+
+    Its states are numbered as they are met, and there is no end of them. `control` reads the inside of an object or
+    array of any JSON as a mark; a state has stacks of states of it, the first where the text is, each of the others
+    where it goes on when the one before has come to its end. There is more than one stack where a bracket may begin any
+    JSON and something that the schema names as well.
+    """
+
+    distances = NestedDistances
+
+    def __init__(self, control: DFA, constraint: Any) -> None:
+        self.control, self.constraint = control, constraint
+        self._stacks: list[Stacks] = [()]
+        super().__init__(_Stacked(control, repr(constraint)))
+
+    def _add(self, key: Stacks) -> int:
+        self._stacks[len(self._keys) :] = [key]     # in place of what an interrupt has left
+        return super()._add(key)
+
+    def stacks(self, state: int) -> Stacks:
+        """What a state stands for."""
+        return self._stacks[state]
+
+    def explore(self, limit: int | None = None) -> Self:
+        """A TooLarge: there is no end of states."""
+        raise TooLarge(repr(self), "what nests any JSON has states without end", REMEDY)
+
+    def index(self, vocab: VocabularyLike) -> TokenIndex:
+        """Which tokens of a vocabulary may follow, in every state."""
+        return TokenIndex(self, vocab)
+
+    def __repr__(self) -> str:
+        return repr(self.constraint)
+
+    def parse(self, text: str) -> Any:
+        """The value that a text writes, as the constraint reads it."""
+        return self.constraint.parse(text)
+
+
+class _Stacked:
+    """What is made deterministic for OpenTexts: a key is its stacks."""
+
+    def __init__(self, control: DFA, name: str) -> None:
+        self.nfa = NFA(Budget(name))                # whose budget is spent
+        self._control = control
+        self._inside = [control.step(control.start, mark) or 0 for mark in MARKS]
+        self.start: Stacks = ((control.start,),)
+
+    def accepts(self, key: Stacks) -> bool:
+        return any(len(stack) == 1 and self._control.accepts(stack[0]) for stack in key)
+
+    def moves(self, key: Stacks) -> list[tuple[int, int, Stacks]]:
+        table = np.stack([self._control.row(stack[0]) for stack in key])[:, : MARKS[0]]
+        cuts = (np.flatnonzero((table[:, 1:] != table[:, :-1]).any(0)) + 1).tolist()
+        moves = []
+        for lo, end in itertools.pairwise([0, *cuts, MARKS[0]]):
+            targets = table[:, lo].tolist()
+            if any(targets):
+                pairs = zip(targets, key, strict=True)
+                after = {stack for target, (_, *rest) in pairs if target for stack in self._after(target, rest)}
+                moves.append((lo, end - 1, tuple(sorted(after))))
+        return moves
+
+    def _after(self, target: int, rest: list[int]) -> Iterator[tuple[int, ...]]:
+        """The stacks where the control has come to a state."""
+        if rest and self._control.accepts(target):
+            yield tuple(rest)
+            return
+        row = self._control.row(target)
+        if self._control.accepts(target) or row[: MARKS[0]].any():
+            yield target, *rest
+        for mark, inside in zip(MARKS, self._inside, strict=True):
+            if row[mark]:
+                yield inside, int(row[mark]), *rest
+
+
+def texts_of(schema: Any, constraint: Any) -> JsonTexts | OpenTexts:
+    """The texts of a schema; Beyond if it is not within reach.
+
+    Parameters
+    ----------
+    schema : dict or bool, with all options in its "x-guidance"
+    constraint : JsonSchema
+        Whose texts they are: what errors call it, and what reads them.
+    """
+    options = schema.get("x-guidance", {}) if isinstance(schema, dict) else {}
+    if options.keys() - OPTIONS or not options.get(ESCAPES):
+        raise Beyond("options of llguidance")
+    blank = options.get("whitespace_pattern")
+    if blank is None and options.get("whitespace_flexible", True):
+        blank = ANY_BLANKS
+    try:
+        shape = Reader(schema).shape(schema)
+        builder = _Builder(repr(constraint), blank)
+        start = builder.value(shape, ACCEPT)
+        if not builder.is_open:
+            builder.nfa.start = start
+            texts = JsonTexts(builder.nfa, constraint)
+            return texts.explore(MAX_STATES) if builder.branches else texts
+        insides = builder.members(Object({}, ANY), ACCEPT), builder.items(Array(0, None, (), ANY), ACCEPT)
+        marked = [builder.text(bytes([mark]), inside) for mark, inside in zip(MARKS, insides, strict=True)]
+        builder.nfa.start = builder.nfa.split([start, *marked])
+        control = DFA(builder.nfa)
+        return OpenTexts(control.explore(MAX_STATES) if builder.branches else control, constraint)
+    except (TooLarge, RecursionError) as error:
+        raise Beyond(str(error)) from None
+
+
 class _Builder:
-    """Builds the NFA; `branches` says whether some alternatives begin alike."""
+    """Builds the NFA; `branches` says whether some alternatives begin alike, `is_open` whether there is any JSON."""
 
     def __init__(self, name: str, blank: str | None) -> None:
-        self.nfa, self.branches = NFA(Budget(name)), False
+        self.nfa, self.branches, self.is_open = NFA(Budget(name)), False, False
         self._blank = None if blank is None else _blanks(blank)
         self._gaps: dict[int, int] = {}
 
@@ -100,10 +200,17 @@ class _Builder:
                 self.branches |= sum(isinstance(option, Array | Object) for option in shape.options) > 1
                 return self.nfa.split([self.value(option, follow) for option in shape.options])
             case Array():
-                return self.array(shape, follow)
+                return self.text(b"[", self.items(shape, follow))
             case Object():
-                return self.object(shape, follow)
-        raise Beyond("any JSON")
+                return self.text(b"{", self.members(shape, follow))
+        return self.any(follow)
+
+    def any(self, follow: int) -> int:
+        """Any JSON: what nests is a bracket, and the mark of its inside."""
+        self.is_open = True
+        scalars_ = (Words(frozenset({"null", "true", "false"})), Number(), String())
+        nested = (self.text(bytes(pair), follow) for pair in zip(b"{[", MARKS, strict=True))
+        return self.nfa.split([*(self.value(shape, follow) for shape in scalars_), *nested])
 
     def number(self, shape: Number, follow: int) -> int:
         if shape.low is None or shape.low != shape.high or not shape.above is shape.below is shape.step is None:
@@ -136,7 +243,8 @@ class _Builder:
             state = self.nfa.read(scalars.character(), state)
         return self.text(b'"', state)
 
-    def array(self, shape: Array, follow: int) -> int:
+    def items(self, shape: Array, follow: int) -> int:
+        """What is behind the opening bracket of an array, and that behind it."""
         close, least = self.text(b"]", follow), shape.least
         last = max(len(shape.first), least) if shape.most is None else shape.most
         if last < least:
@@ -153,9 +261,10 @@ class _Builder:
         if not last:
             item = self.value(shape.rest, after) if shape.most is None else DEAD
             after = self.gap(self.nfa.split([item, close]))
-        return self.text(b"[", after)
+        return after
 
-    def object(self, shape: Object, follow: int) -> int:
+    def members(self, shape: Object, follow: int) -> int:
+        """What is behind the opening bracket of an object, and that behind it."""
         close = self.text(b"}", follow)
         first, later = self.others(shape, close)    # what may stand before anything, and behind a property
         for name, value, required in reversed(list(shape.named())):
@@ -163,11 +272,11 @@ class _Builder:
             more = self.text(b",", self.gap(item))
             first = self.nfa.split([item] if required else [item, first])
             later = self.nfa.split([more] if required else [more, later])
-        return self.text(b"{", self.gap(first))
+        return self.gap(first)
 
     def others(self, shape: Object, close: int) -> tuple[int, int]:
         """Properties that are not named, or the end: the first of all, and behind others."""
-        if shape.others == Choice(()):
+        if shape.others == NEVER:
             return close, close
         again = self.nfa.add(())
         item = self.item(scalars.other_names(name for name, _, _ in shape.named()), shape.others, again)

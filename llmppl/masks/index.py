@@ -89,9 +89,10 @@ class TokenIndex(Index):
         self._steps: dict[tuple[State, int], State] = {}
         self._whole: WholeIndex | None = None
         self.graph: TableGraph | MemoGraph
-        self._distances: TableDistances | SearchDistances
+        self._distances: Any
         if isinstance(recognizer, TabledRecognizer):
-            self.graph, self._distances = TableGraph(recognizer), TableDistances(self._turn)
+            distances = getattr(recognizer, "distances", TableDistances)
+            self.graph, self._distances = TableGraph(recognizer), distances(self._turn)
         else:
             self.graph, self._distances = MemoGraph(recognizer), SearchDistances(self._turn)
         if self.start is None or (self.start == 0 and isinstance(self.graph, TableGraph)):

@@ -24,7 +24,7 @@ import numpy as np
 
 from llmppl.arguments import shown
 from llmppl.distributions import Proposal
-from llmppl.languages import DFA, JsonSchema, JsonSchemaIndex, JsonTexts, Regex
+from llmppl.languages import DFA, JsonSchema, JsonSchemaIndex, JsonTexts, OpenTexts, Regex
 from llmppl.lm import CachedTransformer, Context, Engine, NextToken
 from llmppl.masks import TokenIndex
 from llmppl.models.batching import Batched
@@ -161,8 +161,6 @@ class _Teller:
     def automaton(self, dfa: DFA) -> Told:
         if isinstance(dfa, Regex):
             return [dfa.pattern, dfa.flags]
-        if isinstance(dfa, JsonTexts):
-            return self.tell(dfa.constraint)
         fixed = getattr(dfa, "_source", dfa) is None    # else its states are numbered as they are met
         return [dfa.start, self.array(dfa.table), self.array(dfa.accepting)] if fixed else []
 
@@ -221,6 +219,7 @@ _KINDS: tuple[tuple[Any, Callable[[_Teller, Any], Told]], ...] = (
     (TokenIndex, lambda self, index: self.tell(index.recognizer)),
     (JsonSchemaIndex, lambda self, index: self.tell(index.constraint)),
     ((JsonSchema, Proposal), lambda self, value: repr(value).partition(" at 0x")[0]),
+    ((JsonTexts, OpenTexts), lambda self, texts: self.tell(texts.constraint)),
     (DFA, _Teller.automaton),
     (np.ndarray, _Teller.array),
     (dict, lambda self, table: self.sorted(table.items())),
