@@ -44,6 +44,7 @@ DISTS = {
     "dict": (Categorical({"x": 0.25, (1, 2): 0.75}), {"x": 0.25, (1, 2): 0.75}),
     "uniform": (Uniform(-1, 2), dict.fromkeys(range(-1, 3), 0.25)),
     "one": (Uniform(5, 5), {5: 1.0}),
+    "of values": (Uniform(["cat", "dog", (1, 2)]), dict.fromkeys(["cat", "dog", (1, 2)], 1 / 3)),
     "delta": (Delta("x"), {"x": 1.0}),
     "geometric, at most 3": (Geometric(0.4, max_value=3), {n: 0.4 * 0.6**n / (1 - 0.6**4) for n in range(4)}),
     "geometric, at most 0": (Geometric(0.4, max_value=0), {0: 1.0}),
@@ -346,6 +347,9 @@ def test_far_apart_weights_neither_overflow_nor_vanish():
         (lambda: Categorical([0.5, 0.5], values=["x"]), ValueError, "2 probabilities for 1 values"),
         (lambda: Categorical([0.5, 0.5], values=["x", "x"]), ValueError, "distinct values"),
         (lambda: Categorical({"x": 1.0}, values=["x"]), ValueError, "leave `values` out"),
+        (lambda: Uniform([]), ValueError, "one value or more"),
+        (lambda: Uniform("abc"), TypeError, r"a list of values, .* not 'abc' alone"),
+        (lambda: Uniform(["a", "b", "a"]), ValueError, "distinct values"),
         (lambda: Uniform(3, 2), ValueError, "integers low <= high, .* not low=3 and high=2"),
         (lambda: Uniform(0, 1.5), TypeError, "Uniform: high must be an integer, not 1.5"),
         (lambda: Geometric(0.0), ValueError, r"Geometric: p must be in \(0, 1\], not 0.0"),
@@ -386,6 +390,7 @@ def test_what_is_no_distribution_is_refused_by_name(make, error, message):
 def test_distributions_show_what_they_are():
     assert repr(Bernoulli(0.25)) == "Bernoulli(0.25)"
     assert repr(Categorical({"x": 0.25, "y": 0.75})) == "Categorical({'x': 0.25, 'y': 0.75})"
+    assert repr(Uniform(["a", "b"])) == "Uniform(['a', 'b'])"
     assert repr(Uniform(1, 6)) == "Uniform(1, 6)" and repr(Delta("x")) == "Delta('x')"
     assert repr(Geometric(0.5)) == "Geometric(0.5)"
     assert repr(Geometric(0.5, max_value=3)) == "Geometric(0.5, max_value=3)"

@@ -58,6 +58,7 @@ class Program(Model):
         assert_type(self.sample(Categorical([0.5, 0.5], [b"a", b"b"])), bytes)
         assert_type(self.sample(Bernoulli(0.5)), bool)
         assert_type(self.sample(Uniform(0, 3)), int)
+        assert_type(self.sample(Uniform(["a", "b"])), str)
         assert_type(self.sample(Geometric(0.5)), int)
         assert_type(self.sample(Delta("x"), proposal=Delta("x")), str)
         assert_type(self.sample(Dice()), tuple[int, int])

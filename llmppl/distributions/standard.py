@@ -65,18 +65,42 @@ class Bernoulli(Finite[bool]):
         return f"Bernoulli({self.p:g})"
 
 
-class Uniform(Finite[int]):
-    """An integer from `low` to `high`, both included, all equally likely."""
+class Uniform(Finite[T_co]):
+    """One of several values, all equally likely: `Uniform(["cat", "dog"])`, or the integers of `Uniform(low, high)`.
 
-    def __init__(self, low: int, high: int) -> None:
+    Parameters
+    ----------
+    low : int, or a sequence of values
+    high : int, optional
+        The last integer; with a sequence there is none.
+    """
+
+    @overload
+    def __init__(self: Uniform[int], low: int, high: int) -> None: ...
+
+    @overload
+    def __init__(self, low: Sequence[T_co]) -> None: ...
+
+    def __init__(self, low: Any, high: int | None = None) -> None:
+        if high is None and isinstance(low, Sequence) and not isinstance(low, (str, bytes)):
+            if not low:
+                raise ValueError("Uniform wants one value or more, not an empty sequence")
+            super().__init__(tuple(low), np.zeros(len(low)))
+            return
+        if high is None and not isinstance(low, int):
+            wanted = "integers, Uniform(1, 6), or a list of values, Uniform(['a', 'b'])"
+            raise TypeError(f"Uniform wants {wanted}, not {arguments.shown(low)} alone")
         low, high = arguments.integer("Uniform: low", low), arguments.integer("Uniform: high", high)
         if not 1 <= high - low + 1 <= _MAX_VALUES:
             given = f"low={arguments.shown(low)} and high={arguments.shown(high)}"
             raise ValueError(f"Uniform wants integers low <= high, at most {_MAX_VALUES:,} of them, not {given}")
-        super().__init__(range(low, high + 1), np.zeros(high - low + 1))
+        support: Sequence[Any] = range(low, high + 1)
+        super().__init__(support, np.zeros(len(support)))
 
     def __repr__(self) -> str:
-        return f"Uniform({self.support[0]}, {self.support[-1]})"
+        if isinstance(self.support, range):
+            return f"Uniform({self.support[0]}, {self.support[-1]})"
+        return f"Uniform({arguments.shown([*self.support])})"
 
 
 class Geometric(Distribution[int]):
