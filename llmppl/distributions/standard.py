@@ -81,7 +81,7 @@ class Uniform(Finite[T_co]):
     @overload
     def __init__(self, low: Sequence[T_co]) -> None: ...
 
-    def __init__(self, low: Any, high: int | None = None) -> None:
+    def __init__(self, low: Any, high: Any = None) -> None:
         if high is None and isinstance(low, Sequence) and not isinstance(low, (str, bytes)):
             if not low:
                 raise ValueError("Uniform wants one value or more, not an empty sequence")
