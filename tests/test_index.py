@@ -518,6 +518,20 @@ def test_tokens_to_accept_is_the_shortest_way(walk, generic):
     check()
 
 
+def test_where_bytes_tell_how_far_an_end_is_tokens_are_not_looked_at(monkeypatch):
+    """Letters are tokens, so a text of "b"s is one "x" from its end, and "xyz" takes one token or up to three."""
+    monkeypatch.setattr(distances, "_Edges", None)
+    vocab = Vocabulary([b"b", b"x", b"y", b"z", b"bb", b"xyz", b""], eos_ids=[6])
+    index = TokenIndex(Regex("b{0,3000}x"), vocab)
+    assert index.tokens_to_accept(index.start) == 1
+    for n, fits in [(0, []), (1, [1]), (2, [0, 1, 4]), (3000, [0, 1, 4])]:
+        assert np.flatnonzero(index.mask_within(index.start, n)).tolist() == fits
+    longer = TokenIndex(Regex("b{0,3000}xyz"), vocab)
+    assert np.flatnonzero(longer.mask_within(longer.start, 4)).tolist() == [0, 1, 4, 5]
+    with pytest.raises(TypeError):                      # two bytes are one token or two: now they are looked at
+        longer.mask_within(longer.start, 2)
+
+
 def test_tokens_left_are_never_too_few_when_masks_look_ahead():
     vocab = Vocabulary([b"a", b"ab", b"b", b"aba", b""], eos_ids=[4])
     index = TokenIndex(Regex("(ab){1,9}"), vocab)

@@ -1,7 +1,9 @@
 """How many tokens a state is from one that accepts, an eos not counted: inf if there is no way.
 
-For a tabled recognizer all states are looked at together, once. For others the states are searched in turn, which is
-slow where a state has many successors. `of` a state, or `after` it: of those that tokens lead to, by number (`ends`).
+For a tabled recognizer all states are looked at together, once; but first at how many bytes they are from an end, which
+bounds the tokens and mostly tells enough. For others the states are searched in turn, which is slow where a state has
+many successors. `of` a state, or `after` it: of those that tokens lead to, by number (`ends`); `within` asks which of
+these are at most `n`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy.typing as npt
 
 from llmppl.exclusive import Turn, in_turn
 from llmppl.masks.constraint import Bools, Ints, State
-from llmppl.masks.trie import Trie
+from llmppl.masks.trie import Trie, ranges
 from llmppl.masks.walks import MemoGraph, TableGraph, Walk
 from llmppl.masks.whole import Reachable
 
@@ -45,9 +47,25 @@ class TableDistances:
         self._turn = turn
         self._edges: _Edges | None = None
         self._by_row: Floats = np.zeros(0)
+        self._bounds: tuple[Floats, Floats] | None = None
 
     def of(self, index: Searchable, state: State) -> float:
-        return float(self.after(index, state, np.array([state]))[0])
+        least, most = self._bounded(index)
+        return float(most[state] if least[state] == most[state] else self.after(index, state, np.array([state]))[0])
+
+    def within(self, index: Searchable, state: State, ends: Ints, n: float) -> Bools:
+        least, most = (bound[ends] for bound in self._bounded(index))
+        if ((least > n) | (most <= n)).all():
+            return most <= n
+        fits: Bools = self.after(index, state, ends) <= n
+        return fits
+
+    @in_turn
+    def _bounded(self, index: Searchable) -> tuple[Floats, Floats]:
+        """The least and the most tokens that each state can be from one that accepts."""
+        if self._bounds is None:
+            self._bounds = _bounds(index)
+        return self._bounds
 
     @in_turn
     def after(self, index: Searchable, state: State, ends: Ints) -> Floats:
@@ -61,6 +79,38 @@ class TableDistances:
             self._by_row = edges.distances(index.recognizer.accepting[reachable.states[: reachable.num]])
         self._edges = edges
         return self._by_row[reachable.row_of[ends]]
+
+
+def _bounds(index: Searchable) -> tuple[Floats, Floats]:
+    """(S,) and (S,): where every byte of the language is a token by itself, tokens are at most the bytes to an end, and
+    at least these by the length of the longest. Else nothing is known.
+    """
+    recognizer, tokens = index.recognizer, index.trie.tokens
+    recognizer.explore()
+    table = recognizer.table
+    alone = {token[0] for token in tokens if len(token) == 1}
+    if not alone.issuperset(np.flatnonzero(table.any(0)).tolist()):
+        return np.zeros(len(table)), np.full(len(table), np.inf)
+    num_bytes = _bytes_to_accept(table, recognizer.accepting)
+    return np.ceil(num_bytes / max(1, max(map(len, tokens)))), num_bytes
+
+
+def _bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
+    """(S,) the least number of bytes from each state to one that accepts, inf if there is no way."""
+    runs = np.ones(table.shape, bool)                   # neighbouring bytes mostly lead to one state
+    np.not_equal(table[:, 1:], table[:, :-1], out=runs[:, 1:])
+    source, byte = np.nonzero(runs & (table > 0))
+    target = table[source, byte]
+    order = np.argsort(target, kind="stable")
+    source, degrees = source[order], np.bincount(target, minlength=len(table))
+    begin = np.cumsum(degrees) - degrees
+    distance = np.full(len(table), np.inf)
+    level, depth = np.flatnonzero(accepting[: len(table)]), 0.0
+    while level.size:
+        distance[level] = depth
+        before = source[ranges(begin[level], degrees[level])]
+        level, depth = np.unique(before[np.isinf(distance[before])]), depth + 1
+    return distance
 
 
 class _Edges:
@@ -102,6 +152,10 @@ class SearchDistances:
         targets, where = np.unique(ends, return_inverse=True)
         states = [index.graph.state(target) for target in targets.tolist()]    # before searches renew the graph
         return np.array([self.of(index, target) for target in states], float)[where]
+
+    def within(self, index: Searchable, state: State, ends: Ints, n: float) -> Bools:
+        fits: Bools = self.after(index, state, ends) <= n
+        return fits
 
     @in_turn
     def of(self, index: Searchable, state: State) -> float:

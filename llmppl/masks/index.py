@@ -275,7 +275,7 @@ class TokenIndex(Index):
     def _find_within(self, state: State, n: float) -> PackedMask:
         state = self.graph.checked(state)
         ids, ends = self.walk(state)
-        fits = self._distances.after(self, state, ends) <= n - 1
+        fits = self._distances.within(self, state, ends, n - 1)
         if len(self._within) > MAX_WITHIN:
             self._within.clear()
         found = self._within[state, n] = self.store.of_ids(ids[fits], self.accepts(state))

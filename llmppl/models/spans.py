@@ -21,7 +21,7 @@ from llmppl.distributions import Finite
 from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.languages import index_of
 from llmppl.lm import Context, TokenDistribution
-from llmppl.masks import Index
+from llmppl.masks import Index, TokenIndex
 from llmppl.models.causes import name_of_constraint, no_token, refusal
 from llmppl.runtime import mask_timer
 from llmppl.shared import Shared
@@ -154,7 +154,9 @@ def must_end_by(what: str, complete: bool | None, max_tokens: int | None, index:
         return math.inf
     if max_tokens is None:
         raise ValueError(f"complete=True wants max_tokens, after which the {what} must have ended")
-    shortest = 0 if index is None else index.tokens_to_accept(index.start)
+    if index is None or (isinstance(index, TokenIndex) and index.mask_within(index.start, max_tokens).any()):
+        return max_tokens                               # without the shortest, which takes longer to find
+    shortest = index.tokens_to_accept(index.start)
     if shortest > max_tokens:
         told = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
         raise ValueError(
