@@ -69,6 +69,7 @@ MISTAKES = [
     (lambda: smc_steer(program(), 2, max_tokens=5), TypeError, "takes no max_tokens: give it to the program"),
     (lambda: smc_steer(program(), 2, max_step=5), TypeError, r"takes no max_step: did you mean max_steps\?"),
     (lambda: Rule(temperature="hot"), TypeError, "temperature must be a number, not 'hot'"),
+    (lambda: Rule(topk=5), TypeError, "a Rule takes no topk: did you mean top_k?"),
     # ---- constraints
     (lambda: Grammar("sql.lark"), ValueError, r"'sql.lark' is the name of a file: Grammar.from_file\('sql.lark'\)"),
     (lambda: Grammar(Path("sql.lark")), TypeError, r"'sql.lark' is the name of a file: Grammar.from_file"),

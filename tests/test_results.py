@@ -146,7 +146,7 @@ def test_files_that_are_no_place_for_the_results_are_refused(tmp_path):
     refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
     refused(path, ValueError, "holds results of seed=3, not of seed=4: go on with the same seed", seed=4, resume=True)
     refused(path, ValueError, "the result of another task 1 than 7: go on with", [0, 7, 2, 3], resume=True)
-    refused(path, ValueError, "the result of a task 3, and there are only 3 tasks, from 0", range(3), resume=True)
+    refused(path, ValueError, "the result of a task 3, from 0, and tasks are now 3: go on", range(3), resume=True)
     refused(tmp_path / "no" / "results.jsonl", FileNotFoundError, "there is no folder .*; make it first")
     refused(tmp_path, OSError, "to a file of their own, and this is none", resume=True)
     refused(Path("/dev/full"), OSError, "to a file of their own, and this is none", resume=True)
@@ -157,7 +157,7 @@ def test_a_generator_of_other_tasks_is_refused_as_it_goes(tmp_path):
     run_all(path, range(4))
     with pytest.raises(ValueError, match="the result of another task 1 than 7"):
         run_all(path, iter([0, 7, 2, 3]), resume=True)
-    with pytest.raises(ValueError, match="a task 3, and there are only 2 tasks"):
+    with pytest.raises(ValueError, match="a task 3, from 0, and tasks are now 2"):
         run_all(path, iter([0, 1]), resume=True)
 
 

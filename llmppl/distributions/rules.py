@@ -47,6 +47,11 @@ class Rule(Shared):
     top_p: float | None = None
     min_p: float | None = None
 
+    def __new__(cls, *_: Any, **options: Any) -> Rule:
+        if unknown := options.keys() - {field.name for field in fields(cls)}:
+            raise arguments.unknown_option("a Rule", sorted(unknown), (field.name for field in fields(cls)))
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         arguments.temperature(self.temperature)
         arguments.optional_count("top_k", self.top_k)

@@ -171,8 +171,8 @@ class ResultFile:
         last = max(self.whole, default=-1)
         if last >= num_tasks:
             raise ValueError(
-                f"{self.path} holds the result of a task {last}, and there are only {num_tasks} tasks, from 0: go on "
-                "with the same tasks in the same order, or write to another file"
+                f"{self.path} holds the result of a task {last}, from 0, and tasks are now {num_tasks}: go on with the "
+                "same tasks in the same order, or write to another file"
             )
 
     def holds(self, index: int, task: Any) -> bool:
