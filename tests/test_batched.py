@@ -15,6 +15,7 @@ from tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of,
 
 from llmppl import (
     Bernoulli,
+    ConstrainedText,
     Model,
     Uniform,
     batched,
@@ -132,6 +133,37 @@ def test_a_critic_that_waits_while_others_ask_a_language_model_is_asked_in_the_s
     expected = sum(math.exp(kind / 2) if kind % 2 else rows[kind] for kind in range(6)) / 6
     assert exact.log_ml == pytest.approx(math.log(expected), abs=1e-9)
     assert calls == [["b", "bbb", "bbbbb"]]
+
+
+class Fits(Model):
+    """Two tokens after "a", each tested by `fits(text)`."""
+
+    def __init__(self, fits):
+        super().__init__()
+        self.fits, self.context, self.num = fits, tiny_lm().context("a"), 0
+
+    def step(self):
+        p = self.transformer(self.context)
+        token = self.sample(p, proposal=p.where(lambda token: self.fits(self.s + token)))
+        self.s += token
+        self.context += token
+        self.num += 1
+        if token.is_eos or self.num == 2:
+            self.finish()
+
+
+@pytest.mark.parametrize(
+    "make", [Fits, lambda fits: ConstrainedText(tiny_lm(), "a", fits, max_tokens=2)], ids=["where", "constraint"]
+)
+def test_predicates_and_constraints_may_be_batched(make):
+    def fits(text):
+        return "bb" not in text and "c" not in text
+
+    together = batched(lambda texts: [fits(text) for text in texts])
+    assert enumerate_exact(make(together)).log_ml == enumerate_exact(make(fits)).log_ml < 0.0
+    together = batched(lambda texts: [fits(text) for text in texts])
+    one, other = smc_steer(make(together), 6, 3, seed=0), smc_steer(make(fits), 6, 3, seed=0)
+    assert one.texts == other.texts and one.log_ml == other.log_ml and one.stats.calls < one.stats.arguments
 
 
 # ---- what it is asked, and keeps
