@@ -124,8 +124,12 @@ class Grammar(Shared):
         return Lark(self.text, parser="lalr", lexer="contextual", maybe_placeholders=False, **self._options)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], start: str = "start", **options: Any) -> Grammar:
+    def from_file(
+        cls, path: str | os.PathLike[str], start: str = "start", *, import_paths: Sequence[Any] = (),
+        g_regex_flags: int = 0, postlex: Any = None,
+    ) -> Grammar:  # fmt: skip
         """The grammar in a file; relative imports are found beside it."""
+        options: dict[str, Any] = {"import_paths": import_paths, "g_regex_flags": g_regex_flags, "postlex": postlex}
         with open(path, encoding="utf-8") as file:
             return cls(file.read(), start, source_path=os.fspath(path), **options)
 
