@@ -155,8 +155,8 @@ class Model:
         The distribution is the language model's, restricted to what `constraint` and `complete` allow; tokens are
         proposed from those that fit, with the exact weight. The span ends with the first token after which `until`
         holds and the constraint accepts its text, of those that are given. That token is kept whole: with until="\\n",
-        a token "\\n\\n" ends the line, and both are in the span. EOS ends it as well, and does not finish the particle. It
-        has no `end` as a ConstrainedText has: what comes after a span is the program's to draw or observe.
+        a token "\\n\\n" ends the line, and both are in the span. EOS ends it as well, and does not finish the particle.
+        It has no `end` as a ConstrainedText has: what comes after a span is the program's to draw or observe.
 
         Parameters
         ----------
