@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import BaseModel, field_validator
+from pydantic import Base64Str, BaseModel, field_validator
 from support import repetitions
 from test_cli import particles, run
 from tiny import add_up, table_lm
@@ -370,6 +370,14 @@ def test_a_death_at_the_end_names_the_validator_and_the_text():
     with pytest.raises(ValueError, match=r"JsonSchema refuses the finished text, .*: n: Value error, \d+ is odd"):
         _ = posterior.best
     assert '"n":' in posterior.deaths[-1].text
+
+
+def test_formats_of_pydantic_alone_are_asked_of_the_finished_text():
+    constraint = JsonSchema(list[Base64Str])
+    assert constraint.warnings == ["#/items, 'format' is asked of the finished text"]
+    assert constraint.parse('["YQ=="]') == ["a"] and read(constraint, '["a"]').complete
+    with pytest.raises(ValueError, match="0: Base64 decoding error"):
+        constraint.parse('["a"]')
 
 
 def test_a_text_that_has_not_ended_is_not_parsed():

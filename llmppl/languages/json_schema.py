@@ -116,7 +116,8 @@ class JsonSchema(Shared):
         misspelt = checks.misspelt(self.schema) if isinstance(self.schema, dict) else None
         if misspelt and not lenient:
             raise ValueError(f"JSON schema at {misspelt} (lenient=True passes over it)")
-        known, passed_over = conditions.known(self.schema, _is_format) if lenient else (self.schema, [])
+        leave = lenient or self.type is not None            # pydantic asks for the formats of its own
+        known, unknown = conditions.known(self.schema, _is_format) if leave else (self.schema, [])
         self.masked, left_out = self._weaker(known)
         if isinstance(self.schema, dict) and (place := checks.unproductive(self.schema)):
             raise ValueError(
@@ -125,7 +126,8 @@ class JsonSchema(Shared):
             )
         self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {self._json(self.masked)}'
         self.warnings: list[str] = LLMatcher.validate_grammar_with_warnings(self._grammar, limits=_limits())[1]
-        self.warnings += [misspelt] * bool(misspelt) + [f"{each} is passed over" for each in passed_over]
+        fate = "passed over" if self.type is None else "asked of the finished text"
+        self.warnings += [misspelt] * bool(misspelt) + [f"{each} is {fate}" for each in unknown]
         self.warnings += [f"{each} is asked of the finished text" for each in left_out]
         self._failure = conditions.Condition(known, _meets) if left_out else None
 
