@@ -49,12 +49,14 @@ def test_options_go_to_the_template_and_those_that_it_does_not_read_are_refused(
     end = "user: Hi\nassistant:"
     assert lm.chat("Hi").text == end + ".2"
     assert lm.chat("Hi", enable_thinking=False, tools=[tool]).text == end + "nonelook.2"
-    with pytest.raises(TypeError, match="this chat template takes no enable_thinkin: did you mean enable_thinking"):
+    with pytest.raises(TypeError, match="by this template, takes no enable_thinkin: did you mean enable_thinking"):
         lm.chat("Hi", enable_thinkin=False)
-    with pytest.raises(TypeError, match="this chat template takes no tools: it takes add_generation_prompt, chat_tem"):
+    with pytest.raises(TypeError, match="takes no tools: it takes add_generation_prompt, chat_tem"):
         chat_lm().chat("Hi", tools=[tool])
-    with pytest.raises(TypeError, match="this chat template takes no max_length: it takes "):
+    with pytest.raises(TypeError, match="chat, by this template, takes no max_length: it takes "):
         lm.chat("Hi", max_length=3)
+    with pytest.raises(TypeError, match="takes no sytem: did you mean system?"):
+        lm.chat("Hi", sytem="Be kind.")
 
 
 @pytest.mark.parametrize("make", [byte_level, lambda: Vocabulary([b"a", b"b"])], ids=["tokenizer", "vocabulary"])

@@ -31,7 +31,7 @@ def chat_ids(
     template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
     read = _read_by(template)
     if unknown := options.keys() - read - _OPTIONS:
-        raise unknown_option("this chat template", sorted(unknown), read | _OPTIONS)
+        raise unknown_option("chat, by this template,", sorted(unknown), read | _OPTIONS | {"system"})
     prefilled = conversation[-1]["role"] == "assistant" and not options.get("add_generation_prompt")
     goes_on = options.get("continue_final_message", prefilled)
     whole = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on, **options}
