@@ -170,6 +170,13 @@ def test_generate_keeps_to_a_json_schema(tmp_path):
     assert len(rows) == 8 and all(json.loads(row["text"])["age"] in (3, 4) and not row["cut"] for row in rows)
 
 
+def test_infill_may_ask_that_the_text_ends_behind_its_last_fragment():
+    alone = ["infill", "The cat was[BLANK].", "--particles", "1", "--factor", "1", "--seed", "1"]
+    (anything,), (ended,) = particles(*alone), particles(*alone, "--end", "eos")        # the same draws
+    assert ended["text"] == anything["text"]
+    assert ended["log_weight"] < anything["log_weight"] - 0.01
+
+
 def test_infill_keeps_the_fragments_in_their_order():
     pattern = ".*".join(map(re.escape, TEMPLATE.split("[BLANK]")))
     assert all(re.fullmatch(pattern, row["text"], re.DOTALL) for row in particles("infill", TEMPLATE, *SMALL))

@@ -146,6 +146,9 @@ def generate(
 
 def infill(
     template: Annotated[str, typer.Argument(help="A text with [BLANK] for each hole; - is standard input.")],
+    end: Annotated[
+        Literal["prefix", "eos"], option(help="What follows the last fragment: anything, or the end of the text.")
+    ] = "prefix",
     lm: options.Lm = None,
     engine: options.Engine = None,
     device: options.Device = None,
@@ -172,7 +175,8 @@ def infill(
         from llmppl.models.programs import Infilling
 
         template = options.given_text(template)
-        program = Infilling(model, template, max_tokens=max_tokens, rule=Rule(temperature, top_k, top_p, min_p))
+        rule = Rule(temperature, top_k, top_p, min_p)
+        program = Infilling(model, template, end=end, max_tokens=max_tokens, rule=rule)
         _steer(f"{template!r} with its holes filled{source.by}", program, N, K, seed, as_json, trace)
 
 
