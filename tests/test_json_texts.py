@@ -148,7 +148,7 @@ def read_by_automaton(automaton, data: bytes) -> tuple[int, bool]:
 
 def drawn(automaton, rng: random.Random, length: int = 60) -> bytes:
     """A text that an automaton accepts, byte by byte; what closes is likelier, and where it is long, what ends."""
-    left = bytes_left(automaton.control if isinstance(automaton, OpenTexts) else automaton)
+    left = list(map(bytes_left, (automaton.control, automaton.inside) if is_open(automaton) else (automaton,)))
     state, data = automaton.start, bytearray()
     while not automaton.accepts(state) or (automaton.row(state).any() and rng.random() < 0.5 and len(data) < length):
         row = automaton.row(state)
@@ -163,10 +163,14 @@ def drawn(automaton, rng: random.Random, length: int = 60) -> bytes:
     return bytes(data)
 
 
-def bytes_behind(automaton, left: np.ndarray, state: int) -> float:
-    if not isinstance(automaton, OpenTexts):
-        return left[state]
-    return min(sum(left[each] for each in stack) + len(stack) for stack in automaton.stacks(state))
+def is_open(automaton) -> bool:
+    return isinstance(automaton, OpenTexts)
+
+
+def bytes_behind(automaton, left: list[np.ndarray], state: int) -> float:
+    if not is_open(automaton):
+        return left[0][state]
+    return min(sum(left[1][each] for each in stack[:-1]) + left[0][stack[-1]] for stack in automaton.stacks(state))
 
 
 def bytes_left(automaton) -> np.ndarray:

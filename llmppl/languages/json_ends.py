@@ -9,13 +9,14 @@ many parts as any token closes. No end is nearer than that; where an end needs n
 from __future__ import annotations
 
 import itertools
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from llmppl.exclusive import Turn, in_turn
-from llmppl.masks.constraint import Bools, Ints, State
+from llmppl.masks.constraint import Ints, State
 from llmppl.masks.trie import Trie
 from llmppl.masks.walks import TableGraph, walk
 
@@ -29,102 +30,94 @@ Floats = npt.NDArray[np.float64]
 
 
 class NestedDistances:
-    """Of the states of a recognizer with a `control` and `stacks` of its states (`llmppl.languages.json_texts`)."""
+    """Of the states of `llmppl.languages.json_texts.OpenTexts`: of its `control` and `inside`, by its `stacks`."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._found: _Found | None = None
+        self._found: tuple[list[Floats], _Inside] | None = None
 
     def of(self, index: Any, state: State) -> float:
         return float(self.after(index, state, np.array([state]))[0])
 
     @in_turn
     def after(self, index: Any, state: State, ends: Ints) -> Floats:
+        texts, trie = index.recognizer, index.trie
         if self._found is None:
-            self._found = _find(index.recognizer.control, index.trie)
+            found = _distances(texts.control, [texts.control.start], _pieces(trie), 0)
+            self._found = found, _inside(texts.inside, trie)
         targets, where = np.unique(ends, return_inverse=True)
-        stacks = map(index.recognizer.stacks, targets.tolist())
-        return np.array([min(map(self._found.of, some)) for some in stacks], float)[where]
+        least = [min(map(self._of, texts.stacks(target))) for target in targets.tolist()]
+        return np.array(least, float)[where]
+
+    def _of(self, stack: tuple[int, ...]) -> float:
+        assert self._found is not None
+        found, inside = self._found
+        if len(stack) == 1:
+            return float(found[0][stack[0]])
+        others = max(0, -((inside.most + 1 - len(stack)) // inside.most))
+        return float(inside.out[stack[0]] + others + found[1 + inside.in_array[stack[-2]]][stack[-1]])
 
 
-class _Found(NamedTuple):
-    """By state of the control: tokens to the end, those from a gate to it, and those that leave a part of any JSON."""
+class _Inside(NamedTuple):
+    """Of what is inside of any JSON, by state: the tokens that leave it; whether it is an array."""
 
-    plain: Floats
-    gates: tuple[Floats, Floats]                    # behind an object, and behind an array
     out: Floats
-    in_array: Bools                                 # whether it is inside of any array, and not of an object
+    in_array: npt.NDArray[np.int64]                 # 0 or 1
     most: int                                       # parts that a token closes
 
-    def of(self, stack: tuple[int, ...]) -> float:
-        if len(stack) == 1:
-            return float(self.plain[stack[0]])
-        others = max(0, -((self.most + 1 - len(stack)) // self.most))
-        return float(self.out[stack[0]] + others + self.gates[int(self.in_array[stack[-2]])][stack[-1]])
+
+@lru_cache(8)
+def _inside(inside: Any, trie: Trie) -> _Inside:
+    pieces, table = _pieces(trie), inside.explore().table
+    out, in_array = np.full(len(table), np.inf), np.zeros(len(table), np.int64)
+    for kind in (1, 2):
+        start = int(table[inside.start, MARKS[kind - 1]])
+        found = _distances(inside, [start], pieces, kind)[0]
+        known = found < np.inf
+        out[known], in_array[known] = found[known], kind - 1
+    most = max(sum(map(token.count, (b"}", b"]"))) for token in (*trie.tokens, b"}"))
+    return _Inside(out, in_array, most)
 
 
-def _find(control: Any, trie: Trie) -> _Found:
-    tokens = {token for token in trie.tokens if token}
-    leaving = [_behind(tokens, bracket) for bracket in CLOSING]
-    plain, *gates = _distances(control, tokens, leaving, _Reached(control, [control.start]))
-    inside = [_Reached(control, [to] if (to := int(control.table[control.start, mark])) else []) for mark in MARKS]
-    last = [each | _up_to(each, CLOSING[0]) | _up_to(each, CLOSING[1]) for each in leaving]
-    closing = [tokens | _up_to(tokens, bracket) for bracket in CLOSING]
-    outs = [_distances(control, closing[i], last, inside[i])[0] for i in range(2)]
-    in_array = np.zeros(len(control.table), bool)
-    in_array[inside[1].states] = True
-    most = max(sum(map(token.count, (b"}", b"]"))) for token in (*tokens, b"}"))
-    return _Found(plain, (gates[0], gates[1]), np.where(in_array, outs[1], outs[0]), in_array, most)
+class _Pieces:
+    """What is before, between and behind brackets in tokens, as tries; each is made when it is asked for."""
+
+    def __init__(self, trie: Trie) -> None:
+        self.whole, self._tokens = trie, {token for token in trie.tokens if token}
+        self._behind = [{t[i + 1 :] for t in self._tokens for i, b in enumerate(t) if b == close} for close in CLOSING]
+
+    @cached_property
+    def closing(self) -> list[Trie]:
+        """Beginnings of tokens that end with the bracket that closes an object, and an array."""
+        return [_trie(_up_to(self._tokens, close)) for close in CLOSING]
+
+    @cached_property
+    def entering(self) -> list[list[Trie]]:
+        """By kind, and by whether another token is needed to leave it: what of tokens leads into it, and its mark."""
+        return [[_trie(_marked(self._tokens, kind, more)) for more in (0, 1)] for kind in (1, 2)]
+
+    @cached_property
+    def leaving(self) -> list[list[Trie]]:
+        """By kind: what tokens have behind its closing bracket, and the same up to the next such bracket."""
+        return [[_trie(each), *(_trie(_up_to(each, close)) for close in CLOSING)] for each in self._behind]
+
+    @cached_property
+    def again(self) -> list[list[list[Trie]]]:
+        """By kind, and by what is entered next, and more: what of tokens leads from behind it into the next."""
+        return [[[_trie(_marked(each, to, more)) for more in (0, 1)] for to in (1, 2)] for each in self._behind]
 
 
-def _behind(tokens: set[bytes], bracket: int) -> set[bytes]:
-    return {token[i + 1 :] for token in tokens for i, byte in enumerate(token) if byte == bracket}
+@lru_cache(8)
+def _pieces(trie: Trie) -> _Pieces:
+    return _Pieces(trie)
+
+
+def _trie(tokens: set[bytes]) -> Trie:
+    return Trie(sorted(tokens - {b""}))
 
 
 def _up_to(tokens: set[bytes], bracket: int) -> set[bytes]:
     return {token[: i + 1] for token in tokens for i, byte in enumerate(token) if byte == bracket}
-
-
-class _Reached:
-    """States that are reached from some, marks read as bytes, and the gates of objects and of arrays among them."""
-
-    def __init__(self, control: Any, starts: list[int]) -> None:
-        table = control.explore().table.copy()
-        table[control.start, MARKS[0] :] = 0        # the insides are looked at for themselves
-        seen, level = np.zeros(len(table), bool), np.array(starts, np.int64)
-        while level.size:
-            seen[level] = True
-            level = np.unique(table[level])
-            level = level[(level > 0) & ~seen[level]]
-        self.states = np.flatnonzero(seen)
-        self.gates = [np.setdiff1d(table[seen, mark], [0]) for mark in MARKS]
-
-
-def _distances(control: Any, tokens: set[bytes], leaving: list[set[bytes]], among: _Reached) -> list[Floats]:
-    """The least tokens to where the control accepts, from each of some states, and from each if it is a gate."""
-    graph, S = TableGraph(control), len(control.table)
-    steps = [(1, *_edges(graph, tokens, among.states, (0, 0)))]         # by length, from and to
-    for kind, gates in enumerate(among.gates, 1):   # which are numbered behind the states
-        for more in (0, 1):                         # tokens, to leave what is entered
-            steps.append((1 + more, *_edges(graph, _marked(tokens, kind, more), among.states, (0, kind * S))))
-        steps.append((0, gates + kind * S, gates))
-        steps.append((0, *_edges(graph, leaving[kind - 1], gates, (kind * S, 0))))
-        for other, more in itertools.product((1, 2), (0, 1)):
-            again = _marked(leaving[kind - 1], other, more)
-            steps.append((more, *_edges(graph, again, gates, (kind * S, other * S))))
-    length = np.concatenate([np.full(source.size, each) for each, source, _ in steps])
-    source, target = (np.concatenate([step[i] for step in steps]) for i in (1, 2))
-    order = np.argsort(source, kind="stable")
-    source, target, length = source[order], target[order], length[order]
-    begin = np.flatnonzero(np.diff(source, prepend=-1))
-    distance = np.full(3 * S, np.inf)
-    distance[:S][control.accepting] = 0
-    while begin.size:
-        nearer = np.minimum(distance[source[begin]], np.minimum.reduceat(length + distance[target], begin))
-        if np.array_equal(nearer, distance[source[begin]]):
-            break
-        distance[source[begin]] = nearer
-    return np.split(distance, 3)
 
 
 def _marked(tokens: set[bytes], kind: int, more: int) -> set[bytes]:
@@ -138,13 +131,50 @@ def _marked(tokens: set[bytes], kind: int, more: int) -> set[bytes]:
     }
 
 
-def _edges(graph: TableGraph, tokens: set[bytes], starts: Ints, first: tuple[int, int]) -> tuple[Ints, Ints]:
-    """Where tokens lead from some states: pairs, each once, both numbered from `first` on."""
+def _distances(machine: Any, starts: list[int], pieces: _Pieces, kind: int) -> list[Floats]:
+    """The least tokens to where a machine accepts, from each state, and from each if it is a gate of either kind.
+
+    Of the inside of a `kind` (not 0) the last token may go on behind the closing bracket.
+    """
+    table = machine.explore().table.copy()
+    table[machine.start, MARKS[0] :] = 0            # the insides are looked at for themselves
+    seen, level = np.zeros(len(table), bool), np.array(starts, np.int64)
+    while level.size:
+        seen[level] = True
+        level = np.unique(table[level])
+        level = level[(level > 0) & ~seen[level]]
+    states, S, graph = np.flatnonzero(seen), len(table), TableGraph(machine)
+    wholes = [pieces.whole, pieces.closing[kind - 1]] if kind else [pieces.whole]
+    steps = [(1, *_edges(graph, trie, states, 0, 0)) for trie in wholes]
+    for i, mark in enumerate(MARKS):                # gates are numbered behind the states
+        gates, first = np.setdiff1d(table[seen, mark], [0]), (i + 1) * S
+        steps.append((0, gates + first, gates))
+        steps += [(1 + more, *_edges(graph, pieces.entering[i][more], states, 0, first)) for more in (0, 1)]
+        some = pieces.leaving[i][: 3 if kind else 1]
+        steps += [(0, *_edges(graph, trie, gates, first, 0)) for trie in some]
+        for j, more in itertools.product((0, 1), (0, 1)):
+            steps.append((more, *_edges(graph, pieces.again[i][j][more], gates, first, (j + 1) * S)))
+    length = np.concatenate([np.full(source.size, each) for each, source, _ in steps])
+    source, target = (np.concatenate([step[i] for step in steps]) for i in (1, 2))
+    order = np.argsort(source, kind="stable")
+    source, target, length = source[order], target[order], length[order]
+    begin = np.flatnonzero(np.diff(source, prepend=-1))
+    distance = np.full(3 * S, np.inf)
+    distance[:S][machine.accepting] = 0
+    while begin.size:
+        nearer = np.minimum(distance[source[begin]], np.minimum.reduceat(length + distance[target], begin))
+        if np.array_equal(nearer, distance[source[begin]]):
+            break
+        distance[source[begin]] = nearer
+    return np.split(distance, 3)
+
+
+def _edges(graph: TableGraph, trie: Trie, starts: Ints, before: int, behind: int) -> tuple[Ints, Ints]:
+    """Where tokens lead from some states: pairs, each once, numbered from `before` and `behind` on."""
     S, pairs = len(graph.table), [np.zeros(0, np.int64)]
-    trie = Trie(sorted(tokens - {b""}))
     for begin in range(0, starts.size if len(trie) else 0, BATCH):
         some = starts[begin : begin + BATCH]
         found = walk(graph, trie, some)
         pairs.append(np.unique(some.repeat(np.diff(found.begin)).astype(np.int64) * S + found.states))
     joined = np.concatenate(pairs)
-    return joined // S + first[0], joined % S + first[1]
+    return joined // S + before, joined % S + behind

@@ -24,7 +24,7 @@ from llmppl.languages.operations import Edge, joined
 from llmppl.languages.regex import Regex
 from llmppl.masks.json_formats import IPV4
 
-__all__ = ["character", "number", "other_names", "quoted", "string"]
+__all__ = ["character", "fragment", "number", "other_names", "quoted", "string"]
 
 MAX_STEP = 1_000                                    # of multiples, whose automaton has as many states
 MAX_PATTERN = 2_000                                 # states of a pattern, with bounds of its length
@@ -194,17 +194,19 @@ def _between(low: str, high: str, low_in: bool, high_in: bool) -> str:
 @lru_cache(1)
 def character() -> Fragment:
     """One character of a string, escaped or not."""
-    return _fragment(Regex(_CHARACTER).minimise())
+    return fragment(Regex(_CHARACTER).minimise())
 
 
 @lru_cache(1)
 def string() -> Fragment:
     """A string of any characters, with its quotes."""
-    return _fragment(Regex(f'"{_CHARACTER}*"').minimise())
+    return fragment(Regex(f'"{_CHARACTER}*"').minimise())
 
 
-def _fragment(dfa: DFA) -> Fragment:
-    """An automaton that reads on from none of its ends, as a fragment."""
+def fragment(dfa: DFA) -> Fragment:
+    """An automaton that reads on from none of its ends, as a fragment; () if it has no texts."""
+    if not dfa.start:
+        return ()
     ends, rows = set(np.flatnonzero(dfa.accepting).tolist()), dfa.edges()
     order = [dfa.start, *(state for state in range(1, len(rows)) if state != dfa.start and state not in ends)]
     place = {state: i for i, state in enumerate(order)} | dict.fromkeys(ends, -1)

@@ -21,10 +21,12 @@ import numpy as np
 from llmppl.languages import json_scalars as scalars
 from llmppl.languages.dfa import DFA
 from llmppl.languages.json_ends import MARKS, NestedDistances
+from llmppl.languages.json_scalars import fragment
 from llmppl.languages.json_shapes import ANY, NEVER, Array, Beyond, Choice, Number, Object, Reader, Shape, String, Words
 from llmppl.languages.limits import Budget, TooLarge
 from llmppl.languages.machine import Machine
 from llmppl.languages.nfa import ACCEPT, DEAD, NFA, Fragment
+from llmppl.languages.operations import Edge
 from llmppl.languages.regex import Regex
 from llmppl.masks import TokenIndex, VocabularyLike
 
@@ -59,17 +61,18 @@ class OpenTexts(Machine):
     """The texts of a schema with parts that may be any JSON, as a recognizer with stacks; `texts_of` makes it.
 
     Its states are numbered as they are met, and there is no end of them. `control` reads the inside of an object or
-    array of any JSON as a mark; a state has stacks of states of it, the first where the text is, each of the others
-    where it goes on when the one before has come to its end. There is more than one stack where a bracket may begin any
-    JSON and something that the schema names as well.
+    array of any JSON as a mark, behind which `inside` reads it, with marks in it. A state has stacks of their states,
+    the first where the text is, each of the others where it goes on when the one before has come to its end: the last
+    of `control`, all before of `inside`. There is more than one stack where a bracket may begin any JSON and something
+    that the schema names as well.
     """
 
     distances = NestedDistances
 
-    def __init__(self, control: DFA, constraint: Any) -> None:
-        self.control, self.constraint = control, constraint
+    def __init__(self, control: DFA, inside: DFA, constraint: Any) -> None:
+        self.control, self.inside, self.constraint = control, inside, constraint
         self._stacks: list[Stacks] = [()]
-        super().__init__(_Stacked(control, repr(constraint)))
+        super().__init__(_Stacked(control, inside, repr(constraint)))
 
     def _add(self, key: Stacks) -> int:
         self._stacks[len(self._keys) :] = [key]     # in place of what an interrupt has left
@@ -98,17 +101,18 @@ class OpenTexts(Machine):
 class _Stacked:
     """What is made deterministic for OpenTexts: a key is its stacks."""
 
-    def __init__(self, control: DFA, name: str) -> None:
+    def __init__(self, control: DFA, inside: DFA, name: str) -> None:
         self.nfa = NFA(Budget(name))                # whose budget is spent
-        self._control = control
-        self._inside = [control.step(control.start, mark) or 0 for mark in MARKS]
+        self._control, self._inside = control, inside
+        self._starts = [inside.step(inside.start, mark) or 0 for mark in MARKS]
         self.start: Stacks = ((control.start,),)
 
     def accepts(self, key: Stacks) -> bool:
         return any(len(stack) == 1 and self._control.accepts(stack[0]) for stack in key)
 
     def moves(self, key: Stacks) -> list[tuple[int, int, Stacks]]:
-        table = np.stack([self._control.row(stack[0]) for stack in key])[:, : MARKS[0]]
+        rows = [(self._inside if len(stack) > 1 else self._control).row(stack[0]) for stack in key]
+        table = np.stack(rows)[:, : MARKS[0]]
         cuts = (np.flatnonzero((table[:, 1:] != table[:, :-1]).any(0)) + 1).tolist()
         moves = []
         for lo, end in itertools.pairwise([0, *cuts, MARKS[0]]):
@@ -120,16 +124,17 @@ class _Stacked:
         return moves
 
     def _after(self, target: int, rest: list[int]) -> Iterator[tuple[int, ...]]:
-        """The stacks where the control has come to a state."""
-        if rest and self._control.accepts(target):
+        """The stacks where the first of one has come to a state."""
+        machine = self._inside if rest else self._control
+        if rest and machine.accepts(target):
             yield tuple(rest)
             return
-        row = self._control.row(target)
-        if self._control.accepts(target) or row[: MARKS[0]].any():
+        row = machine.row(target)
+        if machine.accepts(target) or row[: MARKS[0]].any():
             yield target, *rest
-        for mark, inside in zip(MARKS, self._inside, strict=True):
+        for mark, start in zip(MARKS, self._starts, strict=True):
             if row[mark]:
-                yield inside, int(row[mark]), *rest
+                yield start, int(row[mark]), *rest
 
 
 def texts_of(schema: Any, constraint: Any) -> JsonTexts | OpenTexts:
@@ -150,16 +155,13 @@ def texts_of(schema: Any, constraint: Any) -> JsonTexts | OpenTexts:
     try:
         shape = Reader(schema).shape(schema)
         builder = _Builder(repr(constraint), blank)
-        start = builder.value(shape, ACCEPT)
-        if not builder.is_open:
-            builder.nfa.start = start
-            texts = JsonTexts(builder.nfa, constraint)
-            return texts.explore(MAX_STATES) if builder.branches else texts
-        insides = builder.members(Object({}, ANY), ACCEPT), builder.items(Array(0, None, (), ANY), ACCEPT)
-        marked = [builder.text(bytes([mark]), inside) for mark, inside in zip(MARKS, insides, strict=True)]
-        builder.nfa.start = builder.nfa.split([start, *marked])
-        control = DFA(builder.nfa)
-        return OpenTexts(control.explore(MAX_STATES) if builder.branches else control, constraint)
+        builder.nfa.start = builder.value(shape, ACCEPT)
+        if builder.is_open:
+            control = DFA(builder.nfa)
+            control = control.explore(MAX_STATES) if builder.branches else control
+            return OpenTexts(control, _any_json(blank), constraint)
+        texts = JsonTexts(builder.nfa, constraint)
+        return texts.explore(MAX_STATES) if builder.branches else texts
     except (TooLarge, RecursionError) as error:
         raise Beyond(str(error)) from None
 
@@ -177,8 +179,15 @@ class _Builder:
         if self._blank is None or follow == DEAD:
             return follow
         if follow not in self._gaps:
-            self._gaps[follow] = self.nfa.optional(self.nfa.include(self._blank, follow), follow)
+            blank = self._blank
+            some = self.among(blank, follow) if isinstance(blank, DFA) else self.nfa.read(blank, follow)
+            self._gaps[follow] = self.nfa.optional(some, follow)
         return self._gaps[follow]
+
+    def among(self, dfa: DFA, follow: int) -> int:
+        """A text of an automaton, then `follow`."""
+        rows, ends = _rows(dfa)
+        return self.nfa.graph(rows, dict.fromkeys(ends, follow))[1][dfa.start] if dfa.start else DEAD
 
     def text(self, data: bytes, follow: int) -> int:
         return self.nfa.read(_chain(data), follow)
@@ -214,7 +223,7 @@ class _Builder:
 
     def number(self, shape: Number, follow: int) -> int:
         if shape.low is None or shape.low != shape.high or not shape.above is shape.below is shape.step is None:
-            return self.nfa.include(scalars.number(shape), follow)
+            return self.among(scalars.number(shape), follow)
         is_meant = not shape.integer or shape.low == int(shape.low)
         return self.text(scalars.plain(shape.low).encode(), follow) if is_meant else DEAD
 
@@ -294,5 +303,23 @@ def _chain(data: bytes) -> Fragment:
 
 
 @lru_cache(16)
-def _blanks(pattern: str) -> DFA:
-    return Regex(pattern).explore(MAX_STATES)
+def _any_json(blank: str | None) -> DFA:
+    """The insides of an object and of an array of any JSON, each behind its mark."""
+    builder = _Builder("any JSON", blank)
+    insides = builder.members(Object({}, ANY), ACCEPT), builder.items(Array(0, None, (), ANY), ACCEPT)
+    marked = [builder.text(bytes([mark]), inside) for mark, inside in zip(MARKS, insides, strict=True)]
+    builder.nfa.start = builder.nfa.split(marked)
+    return DFA(builder.nfa).explore()
+
+
+@lru_cache(16)
+def _blanks(pattern: str) -> DFA | Fragment:
+    """What may stand in a gap, but for nothing."""
+    blanks = Regex(pattern).explore(MAX_STATES).but_not("")
+    ends = np.flatnonzero(blanks.accepting)
+    return blanks if blanks.explore().table[ends].any() else fragment(blanks)
+
+
+@lru_cache(256)
+def _rows(dfa: DFA) -> tuple[list[list[Edge]], list[int]]:
+    return dfa.edges(), np.flatnonzero(dfa.accepting).tolist()
