@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.exclusive import Turn, in_turn
-from llmppl.masks.constraint import Ints, State
+from llmppl.masks.constraint import Bools, Ints, State
 from llmppl.masks.trie import Trie
 from llmppl.masks.walks import TableGraph, walk
 
@@ -38,6 +38,10 @@ class NestedDistances:
 
     def of(self, index: Any, state: State) -> float:
         return float(self.after(index, state, np.array([state]))[0])
+
+    def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
+        fits: Bools = self.after(index, state, ends) <= n
+        return fits
 
     @in_turn
     def after(self, index: Any, state: State, ends: Ints) -> Floats:
