@@ -27,6 +27,7 @@ from llmppl import (
     CachedTransformer,
     Categorical,
     ConstrainedText,
+    JsonSchema,
     Model,
     Regex,
     Vocabulary,
@@ -37,6 +38,8 @@ from llmppl import (
 )
 from llmppl.inference import Distinct, DownSample, checkpoint
 from llmppl.inference.resampling import multinomial
+from llmppl.languages import JsonSchemaIndex
+from llmppl.models.identity import identity
 from llmppl.models.plain import Plain
 from llmppl.tokens import Text
 from llmppl.trace import Recorder, load
@@ -454,6 +457,17 @@ def test_a_transformer_of_other_weights_is_another_model(other, tmp_path):
     smc_steer(constrained(cold_lm()), 3, 2, seed=0, checkpoint=path)
     with pytest.raises(ValueError, match="its language model is CachedTransformer.*, and this is .*, of other weights"):
         smc_steer(constrained(cold_lm(**other)), 3, 2, seed=0, checkpoint=path)
+
+
+@pytest.mark.parametrize("kind", [JsonSchema.index, JsonSchemaIndex])       # an automaton, and llguidance's parser
+def test_schemas_that_begin_alike_are_told_apart(kind):
+    vocab, names = Vocabulary([*(bytes([i]) for i in range(256)), b""], [256]), [f"property_{i}" for i in range(9)]
+    program, told = Writes(LM), set()
+    for last in ("integer", "boolean"):
+        properties = {name: {"type": "null"} for name in names[:-1]} | {names[-1]: {"type": last}}
+        program.index = kind(JsonSchema({"type": "object", "properties": properties, "required": names}), vocab)
+        told.add(identity(program)[0]["attributes"]["index"][1])
+    assert len(told) == 2
 
 
 def begun():
