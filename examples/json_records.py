@@ -1,7 +1,7 @@
 """JSON records: objects that a schema admits, with fields that a language model fills.
 
 The schema says which fields there are; the model says what is in them. `max_tokens` must leave room: a text that
-has not ended by then is dropped (`complete=True`), and a schema cannot tell how far its end is. Needs llguidance:
+has not ended by then is dropped, and a schema cannot tell how far its end is. Needs llguidance:
 pip install 'llmppl[json-schema]'.
 
 What to look for: every text is JSON and an instance of the schema. A record costs the embedded model hundreds of nats
@@ -9,18 +9,18 @@ What to look for: every text is JSON and an instance of the schema. A record cos
 and his dog come with the next three seeds, too, Lily does not, and that she is three and likes cake is not taken up.
 
     Once upon a time, there was a little girl named Lily. She was three years old and liked cake.
-      log Z-hat -288.3, 12 particles
-      Lily, 6, likes dogs: 'I am a creative d!'
-      Lily, 6, likes dogs: 'I am a creative d.'
-      Lily, 6, likes dogs: 'I am making jam.'
-      {"name":"Lily","age":6,"likes":"dogs","said":"I want to try them."}
+      log Z-hat -290.2, 12 particles
+      Sue, 2, likes dogs: 'I am a lawyer mao!'
+      Sue, 2, likes dogs: 'I am a lawyer mao.'
+      Sue, 2, likes dogs: 'I am a lawyer map.'
+      {"name":"Sue","age":2,"likes":"dogs","said":"I am a lawyer map."}
 
     Tom was a boy who had a big dog. He was happy.
-      log Z-hat -291.2, 12 particles
-      Tom, 2, likes dogs: 'I am also a palmm!'
-      Tom, 2, likes dogs: 'I am also a palmm.'
-      Tom, 2, likes dogs: 'I am also a palod.'
-      {"name":"Tom","age":2,"likes":"dogs","said":"I am also a palmm!"}
+      log Z-hat -289.6, 12 particles
+      Tom, 2, likes dogs: 'I am a most argui!'
+      Tom, 2, likes dogs: 'I am a most argui.'
+      Tom, 2, likes dogs: 'I am a most arguk!'
+      {"name":"Tom","age":2,"likes":"dogs","said":"I am a most arguy!"}
 """
 
 import argparse

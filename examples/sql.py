@@ -8,15 +8,15 @@ embedded model, which has seen none, many nats (log Z-hat), so that the question
 first is about the color of a dog, and its query asks for the towns of people). Give a model that knows SQL with --lm.
 The number before a query is its weight: a condition costs so much that queries without one have nearly all of it.
 
-    The girl had a dog and a cat. What color was the dog?  (log Z-hat -120.7)
-      0.862  SELECT town, town FROM people;
-      0.138  SELECT height, height FROM people;
-      0.000  SELECT town, town FROM people WHERE town = 'councertercerter';
+    The girl had a dog and a cat. What color was the dog?  (log Z-hat -104.2)
+      0.547  SELECT town, town FROM people;
+      0.453  SELECT kind, kind FROM pets;
+      0.000  SELECT height, height FROM people;
 
-    The man lived in a big town. He had a job in the town.  (log Z-hat -114.8)
-      0.998  SELECT height, height FROM people;
-      0.002  SELECT town, town FROM people;
-      0.000  SELECT height, height FROM people WHERE height = 666;
+    The man lived in a big town. He had a job in the town.  (log Z-hat -100.4)
+      0.970  SELECT height, height FROM people;
+      0.030  SELECT town, town FROM people;
+      0.000  SELECT height, height FROM people WHERE height = 185;
 """
 
 import argparse
