@@ -1,15 +1,42 @@
-"""JSON that ends: how many of 8 particles end within 40 tokens, with a record that is closed and one that is open.
+"""JSON Schemas: how many particles end in time, and what masks cost by our automata and by llguidance.
+
+Of 8 particles, how many end within 40 tokens with a record that is closed and one that is open:
 
     python benchmarks/json_schemas.py                   # the embedded model
     python benchmarks/json_schemas.py --lm smollm2
+
+With real schemas, such as those of JSONSchemaBench: how many have an automaton, and CPU time to compile and to make
+masks along their texts, of the automaton and of llguidance (`JsonSchemaIndex`) in turns, over the same schemas:
+
+    python benchmarks/json_schemas.py --schemas FOLDER --vocab FOLDER [--every 4]
+
+A folder of schemas has files of a schema each (`*.json`), or of a JSON object a line (`*.jsonl`) with a "schema" and,
+where there are texts to read, "tests": objects of which those that are "valid" have "data".
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import time
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from llmppl import CachedTransformer, ConstrainedText, JsonSchema, smc_standard
+os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are imported
+
+import numpy as np
+from tables import machine, table
+
+from llmppl import CachedTransformer, ConstrainedText, JsonSchema, Vocabulary, smc_standard
+from llmppl.languages import JsonSchemaIndex
+from llmppl.languages.json_texts import OpenTexts
+from llmppl.tokens import encode_fragment
+
+KINDS = ("closed", "open", "left to llguidance", "refused")
+TEXTS = 3                                           # of a schema, at most
 
 PROPERTIES = {"name": {"type": "string"}, "age": {"type": "integer"}, "kind": {"enum": ["dog", "cat", "bird"]}}
 OPEN = {"type": "object", "required": [*PROPERTIES], "properties": PROPERTIES}
@@ -33,12 +60,104 @@ def count_alive(name: str | None, runs: int) -> None:
             print(f"    {text}")
 
 
+def read_schemas(folder: Path) -> Iterator[tuple[Any, list[Any]]]:
+    """The schemas of a folder, each with what its tests say is an instance."""
+    for path in sorted(folder.glob("*.json")):
+        yield json.loads(path.read_text()), []
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            found = json.loads(line)
+            yield found["schema"], [test["data"] for test in found.get("tests", []) if test["valid"]]
+
+
+def read(index: Any, text: list[int]) -> tuple[int, int]:
+    """Nanoseconds for mask and step of the tokens of a text, and how many there are up to one that does not fit."""
+    state, spent = index.start, 0
+    for count, token in enumerate(text):
+        begin = time.thread_time_ns()
+        fits = index.mask(state)[token]
+        if fits:
+            state = index.advance(state, token)
+        spent += time.thread_time_ns() - begin
+        if not fits:
+            return spent, count
+    return spent, len(text)
+
+
+def count_costs(folder: Path, every: int, vocab: Vocabulary, tokenizer: Any) -> None:
+    """Compile each schema by both, and read its texts twice."""
+    kinds, reasons = Counter[str](), Counter[str]()
+    names = "compile + first mask", "a token, at first", "a token, again"
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    num_tokens = 0
+    for each in ({"type": "object"}, {"enum": ["a"]}):              # the trie, and llguidance's tokenizer
+        JsonSchemaIndex(JsonSchema(each), vocab)
+        JsonSchema(each).index(vocab)
+    for schema, values in list(read_schemas(folder))[::every]:
+        try:
+            constraint = JsonSchema(schema)
+        except ValueError:
+            kinds["refused"] += 1
+            continue
+        indices, compiling = [], []
+        for make in (lambda c: c.index(vocab), lambda c: JsonSchemaIndex(c, vocab)):
+            begin = time.thread_time_ns()
+            index = make(constraint)
+            index.mask(index.start)
+            compiling.append((time.thread_time_ns() - begin) / 1e6)
+            indices.append(index)
+        if constraint.automaton is None:
+            kinds["left to llguidance"] += 1
+            reasons[constraint.beyond] += 1
+            continue
+        kinds["open" if isinstance(constraint.automaton, OpenTexts) else "closed"] += 1
+        found[names[0]].append((compiling[0], compiling[1]))
+        shown = [json.dumps(value, ensure_ascii=False) for value in values[:TEXTS]]
+        texts = [encode_fragment(tokenizer, vocab, text) for text in shown]
+        for name in names[1:]:
+            spent = np.array([[read(index, text) for index in indices] for text in texts]).reshape(-1, 2, 2).sum(0)
+            if spent[:, 1].all():
+                found[name].append(tuple(spent[:, 0] / spent[:, 1] / 1e6))
+                num_tokens += int(spent[0, 1])
+    total = kinds.total()
+    shares = [f"{kind} {kinds[kind]} ({kinds[kind] / total:.0%})" for kind in KINDS]
+    print(f"\n{total} schemas, {len(vocab):,} tokens: {', '.join(shares)}")
+    for reason, number in reasons.most_common(8):
+        print(f"    {number:4}  {reason[:100]}")
+    rows = []
+    for name, pairs in found.items():
+        if pairs:
+            ours, theirs = np.array(pairs).T
+            quantiles = [f"{np.quantile(some, q):.3f}" for some in (ours, theirs) for q in (0.5, 0.9)]
+            rows.append([name, len(pairs), *quantiles, f"{np.median(ours / theirs):.2f}"])
+    columns = ["CPU ms", "schemas", "median", "ninth decile", "llguidance", "ninth decile", "ours / theirs"]
+    note = f"{num_tokens // 2:,} tokens of at most {TEXTS} texts a schema"
+    table("automata beside llguidance; of a token its mask and step", columns, rows, note)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lm", help="the language model; the embedded one if left out")
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--schemas", type=Path, metavar="FOLDER", help="real schemas: what their masks cost")
+    parser.add_argument("--vocab", metavar="FOLDER", help="of a tokenizer, for --schemas; else the model's")
+    parser.add_argument("--every", type=int, default=1, help="take every such schema of the folder")
     args = parser.parse_args()
-    count_alive(args.lm, args.runs)
+    if args.schemas is None:
+        count_alive(args.lm, args.runs)
+        print("not timed: masks of real schemas (--schemas FOLDER)")
+        return
+    if not any(True for _ in args.schemas.glob("*.json*")):
+        raise SystemExit(f"--schemas {args.schemas}: no *.json or *.jsonl there; JSONSchemaBench's would work")
+    print(machine("llmppl", "numpy", "llguidance"))
+    if args.vocab is None:
+        lm = CachedTransformer.from_pretrained(*[args.lm] * (args.lm is not None))
+        count_costs(args.schemas, args.every, lm.vocab, lm.tokenizer)
+    else:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(args.vocab)
+        count_costs(args.schemas, args.every, Vocabulary.from_tokenizer(tokenizer), tokenizer)
 
 
 if __name__ == "__main__":
