@@ -1,8 +1,7 @@
 """JSON records: objects that a schema admits, with fields that a language model fills.
 
-The schema says which fields there are; the model says what is in them. `max_tokens` must leave room: a text that
-has not ended by then is dropped, and a schema cannot tell how far its end is. Needs llguidance:
-pip install 'llmppl[json-schema]'.
+The schema says which fields there are; the model says what is in them. Every text has ended by `max_tokens`: the
+automaton of the schema knows how far its end is. Needs llguidance: pip install 'llmppl[json-schema]'.
 
 What to look for: every text is JSON and an instance of the schema. A record costs the embedded model hundreds of nats
 (log Z-hat), for it has never seen JSON; so its records have the form, and of the prompt a name or a dog at most: Tom

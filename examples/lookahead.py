@@ -99,10 +99,10 @@ class Planned(Model):
 
 
 class Constrained(ConstrainedText):
-    """Text in the language of an automaton, complete in time; `guide(particle)` is the twist."""
+    """Text in the language of an automaton, at its end by EOS in time; `guide(particle)` is the twist."""
 
     def __init__(self, lm, index, num_tokens, guide=None):
-        super().__init__(lm, STORY, index, max_tokens=num_tokens)
+        super().__init__(lm, STORY, index, end="eos", max_tokens=num_tokens)
         self.guide = guide
 
     def step(self):
@@ -169,7 +169,7 @@ def main():
             Regex(r"( [a-zA-Z]{1,5},?)*\."),
         )
     )
-    both_ahead, short_ahead = (Lookahead(index, dist, num_tokens) for index in (both, short))
+    both_ahead, short_ahead = (Lookahead(index, dist, num_tokens, end="eos") for index in (both, short))
     tasks = {
         f"a sentence with a dog and a ball, {num_tokens} tokens": {
             "no twist": lambda lm: Constrained(lm, both, num_tokens),

@@ -4,20 +4,20 @@ The grammar is a small part of Python: a function of one line, its arguments, an
 name is no keyword, which its terminal says by looking ahead. Python parses each text, and its names are shown.
 
 What to look for: every text parses, and ends within its tokens. The embedded model has never seen a program: it adds
-names that are words or look like them, and uses little else. The grammar does not know which names are taken: each
-function below has an argument of one name more than once, which parses, but which Python would refuse to compile.
+names that are words or look like them, and uses little else. The grammar does not know which names are taken: all
+but one of the functions below have two arguments of one name, which parses, but which Python would refuse to compile.
 
-    How do I know if a dog is big?  (log Z-hat -105.6)
-      def hevokk(ocokky, hevoky, hevoky): return andg    # names used: andg
-      def hevokk(ocokky, hevoky, hevoky): return hisint    # names used: hisint
-      def hevokk(ocokky, hevoky, hevoky): return hist    # names used: hist
-      def hevokk(ocokky, hevoky, hevoky): return inh    # names used: inh
+    How do I know if a dog is big?  (log Z-hat -114.3)
+      def melegs(washer, which, though, they, thesey, thesey): return again    # names used: again
+      def melegs(washer, which, though, they, thesey, thesey): return to    # names used: to
+      def melegs(washer, which, though, they, thesey, thesey): return up    # names used: up
+      def melegs(washer, which, though, they, theyen, ayahb): return again    # names used: again
 
-    def is_happy(friend): return friend == "happy"  (log Z-hat -86.8)
-      def tipsed(cloth, zebra, zebra, zebra, but): return again    # names used: again
-      def tipsed(cloth, zebra, zebra, zebra, but): return by    # names used: by
-      def tipsed(cloth, zebra, zebra, zebra, but): return he    # names used: he
-      def tipsed(cloth, zebra, zebra, zebra, but): return home    # names used: home
+    def is_happy(friend): return friend == "happy"  (log Z-hat -77.5)
+      def cribbb(ouncy, beaked, energy, defeat, energy): return a    # names used: a
+      def cribbb(ouncy, beaked, energy, defeat, energy): return also    # names used: also
+      def cribbb(ouncy, beaked, energy, defeat, energy): return back    # names used: back
+      def cribbb(ouncy, beaked, energy, defeat, energy): return be    # names used: be
 """
 
 import argparse

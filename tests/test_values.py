@@ -5,13 +5,14 @@ import datetime as dt
 import enum
 import itertools
 import json
+import math
 import pickle
 import string
 import sys
 import types
 import typing
 import uuid
-from typing import Annotated, Literal, NewType, TypedDict
+from typing import Annotated, Any, Literal, NewType, TypedDict
 
 import numpy as np
 import pytest
@@ -21,9 +22,10 @@ from pydantic import BaseModel, Field, TypeAdapter
 from support import repetitions
 from tiny import tiny_lm, tiny_vocab
 
-from llmppl import ConstrainedText, JsonSchema, Model, Values, importance_sampling, search
+from llmppl import CachedTransformer, ConstrainedText, JsonSchema, Model, Values, importance_sampling, search
 from llmppl.languages import DFA, Regex, constraint_of, index_of
 from llmppl.models import spans
+from llmppl.queries import probability
 from llmppl.tokens import Vocabulary
 
 BYTES = Vocabulary([*(b"%c" % byte for byte in range(256)), b""], eos_ids=[256])
@@ -176,6 +178,39 @@ def test_types_and_lists_of_strings_are_constraints():
         assert [str(match) for match in search(tiny_lm(6), pattern, prefix="a")] == expected and len(expected) == 2
     posterior = importance_sampling(ConstrainedText(tiny_lm(6), "a", Literal["ab", "c"]), 20, seed=0)
     assert {str(particle.s) for particle in posterior} == {"ab", "c"}
+
+
+@dataclasses.dataclass
+class Toss:
+    coin: Literal["H", "T"]
+    won: bool
+
+
+def test_a_query_takes_types_and_schemas_that_are_written_as_json():
+    letters = '"{}:, HTcoinwtrueflasd'
+    tokens = [*(letter.encode() for letter in sorted({*letters})), b""]
+    lm = CachedTransformer(lambda ids: np.cos(np.arange(len(tokens)) + len(ids)), Vocabulary(tokens, [len(tokens) - 1]))
+    texts = [json.dumps({"coin": coin, "won": won}, separators=(",", ":")) for coin in "HT" for won in (True, False)]
+    for end in ("eos", "boundary"):
+        by_hand = {str(match): match.log_prob for match in search(lm, texts, prefix="{", end=end)}
+        matches = search(lm, JsonSchema(Toss, whitespace=False), prefix="{", end=end)
+        found = {str(match): match.log_prob for match in matches}
+        assert found == pytest.approx(by_hand) and len(found) == 4
+    blanks = probability(lm, Toss, prefix="{", end="boundary", runs=0)
+    assert blanks.lower > math.fsum(map(math.exp, found.values()))                  # more texts write the same
+
+
+@pytest.mark.parametrize(
+    "pattern, message",
+    [
+        (dict[str, Any], "may be any JSON, which nests: say what is inside"),
+        (JsonSchema({"enum": [[1, 1], [1]], "uniqueItems": True}), "'uniqueItems' is asked of the finished text"),
+        (JsonSchema({"type": "string", "format": "uri"}), "a query wants an automaton, and there is none of"),
+    ],
+)
+def test_a_query_refuses_a_schema_that_no_dfa_has_the_texts_of(pattern, message):
+    with pytest.raises(ValueError, match=message):
+        search(tiny_lm(6), pattern)
 
 
 def ends(index, ids):

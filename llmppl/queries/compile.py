@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from llmppl.arguments import count, function, is_type, optional_count
-from llmppl.languages import DFA, Edit, Regex, Values, alignment, within
+from llmppl.languages import DFA, Edit, JsonSchema, Regex, alignment, constraint_of, within
 
 MAX_DIFFERENCE_STATES = 100_000                         # of a language without the ignored strings; beyond: deferred
 MAX_COUNTED_STATES = 200_000                            # of a language that is cut to `max_chars`
@@ -25,7 +25,7 @@ MAX_LISTED_PREFIXES = 1000
 DEFERRED = "ignored strings are left out as they are met: the difference would be too large"
 MAX_PLANNED_STATES = 20_000                             # of a language whose size is told
 
-Language = str | DFA
+Language = str | DFA | JsonSchema
 Rewrite = Callable[[DFA], DFA]
 T = TypeVar("T")
 
@@ -158,15 +158,31 @@ def compile_query(
 
 def _language(language: Language, name: str) -> DFA:
     if is_type(language):
-        return Values(language)
+        return _language(constraint_of(language), name)
+    if isinstance(language, JsonSchema):
+        return _texts_of(language, name)
     if isinstance(language, list | tuple):
         return DFA.from_strings(language)
     if not isinstance(language, str | DFA):
         raise TypeError(
-            f"{name} must be a regular expression (str), a DFA, a type of scalars or a list of strings, "
+            f"{name} must be a regular expression (str), a DFA, a type, a JsonSchema or a list of strings, "
             f"not {language!r}"
         )
     return Regex(language) if isinstance(language, str) else language
+
+
+def _texts_of(schema: JsonSchema, name: str) -> DFA:
+    """The texts of a schema; a ValueError if no DFA has just these."""
+    automaton = schema.automaton
+    if schema.warnings:
+        why = f"{schema.warnings[0]}, which a query does not do"
+    elif automaton is None:
+        why = f"a query wants an automaton, and there is none of {schema.beyond}"
+    elif not isinstance(automaton, DFA):
+        why = "a part of it may be any JSON, which nests: say what is inside, and additionalProperties=false of objects"
+    else:
+        return automaton
+    raise ValueError(f"{name} {schema!r}: {why}")
 
 
 def _rewritten(change: Rewrite, language: DFA) -> DFA:

@@ -39,7 +39,7 @@ class Query:
     Parameters
     ----------
     lm : CachedTransformer
-    pattern : str, DFA, a type of scalars, or a list of str (the strings)
+    pattern : str, DFA, JsonSchema, a type, or a list of str (the strings)
         The language, as a regular expression of whole texts; it includes the prefix.
     prefix : str or DFA
         What is given (a regular expression, too: `escape` what is meant literally). No rule applies to it, and each of
