@@ -7,33 +7,32 @@ probability that it still comes true (`Lookahead`), read from a table.
 
 What to look for: the target is the same whatever the twist, and every method is given as many particles as it can
 afford for about the same number of tokens run through the model; so the higher mean log Z-hat, the better. The table
-pays off where dead ends are many (short words), for 200 tokens once. A table or a critic may help where words must come
-that the model would put off, but ten runs do not tell (dog, ball: no two are as much as one and a half standard errors
-apart); where what is named is only welcome, the survivors at the end are as good without a critic. A rollout is paid
-for in particles. It may pay off where one early choice, which is seldom made, settles the rest, which the model then
-writes almost surely (pot, a word chosen for that: two standard errors), and did not where its guess is one of many
-continuations (full stop).
+pays off where dead ends are many (short words), for 200 tokens once. A table or a critic helps where words must come
+that the model would put off (dog, ball: two standard errors); where what is named is only welcome, the survivors at the
+end are as good without a critic. A rollout is paid for in particles. It pays off where one early choice, which is seldom
+made, settles the rest, which the model then writes almost surely (pot, a word chosen for that: five standard errors),
+and did not where its guess is one of many continuations (full stop).
 
     a sentence with a dog and a ball, 16 tokens (K=3, 10 runs)
-      no twist  N=10    176 tokens  mean log Z-hat -25.43 +- 0.88
-      critic    N=10    176 tokens  mean log Z-hat -26.97 +- 1.19
-      log mass  N=10    176 tokens  mean log Z-hat -24.86 +- 1.27
+      no twist  N=10    176 tokens  mean log Z-hat -30.70 +- 1.11
+      critic    N=10    176 tokens  mean log Z-hat -26.65 +- 1.39
+      log mass  N=10    176 tokens  mean log Z-hat -26.27 +- 1.68
 
     a sentence in words of at most 5 letters, 16 tokens (K=3, 10 runs)
-      no twist  N=10    175 tokens  mean log Z-hat -15.50 +- 0.47
-      log mass  N=12    173 tokens  mean log Z-hat -11.09 +- 0.19
+      no twist  N=10    172 tokens  mean log Z-hat -14.97 +- 0.17
+      log mass  N=10    165 tokens  mean log Z-hat -10.78 +- 0.28
 
     names many people, 16 tokens (K=3, 10 runs)
-      no twist  N=10    166 tokens  mean log Z-hat   2.62 +- 0.17
-      critic    N=10    166 tokens  mean log Z-hat   2.49 +- 0.22
+      no twist  N=10    166 tokens  mean log Z-hat   2.72 +- 0.17
+      critic    N=10    166 tokens  mean log Z-hat   2.33 +- 0.22
 
     a place, and a pot in its story of 11 tokens (K=10, 10 runs)
-      no twist  N=4     427 tokens  mean log Z-hat   1.18 +- 0.79
-      rollout   N=2     440 tokens  mean log Z-hat   3.20 +- 0.53
+      no twist  N=4     427 tokens  mean log Z-hat   0.59 +- 0.59
+      rollout   N=2     423 tokens  mean log Z-hat   4.00 +- 0.00
 
     ends in a full stop, 6 tokens (K=3, 10 runs)
-      no twist  N=10     73 tokens  mean log Z-hat   7.71 +- 1.30
-      rollout   N=2      95 tokens  mean log Z-hat   7.34 +- 1.25
+      no twist  N=10     73 tokens  mean log Z-hat   6.00 +- 1.64
+      rollout   N=2      93 tokens  mean log Z-hat   4.75 +- 1.59
 """
 
 import argparse
