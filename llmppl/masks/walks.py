@@ -26,7 +26,7 @@ from llmppl.masks.trie import Trie, ranges
 __all__ = ["FLAG", "Graph", "MemoGraph", "TableGraph", "Walk", "walk", "walk_state"]
 
 CHUNK = 1 << 18                                     # entries of the whole index worked on at once
-WIDE = (1 / 2, 1 / 10)                              # of the trie below what a walk's first and second byte leave alive
+WIDE = (3 / 4, 1 / 10)                              # of the trie below a walk's first and second byte; " " has 0.7
 MANY = 1 << 20                                      # nodes worked out at once, of all wide walks
 FLAG = 1 << 30                                      # in an entry of a table, beside the next state
 
