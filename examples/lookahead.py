@@ -9,7 +9,7 @@ What to look for: the target is the same whatever the twist, and every method is
 afford for about the same number of tokens run through the model; so the higher mean log Z-hat, the better. The table
 pays off where dead ends are many (short words), for 200 tokens once. A table or a critic helps where words must come
 that the model would put off (dog, ball: two standard errors); where what is named is only welcome, the survivors at the
-end are as good without a critic. A rollout is paid for in particles. It pays off where one early choice, which is seldom
+end are as good without a critic. A rollout is paid for in particles. It pays off where one early choice, seldom
 made, settles the rest, which the model then writes almost surely (pot, a word chosen for that: five standard errors),
 and did not where its guess is one of many continuations (full stop).
 
