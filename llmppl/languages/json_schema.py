@@ -162,9 +162,10 @@ class JsonSchema(Shared):
         """
         try:
             value = json.loads(text)
+            failed = self._failure(value) if self._failure else ""
         except RecursionError:
             raise ValueError("the text is nested too deep to be read") from None
-        if self._failure and (failed := self._failure(value)):
+        if failed:
             raise ValueError(f"{failed} does not hold")
         return value if self.type is None else json_types.read(self.type, str(text), json=True)
 

@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from llmppl.masks.json_checks import KEYWORDS, parts
+from llmppl.masks.json_checks import KEYWORDS, parts, target
 
 __all__ = ["Condition", "known", "weaker"]
 
@@ -28,6 +28,7 @@ UNMASKED = frozenset(                               # by llguidance, at any plac
 COUNTS = "minProperties", "maxProperties"           # masked where all properties that are named are required
 NAMES = "patternProperties", "additionalProperties"         # without the first the second would say more
 LOOK = re.compile(r"\(\?<?[=!]")                    # look-around, in a pattern
+IN_PLACE = frozenset("allOf anyOf oneOf not if then else dependencies dependentSchemas".split())   # of the same value
 DYNAMIC = "$dynamicRef", "$recursiveRef"
 
 
@@ -99,6 +100,8 @@ class Condition:
                 "llmppl[json-schema]"
             ) from error
         self._made_from = schema, meets
+        if (ref := _circle(schema)) is not None:
+            raise ValueError(f"JSON schema: the $ref {ref!r} leads nowhere")
         formats = jsonschema.FormatChecker(formats=())
         for name in _values(schema, "format"):
             meets(name, "")
@@ -107,7 +110,7 @@ class Condition:
         for ref in _values(schema, "$ref"):
             try:
                 self._validator.evolve(schema={"$ref": ref}).is_valid(None)
-            except (Unresolvable, RecursionError):
+            except Unresolvable:
                 raise ValueError(f"JSON schema: the $ref {ref!r} leads nowhere") from None
 
     def __call__(self, value: Any) -> str:
@@ -151,10 +154,37 @@ def _multiple_of(validator: Any, divisor: float, value: Any, schema: Any) -> Ite
 
 def _values(schema: dict[str, Any], keyword: str) -> list[str]:
     """The texts that a keyword has in a schema, at any place."""
+    return sorted({node[keyword] for node in _nodes(schema) if isinstance(node.get(keyword), str)})
+
+
+def _nodes(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """A schema, and all that are inside of it."""
     nodes = [schema]
     for node in nodes:                              # grows
         nodes += [part for _, part in parts(node)]
-    return sorted({node[keyword] for node in nodes if isinstance(node.get(keyword), str)})
+    return nodes
+
+
+def _circle(schema: dict[str, Any]) -> str | None:
+    """A `$ref` that comes back to itself with the same value, None if none does: reading it would not end."""
+    done, open_ = set[int](), dict[int, str]()          # by id; those under way, with the last `$ref` before each
+    todo: list[tuple[dict[str, Any], str, bool]] = [(node, "", False) for node in _nodes(schema)]
+    while todo:
+        node, ref, is_left = todo.pop()
+        if is_left:
+            del open_[id(node)]
+            done.add(id(node))
+        elif id(node) in open_:
+            return ref
+        elif id(node) not in done:
+            open_[id(node)] = ref
+            todo.append((node, ref, True))
+            inner = [part for way, part in parts(node) if way.split("/")[1] in IN_PLACE]
+            todo += [(part, ref, False) for part in inner]
+            aim = target(schema, node.get("$ref"))
+            if isinstance(aim, dict):
+                todo.append((aim, node["$ref"], False))
+    return None
 
 
 def _place(path: Any) -> str:
