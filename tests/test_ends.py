@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from support import repetitions
+from test_programs import EvenLength, nested
 from tiny import TOKENS, cold_lm, log_prob_by_hand, log_probs_by_hand, spelled, table_lm, texts_of, tiny_lm, tiny_vocab
 
 from llmppl import (
@@ -33,22 +34,6 @@ A, B, C, SPACE, AB, END = range(6)
 ENDS = "eos", "prefix", "boundary"
 RUNS = repetitions(2000, 150)
 each_end = pytest.mark.parametrize("end", ENDS)
-
-
-class EvenLength:
-    """A recognizer of one's own: texts of an even number of bytes, b among them nowhere."""
-
-    start = 0
-
-    def step(self, state, byte):
-        return None if byte == ord("b") else 1 - state
-
-    def accepts(self, state):
-        return state == 0
-
-
-def nested(text):
-    return re.fullmatch("(a*)c(b*)", text) is not None and text.count("a") == text.count("b")
 
 
 def begins_nested(text):
