@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +33,8 @@ def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[
     if powers is None:
         parts, by, told = [(1.0, dist) for dist in dists], tuple[float, ...](), ""
     else:
+        if not isinstance(powers, Iterable):
+            raise TypeError(f"product: powers must be a list, a number for each distribution, not {powers!r}")
         numbers = [arguments.finite("product: each of the powers", power) for power in powers]
         if len(numbers) != len(dists):
             raise ValueError(f"product got {len(numbers)} powers for {len(dists)} distributions")
@@ -71,6 +73,8 @@ def _powered(parts: Sequence[tuple[float, Finite[Any]]]) -> Floats:
 
 def mixture(dists: Sequence[Finite[T]], weights: ArrayLike) -> Finite[T]:
     """The distribution sum_k weights[k] dists[k]; `weights` are probabilities, the supports are the same."""
+    if not isinstance(dists, Sequence):
+        raise TypeError(f"mixture takes a list of distributions, then their weights, not {dists!r}")
     first = _same_support("mixture", dists)
     probs = probabilities("mixture: weights", weights)
     if len(probs) != len(dists):

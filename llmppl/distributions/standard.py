@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -15,6 +15,7 @@ from llmppl.distributions.proposal import Distribution, T_co
 from llmppl.distributions.weights import Floats
 
 _MAX_VALUES = 100_000_000               # of a Uniform, which holds a number for each of them
+_IN_DICT = "values go with their probabilities in a dict, as in Categorical({'a': 0.5, 'b': 0.5})"
 
 
 class Categorical(Finite[T_co]):
@@ -42,6 +43,8 @@ class Categorical(Finite[T_co]):
                 raise ValueError("Categorical takes its values from the dict; leave `values` out")
             values, probs = tuple(probs), list(probs.values())
         array = probabilities("Categorical: probs", probs)
+        if values is not None and (isinstance(values, set | frozenset) or not isinstance(values, Collection)):
+            raise TypeError(f"Categorical: values must be a list, in the order of probs, not {arguments.shown(values)}")
         if values is not None and len(values) != len(array):
             raise ValueError(f"Categorical got {len(array)} probabilities for {len(values)} values")
         with np.errstate(divide="ignore"):
@@ -87,8 +90,8 @@ class Uniform(Finite[T_co]):
                 raise ValueError("Uniform wants one value or more, not an empty sequence")
             super().__init__(tuple(low), np.zeros(len(low)))
             return
-        if high is None and not isinstance(low, int):
-            wanted = "integers, Uniform(1, 6), or a list of values, Uniform(['a', 'b'])"
+        if high is None:
+            wanted = "low and high, Uniform(1, 6), or a list of values, Uniform(['a', 'b'])"
             raise TypeError(f"Uniform wants {wanted}, not {arguments.shown(low)} alone")
         low, high = arguments.integer("Uniform: low", low), arguments.integer("Uniform: high", high)
         if not 1 <= high - low + 1 <= _MAX_VALUES:
@@ -159,13 +162,12 @@ class Delta(Distribution[T_co]):
 def probabilities(name: str, probs: ArrayLike) -> Floats:
     """`probs` as a (n,) array that sums to 1 exactly, or an error that says what is wrong with them."""
     given = np.asarray(probs)
+    if given.ndim == 0:
+        raise TypeError(f"{name} must be a list of probabilities, not {arguments.shown(probs)}: {_IN_DICT}")
     if given.ndim != 1 or len(given) == 0:
         raise ValueError(f"{name} must be a list of probabilities, not an array of shape {given.shape}")
     if given.dtype.kind not in "iuf":
-        raise TypeError(
-            f"{name} must be numbers, not {arguments.shown(given.tolist())}: values go with their probabilities in a "
-            "dict, as in Categorical({'a': 0.5, 'b': 0.5})"
-        )
+        raise TypeError(f"{name} must be numbers, not {arguments.shown(given.tolist())}: {_IN_DICT}")
     array = given.astype(np.float64)
     if not np.all(np.isfinite(array)) or array.min() < 0.0:
         raise ValueError(f"{name} must be probabilities, not {array.tolist()}")
