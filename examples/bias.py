@@ -189,7 +189,7 @@ def plot(curves, template, path):
     print(f"\nThe plot is in {path}")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", nargs="+", default=["embedded"], help="hub ids or folders (embedded)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

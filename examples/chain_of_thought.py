@@ -32,7 +32,19 @@ import re
 
 import numpy as np
 
-from llmppl import CachedTransformer, Model, Regex, Rule, enumerate_exact, importance_sampling, mixture, smc_steer
+from llmppl import (
+    CachedTransformer,
+    Model,
+    Particles,
+    Regex,
+    Rule,
+    enumerate_exact,
+    importance_sampling,
+    mixture,
+    smc_steer,
+)
+from llmppl.distributions import Floats
+from llmppl.lm import Context
 
 SHOWN = [
     ("Sam had 9 balloons. 5 of them flew away. How many balloons does he have now?", "9 - 5 = 4"),
@@ -68,29 +80,29 @@ LEFT, NUMBER = Regex(r" [0-9]{1,2} [-+*/] [0-9]{1,2} ="), Regex(r" [0-9]{1,2}\n"
 RULE, THEN, MOST = Rule(temperature=0.5), "Answer:", 12      # what begins the answer; tokens of a calculation
 
 
-def asked(lm, question, reasoning):
+def asked(lm: CachedTransformer, question: str, reasoning: bool) -> Context:
     """The context in which the model is to calculate, or to answer at once."""
     shots = [(*shown, " Calculation: " + shown[1] if reasoning else "") for shown in SHOWN]
     text = "".join(f"Question: {q}{c}\nAnswer: {made.split('= ')[1]}\n\n" for q, made, c in shots)
     return lm.context(f"{text}Question: {question}" + (" Calculation:" if reasoning else "\nAnswer:"))
 
 
-def rest(left):
-    """What comes between the left side of a calculation and the answer; None if the result is no whole number."""
-    x, sign, y = left.removesuffix("=").split()
-    x, y = int(x), int(y)
+def rest(left: str) -> str:
+    """What comes between the left side of a calculation and the answer; "" if the result is no whole number."""
+    first, sign, second = left.removesuffix("=").split()
+    x, y = int(first), int(second)
     result = {"+": x + y, "-": x - y, "*": x * y, "/": x // y if y and x % y == 0 else -1}[sign]
-    return f" {result}\n{THEN}" if result >= 0 else None
+    return f" {result}\n{THEN}" if result >= 0 else ""
 
 
 class Direct(Model):
     """The answer at once."""
 
-    def __init__(self, lm, question):
+    def __init__(self, lm: CachedTransformer, question: str) -> None:
         super().__init__()
         self.context = asked(lm, question, reasoning=False)
 
-    def step(self):
+    def step(self) -> None:
         self.s += self.extend(self.context, constraint=NUMBER, max_tokens=4, rule=RULE).text
         self.finish()
 
@@ -98,11 +110,11 @@ class Direct(Model):
 class Free(Model):
     """A calculation and an answer, whatever the model makes of them."""
 
-    def __init__(self, lm, question):
+    def __init__(self, lm: CachedTransformer, question: str) -> None:
         super().__init__()
         self.context = asked(lm, question, reasoning=True)
 
-    def step(self):
+    def step(self) -> None:
         text = self.extend(self.context, until="\n\n", max_tokens=20, rule=RULE).text
         self.s += (re.findall(r"\nAnswer:( [0-9]{1,2})\n", text) or [""])[0]
         self.finish()
@@ -111,15 +123,15 @@ class Free(Model):
 class Reasoned(Model):
     """A calculation whose result is right, then the answer: the calculation is in the target, and summed over."""
 
-    def __init__(self, lm, question):
+    def __init__(self, lm: CachedTransformer, question: str) -> None:
         super().__init__()
         self.context, self.left = asked(lm, question, reasoning=True), ""
 
-    def step(self):
+    def step(self) -> None:
         if not self.left:
             span = self.extend(self.context, constraint=LEFT, max_tokens=MOST, rule=RULE)
             self.left, more = span.text, rest(span.text)
-            self.condition(more is not None)
+            self.condition(bool(more))
             self.observe(self.transformer(span.context).string(), more)
             self.context = span.context + more
         else:
@@ -130,11 +142,11 @@ class Reasoned(Model):
 class Proposed(Direct):
     """The answer at once, but its tokens are drawn as they would come after a calculation."""
 
-    def __init__(self, lm, question):
+    def __init__(self, lm: CachedTransformer, question: str) -> None:
         super().__init__(lm, question)
         self.reasoning, self.index = asked(lm, question, reasoning=True), NUMBER.index(lm.vocab)
 
-    def step(self):
+    def step(self) -> None:
         made = self.extend(self.reasoning, until="\n", max_tokens=MOST, rule=RULE)        # in no weight but through q
         after, state, shares = made.context + THEN, self.index.start, np.array([0.2, 0.8])
         while not self.index.accepts(state):
@@ -149,14 +161,16 @@ class Proposed(Direct):
         self.finish()
 
 
-def answers(particles, weighted=True):
+def answers(particles: Particles[Model], weighted: bool = True) -> Floats:
     """(100,) probability of each answer; `weighted`, or each particle alike; what is none counts for none."""
     weights = particles.weights if weighted else np.full(len(particles), 1 / max(1, len(particles)))
     found = np.array([int(particle.s or 100) for particle in particles], dtype=int)
-    return np.bincount(found, weights, minlength=101)[:100]
+    shares = np.zeros(101)
+    np.add.at(shares, found, weights)
+    return shares[:100]
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id, folder or file (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

@@ -25,6 +25,7 @@ On the embedded model, which has read of children and animals, all of them guess
 """
 
 import argparse
+from collections.abc import Callable
 
 import numpy as np
 
@@ -33,12 +34,15 @@ from llmppl import (
     CachedTransformer,
     ConstrainedText,
     Model,
+    Particles,
     Regex,
     Uniform,
     enumerate_exact,
     importance_sampling,
     smc_steer,
 )
+from llmppl.distributions import Floats, Ints
+from llmppl.lm import Context
 
 MESSAGES = {
     "late delivery": [
@@ -99,13 +103,13 @@ LANGUAGE = Regex("|".join(LABELS))
 class Answered(Model):
     """The label that the model answers with, given that it answers with one; `local` masks and does not weigh."""
 
-    def __init__(self, lm, message, local):
+    def __init__(self, lm: CachedTransformer, message: str, local: bool) -> None:
         super().__init__()
         self.context, self.local = asked(lm, message), local
         self.index = LANGUAGE.index(lm.vocab)
         self.state = self.index.start
 
-    def step(self):
+    def step(self) -> None:
         p = self.transformer(self.context)
         allowed = p.masked(self.index.mask(self.state))
         token = self.sample(allowed) if self.local else self.sample(p, proposal=allowed)
@@ -119,19 +123,19 @@ class Answered(Model):
 class Explained(Model):
     """The label that the message is about, each as probable before it is read."""
 
-    def __init__(self, lm, message):
+    def __init__(self, lm: CachedTransformer, message: str) -> None:
         super().__init__()
         self.contexts = tuple(context_of(lm, label) for label in LABELS)
         self.message = message
 
-    def step(self):
+    def step(self) -> None:
         label = self.sample(Uniform(0, len(LABELS) - 1))
         self.observe(self.transformer(self.contexts[label]).string(), self.message)
         self.s = LABELS[label]
         self.finish()
 
 
-def asked(lm, message):
+def asked(lm: CachedTransformer, message: str) -> Context:
     """The context in which the model is asked for a label."""
     task = "You sort messages of customers of a shop. Answer with one of these labels and nothing else: "
     task += ", ".join(LABELS) + "."
@@ -140,17 +144,17 @@ def asked(lm, message):
     return lm.chat([{"role": "system", "content": task}, {"role": "user", "content": message}])
 
 
-def context_of(lm, label):
+def context_of(lm: CachedTransformer, label: str) -> Context:
     """What a message about the label comes after."""
     return lm.context(f'A customer\'s message to a shop, about {label}:\n"')
 
 
-def over_labels(particles):
+def over_labels(particles: Particles[Model]) -> Floats:
     """(5,) probability of each label; what is none of them counts for none."""
-    return particles.expect(lambda particle: np.array(LABELS) == particle.s.strip(" .").lower())
+    return particles.expect(lambda particle: np.array([particle.s.strip(" .").lower() == label for label in LABELS]))
 
 
-def report(name, probabilities, truth):
+def report(name: str, probabilities: Floats, truth: Ints) -> None:
     """A line of the table: `probabilities` is (messages, 5)."""
     right = probabilities.argmax(axis=1) == truth
     right &= probabilities.max(axis=1) > 0
@@ -159,7 +163,7 @@ def report(name, probabilities, truth):
     print(f"  {name:34}{right.mean():7.2f} ± {error:.2f}{believed.mean():11.2f}{of_truth.mean():13.2f}")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id, folder or file (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
@@ -170,7 +174,7 @@ def main():
     lm = CachedTransformer.from_pretrained(args.lm)
     cases = [(label, message) for label in LABELS for message in MESSAGES[label][:per_label]]
     truth = np.array([LABELS.index(label) for label, _ in cases])
-    methods = {
+    methods: dict[str, Callable[[str], Particles[Model]]] = {
         "free sampling, N answers": lambda message: importance_sampling(
             ConstrainedText(lm, asked(lm, message), max_tokens=6), N, seed=args.seed
         ),

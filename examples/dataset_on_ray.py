@@ -38,7 +38,7 @@ class ShortWords(Model):
         super().__init__()
         self.context, self.left = lm.context(prompt), 20
 
-    def step(self):
+    def step(self) -> None:
         token = self.sample(self.transformer(self.context))
         self.condition(len(str(token)) < 6)
         self.s += token
@@ -53,7 +53,7 @@ def steer(lm, prompt, rng):
     return smc_steer(ShortWords(lm, prompt), N=8, K=3, rng=rng, progress=False)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="ten prompts")

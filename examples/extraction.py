@@ -92,7 +92,7 @@ def show_ways(lm, found):
         print(f"  {kind:14}{', '.join(f'{char!r} {n}' for char, n in common)}")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

@@ -33,8 +33,11 @@ import argparse
 import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 
-from llmppl import EOS, CachedTransformer, ConstrainedText, Model, Regex, importance_sampling, smc_steer
+from llmppl import EOS, CachedTransformer, ConstrainedText, Model, Particles, Regex, importance_sampling, smc_steer
+from llmppl.lm import Context
+from llmppl.masks import Index
 
 PEOPLE = """
 Maria Lopez, 34, works as a nurse in Denver. | Maria Lopez | 34 | nurse | Denver
@@ -59,6 +62,7 @@ Nina Costa, a chemist of 44, was born in Braga but lives in Porto. | Nina Costa 
 Yusuf Demir is no longer a waiter: at 36 he is a tailor in Izmir. | Yusuf Demir | 36 | tailor | Izmir
 """
 FIELDS = ("name", "age", "job", "city")
+Fields = tuple[str, ...]                                # of a record, in lower case
 PATTERN = (
     r'\{ ?"name": ?"[A-Z][A-Za-z ]*", ?"age": ?[1-9][0-9]?, ?"job": ?"[A-Za-z][a-z ]*", ?"city": ?"[A-Z][A-Za-z ]*" ?\}'
 )
@@ -69,12 +73,12 @@ SHOT = "Bill Hart is a plumber of 52 who lives in Leeds."
 class Record(Model):
     """The record that the model answers with, given that it answers with one; `local` masks and does not weigh."""
 
-    def __init__(self, context, index, local):
+    def __init__(self, context: Context, index: Index, local: bool) -> None:
         super().__init__()
         self.context, self.index, self.local = context, index, local
         self.state, self.left = index.start, MAX_TOKENS
 
-    def step(self):
+    def step(self) -> None:
         p = self.transformer(self.context)
         allowed = p.masked(self.index.mask_within(self.state, self.left))       # leaves time to end
         token = self.sample(allowed) if self.local else self.sample(p, proposal=allowed)
@@ -86,21 +90,21 @@ class Record(Model):
         self.s += token
 
 
-def instances(lines):
+def instances(lines: str) -> Iterator[tuple[str, Fields | None]]:
     """(sentence, record) of each line."""
     for line in lines.strip().splitlines():
         sentence, name, age, job, city = line.split(" | ")
         yield sentence, record_of({"name": name, "age": int(age), "job": job, "city": city})
 
 
-def record_of(value):
+def record_of(value: object) -> Fields | None:
     """The fields as a tuple, whatever their case; None if one is missing."""
     if not isinstance(value, dict) or not all(field in value for field in FIELDS):
         return None
     return tuple(str(value[field]).strip().lower() for field in FIELDS)
 
 
-def record_in(text):
+def record_in(text: str) -> Fields | None:
     """The record that a text has in it, or None."""
     found = re.search(r"\{[^{}]*\}", text)
     try:
@@ -109,7 +113,7 @@ def record_in(text):
         return None
 
 
-def question(sentence):
+def question(sentence: str) -> list[dict[str, str]]:
     """The conversation that asks for the record of a sentence."""
     ask = "Give the name, age, job and city of this person as JSON: "
     return [
@@ -119,16 +123,16 @@ def question(sentence):
     ]
 
 
-def most_weight(particles):
+def most_weight(particles: Particles[Model]) -> tuple[Fields | None, float]:
     """(record, its share of the weight), of the record that has most; texts that hold none count for none."""
-    weights = defaultdict(float)
+    weights: dict[Fields | None, float] = defaultdict(float)
     for particle, weight in zip(particles, particles.weights, strict=True):
         weights[record_in(str(particle.s))] += weight
     weights[None] = 0.0
     return max(weights.items(), key=lambda item: item[1])
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id, folder or file with a chat template (SmolLM2)", default="smollm2")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
@@ -138,7 +142,7 @@ def main():
 
     lm = CachedTransformer.from_pretrained(args.lm)
     index = Regex(PATTERN).index(lm.vocab)
-    methods = {
+    methods: dict[str, Callable[[Context], Particles[Model]]] = {
         f"plain sampling, vote of {N}": lambda context: importance_sampling(
             ConstrainedText(lm, context, max_tokens=MAX_TOKENS), N, seed=args.seed
         ),
@@ -147,7 +151,7 @@ def main():
         ),
         f"steering, N={N}, K={K}": lambda context: smc_steer(Record(context, index, local=False), N, K, seed=args.seed),
     }
-    known, right = list(instances(PEOPLE))[:num], Counter()
+    known, right = list(instances(PEOPLE))[:num], Counter[str]()
     for i, (sentence, truth) in enumerate(known):
         if i < 3:
             print(sentence)
@@ -155,7 +159,7 @@ def main():
             record, share = most_weight(method(lm.chat(question(sentence))))
             right[name] += record == truth
             if i < 3:
-                print(f"  {name:28} {share:.2f}  {', '.join(record) if share else 'no record'}")
+                print(f"  {name:28} {share:.2f}  {', '.join(record) if record else 'no record'}")
     print()
     for name in methods:
         print(f"{name:28} {right[name]} of {len(known)} records right")

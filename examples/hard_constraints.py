@@ -33,27 +33,31 @@ difference or more), and fewer of their words are the stump of a longer one. The
 """
 
 import argparse
+from collections.abc import Callable
 
 import numpy as np
 
 from llmppl import CachedTransformer, Model, importance_sampling, smc_steer
+from llmppl.distributions import Mask
 from llmppl.models.programs import short_words
 
 PROMPTS = ["The Fed says", "Once upon a time", "The little girl"]      # the first is that of Lew et al. 2023, Sec. 2
 
 
 class ShortWords(Model):
-    """A prompt goes on for `num_tokens` tokens, each of which `mask(text so far)` allows."""
+    """A prompt goes on for `num_tokens` tokens, each of which `mask(prompt and text so far)` allows."""
 
-    def __init__(self, lm, prompt, mask, num_tokens, local=False):
+    def __init__(
+        self, lm: CachedTransformer, prompt: str, mask: Callable[[str], Mask], num_tokens: int, local: bool
+    ) -> None:
         super().__init__()
         self.context = lm.context(prompt)
-        self.mask, self.num_tokens, self.local = mask, num_tokens, local
+        self.prompt, self.mask, self.num_tokens, self.local = prompt, mask, num_tokens, local
         self.log_prob = 0.0                             # of the text, under the language model alone
 
-    def step(self):
+    def step(self) -> None:
         p = self.transformer(self.context)
-        allowed = p.masked(self.mask(self.s))
+        allowed = p.masked(self.mask(self.prompt + self.s))
         if self.local:
             token = self.sample(allowed)                # no weight: where hardly anything fits costs nothing
         else:
@@ -66,7 +70,7 @@ class ShortWords(Model):
             self.finish()
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
@@ -79,7 +83,7 @@ def main():
     for prompt in prompts:
         print(f"\n{prompt} ... ({num_tokens} tokens, no word of more than five letters)")
         for local in (True, False):
-            model = ShortWords(lm, prompt, lambda text, start=prompt: fits(start + text) & go_on, num_tokens, local)
+            model = ShortWords(lm, prompt, lambda text: fits(text) & go_on, num_tokens, local)
             log_probs, texts = [], []
             for seed in range(args.seed, args.seed + num_runs):
                 posterior = importance_sampling(model, N, seed=seed) if local else smc_steer(model, N, K, seed=seed)

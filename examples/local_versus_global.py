@@ -32,25 +32,30 @@ truth.
 """
 
 import argparse
+from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
-from llmppl import EOS, CachedTransformer, Model, Regex, enumerate_exact, importance_sampling, smc_steer
+from llmppl import EOS, CachedTransformer, Model, Particles, Regex, enumerate_exact, importance_sampling, smc_steer
+from llmppl.distributions import Floats
+from llmppl.masks import TokenIndex
 
 CASES = [
     ("Lily saw", [" a big dog.", " a big cake.", " it."]),
     ("Tom went to the", [" park with Lily.", " park to play.", " store."]),
 ]
+Level = Literal["local", "masked", "plain"]
 
 
 class Choice(Model):
     """A text in the language of `index`, at one of three levels."""
 
-    def __init__(self, lm, prompt, index, level):
+    def __init__(self, lm: CachedTransformer, prompt: str, index: TokenIndex, level: Level) -> None:
         super().__init__()
         self.context, self.index, self.state, self.level = lm.context(prompt), index, index.start, level
 
-    def step(self):
+    def step(self) -> None:
         p, mask = self.transformer(self.context), self.index.mask(self.state)
         if self.level == "local":
             token = self.sample(p.masked(mask))
@@ -68,7 +73,8 @@ class Choice(Model):
             self.finish()
 
 
-METHODS = {                                             # heading: level, how it is run
+Run = Callable[[Choice, int, int], Particles[Choice]]   # of a model, with N and a seed
+METHODS: dict[str, tuple[Level, Run]] = {               # heading: level, how it is run
     "local": ("local", lambda model, N, seed: importance_sampling(model, N, seed=seed)),
     "masked": ("masked", lambda model, N, seed: importance_sampling(model, N, seed=seed)),
     "masked, steered": ("masked", lambda model, N, seed: smc_steer(model, N, 3, seed=seed)),
@@ -76,12 +82,13 @@ METHODS = {                                             # heading: level, how it
 }
 
 
-def probabilities(posterior, texts):
+def probabilities(posterior: Particles[Choice], texts: list[str]) -> Floats:
     """(number of texts,) posterior probabilities."""
-    return np.array([posterior.expect(lambda particle, text=text: particle.s == text) for text in texts])
+    found = posterior.by_text()
+    return np.array([found.get(text, 0.0) for text in texts])
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

@@ -58,7 +58,7 @@ class Story(Model):
         self.start = self.context = lm.context(prompt)
         self.left, self.wish, self.guide = num_tokens, wish, guide
 
-    def step(self):
+    def step(self) -> None:
         p = self.transformer(self.context)
         token = self.sample(p, proposal=p.masked(p.support.not_eos))
         self.s += token
@@ -79,7 +79,7 @@ class Planned(Model):
         self.start = self.context = lm.context(WALK)
         self.left, self.wish, self.guide = left, wish, guide
 
-    def step(self):
+    def step(self) -> None:
         if not self.s:
             self.write(1.0)
             if self.guide is not None:
@@ -104,7 +104,7 @@ class Constrained(ConstrainedText):
         super().__init__(lm, STORY, index, end="eos", max_tokens=num_tokens)
         self.guide = guide
 
-    def step(self):
+    def step(self) -> None:
         super().step()
         if self.guide is not None and not self.finished:
             self.twist(self.guide(self))
@@ -151,7 +151,7 @@ def tokens_run(lm, make, N, K, seed):
     return smc_steer(make(cold), N, K, seed=seed).stats.tokens
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

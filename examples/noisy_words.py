@@ -36,7 +36,8 @@ import argparse
 
 import numpy as np
 
-from llmppl import CachedTransformer, Model, product, smc_steer
+from llmppl import CachedTransformer, Model, Vocabulary, product, smc_steer
+from llmppl.distributions import Floats
 from llmppl.lm import TokenDistribution
 
 PROMPT = "Once upon a time, there was a little girl."
@@ -50,7 +51,7 @@ KEYS = ["qwertyuiop", "asdfghjkl", "zxcvbnm"]           # each row half a key to
 RIGHT, BESIDE, OTHER = 0.9, 0.08, 0.02
 
 
-def channel():
+def channel() -> Floats:
     """(128, 128) log P(typed | meant), characters by their ASCII codes."""
     places = {key: (2 * x + y, 2 * y) for y, row in enumerate(KEYS) for x, key in enumerate(row)}
     probs = np.eye(128)
@@ -65,7 +66,7 @@ def channel():
         return np.log(probs)
 
 
-def explained(vocab, typed):
+def explained(vocab: Vocabulary, typed: str) -> Floats:
     """(n, V) log-probability that a token, meant at a place, comes out as what was typed there; -inf past the end."""
     log_p, n = channel(), len(typed)
     lengths = np.array([len(token) if token.isascii() else 0 for token in vocab.tokens])
@@ -86,12 +87,12 @@ def explained(vocab, typed):
 class Meant(Model):
     """The text that was meant, of the length of the one that was typed."""
 
-    def __init__(self, lm, prompt, typed):
+    def __init__(self, lm: CachedTransformer, prompt: str, typed: str) -> None:
         super().__init__()
         self.context = lm.context(prompt)
         self.channel = tuple(TokenDistribution(lm.vocab, log_probs) for log_probs in explained(lm.vocab, typed))
 
-    def step(self):
+    def step(self) -> None:
         dist, letters = self.transformer(self.context), self.channel[len(self.s)]
         token = self.sample(dist, proposal=product(dist, letters))
         self.score(letters.log_weights()[token])
@@ -101,7 +102,7 @@ class Meant(Model):
             self.finish()
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
@@ -115,12 +116,9 @@ def main():
     print(f"After {args.prompt!r}")
     for text in [args.typed] if args.typed else typed:
         posterior = smc_steer(Meant(lm, args.prompt, text), N, K, seed=args.seed)
-        meant = {}                                      # two spellings of a text in tokens are one text
-        for particle, weight in zip(posterior, posterior.weights, strict=True):
-            meant[particle.s] = meant.get(particle.s, 0.0) + weight
         print(f"\n  typed {text.strip()}\n  log Z-hat {posterior.log_ml:.1f}, ess {posterior.ess:.1f}")
-        for best in sorted(meant, key=meant.get, reverse=True)[:3]:
-            print(f"  {meant[best]:5.3f} {best.strip()}")
+        for meant, weight in [*posterior.by_text().items()][:3]:    # two spellings of a text in tokens are one text
+            print(f"  {weight:5.3f} {meant.strip()}")
 
 
 if __name__ == "__main__":

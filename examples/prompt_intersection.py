@@ -54,7 +54,7 @@ EXPANSIONS = ("distinct", "copies")                     # the default, and Algor
 K = 3
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")

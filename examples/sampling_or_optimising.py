@@ -43,10 +43,12 @@ of 18.4 tokens and -41.4); seven other seeds of steering had means of 15 to 22 t
 """
 
 import argparse
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from llmppl import CachedTransformer, Model, beam_search, importance_sampling, smc_steer
+from llmppl.distributions import Floats, Mask
 from llmppl.models.programs import short_words
 
 PROMPTS = ["Once upon a time, there was", "One day, the old king"]
@@ -54,16 +56,16 @@ NUM_SENTENCES, MAX_TOKENS = 2, 60
 
 
 class Sentences(Model):
-    """A prompt goes on to the end of its second sentence, and `mask(text so far)` allows each token."""
+    """A prompt goes on to the end of its second sentence, and `mask(prompt and text so far)` allows each token."""
 
-    def __init__(self, lm, prompt, mask, propose=True):
+    def __init__(self, lm: CachedTransformer, prompt: str, mask: Callable[[str], Mask], propose: bool) -> None:
         super().__init__()
-        self.context, self.mask, self.propose = lm.context(prompt), mask, propose
+        self.context, self.prompt, self.mask, self.propose = lm.context(prompt), prompt, mask, propose
         self.num_tokens = self.num_ends = 0
         self.log_prob = 0.0                             # of the text, under the language model alone
 
-    def step(self):
-        dist, mask = self.transformer(self.context), self.mask(self.s)
+    def step(self) -> None:
+        dist, mask = self.transformer(self.context), self.mask(self.prompt + self.s)
         token = self.sample(dist, proposal=dist.masked(mask) if self.propose else None)
         self.condition(mask[token])
         self.log_prob += dist.log_prob(token)
@@ -75,7 +77,7 @@ class Sentences(Model):
             self.finish()
 
 
-def show(name, texts, weights=None):
+def show(name: str, texts: Sequence[Sentences], weights: Floats | None = None) -> None:
     """A row: means over the texts, how many of them differ, and in how many ways they begin."""
     tokens, log_prob = np.average([(text.num_tokens, text.log_prob) for text in texts], axis=0, weights=weights)
     different = len({str(text) for text in texts})
@@ -83,7 +85,7 @@ def show(name, texts, weights=None):
     print(f"  {name:20}{tokens:6.1f}{log_prob:10.1f}{len(texts):7}{different:11}{beginnings:12}")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id or folder (default: the embedded model)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
@@ -95,13 +97,11 @@ def main():
     fits, go_on = short_words(lm.vocab, 5), lm.vocab.not_eos
     for prompt in prompts:
         print(f"\n{prompt} ...\n{'':22}tokens  log prob  texts  different  beginnings")
-        model, plain = (
-            Sentences(lm, prompt, lambda text, start=prompt: fits(start + text) & go_on, propose)
-            for propose in (True, False)
-        )
-        for N in widths:
-            beams = [beam.particle for beam in beam_search(model, N, K, max_steps=MAX_TOKENS)]
-            show(f"beam search, N={N}", beams)
+        model, plain = (Sentences(lm, prompt, lambda text: fits(text) & go_on, propose) for propose in (True, False))
+        N, beams = widths[-1], list[Sentences]()
+        for width in widths:
+            beams = [beam.particle for beam in beam_search(model, width, K, max_steps=MAX_TOKENS)]
+            show(f"beam search, N={width}", beams)
         show("  the best of them", beams[:1])
         posterior = smc_steer(model, N, K, seed=args.seed, max_steps=MAX_TOKENS)
         show(f"steering, N={N}", posterior, posterior.weights)

@@ -38,8 +38,11 @@ import argparse
 import re
 import sqlite3
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
-from llmppl import EOS, CachedTransformer, ConstrainedText, Model, Regex, importance_sampling, smc_steer
+from llmppl import EOS, CachedTransformer, ConstrainedText, Model, Particles, Regex, importance_sampling, smc_steer
+from llmppl.lm import Context
+from llmppl.masks import Index
 
 TABLES = {
     "people": ("name", "job", "city", "age", "salary"),
@@ -94,17 +97,18 @@ PATTERN = (
     rf"( WHERE {TEST}( AND {TEST})?)?( ORDER BY ({COLUMN})( DESC)? LIMIT 1)?"
 )
 MAX_TOKENS = 36
+Result = tuple[tuple[object, ...], ...]                 # of a query: its rows
 
 
 class Query(Model):
     """The query that the model answers with, given that it is of the grammar and runs; `local` masks alone."""
 
-    def __init__(self, context, index, runs, local):
+    def __init__(self, context: Context, index: Index, runs: Callable[[str], bool], local: bool) -> None:
         super().__init__()
         self.context, self.index, self.runs, self.local = context, index, runs, local
         self.state, self.left = index.start, MAX_TOKENS
 
-    def step(self):
+    def step(self) -> None:
         p = self.transformer(self.context)
         allowed = p.masked(self.index.mask_within(self.state, self.left))       # leaves time to end
         if self.local:
@@ -121,7 +125,7 @@ class Query(Model):
         self.s += token
 
 
-def database():
+def database() -> sqlite3.Connection:
     """The tables, in memory."""
     base = sqlite3.connect(":memory:")
     for table, columns in TABLES.items():
@@ -133,7 +137,7 @@ def database():
     return base
 
 
-def result(base, query):
+def result(base: sqlite3.Connection, query: str) -> Result | None:
     """What a query returns, as sorted rows; None if it does not run, or finds nothing."""
     try:
         rows = base.execute(query).fetchmany(100)
@@ -142,7 +146,7 @@ def result(base, query):
     return tuple(sorted(rows, key=repr)) if rows and rows != [(None,)] else None
 
 
-def question(text):
+def question(text: str) -> list[dict[str, str]]:
     """The conversation that asks for a query."""
     schema = "\n".join(f"{table}({', '.join(columns)})" for table, columns in TABLES.items())
     asks = [f"Write SQL for these tables:\n{schema}\n\n{SHOTS[0][0]}", *(shot[0] for shot in SHOTS[1:]), text]
@@ -152,9 +156,10 @@ def question(text):
     return messages
 
 
-def most_weight(base, particles):
+def most_weight(base: sqlite3.Connection, particles: Particles[Model]) -> tuple[Result | None, float, str | None]:
     """(result, its share of the weight, a query that has it), of the result of most weight; None counts for none."""
-    weights, queries = defaultdict(float), {}
+    weights: dict[Result | None, float] = defaultdict(float)
+    queries: dict[Result | None, str] = {}
     for particle, weight in zip(particles, particles.weights, strict=True):
         found = result(base, str(particle.s))
         weights[found] += weight
@@ -164,7 +169,7 @@ def most_weight(base, particles):
     return found, share, queries.get(found)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lm", help="hub id, folder or file with a chat template (SmolLM2)", default="smollm2")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
@@ -175,10 +180,10 @@ def main():
     lm, base = CachedTransformer.from_pretrained(args.lm), database()
     index = Regex(PATTERN).index(lm.vocab)
 
-    def runs(query):
+    def runs(query: str) -> bool:
         return result(base, query) is not None
 
-    methods = {
+    methods: dict[str, Callable[[Context], Particles[Model]]] = {
         f"plain sampling, vote of {N}": lambda context: importance_sampling(
             ConstrainedText(lm, context, max_tokens=MAX_TOKENS), N, seed=args.seed
         ),
@@ -189,7 +194,7 @@ def main():
             Query(context, index, runs, local=False), N, K, seed=args.seed
         ),
     }
-    right = Counter()
+    right = Counter[str]()
     for i, line in enumerate(QUESTIONS.strip().splitlines()[:num]):
         asked, query = line.split(" | ")
         if i < 4:

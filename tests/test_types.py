@@ -97,8 +97,9 @@ assert_type(PromptIntersection(lm, ["a", "b"], proposal="first", max_tokens=3).s
 search(lm, "a", end="boundary", results="tokens", tokenization="canonical")
 '''
 TYPED = [                                               # examples that say the types of everything
-    "combined", "conformity", "critic", "guided", "infilling", "json_records", "keywords", "length_bias",
-    "prompted_proposal", "python_code", "sentiment", "sql", "which_question",
+    "chain_of_thought", "classifier", "combined", "conformity", "critic", "extraction_records", "guided",
+    "hard_constraints", "infilling", "json_records", "keywords", "length_bias", "local_versus_global", "noisy_words",
+    "prompted_proposal", "python_code", "sampling_or_optimising", "sentiment", "sql", "text_to_sql", "which_question",
 ]  # fmt: skip
 EXAMPLES = [ROOT / "examples" / f"{name}.py" for name in TYPED]
 FOREIGN = {                                             # what is of numpy, torch and lark, and __doc__.split
