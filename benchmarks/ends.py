@@ -83,7 +83,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     print(machine("llmppl", "torch", "transformers", "numpy"), flush=True)
     patterns = [(prompt, Regex(pattern)) for prompt, pattern in PATTERNS]
     records = [(prompt, RECORD) for prompt in RECORDS]

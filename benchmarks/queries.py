@@ -473,7 +473,6 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     print(machine("torch", "transformers", "numpy", note=f"{torch.get_num_threads()} thread"))
     for name in options.only:
         started = time.perf_counter()

@@ -226,7 +226,6 @@ def main() -> None:
         options.results.parent.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(1)
         transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
         note = f"{options.dtype}, CPU time, one thread"
         print(machine("llmppl", "torch", "transformers", "numpy", note=note), flush=True)
         lm = CachedTransformer.from_pretrained(options.lm, dtype=options.dtype)

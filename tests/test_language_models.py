@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import torch
 from families import TRIE, VOCAB, build, error_of, family_lm, model_of, together, truth
 from huggingface_hub import close_session
+from huggingface_hub import utils as hub
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import repetitions
@@ -52,15 +54,45 @@ def test_the_embedded_model_loads_without_a_network_and_without_a_word():
     assert (out.stdout, out.stderr) == ("True torch.float32 True\n", "")
 
 
-@pytest.mark.parametrize("shown", [True, False])
-def test_progress_bars_of_transformers_are_as_before_after_loading(shown, capfd):
-    (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
-    try:
-        loading.load(None, dtype=None, device=None, device_map=None)
-        assert logging.is_progress_bar_enabled() == shown
-    finally:
-        logging.enable_progress_bar()
+@pytest.fixture
+def bars():
+    """(of transformers, of the hub): whether progress bars are shown; and what shows them, which they do afterwards."""
+    yield lambda: (logging.is_progress_bar_enabled(), not hub.are_progress_bars_disabled())
+    logging.enable_progress_bar()
+    logging.set_verbosity_warning()
+
+
+@pytest.mark.parametrize("of_transformers", [True, False])
+@pytest.mark.parametrize("of_hub", [True, False])
+@pytest.mark.parametrize("name", [None, EMBEDDED], ids=["embedded", "folder"])
+def test_a_model_that_is_here_loads_without_a_progress_bar_and_they_are_as_before(
+    name, of_transformers, of_hub, bars, capfd
+):
+    (logging.enable_progress_bar if of_transformers else logging.disable_progress_bar)()
+    (hub.enable_progress_bars if of_hub else hub.disable_progress_bars)()
+    CachedTransformer.from_pretrained(name)
+    assert bars() == (of_transformers, of_hub)
     assert capfd.readouterr().err == ""
+
+
+def test_models_that_threads_load_at_once_are_those_that_one_thread_loads(bars, capfd):
+    truth = CachedTransformer.from_pretrained().context("Once").log_probs()
+    with ThreadPoolExecutor(4) as threads:
+        for lm in threads.map(CachedTransformer.from_pretrained, [EMBEDDED] * 12):
+            np.testing.assert_array_equal(lm.context("Once").log_probs(), truth)
+    assert bars() == (True, True) and capfd.readouterr().err == ""
+
+
+def test_a_failed_load_leaves_progress_bars_as_before(bars, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        CachedTransformer.from_pretrained(tmp_path)
+    assert bars() == (True, True)
+
+
+def test_progress_bars_are_shown_to_who_asks_transformers_for_more(bars, capfd):
+    logging.set_verbosity_info()
+    CachedTransformer.from_pretrained(EMBEDDED)
+    assert "Loading weights" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("offline", [True, False])

@@ -8,11 +8,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import constants, get_session
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -32,6 +34,8 @@ OPTIONS = (                                             # of ours, and the commo
 )  # fmt: skip
 TIED = "parts that share weights, as embedding and head often do, have to be in the same place"
 
+_ONE_AT_A_TIME = threading.RLock()      # transformers loads under settings of the process, such as how tensors are made
+
 
 def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, **options: Any) -> tuple[Any, Any]:
     """(model, tokenizer) of a hub id, folder or GGUF file, or FileNotFoundError; None is our own model, verified.
@@ -46,21 +50,21 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
     place = device if device_map is None else device_map
     on_cpu = getattr(place, "type", place) in (None, "cpu", {"": "cpu"})
     dtype = _dtype(dtype, on_cpu or not torch.accelerator.is_available())
-    embedded = name is None
-    if embedded:
+    if name is None:
         verify()
         name = EMBEDDED
     source = str(name)
     packed = gguf.find(source)
     if packed is not None:
-        source = str(gguf.converted(packed.file))
+        with _ONE_AT_A_TIME:
+            source = str(gguf.converted(packed.file))
     folder = os.path.isdir(source)
     local_only = options.pop("local_files_only", False) or folder
     shared = {key: options[key] for key in ("revision", "token", "trust_remote_code", "cache_dir") if key in options}
 
     def attempt(local: bool) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, **shared)
-        with _progress_bars(shown=not embedded):
+        with _ONE_AT_A_TIME, _progress_bars(shown=not local):
             model = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, device_map=device_map, local_files_only=local, **options
             )
@@ -138,15 +142,21 @@ def _hub_answers(seconds: float = 5.0) -> bool:
 
 @contextmanager
 def _progress_bars(shown: bool) -> Iterator[None]:
-    """Leave transformers' progress bars as they are, or hide them for a while."""
-    if shown or not logging.is_progress_bar_enabled():
+    """Leave the progress bars of transformers and the hub as they are, or hide them for a while.
+
+    They are not hidden from who has asked transformers to say more (`logging.set_verbosity_info()`).
+    """
+    if shown or logging.get_verbosity() <= INFO:
         yield
         return
+    of_hub, of_transformers = not are_progress_bars_disabled(), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()                      # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        logging.enable_progress_bar()                   # type: ignore[no-untyped-call]
+        if of_transformers:
+            logging.enable_progress_bar()               # type: ignore[no-untyped-call]
+        (enable_progress_bars if of_hub else disable_progress_bars)()
 
 
 def first_line(error: BaseException) -> str:
