@@ -40,6 +40,10 @@ def program(**options):
     return ConstrainedText(LM, "a", Regex("a*b"), **options)
 
 
+def load(**options):
+    return CachedTransformer.from_pretrained(**options)
+
+
 def letters(text: str) -> CachedTransformer:
     """A model of the letters, the blank and EOS, all equally likely."""
     tokens = [*(bytes([each]) for each in text.encode()), b""]
@@ -61,6 +65,12 @@ MISTAKES = [
     (lambda: CachedTransformer(tiny_model(V), tiny_model(V)), TypeError, r"tokenizer must be .*, not a Llama\w+$"),
     (lambda: CachedTransformer.from_pretrained(tiny_model(V)), TypeError, r"not a Llama\w+: CachedTransformer\(mod"),
     (lambda: CachedTransformer.from_pretrained(cache_bytes="2GB"), TypeError, "cache_bytes must be an integer, not"),
+    (lambda: load(eos_token_id=5), TypeError, r"from_pretrained takes no eos_token_id: did you mean eos_ids\?"),
+    (lambda: load(torch_dtype="float16"), TypeError, r"takes no torch_dtype: did you mean dtype\?"),
+    (lambda: load(backend="hf"), TypeError, r"takes no backend: did you mean engine\?"),
+    (lambda: load(top_k=5), TypeError, r"takes no top_k: it is the program's, Constrained.* rule=Rule\(top_k=5\)\)"),
+    (lambda: load(max_new_tokens=5), TypeError, r"it is the program's, ConstrainedText\(lm, prompt, max_tokens=5\)"),
+    (lambda: load(n_ctx=512), TypeError, "engine='transformers' takes no n_ctx: it is of engine='llama.cpp'"),
     # ---- options
     (lambda: program(max_new_tokens=5), TypeError, r"takes no max_new_tokens: did you mean max_tokens\?"),
     (lambda: program(min_token=5), TypeError, r"takes no min_token: did you mean min_tokens\?"),

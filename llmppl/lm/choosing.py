@@ -12,6 +12,16 @@ from llmppl.lm import gguf
 EngineName = Literal["transformers", "numpy", "llama.cpp", "vllm"]
 
 _PACKAGES = {"llama.cpp": "xllamacpp", "vllm": "vllm"}
+_CALLED = {                                             # what others call an option
+    "eos_token_id": "eos_ids", "eos_token_ids": "eos_ids", "stop_token_ids": "eos_ids", "torch_dtype": "dtype",
+    "backend": "engine", "auth_token": "token", "use_auth_token": "token",
+}  # fmt: skip
+_OF_PROGRAMS = {"max_tokens": "max_tokens", "max_new_tokens": "max_tokens", "min_tokens": "min_tokens", "stop": "stop"}
+_OF_RULES = "temperature", "top_k", "top_p", "min_p"
+_OF_ENGINES = {
+    "n_ctx": "llama.cpp", "threads": "llama.cpp", "batch_size": "llama.cpp", "cache_type": "llama.cpp",
+    "max_model_len": "vllm", "tensor_parallel_size": "vllm", "gpu_memory_utilization": "vllm",
+}  # fmt: skip
 _INSTALL = {"llama.cpp": "pip install 'llmppl[llama-cpp]'", "vllm": "pip install 'llmppl[vllm]'"}
 
 
@@ -22,6 +32,8 @@ def load(
 
     `cache_bytes` is what keys and values may take where that is the engine's business.
     """
+    for option, value in options.items():
+        _check_option(option, value)
     if engine is not None and engine not in get_args(EngineName):
         raise ValueError(f"engine must be one of {', '.join(map(repr, get_args(EngineName)))}, not {engine!r}")
     given = {key: options[key] for key in ("dtype", "device", "device_map") if options.get(key) is not None}
@@ -31,6 +43,8 @@ def load(
         file = packed is not None and str(name) not in gguf.PACKAGES
         engine = "llama.cpp" if file and find_spec("xllamacpp") is not None and not given else "transformers"
     if engine == "transformers":
+        for option in options.keys() & _OF_ENGINES:
+            raise TypeError(f"engine='transformers' takes no {option}: it is of engine={_OF_ENGINES[option]!r}")
         with warnings.catch_warnings():                 # of tqdm, in a notebook without widgets, which nobody needs
             warnings.filterwarnings("ignore", "IProgress not found")
             from llmppl.lm import loading
@@ -74,3 +88,16 @@ def load(
             stacklevel=3,
         )
     return found
+
+
+def _check_option(name: str, value: Any) -> None:
+    """A TypeError for an option that has another name here, or another place: transformers takes some in silence."""
+    if name in _CALLED:
+        raise TypeError(f"from_pretrained takes no {name}: did you mean {_CALLED[name]}?")
+    if name in _OF_PROGRAMS:
+        given = f"{_OF_PROGRAMS[name]}={value!r}"
+    elif name in _OF_RULES:
+        given = f"rule=Rule({name}={value!r})"
+    else:
+        return
+    raise TypeError(f"from_pretrained takes no {name}: it is the program's, ConstrainedText(lm, prompt, {given})")
