@@ -41,12 +41,12 @@ def _in_range(name: str, value: Any, holds: bool, what: str) -> None:
         raise ValueError(f"{name} must be {what}, not {shown(value)}")
 
 
-def integer(name: str, value: int) -> int:
+def integer(name: str, value: float) -> int:
     """`value`, an integer of any size and sign."""
     return int(_of_type(name, value, (int, np.integer), "an integer"))
 
 
-def count(name: str, value: int, least: int = 1) -> int:
+def count(name: str, value: float, least: int = 1) -> int:
     """`value`, an integer of at least `least` and at most sys.maxsize, the length of the longest list."""
     value = integer(name, value)
     if not least <= value <= sys.maxsize:
@@ -182,7 +182,7 @@ def function(name: str, value: Callable[..., Any], example: str, *, takes: int |
     return value
 
 
-def truth(name: str, asked: Callable[[Any], bool], of: object) -> bool:
+def truth(name: str, asked: Callable[[Any], bool | np.bool_], of: object) -> bool:
     """What the function `asked` says of `of`, True or False."""
     answer = asked(of)
     if not isinstance(answer, (bool, np.bool_)):

@@ -191,7 +191,7 @@ class Finite(Distribution[T_co]):
         self._masked[id(allowed)] = dist
         return dist
 
-    def where(self, predicate: Callable[[T_co], bool]) -> RejectionProposal[T_co]:
+    def where(self, predicate: Callable[[T_co], bool | np.bool_]) -> RejectionProposal[T_co]:
         """Values for which `predicate` is True, drawn by adaptive weighted rejection sampling."""
         return RejectionProposal(self, predicate)
 
@@ -269,7 +269,7 @@ class RejectionProposal(Proposal[T_co]):
 
     support: Sequence[T_co]
 
-    def __init__(self, dist: Finite[T_co], predicate: Callable[[T_co], bool]) -> None:
+    def __init__(self, dist: Finite[T_co], predicate: Callable[[T_co], bool | np.bool_]) -> None:
         if not callable(predicate):
             raise TypeError(
                 f"where() wants a predicate, a function from a value to True or False, not {predicate!r}; "

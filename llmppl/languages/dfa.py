@@ -222,7 +222,7 @@ class DFA(Machine):
         """From `least` to `most` texts one after the other; exactly `least` without `most`, no bound if it is inf."""
         least = arguments.count("least", least, least=0)
         unbounded = most == math.inf
-        last = least if most is None or unbounded else arguments.count("most", most, least=least)   # type: ignore[arg-type]
+        last = least if most is None or unbounded else arguments.count("most", most, least=least)
         nfa = NFA(Budget(f"{arguments.shown(self)}.times({least}, {most})"))
         state = nfa.star(lambda again: nfa.include(self, again), ACCEPT) if unbounded else ACCEPT
         for i in range(last):

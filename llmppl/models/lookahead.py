@@ -14,7 +14,6 @@ Whiteley & Lee (2014), "Twisted particle filters", for the best twist.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from llmppl.arguments import count, generator, one_of
 from llmppl.distributions import Floats
 from llmppl.lm import ENDS, Context, End, TokenDistribution
 from llmppl.masks import END, Index, WholeIndex
+from llmppl.masks.constraint import State
 from llmppl.shared import Shared
 from llmppl.tokens import EOS
 
@@ -79,7 +79,7 @@ class Lookahead(Shared):
                 "its end; use larger max_tokens, or a distribution that gives every token some probability"
             )
 
-    def log_mass(self, state: Any, left: int) -> float:
+    def log_mass(self, state: State, left: float) -> float:
         """log V_left(state): of ending within `left` more tokens, EOS not counted; 0.0 where EOS has been read.
 
         It is -inf where that is impossible, which no twist may be: there, `condition(False)`.
@@ -89,14 +89,15 @@ class Lookahead(Shared):
         ValueError
             If no tokens lead from the start to `state`, or `left` is not in 0 .. max_tokens.
         """
-        if count("left", left, least=0) > self.max_tokens:
+        num_left = count("left", left, least=0)
+        if num_left > self.max_tokens:
             raise ValueError(f"left={left}: the table is for 0 to {self.max_tokens} tokens, its max_tokens")
         if state is END:
             return 0.0
         row = self._row.get(state)
         if row is None:
             raise ValueError(f"no tokens lead from the start of {self.index!r} to the state {state!r}")
-        return float(self._table[left, row])
+        return float(self._table[num_left, row])
 
     def __repr__(self) -> str:
         return f"Lookahead({self.index!r}, max_tokens={self.max_tokens})"

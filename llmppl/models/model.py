@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, SupportsFloat, TypeVar
 
 import numpy as np
 
@@ -198,7 +198,7 @@ class Model:
         else:
             self._weigh("observe", log_p)
 
-    def condition(self, holds: bool) -> None:
+    def condition(self, holds: bool | np.bool_) -> None:
         """Demand that `holds`; where it does not, the particle ends here with weight zero.
 
         It is True or False, or one bool of numpy, or 0 or 1; anything else is a TypeError.
@@ -206,7 +206,7 @@ class Model:
         if not truth(holds):
             self._die("condition", "condition is false")
 
-    def score(self, log_w: float) -> None:
+    def score(self, log_w: SupportsFloat) -> None:
         """Multiply the weight by exp(`log_w`); -inf ends the particle, NaN and +inf are a ValueError."""
         log_w = log_of("score", log_w)
         if log_w == -math.inf:
@@ -214,7 +214,7 @@ class Model:
         else:
             self._weigh("score", log_w)
 
-    def twist(self, log_w: float) -> None:
+    def twist(self, log_w: SupportsFloat) -> None:
         """Guide which particles survive this step by exp(`log_w`), without changing the target.
 
         It is added when the step ends and taken back before the next one begins, when the particle finishes and when

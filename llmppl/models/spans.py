@@ -27,7 +27,7 @@ from llmppl.runtime import mask_timer
 from llmppl.shared import Shared
 from llmppl.tokens import EOS, Text, Token, Vocabulary
 
-Until = Callable[[str], bool]
+Until = Callable[[str], bool | np.bool_]
 
 
 class Span(NamedTuple):

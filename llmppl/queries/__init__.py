@@ -31,5 +31,6 @@ from llmppl.queries.matches import Match as Match
 from llmppl.queries.matches import Matches as Matches
 from llmppl.queries.matches import MatchList as MatchList
 from llmppl.queries.query import Query as Query
+from llmppl.queries.query import QueryOptions as QueryOptions
 from llmppl.queries.query import probability as probability
 from llmppl.queries.query import search as search

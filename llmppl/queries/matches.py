@@ -17,7 +17,7 @@ from llmppl.display import notebook
 from llmppl.display.tables import frame, html_table, one_line, text_table
 from llmppl.languages import Edit
 from llmppl.lm import CachedTransformer
-from llmppl.runtime import running
+from llmppl.runtime import Stats, running
 from llmppl.tokens import Text, Token
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Matches(Iterator[Match]):
         return MatchList(itertools.islice(self, count("n", n, least=0)))
 
     @property
-    def stats(self) -> Any:
+    def stats(self) -> Stats:
         return self._lm.stats - self._before
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, Unpack
 
 from llmppl import arguments
@@ -12,6 +12,7 @@ from llmppl.distributions import Finite, product
 from llmppl.lm import CachedTransformer, Context
 from llmppl.models.causes import under
 from llmppl.models.programs.program import Options, Program, begin
+from llmppl.models.spans import Until
 
 
 class PromptIntersection(Program):
@@ -37,7 +38,7 @@ class PromptIntersection(Program):
         prompts: Sequence[str | Context],
         *,
         proposal: Literal["product", "first"] = "product",
-        until: str | Callable[[str], bool] | None = None,
+        until: str | Until | None = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
