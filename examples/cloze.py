@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from llmppl import CachedTransformer
+from llmppl.lm import End
 from llmppl.queries import Rule, search
 
 PASSAGES = [
@@ -53,15 +54,15 @@ STOP_WORDS = (
 LETTERS, ENDING = "[a-zA-Z]+", r'(\.|!|\?)?(")?'
 
 
-def settings(words):
-    """The pattern behind the passage, and how it ends."""
+def settings(words: list[str]) -> dict[str, tuple[str, End, str | None]]:
+    """The pattern behind the passage, how it ends, and what is ignored."""
     stop = "|".join(STOP_WORDS)
     return {
-        "baseline": (f" {LETTERS}{ENDING}", {"end": "prefix"}),
-        "words": (f" ({'|'.join(words)}){ENDING}", {"end": "prefix"}),
-        "terminated": (f" {LETTERS}{ENDING}", {"end": "eos"}),
-        "no_stop": (f" {LETTERS}{ENDING}", {"end": "eos", "ignore": f" (?i:{stop}){ENDING}"}),
-        "boundary": (f" {LETTERS}{ENDING}", {"end": "boundary"}),
+        "baseline": (f" {LETTERS}{ENDING}", "prefix", None),
+        "words": (f" ({'|'.join(words)}){ENDING}", "prefix", None),
+        "terminated": (f" {LETTERS}{ENDING}", "eos", None),
+        "no_stop": (f" {LETTERS}{ENDING}", "eos", f" (?i:{stop}){ENDING}"),
+        "boundary": (f" {LETTERS}{ENDING}", "boundary", None),
     }
 
 
@@ -76,20 +77,22 @@ def main() -> None:
         passages = passages[:3]
 
     lm = CachedTransformer.from_pretrained(args.lm)
-    answers = {}
+    answers: dict[str, list[tuple[str, bool, int]]] = {}
     for passage in passages:
         before, last = passage.rstrip('.!?" ').rsplit(" ", 1)
         given = re.escape(before)
         words = list(dict.fromkeys(re.findall(LETTERS, before)))
-        for name, (pattern, options) in settings(words).items():
-            options |= {"rule": Rule(top_k=1000), "results": "tokens", "max_expansions": 20_000}
-            matches = search(lm, given + pattern, prefix=given, **options)
+        for name, (pattern, end, ignore) in settings(words).items():
+            matches = search(
+                lm, given + pattern, prefix=given, end=end, ignore=ignore, rule=Rule(top_k=1000), results="tokens",
+                max_expansions=20_000,
+            )  # fmt: skip
             match = next(matches, None)
             found = "" if match is None else re.findall(LETTERS, str(match))[-1]
             answers.setdefault(name, []).append((found, found == last, matches.expansions))
     print(f"the last word of {len(passages)} passages\n")
-    for name, given in answers.items():
-        found, right, expansions = zip(*given, strict=True)
+    for name, told in answers.items():
+        found, right, expansions = zip(*told, strict=True)
         common = ", ".join(f"{word} {n}" for word, n in Counter(found).most_common(5))
         print(f"  {name:12} {np.mean(right):4.0%} right, {np.mean(expansions):5.0f} expansions each: {common}, ...")
 

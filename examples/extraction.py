@@ -46,7 +46,7 @@ from itertools import islice
 from pathlib import Path
 
 from llmppl import CachedTransformer
-from llmppl.queries import Edits, Rule, can_generate, explain, search
+from llmppl.queries import Edits, Match, QueryOptions, Rule, can_generate, explain, search
 
 TEXT = """
 The little boy was silly. The old woman called the cat a greedy thing. "You are very naughty," said his mom. Tom's
@@ -57,7 +57,7 @@ nasty to the cat. "Do not be grumpy," said the bird.
 REGEX = "silly|naughty|grumpy|lazy|greedy|nasty"
 RULE = Rule(top_k=40)
 EDIT = Edits(1, alphabet="[a-z]")
-SETTINGS = {
+SETTINGS: dict[str, QueryOptions] = {
     "canonical": {"tokenization": "canonical"},
     "all tokens": {},
     "canonical, 1 edit": {"tokenization": "canonical", "edits": EDIT},
@@ -68,7 +68,7 @@ SETTINGS = {
 LONGEST = 200                                           # characters before a match; longer ones are left out
 
 
-def found_in(text, regex, most):
+def found_in(text: str, regex: str, most: int) -> list[tuple[str, str]]:
     """(what stands before it in its sentence, the match), of matches not at the beginning; `most` of all, evenly."""
     found = []
     for sentence in re.split(r"(?<=[.!?])\W+", " ".join(text.split())):
@@ -78,15 +78,15 @@ def found_in(text, regex, most):
     return [found[i * len(found) // most] for i in range(most)] if len(found) > most else found
 
 
-def show_ways(lm, found):
+def show_ways(lm: CachedTransformer, found: list[Match]) -> None:
     """Whose tokens and spelling the ways are, and the characters that edits put in and leave out."""
-    split, edits = Counter(), Counter()
+    split, edits = Counter[tuple[bool, bool]](), Counter[tuple[str, str]]()
     for match in found:
         own = [int(token) for token in lm.context(str(match)).tokens][-len(match.tokens) :]
         split[own == [int(token) for token in match.tokens], bool(match.edits)] += 1
         edits.update((edit.kind, edit.found or edit.wanted) for edit in match.edits)
-    for own, name in ((True, "canonical"), (False, "other tokens")):
-        print(f"  {name:14}" + "".join(f"{split[own, edited] / split.total():7.1%}" for edited in (False, True)))
+    for is_own, name in ((True, "canonical"), (False, "other tokens")):
+        print(f"  {name:14}" + "".join(f"{split[is_own, edited] / split.total():7.1%}" for edited in (False, True)))
     for kind in ("insert", "delete"):
         common = [(char, n) for (each, char), n in edits.most_common() if each == kind][:8]
         print(f"  {kind:14}{', '.join(f'{char!r} {n}' for char, n in common)}")
@@ -109,7 +109,7 @@ def main() -> None:
     lm = CachedTransformer.from_pretrained(args.lm)
     print(f"{len(cases)} sentences, top-k of {RULE.top_k}; share that can be generated, ways for each\n")
     print(f"  {'':20}  prompted        unprompted")
-    last = {}                                           # what the setting that holds all others finds
+    last: dict[bool, list[Match]] = {}                  # what the setting that holds all others finds
     for name, options in SETTINGS.items():
         cells = []
         for prompted in (True, False):

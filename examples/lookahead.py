@@ -37,10 +37,12 @@ and did not where its guess is one of many continuations (full stop).
 
 import argparse
 import re
+from collections.abc import Callable
 
 import numpy as np
 
 from llmppl import CachedTransformer, ConstrainedText, Model, Regex, smc_steer
+from llmppl.masks import Index
 from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 STORY = "Once upon a time, there was a little girl named Lily. One day,"
@@ -48,12 +50,17 @@ WALK = f"{STORY} Lily and her mom went to the"
 FAMILY = re.compile(r" (mom|dad|brother|sister|friend)")
 WORDS = re.compile(r" (dog|ball)(?![a-z])")
 NATS = 4.0                                              # what a word that is still missing counts for the critic
+Wish = Callable[[str], float]
+Make = Callable[[CachedTransformer], Model]
 
 
 class Story(Model):
     """`num_tokens` tokens after the prompt; the text is worth exp(wish(text)). `guide(particle)` is the twist."""
 
-    def __init__(self, lm, prompt, num_tokens, wish, guide=None):
+    def __init__(
+        self, lm: CachedTransformer, prompt: str, num_tokens: int, wish: Wish,
+        guide: "Callable[[Story], float] | None" = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.start = self.context = lm.context(prompt)
         self.left, self.wish, self.guide = num_tokens, wish, guide
@@ -74,7 +81,9 @@ class Story(Model):
 class Planned(Model):
     """A place is drawn as the model likes; the rest, of `left` tokens, is written at temperature 0.1 in one step."""
 
-    def __init__(self, lm, left, wish, guide=None):
+    def __init__(
+        self, lm: CachedTransformer, left: int, wish: Wish, guide: "Callable[[Planned], float] | None" = None
+    ) -> None:
         super().__init__()
         self.start = self.context = lm.context(WALK)
         self.left, self.wish, self.guide = left, wish, guide
@@ -90,7 +99,7 @@ class Planned(Model):
         self.score(self.wish(self.s))
         self.finish()
 
-    def write(self, temperature):
+    def write(self, temperature: float) -> None:
         p = self.transformer(self.context)
         token = self.sample(p.masked(p.support.not_eos).tempered(temperature))
         self.s += token
@@ -100,7 +109,10 @@ class Planned(Model):
 class Constrained(ConstrainedText):
     """Text in the language of an automaton, at its end by EOS in time; `guide(particle)` is the twist."""
 
-    def __init__(self, lm, index, num_tokens, guide=None):
+    def __init__(
+        self, lm: CachedTransformer, index: Index, num_tokens: int,
+        guide: "Callable[[Constrained], float] | None" = None,
+    ) -> None:  # fmt: skip
         super().__init__(lm, STORY, index, end="eos", max_tokens=num_tokens)
         self.guide = guide
 
@@ -110,45 +122,46 @@ class Constrained(ConstrainedText):
             self.twist(self.guide(self))
 
 
-def critic(particle):
+def critic(particle: Story) -> float:
     """What the text is worth as it stands."""
     return particle.wish(particle.s)
 
 
-def pilot(particle):
+def pilot(particle: Story | Planned) -> float:
     """What it will be worth if the rest is what the model finds likeliest."""
     return particle.wish(rollout(particle.context, particle.left).text[len(particle.start.text) :])
 
 
-def missing(particle):
+def missing(particle: Constrained) -> float:
     """A critic of constrained text: what it still lacks counts against it."""
     return -NATS * (2 - len(set(WORDS.findall(particle.s))))
 
 
-def log_mass(ahead):
+def log_mass(ahead: Lookahead) -> Callable[[Constrained], float]:
     """The twist of a table: the log-probability that the text will be complete in time."""
     return lambda particle: ahead.log_mass(particle.state, particle.must_end_by - particle.num_tokens)
 
 
-def people(text):
+def people(text: str) -> float:
     """Each of the family and friends who is named is worth 3 nats."""
     return 3.0 * len(set(FAMILY.findall(text)))
 
 
-def pot(text):
+def pot(text: str) -> float:
     """A pot is worth 8 nats."""
     return 8.0 * bool(re.search(r" pot(?![a-z])", text))
 
 
-def full_stop(text):
+def full_stop(text: str) -> float:
     """A text that ends in a full stop is worth 12 nats."""
     return 12.0 * text.endswith(".")
 
 
-def tokens_run(lm, make, N, K, seed):
+def tokens_run(lm: CachedTransformer, make: Make, N: int, K: int, seed: int) -> int:
     """How many tokens a run takes with an empty cache."""
     cold = CachedTransformer(lm.model, lm.tokenizer)
-    return smc_steer(make(cold), N, K, seed=seed).stats.tokens
+    smc_steer(make(cold), N, K, seed=seed)
+    return cold.stats.tokens
 
 
 def main() -> None:
@@ -169,7 +182,7 @@ def main() -> None:
         )
     )
     both_ahead, short_ahead = (Lookahead(index, dist, num_tokens, end="eos") for index in (both, short))
-    tasks = {
+    tasks: dict[str, dict[str, Make]] = {
         f"a sentence with a dog and a ball, {num_tokens} tokens": {
             "no twist": lambda lm: Constrained(lm, both, num_tokens),
             "critic": lambda lm: Constrained(lm, both, num_tokens, missing),

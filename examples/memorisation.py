@@ -48,11 +48,12 @@ of that is in docs/papers.md.
 
 import argparse
 import re
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 from llmppl import CachedTransformer
-from llmppl.queries import Query, Rule, explain
+from llmppl.queries import Matches, Query, Rule, explain
 
 STORIES = [                                             # prefix, pattern of what follows
     ("Once upon a time, there was a little girl named", " [A-Z][a-z]+"),
@@ -82,20 +83,20 @@ KNOWN = [                                               # prefix, what follows w
     ("Four score and seven years ago our fathers brought forth", " on this continent", "( [a-z]+){3}"),
 ]  # fmt: skip
 TYPICAL = "example.com/", " 555 123 4567", " someone@example.com"     # one of each of the paper's, to explain by
-OPTIONS = {"rule": Rule(top_k=40), "end": "boundary", "max_tokens": 12}
-WAYS = {
+RULE = Rule(top_k=40)
+WAYS: dict[str, Callable[[Query, int], Matches]] = {
     "strings": lambda query, seed: query.best(),
     "token sequences": lambda query, seed: query.best(results="tokens"),
     "samples": lambda query, seed: query.samples(local=True, seed=seed),
 }
 
 
-def known(lm, most, seed):
+def known(lm: CachedTransformer, most: int, seed: int) -> None:
     """Of things that everybody knows: the place that search has for them, and their share of samples."""
     print(f"{'':34}log prob  place  expansions   of {most} samples")
     for prefix, truth, rest in KNOWN:
         given = re.escape(prefix)
-        query = Query(lm, given + rest, prefix=given, rule=OPTIONS["rule"], end="prefix", max_tokens=24)
+        query = Query(lm, given + rest, prefix=given, rule=RULE, end="prefix", max_tokens=24)
         matches = query.best(results="tokens", max_expansions=500)
         place = next((i for i, match in enumerate(islice(matches, most), 1) if str(match) == prefix + truth), None)
         drawn = sum(str(match) == prefix + truth for match in islice(query.samples(local=True, seed=seed), most))
@@ -120,15 +121,15 @@ def main() -> None:
     if args.known:
         return known(lm, most, args.seed)
     read = " ".join(" ".join(path.read_text(encoding="utf-8").split()) for path in args.corpus or [])
-    curves = {}
+    curves: dict[str, dict[str, list[int]]] = {}
     for prefix, rest in PAPER if args.paper else STORIES:
         print(f"\n{prefix}{rest}")
         pattern, given = re.escape(prefix) + rest, re.escape(prefix)
-        query = Query(lm, pattern, prefix=given, **OPTIONS)
+        query = Query(lm, pattern, prefix=given, rule=RULE, end="boundary", max_tokens=12)
         within = query.probability(max_expansions=500, tolerance=0.1, runs=0)
         if not within.lower:
             print(f"  nothing in {within.expansions} expansions; together at most {within.upper:.2g}, for")
-            print(explain(lm, TYPICAL[PAPER.index((prefix, rest))], OPTIONS["rule"], prefix=prefix))
+            print(explain(lm, TYPICAL[PAPER.index((prefix, rest))], RULE, prefix=prefix))
             continue
         counts = curves[f"{prefix}…"] = {}
         for name, way in WAYS.items():
@@ -145,7 +146,7 @@ def main() -> None:
         plot(curves, args.out)
 
 
-def plot(curves, path):
+def plot(curves: dict[str, dict[str, list[int]]], path: str) -> None:
     try:
         import matplotlib.pyplot as plt
     except ImportError:

@@ -23,6 +23,7 @@ from llmppl import *
 from llmppl.distributions import Distribution, Finite, Proposal
 from llmppl.lm import NextToken, TokenDistribution
 from llmppl.models import Batched
+from llmppl.queries import Match
 from llmppl.runtime import Stats
 from llmppl.tokens import Token
 
@@ -74,6 +75,10 @@ class Program(Model):
         self.s += token
         self.observe(p.string(), " dog")
         self.score(critic(self.s))
+        self.score(np.float32(0.5))
+        self.condition(np.all(np.zeros(2) == 0))
+        self.sample(p, proposal=p.where(lambda token: np.any(np.zeros(2) == token)))
+        self.extend(self.context, until=lambda text: np.any(np.zeros(2) == len(text)))
         assert_type(critic, Batched[str, float])
         assert_type(critic(self.s), float)
         self.finish()
@@ -93,13 +98,17 @@ assert_type(enumerate_exact(Program(lm)), Particles[Program])
 text = ConstrainedText(lm, "a", Regex("[ab]+"), end="prefix", max_tokens=3, stop="b", rule=Rule(top_k=3))
 assert_type(smc_steer(text, 5, expand="copies", seed=0), Particles[ConstrainedText])
 assert_type(Infilling(lm, "a[BLANK]b", min_tokens=1).s, str)
+for match in Query(lm, "a").best():
+    assert_type(match, Match)
+assert_type(Query(lm, "a").best().stats, Stats)
 assert_type(PromptIntersection(lm, ["a", "b"], proposal="first", max_tokens=3).s, str)
 search(lm, "a", end="boundary", results="tokens", tokenization="canonical")
 '''
 TYPED = [                                               # examples that say the types of everything
-    "chain_of_thought", "classifier", "combined", "conformity", "critic", "extraction_records", "guided",
-    "hard_constraints", "infilling", "json_records", "keywords", "length_bias", "local_versus_global", "noisy_words",
-    "prompted_proposal", "python_code", "sampling_or_optimising", "sentiment", "sql", "text_to_sql", "which_question",
+    "chain_of_thought", "classifier", "cloze", "combined", "conformity", "critic", "extraction", "extraction_records",
+    "guided", "hard_constraints", "infilling", "json_records", "keywords", "length_bias", "local_versus_global",
+    "lookahead", "memorisation", "noisy_words", "prompted_proposal", "python_code", "sampling_or_optimising",
+    "sentiment", "sql", "text_to_sql", "which_question",
 ]  # fmt: skip
 EXAMPLES = [ROOT / "examples" / f"{name}.py" for name in TYPED]
 FOREIGN = {                                             # what is of numpy, torch and lark, and __doc__.split
