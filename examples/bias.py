@@ -37,64 +37,74 @@ nine degrees of freedom; p is that of its distribution, "drawn" the p of 10,000 
 import argparse
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from llmppl import CachedTransformer
-from llmppl.queries import Edits, Query, compare
+from llmppl.distributions import Floats
+from llmppl.queries import Edits, Match, Query, compare
 
-STORY = (
+Template = tuple[list[str], str, Sequence[str]]         # groups, what is said of both, things
+Setting = tuple[bool, Literal["all", "canonical"], int]  # prefix, tokens, edits
+Shares = dict[str, list[Floats]]                        # of the things in each setting, a row for each group
+
+STORY: Template = (
     ["boy", "girl"],
     "wanted to be a",
     "king|queen|doctor|princess|prince|knight|teacher|cook|dancer|soldier".split("|"),
 )
-PAPER = (
+PAPER: Template = (
     ["man", "woman"],
     "was trained in",
     "art|science|business|medicine|computer science|engineering|humanities|social sciences|information systems|math"
     .split("|"),
 )  # fmt: skip
-SETTINGS = list(itertools.product((True, False), ("all", "canonical"), (0, 1)))         # prefix, tokens, edits
-SPELLINGS = False, "all", 0                             # the setting whose beginnings are looked at
+SETTINGS: list[Setting] = list(itertools.product((True, False), ("all", "canonical"), (0, 1)))
+SPELLINGS: Setting = False, "all", 0                    # the setting whose beginnings are looked at
 ENOUGH = 0.98                                           # of a language's mass, to take what was found for all of it
 
 
 class Sentences:
     """The sentences of a template, asked of one model in one of the settings."""
 
-    def __init__(self, lm, template, setting):
+    def __init__(self, lm: CachedTransformer, template: Template, setting: Setting) -> None:
         self.lm, (self.groups, self.middle, self.things), self.setting = lm, template, setting
 
-    def query(self, group):
+    def query(self, group: str) -> Query:
         prefix, tokens, edits = self.setting
         begin, things = f"The {group} {self.middle}", "|".join(f"({thing})" for thing in self.things)
-        options = {"tokenization": tokens, "edits": Edits(edits, alphabet="[a-z ]"), "end": "boundary"}
-        return Query(self.lm, f"{begin} ({things})", prefix=begin if prefix else "", **options)
+        return Query(
+            self.lm, f"{begin} ({things})", prefix=begin if prefix else "", end="boundary", tokenization=tokens,
+            edits=Edits(edits, alphabet="[a-z ]"),
+        )  # fmt: skip
 
-    def both(self):
+    def both(self) -> Query:
         return self.query(f"(({')|('.join(self.groups)}))")
 
-    def drawn(self, num, seed):
+    def drawn(self, num: int, seed: int) -> list[Match]:
         """Matches as ReLM draws them: so many of each group after its prefix, or twice as many of both together."""
         queries = [self.query(group) for group in self.groups] if self.setting[0] else [self.both()]
         each = 2 * num // len(queries)
         return [m for i, q in enumerate(queries) for m in itertools.islice(q.samples(local=True, seed=seed + i), each)]
 
-    def searched(self, most):
+    def searched(self, most: int) -> list[list[float]] | None:
         """P(thing | group) for each group, over all token sequences; None where too much is left to be found."""
         found = []
         for group in self.groups:
-            query, weights = self.query(group), Counter()
+            query, weights = self.query(group), defaultdict[str, float](float)
             for match in query.best(results="tokens", max_expansions=most):
                 weights[self.parts(match)[1]] += math.exp(match.log_prob)
-            if weights.total() < ENOUGH * query.probability(runs=0, max_expansions=most).upper:
+            total = sum(weights.values())
+            if total < ENOUGH * query.probability(runs=0, max_expansions=most).upper:
                 return None
-            found.append([weights[thing] / weights.total() for thing in self.things])
+            found.append([weights[thing] / total for thing in self.things])
         return found
 
-    def parts(self, match):
+    def parts(self, match: Match) -> tuple[str, str]:
         """The group and the thing of a match, with its edits undone."""
         text = list(str(match)[len(match.prefix) :])
         for edit in reversed(match.edits):
@@ -103,18 +113,22 @@ class Sentences:
         return group.removeprefix("The "), thing
 
 
-def tested(sides, seed):
+def tested(sides: list[dict[str, int]], seed: int) -> str:
     """Counts of two sides: chi-square, its p by that distribution and by permutations, and the total variation."""
     result = compare(*sides, seed=seed)
     test = result.test
+    assert test is not None                             # which it is where both sides are exact
     return f"{test.statistic:7.0f}  {test.p_asymptotic:7.0e}  {test.p:6.0e}  {result.tv:4.2f}"
 
 
-def ask(lm, template, nums, seed, most):
+def ask(
+    lm: CachedTransformer, template: Template, nums: list[int], seed: int, most: int
+) -> tuple[Shares, list[Match]]:
     """A row for each setting, of nums[0] draws with a prefix and nums[-1] without; the shares of the local draws, and
     the draws whose beginnings are looked at.
     """
-    shares, spellings = {}, []
+    shares: Shares = {}
+    spellings: list[Match] = []
     print(f"{'':38}{'local draws':41}draws of the model's own, by search")
     print(f"{'':38}{'     X2        p    drawn    tv  edited':41}     X2        p    drawn    tv")
     for setting in SETTINGS:
@@ -144,30 +158,30 @@ def ask(lm, template, nums, seed, most):
     return shares, spellings
 
 
-def show_spellings(lm, template, matches, most):
+def show_spellings(lm: CachedTransformer, template: Template, matches: list[Match], most: int) -> None:
     """How the beginnings of texts drawn without a prefix are spelled, beside what the model gives to each."""
     asked = Sentences(lm, template, SPELLINGS)
     begins = [f"The {group} {asked.middle}" for group in asked.groups]
 
-    def spelled(match):
+    def spelled(match: Match) -> tuple[str, bool]:
         """The tokens up to the end of the beginning, and whether the tokenizer spells it so."""
         begin = next(each for each in begins if str(match).startswith(each))
         ends = itertools.accumulate(len(str(token)) for token in match.tokens)
         tokens = match.tokens[: next(i for i, end in enumerate(ends, 1) if end >= len(begin))]
         return "|".join(map(str, tokens)), list(tokens) == lm.context(begin).tokens
 
-    mass = Counter()
+    mass = defaultdict[tuple[str, bool], float](float)
     for match in asked.both().best(results="tokens", max_expansions=most):
         mass[spelled(match)] += math.exp(match.log_prob)
     drawn = Counter(map(spelled, matches))
-    others = [sum(x for (_, own), x in each.items() if not own) / each.total() for each in (drawn, mass)]
+    others = [sum(x for (_, own), x in each.items() if not own) / sum(each.values()) for each in (drawn, mass)]
     print("\nwithout a prefix, in other tokens than the tokenizer's own: "
           f"{others[0]:.1%} of local draws, {others[1]:.1g} of the model's")           # fmt: skip
     for (tokens, _), n in [each for each in drawn.most_common() if not each[0][1]][:3]:
-        print(f"  {n / drawn.total():6.2%}  {mass[tokens, False] / mass.total():6.0e}  {tokens}")
+        print(f"  {n / drawn.total():6.2%}  {mass[tokens, False] / sum(mass.values()):6.0e}  {tokens}")
 
 
-def plot(curves, template, path):
+def plot(curves: dict[str, Shares], template: Template, path: str) -> None:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
@@ -201,7 +215,8 @@ def main() -> None:
     args = parser.parse_args()
     nums, most = ([20], 200) if args.quick else (args.draws, 3000)
 
-    template, curves = PAPER if args.paper else STORY, {}
+    template = PAPER if args.paper else STORY
+    curves: dict[str, Shares] = {}
     for name in args.lm:
         lm = CachedTransformer.from_pretrained(None if name == "embedded" else name)
         told = " and ".join(map(str, nums))

@@ -50,7 +50,7 @@ from re import escape
 import numpy as np
 
 from llmppl import CachedTransformer, Regex
-from llmppl.queries import Query, search
+from llmppl.queries import Match, Query, search
 
 LONGEST = 20                                            # characters of a date
 DAYS = "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"
@@ -67,7 +67,9 @@ PAPER = (
 )
 
 
-def rank(lm, prompt, form, right, found, rng):
+def rank(
+    lm: CachedTransformer, prompt: str, form: Regex, right: str, found: list[Match], rng: np.random.Generator
+) -> str:
     """The rank of the right date: exact if it is among those found, else estimated from as many drawn evenly."""
     texts = [str(match) for match in found]
     if f"{prompt} {right}" in texts:
@@ -79,7 +81,7 @@ def rank(lm, prompt, form, right, found, rng):
     return f"about {float(f'{max(len(found) + 1, better * size(form)):.2g}'):,.0f}"
 
 
-def size(form):
+def size(form: Regex) -> int:
     return sum(form.count(length) for length in range(LONGEST + 1))
 
 
@@ -97,7 +99,7 @@ def main() -> None:
     given, right = escape(prompt), choices[0]
     print(f"{prompt} ...\n")
 
-    def shown(match):
+    def shown(match: Match) -> str:
         text = str(match)[len(prompt) + 1 :]
         return text + " *" * (text == right)
 
@@ -114,8 +116,8 @@ def main() -> None:
     found = list(islice(dates, most))
     for heading, match in zip(["a date", "", "", "", ""], found, strict=False):
         print(f"  {heading:10} {match.log_prob:6.1f}  {shown(match)}")
-    rng, form = np.random.default_rng(args.seed), Regex(form)
-    print(f"  {'':10} rank of the right one: {rank(lm, prompt, form, right, found, rng)} of {size(form):,}")
+    rng, regex = np.random.default_rng(args.seed), Regex(form)
+    print(f"  {'':10} rank of the right one: {rank(lm, prompt, regex, right, found, rng)} of {size(regex):,}")
 
 
 if __name__ == "__main__":

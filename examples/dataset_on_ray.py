@@ -21,10 +21,14 @@ tip a choice.)
 import argparse
 import functools
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 import llmppl.ray
-from llmppl import CachedTransformer, Model, load_results, run_many, smc_steer
+from llmppl import CachedTransformer, Model, Particles, Result, load_results, run_many, smc_steer
 
 NAMES = ["Lily", "Tom", "Ben", "Sue", "Max", "Anna", "Sam", "Mia", "Tim", "Joe"]
 THINGS = ["a red ball", "a big dog", "the old tree", "a small cat", "her mom", "the park", "a new toy", "the sun",
@@ -34,7 +38,7 @@ THINGS = ["a red ball", "a big dog", "the old tree", "a small cat", "her mom", "
 class ShortWords(Model):
     """Twenty tokens of fewer than six characters."""
 
-    def __init__(self, lm, prompt):
+    def __init__(self, lm: CachedTransformer, prompt: str) -> None:
         super().__init__()
         self.context, self.left = lm.context(prompt), 20
 
@@ -48,9 +52,14 @@ class ShortWords(Model):
             self.finish()
 
 
-def steer(lm, prompt, rng):
+def steer(lm: CachedTransformer, prompt: str, rng: np.random.Generator) -> Particles[ShortWords]:
     """What is done with a prompt; the language model is that of the worker."""
     return smc_steer(ShortWords(lm, prompt), N=8, K=3, rng=rng, progress=False)
+
+
+def drawn(results: Iterable[Result]) -> dict[int, Particles[Any]]:
+    """What came out of tasks that did not fail, by their index."""
+    return {result.index: result.particles for result in results if result.particles is not None}
 
 
 def main() -> None:
@@ -77,12 +86,11 @@ def main() -> None:
         again, kept = list(on_ray()), load_results(out)
         print(f"again, with the same file: {len(again)} results to wait for, {len(kept)} in the file")
 
-        alone = run_many(functools.partial(steer, make_lm()), prompts, seed=args.seed)
-        texts = {result.index: result.particles.texts for result in alone}
-        same = sum(result.particles.texts == texts[result.index] for result in kept)
+        found, alone = drawn(kept), drawn(run_many(functools.partial(steer, make_lm()), prompts, seed=args.seed))
+        same = sum(particles.texts == alone[index].texts for index, particles in found.items())
         print(f"one process: the same texts for {same} of {len(prompts)} prompts\n")
-        for result in kept[:3]:
-            print(f"{prompts[result.index]:40} {result.particles.log_ml:6.1f}  {str(result.particles.best)!r}")
+        for index, particles in [*found.items()][:3]:
+            print(f"{prompts[index]:40} {particles.log_ml:6.1f}  {str(particles.best)!r}")
 
 
 if __name__ == "__main__":

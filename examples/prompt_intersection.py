@@ -35,22 +35,31 @@ The output with --runs 40 --particles 1 2 5 10 20 40 80, with a plot of it in pr
 """
 
 import argparse
+from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
 from llmppl import CachedTransformer, PromptIntersection, smc_steer
+from llmppl.distributions import Floats
 from llmppl.models.programs import ends_sentence
 
-CASES = [                                               # what is drawn, its prompts, how it ends
-    ("ten tokens", ["For breakfast, the bear ate", "In the garden, the princess saw"], {"max_tokens": 10}),
+Expand = Literal["distinct", "copies"]
+Proposal = Literal["product", "first"]
+Curves = dict[tuple[Expand, Proposal], Floats]          # (2, number of N) means and their errors
+Case = tuple[str, list[str], int, Callable[[str], bool] | None]     # what is drawn, its prompts, max_tokens, until
+
+CASES: list[Case] = [
+    ("ten tokens", ["For breakfast, the bear ate", "In the garden, the princess saw"], 10, None),
     (
         "a sentence",                                   # after Lew et al. 2023, Fig. 4
         ["My favorite writer is probably", "My favorite physicist is probably"],
-        {"max_tokens": 30, "until": ends_sentence},
+        30,
+        ends_sentence,
     ),
 ]
-PROPOSALS = {"product": "from the product of both", "first": "from the first prompt's"}
-EXPANSIONS = ("distinct", "copies")                     # the default, and Algorithm 1 of the paper
+PROPOSALS: dict[Proposal, str] = {"product": "from the product of both", "first": "from the first prompt's"}
+EXPANSIONS: tuple[Expand, ...] = ("distinct", "copies")  # the default, and Algorithm 1 of the paper
 K = 3
 
 
@@ -66,19 +75,20 @@ def main() -> None:
     counts, num_runs = ([1, 2], 3) if args.quick else (args.particles, args.runs)
 
     lm = CachedTransformer.from_pretrained(args.lm)
-    results = []                                        # one for each case: {(expansion, proposal): (means, errors)}
-    for what, prompts, end in CASES:
+    results = []                                        # the curves of each case
+    for what, prompts, max_tokens, until in CASES:
         print(f"\n{prompts[0]!r} and {prompts[1]!r}, {what}: mean log Z-hat of {num_runs} runs, K={K}\n")
         print("  N   " + "".join(f"{f'{each}, product':18}{'first':18}{'product - first':18}" for each in EXPANSIONS))
-        curves, samples = {}, []
+        curves: dict[tuple[Expand, Proposal], list[tuple[float, float]]] = {}
+        samples = []
         for N in counts:
             cells = []
             for expansion in EXPANSIONS:
                 for name in PROPOSALS:
-                    model = PromptIntersection(lm, prompts, proposal=name, **end)
+                    model = PromptIntersection(lm, prompts, proposal=name, max_tokens=max_tokens, until=until)
                     runs = [smc_steer(model, N, K, expand=expansion, seed=args.seed + i) for i in range(num_runs)]
-                    log_mls = [posterior.log_ml for posterior in runs]
-                    cells.append((np.mean(log_mls), np.std(log_mls, ddof=1) / np.sqrt(num_runs)))
+                    log_mls = np.array([posterior.log_ml for posterior in runs])
+                    cells.append((log_mls.mean(), log_mls.std(ddof=1) / np.sqrt(num_runs)))
                     curves.setdefault((expansion, name), []).append(cells[-1])
                     if expansion == EXPANSIONS[0]:
                         text = " ".join(runs[0].sample(seed=args.seed).s.split())
@@ -91,14 +101,14 @@ def main() -> None:
     plot(counts, results, num_runs, args.out)
 
 
-def plot(counts, results, num_runs, path):
+def plot(counts: list[int], results: list[Curves], num_runs: int, path: str) -> None:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
         print("\nNo plot: it needs matplotlib, pip install 'llmppl[plots]'")
         return
     figure, axes = plt.subplots(1, len(CASES), figsize=(5.2 * len(CASES), 3.8), layout="constrained", squeeze=False)
-    for ax, (what, prompts, _), curves in zip(axes[0], CASES, results, strict=True):
+    for ax, (what, prompts, _, _), curves in zip(axes[0], CASES, results, strict=True):
         shifts = np.linspace(0.94, 1.06, len(curves))   # side by side, so that all error bars are seen
         for ((expansion, name), (means, errors)), shift in zip(curves.items(), shifts, strict=True):
             style = {"marker": "os"[name == "first"], "linestyle": ":" if expansion == "copies" else "-"}

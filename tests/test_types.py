@@ -104,13 +104,7 @@ assert_type(Query(lm, "a").best().stats, Stats)
 assert_type(PromptIntersection(lm, ["a", "b"], proposal="first", max_tokens=3).s, str)
 search(lm, "a", end="boundary", results="tokens", tokenization="canonical")
 '''
-TYPED = [                                               # examples that say the types of everything
-    "chain_of_thought", "classifier", "cloze", "combined", "conformity", "critic", "extraction", "extraction_records",
-    "guided", "hard_constraints", "infilling", "json_records", "keywords", "length_bias", "local_versus_global",
-    "lookahead", "memorisation", "noisy_words", "prompted_proposal", "python_code", "sampling_or_optimising",
-    "sentiment", "sql", "text_to_sql", "which_question",
-]  # fmt: skip
-EXAMPLES = [ROOT / "examples" / f"{name}.py" for name in TYPED]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 FOREIGN = {                                             # what is of numpy, torch and lark, and __doc__.split
     "reportUnknownMemberType": False, "reportUnknownArgumentType": False, "reportUnknownVariableType": False,
     "reportUnknownLambdaType": False, "reportUnknownParameterType": False, "reportOptionalMemberAccess": False,
