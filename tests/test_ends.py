@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from llmppl import (
 from llmppl.distributions import ArrayTable, read_blocks, values_at
 from llmppl.languages import DFA
 from llmppl.lm import TokenDistribution
+from llmppl.models.programs import constrained
 from llmppl.queries import Query
 
 V = 6
@@ -212,6 +214,67 @@ def test_a_limit_that_is_too_low_is_refused_with_what_would_have_worked():
     with pytest.raises(ValueError, match="ends within max_tokens=3, the shortest takes 4 tokens: .* or complete=F"):
         ConstrainedText(tiny_lm(V), "a", Regex("cccc"), max_tokens=3)
     assert ConstrainedText(tiny_lm(V), "a", Regex("cccc"), max_tokens=3, complete=False)
+
+
+# ---- the end of what the model can read
+
+
+def window_lm(room):
+    """The tiny model, that reads `room` tokens behind the prompt "a"."""
+    lm = cold_lm(V)
+    lm.engine.max_length = 1 + room
+    return lm
+
+
+@each_end
+@each_constraint
+@pytest.mark.parametrize("max_tokens", [None, 5, 300])
+def test_a_text_of_a_constraint_is_complete_by_the_end_of_what_the_model_reads(name, end, max_tokens):
+    model = ConstrainedText(window_lm(4), "a", CONSTRAINTS[name][0](), end=end, max_tokens=max_tokens)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        posterior = enumerate_exact(model)
+    assert weighed(posterior) == pytest.approx(by_hand(name, end), rel=1e-9)
+    assert not any(particle.cut for particle in posterior)
+
+
+@each_end
+def test_far_from_the_end_of_what_the_model_reads_any_token_may_come_and_the_weights_are_right(end, monkeypatch):
+    monkeypatch.setattr(constrained, "NEAR", 2)
+    model = ConstrainedText(window_lm(4), "a", Regex("b?(accc|c)+"), end=end)
+    truth = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex("b?(accc|c)+"), end=end, max_tokens=4)))
+    posterior = enumerate_exact(model)
+    assert weighed(posterior) == pytest.approx(truth, rel=1e-9) and posterior.deaths
+    found = [sum(weighed(smc_steer(model, 3, 2, seed=seed)).values()) for seed in range(RUNS)]
+    assert abs(np.mean(found) - sum(truth.values())) < 4.5 * np.std(found, ddof=1) / math.sqrt(RUNS) + 1e-9
+
+
+def test_what_is_no_promise_is_cut_where_the_model_reads_no_more():
+    for constraint, complete in ((None, None), (lambda text: True, None), (Regex("(ab|c)+"), False)):
+        with pytest.warns(UserWarning, match="the model reads at most 3"):
+            posterior = enumerate_exact(ConstrainedText(window_lm(2), "a", constraint, complete=complete))
+        assert {particle.cut for particle in posterior} == {True, False}
+    whole = enumerate_exact(ConstrainedText(window_lm(2), "a", complete=True))
+    assert weighed(whole) == weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", complete=True, max_tokens=2)))
+
+
+def never_c(room):
+    """A model of what the tiny one reads, that gives "c" no probability."""
+    lm = table_lm(lambda ids: [-math.inf if i == C else 0.0 for i in range(V)], TOKENS[: V - 1])
+    lm.engine.max_length = 1 + room
+    return lm
+
+
+def test_a_prompt_that_leaves_too_little_to_read_is_refused_with_what_is_left():
+    for options in ({}, {"max_tokens": 9}):
+        with pytest.raises(ValueError, match="no text ends within the 2 tokens that .* the shortest takes 3 tokens: "):
+            ConstrainedText(window_lm(2), "a", Regex("ccc"), **options)
+    with pytest.raises(ValueError, match="min_tokens=3, and the text must end within the 2 tokens that the model can"):
+        ConstrainedText(window_lm(2), "a", Regex("a*"), min_tokens=3)
+    with pytest.raises(ValueError, match="a context of 4 tokens, and the model reads at most 3: shorten the prompt"):
+        ConstrainedText(lm := window_lm(2), lm.context("a") + "bcb", Regex("a*"))
+    dead = importance_sampling(ConstrainedText(never_c(2), "a", Regex("a*c"), end="prefix"), 5, seed=0).deaths
+    assert "no token that Regex('a*c') allows to end in time has positive probability" in dead[0].reason
 
 
 # ---- what it costs

@@ -172,7 +172,7 @@ def test_an_end_that_cannot_come_in_time_is_refused_with_the_shortest():
 
 def test_a_text_that_must_be_complete_has_a_bound():
     with pytest.raises(ValueError, match="complete=True wants max_tokens"):
-        ConstrainedText(tiny_lm(V), "a", Regex("a"), complete=True)
+        ConstrainedText(table_lm(lambda ids: [0.0] * 3), "a", Regex("a"), complete=True)
     with pytest.raises(TypeError, match="complete must be True or False, not 'end'"):
         ConstrainedText(tiny_lm(V), "a", Regex("a"), complete="end", max_tokens=3)
 

@@ -7,6 +7,7 @@ distributions over the same vocabulary, so that they combine. `string()` scores 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -75,6 +76,12 @@ class Context(Shared):
                 f"a context of {len(self) - but} tokens, and the model reads at most {longest}: shorten the prompt, or "
                 f"bound the program with max_tokens or max_steps ({self!r})"
             )
+
+    @property
+    def room(self) -> float:
+        """How many tokens more the model can read; inf if it does not say."""
+        longest = self.lm.engine.max_length
+        return math.inf if longest is None else longest - len(self)
 
     @property
     def tokens(self) -> list[Token]:

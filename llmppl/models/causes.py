@@ -41,15 +41,17 @@ def under(rule: DecisionRule) -> str:
 
 
 def no_token(
-    index: Index | None, state: Any, left: float, max_tokens: float, rule: DecisionRule, end: str = "eos", *,
+    index: Index | None, state: Any, left: float, bound: str, rule: DecisionRule, end: str = "eos", *,
     masked: bool = False,
 ) -> str:  # fmt: skip
     """Why none fits after a text in `state` that must have ended in `left` tokens, of which a mask allows some.
 
+    `bound` is what all its tokens are bounded by.
+
     That the text cannot end in time comes first, then that nothing goes on; else it is the probabilities.
     """
     name = "the text" if index is None else name_of_constraint(index)
-    late = f"{name} cannot end within max_tokens={max_tokens}"
+    late = f"{name} cannot end within {bound}"
     if left == 0 and (index is None or index.accepts(state)):
         ends = "EOS" if end == "eos" or index is None else "what leaves it"
         return f"{late}: {ends} has probability 0{' or is not in the mask' * masked}{under(rule)}"
@@ -60,5 +62,7 @@ def no_token(
         return f"{name} cannot go on: what must follow is in no token of the vocabulary"
     allows = [name] * (index is not None) + ["the mask"] * masked
     that = f" that {' and '.join(allows)} allow{'s' * (len(allows) == 1)}" * bool(allows)
-    in_time = " to end in time" * (index is not None and left < math.inf)
+    in_time = ""
+    if index is not None and left < math.inf and (index.mask(state) != index.mask_within(state, left)).any():
+        in_time = " to end in time"
     return f"no token{that}{in_time} has positive probability{under(rule)}"

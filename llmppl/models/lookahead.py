@@ -147,7 +147,7 @@ def mean_next_token(context: Context, num_tokens: int, seed: int = 0) -> TokenDi
         dist = at.next_token()
         total += np.exp(dist.log_probs())
         token = dist.sample(rng)
-        at = context if token == EOS or len(at) == context.lm.engine.max_length else at + token
+        at = context if token == EOS or at.room == 0 else at + token
     with np.errstate(divide="ignore"):
         return TokenDistribution(context.lm.vocab, np.log(total / num_tokens))
 

@@ -27,6 +27,7 @@ from llmppl.runtime import mask_timer
 from llmppl.shared import Shared
 from llmppl.tokens import EOS, Text, Token, Vocabulary
 
+NEAR = 64                               # tokens left of what a model reads when a text begins to look for its end
 Until = Callable[[str], bool | np.bool_]
 
 
@@ -93,7 +94,7 @@ class Extent:
 
     def cause(self, state: Any, num_tokens: int, rule: DecisionRule) -> str:
         """Why no token fits after `num_tokens` of them."""
-        return no_token(self.index, state, self.must_end_by - num_tokens, self.must_end_by, rule)
+        return no_token(self.index, state, self.must_end_by - num_tokens, f"max_tokens={self.max_tokens}", rule)
 
     def advance(self, state: Any, token: Token) -> Any:
         """The state of the constraint after one more token."""
@@ -143,27 +144,38 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
     return Span(text, context, log_prob, "max_tokens")
 
 
-def must_end_by(what: str, complete: bool | None, max_tokens: int | None, index: Index | None) -> float:
+def must_end_by(
+    what: str, complete: bool | None, max_tokens: int | None, index: Index | None, room: float = math.inf
+) -> float:
     """After how many tokens a `what` must have ended: `max_tokens` if it must be complete, else infinity.
 
-    If nobody says whether it must (None), one of a constraint must, if there are `max_tokens`.
+    At most `room`, what the model can read. If nobody says whether it must (None), one of a constraint must, if it is
+    bounded by either.
     """
+    most = room if max_tokens is None else min(max_tokens, room)
     if complete is None:
-        complete = index is not None and max_tokens is not None
+        complete = index is not None and most < math.inf
     if not arguments.flag("complete", complete):
         return math.inf
-    if max_tokens is None:
+    if most == math.inf:
         raise ValueError(f"complete=True wants max_tokens, after which the {what} must have ended")
-    if index is None or (isinstance(index, TokenIndex) and index.mask_within(index.start, max_tokens).any()):
-        return max_tokens                               # without the shortest, which takes longer to find
+    if index is None or (max_tokens is None and room > NEAR):
+        return most
+    if isinstance(index, TokenIndex) and index.mask_within(index.start, most).any():
+        return most                                     # without the shortest, which takes longer to find
     shortest = index.tokens_to_accept(index.start)
-    if shortest > max_tokens:
+    if shortest > most:
         told = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
-        raise ValueError(
-            f"{index!r}: no {what} ends within max_tokens={max_tokens}{told}: give room, or complete=False "
-            "to cut it there"
-        )
-    return max_tokens
+        within = f"{index!r}: no {what} ends within {name_of_bound(max_tokens, room)}{told}"
+        raise ValueError(f"{within}: give room, or complete=False to cut it there")
+    return most
+
+
+def name_of_bound(max_tokens: int | None, room: float) -> str:
+    """By what a text must have ended, in words."""
+    if max_tokens is not None and max_tokens <= room:
+        return f"max_tokens={max_tokens}"
+    return f"the {room:g} token{'s' * (room != 1)} that the model can read after the prompt"
 
 
 def _index_of(constraint: Any, vocab: Vocabulary) -> Index | None:

@@ -171,7 +171,7 @@ class Space:
 
     def allowed(self, node: Node) -> Ints:
         """Those of them that are looked at; none where the model can read no more."""
-        full = len(node.context) == self.lm.engine.max_length
+        full = node.context.room == 0
         if full or (node.start is not None and (node.depth == self.max_tokens or (self.first and self.accepts(node)))):
             return np.zeros(0, np.int64)
         ids = self.inside(node)

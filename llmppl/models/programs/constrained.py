@@ -19,7 +19,7 @@ from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
 from llmppl.masks import Index, TokenIndex
 from llmppl.models.causes import name_of_constraint, no_token, refusal
 from llmppl.models.programs.program import Options, Program, begin
-from llmppl.models.spans import must_end_by
+from llmppl.models.spans import NEAR, must_end_by, name_of_bound
 from llmppl.runtime import mask_timer
 from llmppl.tokens import Vocabulary
 
@@ -51,10 +51,10 @@ class ConstrainedText(Program):
 
         Without a constraint, or with a function, nothing but EOS leaves, and "boundary" is "eos".
     complete : bool, optional
-        Whether the text must be complete after at most `max_tokens` tokens (EOS not counted), instead of being cut
-        there; if it is not given, that is what a constraint means, unless it is a function. No token is then proposed
-        after which it cannot be finished in the tokens left, as far as the constraint can tell: a function cannot, and
-        a JsonSchema without an `automaton`, and what does not end dies.
+        Whether the text must be complete after at most `max_tokens` tokens (EOS not counted), and by the end of what
+        the model can read, instead of being cut there; if it is not given, that is what a constraint means, unless it
+        is a function. No token is then proposed after which it cannot be finished in the tokens left, as far as the
+        constraint can tell: a function cannot, and a JsonSchema without an `automaton`, and what does not end dies.
     mask : callable, optional
         `mask(text) -> (V,) bool` are the tokens that may follow the text so far, EOS among them where it may end.
         Tokens are then proposed from the allowed ones, with the exact importance weight, so that nothing is drawn in
@@ -88,7 +88,12 @@ class ConstrainedText(Program):
             _warn_of_seam(self.context, self.index)
         self.mask = mask
         self.state = None if self.index is None else self.index.start
-        self.must_end_by = must_end_by("text", complete, self.max_tokens, self.index)
+        room = self.context.room
+        self.must_end_by = must_end_by("text", complete, self.max_tokens, self.index, room)
+        self.bound = name_of_bound(self.max_tokens, room)
+        self.looks_ahead = NEAR if self.max_tokens is None else math.inf
+        if self.must_end_by < self.min_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens}, and the text must end within {self.bound}")
         if self.must_end_by < math.inf:
             self.max_tokens = None
         self.obeys = " and ".join(self._demands())
@@ -152,7 +157,7 @@ class ConstrainedText(Program):
         index, left = self.index, self.must_end_by - self.num_tokens
         if self.early() and index is not None and {*index.allowed(self.state).tolist()} <= {*index.vocab.eos_ids}:
             return f"{name_of_constraint(index)} can only end before min_tokens={self.min_tokens}"
-        return no_token(index, self.state, left, self.must_end_by, self.rule, self.end, masked=self.mask is not None)
+        return no_token(index, self.state, left, self.bound, self.rule, self.end, masked=self.mask is not None)
 
     def statement(self, verb: str) -> str:
         return self.obeys
@@ -165,15 +170,16 @@ class ConstrainedText(Program):
             yield "the mask"
         if self.min_tokens:
             yield f"min_tokens={self.min_tokens}"
-        if self.must_end_by < math.inf:
-            yield f"an end within max_tokens={self.must_end_by}"
+        if self.must_end_by < math.inf and self.looks_ahead == math.inf:
+            yield f"an end within {self.bound}"
 
     def masks(self, vocab: Vocabulary) -> Iterator[Mask]:
         """What the next token must meet."""
         left = self.must_end_by - self.num_tokens
         if self.index is not None:
             with mask_timer():
-                yield self.index.mask(self.state) if left == math.inf else self.index.mask_within(self.state, left)
+                far = left == math.inf or left > self.looks_ahead
+                yield self.index.mask(self.state) if far else self.index.mask_within(self.state, left)
         if self.mask is not None:
             with mask_timer():
                 allowed = self.mask(self.s)

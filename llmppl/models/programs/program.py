@@ -119,8 +119,11 @@ def begin(lm: CachedTransformer, prompt: str | Context) -> Context:
     if isinstance(prompt, CachedTransformer):
         raise TypeError(f"lm and prompt are swapped: the language model comes first, then {arguments.shown(lm)}")
     language_model(lm)
-    if isinstance(prompt, (str, Context)):
-        return prompt if isinstance(prompt, Context) else lm.context(arguments.text("prompt", prompt))
+    if isinstance(prompt, Context):
+        prompt.check_length()
+        return prompt
+    if isinstance(prompt, str):
+        return lm.context(arguments.text("prompt", prompt))
     how = ""
     if isinstance(prompt, (list, tuple)) and prompt:
         is_chat = isinstance(prompt[0], dict)
