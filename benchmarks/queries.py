@@ -304,7 +304,6 @@ def e7(options: argparse.Namespace) -> None:
         places[name] = [each[0].place for each in found if each]
         early = sum(place < 6 for place in places[name]) / len(places[name])
         fit = compare(texts, uniform, permutations=999, seed=0)
-        assert fit.test is not None
         rows.append([name, f"{100 * early:.1f}", f"{fit.test.statistic:,.0f}", fit.test.df, f"{fit.p:.2g}"])
     expected = [each[0].place for text in strings if (each := alignment(Regex(TEMPLATE), text, 1, alphabet="[a-z ]"))]
     table(f"e7: {N:,} prefixes of {len(strings):,} within one edit of {TEMPLATE!r}",

@@ -112,7 +112,6 @@ def main() -> None:
                 for each in particles
             ]
             weights = weigh(particles)
-            assert particles.stats is not None
             rows.append([*(weights / weights.sum() @ cells), particles.log_ml, particles.stats.tokens])
         errors = np.std(rows, axis=0, ddof=1) / np.sqrt(len(rows))
         told = [f"{mean:.2f} ± {error:.2f}" for mean, error in zip(np.mean(rows, axis=0)[:-1], errors, strict=False)]

@@ -142,7 +142,6 @@ def main() -> None:
             for seed in range(args.seed, args.seed + num_runs):
                 found = run(model, seed)
                 stats = found.stats
-                assert stats is not None
                 p_sad = found.expect(lambda told: np.exp(told.log_sad))
                 rows.append([p_sad, found.log_ml, stats.tokens, stats.calls, stats.arguments])
                 stories.setdefault(name, []).append((prompt, found.best))

@@ -23,7 +23,7 @@ from llmppl import *
 from llmppl.distributions import Distribution, Finite, Proposal
 from llmppl.lm import NextToken, TokenDistribution
 from llmppl.models import Batched
-from llmppl.queries import Match
+from llmppl.queries import Match, compare
 from llmppl.runtime import Stats
 from llmppl.tokens import Token
 
@@ -93,7 +93,13 @@ lm = CachedTransformer.from_pretrained()
 posterior = smc_steer(Program(lm), 5, 2, max_steps=3)
 assert_type(posterior, Particles[Program])
 assert_type(posterior.best, Program)
-assert_type(posterior.stats, Stats | None)
+assert_type(posterior.stats, Stats | Any)
+assert_type(posterior.stats.tokens, int | Any)
+print(lm.tokenizer.vocab_size)
+for result in run_many(lambda task, rng: posterior, [1, 2]):
+    assert_type(result.particles, Particles[Any] | Any)
+    print(result.particles.best if result.error is None else result.error)
+assert_type(compare(["a"], ["b"]).test.p, float | Any)
 assert_type(enumerate_exact(Program(lm)), Particles[Program])
 text = ConstrainedText(lm, "a", Regex("[ab]+"), end="prefix", max_tokens=3, stop="b", rule=Rule(top_k=3))
 assert_type(smc_steer(text, 5, expand="copies", seed=0), Particles[ConstrainedText])

@@ -120,7 +120,7 @@ class Particles(Shared, Sequence[P]):
         self.weights: NDArray[np.float64] = weights / np.sum(weights)
         self.ess = float(1 / np.sum(self.weights**2)) if self._particles else 0.0
         self.log_weights.flags.writeable = self.weights.flags.writeable = False
-        self.stats = stats
+        self.stats: Stats | Any = stats                 # | Any: None only where the caller has run many at once
         self.deaths = together(deaths)
         self.steps = StepRecords(steps)
         self._accuracy = accuracy

@@ -67,8 +67,8 @@ class Result:
 
     index: int
     task: Any
-    particles: Particles[Any] | None = None
-    matches: list[Any] | None = None
+    particles: Particles[Any] | Any = None              # | Any: not None where `error` is, as checkers cannot know
+    matches: list[Any] | Any = None
     error: str | None = None
     seconds: float = 0.0
 

@@ -62,7 +62,8 @@ class CachedTransformer(Shared):
         max_batch_tokens = count("max_batch_tokens", max_batch_tokens)
         self.model = model
         if isinstance(tokenizer, Vocabulary):
-            self.tokenizer, self.vocab = None, tokenizer
+            self.vocab = tokenizer
+            self.tokenizer: Any = None                  # no Optional: hardly a model is without
             if eos_ids:
                 raise ValueError("a Vocabulary has eos_ids of its own: Vocabulary(tokens, eos_ids=[...])")
         elif not hasattr(tokenizer, "convert_ids_to_tokens"):
