@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 from support import wants_model
+from test_types import mypy
 
 from llmppl.lm import gguf
 
@@ -31,8 +32,8 @@ class Block(NamedTuple):
     model: str | None = None                        # the name of the package's model that it wants
 
 
-def python_blocks(path: Path) -> list[Block]:
-    """The ```python blocks of a file that are to be run."""
+def python_blocks(path: Path, run: bool = True) -> list[Block]:
+    """The ```python blocks of a file that are to be run, or those that are not."""
     blocks, lines = [], path.read_text(encoding="utf-8").splitlines()
     i = 0
     while i < len(lines):
@@ -45,7 +46,7 @@ def python_blocks(path: Path) -> list[Block]:
         while end < len(lines) and lines[end].strip() != "```":
             end += 1
         assert end < len(lines), f"{path}:{i + 1}: this block is not closed"
-        if opening["language"] in ("python", "py") and not NOT_RUN.fullmatch(above):
+        if opening["language"] in ("python", "py") and run != bool(NOT_RUN.fullmatch(above)):
             code = "\n".join(line.removeprefix(opening["indent"]) for line in lines[start:end])
             blocks.append(Block(start + 1, code, model and model[1]))
         i = end + 1
@@ -78,6 +79,15 @@ def run_document(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_python_blocks_of_a_document_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_document(path, monkeypatch)
+
+
+def test_blocks_that_are_not_run_name_what_there_is_and_give_it_arguments_that_it_takes(tmp_path):
+    blocks = [(path.stem, block) for path in DOCUMENTS for block in python_blocks(path, run=False)]
+    files = [tmp_path / f"{name.replace('-', '_')}_{block.line}.py" for name, block in blocks]
+    for file, (_, block) in zip(files, blocks, strict=True):
+        file.write_text(block.code, encoding="utf-8")
+    told = [line for line in mypy(*files) if line.endswith("[call-arg]") or 'Module "llmppl' in line]
+    assert files and told == []
 
 
 def test_no_program_has_more_lines_than_its_counterpart_in_another_library():
