@@ -21,7 +21,7 @@ from support import repetitions
 
 from llmppl.grammar import Grammar
 from llmppl.grammar.grammar import GrammarIndex
-from llmppl.languages import JsonSchema, Regex, json_schema
+from llmppl.languages import DFA, JsonSchema, Regex, json_schema
 from llmppl.masks import END, TabledRecognizer, TokenIndex, distances, packed, storage
 from llmppl.masks import index as index_module
 from llmppl.masks import trie as trie_module
@@ -511,7 +511,7 @@ def test_tokens_to_accept_is_the_shortest_way(walk, generic):
             assert index.tokens_to_accept(state) == distance[state]
             for left in (n, math.inf):
                 expected = np.zeros(len(vocab), bool)
-                expected[[id for id, target in sigma[state].items() if distance[target] <= left - 1]] = True
+                expected[[id for id, target in sigma[state].items() if distance[target] < left]] = True
                 expected[-1] = recognizer.accepts(state)
                 np.testing.assert_array_equal(index.mask_within(state, left), expected)
 
@@ -530,6 +530,16 @@ def test_where_bytes_tell_how_far_an_end_is_tokens_are_not_looked_at(monkeypatch
     assert np.flatnonzero(longer.mask_within(longer.start, 4)).tolist() == [0, 1, 4, 5]
     with pytest.raises(TypeError):                      # two bytes are one token or two: now they are looked at
         longer.mask_within(longer.start, 2)
+
+
+@pytest.mark.parametrize("generic", [False, True])
+@pytest.mark.parametrize("n", [2, 9, math.inf])
+def test_a_token_that_leads_to_a_dead_end_is_not_within_any_number_of_tokens(n, generic):
+    vocab = Vocabulary([b"a", b"ab", b"c", b"ax", b""], eos_ids=[4])                 # none goes on after "a" or "ax"
+    dfa = DFA.from_strings(["ab", "c", "axd"])
+    index = TokenIndex(Plain(dfa) if generic else dfa, vocab)
+    assert np.flatnonzero(index.mask(index.start)).tolist() == [0, 1, 2, 3]
+    assert np.flatnonzero(index.mask_within(index.start, n)).tolist() == [1, 2]
 
 
 def test_tokens_left_are_never_too_few_when_masks_look_ahead():
