@@ -2,6 +2,7 @@
 
 import html
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from support import Cell
 from tiny import cold_lm_with_bos
 
-from llmppl import Bernoulli, Categorical, Model, repeat, search, smc_steer
+from llmppl import Bernoulli, Categorical, Model, beam_search, repeat, search, smc_steer
 from llmppl.display.svg import chart
 from llmppl.display.tables import html_table, text_table
 from llmppl.inference import Death, Particles
@@ -115,6 +116,17 @@ def test_matches_that_were_taken_show_as_a_table():
     assert repr(weighed).splitlines() == [
         "1 match", "", "log prob  log weight  tokens  text", "  -1.000      -2.500       0  a",
     ]  # fmt: skip
+
+
+def test_beams_show_as_a_table():
+    beams = beam_search(Letters(), 2, 2, max_steps=1)
+    assert repr(beams).splitlines() == ["2 beams", "", "log joint  text", "    -0.69  a [cut]", "    -1.20  <b> [cut]"]
+    assert beams._repr_html_().count("<tr>") == 3 and "&lt;b&gt; [cut]</td>" in beams._repr_html_()
+    assert beams.best is beams[0].particle
+    frame = pytest.importorskip("pandas", reason="pandas is not installed") and beams.to_pandas()
+    assert frame["log_joint"].tolist() == [beam.log_joint for beam in beams] and frame["text"].tolist() == ["a", "<b>"]
+    assert repr(pickle.loads(pickle.dumps(beams))) == repr(beams)
+    assert repr(beam_search(Letters(), 1, 1, max_steps=1)).startswith("1 beam\n")
 
 
 def test_the_trie_shows_its_contexts_in_a_notebook():

@@ -7,19 +7,37 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmppl.display.svg import bar
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["MAX_ROWS", "frame", "html_table", "one_line", "text_table", "without_middle"]
+__all__ = ["MAX_ROWS", "TableList", "frame", "html_table", "one_line", "text_table", "without_middle"]
 
 MAX_ROWS = 20               # shown of a table
 MAX_TEXT = 90               # characters shown of a text
 
+T = TypeVar("T")
 Rows = Sequence[Sequence[str]]
+
+
+class TableList(list[T]):
+    """Results in a list that shows as a table, also in a notebook: a subclass writes its header and its table."""
+
+    def __repr__(self) -> str:
+        return "\n".join([self._header(), *(["", *text_table(*self._table())] if self else [])])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self._header()}</p>{html_table(*self._table()) if self else ''}"
+
+    def _header(self) -> str:
+        raise NotImplementedError
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Heads and rows."""
+        raise NotImplementedError
 
 
 def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> list[str]:

@@ -1,6 +1,7 @@
 """Many copies of a program, advanced and weighed together: Sequential Monte Carlo, enumeration, beams."""
 
 from llmppl.inference.beam import Beam as Beam
+from llmppl.inference.beam import Beams as Beams
 from llmppl.inference.beam import beam_search as beam_search
 from llmppl.inference.deaths import Death as Death
 from llmppl.inference.deaths import Deaths as Deaths

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmppl.arguments import count, optional_count
 from llmppl.display.progress import bar, finished
+from llmppl.display.tables import TableList, frame, one_line
 from llmppl.inference.branches import Branch, run_together
 from llmppl.inference.exact import settle
 from llmppl.inference.saved import saved
@@ -21,6 +22,9 @@ from llmppl.inference.watch import Watch, begin, cut
 from llmppl.models.choices import Listed
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
+
+if TYPE_CHECKING:
+    import pandas
 
 M = TypeVar("M", bound=Model)
 
@@ -46,9 +50,30 @@ class Beam(Generic[M]):
         return f"Beam({self.log_joint:.2f}, {str(self)!r}{', cut' * self.particle.cut})"
 
 
+class Beams(TableList[Beam[M]]):
+    """The beams of a search, the best first. The repr is a table, also in a notebook."""
+
+    @property
+    def best(self) -> M:
+        """The particle of the highest log joint."""
+        return self[0].particle
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each beam. ImportError, with what to install, without pandas."""
+        rows = [beam.as_dict() for beam in self]
+        return frame({name: [row[name] for row in rows] for name in ("text", "log_joint", "cut")})
+
+    def _header(self) -> str:
+        return f"{len(self)} beam{'s' * (len(self) != 1)}"
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [[f"{beam.log_joint:.2f}", one_line(beam) + " [cut]" * beam.particle.cut] for beam in self]
+        return ["log joint", "text"], rows
+
+
 def beam_search(
     model: M, N: int, K: int, *, max_steps: int | None = None, progress: bool | None = None
-) -> list[Beam[M]]:
+) -> Beams[M]:
     """Runs of high log joint: the N best are kept, each is extended by its K most probable choices.
 
     The distribution that a choice is drawn from (the proposal, where there is one) says which K are tried; what counts
@@ -68,7 +93,7 @@ def beam_search(
 
     Returns
     -------
-    list of Beam
+    Beams, a list of Beam
         From 1 to N different runs, the best first; two of them may have the same text.
 
     Raises
@@ -94,7 +119,7 @@ def beam_search(
                 )
             show(t, runs)
     cut(runs)
-    return [Beam(run.log_weight, run) for run in _best(runs, N)]
+    return Beams(Beam(run.log_weight, run) for run in _best(runs, N))
 
 
 def _step(runtime: Runtime, runs: list[Any], N: int, K: int, t: int, watch: Watch) -> list[Any]:

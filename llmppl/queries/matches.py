@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmppl.arguments import count, flag
 from llmppl.display import notebook
-from llmppl.display.tables import frame, html_table, one_line, text_table
+from llmppl.display.tables import TableList, frame, one_line
 from llmppl.languages import Edit
 from llmppl.lm import CachedTransformer
 from llmppl.runtime import Stats, running
@@ -75,14 +75,8 @@ class Match:
         }
 
 
-class MatchList(list[Match]):
+class MatchList(TableList[Match]):
     """Matches in a list. The repr is a table, also in a notebook."""
-
-    def __repr__(self) -> str:
-        return "\n".join([self._header(), *(["", *text_table(*self._table())] if self else [])])
-
-    def _repr_html_(self) -> str:
-        return f"<p>{self._header()}</p>{html_table(*self._table()) if self else ''}"
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each match. ImportError, with what to install, without pandas."""
