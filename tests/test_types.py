@@ -15,10 +15,11 @@ from llmppl.models.programs.program import Options, Program
 ROOT = Path(__file__).parent.parent
 
 PROGRAM = '''
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 
 import numpy as np
 
+import llmppl.ray
 from llmppl import *
 from llmppl.distributions import Distribution, Finite, Proposal
 from llmppl.lm import NextToken, TokenDistribution
@@ -73,6 +74,7 @@ class Program(Model):
         assert_type(self.sample(mixture([p, p.top_p(0.9)], [0.5, 0.5])), Token)
         assert_type(self.sample(Rule(temperature=0.5)(p)), Token)
         self.s += token
+        assert_type(self.rng, np.random.Generator)
         self.observe(p.string(), " dog")
         self.score(critic(self.s))
         self.score(np.float32(0.5))
@@ -82,6 +84,14 @@ class Program(Model):
         assert_type(critic, Batched[str, float])
         assert_type(critic(self.s), float)
         self.finish()
+
+
+def drawn(prompt: str, rng: np.random.Generator) -> Particles[ConstrainedText]:
+    return smc_steer(ConstrainedText(lm, prompt), 5, rng=rng)
+
+
+def drawn_by(lm: CachedTransformer, prompt: str, rng: np.random.Generator) -> Particles[ConstrainedText]:
+    return smc_steer(ConstrainedText(lm, prompt), 5, rng=rng)
 
 
 def untyped(dist: Proposal, other: Finite, third: TokenDistribution, model: Model) -> None:
@@ -96,7 +106,8 @@ assert_type(posterior.best, Program)
 assert_type(posterior.stats, Stats | Any)
 assert_type(posterior.stats.tokens, int | Any)
 print(lm.tokenizer.vocab_size)
-for result in run_many(lambda task, rng: posterior, [1, 2]):
+llmppl.ray.run_many(drawn_by, ["a"], make_lm=CachedTransformer.from_pretrained)
+for result in run_many(drawn, (text for text in ["a"])):
     assert_type(result.particles, Particles[Any] | Any)
     print(result.particles.best if result.error is None else result.error)
 assert_type(compare(["a"], ["b"]).test.p, float | Any)
@@ -109,6 +120,8 @@ for match in Query(lm, "a").best():
 assert_type(Query(lm, "a").best().stats, Stats)
 assert_type(PromptIntersection(lm, ["a", "b"], proposal="first", max_tokens=3).s, str)
 search(lm, "a", end="boundary", results="tokens", tokenization="canonical")
+search(lm, ["a", "b"], prefix="a|b")
+Query(lm, Literal["a", "b"], ignore=Regex("a"))
 '''
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 FOREIGN = {                                             # what is of numpy, torch and lark, and __doc__.split
@@ -129,6 +142,9 @@ MISTAKES = {
     "smc_steer(program, 5, max_tokens=3)": "call-arg",
     "search(lm, 'a', end='end')": "arg-type",
     "Query(lm, 'a', tokenization='any').best(order='sum')": "arg-type",
+    "run_many(drawn, [1, 2])": "arg-type",
+    "llmppl.ray.run_many(drawn_by, ['a'], make_lm=int)": "misc",
+    "posterior.best.rng.normally()": "attr-defined",
 }
 
 

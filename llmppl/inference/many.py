@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,13 +24,14 @@ from llmppl.inference.particles import Particles
 from llmppl.inference.results import Result, ResultFile
 from llmppl.runtime import Runtime
 
+T = TypeVar("T")
 Run = Callable[[Any, np.random.Generator], Any]
 RunAll = Callable[[Iterable[tuple[int, Any]], int], Iterator[Result]]
 
 
 def run_many(
-    run: Run,
-    tasks: Iterable[Any],
+    run: Callable[[T, np.random.Generator], Any],
+    tasks: Iterable[T],
     *,
     seed: int | None = None,
     together: int = 16,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, Self, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, SupportsFloat, TypeVar, cast
 
 import numpy as np
 
@@ -102,8 +102,8 @@ class Model:
         raise NotImplementedError(f"{type(self).__name__} has no step(): write `def step(self)` in the class")
 
     @property
-    def rng(self) -> Any:
-        return (self.chooser or self._own_chooser()).lend(self)
+    def rng(self) -> np.random.Generator:
+        return cast(np.random.Generator, (self.chooser or self._own_chooser()).lend(self))
 
     @rng.setter
     def rng(self, rng: np.random.Generator) -> None:

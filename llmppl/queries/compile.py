@@ -7,7 +7,7 @@ pattern's automaton is in behind it, so there are as many parts as such states; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import islice
@@ -25,7 +25,7 @@ MAX_LISTED_PREFIXES = 1000
 DEFERRED = "ignored strings are left out as they are met: the difference would be too large"
 MAX_PLANNED_STATES = 20_000                             # of a language whose size is told
 
-Language = str | DFA | JsonSchema
+Language = str | DFA | JsonSchema | Sequence[str] | Any     # | Any: a type, such as Literal[...], for which is no word
 Rewrite = Callable[[DFA], DFA]
 T = TypeVar("T")
 

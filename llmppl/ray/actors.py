@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from llmppl.inference.many import lanes, recorded
 from llmppl.inference.results import Result
 from llmppl.ray.scheduling import Pair, schedule
 
+L = TypeVar("L")
+T = TypeVar("T")
 Run = Callable[[Any, Any, np.random.Generator], Any]
 MAX_STARTS = 3                                          # in a row, of a worker that dies of them
 FOUND = "found"
@@ -37,10 +39,10 @@ class Options(TypedDict, total=False):
 
 
 def run_many(
-    run: Run,
-    tasks: Iterable[Any],
+    run: Callable[[L, T, np.random.Generator], Any],
+    tasks: Iterable[T],
     *,
-    make_lm: Callable[[], Any],
+    make_lm: Callable[[], L],
     workers: int | None = None,
     resources: Mapping[str, Any] | None = None,
     together: int = 16,
