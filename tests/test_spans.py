@@ -6,6 +6,7 @@ That its weights are exact under every algorithm is in test_exactness.py ("span"
 import inspect
 import math
 import re
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -292,3 +293,16 @@ def test_eos_of_several_ids_ends_a_span_with_the_probability_of_the_one_that_was
     found = outcomes(lm=lm, until="a")
     assert sorted(span.ended for span, _ in found) == ["eos", "eos", "until"]
     assert all(span.log_prob == pytest.approx(math.log(1 / 3)) for span, _ in found)
+
+
+def test_parsed_is_the_object_that_a_span_stands_for():
+    lm = table_lm(lambda ids: [0.0] * 4, [b"1", b"2", b" "])
+    found = outcomes(lm=lm, prompt=" ", constraint=Literal[1, 22])
+    assert {(span.text, span.parsed) for span, _ in found} == {("1", 1), ("22", 22)}
+    found = outcomes(lm=lm, prompt=" ", constraint=int, until="2", max_tokens=2, complete=False)
+    assert {(span.text, span.ended, span.parsed) for span, _ in found} == {
+        ("2", "until", 2), ("12", "until", 12), ("1", "eos", 1), ("11", "max_tokens", None),
+    }  # fmt: skip
+    assert {(span.text, span.parsed) for span, _ in outcomes(until="b", max_tokens=1) if span.ended == "until"} == {
+        (text, text) for text in ("b", "ab")
+    }

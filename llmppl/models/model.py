@@ -165,10 +165,10 @@ class Model:
             A string that the text of the span contains, or `until(text) -> bool` of that text.
         max_tokens : int, optional
             The span is cut off after so many, with no weight; one with a constraint is complete by then.
-        constraint : Regex, Grammar, JsonSchema, an index, any recognizer, an interegular.FSM, or callable
-            Of the text of the span alone. EOS fits where it is accepted, and only there. A callable must hold of
-            the text so far after every token; it is checked after the draw, and says nothing of an end. Make it where
-            the program begins, not in the step.
+        constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, interegular.FSM, or callable
+            Of the text of the span alone; where it has `parse`, as types have, `parsed` is the object. EOS fits where
+            it is accepted, and only there. A callable must hold of the text so far after every token; it is checked
+            after the draw, and says nothing of an end. Make it where the program begins, not in the step.
         complete : bool, optional
             Whether the span must have ended after at most `max_tokens` tokens (EOS not counted), instead of being cut
             there; if it is not given, that is what a constraint means, unless it is a function. No token is then

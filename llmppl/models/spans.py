@@ -43,12 +43,16 @@ class Span(NamedTuple):
         asked.
     ended : "until", "eos" or "max_tokens"
         What ended it; "max_tokens" also where the particle died outside of a step, which a death would leave.
+    parsed : object
+        What the text stands for, by `parse` of the constraint, such as an int; the text itself if it has none. None of
+        a span that was cut.
     """
 
     text: Text
     context: Context
     log_prob: float
     ended: str
+    parsed: Any = None
 
 
 class Extent:
@@ -103,6 +107,10 @@ class Extent:
         with mask_timer():
             return self.index.advance(state, token)
 
+    def parse(self, text: Text) -> Any:
+        """The object that the text of a span that has ended stands for."""
+        return str(text) if self.index is None else self.index.parse(text)
+
     def is_over(self, state: Any, text: Text) -> bool:
         """Whether the span ends with `text`: `until` holds of it, and the constraint accepts it."""
         if self.index is not None and not self.index.accepts(state):
@@ -131,7 +139,7 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
             break
         log_prob += dist.log_prob(token)
         if token == EOS and not (refused := refusal(extent.index, text)):
-            return Span(text, context, log_prob, "eos")
+            return Span(text, context, log_prob, "eos", extent.parse(text))
         if token == EOS:
             model._die("extend", f"extend: {refused}")
             break
@@ -140,7 +148,7 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         if extent.constraint is not None and not arguments.truth("constraint", extent.constraint, text):
             model._die("extend", f"extend: {name_of_constraint(extent.constraint)} is false of the text")
         elif extent.is_over(state, text):
-            return Span(text, context, log_prob, "until")
+            return Span(text, context, log_prob, "until", extent.parse(text))
     return Span(text, context, log_prob, "max_tokens")
 
 
