@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import pytest
 from support import wants_model
-from test_types import mypy
 
 from llmppl.lm import gguf
 
@@ -79,15 +78,6 @@ def run_document(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_python_blocks_of_a_document_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_document(path, monkeypatch)
-
-
-def test_blocks_that_are_not_run_name_what_there_is_and_give_it_arguments_that_it_takes(tmp_path):
-    blocks = [(path.stem, block) for path in DOCUMENTS for block in python_blocks(path, run=False)]
-    files = [tmp_path / f"{name.replace('-', '_')}_{block.line}.py" for name, block in blocks]
-    for file, (_, block) in zip(files, blocks, strict=True):
-        file.write_text(block.code, encoding="utf-8")
-    told = [line for line in mypy(*files) if line.endswith("[call-arg]") or 'Module "llmppl' in line]
-    assert files and told == []
 
 
 def test_no_program_has_more_lines_than_its_counterpart_in_another_library():

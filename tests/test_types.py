@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 
 import pytest
+from test_documents import DOCUMENTS, python_blocks
 
 from llmppl.models.programs.program import Options, Program
 
@@ -186,6 +187,15 @@ def test_pyright_knows_it_too(program, tmp_path):
 
 def test_pyright_finds_no_mistake_in_examples(tmp_path):
     assert pyright(tmp_path, *EXAMPLES, **FOREIGN) == []
+
+
+def test_blocks_of_documents_that_are_not_run_name_what_there_is_and_give_it_arguments_that_it_takes(tmp_path):
+    blocks = [(path.stem, block) for path in DOCUMENTS for block in python_blocks(path, run=False)]
+    files = [tmp_path / f"{name.replace('-', '_')}_{block.line}.py" for name, block in blocks]
+    for file, (_, block) in zip(files, blocks, strict=True):
+        file.write_text(block.code, encoding="utf-8")
+    told = [line for line in mypy(*files) if line.endswith("[call-arg]") or 'Module "llmppl' in line]
+    assert files and told == []
 
 
 def test_mistakes_are_found(tmp_path):
