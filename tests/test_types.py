@@ -25,6 +25,7 @@ from llmppl import *
 from llmppl.distributions import Distribution, Finite, Proposal
 from llmppl.lm import NextToken, TokenDistribution
 from llmppl.models import Batched
+from llmppl.models.lookahead import Lookahead, mean_next_token
 from llmppl.queries import Match, compare
 from llmppl.runtime import Stats
 from llmppl.tokens import Token
@@ -114,8 +115,12 @@ for result in run_many(drawn, (text for text in ["a"])):
 assert_type(compare(["a"], ["b"]).test.p, float | Any)
 assert_type(enumerate_exact(Program(lm)), Particles[Program])
 text = ConstrainedText(lm, "a", Regex("[ab]+"), end="prefix", max_tokens=3, stop="b", rule=Rule(top_k=3))
+assert_type(text.max_tokens, int | None)
+index = Regex("[ab]+").index(lm.vocab)
+Lookahead(index, mean_next_token(lm.context("a"), 3), 3, end=text.end)
 assert_type(smc_steer(text, 5, expand="copies", seed=0), Particles[ConstrainedText])
 assert_type(Infilling(lm, "a[BLANK]b", min_tokens=1).s, str)
+Infilling(lm, "a[BLANK]b", end=Infilling(lm, "a[BLANK]b").end)
 for match in Query(lm, "a").best():
     assert_type(match, Match)
 assert_type(Query(lm, "a").best().stats, Stats)

@@ -67,7 +67,7 @@ class Lookahead(Shared):
         if dist.support != index.vocab:
             raise ValueError(f"the distribution is over {dist.support}, and {index!r} over another vocabulary")
         self.index, self.max_tokens = index, count("max_tokens", max_tokens, least=0)
-        self.end = one_of("end", end, ENDS)
+        self.end: End = one_of("end", end, ENDS)
         whole = index.build_all()
         if not isinstance(whole, WholeIndex):
             raise TypeError(f"Lookahead wants finitely many states, those of a Regex or a DFA, not {index!r}")

@@ -75,7 +75,7 @@ class ConstrainedText(Program):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
-        self.end = arguments.one_of("end", end, ENDS)
+        self.end: End = arguments.one_of("end", end, ENDS)
         if mask is not None:
             arguments.function("mask", mask, "short_words(vocab, 5)")
         self.context = begin(lm, prompt)

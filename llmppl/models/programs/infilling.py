@@ -77,7 +77,8 @@ class Infilling(Program):
         self.lengths = Geometric(0.5) if lengths is None else lengths
         if not isinstance(self.lengths, Distribution):
             raise TypeError(f"lengths must be a Distribution over 0, 1, 2, ..., not {lengths!r}")
-        self.prior, self.end = arguments.flag("prior", prior), arguments.one_of("end", end, ("prefix", "eos"))
+        self.prior = arguments.flag("prior", prior)
+        self.end: Literal["prefix", "eos"] = arguments.one_of("end", end, ("prefix", "eos"))
 
     def step(self) -> None:
         length = self.sample(self.lengths)

@@ -56,7 +56,7 @@ class Program(Model):
         if unknown:
             raise _unknown(type(self), unknown)
         self.min_tokens = arguments.count("min_tokens", min_tokens, least=0)
-        self.max_tokens = arguments.optional_count("max_tokens", max_tokens)
+        self.max_tokens: int | None = arguments.optional_count("max_tokens", max_tokens)
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens={max_tokens}, not {min_tokens}")
         self.stop = _stop_strings(stop)
