@@ -71,6 +71,7 @@ class Program(Model):
         assert_type(p, NextToken)
         token = self.sample(p, proposal=p.where(lambda token: not token.is_eos))
         assert_type(token, Token)
+        assert_type(p.masked(p.support.not_eos).tempered(0.5).top_k(3).top_p(0.5), TokenDistribution)
         assert_type(self.sample(p, proposal=p.tempered(0.5).top_k(3).top_p(0.5)), Token)
         assert_type(self.sample(product(p, p.top_k(3), powers=[1, -0.5])), Token)
         assert_type(self.sample(mixture([p, p.top_p(0.9)], [0.5, 0.5])), Token)

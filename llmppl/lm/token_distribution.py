@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from numpy.typing import ArrayLike
 
 from llmppl.arguments import shown
 from llmppl.distributions import Finite, Floats, Mask, Table
@@ -54,6 +56,13 @@ class TokenDistribution(Finite[Token]):
             dist._mask = inside
             self._with_end[id(inside), end] = dist
         return dist
+
+    if TYPE_CHECKING:                                   # as `_like` makes them
+
+        def masked(self, mask: ArrayLike) -> TokenDistribution: ...
+        def tempered(self, temperature: float) -> TokenDistribution: ...
+        def top_k(self, k: int) -> TokenDistribution: ...
+        def top_p(self, p: float) -> TokenDistribution: ...
 
     def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]) -> TokenDistribution:
         return TokenDistribution(self.support, compute, parents)
