@@ -25,7 +25,7 @@ MAX_LISTED_PREFIXES = 1000
 DEFERRED = "ignored strings are left out as they are met: the difference would be too large"
 MAX_PLANNED_STATES = 20_000                             # of a language whose size is told
 
-Language = str | DFA | JsonSchema | Sequence[str] | Any     # | Any: a type, such as Literal[...], for which is no word
+Language = str | DFA | JsonSchema | Sequence[str] | Any     # | Any: types, of which checkers know no type
 Rewrite = Callable[[DFA], DFA]
 T = TypeVar("T")
 
