@@ -1,7 +1,9 @@
 """What a newcomer gets wrong: each mistake is answered by its name, its place and what works."""
 
+import dataclasses
 import json
 import math
+import re
 import warnings
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from llmppl.languages import JsonSchemaIndex
 from llmppl.lm import CachedTransformer
 from llmppl.masks.json_checks import in_order
 from llmppl.models.programs import short_words
+from llmppl.queries import search
 
 V = 6
 A, B, C, SPACE, AB, END = range(6)
@@ -42,6 +45,23 @@ def program(**options):
 
 def load(**options):
     return CachedTransformer.from_pretrained(**options)
+
+
+@dataclasses.dataclass
+class Pair:
+    a: int
+    b: int
+
+
+def run(step):
+    """Inference of a program of one step."""
+
+    class Once(Model):
+        def step(self):
+            step(self)
+            self.finish()
+
+    return importance_sampling(Once(), 1)
 
 
 def letters(text: str) -> CachedTransformer:
@@ -80,6 +100,15 @@ MISTAKES = [
     (lambda: smc_steer(program(), 2, max_step=5), TypeError, r"takes no max_step: did you mean max_steps\?"),
     (lambda: Rule(temperature="hot"), TypeError, "temperature must be a number, not 'hot'"),
     (lambda: Rule(topk=5), TypeError, "a Rule takes no topk: did you mean top_k?"),
+    (lambda: smc_steer(program(), 2, top_k=5), TypeError, r"to the program, .*prompt, rule=Rule\(top_k=\.\.\.\)\)"),
+    (lambda: smc_steer(program(), 2, num_particles=5), TypeError, r"takes no num_particles: did you mean N\?"),
+    (lambda: search(LM, "a|b", top_k=5), TypeError, r"a query takes no top_k: give rule=Rule\(top_k=5\)"),
+    (lambda: search(LM, "a|b", n=5), TypeError, r"a query takes no n: matches come one by one, take\(5\) so many"),
+    # ---- programs
+    (lambda: run(lambda self: self.sample({"a": 0.5, "b": 0.5})), TypeError, r": give Categorical\(\{'a': 0.5, 'b"),
+    (lambda: run(lambda self: self.sample(LM.context("a"))), TypeError, r": give self.transformer\(context\)"),
+    (lambda: run(lambda self: self.observe(LM.context("a"), 0)), TypeError, r": give self.transformer\(context\)"),
+    (lambda: str(run(lambda self: setattr(self, "s", LM.vocab[0])).best), TypeError, r"s must be a str.*self.s \+= t"),
     # ---- constraints
     (lambda: Grammar("sql.lark"), ValueError, r"'sql.lark' is the name of a file: Grammar.from_file\('sql.lark'\)"),
     (lambda: Grammar(Path("sql.lark")), TypeError, r"'sql.lark' is the name of a file: Grammar.from_file"),
@@ -92,6 +121,15 @@ MISTAKES = [
     (lambda: JsonSchema({"name": {"type": "string"}}), ValueError, AT + "# has no keyword, .* are 'name' properties?"),
     (lambda: Regex("a").index(LM.vocab).advance(1, "a"), TypeError, "an id or a Token, not 'a': a text is read by aft"),
     (lambda: JsonSchema({}).index(LETTERS.vocab).advance((), "1"), TypeError, "an id or a Token, not '1'"),
+    (lambda: ConstrainedText(LM, "a", "a+b"), TypeError, r"not 'a\+b': give Regex\('a\+b'\), or a list .* \['a\+b'\]"),
+    (lambda: ConstrainedText(LM, "a", re.compile("a+b")), TypeError, r": give Regex\('a\+b'\)"),
+    (lambda: ConstrainedText(LM, "a", SCHEMA), TypeError, r": give JsonSchema\(\{'type': 'object'"),
+    (lambda: ConstrainedText(LM, "a", '{"type": "null"}'), TypeError, r": give JsonSchema\('\{\"type\": \"null\"\}'\)"),
+    (lambda: ConstrainedText(LM, "a", {"a", "b"}), TypeError, ": give its texts in a list"),
+    (lambda: ConstrainedText(LM, "a", Pair(1, 2)), TypeError, ": give its type, Pair"),
+    (lambda: ConstrainedText(LM, "a", regex="a+"), TypeError, r"no regex: it is the constraint, .*, Regex\(\.{3}\)"),
+    (lambda: ConstrainedText(LM, "a", choices=["a"]), TypeError, r"it is the constraint, .*\(lm, prompt, \[\.\.\.\]\)"),
+    (lambda: Grammar('root ::= "a"'), ValueError, "lark writes a rule as start: ..., not as root ::= ..."),
     # ---- distributions and results
     (lambda: Categorical(["a", "b"]), TypeError, r"probs must be numbers, .*as in Categorical\(\{'a': 0.5, 'b'"),
     (lambda: smc_steer(program(), 2, seed=0).expect(str), TypeError, r"f returned .* for texts there is by_text\(\)"),

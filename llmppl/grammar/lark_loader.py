@@ -88,7 +88,8 @@ def read(
     except FileNotFoundError as error:
         raise ValueError(f"grammar: nothing to import from {error.filename!r}") from error
     except LarkError as error:
-        raise ValueError(f"grammar: {error}") from error
+        how = "\nlark writes a rule as start: ..., not as root ::= ..." if "::=" in text else ""
+        raise ValueError(f"grammar: {error}{how}") from error
     except RecursionError:
         raise ValueError(
             "grammar: groups are nested too deeply for lark to read it; give inner ones names of their own"

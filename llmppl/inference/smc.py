@@ -290,6 +290,9 @@ class RunOptions(TypedDict, total=False):
     every: int | None
 
 
+_CALLED = {                                             # what others call an argument
+    "num_particles": "N", "n_particles": "N", "particles": "N", "beam_factor": "K", "n_beam": "K",
+}  # fmt: skip
 A = TypeVar("A", bound=Callable[..., Any])
 
 
@@ -306,10 +309,13 @@ def _with_run_options(algorithm: A) -> A:
 def _run(name: str, model: M, expand: Expand, select: Select, options: RunOptions) -> Particles[M]:
     known = inspect.get_annotations(RunOptions)
     if unknown := [option for option in options if option not in known]:
-        of_programs = "max_tokens", "min_tokens", "max_new_tokens", "temperature", "top_k", "top_p", "rule", "prompt"
+        of_programs = dict.fromkeys(("max_tokens", "min_tokens", "max_new_tokens", "rule", "prompt"), "max_tokens=20")
+        of_programs |= {option: f"rule=Rule({option}=...)" for option in ("temperature", "top_k", "top_p", "min_p")}
         if unknown[0] in of_programs:
-            said = "give it to the program, as in ConstrainedText(lm, prompt, max_tokens=20)"
+            said = f"give it to the program, as in ConstrainedText(lm, prompt, {of_programs[unknown[0]]})"
             raise TypeError(f"{name} takes no {unknown[0]}: {said}")
+        if unknown[0] in _CALLED:
+            raise TypeError(f"{name} takes no {unknown[0]}: did you mean {_CALLED[unknown[0]]}?")
         raise unknown_option(name, unknown, known)
     run = SMC(model, expand, select, seed=options.get("seed"), rng=options.get("rng"))
     how = {option: value for option, value in options.items() if option not in ("seed", "rng")}

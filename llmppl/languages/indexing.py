@@ -7,10 +7,12 @@ there already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from llmppl.arguments import is_type
+from llmppl.arguments import is_type, shown
 from llmppl.languages.dfa import DFA
 from llmppl.languages.values import constraint_of
 from llmppl.masks import Index, TokenIndex, VocabularyLike
@@ -56,8 +58,22 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
         return None
     raise TypeError(
         "a constraint is a Regex, a Grammar, a JsonSchema, a type, a list of strings, an index of one of them, or a "
-        f"function of the text, not {constraint!r}"
+        f"function of the text, not {shown(constraint)}{_meant(constraint)}"
     )
+
+
+def _meant(given: Any) -> str:
+    """What would have worked for what is no constraint."""
+    if isinstance(given, re.Pattern):
+        return f": give Regex({shown(given.pattern)})"
+    if isinstance(given, Mapping) or (isinstance(given, str) and given.lstrip().startswith("{")):
+        return f": give JsonSchema({shown(given)})"
+    if isinstance(given, str):
+        return f": give Regex({shown(given)}), or a list for the text as it stands, [{shown(given)}]"
+    if isinstance(given, Set):
+        return ": give its texts in a list"
+    is_value = dataclasses.is_dataclass(given) or hasattr(given, "model_fields")
+    return f": give its type, {type(given).__name__}" if is_value else ""
 
 
 def _has(thing: object, *names: str) -> bool:

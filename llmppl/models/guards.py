@@ -15,6 +15,7 @@ import numpy as np
 
 from llmppl.arguments import shown
 from llmppl.distributions import Proposal
+from llmppl.lm import Context
 
 Kinds = tuple[tuple[Callable[[Any], bool], str], ...]
 
@@ -85,10 +86,26 @@ def log_of(verb: str, log_w: Any) -> float:
         raise TypeError(f"{verb} wants a log weight, one number, not {shown(log_w)}") from None
 
 
+def drawable(verb: str, *given: Any) -> None:
+    """A TypeError if one of these cannot be drawn from."""
+    for each in given:
+        if not isinstance(each, Proposal):
+            wanted = "a Distribution or another Proposal (propose, log_measure)"
+            raise TypeError(f"{verb} wants {wanted}, not {shown(each)}{_meant(each)}")
+
+
+def _meant(given: Any) -> str:
+    """What would have worked for what is no distribution."""
+    if isinstance(given, dict):
+        return f": give Categorical({shown(given)})"
+    return ": give self.transformer(context)" if isinstance(given, Context) else ""
+
+
 def observed(dist: Any, value: Any) -> None:
     """A TypeError if `observe` was not given a distribution first."""
     if isinstance(dist, Proposal):
         return
     if isinstance(value, Proposal):
         raise TypeError(f"observe(distribution, value): they are swapped in observe({shown(dist)}, {value!r})")
-    raise TypeError(f"observe wants a Distribution or another Proposal first, then the value, not {shown(dist)}")
+    wanted = "a Distribution or another Proposal first, then the value"
+    raise TypeError(f"observe wants {wanted}, not {shown(dist)}{_meant(dist)}")

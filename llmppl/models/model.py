@@ -20,7 +20,7 @@ from llmppl.distributions import Impossible, Proposal
 from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.models.choices import NOTHING, CallSite, Noted, Sampled, Steps, call_site, told
 from llmppl.models.copies import Kept, culprit, deep_copy, shared_names, survey
-from llmppl.models.guards import log_of, observed, plain_result, plain_step, truth
+from llmppl.models.guards import drawable, log_of, observed, plain_result, plain_step, truth
 from llmppl.models.spans import Extent, Span, Until, extend
 from llmppl.runtime import ContextTooLong, running
 from llmppl.tokens import Text
@@ -285,9 +285,7 @@ class Model:
         """`sample`, as a part of the statement `verb`; `why` tells why there was nothing to draw."""
         self._require_active(verb)
         source = dist if proposal is None else proposal
-        for each in (dist, source):
-            if not isinstance(each, Proposal):
-                raise TypeError(f"{verb} wants a Distribution or another Proposal (propose, log_measure), not {each!r}")
+        drawable(verb, dist, source)
         try:
             chooser = self.chooser or self._own_chooser()
             value, log_w = chooser.draw(self, source)
@@ -337,6 +335,8 @@ class Model:
         return f"{verb} {told(site)}"
 
     def __str__(self) -> str:
+        if not isinstance(self.s, str):
+            raise TypeError(f"{type(self).__name__}.s must be a str, not {self.s!r}: a token is added, self.s += token")
         return self.s
 
     def __repr__(self) -> str:

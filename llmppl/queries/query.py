@@ -86,8 +86,13 @@ class Query:
 
     def __new__(cls, *args: Any, **options: Any) -> Query:
         known = {field.name for field in fields(cls)}
-        if unknown := options.keys() - known:
-            raise unknown_option("a query", sorted(unknown), known - {"lm", "pattern"})
+        if unknown := sorted(options.keys() - known):
+            name = unknown[0]
+            if name in vars(NO_RULE):
+                raise TypeError(f"a query takes no {name}: give rule=Rule({name}={options[name]!r})")
+            if name in ("n", "k", "limit", "num_results"):
+                raise TypeError(f"a query takes no {name}: matches come one by one, take({options[name]!r}) so many")
+            raise unknown_option("a query", unknown, known - {"lm", "pattern"})
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,10 @@ _CALLED = {                                             # what others call an op
     "max_new_tokens": "max_tokens", "max_length": "max_tokens", "min_new_tokens": "min_tokens",
     "min_length": "min_tokens", "stop_strings": "stop", "stop_sequences": "stop",
 }  # fmt: skip
+_CONSTRAINTS = {                                        # by what others call a constraint
+    "regex": "Regex(...)", "pattern": "Regex(...)", "grammar": "Grammar(...)", "schema": "JsonSchema(...)",
+    "json_schema": "JsonSchema(...)", "choice": "[...]", "choices": "[...]", "output_type": "int",
+}  # fmt: skip
 _EOS_IDS = "eos_ids", "eos_token_id", "eos_token_ids", "stop_token_ids"
 
 
@@ -172,6 +176,9 @@ def _unknown(program: type[Program], given: Mapping[str, object]) -> TypeError:
     if name in _EOS_IDS:
         how = "CachedTransformer.from_pretrained(name, eos_ids=[...]); a text that ends texts is stop="
         return TypeError(f"{program.__name__} takes no {name}: it is the language model's, {how}")
+    if name in _CONSTRAINTS and "constraint" in inspect.signature(program).parameters:
+        how = f"{program.__name__}(lm, prompt, {_CONSTRAINTS[name]})"
+        return TypeError(f"{program.__name__} takes no {name}: it is the constraint, {how}")
     if _CALLED.get(name) in options:
         return TypeError(f"{program.__name__} takes no {name}: did you mean {_CALLED[name]}?")
     if name in ("N", "K", "seed", "rng", "max_steps"):
