@@ -5,31 +5,31 @@ they were; it walks into places where all that fits is improbable. *Steering* dr
 the probability that its tokens fit, so that texts which can go on in short words take over.
 
 What to look for: both obey the constraint and have the same number of tokens, but by the language model's own
-log-probability the steered texts are likelier (by 8 to 13 after the three prompts, nearly three standard errors of the
-difference or more), and fewer of their words are the stump of a longer one. The mean is over the weighted particles;
-+- is its standard error over independent runs.
+log-probability the steered texts are likelier (by 8 to 16 after the three prompts; by 14 to 26 with --seed 100, since
+ten runs are few), and fewer of their words are the stump of a longer one. The mean is over the weighted particles; +-
+is its standard error over independent runs.
 
     The Fed says ... (30 tokens, no word of more than five letters)
 
-      local masking: mean log-probability -81.6 +- 1.8 (10 runs, N=10)
-        ..., "You will join your team." The two of them all scoop-legs and begin to play on their team
-        ..., "Yes, you can help me get into a huge tree. Be easy if you will help me." The cat can make the tree feel
-        ..., "This is the best place to play with the weap men I ever see." The man never misss at all, but he is also
+      local masking: mean log-probability -74.0 +- 1.0 (10 runs, N=10)
+        ..., "See, I am we loads. But I don't want to be loads. I guess you need to walk."
+        ..., "We found it. We must worry. We will find it." They pack each other. They get out of the box. They stick
+        ...: "Yes, you must stay until you have a very good resta whole day. Come come to your house and resta the
 
-      steering: mean log-probability -69.7 +- 3.3 (10 runs, N=10)
-        ..., "Yes, it's; not ugly. It would not be well done, it rrays along." So the Fed went away
-        ...: "You are the best - the best troll ever! Can you tell me the best steal. Polas, you can use all
-        ..., "Then we will catch our bug [...] We will both catch it." The bug likes their stick
+      steering: mean log-probability -66.3 +- 1.5 (10 runs, N=10)
+        ..., "No, Max, it's not so fast.". He says, "No, it's mine. We are tired. We can
+        ...: "Can I help you?" The fox says: "I will use an arm to small." The fox says: "I can use
+        ..., "I'm glad you got to live by us." Tim says, "Thank you, Tim. You're the best hero ever. You're
 
     Once upon a time ... (30 tokens, no word of more than five letters)
 
-      local masking: mean log-probability -57.3 +- 1.7 (10 runs, N=10)
-      steering: mean log-probability -44.2 +- 1.6 (10 runs, N=10)
+      local masking: mean log-probability -59.5 +- 2.4 (10 runs, N=10)
+      steering: mean log-probability -43.4 +- 1.0 (10 runs, N=10)
 
     The little girl ... (30 tokens, no word of more than five letters)
 
-      local masking: mean log-probability -75.8 +- 1.1 (10 runs, N=10)
-      steering: mean log-probability -67.8 +- 2.5 (10 runs, N=10)
+      local masking: mean log-probability -78.2 +- 1.4 (10 runs, N=10)
+      steering: mean log-probability -66.3 +- 1.7 (10 runs, N=10)
 """
 
 import argparse

@@ -14,22 +14,28 @@ it a word of your own that the small model does not know (--typed), and see.
     After 'Once upon a time, there was a little girl.'
 
       typed She wanted to plsy with her dpg in the garden.
-      log Z-hat -30.3, ess 1.0
-      0.995 She wanted to play with her dog in the garden.
+      log Z-hat -30.2, ess 1.0
+      0.988 She wanted to play with her dog in the garden.
+      0.008 She wanted to play with her toy in the garden.
       0.004 She wanted to play with her dig in the garden.
-      0.000 She wanted to play with her dag in the garden.
 
       typed She saw a big bitd in the trre.
-      log Z-hat -30.1, ess 1.0
-      1.000 She saw a big bird in the tree.
-      0.000 She saw a big kite in the tree.
-      0.000 She saw a big bike in the tree.
-      ...
+      log Z-hat -30.1, ess 1.1
+      0.972 She saw a big bird in the tree.
+      0.028 She saw a big bird on the tree.
+      0.000 She saw a big bite in the tree.
+
+      typed She was so hapoy that she gave her mom a big huh.
+      log Z-hat -30.3, ess 1.0
+      1.000 She was so happy that she gave her mom a big hug.
+      0.000 She was so happy that she gave her mum a big hug.
+      0.000 She was so happy that she gave her mom a bit hug.
+
       typed She had a cat. The cst sat on the bef.
       log Z-hat -44.5, ess 1.4
-      0.969 She had a cat. The cat sat on the bed.
-      0.027 She had a cat. The cat sat on the bef.
-      0.004 She had a cat. The cat sat in the bed.
+      0.972 She had a cat. The cat sat on the bed.
+      0.028 She had a cat. The cat sat on the bef.
+      0.000 She had a cat. The cat sat on the vet.
 """
 
 import argparse
