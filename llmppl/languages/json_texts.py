@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
+from llmppl.exclusive import in_turn
+from llmppl.growing import Memo
 from llmppl.languages import json_scalars as scalars
 from llmppl.languages.dfa import DFA
-from llmppl.languages.json_ends import MARKS, NestedDistances
+from llmppl.languages.json_ends import MARKS, OPENING, NestedDistances
 from llmppl.languages.json_scalars import fragment
 from llmppl.languages.json_shapes import ANY, NEVER, Array, Beyond, Choice, Number, Object, Reader, Shape, String, Words
 from llmppl.languages.limits import Budget, TooLarge
@@ -29,6 +32,7 @@ from llmppl.languages.nfa import ACCEPT, DEAD, NFA, Fragment
 from llmppl.languages.operations import Edge
 from llmppl.languages.regex import Regex
 from llmppl.masks import TokenIndex, VocabularyLike
+from llmppl.masks.loops import Key, key_of
 
 __all__ = ["JsonTexts", "OpenTexts", "texts_of"]
 
@@ -72,11 +76,45 @@ class OpenTexts(Machine):
     def __init__(self, control: DFA, inside: DFA, constraint: Any) -> None:
         self.control, self.inside, self.constraint = control, inside, constraint
         self._stacks: list[Stacks] = [()]
+        self._loops = Memo(partial(key_of, control.row))
+        self._after: dict[tuple[int, ...], npt.NDArray[np.int32]] = {}
         super().__init__(_Stacked(control, inside, repr(constraint)))
 
     def _add(self, key: Stacks) -> int:
         self._stacks[len(self._keys) :] = [key]     # in place of what an interrupt has left
         return super()._add(key)
+
+    @in_turn
+    def _work_out(self, state: int) -> None:
+        stacks = self._stacks[state]
+        if self._ready[state] or len(stacks) > 1:
+            super()._work_out(state)
+            return
+        (top, *rest), machine = stacks[0], self._source.machine(stacks[0])
+        row = machine.row(top)[: MARKS[0]]
+        numbers = self._after.get(key := tuple(rest))          # by where the first state goes
+        if numbers is None or len(numbers) < len(machine.ready):
+            known, numbers = numbers, np.full(2 * len(machine.ready), -1, np.int32)
+            numbers[: 1 if known is None else len(known)] = 0 if known is None else known
+            self._after[key] = numbers
+        after = numbers.take(row)
+        while after.min() < 0:
+            byte = int(after.argmin())
+            target = row.item(byte)
+            new = tuple(sorted(self._source.after(byte, target, rest)))
+            numbers[target] = self._numbers.get(new) or self._add(new)
+            after = numbers.take(row)
+        self._table[state, : MARKS[0]] = after
+        self._ready[state] = True
+        self._keys[state] = None
+
+    def loop(self, state: int) -> Key | None:
+        """As `llmppl.masks.loops.key_of`: that of where the first of its stacks is, if there is but one."""
+        stacks = self._stacks[state]
+        if len(stacks) > 1:
+            return None
+        (top, *_), machine = stacks[0], self._source.machine(stacks[0])
+        return (self._loops if machine is self.control else _loops(machine))[top]
 
     def stacks(self, state: int) -> Stacks:
         """What a state stands for."""
@@ -111,23 +149,29 @@ class _Stacked:
         return any(len(stack) == 1 and self._control.accepts(stack[0]) for stack in key)
 
     def moves(self, key: Stacks) -> list[tuple[int, int, Stacks]]:
-        rows = [(self._inside if len(stack) > 1 else self._control).row(stack[0]) for stack in key]
-        table = np.stack(rows)[:, : MARKS[0]]
+        table = np.stack([self.machine(stack).row(stack[0]) for stack in key])[:, : MARKS[0]]
         cuts = (np.flatnonzero((table[:, 1:] != table[:, :-1]).any(0)) + 1).tolist()
         moves = []
         for lo, end in itertools.pairwise([0, *cuts, MARKS[0]]):
             targets = table[:, lo].tolist()
             if any(targets):
                 pairs = zip(targets, key, strict=True)
-                after = {stack for target, (_, *rest) in pairs if target for stack in self._after(target, rest)}
+                after = {stack for target, (_, *rest) in pairs if target for stack in self.after(lo, target, rest)}
                 moves.append((lo, end - 1, tuple(sorted(after))))
         return moves
 
-    def _after(self, target: int, rest: list[int]) -> Iterator[tuple[int, ...]]:
-        """The stacks where the first of one has come to a state."""
+    def machine(self, stack: tuple[int, ...]) -> DFA:
+        """What the first state of a stack is of."""
+        return self._inside if len(stack) > 1 else self._control
+
+    def after(self, byte: int, target: int, rest: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """The stacks where a byte has led the first of one to a state."""
         machine = self._inside if rest else self._control
         if rest and machine.accepts(target):
             yield tuple(rest)
+            return
+        if byte not in OPENING:                     # no mark is behind it
+            yield target, *rest
             return
         row = machine.row(target)
         if machine.accepts(target) or row[: MARKS[0]].any():
@@ -310,6 +354,11 @@ def _any_json(blank: str | None) -> DFA:
     marked = [builder.text(bytes([mark]), inside) for mark, inside in zip(MARKS, insides, strict=True)]
     builder.nfa.start = builder.nfa.split(marked)
     return DFA(builder.nfa).explore()
+
+
+@lru_cache(16)
+def _loops(dfa: DFA) -> Memo[int, Key | None]:
+    return Memo(partial(key_of, dfa.row))
 
 
 @lru_cache(16)

@@ -10,13 +10,16 @@ leftmost-first automata.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from llmppl.growing import Memo, reached
 from llmppl.languages.nfa import ACCEPT, DEAD, FOUND, NFA, Behind
+from llmppl.languages.operations import Edge
 
 __all__ = ["Subsets", "Thread", "Threads", "unguarded"]
 
@@ -56,13 +59,36 @@ class Subsets:
         if len(found) == 1:
             epsilon = self.nfa.epsilon
             return [(lo, hi, self._singles[t] if epsilon[t] else t) for lo, hi, t in found[0]]
+        if not found:
+            return []
+        self.nfa.budget.spend(steps=3 * sum(map(len, found)))
+        found.sort(key=len)
+        single: dict[int, list[int]] = {}           # byte -> targets of all but the longest, if they are of one byte
+        for lo, hi, target in itertools.chain(*found[:-1]):
+            if lo != hi:
+                return self._swept(found)
+            single.setdefault(lo, []).append(target)
+        moves, bytes, epsilon = [], sorted(single), self.nfa.epsilon
+        for lo, hi, target in found[-1]:
+            alone = self._singles[target] if epsilon[target] else target
+            for byte in bytes[bisect_left(bytes, lo) : bisect_right(bytes, hi)]:
+                if lo < byte:
+                    moves.append((lo, byte - 1, alone))
+                moves.append((byte, byte, self._unions[frozenset((target, *single.pop(byte)))]))
+                lo = byte + 1
+            if lo <= hi:
+                moves.append((lo, hi, alone))
+        moves += [(byte, byte, self._unions[frozenset(targets)]) for byte, targets in single.items()]
+        return sorted(moves, key=itemgetter(0))
+
+    def _swept(self, found: Sequence[Sequence[Edge]]) -> list[tuple[int, int, Key]]:
+        """The moves of states with any edges."""
         events: dict[int, list[tuple[int, int]]] = {}       # byte -> targets that begin (1) or end (-1) there
         for lo, hi, target in itertools.chain(*found):
             events.setdefault(lo, []).append((target, 1))
             events.setdefault(hi + 1, []).append((target, -1))
-        self.nfa.budget.spend(steps=3 * sum(map(len, found)))
         active: dict[int, int] = {}
-        before, moves = 0, []
+        before, moves = 0, list[tuple[int, int, Key]]()
         for byte in sorted(events):
             if active:
                 moves.append((before, byte - 1, self._unions[frozenset(active)]))

@@ -24,6 +24,7 @@ from llmppl.exclusive import Turn, in_turn
 from llmppl.masks import storage, wording
 from llmppl.masks.constraint import Bools, Index, Ints, Recognizer, State, TabledRecognizer, VocabularyLike, bytes_of
 from llmppl.masks.distances import SearchDistances, TableDistances
+from llmppl.masks.loops import Loops
 from llmppl.masks.packed import MaskStore, PackedMask
 from llmppl.masks.trie import trie_of
 from llmppl.masks.walks import MemoGraph, TableGraph, walk_state
@@ -93,8 +94,10 @@ class TokenIndex(Index):
         if isinstance(recognizer, TabledRecognizer):
             distances = getattr(recognizer, "distances", TableDistances)
             self.graph, self._distances = TableGraph(recognizer), distances(self._turn)
+            self._loops: Loops | None = Loops(self.graph, self.trie)
         else:
             self.graph, self._distances = MemoGraph(recognizer), SearchDistances(self._turn)
+            self._loops = None
         if self.start is None or (self.start == 0 and isinstance(self.graph, TableGraph)):
             raise ValueError(f"{self.name} accepts no string at all")
         _check_spellable(self)
@@ -269,7 +272,8 @@ class TokenIndex(Index):
 
     def _work_out(self, state: State, accepts: bool) -> PackedMask:
         """The mask of a state that is met for the first time."""
-        return self.store.of_ids(self.walk(state)[0], accepts)
+        mask = None if self._loops is None else self._loops.mask(state, self.mask)
+        return self.store.of_ids(self.walk(state)[0], accepts) if mask is None else self.store.of_mask(mask, accepts)
 
     @in_turn
     def _find_within(self, state: State, n: float) -> PackedMask:

@@ -57,6 +57,13 @@ class MaskStore:
         mask[ids] = True
         return self._of_mask(np.packbits(mask).tobytes(), mask)
 
+    def of_mask(self, mask: Bools, accepts: bool) -> PackedMask:
+        """The mask that is given as an array, in which eos has no place yet. The array is kept."""
+        mask[self.eos] = accepts
+        if np.count_nonzero(mask) * 32 < self.size:
+            return self.of_key(np.flatnonzero(mask).astype(np.int32).tobytes())
+        return self._of_mask(np.packbits(mask).tobytes(), mask)
+
     def of_bits(self, bits: bytes, accepts: bool) -> PackedMask:
         """The mask that is given as bits, in which eos has no place yet."""
         found = self._by_bits.get((bits, accepts))

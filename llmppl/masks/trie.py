@@ -82,6 +82,7 @@ class Trie(Shared):
             self.num_children[a:b] = np.bincount(parent, minlength=b - a)
         self.first_child = cuts[1] + np.cumsum(self.num_children) - self.num_children
         self.first_child[-1] = 0
+        self.loops: dict[Any, Any] = {}             # of `llmppl.masks.loops`
 
     def __len__(self) -> int:
         return len(self.byte)
@@ -147,6 +148,16 @@ class Trie(Shared):
     def place_of_ends(self) -> npt.NDArray[np.int64]:
         return self.place[self.ends]
 
+    def nodes_of(self, places: Ints) -> npt.NDArray[np.int64]:
+        """The nodes at some places; the root is -1."""
+        return np.where(places < len(self), self.nodes.take(places, mode="clip"), -1)
+
+    @functools.cached_property
+    def views(self) -> tuple[bytes, memoryview, memoryview, memoryview]:
+        """`bytes`, `first_child`, `num_children` and `below` with that of the root, for who looks at single places."""
+        below = np.append(self.below, len(self))
+        return self.byte[self.nodes].tobytes(), self.first_child.data, self.num_children.data, below.data
+
     @functools.cached_property
     def _token(self) -> Ids:
         """(n,) the token that ends in a node, where one does."""
@@ -159,6 +170,24 @@ class Trie(Shared):
         number = self.first[nodes + 1].astype(np.int64) - self.first[nodes]
         ids = self.order[ranges(self.first[nodes], number)]
         return ids, np.repeat(states, number), np.append(0, np.cumsum(number))[begin]
+
+    @functools.cached_property
+    def _token_at(self) -> Ids:
+        """(n + 1,) by place: the token that ends there, -1 if none does, if no two tokens are equal."""
+        found = np.full(len(self) + 1, -1, np.int32)
+        found[self.place_of_ends] = self.order
+        return found
+
+    def tokens_ending(self, places: Ints, beside: Ints) -> tuple[Ids, Ids]:
+        """The ids of the tokens that end at some places, and for each what stands beside its place."""
+        if self._distinct:
+            ids = self._token_at[places]
+            end = ids >= 0
+            return ids[end], beside[end].astype(np.int32)
+        below_root = places < len(self)
+        nodes, beside = self.nodes[places[below_root]], beside[below_root]
+        ends = np.flatnonzero(self.first[nodes + 1] > self.first[nodes])
+        return self.tokens_at(nodes[ends].astype(np.int32), beside[ends].astype(np.int32), nodes[:0])[:2]
 
 
 def ranges(begin: Ints, size: Ints) -> npt.NDArray[np.int64]:

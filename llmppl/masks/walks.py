@@ -21,13 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.masks.constraint import Bools, Ints, Recognizer, State, TabledRecognizer
-from llmppl.masks.trie import Trie, ranges
+from llmppl.masks.trie import Ids, Trie, ranges
 
-__all__ = ["FLAG", "Graph", "MemoGraph", "TableGraph", "Walk", "walk", "walk_state"]
+__all__ = ["FLAG", "Graph", "MemoGraph", "TableGraph", "Walk", "walk", "walk_from", "walk_state"]
 
 CHUNK = 1 << 18                                     # entries of the whole index worked on at once
 WIDE = (3 / 4, 1 / 10)                              # of the trie below a walk's first and second byte; " " has 0.7
 MANY = 1 << 20                                      # nodes worked out at once, of all wide walks
+FEW = 200                                           # nodes that are sooner looked at one by one
+LARGE = 1000, 16                                    # nodes below one, and bytes of a state: a walk there may be wide
 FLAG = 1 << 30                                      # in an entry of a table, beside the next state
 
 
@@ -199,10 +201,44 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
     return Walk(np.append(0, np.cumsum(number)), *(each.astype(np.int32) for each in joined))
 
 
-def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The ids of the tokens that fit a state, in the order of their bytes, and the states they lead to (numbers)."""
+def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[Ids, Ids]:
+    """The ids of the tokens that fit a state, and the states they lead to (numbers)."""
+    if isinstance(graph, TableGraph):
+        return walk_from(graph, trie, [(len(trie), number)])
     found = walk(graph, trie, np.array([number]))
     return trie.tokens_at(found.nodes, found.states, found.begin)[:2]
+
+
+def walk_from(graph: TableGraph, trie: Trie, places: list[tuple[int, int]]) -> tuple[Ids, Ids]:
+    """As `walk_state`, of the tokens that end at or below some places, each with a state: node by node while few."""
+    rows, (bytes, first, sizes, below) = graph.recognizer.row, trie.views
+    takes: dict[int, list[int]] = {}                # the bytes that a state takes
+    reached, later = places.copy(), list[tuple[int, int]]()
+    for done, (place, state) in enumerate(reached, 1):          # which grows meanwhile
+        size = sizes[place]
+        if not size:
+            continue
+        begin, row = first[place], rows(state)
+        if size >= 8 and state not in takes:
+            takes[state] = row.nonzero()[0].tolist()
+        if below[place] > LARGE[0] and len(takes.get(state, ())) > LARGE[1]:
+            later.append((place, state))
+        elif size < 8 or len(takes[state]) > size:
+            reached += [(at, target) for at in range(begin, begin + size) if (target := row.item(bytes[at]))]
+        else:
+            found = [bytes.find(byte, begin, begin + size) for byte in takes[state]]
+            reached += [(at, row.item(bytes[at])) for at in found if at >= 0]
+        if len(reached) > FEW:
+            later += reached[done:]
+            break
+    at, states = np.array(reached, np.int64).reshape(-1, 2).T
+    ids, ends = trie.tokens_ending(at, states)
+    if later:
+        at, states = np.array(later).T
+        walked = walk(graph, trie, states, trie.nodes_of(at))
+        more = trie.tokens_at(walked.nodes, walked.states, walked.begin)
+        ids, ends = np.concatenate([ids, more[0]]), np.concatenate([ends, more[1]])
+    return ids, ends
 
 
 class _Front(NamedTuple):
