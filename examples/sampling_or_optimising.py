@@ -10,7 +10,7 @@ shorter than the texts drawn are on average, and the 14 beams after the first tw
 man" and go on about him. `docs/inference.md` has a program whose most probable texts are much too short. Rejection
 throws most of its draws away; steering has 16 texts, all different, and its means and its Z are the estimates of one
 run of few particles. After the first prompt its means are near those of rejection, and its Z near the share that obeys
-when there are more draws (35 of 1000). After the second 4 draws that obey are few to compare with (19 of 1000 had means
+when there are more draws (35 of 1000). After the second 2 draws that obey are few to compare with (19 of 1000 had means
 of 18.4 tokens and -41.4); seven other seeds of steering had means of 15 to 22 tokens and a Z of 0.013 to 0.029.
 
     Once upon a time, there was ...
@@ -19,13 +19,13 @@ of 18.4 tokens and -41.4); seven other seeds of steering had means of 15 to 22 t
       beam search, N=4      16.2     -10.7      4          4           3
       beam search, N=16     16.7     -11.7     16         16           4
         the best of them    14.0      -8.5      1          1           1
-      steering, N=16        15.6     -26.0     16         16           6
-      rejection             16.6     -25.0     10         10           9
-      10 of 200 plain draws obey; steering's estimate of Z is 0.032
+      steering, N=16        15.3     -28.3     16         16           8
+      rejection             15.8     -25.8     11         11           9
+      11 of 200 plain draws obey; steering's estimate of Z is 0.038
         beam   ...a boy named Timmy. Timmy loved to play with his toy cars.
         beam   ...a boy named Timmy. Timmy loved to play with his toys.
-        drawn  ...a big dog named Spot. Spot loved to play with his ball, his furry tail, and his tail.
-        drawn  ...a girl who lived in a big tree. She loved to sit in the tree, on the tree.
+        drawn  ...a car named Bob. Bob loved to ride at the park and watch the micap.
+        drawn  ...a boy named Timmy. Timmy loved to play with his blue ball with his ball.
 
     One day, the old king ...
                           tokens  log prob  texts  different  beginnings
@@ -33,13 +33,13 @@ of 18.4 tokens and -41.4); seven other seeds of steering had means of 15 to 22 t
       beam search, N=4      21.8     -18.6      4          4           1
       beam search, N=16     20.7     -17.5     16         16           3
         the best of them    12.0      -9.4      1          1           1
-      steering, N=16        19.2     -36.7     16         16           6
-      rejection             21.5     -44.6      4          4           4
-      4 of 200 plain draws obey; steering's estimate of Z is 0.031
+      steering, N=16        18.2     -42.5     16         16           5
+      rejection             21.5     -36.1      2          2           2
+      2 of 200 plain draws obey; steering's estimate of Z is 0.024
         beam   ...was very sad. He didn't know what to do.
         beam   ...was very upset. He didn't know what to do.
-        drawn  ...came into the king's house and said, "What did you mean by good, king? What are you doing here?"
-        drawn  ...went for a walk with his aunt. When they got about, the old man said "hey, do you want to help me?"
+        drawn  ...asked his nail to take care of the flag. He said, "No!
+        drawn  ...saw how big the mess was. He was not happy.
 """
 
 import argparse
