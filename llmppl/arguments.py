@@ -177,8 +177,8 @@ def function(name: str, value: Callable[..., Any], example: str, *, takes: int |
         except ValueError:                              # it does not tell
             return value
         except TypeError as error:
-            said = f"{name} must take {takes} arguments, as {example} does; {name_of(value)} is wrong"
-            raise TypeError(f"{said}: {error}") from None
+            said = f"{name} must take {takes} argument{'s' * (takes != 1)}, as {example} does"
+            raise TypeError(f"{said}; {name_of(value)} is wrong: {error}") from None
     return value
 
 

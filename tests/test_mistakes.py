@@ -25,6 +25,7 @@ from llmppl import (
     Vocabulary,
     enumerate_exact,
     importance_sampling,
+    repeat,
     smc_steer,
 )
 from llmppl.languages import JsonSchemaIndex
@@ -104,6 +105,8 @@ MISTAKES = [
     (lambda: smc_steer(program(), 2, num_particles=5), TypeError, r"takes no num_particles: did you mean N\?"),
     (lambda: search(LM, "a|b", top_k=5), TypeError, r"a query takes no top_k: give rule=Rule\(top_k=5\)"),
     (lambda: search(LM, "a|b", n=5), TypeError, r"a query takes no n: matches come one by one, take\(5\) so many"),
+    (lambda: repeat(smc_steer(program(), 2, seed=0), 3), TypeError, "run must be a function, as lambda rng: .* not P"),
+    (lambda: repeat(lambda: smc_steer(program(), 2, seed=0), 3), TypeError, "run must take 1 argument, as lambda"),
     # ---- programs
     (lambda: run(lambda self: self.sample({"a": 0.5, "b": 0.5})), TypeError, r": give Categorical\(\{'a': 0.5, 'b"),
     (lambda: run(lambda self: self.sample(LM.context("a"))), TypeError, r": give self.transformer\(context\)"),

@@ -364,7 +364,7 @@ def test_the_mean_of_repeated_runs_is_unbiased_and_its_error_is_that_of_a_mean()
 def test_what_repeat_refuses():
     with pytest.raises(TypeError, match="returns Particles, as smc_steer does, not 3"):
         repeat(lambda rng: 3, 2, seed=0, progress=False)
-    with pytest.raises(TypeError, match="wants a function of an rng"):
+    with pytest.raises(TypeError, match="run must be a function, as lambda rng"):
         repeat(smc_standard(Chain(), 2, seed=0), 2)
     with pytest.raises(ValueError, match="R must be at least 1"):
         repeat(lambda rng: smc_standard(Chain(), 2, rng=rng), 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import count, generator
+from llmppl.arguments import count, function, generator
 from llmppl.display.progress import bar
 from llmppl.display.tables import frame, html_table, one_line
 from llmppl.distributions import logsumexp
@@ -107,8 +107,7 @@ def repeat(
         Show a bar; by default where stderr is a terminal.
     """
     count("R", R)
-    if not callable(run):
-        raise TypeError(f"repeat wants a function of an rng, lambda rng: smc_steer(model, N, K, rng=rng), not {run!r}")
+    function("run", run, "lambda rng: smc_steer(model, N, K, rng=rng)", takes=1)
     runtime, streams, found = Runtime(), generator(seed, rng).spawn(R), dict[int, Particles[M]]()
 
     def one(index: int) -> None:
