@@ -12,9 +12,9 @@ evenly from the form, the share that the model likes better. Dates are spelled a
 
     Lily's birthday was on Monday. Everyone was happy. Lily's birthday was on ...
 
-      goes on    the holiday.
-                 the furniture.
-                 the Monday with her family.
+      goes on    Monday and John had a car.
+                 Monday.
+                 the table and Ben could hear her mom told him what she had done.
       a choice    0.99  Monday *
                   0.01  Tuesday
                   0.00  Saturday
@@ -27,9 +27,9 @@ evenly from the form, the share that the model likes better. Dates are spelled a
 
     George Washington was born on ... (--paper)
 
-      goes on    the valley.
-                 the firm ground.
-                 the Take.
+      goes on    all of his huge admiral and marvellous color.
+                 de soft shaltico.
+                 his return.
       a choice    0.81  July 4, 1732
                   0.19  March 4, 1789
                   0.00  February 22, 1732 *

@@ -9,20 +9,20 @@ every word stays short and every text goes on from both prompts. The number befo
     The little girl went to the park and ...
     The old king went to the sea and ...
 
-    each o scores 0: 0.8 o's on average, log Z-hat -12.38
-      0.198 ... saw it.
-      0.166 ... had lots of fun.
-      0.089 ... was very happy.
+    each o scores 0: 0.4 o's on average, log Z-hat -12.32
+      0.187 ... saw it.
+      0.153 ... got there.
+      0.141 ... felt happy.
       ...
-    each o scores 1: 1.8 o's on average, log Z-hat -11.76
-      0.124 ... asked for help.
-      0.106 ... saw it.
-      0.083 ... stood there.
+    each o scores 1: 1.7 o's on average, log Z-hat -11.55
+      0.199 ... got lost.
+      0.100 ... asked for help.
+      0.086 ... saw it.
       ...
-    each o scores 2: 3.8 o's on average, log Z-hat -8.86
-      0.217 ... saw lots of yummy food.
-      0.202 ... found some food.
-      0.158 ... got some food.
+    each o scores 2: 4.0 o's on average, log Z-hat -8.88
+      0.222 ... saw lots of yummy food.
+      0.206 ... found some food.
+      0.161 ... got some food.
       ...
 """
 

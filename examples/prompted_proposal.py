@@ -12,16 +12,16 @@ model takes up less helps less: "This is the story of a frog. The frog was under
 5.48; the same with a kitten, -28.12 and 2.30, hardly better than no hint.
 
     The little girl looked under the bed. She saw a (two tokens). "What a nice kitten!" she said.
-      plain     log Z-hat -28.57, variance  2.02, ess  3.0 of 50
-                little bug, big dog, wheel, little bug, girl smiling, big forgot
-      prompted  log Z-hat -26.84, variance  0.29, ess  3.7 of 50
-                kitten, kitten, kitten, pet dog, kitten, kitten
+      plain     log Z-hat -28.13, variance  2.07, ess  3.5 of 50
+                serious man, little bug, puddle, pet dog, king smiling, smiling face
+      prompted  log Z-hat -26.83, variance  0.59, ess  4.1 of 50
+                man crying, kitten, kitten, kitten, kitten, kitten
 
     The little girl looked under the bed. She saw a (two tokens). "What a nice frog!" she said.
-      plain     log Z-hat -28.18, variance  2.82, ess  3.1 of 50
-                big seat, wise owl, wheel, little boy, big pond, great pond
-      prompted  log Z-hat -24.67, variance  1.00, ess  2.8 of 50
-                big frog, tiny frog, beautiful frog, little frog, great frog, big frog
+      plain     log Z-hat -27.20, variance  4.23, ess  3.2 of 50
+                serious man, little bug, puddle, big mud, king smiling, small pond
+      prompted  log Z-hat -24.97, variance  1.93, ess  2.3 of 50
+                man smiling, funny frog, beautiful frog, closer frog, nice frog, pale frog
 """
 
 import argparse

@@ -23,7 +23,7 @@ below). Steering with as many particles as there are questions misses some of th
       ... to                            0.012  0.958  0.002  0.025  0.001  0.002
       ... the                           0.006  0.983  0.000  0.009  0.000  0.001
       ... park.                         0.007  0.988  0.000  0.003  0.000  0.001
-      smc_steer, N=6, K=2, copies: Z-hat / Z 1.06, total variation 0.125 on average
+      smc_steer, N=6, K=2, copies: Z-hat / Z 1.08, total variation 0.210 on average
       smc_steer, N=6, K=2, distinct: Z-hat / Z 1.00, total variation 0.000 on average
 
     after the words                         0      1      2      3      4      5
@@ -31,7 +31,7 @@ below). Steering with as many particles as there are questions misses some of th
       ... want                          0.036  0.072  0.032  0.814  0.030  0.015
       ... some                          0.016  0.019  0.020  0.932  0.006  0.007
       ... cake.                         0.003  0.006  0.005  0.975  0.007  0.004
-      smc_steer, N=6, K=2, copies: Z-hat / Z 0.96, total variation 0.250 on average
+      smc_steer, N=6, K=2, copies: Z-hat / Z 0.85, total variation 0.238 on average
       smc_steer, N=6, K=2, distinct: Z-hat / Z 1.00, total variation 0.000 on average
       ...
 """
