@@ -107,6 +107,7 @@ MISTAKES = [
     (lambda: search(LM, "a|b", n=5), TypeError, r"a query takes no n: matches come one by one, take\(5\) so many"),
     (lambda: repeat(smc_steer(program(), 2, seed=0), 3), TypeError, "run must be a function, as lambda rng: .* not P"),
     (lambda: repeat(lambda: smc_steer(program(), 2, seed=0), 3), TypeError, "run must take 1 argument, as lambda"),
+    (lambda: ConstrainedText(LM, letters("ab").context("a")), ValueError, "and it is one of .*, with other tokens"),
     # ---- programs
     (lambda: run(lambda self: self.sample({"a": 0.5, "b": 0.5})), TypeError, r": give Categorical\(\{'a': 0.5, 'b"),
     (lambda: run(lambda self: self.sample(LM.context("a"))), TypeError, r": give self.transformer\(context\)"),

@@ -124,6 +124,8 @@ def begin(lm: CachedTransformer, prompt: str | Context) -> Context:
         raise TypeError(f"lm and prompt are swapped: the language model comes first, then {arguments.shown(lm)}")
     language_model(lm)
     if isinstance(prompt, Context):
+        if prompt.lm.vocab != lm.vocab:
+            raise ValueError(f"prompt must be a Context of {lm!r}, and it is one of {prompt.lm!r}, with other tokens")
         prompt.check_length()
         return prompt
     if isinstance(prompt, str):
