@@ -17,9 +17,7 @@ from functools import lru_cache, partial
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from llmppl.exclusive import in_turn
 from llmppl.growing import Memo
 from llmppl.languages import json_scalars as scalars
 from llmppl.languages.dfa import DFA
@@ -77,36 +75,11 @@ class OpenTexts(Machine):
         self.control, self.inside, self.constraint = control, inside, constraint
         self._stacks: list[Stacks] = [()]
         self._loops = Memo(partial(key_of, control.row))
-        self._after: dict[tuple[int, ...], npt.NDArray[np.int32]] = {}
         super().__init__(_Stacked(control, inside, repr(constraint)))
 
     def _add(self, key: Stacks) -> int:
         self._stacks[len(self._keys) :] = [key]     # in place of what an interrupt has left
         return super()._add(key)
-
-    @in_turn
-    def _work_out(self, state: int) -> None:
-        stacks = self._stacks[state]
-        if self._ready[state] or len(stacks) > 1:
-            super()._work_out(state)
-            return
-        (top, *rest), machine = stacks[0], self._source.machine(stacks[0])
-        row = machine.row(top)[: MARKS[0]]
-        numbers = self._after.get(key := tuple(rest))          # by where the first state goes
-        if numbers is None or len(numbers) < len(machine.ready):
-            known, numbers = numbers, np.full(2 * len(machine.ready), -1, np.int32)
-            numbers[: 1 if known is None else len(known)] = 0 if known is None else known
-            self._after[key] = numbers
-        after = numbers.take(row)
-        while after.min() < 0:
-            byte = int(after.argmin())
-            target = row.item(byte)
-            new = tuple(sorted(self._source.after(byte, target, rest)))
-            numbers[target] = self._numbers.get(new) or self._add(new)
-            after = numbers.take(row)
-        self._table[state, : MARKS[0]] = after
-        self._ready[state] = True
-        self._keys[state] = None
 
     def loop(self, state: int) -> Key | None:
         """As `llmppl.masks.loops.key_of`: that of where the first of its stacks is, if there is but one."""
@@ -149,6 +122,10 @@ class _Stacked:
         return any(len(stack) == 1 and self._control.accepts(stack[0]) for stack in key)
 
     def moves(self, key: Stacks) -> list[tuple[int, int, Stacks]]:
+        if len(key) == 1:
+            ((top, *rest),) = key
+            found = self.machine(key[0]).moves(top)
+            return [(lo, hi, self._only(lo, target, rest)) for lo, hi, target in found if lo < MARKS[0]]
         table = np.stack([self.machine(stack).row(stack[0]) for stack in key])[:, : MARKS[0]]
         cuts = (np.flatnonzero((table[:, 1:] != table[:, :-1]).any(0)) + 1).tolist()
         moves = []
@@ -156,7 +133,7 @@ class _Stacked:
             targets = table[:, lo].tolist()
             if any(targets):
                 pairs = zip(targets, key, strict=True)
-                after = {stack for target, (_, *rest) in pairs if target for stack in self.after(lo, target, rest)}
+                after = {stack for target, (_, *rest) in pairs if target for stack in self._after(lo, target, rest)}
                 moves.append((lo, end - 1, tuple(sorted(after))))
         return moves
 
@@ -164,7 +141,13 @@ class _Stacked:
         """What the first state of a stack is of."""
         return self._inside if len(stack) > 1 else self._control
 
-    def after(self, byte: int, target: int, rest: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    def _only(self, byte: int, target: int, rest: list[int]) -> Stacks:
+        """The key where a byte has led the first state of the only stack to another."""
+        if byte in OPENING or rest:
+            return tuple(sorted(self._after(byte, target, rest)))
+        return ((target,),)
+
+    def _after(self, byte: int, target: int, rest: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """The stacks where a byte has led the first of one to a state."""
         machine = self._inside if rest else self._control
         if rest and machine.accepts(target):

@@ -7,6 +7,7 @@ still finish. What is made deterministic is an `NFA` (`llmppl.languages.nfa`), b
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Self
 
 import numpy as np
@@ -124,13 +125,22 @@ class Machine(Shared):
     def _work_out(self, state: int) -> None:
         if self._ready[state]:                      # by another thread
             return
-        known, moves = self._numbers, self._source.moves(self._keys[state])
-        segments = [(lo, hi, known.get(key) or self._add(key)) for lo, hi, key in moves]
+        moves = self.moves(state)
         into = self._table[state]                   # after numbering: it may have moved the table
-        for lo, hi, number in segments:
+        for lo, hi, number in moves:
             into[lo : hi + 1] = number
         self._ready[state] = True
         self._keys[state] = None                    # not needed again; `_numbers` knows it
+
+    @in_turn
+    def moves(self, state: int) -> list[Edge]:
+        """(lo, hi, target) for all bytes that do not lead to 0, ascending and disjoint; the row is not worked out."""
+        if self._ready[state]:
+            row = self._table[state]
+            cuts = [0, *((row[1:] != row[:-1]).nonzero()[0] + 1).tolist(), 256]
+            return [(lo, end - 1, target) for lo, end in itertools.pairwise(cuts) if (target := row.item(lo))]
+        known = self._numbers
+        return [(lo, hi, known.get(key) or self._add(key)) for lo, hi, key in self._source.moves(self._keys[state])]
 
     def step(self, state: int, byte: int) -> int | None:
         """The state after one more byte, or None where no accepted string goes on so."""
