@@ -1,6 +1,7 @@
 """JSON that ends: automata of schemas against llguidance, byte by byte and mask by mask, and against jsonschema."""
 
 import json
+import math
 import pickle
 import random
 import re
@@ -405,6 +406,13 @@ def fewest_tokens(index, state, most: int) -> float:
         level = set(steps) - seen
         seen |= level
     return np.inf
+
+
+@pytest.mark.parametrize("n", [3, math.inf])
+def test_what_nests_and_cannot_be_closed_is_not_within_any_number_of_tokens(n):
+    index = JsonSchema(True, whitespace=False).index(Vocabulary([b'"', b"a", b"[", b"1", b'"}', b""], [5]))
+    assert index.allowed(index.start).tolist() == [0, 2, 3, 4]
+    assert np.flatnonzero(index.mask_within(index.start, n)).tolist() == [0, 3, 4]
 
 
 @pytest.mark.parametrize("i", range(len(OPEN)))

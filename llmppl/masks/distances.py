@@ -3,13 +3,12 @@
 For a tabled recognizer all states are looked at together, once; but first at how many bytes they are from an end, which
 bounds the tokens and mostly tells enough. For others the states are searched in turn, which is slow where a state has
 many successors. `of` a state, or `after` it: of those that tokens lead to, by number (`ends`); `within` asks which of
-these are at most `n`, and finite.
+these are at most `n`, a finite number.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +24,6 @@ __all__ = ["SearchDistances", "TableDistances"]
 
 MAX_MEMO = 1 << 16                                  # states without a table whose distances are kept
 MAX_SEARCHED = 100_000                              # states without a table that an end is looked for in
-MOST = sys.float_info.max                           # tokens; from a dead end there are infinitely many
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,7 +54,6 @@ class TableDistances:
         return float(most[state] if least[state] == most[state] else self.after(index, state, np.array([state]))[0])
 
     def within(self, index: Searchable, state: State, ends: Ints, n: float) -> Bools:
-        n = min(n, MOST)
         least, most = (bound[ends] for bound in self._bounded(index))
         if ((least > n) | (most <= n)).all():
             return most <= n
@@ -157,7 +154,7 @@ class SearchDistances:
         return np.array([self.of(index, target) for target in states], float)[where]
 
     def within(self, index: Searchable, state: State, ends: Ints, n: float) -> Bools:
-        fits: Bools = self.after(index, state, ends) <= min(n, MOST)
+        fits: Bools = self.after(index, state, ends) <= n
         return fits
 
     @in_turn

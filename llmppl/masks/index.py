@@ -13,6 +13,7 @@ token, which the trie makes for all of them at once; Algorithm 4 is `TokenIndex.
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ __all__ = ["END", "TokenIndex"]
 
 MAX_STEPS = 1 << 16                                 # steps that are kept
 MAX_WITHIN = 4096                                   # masks within a number of tokens that are kept
+MOST = sys.float_info.max                           # tokens to an end; from a dead end there are infinitely many
 MAX_GAP_SEARCH = 200                                # states in which an accepted text is looked for at the beginning
 
 
@@ -279,7 +281,7 @@ class TokenIndex(Index):
     def _find_within(self, state: State, n: float) -> PackedMask:
         state = self.graph.checked(state)
         ids, ends = self.walk(state)
-        fits = self._distances.within(self, state, ends, n - 1)
+        fits = self._distances.within(self, state, ends, min(n - 1, MOST))
         if len(self._within) > MAX_WITHIN:
             self._within.clear()
         found = self._within[state, n] = self.store.of_ids(ids[fits], self.accepts(state))

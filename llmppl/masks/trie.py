@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from llmppl.arguments import shown
 from llmppl.masks.constraint import Ints, VocabularyLike, without_bytes
 from llmppl.shared import Shared
 
@@ -259,6 +260,8 @@ def once(make: Callable[[VocabularyLike], T]) -> Callable[[VocabularyLike], T]:
 @once
 def trie_of(vocab: VocabularyLike) -> Trie:
     """The trie of a vocabulary, one for all that are equal."""
+    if not hasattr(vocab, "tokens"):
+        raise TypeError(f"masks are over a Vocabulary, such as lm.vocab, not {shown(vocab, 60)}")
     return Trie(vocab.tokens, without_bytes(vocab))
 
 
