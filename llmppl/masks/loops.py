@@ -28,7 +28,7 @@ MOST = 16                                           # loops that a vocabulary ke
 USUAL = slice(33, 127), slice(48, 58)               # bytes of which most may lead to a loop: signs, digits
 
 Rows = Callable[[int], npt.NDArray[np.int32]]
-Key = tuple[bytes, bool]                            # of bytes below 128: 1 for each in it; whether all else is
+Key = tuple[bytes, bool]                            # of bytes below 128: 1 for each in it; whether others are
 Rest = tuple[tuple[int, int], ...]                  # the first and last of bytes, one after another
 
 UTF8: tuple[tuple[tuple[int, int], Rest], ...] = (  # bytes that begin characters, and what follows (RFC 3629)
@@ -44,7 +44,7 @@ UTF8: tuple[tuple[tuple[int, int], Rest], ...] = (  # bytes that begin character
 
 
 def key_of(rows: Rows, state: int) -> Key | None:
-    """What leads from a state back to it, None if it is little: bytes below 128, and perhaps all other characters."""
+    """What leads from a state back to it: bytes below 128, and all other characters if any fits; None if it is less."""
     looping = rows(state)[:128] == state
     if np.count_nonzero(looping) < LEAST:
         return None
@@ -52,8 +52,8 @@ def key_of(rows: Rows, state: int) -> Key | None:
 
     def returns(rest: Rest, at: int) -> bool:
         """Whether some bytes lead from what is inside of a character back to the state, and no others anywhere."""
-        if not rest or at in (0, state):
-            return not rest and at == state
+        if not rest:
+            return at == state
         found = known.get((rest, at))
         if found is None:
             row, (lo, hi) = rows(at), rest[0]
@@ -62,7 +62,10 @@ def key_of(rows: Rows, state: int) -> Key | None:
         return found
 
     first = rows(state)
-    return looping.tobytes(), all(returns(rest, _target(first, *lead)) for lead, rest in UTF8)
+    if not first[128:].any():
+        return looping.tobytes(), False
+    is_all = all(returns(rest, _target(first, *lead)) for lead, rest in UTF8)
+    return (looping.tobytes(), True) if is_all else None
 
 
 def _target(row: npt.NDArray[np.int32], lo: int, hi: int) -> int:
@@ -142,13 +145,17 @@ class Loops:
             found = known[key] = None if is_new else Loop(self._trie, key)
         return found
 
-    def _inside(self, state: int, loop: Loop) -> Bools:
+    def _inside(self, state: int, loop: Loop) -> Bools | None:
+        """The mask of a state with a loop; None if much leaves it by the first byte."""
         trie, row = self._trie, self._rows(state)
         bytes, _, sizes, _ = trie.views
         leaving = (bytes.find(byte, 0, sizes[-1]) for byte in (row * loop.leave).nonzero()[0].tolist())
         places = [(at, row.item(bytes[at])) for at in leaving if at >= 0]
+        found = walk_from(self._graph, trie, places)
+        if found is None:
+            return None
         mask = loop.mask.copy()
-        mask[walk_from(self._graph, trie, places)[0]] = True
+        mask[found[0]] = True
         mask[loop.ids[walk_state(self._graph, loop.rest, state)[0]]] = True
         return mask
 
@@ -171,8 +178,10 @@ class Loops:
                         (more if here else less).append((at, here or there))
             if len(both) > FEW:
                 return None
+        fit, unfit = (walk_from(self._graph, trie, places) for places in (more, less))
+        if fit is None or unfit is None:
+            return None
         mask = mask_of(other).copy()
-        for places, fits in ((more, True), (less, False)):
-            if places:
-                mask[walk_from(self._graph, trie, places)[0]] = fits
+        mask[fit[0]] = True
+        mask[unfit[0]] = False
         return mask

@@ -149,10 +149,6 @@ class Trie(Shared):
     def place_of_ends(self) -> npt.NDArray[np.int64]:
         return self.place[self.ends]
 
-    def nodes_of(self, places: Ints) -> npt.NDArray[np.int64]:
-        """The nodes at some places; the root is -1."""
-        return np.where(places < len(self), self.nodes.take(places, mode="clip"), -1)
-
     @functools.cached_property
     def views(self) -> tuple[bytes, memoryview, memoryview, memoryview]:
         """`bytes`, `first_child`, `num_children` and `below` with that of the root, for who looks at single places."""

@@ -1,9 +1,9 @@
 """Walks of a vocabulary's trie beside an automaton: which nodes can be reached, and in which state.
 
 The one idea: tokens that begin alike are walked once for the bytes they share, and not at all below a byte that the
-automaton does not take. All walks go down together, a level of the trie after the other. A walk follows what is alive,
-node by node; where that may be much of the trie it is *wide*, and whole levels are worked out at once, dead nodes
-included, which costs a tenth for each node.
+automaton does not take. All walks go down together, a level of the trie after the other. A walk follows what is alive;
+where that may be much of the trie it is *wide*, and whole levels are worked out at once, dead nodes included, which
+costs a tenth for each node. A walk from one state looks at nodes one by one, until they are many.
 
 An automaton is a *graph*: rows of next states by number, worked out when a walk comes to them.
 
@@ -203,17 +203,21 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
 
 def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[Ids, Ids]:
     """The ids of the tokens that fit a state, and the states they lead to (numbers)."""
-    if isinstance(graph, TableGraph):
-        return walk_from(graph, trie, [(len(trie), number)])
-    found = walk(graph, trie, np.array([number]))
-    return trie.tokens_at(found.nodes, found.states, found.begin)[:2]
+    found = walk_from(graph, trie, [(len(trie), number)]) if isinstance(graph, TableGraph) else None
+    if found is None:
+        walked = walk(graph, trie, np.array([number]))
+        found = trie.tokens_at(walked.nodes, walked.states, walked.begin)[:2]
+    return found
 
 
-def walk_from(graph: TableGraph, trie: Trie, places: list[tuple[int, int]]) -> tuple[Ids, Ids]:
-    """As `walk_state`, of the tokens that end at or below some places, each with a state: node by node while few."""
+def walk_from(graph: TableGraph, trie: Trie, places: list[tuple[int, int]]) -> tuple[Ids, Ids] | None:
+    """As `walk_state`, of the tokens that end at or below some places, each with a state; None if a walk may be wide.
+
+    Nodes are looked at one by one, until they are many.
+    """
     rows, (bytes, first, sizes, below) = graph.recognizer.row, trie.views
     takes: dict[int, list[int]] = {}                # the bytes that a state takes
-    reached, later = places.copy(), list[tuple[int, int]]()
+    reached, later = places.copy(), places[:0]
     for done, (place, state) in enumerate(reached, 1):          # which grows meanwhile
         size = sizes[place]
         if not size:
@@ -222,20 +226,20 @@ def walk_from(graph: TableGraph, trie: Trie, places: list[tuple[int, int]]) -> t
         if size >= 8 and state not in takes:
             takes[state] = row.nonzero()[0].tolist()
         if below[place] > LARGE[0] and len(takes.get(state, ())) > LARGE[1]:
-            later.append((place, state))
-        elif size < 8 or len(takes[state]) > size:
+            return None
+        if size < 8 or len(takes[state]) > size:
             reached += [(at, target) for at in range(begin, begin + size) if (target := row.item(bytes[at]))]
         else:
             found = [bytes.find(byte, begin, begin + size) for byte in takes[state]]
             reached += [(at, row.item(bytes[at])) for at in found if at >= 0]
         if len(reached) > FEW:
-            later += reached[done:]
+            later = reached[done:]
             break
     at, states = np.array(reached, np.int64).reshape(-1, 2).T
     ids, ends = trie.tokens_ending(at, states)
     if later:
         at, states = np.array(later).T
-        walked = walk(graph, trie, states, trie.nodes_of(at))
+        walked = walk(graph, trie, states, trie.nodes[at])
         more = trie.tokens_at(walked.nodes, walked.states, walked.begin)
         ids, ends = np.concatenate([ids, more[0]]), np.concatenate([ends, more[1]])
     return ids, ends
