@@ -427,6 +427,12 @@ def test_version():
     assert run("--version").stdout == f"llmppl {__version__}\n"
 
 
+def test_it_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "llmppl", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"llmppl {__version__}\n"
+    assert done.returncode == 0
+
+
 def test_help_loads_neither_torch_nor_transformers_and_names_the_commands():
     program = (
         "import sys\nfrom llmppl.cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"

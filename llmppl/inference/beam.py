@@ -18,7 +18,7 @@ from llmppl.display.tables import TableList, frame, one_line
 from llmppl.inference.branches import Branch, run_together
 from llmppl.inference.exact import settle
 from llmppl.inference.saved import saved
-from llmppl.inference.watch import Watch, begin, cut
+from llmppl.inference.watch import Watch, begin, checked, cut
 from llmppl.models.choices import Listed
 from llmppl.models.model import Model
 from llmppl.runtime import Runtime
@@ -101,6 +101,7 @@ def beam_search(
     ValueError
         If all runs that were followed reached weight zero; others, not followed, may have positive weight.
     """
+    checked(model)
     count("N", N)
     count("K", K)
     optional_count("max_steps", max_steps)

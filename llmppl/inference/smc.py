@@ -33,7 +33,7 @@ from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, Extens
 from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
 from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
-from llmppl.inference.watch import GlobalStreams, Watch, begin, cut
+from llmppl.inference.watch import GlobalStreams, Watch, begin, checked, cut
 from llmppl.models.choices import Sampled
 from llmppl.models.model import Model
 from llmppl.models.streams import Stream, spawned, state_of
@@ -369,7 +369,7 @@ def smc_steer(
         At most N, all of positive weight; `log_ml` is the log of an unbiased estimate of Z. Length 0 if all died.
     """
     one_of("expand", expand, EXPANSIONS)
-    return _run("smc_steer", model, EXPANSIONS[expand](N, K), DownSample(N), options)
+    return _run("smc_steer", checked(model), EXPANSIONS[expand](N, K), DownSample(N), options)
 
 
 @_with_run_options
@@ -381,10 +381,10 @@ def smc_standard(
     Source: Doucet & Johansen 2009, Sec. 3.5. `resample` is a scheme of `llmppl.inference.resampling`; `optimal` is
     refused, since it leaves N of N particles as they are. The other parameters are those of `smc_steer`.
     """
-    return _run("smc_standard", model, Copies(N), ResampleBelow(N, ess_threshold, resample), options)
+    return _run("smc_standard", checked(model), Copies(N), ResampleBelow(N, ess_threshold, resample), options)
 
 
 @_with_run_options
 def importance_sampling(model: M, N: int, **options: Unpack[RunOptions]) -> Particles[M]:
     """N independent weighted runs of the program. The parameters are those of `smc_steer`."""
-    return _run("importance_sampling", model, Copies(N), ResampleBelow(N, 0.0), options)
+    return _run("importance_sampling", checked(model), Copies(N), ResampleBelow(N, 0.0), options)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from llmppl.arguments import shown
 from llmppl.models.choices import INSTEAD, Sampled, last_choices
 from llmppl.models.copies import survey
 from llmppl.models.model import Model, untwist, wrap_step
@@ -28,11 +29,16 @@ _AGAIN = 3                                              # runs of a step in each
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
+def checked(model: M) -> M:
+    """`model`; a TypeError if it is none."""
+    if not isinstance(model, Model):
+        raise TypeError(f"inference wants a Model, an instance of your subclass, not {shown(model)}")
+    return model
+
+
 def begin(model: M, choosers: Sequence[Sampled]) -> list[M]:
     """A particle for each chooser; an error for what no run can begin with, or would be wrong in copies."""
-    if not isinstance(model, Model):
-        raise TypeError(f"inference wants a Model, an instance of your subclass, not {model!r}")
-    name = type(model).__name__
+    name = type(checked(model)).__name__
     if "step" in vars(model):
         raise TypeError(f"step was assigned to an instance of {name}: write it in the class, or assign it to {name}")
     wrap_step(type(model))                              # it may have been assigned to the class
