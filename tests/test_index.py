@@ -558,6 +558,8 @@ def test_tokens_left_are_never_too_few_when_masks_look_ahead():
 def test_what_is_no_vocabulary_is_told():
     with pytest.raises(TypeError, match=r"masks are over a Vocabulary, such as lm\.vocab, not 'abc'"):
         Regex("a").index("abc")
+    with pytest.raises(TypeError, match="masks are over a Vocabulary"):
+        JsonSchema({"type": "string", "format": "uri"}).index("abc")
 
 
 def test_a_recognizer_with_infinitely_many_states_is_walked_as_far_as_it_is_used():

@@ -28,9 +28,9 @@ from llmppl.languages.json_texts import JsonTexts, OpenTexts, texts_of
 from llmppl.masks import json_checks as checks
 from llmppl.masks import json_conditions as conditions
 from llmppl.masks import json_types, wording
-from llmppl.masks.constraint import Bools, Index, State, VocabularyLike, bytes_of, without_bytes
+from llmppl.masks.constraint import Bools, Index, State, VocabularyLike, bytes_of
 from llmppl.masks.index import END, TokenIndex
-from llmppl.masks.trie import once
+from llmppl.masks.trie import once, trie_of
 from llmppl.shared import Shared
 
 if TYPE_CHECKING:
@@ -414,8 +414,7 @@ def _tokenizer_of(vocab: VocabularyLike) -> tuple[LLTokenizer, list[bytes]]:
 
     llguidance has an eos of its own, past the bytes: those of the vocabulary are the index's business.
     """
-    special = without_bytes(vocab)
-    tokens = [b"" if id in special else token for id, token in enumerate(vocab.tokens)]
+    tokens = trie_of(vocab).tokens
     shown = [*tokens, *(b"%c" % byte for byte in range(256)), b""]
     shown = [b"" if b"\xff" in token else token for token in shown]             # 0xFF marks special tokens there
     facts = SimpleNamespace(eos_token_id=len(tokens) + 256, bos_token_id=None, tokens=shown, special_token_ids=[])
