@@ -9,16 +9,16 @@ that are far from equal (ess is of 20 particles), since a whole hole is drawn in
 particle is extended K=10 times; particles that share what was decided early.
 
     The dog was very[BLANK] because he had lost his[BLANK].
-      log Z-hat -9.25, ess 8.0
-      0.229  The dog was very sad because he had lost his new friend.
-      0.211  The dog was very sad because he had lost his dead dog.
-      0.088  The dog was very sad because he had lost his dog.
+      log Z-hat -9.41, ess 6.5
+      0.242  The dog was very sad because he had lost his name.
+      0.223  The dog was very sad because he had lost his blood.
+      0.170  The dog was very sad because he had lost his chest.
       ...
     "Please,[BLANK]," said the bear. "I want to[BLANK] with you."
-      log Z-hat -16.42, ess 2.4
-      0.600  "Please, little slip," said the bear. "I want to play with you."
-      0.222  "Please, squirrel," said the bear. "I want to play with you."
-      0.088  "Please, Lily," said the bear. "I want to play with you."
+      log Z-hat -15.66, ess 1.7
+      0.755  "Please, little bunny," said the bear. "I want to play with you."
+      0.060  "Please, please," said the bear. "I want to play with you."
+      0.024  "Please, the rainbow," said the bear. "I want to play with you."
       ...
 """
 
