@@ -1,5 +1,6 @@
 """Loops: masks of states that lead back to themselves, against tokens tried byte by byte."""
 
+import pickle
 import random
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from support import repetitions
 from test_index import Machine, brute_force, explore, machines, vocabularies
 
-from llmppl import JsonSchema, Regex
+from llmppl import Grammar, JsonSchema, Regex
 from llmppl.languages.nfa import NFA
 from llmppl.languages.threads import Subsets
 from llmppl.masks import TokenIndex, loops, walks
@@ -187,6 +188,20 @@ def test_a_vocabulary_keeps_a_bounded_number_of_loops():
         index = Regex(f"[a-{last}]+").index(vocab)
         index.mask(index.after("a"))
         assert 0 < len(index.trie.loops) <= loops.MOST
+
+
+@pytest.mark.parametrize("texts", [Regex('"[^"]*"'), JsonSchema(SCHEMAS[0]), Grammar("start: /[a-z]+/")])
+def test_an_index_in_use_can_be_pickled(texts):
+    vocab = Vocabulary([bytes([byte]) for byte in range(32, 127)] + [b'ab"', b"abc", b""], [97])
+    index = texts.index(vocab)
+    begun = {Regex: '"a', JsonSchema: '{"a": "b', Grammar: "ab"}[type(texts)]
+    states = [index.after(begun[:end]) for end in range(len(begun) + 1)]
+    masks = [index.mask(state) for state in states]
+    copy = pickle.loads(pickle.dumps(index))
+    assert copy.store.nbytes == 0
+    for end, mask in enumerate(masks):
+        np.testing.assert_array_equal(copy.mask(copy.after(begun[:end])), mask)
+        np.testing.assert_array_equal(copy.allowed(copy.after(begun[:end])), np.flatnonzero(mask))
 
 
 @given(st.data())

@@ -341,6 +341,7 @@ def _any_json(blank: str | None) -> DFA:
 
 @lru_cache(16)
 def _loops(dfa: DFA) -> Memo[int, Key | None]:
+    """Those of the states of an automaton that several schemas share."""
     return Memo(partial(key_of, dfa.row))
 
 

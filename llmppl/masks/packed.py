@@ -36,6 +36,9 @@ class PackedMask:
         self.ids: npt.NDArray[np.int64] | None = None
         self.refs: dict[str, weakref.ref[Any]] = {}     # to the arrays, kept or not
 
+    def __reduce__(self) -> tuple[type[PackedMask], tuple[bytes]]:      # without its arrays
+        return PackedMask, (self.key,)
+
 
 class MaskStore:
     """The masks over a vocabulary of `size` tokens, one of each content. `eos` is allowed where a text may end."""
@@ -46,6 +49,9 @@ class MaskStore:
         self._by_bits: dict[tuple[bytes, bool], PackedMask] = {}
         self._kept: deque[tuple[PackedMask, Literal["mask", "ids"]]] = deque()
         self.nbytes = 0                             # of the arrays that are kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": deque(), "nbytes": 0}
 
     def of_ids(self, ids: Ints, accepts: bool) -> PackedMask:
         """The mask of some ids, and of eos if the text may end."""

@@ -85,6 +85,9 @@ class Trie(Shared):
         self.first_child[-1] = 0
         self.loops: dict[Any, Any] = {}             # of `llmppl.masks.loops`
 
+    def __getstate__(self) -> dict[str, Any]:       # without views, which cannot be pickled, and what is found again
+        return {name: value for name, value in self.__dict__.items() if name != "views"} | {"loops": {}}
+
     def __len__(self) -> int:
         return len(self.byte)
 
