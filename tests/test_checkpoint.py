@@ -182,7 +182,7 @@ def test_particles_that_the_length_of_the_model_has_cut_stay_as_they_are(run, tm
     lm = CachedTransformer(lambda ids: [1.0, 0.5, 0.0, -2.0], Vocabulary([b"a", b"b", b"c", b""], [3]))
     lm.engine.max_length = 7
     whole = run(Hops(lm), seed=2)
-    assert len({len(p.choices) for p in whole if p.limit}) > 1
+    assert len({len(p.choices) for p in whole if p._limit_}) > 1
     for at in range(2, len(whole.steps) + 1):
         with pytest.raises(KeyboardInterrupt):
             run(Hops(lm), seed=2, checkpoint=tmp_path / "run.ckpt", on_step=interrupt(at))

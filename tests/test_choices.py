@@ -128,9 +128,9 @@ DIRECT = {"Streams", "Lends"}                           # these cannot be enumer
 
 def what_the_program_made(particle):
     """Everything that is not inference's: attributes, contexts, and what each statement weighed."""
-    own = {"log_weight", "log_twist", "chooser", "_noted", "_kept", "_stepping", "finished", "cut", "inner", "calls"}
-    attributes = {name: value for name, value in vars(particle).items() if name not in own}
-    return attributes | {"s": particle.s, "death": particle.death, "limit": particle.limit}
+    own = {"finished", "inner", "calls"}
+    attributes = {name: value for name, value in vars(particle).items() if not (name.endswith("_") or name in own)}
+    return attributes | {"s": particle.s, "death": particle.death, "limit": particle._limit_}
 
 
 def same(replayed, particle):
@@ -218,7 +218,7 @@ def test_copies_share_what_was_noted_and_go_on_by_themselves():
     model.rng = np.random.default_rng(3)
     model.step()
     twin = model.copy()
-    assert twin._noted is model._noted and copy.deepcopy(model._noted) is model._noted
+    assert twin._noted_ is model._noted_ and copy.deepcopy(model._noted_) is model._noted_
     before = model.choices
     twin.rng = np.random.default_rng(4)
     twin.step()

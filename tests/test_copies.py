@@ -135,7 +135,7 @@ def by_attribute(self):
 )
 def test_what_would_go_on_asking_the_first_particle_is_refused_by_name(run, program, make, path):
     who = f"the attribute kept of {program.__name__} refers to the model itself"
-    with pytest.raises(TypeError, match=rf"{who} \({path}\).*Make it in step\(\)"):
+    with pytest.raises(TypeError, match=rf"{who} \({path}\).*make it anew in every step\(\)"):
         RUNS[run](program(make))
 
 

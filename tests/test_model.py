@@ -570,8 +570,8 @@ def test_transformer_wants_a_context():
 
 
 def test_a_death_takes_the_twist_away_outside_of_a_step_too():
-    model = Model()
-    model.twist(1.0)
+    model = stepped(lambda self: self.twist(1.0))
+    assert model.log_twist == model.log_weight == 1.0
     model.condition(False)
     assert model.log_twist == 0.0 and model.log_weight == -math.inf
 

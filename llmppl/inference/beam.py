@@ -107,7 +107,7 @@ def beam_search(
     optional_count("max_steps", max_steps)
     runtime, t = Runtime(), 0
     runs: list[Any] = begin(model, [Listed(asker="beam_search")])
-    watch = Watch(runtime, type(model), bounded=max_steps is not None)
+    watch = Watch(runtime, runs[0], bounded=max_steps is not None)
     with bar(progress, max_steps, _progress) as show:
         while any(not run.finished for run in runs) and t != max_steps:
             t += 1

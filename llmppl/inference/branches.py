@@ -22,19 +22,19 @@ class Branch:
         The log-probability of the picks.
     particle : Model
         The copy; once `run`, at the end of the step or where it was left, log_q in its weight.
-    void : bool
-        Whether the listed choice has no value of positive probability, once that was asked.
+    error : Exception or None
+        Why nothing can be drawn at the listed choice, once that was asked.
     """
-
-    void = False
 
     def __init__(self, start: Any, asker: str = "", picks: tuple[Pick, ...] = (), log_q: float = 0.0) -> None:
         self.start, self.picks, self.log_q, self._asker = start, picks, log_q, asker
+        self._errors = list[Exception]()
         self._begin()
 
-    def _begin(self, *, at_once: bool = False) -> None:
-        self.chooser = Listed(self.picks, self._asker, at_once=at_once)
+    def _begin(self) -> None:
+        self.chooser = Listed(self.picks, self._asker, self._errors)
         self.particle = self.start.spawn(self.chooser)
+        self.error: Exception | None = None
         self._left: Left | None = None
 
     @property
@@ -51,28 +51,33 @@ class Branch:
             self.particle.step()
         except Left as left:
             self._left = left
-        else:
-            self.chooser.end_step()
-        self.particle.log_weight += self.log_q
+        self.chooser.end_step()
+        self.particle._log_weight_ += self.log_q
 
     def ask(self) -> None:
-        """Have the probabilities of the listed choice, and those of all other distributions that the step has made.
+        """Ask for the probabilities of the listed choice, and of all other distributions that the step has made.
 
-        The exception by which it was left holds those in its frames: one pass of a language model computes all.
+        The exception by which the step was left holds those in its frames, so that one pass of a language model
+        computes all. `error` is then an exception that belongs to the `sample` of the step: what the distribution
+        raised, or that it has no value of positive probability.
         """
         assert self.listing is not None
-        self.void = self.listing.is_void()
+        try:
+            self.error = self.listing.impossible()
+        except Exception as error:
+            self.error = error
         self._left = None
 
-    def run_asking(self) -> None:
-        """Run it anew on another copy, to ask where it asks: an error and a death are then those of its `sample`."""
-        self._begin(at_once=True)
+    def run_failing(self) -> None:
+        """Run the step again, on another copy, in which `sample` raises the `error`, after those that it handled."""
+        assert self.error is not None
+        self._errors.append(self.error)
+        self._begin()
         self.run()
-        self._left = None
 
-    def again(self) -> None:
-        """Run it once more, on another copy."""
-        Branch(self.start, self._asker, self.picks).run()
+    def again(self) -> Branch:
+        """The same branch, to be run once more on another copy."""
+        return Branch(self.start, self._asker, self.picks, self.log_q)
 
     def children(self, K: int | None = None) -> list[Branch]:
         """The branches that go on from here: all of positive probability, or the K most probable."""
@@ -87,18 +92,25 @@ Advance = Callable[[Sequence[Callable[[], Any]], Sequence[int]], None]      # ru
 
 
 def follow(branches: Mapping[int, Branch], advance: Advance) -> None:
-    """Run them up to the end of the step, or to a choice whose probabilities are then known."""
+    """Run them up to the end of the step, or to a choice whose probabilities are then known.
+
+    What a distribution raises belongs to the `sample` that draws from it: that step is run again to raise it there, and
+    the exception reaches the caller unless the step handles it.
+    """
     advance([branch.run for branch in branches.values()], [*branches])
-    listed = {i: branch for i, branch in branches.items() if branch.listing is not None}
-    try:
-        numbers = [*listed]
-        for some in numbers[:1], numbers[1:]:           # the first waits, and is answered with what all others need
-            advance([listed[i].ask for i in some], some)
-        again = [i for i, branch in listed.items() if branch.void]
-    except Exception:                                   # of one of them, in its step if it is to go on
-        again = [*listed]
-    if again:
-        advance([listed[i].run_asking for i in again], again)
+    todo = [*branches]
+    while todo := [i for i in todo if branches[i].listing is not None]:
+        raised = None
+        try:
+            for some in todo[:1], todo[1:]:             # the first waits, and is answered with what all others need
+                advance([branches[i].ask for i in some], some)
+        except Exception as error:
+            raised = error
+            if all(branch.error is not error for branch in branches.values()):
+                raise                                   # of no distribution, as that of a signal handler is
+        failed = [i for i in todo if branches[i].error is not None]
+        advance([branches[i].run_failing for i in failed], failed)
+        todo = failed if raised is None else todo       # others were not asked then
 
 
 def run_together(runtime: Runtime, branches: Sequence[Branch], name: str) -> tuple[list[Branch], list[Branch]]:

@@ -157,7 +157,7 @@ class Checkpoint:
     def _write(self) -> None:
         start = time.perf_counter()
         whole, kept = self._whole, self._kept
-        places = [self._histories.add(attributes["_noted"]) if "_noted" in attributes else -1
+        places = [self._histories.add(attributes["_noted_"]) if "_noted_" in attributes else -1
                   for _, attributes in whole.particles]  # fmt: skip
         new = {
             "steps": list(map(_written_record, self._run.genealogy.records[kept.steps : whole.t])),
@@ -242,9 +242,10 @@ class Checkpoint:
                 text, finished = each.pop("text"), each["finished"]
                 if (particle.s, particle.finished) != (text, finished):
                     raise ValueError(f"it makes {str(particle.s)!r} of the choices that made {text!r}")
-                self._histories.keep(particle._noted, at)
+                self._histories.keep(particle._noted_, at)
                 each |= {"log_weight": _float(each["log_weight"]), "chooser": stream}
-                vars(particle).update((name, now) for name, now in each.items() if getattr(particle, name) != now)
+                now = {name if name == "finished" else f"_{name}_": value for name, value in each.items()}
+                vars(particle).update((name, value) for name, value in now.items() if getattr(particle, name) != value)
                 particles.append(particle)
         except ValueError as error:
             raise self._refused(str(error)) from error
@@ -323,9 +324,9 @@ def _written(particle: tuple[Any, dict[str, Any]], place: int, stream: State) ->
         return attributes[name] if name in attributes else getattr(cls, name)
 
     return {
-        "at": place, "text": str(get("s")), "log_weight": _null(float(get("log_weight"))),
-        "log_twist": float(get("log_twist")), "finished": bool(get("finished")), "cut": bool(get("cut")),
-        "limit": get("limit"), "death": get("death"), "attribution": get("attribution"),
+        "at": place, "text": str(get("s")), "log_weight": _null(float(get("_log_weight_"))),
+        "log_twist": float(get("_log_twist_")), "finished": bool(get("finished")), "cut": bool(get("_cut_")),
+        "limit": get("_limit_"), "death": get("_death_"), "attribution": get("_attribution_"),
         "stream": _written_state(stream),
     }  # fmt: skip
 

@@ -6,7 +6,6 @@ until it ends. So the truth against which samplers are tested shares their progr
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import operator
@@ -47,7 +46,7 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     optional_count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
     states = begin(model, [Listed(asker="enumerate_exact")])
-    watch = Watch(runtime, type(model), bounded=max_steps is not None)
+    watch = Watch(runtime, states[0], bounded=max_steps is not None)
     while states and t != max_steps:
         t += 1
         done += filter(_finished, states)
@@ -70,5 +69,5 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
 
 def settle(watch: Watch, runtime: Runtime, ended: Sequence[Branch], active: Sequence[Model], t: int) -> None:
     """Watch step `t`, in which the branches `ended` came to their end, and `active` particles are left."""
-    watch.streams.check(functools.partial(runtime.run, [branch.again], [f"a replay at step {t}"]) for branch in ended)
+    watch.streams.check(dict(enumerate(ended)), lambda steps, _: runtime.run(steps, [f"a replay at step {t}"]))
     watch.step(t, [branch.particle for branch in ended], active)

@@ -31,6 +31,7 @@ from llmppl.inference.branches import Branch, follow
 from llmppl.inference.candidates import choose
 from llmppl.inference.watch import GlobalStreams
 from llmppl.models.choices import Choice, Fixed, Listing, Pick, Sampled, last_choices
+from llmppl.models.identity import first_difference
 from llmppl.models.model import Model
 from llmppl.models.streams import Stream, spawned
 
@@ -84,12 +85,12 @@ class Extension:
     def share(self, number: int) -> None:
         """Be one of `number` that share the weight."""
         self.log_start -= math.log(number)
-        self.particle.log_weight -= math.log(number)
+        self.particle._log_weight_ -= math.log(number)
 
     def join(self, other: Extension) -> None:
         """Stand for another one, which chose the same, as well."""
         self.log_start = float(np.logaddexp(self.log_start, other.log_start))
-        self.particle.log_weight = float(np.logaddexp(self.particle.log_weight, other.particle.log_weight))
+        self.particle._log_weight_ = float(np.logaddexp(self.particle.log_weight, other.particle.log_weight))
         self.copies += other.copies
 
 
@@ -128,7 +129,7 @@ class Copies:
             group = i if run.t > 1 else 0               # all start at one state
             copies = [particle]
             if not particle.finished:
-                particle.log_weight -= math.log(self.K)
+                particle._log_weight_ -= math.log(self.K)
                 copies += [particle.spawn(Sampled(next(streams))) for _ in range(self.K - 1)]
             extensions += [Extension(copy, i, group, moving=not copy.finished) for copy in copies]
         _step(run, extensions)
@@ -164,7 +165,7 @@ class Distinct:
         follow(probes, run.advance)
         quiet = [i for i, probe in probes.items() if not probe.left]
         if quiet:
-            run.streams.check(functools.partial(run.advance, [probes[i].again], [i]) for i in quiet)
+            run.streams.check({i: probes[i] for i in quiet}, run.advance)
         listed = {i: probe.listing for i, probe in probes.items() if probe.listing is not None}
         kept = self._chosen(run, listed)
         groups, streams, extensions = itertools.count(), spawned(run.rng), list[Extension]()
@@ -219,7 +220,7 @@ class Distinct:
     ) -> list[Extension]:
         copies = [particle.spawn(Sampled(next(streams))) for _ in range(number)]
         for copy in copies:
-            copy.log_weight -= math.log(number)
+            copy._log_weight_ -= math.log(number)
         return [Extension(copy, i, group) for copy in copies]
 
     def _going(self, particle: Model, i: int, probe: Branch | None, group: int) -> Extension:
@@ -227,7 +228,7 @@ class Distinct:
         going = Extension(particle, i, group, moving=False)
         if probe is not None:
             going.particle = probe.particle
-            going.particle.chooser = particle.chooser
+            going.particle._chooser_ = particle.chooser
         return going
 
     def _again(self, run: Run, fixed: list[Extension], streams: Iterator[Stream]) -> list[Extension]:
@@ -260,7 +261,7 @@ EXPANSIONS: dict[ExpansionName, Callable[[int, int], Copies | Distinct]] = {
 def _started(particle: Model, chooser: Sampled, log_weight: float) -> Model:
     """A copy that begins its step with this log-weight."""
     copy = particle.spawn(chooser)
-    copy.log_weight, copy.log_twist = log_weight, 0.0
+    copy._log_weight_, copy._log_twist_ = log_weight, 0.0
     return copy
 
 
@@ -273,8 +274,9 @@ def _step(run: Run, extensions: list[Extension]) -> None:
 
 
 def _merged(extensions: list[Extension]) -> list[Extension]:
-    """One of those of a parent that made the same choices, with the weights of all.
+    """One of those of a parent that made the same choices and are alike, with the weights of all.
 
+    Those that differ drew from elsewhere, and go on apart, which is unbiased whatever they drew from.
     At the first step all particles are alike; to merge across them would leave few to be extended at the next.
     """
     first: dict[Hashable, Extension] = {}
@@ -282,7 +284,7 @@ def _merged(extensions: list[Extension]) -> list[Extension]:
     for each in extensions:
         key = each.key
         same = each if key is None else first.setdefault(key, each)
-        if same is each:
+        if same is each or first_difference(same.particle, each.particle):
             left.append(each)
         else:
             same.join(each)

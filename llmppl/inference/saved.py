@@ -39,10 +39,9 @@ def saved(particle: Any) -> SavedParticle:
     """What is kept of `particle`."""
     if isinstance(particle, SavedParticle):
         return particle
-    fields = "log_weight", "cut", "attribution"
     attributes = dict[str, Any]()
     for name, value in getattr(particle, "__dict__", {}).items():
-        if not name.startswith("_") and name not in fields:
+        if not name.startswith("_") and name not in ("log_weight", "cut", "attribution"):
             try:
                 attributes[name] = _plain(value)
             except (TypeError, RecursionError):         # it is of another type, or holds itself

@@ -35,7 +35,7 @@ from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
 from llmppl.inference.watch import GlobalStreams, Watch, begin, checked, cut
 from llmppl.models.choices import Sampled
-from llmppl.models.model import Model
+from llmppl.models.model import Model, untwist
 from llmppl.models.streams import Stream, spawned, state_of
 from llmppl.runtime import Runtime, running
 
@@ -116,9 +116,9 @@ class SMC(Generic[M]):
         self._runtime = Runtime()
         self.particles = begin(model, [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)])
         for particle in self.particles:                 # equal ones would make equal candidates
-            particle.log_weight -= math.log(len(self.particles))
+            particle._log_weight_ -= math.log(len(self.particles))
         self.genealogy = Genealogy(len(self.particles))
-        self._watch = Watch(self._runtime, type(model), bounded=True)
+        self._watch = Watch(self._runtime, self.particles[0], bounded=True)
         self.keep_whole()
         self._checkpoint: Checkpoint | None = None
         self._on_step: Callable[[Step], None] | None = None
@@ -154,6 +154,9 @@ class SMC(Generic[M]):
 
     def _next(self) -> tuple[StepRecord, list[M]]:
         self.t += 1
+        for particle in self.particles:                 # who was ended between two steps
+            if particle.finished:
+                untwist(particle)
         extensions = self.expand(self)                                          # expand, and step
         candidates = [each.particle for each in extensions]
         log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)        # weigh
@@ -262,7 +265,7 @@ def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams:
         if ancestor in seen:
             particle = particle.spawn(Sampled(next(streams)))
         seen.add(ancestor)
-        particle.log_weight = log_weight
+        particle._log_weight_ = log_weight
         taken.append(particle)
     return taken
 

@@ -6,26 +6,29 @@ one to tell; where a step made no choice that could be compared, `GlobalStreams`
 
 from __future__ import annotations
 
-import operator
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from llmppl.arguments import shown
+from llmppl.inference.branches import Advance, Branch
+from llmppl.models.alike import grown, snapshot
 from llmppl.models.choices import INSTEAD, Sampled, last_choices
 from llmppl.models.copies import survey
+from llmppl.models.identity import first_difference
 from llmppl.models.model import Model, untwist, wrap_step
 from llmppl.runtime import Runtime
 
 M = TypeVar("M", bound=Model)
 
 MAX_QUIET = 1_000                                       # steps in a row in which nothing happened
-MAX_COMPARED = 1_000                                    # entries of a list of the class
-_AGAIN = 3                                              # runs of a step in each of which a stream must have moved
+MAX_LAW = 100                                           # values of a distribution whose probabilities are compared
+_AGAIN = 5                                              # runs of a step to be compared
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
@@ -42,8 +45,10 @@ def begin(model: M, choosers: Sequence[Sampled]) -> list[M]:
     if "step" in vars(model):
         raise TypeError(f"step was assigned to an instance of {name}: write it in the class, or assign it to {name}")
     wrap_step(type(model))                              # it may have been assigned to the class
+    if [*model._noted_][-1:] not in ([], [None]):       # the first thing that it noted is no beginning of a step
+        raise ValueError(f"{name} sampled before its first step, which gives all particles one value: sample in step()")
     first = model.spawn(choosers[0])
-    if first._kept is None:                             # a copy() of its own, which may share what it must not
+    if first._kept_ is None:                             # a copy() of its own, which may share what it must not
         survey(model)
     return [first, *map(first.spawn, choosers[1:])]
 
@@ -51,28 +56,31 @@ def begin(model: M, choosers: Sequence[Sampled]) -> list[M]:
 def cut(particles: Iterable[Model]) -> None:
     """End what has not finished, and mark it."""
     for particle in particles:
+        untwist(particle)
         if not particle.finished:
-            untwist(particle)
-            particle.finished = particle.cut = True
+            particle.finished = particle._cut_ = True
 
 
 class Watch:
     """What is watched over the steps of one run.
 
     A run that is not `bounded` is not to go on for ever while nothing happens. A particle that asks for more than the
-    model reads is cut there, and the run warns of the first; and of a list of the class that a step has changed.
+    model reads is cut there, and the run warns of the first. What all particles share is not to change: the data of the
+    class, attributes in `shared` (which may grow, as a cache does), and distributions of one's own. And an attribute
+    that a step has made is surveyed as those that were there before.
 
     streams : GlobalStreams
     """
 
-    def __init__(self, runtime: Runtime, program: type[Model], *, bounded: bool) -> None:
+    def __init__(self, runtime: Runtime, particle: Model, *, bounded: bool) -> None:
         self.streams, self.bounded = GlobalStreams(), bounded
-        self._lists = {
-            f"{cls.__name__}.{name}": (value, value.copy())
-            for cls in program.__mro__
-            for name, value in vars(cls).items()
-            if isinstance(value, list) and len(value) <= MAX_COMPARED
-        }
+        self._program, self._kept = type(particle), particle._kept_ or survey(particle)
+        self._laws = {path: dist.log_measures() for path, dist in self._kept.own.items() if _is_short(dist.support)}
+        self._shared = {
+            name: value for name, value in vars(particle).items()
+            if name in self._kept.names and isinstance(value, (list, dict, deque, np.ndarray))
+        }  # fmt: skip
+        self._before = self._snapshots()
         self._runtime = runtime
         self._quiet, self._warned = 0, False
         self._seen: Any = None
@@ -82,12 +90,14 @@ class Watch:
 
         Raises
         ------
+        TypeError
+            If a step made an attribute that would be wrong in a copy.
         ValueError
             If nothing but what is longer than the model reads came of the first step.
         RuntimeError
-            If nothing happened in so many steps that nothing will.
+            If a step changed what all particles share, or nothing happened in so many steps that nothing will.
         """
-        limits = [particle.limit for particle in candidates if particle.limit]
+        limits = [particle._limit_ for particle in candidates if particle._limit_]
         if t == 1 and limits and len(limits) == len(candidates):
             raise ValueError(limits[0])
         if limits and not self._warned:
@@ -96,16 +106,34 @@ class Watch:
                 f"step {t} reached the end of what the model reads; particles are cut there, and marked: {limits[0]}",
                 stacklevel=_depth_of_caller(),
             )
-        changed = next((name for name, lists in self._lists.items() if not _same(*lists)), None)
-        if changed is not None:
-            self._lists.clear()
-            warnings.warn(
-                f"step {t} changed {changed}, a list of the class, which all particles share: make it in __init__, "
-                f"self.{changed.partition('.')[2]} = [...], and each particle has its own",
-                stacklevel=_depth_of_caller(),
-            )
+        self._check_shared(t)
+        for particle in candidates:
+            survey(particle, self._kept)
         if not self.bounded:
             self._count_quiet(particles)
+
+    def _snapshots(self) -> dict[str, Any]:
+        program, kept = self._program, self._kept
+        parts = {f"{cls.__name__}.{name}": value for cls, name, value in _data_of(program) if name not in kept.names}
+        parts |= {f"{program.__name__}.{name}": value for name, value in self._shared.items()}
+        parts |= {f"{program.__name__}.{path}": vars(dist) for path, dist in kept.own.items()}
+        return {name: snapshot(value) for name, value in parts.items()}
+
+    def _check_shared(self, t: int) -> None:
+        before, self._before = self._before, self._snapshots()
+        if before == self._before:
+            return
+        for name, now in self._before.items():
+            last = name.partition(".")[2]
+            if before.get(name) == now or (last in self._shared and grown(before.get(name), now)):
+                continue
+            if last in self._laws and np.array_equal(self._laws[last], self._kept.own[last].log_measures()):
+                continue                                # a distribution that keeps what it has computed
+            raise RuntimeError(
+                f"step {t} changed {name}, which all particles share: what one of them does there, others would "
+                f"find. Make it in __init__, self.{last} = ..., and each particle has its own; or write "
+                f'shared = ("{last}",) in the class, if it is a cache, which only grows'
+            )
 
     def _count_quiet(self, particles: Sequence[Model]) -> None:
         stats, before = self._runtime.stats, self._seen
@@ -119,8 +147,16 @@ class Watch:
             )
 
 
-def _same(list_: list[Any], before: list[Any]) -> bool:
-    return len(list_) == len(before) and all(map(operator.is_, list_, before))
+def _data_of(program: type[Model]) -> Iterator[tuple[type, str, Any]]:
+    """What stands in a class and its bases below Model, methods and the like left out."""
+    for cls in program.__mro__[: program.__mro__.index(Model)]:
+        for name, value in [*vars(cls).items()]:
+            if not (name.startswith(("__", "_abc_")) or callable(value) or hasattr(type(value), "__get__")):
+                yield cls, name, value
+
+
+def _is_short(support: Sequence[Any] | None) -> bool:
+    return support is not None and len(support) <= MAX_LAW
 
 
 def _depth_of_caller() -> int:
@@ -137,22 +173,23 @@ class GlobalStreams:
     def __init__(self) -> None:
         self._states = _states()
 
-    def check(self, again: Iterable[Callable[[], None]]) -> None:
-        """A RuntimeError if a step drew from them. `again` runs a suspect once more: another thread may have drawn, but
-        hardly each time."""
-        if not self._moved():
-            return
-        for run in again:
-            names = ["some"]
+    def check(self, branches: Mapping[int, Branch], advance: Advance) -> None:
+        """A RuntimeError if one of these, which ended their step, drew from them.
+
+        Where the states have moved, by whomever, a suspect is run again, and must come out as it was.
+        """
+        names = self._moved()
+        for i, branch in branches.items() if names else ():
             for _ in range(_AGAIN):
-                if names:
-                    run()
-                    names = self._moved()
-            if names:
-                raise RuntimeError(
-                    f"a step drew from {' and '.join(names)}, which belong to the whole process; what it chooses so is "
-                    f"not weighed, nor fixed by seed=: {INSTEAD}"
-                )
+                again = branch.again()
+                advance([again.run], [i])
+                if what := first_difference(branch.particle, again.particle):
+                    raise RuntimeError(
+                        f"a step drew from {' and '.join(names)}, which belong to the whole process: run again, "
+                        f"{what}. What it chooses so is not weighed, nor fixed by seed=: {INSTEAD}"
+                    )
+                if not self._moved():
+                    break
 
     def _moved(self) -> list[str]:
         before, self._states = self._states, _states()

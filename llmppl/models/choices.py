@@ -16,8 +16,10 @@ the step asks for then, by `Listing.check`.
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -106,12 +108,13 @@ class Sampled:
     """Draws every value from the random stream `rng`, which may be one that is yet to be made.
 
     weighs : whether `sample` and `observe` are to weigh the particle
+    by_hand : whether the model may choose outside of a step, as one that is no particle of a run
     """
 
     weighs = True
 
-    def __init__(self, rng: Any) -> None:
-        self.stream, self.lent = rng, False
+    def __init__(self, rng: Any, *, by_hand: bool = False) -> None:
+        self.stream, self.lent, self.by_hand = rng, False, by_hand
 
     @property
     def rng(self) -> Any:
@@ -119,8 +122,11 @@ class Sampled:
             self.stream = self.stream.made()
         return self.stream
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of a model that the model holds is given a stream, or has none."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Sampled | None:
+        """The chooser of a model that is copied with the particle whose stream it draws from; else None."""
+        if isinstance(self.stream, ParticleStream):
+            return Sampled(copy.deepcopy(self.stream, memo), by_hand=True)
+        return None
 
     def begin_step(self) -> None:
         self.lent = False
@@ -128,7 +134,7 @@ class Sampled:
     def draw(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
         """A value and the log weight with which it is proposed, noted."""
         value, log_w = choice = self.choose(particle, proposal)
-        particle._noted = Noted(particle._noted, Choice(value, log_w))
+        particle._noted_ = Noted(particle._noted_, Choice(value, log_w))
         if self.lent:                                   # to go on as the stream does now
             self.note_stream(particle)
         return choice
@@ -136,16 +142,16 @@ class Sampled:
     def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
         return proposal.propose(self.rng)
 
-    def lend(self, particle: Any) -> Any:
-        """The stream, for a program that draws from it directly."""
-        if particle._stepping and not self.lent:
+    def lend(self, particle: Any, name: str) -> Any:
+        """The stream, for a program that draws from it directly, by `rng.name`."""
+        if particle._stepping_ and not self.lent:
             self.lent = True
             self.note_stream(particle)
         return self.rng
 
     def note_stream(self, particle: Any) -> None:
         state = self.rng.bit_generator.state if isinstance(self.rng, np.random.Generator) else None
-        particle._noted = Noted(particle._noted, StreamState(state))
+        particle._noted_ = Noted(particle._noted_, StreamState(state))
 
     def end_step(self) -> None:
         """An error if the step should have chosen more."""
@@ -161,9 +167,11 @@ class Fixed(Sampled):
     def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
         if not self._picks:
             return self.choose_freely(proposal)
-        if self.lent and particle._noted.item != StreamState(self.rng.bit_generator.state):
+        if self.lent and particle._noted_.item != StreamState(self.rng.bit_generator.state):
             raise self._picks[-1].listing.error("it drew from self.rng before")
-        return self._picks.pop().take(proposal)
+        choice = self._picks[-1].take(proposal)         # where that raises, the pick waits for the next sample
+        self._picks.pop()
+        return choice
 
     def choose_freely(self, proposal: Proposal) -> tuple[Any, float]:
         return proposal.propose(self.rng)
@@ -181,48 +189,84 @@ class Listed(Fixed):
     """Takes the `picks`, and leaves the step (`Left`) at the next choice.
 
     `listing` is then that choice, or None if it cannot be listed: it has no finite support, or is a weighted proposal,
-    whose measure would have to be computed for every value, or is drawn from `self.rng` directly. With an `asker`,
-    which needs every choice, a weighted proposal is listed, and the others are a TypeError in its name.
+    whose measure would have to be computed for every value, or is drawn from `self.rng` directly, or by another thread.
+    With an `asker`, which needs every choice, a weighted proposal is listed, and the others are a TypeError in its
+    name. A step that catches `Left` changes nothing of this: it is left again at its next choice.
 
-    The probabilities are not asked for, so that this can be done for many at once. One that asks `at_once` ends the
-    step as if it drew, where that fails or there is nothing to draw.
+    The probabilities are not asked for, so that this can be done for many at once. Where asking them has failed before,
+    the step's `sample` raises these `errors`, one at each choice.
     """
 
-    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", *, at_once: bool = False) -> None:
+    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", errors: Sequence[Exception] = ()) -> None:
         super().__init__(None, picks)
         self.listing: Listing | None = None
         self.left = False
-        self._asker, self._at_once = asker, at_once
+        self._asker, self._errors = asker, [*errors][::-1]
+        self._refusal: TypeError | None = None
+        self._thread = threading.get_ident()
 
-    def choose_freely(self, proposal: Proposal) -> NoReturn:
+    def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
+        if self.left:
+            raise Left
+        return super().choose(particle, proposal)
+
+    def choose_freely(self, proposal: Proposal) -> tuple[Any, float]:
+        if threading.get_ident() != self._thread:       # which cannot be left: it goes on with any value
+            self._refuse("a choice that another thread makes")
+            return proposal.propose(np.random.default_rng(0))
+        if self._errors:
+            raise self._errors.pop()
         if self._asker or (isinstance(proposal, Distribution) and proposal.support is not None):
-            listing = Listing(proposal)
-            if self._at_once and listing.is_void():
-                raise Impossible(f"{proposal.brief} has no value of positive probability")
-            self.listing = listing
+            self.listing = Listing(proposal)
         self.left = True
         raise Left
 
-    def lend(self, particle: Any) -> Any:
-        return Unlisted(self)
+    def lend(self, particle: Any, name: str) -> NoReturn:
+        self._refuse(f"self.rng.{name}()")
+        raise self._refusal or Left
 
-    def refuse(self, name: str) -> NoReturn:
+    def _refuse(self, what: str) -> None:
+        """Leave a choice that cannot be listed."""
+        self.left = True
         if self._asker:
-            raise TypeError(f"{self._asker} cannot enumerate self.rng.{name}(); draw with self.sample(dist)")
-        self.left = True
-        raise Left
+            self._refusal = TypeError(f"{self._asker} cannot enumerate {what}; draw with self.sample(dist)")
+
+    def end_step(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        if not self.left:
+            super().end_step()
 
 
-class Unlisted(Shared):
-    """Stands for a particle's random stream: whoever draws from it directly makes a choice that cannot be listed."""
+class ParticleStream(np.random.Generator):
+    """The random stream of a particle, as its program holds it: `model.rng`.
 
-    def __init__(self, chooser: Listed) -> None:
-        self._chooser = chooser
+    Each use asks the particle's chooser, so that it can be kept in an attribute: the one of a copy is the copy's own.
+    """
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):                       # pickle asks
-            raise AttributeError(name)
-        self._chooser.refuse(name)
+    def __init__(self, particle: Any) -> None:
+        super().__init__(_NO_BITS)
+        self.particle = particle
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("__") or name == "particle":
+            return object.__getattribute__(self, name)
+        particle = self.particle
+        return getattr((particle.chooser or particle._own_chooser()).lend(particle, name), name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParticleStream:
+        return ParticleStream(memo.get(id(self.particle), self.particle))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the random stream of a particle cannot be pickled: its state is rng.bit_generator.state")
+
+    def __repr__(self) -> str:
+        return "<the random stream of a particle>"
+
+    __str__ = __repr__
+
+
+_NO_BITS = np.random.PCG64(0)                           # a Generator wants some; nothing draws from it
 
 
 class Replayed(Sampled):
@@ -275,7 +319,7 @@ class Replayed(Sampled):
 
 def last_choices(particle: Any) -> list[Choice | StreamState]:
     """What the last step of a particle chose."""
-    items, node = list[Choice | StreamState](), particle._noted
+    items, node = list[Choice | StreamState](), particle._noted_
     while node.item is not None:                        # where the step begins, or nothing was noted before
         items.append(node.item)
         node = node.before
@@ -306,7 +350,7 @@ def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> 
             chooser.end_step()
 
     Runtime().run([run], ["a replay"])
-    particle.chooser = Sampled(rng)
+    particle._chooser_ = Sampled(rng, by_hand=True)
     return particle
 
 
@@ -357,9 +401,11 @@ class Listing:
     def log_total(self) -> float:
         return self._proposal.log_total() if isinstance(self._proposal, Finite) else 0.0
 
-    def is_void(self) -> bool:
-        """Whether no value has positive probability."""
-        return self.table.log_total == -np.inf
+    def impossible(self) -> Impossible | None:
+        """The error for drawing, if no value has positive probability."""
+        if self.table.log_total > -np.inf:
+            return None
+        return Impossible(f"{self._proposal.brief} has no value of positive probability")
 
     def log_prob_at(self, index: int) -> float:
         return self.table.at(index) - self.log_total

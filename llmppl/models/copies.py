@@ -1,11 +1,13 @@
 """What the copies of a model share, and what may not be kept in one.
 
 Every particle is a deep copy. Deep copying gives a copy its own of everything, and rebinds what refers to the model
-(objects, methods, partial functions), but for functions and distributions, which are shared. A function kept in an
-attribute that refers to the model would go on asking the model that the run began with, and a random stream would
-give all copies the same numbers: both are refused. What is large and never changed by a step is shared instead.
+(objects, methods, partial functions, arrays that are views of one another), but for functions and distributions, which
+are shared. A function kept in an attribute that refers to the model would go on asking the model that the run began
+with, as would a weak reference, and a random stream would give all copies the same numbers: these are refused. What is
+large and never changed by a step is shared instead.
 
-`survey` looks through the attributes once a run, and at most at `_MOST` objects of each.
+`survey` looks through all attributes before a run begins, and after each step, which may have made a function, through
+those that may hold one; at most at `_MOST` objects of each.
 """
 
 from __future__ import annotations
@@ -20,25 +22,28 @@ import random
 import sys
 import types
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from llmppl.distributions import Proposal
 from llmppl.models.batching import Batched
-from llmppl.models.choices import Sampled
+from llmppl.models.choices import ParticleStream, Sampled
 from llmppl.shared import Shared
 
 _MOST = 5_000                                           # objects looked at for one attribute
 _LARGE = 1 << 20                                        # bytes that a copy may take without a warning
-OWN = frozenset(("chooser", "_noted", "_kept", "_stepping", "attribution"))         # what Model.copy takes care of
+OWN = frozenset(("_chooser_", "_noted_", "_kept_", "_stepping_", "_attribution_"))     # what Model.copy takes care of
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
 _PLAIN = (*_ATOMS, type, np.generic, range)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
-_STREAMS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, Sampled)
+_STREAMS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_PACKAGE = __name__.partition(".")[0] + "."
 _CACHED = type(functools.cache(len))
+_WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 Part = tuple[Any, bool, str]                            # an object, whether copies share it, and how it is reached
 _SHARED = frozenset((                                   # by name, since they are not to be imported
     "torch.nn.modules.module.Module", "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
@@ -57,77 +62,126 @@ def shared_names(cls: type) -> frozenset[str]:
     return frozenset(names)
 
 
-class Kept(NamedTuple):
-    """What copies share: the attributes called `names`, and `objects` (by id): modules, networks, read-only arrays."""
+class Kept(Shared):
+    """What the copies of a model share, and what is known of it.
 
-    names: frozenset[str]
-    objects: dict[int, Any]
+    names : the attributes that the class lists in `shared`
+    objects : modules, networks and read-only arrays, by id
+    known : functions and distributions that do not refer to the model, by id
+    own : distributions of classes outside of this package, by where they are
+    has_views : whether some of its arrays share memory
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names, self.objects, self.known = names, dict[int, Any](), dict[int, Any]()
+        self.own, self.has_views = dict[str, Proposal](), False
 
     def memo(self, model: Any) -> dict[int, Any]:
         """The memo of a deep copy of `model` that shares them, and has no chooser and no random stream."""
-        chooser, attribution = model.chooser, model.attribution
+        chooser, attribution = model._chooser_, model._attribution_
         named = map(vars(model).get, self.names)        # None, which all copies share, for one that is not set
+        views = _copied_views(model, self) if self.has_views else {}
         return {
-            id(chooser): None, id(getattr(chooser, "stream", None)): None, id(attribution): attribution,
-            **self.objects, id(self): self, **{id(value): value for value in named},
+            id(chooser): None, id(attribution): attribution, **self.objects, **{id(value): value for value in named},
+            **views,
         }  # fmt: skip
 
 
-def survey(model: Any) -> Kept:
-    """What copies of `model` share.
+def survey(model: Any, before: Kept | None = None) -> Kept:
+    """What copies of `model` share; after a step, what was found `before` it is known.
 
     A TypeError if an attribute holds a random stream, or shares with copies something that refers to the model.
     """
-    kept = Kept(shared_names(type(model)), {})
-    for name, value in vars(model).items():
-        if name not in OWN:
-            walk = _Walk(model, name, kept.objects)
-            walk.run(value, name in kept.names)
-            if walk.size > _LARGE:
-                warnings.warn(
-                    f"the attribute {name} of {type(model).__name__} takes {walk.size / (1 << 20):.0f} MB in every "
-                    f'copy, and every step copies particles: if no step changes it, write shared = ("{name}",) in the '
-                    "class",
-                    stacklevel=2,
-                )
+    kept = Kept(shared_names(type(model))) if before is None else before
+    walks = [_Walk(model, name, kept, first=before is None) for name in _to_survey(model, kept, before is not None)]
+    for walk in walks:
+        walk.run(vars(model)[walk.name], walk.name in kept.names)
+        if walk.size > _LARGE and before is None:
+            warnings.warn(
+                f"the attribute {walk.name} of {type(model).__name__} takes {walk.size / (1 << 20):.0f} MB in every "
+                f'copy, and every step copies particles: if no step changes it, write shared = ("{walk.name}",) in '
+                "the class",
+                stacklevel=2,
+            )
+    arrays = [array for walk in walks for array in walk.arrays]
+    kept.has_views = kept.has_views or (len(arrays) > 1 and any(_groups(arrays)))
     return kept
 
 
-def deep_copy(model: Any, kept: Kept) -> Any:
-    """`copy.deepcopy(model, kept.memo(model))`; what is its own copy, as mostly all is, costs a look at its type."""
+def _to_survey(model: Any, kept: Kept, again: bool) -> list[str]:
+    """The attributes to look through; `again`, those that may hold what was not there before."""
+
+    def may_hold(value: Any) -> bool:
+        return not (_HARMLESS[type(value)] or id(value) in kept.known or _is_flat(value, _HARMLESS))
+
+    return [name for name, value in vars(model).items() if name not in OWN and not (again and not may_hold(value))]
+
+
+def _groups(arrays: Iterable[np.ndarray]) -> Iterator[tuple[Any, list[np.ndarray]]]:
+    """The different arrays that share the memory of one owner, with that."""
+    groups: dict[int, tuple[Any, dict[int, np.ndarray]]] = {}
+    for array in arrays:
+        owner: Any = array
+        while isinstance(owner, np.ndarray) and owner.base is not None:
+            owner = owner.base
+        groups.setdefault(id(owner), (owner, {}))[1][id(array)] = array
+    return ((owner, [*group.values()]) for owner, group in groups.values() if len(group) > 1)
+
+
+def _copied_views(model: Any, kept: Kept) -> dict[int, Any]:
+    """For arrays that share memory, by id: arrays that share a copy of it in the same way."""
+    walks = [_Walk(model, name, kept) for name in _to_survey(model, kept, True)]
+    for walk in walks:
+        walk.run(vars(model)[walk.name], walk.name in kept.names)
+    copies = dict[int, Any]()
+    for owner, arrays in _groups(array for walk in walks for array in walk.arrays):
+        if {np.ndarray} != set(map(type, (owner, *arrays))) or owner.dtype.hasobject:
+            raise TypeError(
+                f"attributes of {type(model).__name__} are views of one {type(owner).__name__}, which copies would "
+                "part: keep that alone, and make views of it where they are used"
+            )
+        whole = copies[id(owner)] = owner.copy(order="K")
+        for array in arrays:
+            if array is not owner:
+                at = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+                view = np.ndarray(array.shape, array.dtype, whole.ravel(order="K").data, at, array.strides)
+                view.flags.writeable = array.flags.writeable
+                copies[id(array)] = view
+    return copies
+
+
+def deep_copy(model: Any, kept: Kept, memo: dict[int, Any]) -> Any:
+    """A deep copy of `model` by this `memo`; what is its own copy, as mostly all is, costs a look at its type."""
     cls: Any = type(model)
     if not _plainly_copied(cls):
-        return copy.deepcopy(model, kept.memo(model))
+        memo.update({**kept.memo(model), **memo})
+        return copy._reconstruct(model, memo, *model.__reduce_ex__(4))          # type: ignore[attr-defined]
     new = cls.__new__(cls)
-    attributes, memo = vars(new), dict[int, Any]()
+    attributes = vars(new)
     attributes.update(vars(model))
     for name, value in vars(model).items():
         if _IS_ITS_OWN_COPY[type(value)] or name in kept.names or name in OWN:
             continue
-        if not memo:                                    # holds `kept`, at least
-            memo = {**kept.memo(model), id(model): new}
+        if id(model) not in memo:                       # it is not filled where nothing asks for it
+            memo.update({**kept.memo(model), **memo, id(model): new})
         if id(value) not in memo:
-            copied = _flat_copy(value)
-            if copied is None:
-                copied = copy.deepcopy(value, memo)
-            memo[id(value)] = copied
+            memo[id(value)] = _flat_copy(value) if _is_flat(value, _IS_ITS_OWN_COPY) else copy.deepcopy(value, memo)
         attributes[name] = memo[id(value)]
-    if "chooser" in attributes:
-        attributes["chooser"] = None
+    if (chooser := model._chooser_) is not None:
+        attributes["_chooser_"] = chooser.__deepcopy__(memo)
     return new
 
 
-def _flat_copy(value: Any) -> Any:
-    """The deep copy of a list, tuple, set or dict of nothing but what is its own copy; else None."""
+def _is_flat(value: Any, kinds: dict[type, bool]) -> bool:
+    """Whether it is a list, tuple, set or dict of nothing but objects of these kinds."""
     kind = type(value)
-    if kind is list or kind is tuple or kind is set or (kind is dict and _all_are_their_own(value.values())):
-        if _all_are_their_own(value):
-            return value if kind is tuple else value.copy()
-    return None
+    if kind is dict and not all(map(kinds.__getitem__, map(type, value.values()))):
+        return False
+    return kind in (list, tuple, set, dict) and all(map(kinds.__getitem__, map(type, value)))
 
 
-def _all_are_their_own(values: Iterable[Any]) -> bool:
-    return all(map(_IS_ITS_OWN_COPY.__getitem__, map(type, values)))
+def _flat_copy(value: Any) -> Any:
+    return value if type(value) is tuple else value.copy()
 
 
 class _IsItsOwnCopy(dict[type, bool]):
@@ -139,29 +193,38 @@ class _IsItsOwnCopy(dict[type, bool]):
         return found
 
 
-_IS_ITS_OWN_COPY = _IsItsOwnCopy()
+class _IsHarmless(dict[type, bool]):
+    """The same, if besides no instance of the class can refer to a model."""
+
+    def __missing__(self, cls: type) -> bool:
+        self[cls] = found = _IS_ITS_OWN_COPY[cls] and not issubclass(cls, _SUSPECT)
+        return found
+
+
+_SUSPECT = (Proposal, Batched, types.FunctionType, types.BuiltinFunctionType)
+_IS_ITS_OWN_COPY, _HARMLESS = _IsItsOwnCopy(), _IsHarmless()
 
 
 @functools.cache
 def _plainly_copied(cls: type) -> bool:
     """Whether the state of an instance is its attributes, and copying it is left to Python."""
-    own = {"__deepcopy__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"}.intersection(dir(cls))
+    own = {"__setstate__", "__getnewargs__", "__getnewargs_ex__"}.intersection(dir(cls))
     slots = any(vars(base).get("__slots__") for base in cls.__mro__)
     usual = operator.attrgetter("__reduce_ex__", "__reduce__", "__getstate__")
     return not own and not slots and usual(cls) == usual(object)
 
 
-def culprit(model: Any, kept: Kept, error: Exception) -> TypeError:
-    """The error of a deep copy, with the attribute that cannot be copied named."""
+def blame(model: Any, kept: Kept, error: Exception) -> None:
+    """A TypeError that names the attribute by which copying `model` ended with this error, if it does so again."""
     for name, value in vars(model).items():
         try:
             copy.deepcopy(value, {id(model): model, **kept.memo(model)})
-        except Exception as own:
-            return TypeError(
-                f"the attribute {name} of {type(model).__name__} cannot be copied ({own}): override copy(), or list "
-                f'it in shared = ("{name}",)'
-            )
-    return TypeError(f"{type(model).__name__} cannot be copied ({error}): override copy()")
+        except type(error) as again:
+            if again.args == error.args:                # else it is of a signal handler, say
+                raise TypeError(
+                    f"the attribute {name} of {type(model).__name__} cannot be copied ({error}): override copy(), or "
+                    f'list it in shared = ("{name}",)'
+                ) from error
 
 
 class _Walk:
@@ -171,45 +234,62 @@ class _Walk:
         Bytes that a deep copy of what was seen takes, roughly.
     """
 
-    def __init__(self, model: Any, name: str, kept: dict[int, Any]) -> None:
-        self.model, self.name, self.kept = model, name, kept
-        self.size = 0
+    def __init__(self, model: Any, name: str, kept: Kept, *, first: bool = False) -> None:
+        self.model, self.name, self.kept, self._first = model, name, kept, first
+        self.size, self.arrays = 0, list[np.ndarray]()
 
     def run(self, value: Any, shared: bool) -> None:
         todo, seen, left = deque([(value, shared, self.name)]), set[tuple[int, bool]](), _MOST
         while todo:                                     # the nearest first
             value, shared, path = todo.popleft()
-            if isinstance(value, _PLAIN) or (id(value), shared) in seen:
+            if isinstance(value, _PLAIN) or (id(value), shared) in seen or id(value) in self.kept.known:
                 continue
             seen.add((id(value), shared))
             self._check(value, shared, path)
             for part, also, step in itertools.islice(self._parts(value, shared), left):
                 left -= 1
                 todo.append((part, also, path + step))
+            if self._first and isinstance(value, _SUSPECT):
+                self.kept.known[id(value)] = value
+            if isinstance(value, Proposal) and not type(value).__module__.startswith(_PACKAGE):
+                self.kept.own[path] = value
 
     def _check(self, value: Any, shared: bool, path: str) -> None:
         owner = type(self.model).__name__
-        if value is self.model and shared:
+        weak = isinstance(value, (weakref.ReferenceType, *weakref.ProxyTypes))
+        if (shared or weak) and self._is_wrong(value, weak):
+            held = "holds a weak reference to" if weak else "refers to"
+            whom = "the model itself" if self._first else "another particle, which has made it"
             raise TypeError(
-                f"the attribute {self.name} of {owner} refers to the model itself ({path}), and copies share it: all "
-                "particles would go on asking the model that the run began with. Make it in step(), or pass it what it "
+                f"the attribute {self.name} of {owner} {held} {whom} ({path}), and copies share it: all particles "
+                "would go on asking the same one. Write a method, make it anew in every step(), or pass it what it "
                 "needs as an argument"
             )
-        own = getattr(self.model.chooser, "stream", None)                       # it is replaced in a copy
-        if isinstance(value, _STREAMS) and value is not own:
+        if isinstance(value, Sampled):
+            value = value.stream
+        if isinstance(value, _STREAMS) and not isinstance(value, ParticleStream):
             raise TypeError(
                 f"the attribute {self.name} of {owner} holds a random stream ({path}), of which copies would draw the "
                 "same numbers: draw from self.rng instead, which is each particle's own, or by self.sample(...)"
             )
 
+    def _is_wrong(self, value: Any, weak: bool) -> bool:
+        """Whether copies go on asking the model that is surveyed first, or already ask another than their own."""
+        model = self.model
+        asked = value() if isinstance(value, weakref.ReferenceType) else value
+        own = any(value is each for each in weakref.getweakrefs(model)) if weak else value is model
+        return own if self._first else type(model) is getattr(asked, "__class__", None) and not own
+
     def _parts(self, value: Any, shared: bool) -> Iterable[Part]:
         """What `value` holds, whether copies share that, and how it is reached."""
         if _is_kept(value):
-            if not shared:
-                self.kept[id(value)] = value
+            if not shared and self._first:
+                self.kept.objects[id(value)] = value
             return ()
         if not shared:
             self.size += _bytes(value)
+            if isinstance(value, np.ndarray):
+                self.arrays.append(value)
         parts = next((parts for kinds, parts in _PARTS if isinstance(value, kinds)), _parts_of_object)
         return parts(value, shared, self.model)
 
@@ -226,11 +306,12 @@ def _parts_of_function(function: types.FunctionType, shared: bool, model: Any) -
 
 def _parts_of_dict(table: dict[Any, Any], shared: bool, model: Any) -> Iterator[Part]:
     yield getattr(table, "default_factory", None), shared, ".default_factory"
+    yield from ((key, shared, " has a key") for key in table)
     yield from ((part, shared, f"[{key!r}]") for key, part in table.items())
 
 
 def _parts_of_object(value: Any, shared: bool, model: Any) -> Iterator[Part]:
-    if value is not model and not hasattr(type(value), "__deepcopy__"):
+    if value is not model and (hasattr(value, "_noted_") or not hasattr(type(value), "__deepcopy__")):
         for name, part in attributes_of(value):
             if not (shared and isinstance(part, _STREAMS)):         # an object of many may have its own
                 yield part, shared, f".{name}"
@@ -247,6 +328,8 @@ _PARTS: tuple[tuple[Any, Callable[[Any, bool, Any], Iterable[Part]]], ...] = (
     (Proposal, lambda proposal, *_: [(vars(proposal), True, "")]),
     (_CACHED, lambda function, *_: [(function.__wrapped__, True, ".__wrapped__")]),
     (Batched, lambda batched, *_: [(batched.function, True, ".function")]),
+    (ParticleStream, lambda stream, shared, _: [(stream.particle, shared, "'s particle")]),
+    (_WEAK, lambda weak, shared, _: [(weak.data, shared, "")]),
     (dict, _parts_of_dict),
     (_CONTAINERS, lambda parts, shared, _: ((part, shared, "[...]") for part in parts)),
 )
@@ -262,6 +345,7 @@ def _globals_of(code: types.CodeType, function: types.FunctionType, value: Any) 
             yield from _globals_of(inner, function, value)
 
 
+@functools.lru_cache(1 << 10)
 def _global_names(code: types.CodeType) -> set[Any]:
     return {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
 

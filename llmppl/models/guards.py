@@ -1,15 +1,28 @@
 """What a program may not be: mistakes that would run, and mean something else, are refused with what works.
 
-Two kinds are told here. A *foreign step* was written for another library (a coroutine, a generator, a step that returns
-its result), and would do nothing of what it says. An *argument of a verb* of another type would be taken for a number
-or a truth value that nobody meant.
+A *foreign step* was written for another library (a coroutine, a generator, a step that returns its result), and would
+do nothing of what it says. An *argument of a verb* of another type would be taken for a number or a truth value that
+nobody meant. A *name of inference* is read-only in a program. And a verb is used *in its time*:
+
+| verb | in a step | before the first step, and between two | after `finish()` |
+|---|---|---|---|
+| `sample`, `extend` | choose | by hand; a particle of a run chooses in its steps alone | refused |
+| `observe` | weighs | weighs | refused |
+| `condition`, `score` | weigh | weigh | weigh |
+| `twist` | guides the selection after the step | refused: no selection would see it | in a step nothing, else refused |
+| `finish` | ends the particle after the step | ends the particle, and takes its twist back | nothing |
+| `transformer` | asks | asks | asks |
+
+A step that goes on after a death, since a bare `except:` caught it, is left again at the next verb that chooses.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -59,6 +72,49 @@ def plain_result(result: Any, program: str, *, whole: bool) -> None:
             f"{program}.step returned {shown(result)}; {_PLAIN}they return nothing, add text to self.s, keep other "
             "values in attributes of self, and end the program by self.finish()"
         )
+
+
+class Dead(BaseException):
+    """Leaves the step of a particle that died; no `except Exception` of a program holds it up."""
+
+
+def in_its_time(model: Any, verb: str) -> None:
+    """A RuntimeError for a verb that means nothing now; see the table of this module."""
+    if model._stepping_:
+        if not model.finished or verb == "twist":
+            return
+        if model._log_weight_ == -math.inf:
+            raise Dead
+    elif verb == "twist":
+        raise RuntimeError(
+            "twist() outside of a step: it guides the selection after a step, and is taken back before the next one; "
+            "call it in step(), or give score() what is to stay in the weight"
+        )
+    if model.finished:
+        raise RuntimeError(f"{verb}() after the particle has finished: return from step() after finish()")
+    if not model._stepping_ and verb in ("sample", "extend") and not getattr(model._chooser_, "by_hand", True):
+        raise RuntimeError(f"{verb}() outside of a step: a particle of a run chooses in step() alone")
+
+
+def taken(model: Any, name: str, instead: str) -> str:
+    """What is told of a name that inference has."""
+    return f"{type(model).__name__}.{name} is inference's, and read-only: {instead}"
+
+
+def read_only(name: str, instead: str) -> Any:
+    """A property of Model that inference sets as `_name_`; who assigns it is told what to do `instead`."""
+
+    def refuse(model: Any, value: object) -> NoReturn:
+        raise AttributeError(taken(model, name, instead))
+
+    return property(operator.attrgetter(f"_{name}_"), refuse)
+
+
+def free_names(cls: type, base: type) -> None:
+    """A TypeError if `cls` gives another meaning to a name that inference has in `base`."""
+    for name in vars(cls):
+        if isinstance(vars(base).get(name), property) or (name[-1] == "_" != name[1:2] and name in vars(base)):
+            raise TypeError(f"{cls.__name__}.{name}: this name is inference's, as Model says; my_{name}, say, is free")
 
 
 def truth(holds: Any) -> bool:

@@ -28,6 +28,7 @@ from llmppl.languages import DFA, JsonSchema, JsonSchemaIndex, JsonTexts, OpenTe
 from llmppl.lm import CachedTransformer, Context, Engine, NextToken
 from llmppl.masks import TokenIndex
 from llmppl.models.batching import Batched
+from llmppl.models.choices import ParticleStream
 from llmppl.models.copies import OWN, attributes_of
 from llmppl.models.model import Model
 from llmppl.tokens import EndOfText, Text, Token, Vocabulary
@@ -108,16 +109,40 @@ def digest(told: Told) -> str:
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=12).hexdigest()
 
 
+def first_difference(one: Model, other: Model) -> str:
+    """The first attribute in which two particles differ that ran the same steps, in words; "" if nothing does."""
+    before, now = vars(one), vars(other)
+    for name in {**before, **now}:
+        if name in ("_chooser_", "_noted_", "_kept_", "_log_weight_"):          # weights are in the attribution
+            continue
+        x, y = (attributes.get(name, getattr(type(one), name, None)) for attributes in (before, now))
+        if not (x is y or _are_alike(x, y, one, other)):
+            return f"{name.strip('_')} was {shown(x, 40)} and then {shown(y, 40)}"
+    return ""
+
+
+def _are_alike(x: Any, y: Any, one: Model, other: Model) -> bool:
+    if type(x) is not type(y):
+        return False
+    if isinstance(x, float):
+        return bool(abs(x - y) <= 1e-6 * max(1.0, abs(x)) or x == y or (x != x and y != y))
+    if isinstance(x, (str, int, Context)):
+        return bool(x == y)
+    if type(x) is dict and all(isinstance(value, float) for value in x.values()):
+        return x.keys() == y.keys() and all(_are_alike(x[key], y[key], one, other) for key in x)
+    return _Teller(one).tell(x) == _Teller(other).tell(y)
+
+
 class _Teller:
     """Tells values as nested lists of atoms. What was told before is told by its number.
 
     models, vocabularies : what was met on the way
     """
 
-    def __init__(self) -> None:
+    def __init__(self, itself: object = None) -> None:
         self.models = list[CachedTransformer]()
         self.vocabularies = list[Vocabulary]()
-        self._seen: dict[int, tuple[int, Any]] = {}
+        self._seen: dict[int, tuple[int, Any]] = {id(itself): (0, itself)}
 
     def tell(self, value: Any) -> Told:
         if isinstance(value, _ATOMS) and not isinstance(value, Spelled):
@@ -219,6 +244,8 @@ _KINDS: tuple[tuple[Any, Callable[[_Teller, Any], Told]], ...] = (
     (TokenIndex, lambda self, index: self.tell(index.recognizer)),
     (JsonSchemaIndex, lambda self, index: self.tell(index.constraint)),
     (JsonSchema, lambda self, schema: [json.dumps(schema.schema), schema._given, repr(schema.type)]),
+    (ParticleStream, lambda self, _: []),
+    (Model, lambda self, model: self.sorted(item for item in vars(model).items() if item[0] not in OWN)),
     (Proposal, lambda self, dist: repr(dist).partition(" at 0x")[0]),
     ((JsonTexts, OpenTexts), lambda self, texts: self.tell(texts.constraint)),
     (DFA, _Teller.automaton),

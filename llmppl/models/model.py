@@ -11,16 +11,28 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, Self, SupportsFloat, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, SupportsFloat, TypeVar
 
 import numpy as np
 
 from llmppl.arguments import shown
 from llmppl.distributions import Impossible, Proposal
 from llmppl.distributions.rules import NO_RULE, DecisionRule
-from llmppl.models.choices import NOTHING, CallSite, Noted, Sampled, Steps, call_site, told
-from llmppl.models.copies import Kept, culprit, deep_copy, shared_names, survey
-from llmppl.models.guards import drawable, log_of, observed, plain_result, plain_step, truth
+from llmppl.models.choices import NOTHING, CallSite, Noted, ParticleStream, Sampled, Steps, call_site, told
+from llmppl.models.copies import Kept, blame, deep_copy, shared_names, survey
+from llmppl.models.guards import (
+    Dead,
+    drawable,
+    free_names,
+    in_its_time,
+    log_of,
+    observed,
+    plain_result,
+    plain_step,
+    read_only,
+    taken,
+    truth,
+)  # fmt: skip
 from llmppl.models.spans import Extent, Span, Until, extend
 from llmppl.runtime import ContextTooLong, running
 from llmppl.tokens import Text
@@ -39,25 +51,22 @@ class HasNextToken(Protocol[Next_co]):
         """The distribution of the next token."""
 
 
-class _Dead(BaseException):
-    """Leaves the step of a particle that died; no `except Exception` of a program holds it up."""
-
-
 class Model:
-    """Subclass it and write `step`, which draws and weighs until `finish()`.
+    """Base class of programs: write `step`, which draws and weighs until `finish()`.
+
+    `llmppl.models.guards` has a table of the verbs: which of them may be used before, in, between and after steps.
 
     Attributes
     ----------
     s : str
         The text so far; what `__init__` leaves is the initial state s_0. Adding tokens keeps their bytes.
-    log_weight : float
+    log_weight : float, read-only, as are the following up to `choices`
         Log of the weight, any twist of the last step included.
     log_twist : float
         The twist of the last step.
     finished, cut : bool
-        Whether the particle has ended, and whether it was `max_steps` or the model's length that ended it.
-    limit : str
-        What the particle asked for in vain, if it was cut where a run reached the model's length.
+        Whether the particle has ended, and whether it was `max_steps` or the model's length that ended it. A program
+        may set `finished`.
     attribution : dict of str to float
         For each statement that weighed the particle, the log-weight it has added so far, e.g.
         {"observe (story.py, line 41)": -7.2}. A statement is a verb and the line that called it; ready-made programs
@@ -65,35 +74,43 @@ class Model:
         changed.
     death : str or None
         The statement that gave it weight zero, and where it stands.
-    rng : np.random.Generator
-        The particle's own stream; `sample` draws from it, and a step that needs other randomness may.
+    chooser : Sampled, or another of `models.choices`
+        The object that makes its choices.
     choices : tuple of tuple
         What it chose in each step: `Choice`s, and the state of `rng` where a step took it. See `models.choices`.
-    chooser : Sampled, or another of `models.choices`
-        Who makes its choices; inference's to set.
+    rng : np.random.Generator
+        The particle's own stream; `sample` draws from it, and a step that needs other randomness may. It can be kept,
+        and given to another model, as in `self.inner.rng = self.rng`.
     shared : tuple of str
-        Written in a class: the names of attributes that copies share, since no step changes what is in them; those of
-        its bases are shared, too.
+        Written in a class: the names of attributes that copies share, since no step changes what is in them (a cache
+        may grow); those of its bases are shared, too.
 
     A model can be stepped by hand: `model.step()` runs one step, and after a zero weight just returns.
     """
 
     s: str = Text()
-    log_weight: float = 0.0
-    log_twist: float = 0.0
     finished: bool = False
-    cut: bool = False
-    limit: str = ""
-    attribution: dict[str, float] = {}                  # noqa: RUF012
-    death: str | None = None
-    chooser: Sampled | None = None
-    _noted: Noted = NOTHING
-    _stepping: bool = False
     shared: tuple[str, ...] = ()
-    _kept: Kept | None = None
+    log_weight: float = read_only("log_weight", "self.score(log_w) adds to it")
+    log_twist: float = read_only("log_twist", "self.twist(log_w) adds to it")
+    cut: bool = read_only("cut", "self.finish() ends the particle")
+    attribution: dict[str, float] = read_only("attribution", "self.score(log_w) adds to it")
+    death: str | None = read_only("death", "self.condition(False) gives the particle weight zero")
+    chooser: Sampled | None = read_only("chooser", "another model draws from the stream: self.inner.rng = self.rng")
+    _log_weight_: float = 0.0                           # names with a last _ are inference's
+    _log_twist_: float = 0.0
+    _cut_: bool = False
+    _limit_: str = ""                                   # what a particle that was cut by the model's length asked for
+    _attribution_: dict[str, float] = {}                # noqa: RUF012
+    _death_: str | None = None
+    _chooser_: Sampled | None = None
+    _noted_: Noted = NOTHING
+    _stepping_: bool = False
+    _kept_: Kept | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        free_names(cls, Model)
         shared_names(cls)
         wrap_step(cls)
 
@@ -103,16 +120,22 @@ class Model:
 
     @property
     def rng(self) -> np.random.Generator:
-        return cast(np.random.Generator, (self.chooser or self._own_chooser()).lend(self))
+        chooser = self._chooser_
+        return ParticleStream(self) if chooser is None or self._stepping_ else chooser.rng
 
     @rng.setter
     def rng(self, rng: np.random.Generator) -> None:
-        self.chooser = Sampled(rng)
+        if not isinstance(rng, ParticleStream) or rng.particle is not self:
+            self._chooser_ = Sampled(rng, by_hand=True)
 
     @property
     def choices(self) -> Steps:
         """What it chose, a tuple for each step, from which `llmppl.models.choices.replay` makes it again."""
-        return self._noted.steps()
+        return self._noted_.steps()
+
+    @choices.setter
+    def choices(self, value: object) -> NoReturn:
+        raise AttributeError(taken(self, "choices", "self.options, say, is free"))
 
     # ---- verbs
 
@@ -183,14 +206,14 @@ class Model:
             For an argument of another type or out of range, for none that ends the span, and where none can end in
             time.
         """
-        self._require_active("extend")
+        in_its_time(self, "extend")
         return extend(self, context, Extent(context, until, max_tokens, constraint, complete), rule)
 
     def observe(self, dist: Proposal, value: Any) -> None:
         """Weigh by the probability of `value` under `dist`, as `sample(dist, proposal=Delta(value))` would."""
-        self._require_active("observe")
+        in_its_time(self, "observe")
         observed(dist, value)
-        if self.chooser is not None and not self.chooser.weighs:
+        if self._chooser_ is not None and not self._chooser_.weighs:
             return
         log_p = dist.log_measure(value)
         if log_p == -math.inf:
@@ -219,7 +242,7 @@ class Model:
 
         It is added when the step ends and taken back before the next one begins, when the particle finishes and when
         `max_steps` cuts it; several in a step add up. Infinite or NaN is a ValueError: a dead end is
-        `condition(False)`.
+        `condition(False)`. Outside of a step it is a RuntimeError.
 
         It is compared with 0, what a finished particle has, so it should estimate the log of the weight that is still
         to come. One that is larger by a constant starves finished particles: with 600 for every particle that goes on,
@@ -228,7 +251,8 @@ class Model:
         log_w = log_of("twist", log_w)
         if not math.isfinite(log_w):
             raise ValueError(f"twist({log_w}): a twist is finite; what must not happen is condition(False)")
-        self.log_twist += log_w
+        in_its_time(self, "twist")
+        self._log_twist_ += log_w
 
     def transformer(self, context: HasNextToken[Next_co]) -> Next_co:
         """The distribution of the next token after `context`. One forward pass computes all asked for by then."""
@@ -237,8 +261,10 @@ class Model:
         return context.next_token()
 
     def finish(self) -> None:
-        """End the particle, with the weight it has."""
+        """End the particle, with the weight that it has without a twist."""
         self.finished = True
+        if not self._stepping_:                         # else the step takes it back
+            untwist(self)
 
     # ---- seams
 
@@ -249,13 +275,25 @@ class Model:
         design: language models, contexts, tokens, vocabularies, distributions, functions, modules, networks of torch
         and their tokenizers, and arrays that nobody can write to. The random stream is not copied but replaced. A
         TypeError names an attribute that cannot be copied, or would be wrong in a copy; see `llmppl.models.copies`.
+        `copy.copy` and `copy.deepcopy` make the same copy.
         """
-        kept = survey(self) if self._kept is None else self._kept
+        return self.__deepcopy__({})
+
+    def __copy__(self) -> Self:
+        if type(self).copy is Model.copy:
+            return self.copy()
+        new = object.__new__(type(self))                # a copy() of its own shares what it likes
+        vars(new).update({**vars(self), "_stepping_": False, "_chooser_": None})
+        return new
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        kept = survey(self) if self._kept_ is None else self._kept_
         try:
-            new: Self = deep_copy(self, kept)
+            new: Self = deep_copy(self, kept, memo)
         except Exception as error:
-            raise culprit(self, kept, error) from error
-        new._kept, new._stepping = kept, False
+            blame(self, kept, error)
+            raise
+        new._kept_, new._stepping_ = kept, False
         return new
 
     def spawn(self, chooser: Sampled) -> Self:
@@ -263,7 +301,7 @@ class Model:
         particle = self.copy()
         if particle is self:
             raise TypeError(f"{type(self).__name__}.copy() returned the model itself; it must return a new one")
-        particle.chooser, particle._stepping = chooser, False
+        particle._chooser_, particle._stepping_ = chooser, False
         return particle
 
     def _own_chooser(self) -> Sampled:
@@ -272,22 +310,18 @@ class Model:
                 f"this {type(self).__name__} is none of the particles that are run, and has no random stream: give "
                 "it that of the particle, as in self.inner.rng = self.rng"
             )
-        self.chooser = Sampled(np.random.default_rng())
-        return self.chooser
-
-    def _require_active(self, verb: str) -> None:
-        if self.finished:
-            raise RuntimeError(f"{verb}() after the particle has finished: return from step() after finish()")
+        self._chooser_ = Sampled(np.random.default_rng(), by_hand=True)
+        return self._chooser_
 
     def _draw(
         self, verb: str, dist: Proposal, proposal: Proposal | None, why: Callable[[], str] | None = None
     ) -> Any:
         """`sample`, as a part of the statement `verb`; `why` tells why there was nothing to draw."""
-        self._require_active(verb)
+        in_its_time(self, verb)
         source = dist if proposal is None else proposal
         drawable(verb, dist, source)
         try:
-            chooser = self.chooser or self._own_chooser()
+            chooser = self._chooser_ or self._own_chooser()
             value, log_w = chooser.draw(self, source)
         except Impossible as error:
             self._die(verb, f"{verb}: {error.brief if why is None else why()}")
@@ -315,16 +349,18 @@ class Model:
         """Multiply the weight by exp(`log_w`), and write it down for the statement."""
         if not math.isfinite(log_w):
             raise ValueError(f"{verb}({log_w}): a log weight is finite, or -inf for what must not happen")
-        self.log_weight += log_w
+        self._log_weight_ += log_w
         statement = self._statement(verb, call_site())
-        self.attribution = {**self.attribution, statement: self.attribution.get(statement, 0.0) + log_w}
+        told = self._attribution_
+        self._attribution_ = {**told, statement: told.get(statement, 0.0) + log_w}
 
     def _die(self, verb: str, reason: str) -> None:
         """Give the particle weight zero and leave its step."""
-        self.death = self._cause(verb, reason, call_site())
-        self.log_weight, self.log_twist, self.finished = -math.inf, 0.0, True
-        if self._stepping:
-            raise _Dead
+        if self._log_weight_ > -math.inf:               # else a step goes on that a bare `except:` held up
+            self._death_ = self._cause(verb, reason, call_site())
+        self._log_weight_, self._log_twist_, self.finished = -math.inf, 0.0, True
+        if self._stepping_:
+            raise Dead
 
     def _cause(self, verb: str, reason: str, site: CallSite) -> str:
         """What `death` is to say: a `reason` of the statement `verb`, which stands at `site`."""
@@ -347,8 +383,8 @@ class Model:
 
 def untwist(particle: Model) -> None:
     """Take the twist of the last step back."""
-    particle.log_weight -= particle.log_twist
-    particle.log_twist = 0.0
+    particle._log_weight_ -= particle._log_twist_
+    particle._log_twist_ = 0.0
 
 
 def wrap_step(cls: type[Model]) -> None:
@@ -363,31 +399,31 @@ def _wrap_step(step: Callable[[Model], Any]) -> Callable[[Model], Any]:
 
     @functools.wraps(step)
     def whole(self: Model) -> Any:
-        if self._stepping:                              # super().step() is part of the step that calls it
+        if self._stepping_:                             # super().step() is part of the step that calls it
             part = step(self)
             plain_result(part, type(self).__name__, whole=False)
             return part
         if self.finished:
             raise RuntimeError(f"step() of a particle that has finished: {self!r}")
         untwist(self)
-        self._noted = Noted(self._noted)
-        if self.chooser is not None:
-            self.chooser.begin_step()
-        self._stepping = True
+        self._noted_ = Noted(self._noted_)
+        if self._chooser_ is not None:
+            self._chooser_.begin_step()
+        self._stepping_ = True
         try:
             plain_result(step(self), type(self).__name__, whole=True)
-        except _Dead:
+        except Dead:
             pass
         except ContextTooLong as error:
             if not running():                           # by hand there is nobody to tell
                 raise
-            self.limit, self.finished, self.cut = str(error), True, True
+            self._limit_, self.finished, self._cut_ = str(error), True, True
         finally:
-            self._stepping = False
+            self._stepping_ = False
         if self.finished:
-            self.log_twist = 0.0
+            self._log_twist_ = 0.0
         else:
-            self.log_weight += self.log_twist
+            self._log_weight_ += self._log_twist_
 
     setattr(whole, "_wrapped", True)                    # noqa: B010
     return whole

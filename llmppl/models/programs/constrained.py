@@ -115,7 +115,7 @@ class ConstrainedText(Program):
             if self.constraint is not None:
                 self.condition(arguments.truth("constraint", self.constraint, self.s))
             if self.is_over():
-                self.cut = False
+                self._cut_ = False
                 self.finish()
         if self.finished and not self.cut:
             self.condition(not refusal(self.index, self.s))

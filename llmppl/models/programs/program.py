@@ -107,7 +107,7 @@ class Program(Model):
                 self._die("stop", f"a stop string is written before min_tokens={self.min_tokens}")
             self.finish()
         elif self.num_tokens == self.max_tokens:
-            self.cut = True
+            self._cut_ = True
             self.finish()
         return True
 
