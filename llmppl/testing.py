@@ -1,4 +1,4 @@
-"""check_engine: whether an engine answers as `llmppl.lm.Engine` says, for whoever writes one."""
+"""Checks for those who write a program or an engine: `check_program` and `check_engine`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,87 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.inference import SMC, Copies, Distinct, DownSample, ResampleBelow, beam_search
 from llmppl.lm import CachedTransformer, Engine
+from llmppl.models import Model, replay
+from llmppl.models.identity import first_difference
 from llmppl.tokens import Vocabulary
 
 Ids = list[int]
 Logs = NDArray[np.float64]
 _LONGEST = 1024                         # the longest context that is tried at an engine's limit
+
+
+@dataclass
+class ProgramReport:
+    """The result of a check without a difference.
+
+    steps : int, how many steps were run and made again, under all algorithms
+    not_run : dict from the name of an algorithm to the reason why it cannot run the program
+    """
+
+    steps: int = 0
+    not_run: dict[str, str] = field(default_factory=dict)
+
+
+def check_program(model: Model, *, N: int = 3, K: int = 2, max_steps: int = 6, seed: int = 0) -> ProgramReport:
+    """Run a program under every algorithm, make each of its particles again from its choices, and compare the two.
+
+    A program is right for inference if its steps depend on its choices alone. What else changes a particle shows as a
+    difference: `random`, the time, state outside of the particle, or an attribute that is wrong in a copy. Run it first
+    on every new program.
+
+    Parameters
+    ----------
+    model : Model
+        The program; it is not changed.
+    N, K, max_steps : int
+        Particles, extensions of each, and steps that are run. Candidates that were not selected are compared, too.
+    seed : int
+
+    Raises
+    ------
+    RuntimeError
+        If a particle comes out otherwise. It names the algorithm, the step, the text and the first attribute that
+        differs. An error of the program itself is raised as it is.
+    """
+    report = ProgramReport()
+    for expand, select in (
+        (Distinct(N, K), DownSample(N)), (Copies(N, K), DownSample(N)), (Copies(N, K, merge=True), DownSample(N)),
+        (Copies(N), ResampleBelow(N, 0.5)), (Copies(N), ResampleBelow(N, 0.0)),
+    ):  # fmt: skip
+        run = SMC(model, expand, select, seed=seed)
+        for _, step in zip(range(max_steps), run, strict=False):
+            for candidate in step.candidates:
+                _compare(model, candidate, f"{expand}, {select}", report)
+    try:
+        beams = beam_search(model, N, K, max_steps=max_steps, progress=False)
+    except (TypeError, ValueError) as error:            # a choice cannot be listed, or all beams have died
+        report.not_run["beam_search"] = str(error)
+    else:
+        for beam in beams:
+            _compare(model, beam.particle, "beam_search", report)
+    return report
+
+
+def _compare(model: Model, particle: Model, name: str, report: ProgramReport) -> None:
+    """A RuntimeError if the particle is not what comes of its choices."""
+    what, choices = "", particle.choices
+    try:
+        again = replay(model, choices)
+    except ValueError as error:
+        what = str(error)
+    else:
+        if particle.cut and not again.cut:
+            again.finish()
+            again._cut_ = True
+        what = first_difference(again, particle)
+    if what:
+        raise RuntimeError(
+            f"under {name}, at step {len(choices)}, the particle {str(particle)!r} is not what its choices make: {what}. "
+            "A step may depend on its choices alone, and change nothing but its particle"
+        )
+    report.steps += len(choices)
 
 
 @dataclass

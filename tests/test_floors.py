@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "llmppl"
 
 FOLDERS = [
     "arguments", "exclusive", "growing", "shared", "runtime", "display", "masks", "languages", "grammar", "tokens",
-    "distributions", "lm", "testing", "models", "inference", "queries", "trace", "ray", "cli", "__main__", "__init__",
+    "distributions", "lm", "models", "inference", "testing", "queries", "trace", "ray", "cli", "__main__", "__init__",
 ]  # fmt: skip
 STRANGERS = {"inference": ["languages", "masks", "grammar", "tokens", "lm"]}       # folder: what it does not know
 HEAVY = ["accelerate", "llguidance", "ray", "rich", "torch", "transformers", "typer"]

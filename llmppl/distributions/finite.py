@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from llmppl import arguments
 from llmppl.distributions.blocks import ArrayTable, Table
-from llmppl.distributions.proposal import Distribution, Impossible, Proposal, T_co, frozen
+from llmppl.distributions.proposal import Distribution, Impossible, Proposal, T_co, frozen, is_frozen, weighable
 from llmppl.distributions.rejection import weighted_rejection
 from llmppl.distributions.weights import Floats
 
@@ -65,7 +65,7 @@ class Finite(Distribution[T_co]):
         if callable(log_weights):
             self._compute = log_weights
         else:
-            array = np.asarray(log_weights, dtype=np.float64)
+            array = weighable(self, np.asarray(log_weights, dtype=np.float64))
             self._table, self.recipe = ArrayTable(array), (array,)
         self._log_weights: Floats | None = None
         self._log_probs: Floats | None = None
@@ -83,7 +83,7 @@ class Finite(Distribution[T_co]):
         compute = self._compute                         # read once: another thread may have done with it
         if self._table is None and compute is not None:
             found = compute()
-            self._table = found if isinstance(found, Table) else ArrayTable(found)
+            self._table = found if isinstance(found, Table) else ArrayTable(weighable(self, found))
         self._compute, self._parents = None, ()
         assert self._table is not None
         return self._table
@@ -174,7 +174,7 @@ class Finite(Distribution[T_co]):
         if self._masked is None:
             self._masked = weakref.WeakValueDictionary()
         dist = self._masked.get(id(allowed))            # particles in one state share it; it holds its mask
-        if allowed.flags.writeable:                     # it must not change with what the caller does to the mask
+        if not is_frozen(allowed):                      # it must not change with what the caller does to the mask
             equal = (each for each in [*self._masked.values()] if np.array_equal(each._mask, allowed))
             dist = next(equal, None)
             allowed = allowed.copy() if dist is None else allowed

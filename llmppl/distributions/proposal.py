@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
+from llmppl.arguments import shown
 from llmppl.distributions.weights import Floats
 from llmppl.shared import Shared
 
@@ -102,7 +103,29 @@ def _listed(proposal: Proposal, what: str, log_of: Callable[[Any], float]) -> Fl
     """(n,) read-only: `log_of` each value of the support."""
     if proposal.support is None:
         raise TypeError(f"{proposal} has no finite support, so its {what} cannot be listed")
-    return frozen(np.array([log_of(value) for value in proposal.support]))
+    return frozen(weighable(proposal, np.array([log_of(value) for value in proposal.support], dtype=np.float64)))
+
+
+def weighable(proposal: Proposal, logs: Floats) -> Floats:
+    """The `logs` of its support; a ValueError that names the place if one of them is NaN or +inf."""
+    if logs.size and not logs.max() < np.inf:           # so is NaN
+        at = int(np.flatnonzero(~(logs < np.inf))[0])
+        support: Any = proposal.support
+        raise ValueError(
+            f"{type(proposal).__name__} gives the value {shown(support[at])}, at index {at} of its support, the "
+            f"log-weight {logs[at]}: it is finite, or -inf for what cannot happen"
+        )
+    return logs
+
+
+def is_frozen(array: np.ndarray) -> bool:
+    """Whether nobody can write to an array, nor to the one it is a view of."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable or base.dtype.hasobject:
+            return False
+        base = base.base
+    return isinstance(base, (bytes, type(None)))
 
 
 def frozen(array: Floats) -> Floats:

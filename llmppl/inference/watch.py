@@ -17,7 +17,7 @@ import numpy as np
 
 from llmppl.arguments import shown
 from llmppl.inference.branches import Advance, Branch
-from llmppl.models.alike import grown, snapshot
+from llmppl.models.alike import grown, grown_inside, snapshot
 from llmppl.models.choices import INSTEAD, Sampled, last_choices
 from llmppl.models.copies import survey
 from llmppl.models.identity import first_difference
@@ -127,13 +127,18 @@ class Watch:
             last = name.partition(".")[2]
             if before.get(name) == now or (last in self._shared and grown(before.get(name), now)):
                 continue
-            if last in self._laws and np.array_equal(self._laws[last], self._kept.own[last].log_measures()):
-                continue                                # a distribution that keeps what it has computed
+            dist = self._kept.own.get(last)             # which may keep what it has computed
+            if dist is not None and grown_inside(before[name], now) and self._has_law(last, dist):
+                continue
             raise RuntimeError(
                 f"step {t} changed {name}, which all particles share: what one of them does there, others would "
-                f"find. Make it in __init__, self.{last} = ..., and each particle has its own; or write "
-                f'shared = ("{last}",) in the class, if it is a cache, which only grows'
+                f"find. Make it in __init__, self.{last} = ..., and each particle has its own (of a distribution, keep "
+                f'what it learns in the particle); or write shared = ("{last}",) in the class, if it is a cache'
             )
+
+    def _has_law(self, path: str, dist: Any) -> bool:
+        """Whether a distribution has the probabilities that it had when the run began, as far as that is known."""
+        return path not in self._laws or np.array_equal(self._laws[path], dist.log_measures())
 
     def _count_quiet(self, particles: Sequence[Model]) -> None:
         stats, before = self._runtime.stats, self._seen

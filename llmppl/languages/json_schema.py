@@ -305,7 +305,7 @@ class JsonSchemaIndex(Index):
             bits, accepts = np.frombuffer(matcher.compute_bitmask(), np.uint8), matcher.is_accepting()
             if matcher.is_error():
                 raise self._gave_up(state, matcher)
-            mask = np.unpackbits(bits, count=mask.size, bitorder="little").view(bool)
+            mask = np.unpackbits(bits, count=mask.size, bitorder="little").astype(bool)
             mask[self._eos] = accepts
         mask.flags.writeable = False
         return self._distinct.setdefault(np.packbits(mask).tobytes(), mask), accepts

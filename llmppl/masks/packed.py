@@ -129,6 +129,8 @@ class MaskStore:
     def _keep(self, found: PackedMask, kind: Literal["mask", "ids"], array: Array) -> Array:
         """Keep an array while there is room; those that were not used since they were last looked at go first."""
         array.flags.writeable = False
+        if isinstance(array.base, np.ndarray):          # the bits, which it views as bools
+            array.base.flags.writeable = False
         if getattr(found, kind) is None:
             found.refs[kind] = weakref.ref(array)
             setattr(found, kind, array)

@@ -100,3 +100,9 @@ def grown(before: Any, now: Any) -> bool:
     if not type(before) is type(now) is _Parts:
         return False
     return now.size >= before.size and now.parts[: len(before.parts)] == before.parts
+
+
+def grown_inside(before: Any, now: Any) -> bool:
+    """Whether of two snapshots of the attributes of an object no more than additions tell the later one."""
+    pairs = zip(before.parts, now.parts, strict=False)
+    return now.size >= before.size and all(a == b or (a[0] == b[0] and grown(a[1], b[1])) for a, b in pairs)

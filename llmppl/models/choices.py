@@ -395,6 +395,11 @@ class Listing:
         if self._table is None:
             dist = self._proposal
             self._table = dist.table() if isinstance(dist, Finite) else ArrayTable(dist.log_measures())
+            if isinstance(dist, Distribution) and abs(self._table.log_total - self.log_total) > MAX_LOG_DISTANCE:
+                raise ValueError(
+                    f"{dist!r} is a Distribution, and its probabilities sum to {np.exp(self._table.log_total):.4g}: "
+                    "they must sum to 1, or a Finite of the log-weights normalises them"
+                )
         return self._table
 
     @property

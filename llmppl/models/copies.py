@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from llmppl.distributions import Proposal
+from llmppl.distributions.proposal import is_frozen
 from llmppl.models.batching import Batched
 from llmppl.models.choices import ParticleStream, Sampled
 from llmppl.shared import Shared
@@ -188,7 +189,7 @@ class _IsItsOwnCopy(dict[type, bool]):
     """Whether the deep copy of an instance of a class is the instance, worked out once for each class."""
 
     def __missing__(self, cls: type) -> bool:
-        own = cls in (*_ATOMS, types.FunctionType, types.BuiltinFunctionType) or issubclass(cls, type)
+        own = cls in (*_ATOMS, *_FUNCTIONS, *weakref.ProxyTypes) or issubclass(cls, type)
         self[cls] = found = own or getattr(cls, "__deepcopy__", None) is Shared.__deepcopy__
         return found
 
@@ -201,7 +202,8 @@ class _IsHarmless(dict[type, bool]):
         return found
 
 
-_SUSPECT = (Proposal, Batched, types.FunctionType, types.BuiltinFunctionType)
+_FUNCTIONS = types.FunctionType, types.BuiltinFunctionType
+_SUSPECT = (Proposal, Batched, *_FUNCTIONS, *weakref.ProxyTypes)
 _IS_ITS_OWN_COPY, _HARMLESS = _IsItsOwnCopy(), _IsHarmless()
 
 
@@ -259,7 +261,7 @@ class _Walk:
         weak = isinstance(value, (weakref.ReferenceType, *weakref.ProxyTypes))
         if (shared or weak) and self._is_wrong(value, weak):
             held = "holds a weak reference to" if weak else "refers to"
-            whom = "the model itself" if self._first else "another particle, which has made it"
+            whom = "the model itself" if self._first or weak else "another particle, which has made it"
             raise TypeError(
                 f"the attribute {self.name} of {owner} {held} {whom} ({path}), and copies share it: all particles "
                 "would go on asking the same one. Write a method, make it anew in every step(), or pass it what it "
@@ -277,8 +279,9 @@ class _Walk:
         """Whether copies go on asking the model that is surveyed first, or already ask another than their own."""
         model = self.model
         asked = value() if isinstance(value, weakref.ReferenceType) else value
-        own = any(value is each for each in weakref.getweakrefs(model)) if weak else value is model
-        return own if self._first else type(model) is getattr(asked, "__class__", None) and not own
+        if weak:
+            return isinstance(asked, type(model))
+        return value is model if self._first else type(value) is type(model) and value is not model
 
     def _parts(self, value: Any, shared: bool) -> Iterable[Part]:
         """What `value` holds, whether copies share that, and how it is reached."""
@@ -363,18 +366,8 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 def _is_kept(value: Any) -> bool:
     """Whether copies share `value` itself: it never changes in a step, or is far too large to be copied."""
     if isinstance(value, (np.ndarray, types.ModuleType)):
-        return isinstance(value, types.ModuleType) or _is_frozen(value)
+        return isinstance(value, types.ModuleType) or is_frozen(value)
     return any(f"{base.__module__}.{base.__qualname__}" in _SHARED for base in type(value).__mro__)
-
-
-def _is_frozen(array: np.ndarray) -> bool:
-    """Whether nobody can write to an array, nor to the one it is a view of."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        if base.flags.writeable or base.dtype.hasobject:
-            return False
-        base = base.base
-    return isinstance(base, (bytes, type(None)))
 
 
 def _bytes(value: Any) -> int:

@@ -130,7 +130,7 @@ def _are_alike(x: Any, y: Any, one: Model, other: Model) -> bool:
         return bool(x == y)
     if type(x) is dict and all(isinstance(value, float) for value in x.values()):
         return x.keys() == y.keys() and all(_are_alike(x[key], y[key], one, other) for key in x)
-    return _Teller(one).tell(x) == _Teller(other).tell(y)
+    return bool(_Teller(one).tell(x) == _Teller(other).tell(y))
 
 
 class _Teller:
