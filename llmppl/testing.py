@@ -91,8 +91,8 @@ def _compare(model: Model, particle: Model, name: str, report: ProgramReport) ->
         what = first_difference(again, particle)
     if what:
         raise RuntimeError(
-            f"under {name}, at step {len(choices)}, the particle {str(particle)!r} is not what its choices make: {what}. "
-            "A step may depend on its choices alone, and change nothing but its particle"
+            f"under {name}, at step {len(choices)}, the particle {str(particle)!r} is not what its choices make: "
+            f"{what}. A step may depend on its choices alone, and change nothing but its particle"
         )
     report.steps += len(choices)
 

@@ -222,7 +222,8 @@ class SMC(Generic[M]):
     def _ended(self, particles: list[M]) -> Particles[M]:
         records = tuple(self.genealogy.records)
         accuracy = functools.partial(log_ml_error, records)
-        return self._made(particles, deaths=self.deaths, steps=records, accuracy=accuracy)
+        deaths = [*self.deaths, *died(self.t, particles)]          # those who died between two steps
+        return self._made(particles, deaths=deaths, steps=records, accuracy=accuracy)
 
     def _made(self, particles: list[M], **told: Any) -> Particles[M]:
         return Particles(particles, stats=self._runtime.stats, recorder=self._on_step, **told)
