@@ -26,7 +26,6 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.distributions import Finite
-from llmppl.lm import CachedTransformer
 from llmppl.testing import check_program
 
 QUIET = {"progress": False}
