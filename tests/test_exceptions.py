@@ -1,4 +1,4 @@
-"""Every exception that is raised in a run reaches the caller, whoever raises it, and the language model is right after it.
+"""Every exception that is raised in a run reaches the caller, and the language model is right afterwards.
 
 A language model fails at its k-th call, for every k; a signal handler raises at random moments; a distribution fails
 where its probabilities are asked for. No algorithm may run the step again as if nothing had been.
@@ -221,7 +221,8 @@ def test_weights_that_are_no_numbers_are_named_with_their_place(run, logs, said)
             self.s += self.sample(Finite(list("abc"), np.array(logs if self.s == "y" else [0.0, 0.0, 0.0])))
             self.finish()
 
-    with pytest.raises(ValueError, match=rf"Finite gives the value 'b', at index 1 of its support, the log-weight {said}"):
+    told = rf"Finite gives the value 'b', at index 1 of its support, the log-weight {said}"
+    with pytest.raises(ValueError, match=told):
         for seed in range(5):
             run(Counts(), seed)
 
