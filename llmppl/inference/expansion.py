@@ -284,7 +284,7 @@ def _merged(extensions: list[Extension]) -> list[Extension]:
     for each in extensions:
         key = each.key
         same = each if key is None else first.setdefault(key, each)
-        if same is each or first_difference(same.particle, each.particle):
+        if same is each or first_difference(same.particle, each.particle, weights=False):
             left.append(each)
         else:
             same.join(each)

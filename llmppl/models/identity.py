@@ -109,11 +109,14 @@ def digest(told: Told) -> str:
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=12).hexdigest()
 
 
-def first_difference(one: Model, other: Model) -> str:
-    """The first attribute in which two particles differ that ran the same steps, in words; "" if nothing does."""
+def first_difference(one: Model, other: Model, *, weights: bool = True) -> str:
+    """The first attribute in which two particles differ that ran the same steps, in words; "" if nothing does.
+
+    Their weights are compared by what the statements have added.
+    """
     before, now = vars(one), vars(other)
     for name in {**before, **now}:
-        if name in ("_chooser_", "_noted_", "_kept_", "_log_weight_"):          # weights are in the attribution
+        if name in ("_chooser_", "_noted_", "_kept_", "_log_weight_") or (name == "_attribution_" and not weights):
             continue
         x, y = (attributes.get(name, getattr(type(one), name, None)) for attributes in (before, now))
         if not (x is y or _are_alike(x, y, one, other)):
