@@ -274,6 +274,16 @@ def test_a_weight_that_is_assigned_in_a_step_says_score():
         smc_steer(Assigns(), 2, 2)
 
 
+def test_a_stream_that_is_assigned_in_a_step_is_refused():
+    class Seeds(Letters):
+        def step(self):
+            self.rng = np.random.default_rng(0)
+
+    for run in SAMPLERS.values():
+        with pytest.raises(RuntimeError, match="Seeds.rng was assigned in its step"):
+            run(Seeds(), seed=0)
+
+
 # ---- the stream of a particle
 
 

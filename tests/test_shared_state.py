@@ -208,12 +208,46 @@ def test_copies_of_views_share_with_one_another_and_not_with_the_original():
         assert twin.board[0, 2] and twin.more[1]["row"][2] and not model.board.any()
 
 
-def test_views_that_cannot_be_kept_are_refused():
-    model = Apart()
+def _objects():
     base = np.array([1, "a"], dtype=object)
-    model.one, model.other = base, base[:1]
-    with pytest.raises(TypeError, match="attributes of Apart are views of one ndarray"):
+    return base, base[:1]
+
+
+def _buffer():
+    buffer = bytearray(3)
+    return buffer, np.frombuffer(buffer, np.uint8)
+
+
+def _tensor():
+    tensor = pytest.importorskip("torch").zeros(3)
+    return tensor, tensor.numpy()
+
+
+@pytest.mark.parametrize(("make", "kind"), [(_objects, "ndarray"), (_buffer, "bytearray"), (_tensor, "Tensor")])
+def test_views_that_cannot_be_kept_are_refused(make, kind):
+    model = Apart()
+    model.one, model.other = make()
+    with pytest.raises(TypeError, match=f"attributes of Apart are views of one {kind}"):
         smc_steer(model, 2, 2, seed=0, progress=False)
+
+
+@every_sampler
+def test_tensors_that_share_their_storage_share_it_in_copies(run):
+    def make():
+        board = pytest.importorskip("torch").zeros(2, 3, dtype=bool)
+        return board, board[0]
+
+    is_posterior(run, viewing(make), ONCE, quick=60)
+
+
+@every_algorithm
+def test_a_list_that_is_a_default_of_a_method_is_data_of_the_class(run):
+    class Defaults(Apart):
+        def ok(self, letter, seen=[]):                  # noqa: B006
+            seen.append(letter)
+            return True
+
+    refused(run, Defaults, "step 1 changed Defaults.the defaults of ok, which all particles share", RuntimeError)
 
 
 @every_algorithm

@@ -6,8 +6,10 @@ one to tell; where a step made no choice that could be compared, `GlobalStreams`
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
+import types
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -153,10 +155,12 @@ class Watch:
 
 
 def _data_of(program: type[Model]) -> Iterator[tuple[type, str, Any]]:
-    """What stands in a class and its bases below Model, methods and the like left out."""
+    """The data in a class and its bases below Model, and the defaults of their methods."""
     for cls in program.__mro__[: program.__mro__.index(Model)]:
         for name, value in [*vars(cls).items()]:
-            if not (name.startswith(("__", "_abc_")) or callable(value) or hasattr(type(value), "__get__")):
+            if isinstance(value, types.FunctionType):
+                yield cls, f"the defaults of {name}", inspect.unwrap(value).__defaults__
+            elif not (name.startswith(("__", "_abc_")) or callable(value) or hasattr(type(value), "__get__")):
                 yield cls, name, value
 
 

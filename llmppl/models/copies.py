@@ -104,8 +104,7 @@ def survey(model: Any, before: Kept | None = None) -> Kept:
                 "the class",
                 stacklevel=2,
             )
-    arrays = [array for walk in walks for array in walk.arrays]
-    kept.has_views = kept.has_views or (len(arrays) > 1 and any(_groups(arrays)))
+    kept.has_views = kept.has_views or any(_groups(walks))
     return kept
 
 
@@ -118,15 +117,25 @@ def _to_survey(model: Any, kept: Kept, again: bool) -> list[str]:
     return [name for name, value in vars(model).items() if name not in OWN and not (again and not may_hold(value))]
 
 
-def _groups(arrays: Iterable[np.ndarray]) -> Iterator[tuple[Any, list[np.ndarray]]]:
-    """The different arrays that share the memory of one owner, with that."""
-    groups: dict[int, tuple[Any, dict[int, np.ndarray]]] = {}
-    for array in arrays:
-        owner: Any = array
-        while isinstance(owner, np.ndarray) and owner.base is not None:
-            owner = owner.base
-        groups.setdefault(id(owner), (owner, {}))[1][id(array)] = array
-    return ((owner, [*group.values()]) for owner, group in groups.values() if len(group) > 1)
+def _groups(walks: Iterable[_Walk]) -> Iterator[tuple[Any, list[Any]]]:
+    """The different arrays that share the memory of one owner, with that; among them, tensors and bytearrays.
+
+    Tensors that share their storage with one another alone are left to torch, whose copies share it, too.
+    """
+    groups: dict[int, tuple[Any, dict[int, Any]]] = {}
+    for buffer in (buffer for walk in walks for buffer in walk.buffers):
+        owner = buffer
+        while (base := getattr(owner, "obj" if isinstance(owner, memoryview) else "base", None)) is not None:
+            owner = base
+        key = owner.untyped_storage().data_ptr() if _is_tensor(owner) else id(owner)
+        groups.setdefault(key, (owner, {}))[1][id(buffer)] = buffer
+    for owner, group in groups.values():
+        if len(group) > 1 and not all(map(_is_tensor, group.values())):
+            yield owner, [*group.values()]
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(type(value), "untyped_storage")
 
 
 def _copied_views(model: Any, kept: Kept) -> dict[int, Any]:
@@ -135,7 +144,7 @@ def _copied_views(model: Any, kept: Kept) -> dict[int, Any]:
     for walk in walks:
         walk.run(vars(model)[walk.name], walk.name in kept.names)
     copies = dict[int, Any]()
-    for owner, arrays in _groups(array for walk in walks for array in walk.arrays):
+    for owner, arrays in _groups(walks):
         if {np.ndarray} != set(map(type, (owner, *arrays))) or owner.dtype.hasobject:
             raise TypeError(
                 f"attributes of {type(model).__name__} are views of one {type(owner).__name__}, which copies would "
@@ -238,7 +247,7 @@ class _Walk:
 
     def __init__(self, model: Any, name: str, kept: Kept, *, first: bool = False) -> None:
         self.model, self.name, self.kept, self._first = model, name, kept, first
-        self.size, self.arrays = 0, list[np.ndarray]()
+        self.size, self.buffers = 0, list[Any]()        # arrays, tensors and bytearrays that are copied
 
     def run(self, value: Any, shared: bool) -> None:
         todo, seen, left = deque([(value, shared, self.name)]), set[tuple[int, bool]](), _MOST
@@ -291,8 +300,8 @@ class _Walk:
             return ()
         if not shared:
             self.size += _bytes(value)
-            if isinstance(value, np.ndarray):
-                self.arrays.append(value)
+            if isinstance(value, np.ndarray | bytearray) or _is_tensor(value):
+                self.buffers.append(value)
         parts = next((parts for kinds, parts in _PARTS if isinstance(value, kinds)), _parts_of_object)
         return parts(value, shared, self.model)
 
