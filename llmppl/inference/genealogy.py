@@ -24,7 +24,7 @@ After many steps all particles descend from few units of an early event, and F n
 variance is computed twice: to the end of the run, and, for events of which fewer than `MIN_FAMILIES` families are left,
 up to the first event for which that is so. The larger one counts: both tend to be too small.
 
-The correction for few units is that of `log_ml_error`. It was chosen on ten programs and other seeds than those of
+The correction for few units is that of `log_ml_error`. It was chosen on thirteen programs, not on those of
 benchmarks/standard_errors.py, which measures the coverage.
 
 Sources: Chan & Lai (2013), "A general theory of particle filters in hidden Markov models and some applications", Annals
@@ -55,6 +55,7 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 MIN_FAMILIES = 3.0                                      # 1 / sum of squared shares: fewer do not show a variance
+ROUNDING = 1e-20                                        # of a relative variance
 FIGURES = "ess", "log_ml", "num_unique_ancestors", "num_finished", "num_dead"
 HEADS = "step", "ess", "log Z-hat", "ancestors", "finished", "dead"
 
@@ -200,11 +201,11 @@ def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
     """
     if not records or records[-1].log_survivors.size == 0:
         return None, "all particles died" if records else "the program was finished before its first step"
-    if all(record.parents.size == 1 for record in records) and any(map(_unknown, records)):
+    if all(record.parents.size == 1 for record in records) and any(map(_by_chance, records)):
         return None, "there was one candidate at every step, and nothing to compare it with"
     both = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
     variance, units = max(V for V, _ in both), min(n for _, n in both)
-    v = variance * (1 + 2 / units)
+    v = variance * (1 + 2 / units) if variance > ROUNDING else 0.0
     return math.sqrt(v + v * v / 4), ""
 
 
@@ -239,7 +240,8 @@ def relative_variance(records: Sequence[StepRecord], min_families: float = 1.0) 
         before = _shares(records[t - 1].log_survivors) if t else np.ones(1)
         found.back(unsure_first, deviations, of_start, parents, before)
     variance = float(seen + np.sum(found.seen))
-    return variance, variance**2 / max(float(squares + np.sum(found.squares)), 1e-300) if variance > 1e-150 else 1.0
+    total = float(squares + np.sum(found.squares))
+    return variance, variance**2 / total if variance > ROUNDING else 1.0
 
 
 class _Influence:
@@ -287,8 +289,9 @@ def _deviations_of_runs(
     return np.where(runs > 1, several, _deviations(unsure * (runs == 1), influence, shares))
 
 
-def _unknown(record: StepRecord) -> bool:
-    return bool((record.copies > 0).any() or (record.log_kept < 0).any())
+def _by_chance(step: StepRecord) -> bool:
+    """Return whether its candidates were drawn, or kept by chance."""
+    return bool((step.copies > 0).any() or (step.log_kept < 0).any())
 
 
 def _sums(owners: Indices, values: Floats, n: int) -> Floats:
