@@ -9,7 +9,6 @@ and distinct with a twist (the log mass of the automaton, `Lookahead`) where the
     python benchmarks/accuracy.py --quick               # few runs, the tiny transformer: a minute
     python benchmarks/accuracy.py                       # everything
     python benchmarks/accuracy.py --only embedded --runs 40 --particles 20
-    python benchmarks/accuracy.py --only calibration    # the standard error that one run gives of itself
     python benchmarks/accuracy.py --only rejection      # a mask beside `where`, which tests only the tokens it draws
 
 `tokens` are those that a run would take with an empty cache, on average. They differ at equal N: particles that are the
@@ -124,7 +123,6 @@ class Result:
     log_ratios: NDArray[np.float64]                     # (runs,) log Z-hat - log Z
     tokens: float                                       # mean
     distance: float                                     # mean total variation to the posterior, NaN where not known
-    ses: list[float]                                    # what each run says of its own error, where it says so
     gap: float = math.nan
     error: float = math.nan
 
@@ -193,7 +191,7 @@ SUBJECTS = {"tiny": tiny, "embedded": embedded}
 
 
 def run(subject: Subject, program: Program, method: str, N: int, runs: int, seed: int = 0) -> Result:
-    log_mls, tokens, distances, ses = [], [], [], []
+    log_mls, tokens, distances = [], [], []
     for rng in np.random.default_rng([seed, N, METHODS.index(method)]).spawn(runs):
         subject.lm.read.clear()
         model = program.make(method == "distinct + twist")
@@ -204,10 +202,8 @@ def run(subject: Subject, program: Program, method: str, N: int, runs: int, seed
         log_mls.append(particles.log_ml)
         tokens.append(len(subject.lm.read))
         distances.append(distance(particles, program.posterior))
-        if particles.log_ml_se is not None:
-            ses.append(particles.log_ml_se)
     log_ratios = np.array(log_mls) - program.log_Z
-    return Result(N, log_ratios, float(np.mean(tokens)), float(np.mean(distances)), ses, *gap_of(log_ratios, program))
+    return Result(N, log_ratios, float(np.mean(tokens)), float(np.mean(distances)), *gap_of(log_ratios, program))
 
 
 def distance(particles: Any, posterior: dict[str, float] | None) -> float:
@@ -332,24 +328,6 @@ def summarise(found: dict[tuple[str, int], dict[str, Result]], N: int, equal: st
     print("ratios above 1: " + ("; ".join(worse) or "none"))
 
 
-def calibrate(subject: Subject, runs: int, N: int) -> None:
-    """The standard error that a run gives of its log Z-hat beside the standard deviation over runs."""
-    rows = []
-    for name, program in subject.programs.items():
-        settle(subject, program, runs)
-        for method in METHODS:
-            if method == "distinct + twist" and not program.twist:
-                continue
-            result = run(subject, program, method, N, runs)
-            sd = float(result.log_ratios.std(ddof=1))
-            told = f"{len(result.ses)} of {runs}"
-            median = float(np.median(result.ses)) if result.ses else math.nan
-            shown = number(sd, sd / math.sqrt(2 * runs))
-            rows.append((name, method, told, f"{median:.3g}", shown, f"{median / sd:.2f}"))
-    columns = ("program", "method", "runs that give one", "median se", "true sd", "median se / sd")
-    table(f"{subject.name}: the standard error of a single run, N={N}, K={K}, {runs} runs", columns, rows)
-
-
 class ShortWords(Model):
     """Ten tokens in which no word has more than five letters, by a mask or by a test of the tokens that are drawn."""
 
@@ -391,7 +369,7 @@ def reject(runs: int, N: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=[*SUBJECTS, "calibration", "rejection"])
+    parser.add_argument("--only", choices=[*SUBJECTS, "rejection"])
     parser.add_argument("--runs", type=int, default=100, help="of each method, program and N on the tiny transformer; "
                         "half as many on the embedded model")
     parser.add_argument("--particles", type=int, nargs="+", default=[5, 20, 80], metavar="N")
@@ -401,9 +379,6 @@ def main() -> None:
         options.only, options.runs, options.particles = options.only or "tiny", 20, [20]
     torch.set_num_threads(1)
     print(machine("torch", "transformers", "numpy", note=f"{torch.get_num_threads()} thread"))
-    if options.only == "calibration":
-        calibrate(tiny(), options.runs, max(options.particles))
-        return
     if options.only == "rejection":
         reject(options.runs, 20)
         return
@@ -420,7 +395,6 @@ def main() -> None:
     for equal, each in found.items():
         summarise(each, middle, equal)
     if options.only is None:
-        calibrate(tiny(), options.runs, max(options.particles))
         reject(options.runs, 20)
 
 

@@ -6,23 +6,27 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import repetitions
-from tiny import cold_lm
+from tiny import cold_lm, tiny_lm
 
 from llmppl import (
     Bernoulli,
     Categorical,
+    ConstrainedText,
+    Geometric,
+    Infilling,
     Model,
     PromptIntersection,
+    Regex,
     enumerate_exact,
     importance_sampling,
     repeat,
     smc_standard,
     smc_steer,
 )
-from llmppl.inference.genealogy import Genealogy, log_ml_error, variance_and_families
+from llmppl.inference.genealogy import Genealogy, log_ml_error, relative_variance
 from llmppl.inference.resampling import multinomial, optimal, systematic
 
 DISTS = np.random.default_rng(1).dirichlet(np.ones(6), size=6)
@@ -200,21 +204,109 @@ def test_one_run_tells_its_standard_error(run):
     assert 0.7 / slack < told / spread < 1.4 * slack
 
 
-def test_the_standard_error_of_importance_sampling_is_the_usual_one():
+def test_the_variance_of_importance_sampling_is_the_usual_one():
     particles = importance_sampling(Chain(), 50, seed=0, progress=False)
     weights = np.exp(particles.log_weights)
-    assert particles.log_ml_se == pytest.approx(np.std(weights, ddof=1) / math.sqrt(50) / np.mean(weights))
+    variance, units = relative_variance(particles.steps)
+    assert variance == pytest.approx(np.var(weights, ddof=1) / 50 / np.mean(weights) ** 2)
+    squares = (weights - np.mean(weights)) ** 2
+    assert units == pytest.approx(np.sum(squares) ** 2 / np.sum(squares**2))
+    v = variance * (1 + 2 / units)
+    assert particles.log_ml_se == pytest.approx(math.sqrt(v + (v / 2) ** 2))
 
 
-def test_the_square_of_Z_over_pairs_is_unbiased():
-    """With K copies and one step, Z-hat^2 (1 - se^2) has the mean Z^2."""
-    Z = math.exp(enumerate_exact(Chain(1)).log_ml)
-    R = repetitions(4000, 100)
-    rngs = np.random.default_rng(5).spawn(R)
-    runs = [smc_steer(Chain(1), 4, 2, expand="copies", rng=rng, progress=False) for rng in rngs]
-    squares = [math.exp(2 * p.log_ml) * (1 - p.log_ml_se**2) for p in runs if p.log_ml_se is not None]
-    assert len(squares) == R
-    assert abs(np.mean(squares) - Z**2) < 4.5 * np.std(squares) / math.sqrt(R)
+@every_algorithm
+def test_the_variance_is_right_on_average(run):
+    """The mean of Z-hat^2 times the relative variance lies within [0.7, 1.4] of the variance over runs."""
+    R = repetitions(1000, 40)
+    runs = [run(Chain(), 80, rng=rng, progress=False) for rng in np.random.default_rng(4).spawn(R)]
+    Z = np.exp([p.log_ml for p in runs])
+    told = np.mean([z**2 * relative_variance(p.steps)[0] for z, p in zip(Z, runs, strict=True)])
+    slack = math.exp(4.5 * math.sqrt(2 / (R - 1)))      # the variance has the relative error sqrt(2 / (R - 1))
+    assert 0.7 / slack < told / np.var(Z, ddof=1) < 1.4 * slack
+
+
+class Two(Chain):
+    """Two choices a step, the second of which weighs."""
+
+    def step(self):
+        self.state = self.sample(DIST[self.state])
+        super().step()
+
+
+class Nested(Chain):
+    """As many choices as the first says."""
+
+    def step(self):
+        for _ in range(1 + self.sample(DIST[self.state])):
+            self.state = self.sample(DIST[self.state])
+        self.score(POTENTIALS[self.state, 0])
+        self.left -= 1
+        if not self.left:
+            self.finish()
+
+
+class Observed(Chain):
+    """A choice that is observed, a condition, and another choice."""
+
+    def step(self):
+        self.observe(Bernoulli(0.2 + self.state / 8), self.sample(Bernoulli(0.6)))
+        self.condition(self.state != 2)
+        super().step()
+
+
+class Spans(Model):
+    """Two spans."""
+
+    def __init__(self):
+        super().__init__()
+        self.context, self.left = tiny_lm().context("a"), 2
+
+    def step(self):
+        self.context = self.extend(self.context, until=" ", max_tokens=3).context
+        self.score(0.5 * self.context.text.count("a"))
+        self.left -= 1
+        if not self.left:
+            self.finish()
+
+
+PROGRAMS = {
+    "one choice": lambda: Chain(), "two choices": lambda: Two(3), "nested": lambda: Nested(2),
+    "observed": lambda: Observed(), "spans": Spans,
+    "masked": lambda: ConstrainedText(tiny_lm(), "a", Regex("(a|b|c| ){0,3}b?"), max_tokens=4, end="eos"),
+    "intersection": lambda: intersection(tiny_lm()),
+    "infilling": lambda: Infilling(tiny_lm(), ["a", "b", "c"], lengths=Geometric(0.6, max_value=2)),
+}  # fmt: skip
+
+
+@every_algorithm
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_every_program_has_a_standard_error(run, program):
+    assert 0.0 < run(program(), 10, seed=1, progress=False).log_ml_se < 10.0
+    few = run(program(), 2, seed=0, progress=False)
+    assert len(few) == 0 or 0.0 <= few.log_ml_se < 10.0     # 0 where both chose the same
+
+
+@pytest.mark.parametrize(("program", "steps"), [(Chain, 4), (Two, 2), (Observed, 3)])
+def test_the_standard_errors_of_ten_distinct_particles_cover_the_truth(program, steps):
+    """Shares in [0.60, 0.78] and [0.88, 0.98] within one and two standard errors.
+
+    A share of R runs is known to sqrt(0.25 / R) at most: 0.02 with 600 runs, 0.09 with 30.
+    """
+    R = repetitions(600, 30)
+    log_Z = enumerate_exact(program(steps)).log_ml
+    rngs = np.random.default_rng(6).spawn(R)
+    runs = [smc_steer(program(steps), 10, 2, rng=rng, progress=False) for rng in rngs]
+    errors, ses = np.abs([p.log_ml - log_Z for p in runs]), np.array([p.log_ml_se for p in runs])
+    slack = 3 * math.sqrt(0.25 / R)
+    assert 0.60 - slack < np.mean(errors <= ses) < 0.78 + slack
+    assert 0.88 - slack < np.mean(errors <= 2 * ses)
+
+
+def test_a_run_that_enumerates_everything_is_exact():
+    particles = smc_steer(Chain(2), 40, 3, seed=0, progress=False)
+    assert particles.log_ml == pytest.approx(enumerate_exact(Chain(2)).log_ml, abs=1e-12)
+    assert particles.log_ml_se == pytest.approx(0.0, abs=1e-9)
 
 
 class Survivor:
@@ -249,41 +341,76 @@ def genealogy(rng, n, steps):
     return history
 
 
-def pairs_by_table(history):
-    """The variance and the families of `variance_and_families`, by a table of all pairs and the rules one by one."""
-    C = apart = np.ones((1, 1))
-    weights = np.ones(1)
-    for t, step in enumerate(history.records):
-        parents = step.parents * (t > 0)
-        same, each = step.groups[:, None] == step.groups, np.eye(len(parents), dtype=bool)
-        number = same @ step.copies
-        up = np.where(same & (step.copies > 0), number / np.maximum(number - 1, 1), 1.0)
-        moved = np.where(each & (step.copies > 0), 1 - 1 / np.maximum(step.copies, 1), 1.0)
-        first = np.where(same, np.exp(step.log_kept), 1.0)
-        starts, before, now = np.exp(step.log_starts), weights, np.exp(step.candidate_log_weights)
-        ancestors, weights = step.ancestors, np.exp(step.log_chosen)
-        second = np.where(np.eye(len(ancestors), dtype=bool), np.minimum(now[ancestors] / weights, 1.0), 1.0)
-        selected = np.ix_(ancestors, ancestors)
-        table = C[np.ix_(parents, parents)] * first
-        table *= share(C, before) / (share(table, starts) or 1.0)
-        table = table * up * moved
-        C = table[selected] * second
-        C = C * (share(table, now) / (share(C, weights) or 1.0))
-        apart = (apart[np.ix_(parents, parents)] * first * moved)[selected] * second
-    return 1 - share(C, weights), 1 / max(1 - share(apart, weights), 1e-12)
+def unit_by_unit(records):
+    """The definition of `relative_variance`: the terms c u (F - E)^2 of all units, one by one."""
+    terms, certain = [], np.ones(1)
+    for t, step in enumerate(records):
+        F, w, log_kept = influence(records, t), normal(step.log_starts), step.log_kept
+        members = [np.flatnonzero(step.groups == group) for group in dict.fromkeys(step.groups.tolist())]
+        first = [i[0] for i in members]
+        c, u = certain[(step.parents * (t > 0))], 1 - np.exp(log_kept)
+        F_first, w_first = (np.array([x[i].sum() for i in members]) for x in (F, w))
+        terms.extend((c * u)[first] * squares(u[first], F_first, w_first))
+        c = c * (1 - u)
+        runs = np.array([np.sum(step.copies[step.groups == group]) for group in step.groups])
+        single = squares((step.copies > 0) & (runs == 1), F, w)
+        for i in members:
+            for j in i[step.copies[i] > 0]:
+                n, m = runs[j], step.copies[j]
+                terms.append(c[j] / m * (single[j] if n == 1 else (F[j] - np.sum(F[i]) * m / n) ** 2 * n / (n - 1)))
+        c = np.where(step.copies > 0, c * (1 - 1 / np.maximum(step.copies, 1)), c)[step.ancestors]
+        u = 1 - np.exp(np.minimum(step.candidate_log_weights[step.ancestors] - step.log_chosen, 0))
+        terms.extend(c * u * squares(u, influence_after(records, t), normal(step.log_chosen)))
+        certain = c * (1 - u)
+    return sum(terms), sum(terms) ** 2 / max(sum(term**2 for term in terms), 1e-300)
 
 
-def share(C, weights):
-    return weights @ C @ weights / weights.sum() ** 2
+def influence(records, t):
+    """(M,) of the candidates of step t."""
+    step, later = records[t], influence_after(records, t) - normal(records[t].log_chosen)
+    changes = [later[step.ancestors == j].sum() for j in range(len(step.parents))]
+    return normal(step.candidate_log_weights) + changes
+
+
+def influence_after(records, t):
+    """(n,) of the survivors of step t."""
+    shares = normal(records[t].log_survivors)
+    if t == len(records) - 1:
+        return shares
+    later = influence(records, t + 1) - normal(records[t + 1].log_starts)
+    return shares + [later[records[t + 1].parents == k].sum() for k in range(len(shares))]
+
+
+def normal(log_weights):
+    return np.exp(log_weights) / np.exp(log_weights).sum()
+
+
+def squares(u, F, w):
+    """(F - r w)^2 n / (n - 1), with the n and the r of units of uncertainty u; (F - w)^2 for one unit."""
+    u = np.where(u > 1e-12, u, 0.0)
+    if not np.any(u * w > 0):
+        return np.zeros(len(F))
+    n = np.sum(u * w) ** 2 / np.sum((u * w) ** 2)
+    return (F - w) ** 2 if n < 1 + 1e-9 else (F - w * np.sum(u * F) / np.sum(u * w)) ** 2 * n / (n - 1)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 6))
-def test_the_sum_over_blocks_is_the_sum_over_all_pairs(seed, n, steps):
+def test_the_variance_is_the_sum_over_units(seed, n, steps):
     history = genealogy(np.random.default_rng(seed), n, steps)
-    variance, families = pairs_by_table(history)
-    told, told_families = variance_and_families(history.records)
-    assert told == pytest.approx(variance, rel=1e-9, abs=1e-12)
-    assert 1 / told_families == pytest.approx(1 / families, rel=1e-9, abs=1e-12)
+    assume(len(history.records[-1].log_survivors))
+    variance, units = unit_by_unit(history.records)
+    assume(variance > 1e-9)
+    assert relative_variance(history.records) == pytest.approx((variance, units), rel=1e-6)
+
+
+def test_a_long_run_has_a_shorter_horizon():
+    """All 10 particles descend from one of step 20; what later steps vary is seen nevertheless."""
+    R = repetitions(200, 20)
+    runs = [smc_standard(Chain(60), 10, rng=rng, progress=False) for rng in np.random.default_rng(8).spawn(R)]
+    to_the_end, shorter = ([relative_variance(p.steps, m)[0] for p in runs] for m in (1.0, 3.0))
+    spread = np.var([p.log_ml for p in runs], ddof=1)
+    assert np.median(to_the_end) < 0.5 * spread < np.median(shorter) < 2 * spread
+    assert all(p.log_ml_se**2 > max(each) for p, *each in zip(runs, to_the_end, shorter, strict=True))
 
 
 def test_the_standard_error_of_many_particles_takes_memory_in_proportion_to_them():
@@ -312,25 +439,16 @@ def test_where_one_run_cannot_tell_it_says_why():
         def step(self):
             self.condition(False)
 
-    class Twice(Chain):
-        def step(self):
-            self.sample(DIST[0])
-            super().step()
-
     done = Chain()
     done.finish()
-    few = (smc_steer(Chain(), 8, 2, expand="copies", seed=seed, progress=False) for seed in range(200, 400))
-    negative = next(particles for particles in few if "negative" in particles.log_ml_se_reason)
     for particles, reason in [
-        (smc_steer(Chain(), 1, 1, seed=0, progress=False), "fewer than 3"),
+        (smc_steer(Chain(), 1, 1, seed=0, progress=False), "one candidate at every step"),
+        (smc_standard(Chain(), 1, seed=0, progress=False), "one candidate at every step"),
         (smc_steer(Doomed(), 4, 2, seed=0, progress=False), "all particles died"),
         (smc_steer(done, 4, 2, seed=0, progress=False), "the program was finished before its first step"),
-        (smc_steer(Twice(), 4, 2, expand="distinct", seed=0, progress=False), "more than its first choice"),
-        (negative, "the estimate of the variance is negative"),
         (enumerate_exact(Chain(1)), "only what smc_steer"),
     ]:
         assert particles.log_ml_se is None and reason in particles.log_ml_se_reason
-    assert smc_steer(Chain(), 40, 2, seed=0, progress=False).log_ml_se_reason == ""
 
 
 # ---- repeat

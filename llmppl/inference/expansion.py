@@ -52,7 +52,7 @@ class Extension:
         Its log-weight before the step, without a twist.
     copies : int
         How many independent runs of the step it stands for; 0 if the step is not run, or drew nothing more than a first
-        choice that was selected; -1 if it drew more after that and is the only one of its group.
+        choice that was selected.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class Distinct:
         more = list[Extension]()
         for each, number in zip(again, numbers.tolist(), strict=True):
             each.share(number)
-            each.copies = 1 if number > 1 else -1
+            each.copies = 1
             particle = run.particles[each.parent]
             for _ in range(number - 1):
                 assert each.pick is not None

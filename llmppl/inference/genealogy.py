@@ -1,29 +1,42 @@
 """Diagnostics of a run: each step in figures, who descends from whom, and the variance of Z-hat.
 
-The standard error rests on pairs. Z-hat^2 is a sum over all pairs of particles, and E[Z-hat^2] = Z^2 + Var(Z-hat),
-where the variance comes from pairs that share chance. A second sum over pairs, with a coefficient C_ij for each pair,
-is kept so that its expectation is Z^2; the difference estimates the variance. At first there is one starting state, and
-C = 1. Then C changes where chance is shared:
+Chance enters a run by three kinds of event: `expand` keeps first choices, a step draws, `select` keeps candidates. A
+*unit* is what one event treats as one: a first choice, a run of a step, a survivor. The variance of Z-hat is a sum over
+the units of all events, each of which adds  c u (F - E)^2.  All weights here are shares of the sum of all weights.
 
-- A candidate and itself share the draws of a step; two copies of one parent p do not. So the pairs of two different
-  ones of K copies stand for all K^2:  C_jj = 0  and  C_jk = C_pp K / (K - 1). Other pairs stay as they are.
-- A selection keeps j with probability pi_j and gives it the weight w_j / pi_j, whose square is too large on average by
-  1 / pi_j:  C_jj *= pi_j. Two different particles are both kept a bit less often than if selected independently, since
-  the number of survivors is fixed: C is scaled so that the sum over pairs stays what it was.
+- F is the influence of the unit: its share when the event ends, plus all that the draws and selections among its
+  descendants changed later. A selection would change shares even if all futures were worth the same. So F is computed
+  from the end:  F = w + sum (F' - w'),  where w is the share before a selection, and F' and w' are the influence and
+  the share of each survivor after it. Of a draw, F is the sum of the F' of its runs.
+- E is the value of F without the event. Several runs from one start share their mean. All other units of an event share
+  one factor r:  E = r w'. The squares are scaled by n / (n - 1), since r is estimated from n units. One unit alone is
+  compared with all particles: r = 1.
+- u is the uncertainty of the unit: 1 - pi for one kept with probability pi; 1 / m for a run that stands for m equal
+  runs; 1 for any other run.
+- c is the product of 1 - u over the units of earlier events from which it descends. The F of those holds the chance of
+  later events already, so that they count a share u of it.
 
-With multinomial selection the factor of the scaling has the mean N / (N - 1), as in Lee & Whiteley. For other schemes
-the scaling is an approximation: it takes the pairs of which a scheme keeps one at most to be like the others.
+With one draw at the beginning and multinomial resampling this is the estimator of Chan & Lai; for importance sampling
+it is the usual one, Var(w) / (N mean(w)^2). Runs of a step with different first choices are compared with one another
+where none has a second run, which makes the estimate too large rather than too small.
 
-C_ij says only where the pasts of i and j part, so it is never written out: particles stand in the order of their
-genealogy, in which all that share a past are next to one another, and C is a sum of blocks, constant on those. There
-are at most 3 n of them, empty ones included, and the sum over all pairs is a sum over blocks.
+After many steps all particles descend from few units of an early event, and F no longer shows its chance. So the
+variance is computed twice: to the end of the run, and, for events of which fewer than `MIN_FAMILIES` families are left,
+up to the first event for which that is so. The larger one counts: both tend to be too small.
 
-Sources: Lee & Whiteley (2018), "Variance estimation in the particle filter", Biometrika 105; Chan & Lai (2013), "A
-general theory of particle filters in hidden Markov models and some applications", Annals of Statistics 41.
+The correction for few units is that of `log_ml_error`. It was chosen on thirteen programs, not on those of
+benchmarks/standard_errors.py, which measures the coverage.
+
+Sources: Chan & Lai (2013), "A general theory of particle filters in hidden Markov models and some applications", Annals
+of Statistics 41; Lee & Whiteley (2018), "Variance estimation in the particle filter", Biometrika 105; Olsson & Douc
+(2019), "Numerically stable online estimation of variance in particle filters", Bernoulli 25, for the shorter horizon;
+Hajek (1964), "Asymptotic theory of rejective sampling", Annals of Mathematical Statistics 35, for selections;
+Satterthwaite (1946), "An approximate distribution of estimates of variance components", Biometrics 2.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -41,7 +54,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-MIN_FAMILIES = 3.0                                      # independent families of particles at the end
+MIN_FAMILIES = 3.0                                      # 1 / sum of squared shares: fewer do not show a variance
+ROUNDING = 1e-20                                        # of a relative variance
 FIGURES = "ess", "log_ml", "num_unique_ancestors", "num_finished", "num_dead"
 HEADS = "step", "ess", "log Z-hat", "ancestors", "finished", "dead"
 
@@ -180,108 +194,117 @@ class Genealogy:
 
 
 def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
-    """The standard error of log Z-hat, the root of Var(Z-hat) / Z-hat^2 to first order, or None and the reason."""
+    """Return the standard error of log Z-hat, or None and the reason.
+
+    With V the estimate of Var(Z-hat) / Z-hat^2 and n the number of units it rests on,  v = V (1 + 2 / n)  and
+    se^2 = v + (v / 2)^2,  since log Z-hat is too low by v / 2 on average, to second order.
+    """
     if not records or records[-1].log_survivors.size == 0:
         return None, "all particles died" if records else "the program was finished before its first step"
-    if any((record.copies < 0).any() for record in records):
-        return None, 'a step drew more than its first choice; with expand="distinct" nothing shows what that varies'
-    variance, families = variance_and_families(records)
-    if families < MIN_FAMILIES:
-        return None, f"the particles left descend from fewer than {MIN_FAMILIES:.0f} independent draws of one step"
-    if variance < -1e-9:
-        return None, "the estimate of the variance is negative"
-    return float(np.sqrt(max(variance, 0.0))), ""
+    if all(record.parents.size == 1 for record in records) and any(map(_by_chance, records)):
+        return None, "there was one candidate at every step, and nothing to compare it with"
+    both = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
+    variance, units = max(V for V, _ in both), min(n for _, n in both)
+    v = variance * (1 + 2 / units) if variance > ROUNDING else 0.0
+    return math.sqrt(v + v * v / 4), ""
 
 
-def variance_and_families(records: Sequence[StepRecord]) -> tuple[float, float]:
-    """Var(Z-hat) / Z-hat^2, and the effective number of families of particles that share no chance.
+def relative_variance(records: Sequence[StepRecord], min_families: float = 1.0) -> tuple[float, float]:
+    """Estimate Var(Z-hat) / Z-hat^2 and the number of units on which the estimate rests.
 
-    Two particles share chance by the draws and the uncertain selections of their common past; `apart` is C without its
-    scaling. Both take O(M log M) time and O(M) memory for a step of M candidates.
+    The number is Satterthwaite's, (sum of the terms)^2 / sum of their squares. Takes O(M log M) time and O(M) memory
+    for a step of M candidates.
     """
-    C, apart = _Pairs(), _Pairs()                       # of the particles before the step
-    log_weights = np.zeros(1)                           # (n,) theirs
-    for t, step in enumerate(records):
-        parents = np.zeros_like(step.parents) if t == 0 else step.parents       # all start at one state
-        each = np.arange(step.ancestors.size)
-        log_kept = np.minimum(step.candidate_log_weights[step.ancestors] - step.log_chosen, 0.0)
-        mass = C.mass(log_weights)
-        C.keep(parents, step.groups, step.log_kept)
-        C.rescale(step.log_starts, mass)
-        C.scale_up(step.groups, step.copies)
-        C.move(step.copies)
-        mass = C.mass(step.candidate_log_weights)
-        C.keep(step.ancestors, each, log_kept)
-        C.rescale(step.log_chosen, mass)
-        apart.keep(parents, step.groups, step.log_kept)
-        apart.move(step.copies)
-        apart.keep(step.ancestors, each, log_kept)
-        log_weights = step.log_survivors
-    return 1 - C.mass(log_weights), 1 / max(1 - apart.mass(log_weights), 1e-12)
+    found = _Influence(_shares(records[-1].log_survivors))
+    seen, squares = 0.0, 0.0
+    for t, step in reversed([*enumerate(records)]):
+        # selection: candidates from survivors
+        chosen, log_weights = _shares(step.log_chosen), step.candidate_log_weights
+        unsure = _unsure(log_weights[step.ancestors] - step.log_chosen)
+        deviations = _deviations(unsure, found.influence, chosen)
+        found.back(unsure, deviations, chosen, step.ancestors, _shares(log_weights))
+        # draws: starts from candidates
+        _, first, groups = np.unique(step.groups, return_index=True, return_inverse=True)
+        starts, parents = _shares(step.log_starts), step.parents[first] if t else np.zeros(first.size, np.int64)
+        unsure, unsure_first = 1 / np.maximum(step.copies, 1) * (step.copies > 0), _unsure(step.log_kept[first])
+        together = np.sum((unsure * (1 - unsure_first)[groups]) * found.share**2)      # one over the families
+        together += np.sum(unsure_first * _sums(groups, found.share, first.size) ** 2)
+        if together * min_families > 1 + 1e-9 and t < len(records) - 1:
+            seen, squares = seen + np.sum(found.seen), squares + np.sum(found.squares)
+            found = _Influence(_shares(log_weights))
+        deviations = _deviations_of_runs(unsure, found.influence, starts, groups, step.copies)
+        of_start = _sums(groups, starts, first.size)
+        found.back(unsure, deviations, starts, groups, of_start)
+        # first choices: particles from starts
+        deviations = _deviations(unsure_first, found.influence, of_start)
+        before = _shares(records[t - 1].log_survivors) if t else np.ones(1)
+        found.back(unsure_first, deviations, of_start, parents, before)
+    variance = float(seen + np.sum(found.seen))
+    total = float(squares + np.sum(found.squares))
+    return variance, variance**2 / total if variance > ROUNDING else 1.0
 
 
-class _Pairs:
-    """The coefficients C_ij of all pairs of n particles: at first of one, C = 1.
+class _Influence:
+    """The units of one event, seen from a later time.
 
-    order : (n,) int, the particles in the order of their genealogy
-    own : (n,) float, C_jj of each particle
-    low, high, value : (B,), the blocks: C_ij is the sum of the `value` of those that hold the places of i and j in
-        `order`, from `low` to before `high`. Two blocks are disjoint, or one lies within the other.
+    influence, share : (n,) float, F, and the share of the descendants of the unit at that time
+    seen, squares : (n,) float, the sum over the units of later events below it of  c u (F - E)^2,  with c = 1 for the
+        unit itself, and of its square
     """
 
-    def __init__(self) -> None:
-        self.order = self.low = np.zeros(1, np.int64)
-        self.high = np.ones(1, np.int64)
-        self.own = self.value = np.ones(1)
+    def __init__(self, shares: Floats) -> None:
+        self.influence: Floats = shares
+        self.share: Floats = shares
+        self.seen: Floats = np.zeros_like(shares)
+        self.squares: Floats = np.zeros_like(shares)
 
-    def mass(self, log_weights: Floats) -> float:
-        """The sum over pairs, W' C W of the normalised weights."""
-        below = np.append(0.0, np.cumsum(np.exp(log_weights - np.max(log_weights))[self.order]))
-        below /= below[-1]                              # (n + 1,) so that the sum of all is 1 without rounding
-        each = self.value * (below[self.high] - below[self.low]) ** 2
-        return float(_above_rounding(np.sum(each), np.sum(np.abs(each))))
-
-    def rescale(self, log_weights: Floats, mass: float) -> None:
-        """Give the sum over pairs the value that it had before the selection."""
-        now = self.mass(log_weights)
-        if now > 0:
-            self.own = self.own * (mass / now)
-            self.value = self.value * (mass / now)
-
-    def keep(self, ancestors: Indices, groups: Indices, log_kept: Floats) -> None:
-        """Go on to descendants (M,) of which each group, of one ancestor, was kept with probability exp(log_kept)."""
-        rank = np.empty_like(self.order)
-        rank[self.order] = np.arange(self.order.size)
-        rank = rank[ancestors]                          # (M,) the place of each one's ancestor
-        self.order = np.lexsort((groups, rank))
-        low, high = np.searchsorted(rank[self.order], [self.low, self.high])
-        self.own = self.own[ancestors]
-        self._change(low, high, self.value, groups, np.exp(log_kept))
-
-    def scale_up(self, groups: Indices, copies: Indices) -> None:
-        """About to draw, `copies` each (M,): pairs in a group stand for those of each with itself, too."""
-        number = np.bincount(groups, np.maximum(copies, 0))[groups]     # (M,) copies in the same group
-        factor = np.where(copies > 0, number / np.maximum(number - 1, 1), 1.0)
-        self._change(self.low, self.high, self.value, groups, factor)
-
-    def move(self, copies: Indices) -> None:
-        """Having drawn, `copies` each (M,): a particle shares its draws with itself."""
-        factor = np.where(copies > 0, 1 - 1 / np.maximum(copies, 1), 1.0)
-        self._change(self.low, self.high, self.value, np.arange(copies.size), factor)
-
-    def _change(self, low: Indices, high: Indices, value: Floats, groups: Indices, factor: Floats) -> None:
-        """Take these blocks, and multiply the pairs within each group, all of one C and one `factor` (M,), by it."""
-        starts = np.flatnonzero(np.diff(groups[self.order], prepend=-1))
-        first = self.order[starts]
-        low, high = np.append(low, starts), np.append(high, np.append(starts[1:], self.order.size))
-        value = np.append(value, self.own[first] * (factor[first] - 1))
-        self.own = self.own * factor
-        size = self.order.size + 1
-        at, which = np.unique(low * size + high, return_inverse=True)       # one block may be there twice
-        self.low, self.high = np.divmod(at, size)
-        self.value = _above_rounding(np.bincount(which, value), np.bincount(which, np.abs(value)))
+    def back(self, unsure: Floats, deviations: Floats, after: Floats, owners: Indices, before: Floats) -> None:
+        """Go back over an event: from its units (n,), of shares `after`, to their owners (m,), of shares `before`."""
+        n, term, sure = before.size, unsure * deviations, 1 - unsure
+        self.influence = _sums(owners, self.influence - after, n) + before
+        self.share = _sums(owners, self.share, n)
+        self.seen = _sums(owners, term + sure * self.seen, n)
+        self.squares = _sums(owners, term**2 + sure**2 * self.squares, n)
 
 
-def _above_rounding(total: Any, absolute: Any) -> Any:
-    """A sum, or 0 where it is nothing beside the sum of the absolute terms: what is 0 must not be scaled up."""
-    return np.where(np.abs(total) > 1e-12 * absolute, total, 0.0)
+def _deviations(unsure: Floats, influence: Floats, shares: Floats) -> Floats:
+    """Return (F - r w)^2 n / (n - 1) for units (n,) of one event; 0 where nothing is uncertain."""
+    weights = unsure * shares
+    total = np.sum(weights)
+    if total <= 0:
+        return np.zeros_like(influence)
+    left = 1 - np.sum((weights / total) ** 2)           # 1 - 1 / n
+    if left < 1e-9:                                     # one unit
+        return np.square(influence - shares)
+    return np.square(influence - shares * np.sum(unsure * influence) / total) / left
+
+
+def _deviations_of_runs(
+    unsure: Floats, influence: Floats, shares: Floats, groups: Indices, copies: Indices
+) -> Floats:
+    """Return the same for runs (n,) of a step: those of one group share their mean, single ones one factor."""
+    runs = np.bincount(groups, np.maximum(copies, 0))[groups]
+    mean = np.bincount(groups, influence)[groups] / np.maximum(runs, 1)
+    several = (influence - mean * copies) ** 2 * runs / np.maximum(runs - 1, 1)
+    return np.where(runs > 1, several, _deviations(unsure * (runs == 1), influence, shares))
+
+
+def _by_chance(step: StepRecord) -> bool:
+    """Return whether its candidates were drawn, or kept by chance."""
+    return bool((step.copies > 0).any() or (step.log_kept < 0).any())
+
+
+def _sums(owners: Indices, values: Floats, n: int) -> Floats:
+    """Return (n,) the sum of the values of each owner."""
+    return np.asarray(np.bincount(owners, values, n), dtype=np.float64)
+
+
+def _shares(log_weights: Floats) -> Floats:
+    weights: Floats = np.exp(log_weights - np.max(log_weights))
+    return weights / np.sum(weights)
+
+
+def _unsure(log_kept: Floats) -> Floats:
+    """Return 1 - pi; 0 where it is rounding."""
+    unsure = -np.expm1(np.minimum(log_kept, 0.0))
+    return np.where(unsure > 1e-12, unsure, 0.0)

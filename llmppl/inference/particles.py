@@ -91,10 +91,10 @@ class Particles(Shared, Sequence[P]):
     steps : StepRecords
         A tuple of `StepRecord`, the steps of the run in figures; its repr is a table. Empty where there were none.
     log_ml_se : float or None
-        Standard error of log_ml, estimated from this run alone; None where one run cannot tell. It knows of what the
-        particles have met: where a rare event carries the mass and none has met it, log_ml is nats too low and its
-        error small. An integer that must end in time: log_ml -23.3 +- 0.4, and log Z above -12.1 (docs/inference.md,
-        "What a run tells of itself").
+        Standard error of log_ml, estimated from this run alone. None where all particles died, where there was no step,
+        and where each step had one candidate. It knows only what the particles have met: where a rare event carries the
+        mass and none has met it, log_ml is nats too low and its error small. An integer that must end in time: log_ml
+        -24.6 +- 0.5, and log Z above -12.1 (docs/inference.md, "What a run tells of itself").
     log_ml_se_reason : str
         Why `log_ml_se` is None, else "".
     """
