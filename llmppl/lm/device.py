@@ -96,6 +96,9 @@ class Device:
 
     # ---- as an evaluator
 
+    def begin(self) -> None:
+        """Nothing of its own changes with the weights."""
+
     def done(self) -> Stats:
         return Stats()                                  # they are the language model's
 

@@ -28,6 +28,7 @@ from llmppl.lm.attention import LEAST, Pass, share
 from llmppl.lm.engine import Batch, Engine, SlotEngine
 from llmppl.lm.loading import TIED, first_line
 from llmppl.lm.slab import Slab
+from llmppl.lm.weights import Weights
 from llmppl.tokens import Vocabulary
 
 
@@ -240,6 +241,12 @@ class Recomputed(Engine):
         accepted = inspect.signature(adapted.inner.forward).parameters
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
+        self._weights = Weights(model)
+
+    def version(self) -> int:
+        if self.adapted.model.training:                 # somebody has trained it, and dropout would be at random
+            self.adapted.model.eval()
+        return self._weights.version()
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
         if self.apart:

@@ -211,6 +211,16 @@ class CachedTransformer(Shared):
                 found._use(engine)
         return found
 
+    def clear(self) -> None:
+        """Forget all that is cached, also of the other adapters of the model; contexts stay valid.
+
+        A run, and a question outside of one, does so by itself where torch counts a change of the weights. Call it
+        after changes that torch does not count (`weight.data.mul_(2)`), and when a function or an engine of one's own
+        answers otherwise.
+        """
+        for lm in {self, *self._siblings.values()}:
+            lm.evaluator.clear()
+
     @property
     def _adapted(self) -> Any:
         """The choice of adapters by which the engine runs its model; None if it is none of transformers."""

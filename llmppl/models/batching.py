@@ -58,6 +58,9 @@ class Batched(Shared, Generic[A, B]):
         answer: B = request(self, argument)
         return answer
 
+    def begin(self) -> None:
+        """Its answers stay from run to run."""
+
     def done(self) -> Stats:
         """What was asked for the calling thread; a copy."""
         return replace(self._stats())
