@@ -80,7 +80,8 @@ class Evaluator(Protocol):
     patient: bool
 
     def begin(self) -> None:
-        """A run asks for the first time, or somebody asks outside of a run."""
+        """A run asks for the first time, or somebody asks outside of a run; most have nothing to do."""
+        return None
 
     def done(self) -> Stats:
         """A copy of what was done for the calling thread so far; it only ever grows."""
