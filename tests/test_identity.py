@@ -296,3 +296,11 @@ def test_the_same_program_is_told_alike_in_processes_of_other_hash_seeds():
         assert ran.returncode == 0, ran.stderr
         parts.append({name: digest for name, (_, digest) in json.loads(ran.stdout).items()})
     assert parts[0] == parts[1] == parts[2] and len(parts[0]) > 100
+
+
+def test_the_order_of_a_set_of_objects_makes_no_other_program():
+    def held():
+        return {Critic(w) for w in range(20)}
+
+    whole = [told(M(held())) for _ in range(5)]
+    assert not any(difference(whole[0], other) for other in whole)

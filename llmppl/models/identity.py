@@ -66,16 +66,16 @@ def identity(model: Model) -> tuple[dict[str, Any], list[Vocabulary]]:
     """What a program is, before its first step, and the vocabularies that it holds.
 
     The first is a dict of JSON: `program`, the name of its class; `models`, for each language model it holds the repr
-    and digests of vocabulary and weights; and `parts`, for each attribute, its class and what they refer to, the
-    beginning of its repr and a digest. A TypeError names what cannot be told.
+    and digests of vocabulary and weights; `whole`, for each attribute and the class a digest; and `parts`, for these
+    and what they refer to, the beginning of the repr and a digest. A TypeError names what cannot be told.
     """
     teller = _Teller()
-    for name, value in vars(model).items():
-        if name not in OWN:
-            teller.part(f"the attribute {name}", value)
-    teller.part(f"the class {type(model).__qualname__}", type(model))
+    own = {f"the attribute {name}": value for name, value in vars(model).items() if name not in OWN}
+    own[f"the class {type(model).__qualname__}"] = type(model)
+    whole = {name: teller.part(name, value) for name, value in own.items()}
     models = [[repr(lm), lm.vocab.digest.hex()[:24], digest(teller.weights(lm.model))] for lm in teller.models]
-    return {"program": type(model).__qualname__, "models": models, "parts": teller.parts}, teller.vocabularies
+    told = {"program": type(model).__qualname__, "models": models, "whole": whole, "parts": teller.parts}
+    return told, teller.vocabularies
 
 
 def identity_of_option(name: str, value: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
         what = "vocabulary" if vocabulary != digests[0] else "weights" if weights != digests[1] else ""
         if what:
             return f"its language model is {lm}, and this is {other}, of another {what}".replace("another w", "other w")
-    for kind in ("parts", "options"):
+    for kind in ("parts",) * (before["whole"] != now["whole"]) + ("options",):
         there = [key for key in now[kind] if key in before[kind]]       # what is inside a part comes before it
         for key in dict.fromkeys((*there, *before[kind], *now[kind])):
             if what := _other(before[kind].get(key), now[kind].get(key)):
