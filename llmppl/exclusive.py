@@ -10,7 +10,9 @@ refers to is in place. It can be looked up without a lock, and only what is not 
 from __future__ import annotations
 
 import functools
+import signal
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -78,3 +80,12 @@ class Exclusive:
     def in_order(self) -> None:
         """Say, inside a call, that all is right as it is, though the call is about to raise."""
         self._ended = True
+
+
+def let_through(error: BaseException) -> None:
+    """Raise `error` again if a signal handler raised it; what catches the exceptions of other code asks this first."""
+    handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
+    called = [each if hasattr(each, "__code__") else each.__call__ for each in handlers if callable(each)]
+    codes = [getattr(each, "__code__", None) for each in called]
+    if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise error

@@ -23,6 +23,7 @@ from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.distributions.proposal import Distribution, Impossible, Proposal, T_co, frozen
 from llmppl.distributions.rejection import weighted_rejection
 from llmppl.distributions.weights import Floats
+from llmppl.exclusive import let_through
 
 _NUCLEUS = 512, 4096, sys.maxsize                       # values among which that of a top_p is looked for
 Name = Callable[[Any], str]                             # how a distribution is called: repr, or its `brief`
@@ -334,5 +335,6 @@ def _repeats(values: Sequence[Any]) -> bool:
 def _equal(a: Any, b: Any) -> bool:
     try:
         return bool(a == b)
-    except (TypeError, ValueError):                     # arrays compare value by value
+    except (TypeError, ValueError) as error:            # arrays compare value by value
+        let_through(error)
         return bool(np.array_equal(a, b))

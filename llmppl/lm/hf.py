@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from llmppl.exclusive import let_through
 from llmppl.lm.adapters import Adapted
 from llmppl.lm.attention import LEAST, Pass, share
 from llmppl.lm.engine import Batch, Engine, SlotEngine
@@ -46,6 +47,7 @@ def engine(
     try:
         truth = np.stack([_numpy(plain.forward([row.tolist()], _places(row))) for row in rows])     # (2, n, V)
     except Exception as reason:
+        let_through(reason)
         places = getattr(model, "hf_device_map", None)
         advice = "" if places is None else f"; its parts are placed as {dict(places)}, and {TIED}"
         raise RuntimeError(
@@ -60,6 +62,7 @@ def engine(
             slab = Cached(adapted, max_batch_tokens, masks)
             error = _error_of(slab, rows, truth)
         except Exception as reason:                     # whatever a model that was not made for this may raise
+            let_through(reason)
             problems.append(f"{type(reason).__name__}: {first_line(reason)}")
             continue
         if error <= tolerance:
@@ -153,7 +156,8 @@ def _shares(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any], toleranc
     slab.least = 1
     try:
         return _error_of(slab, rows, truth) <= tolerance
-    except Exception:                                   # whatever a model makes of a `Read`
+    except Exception as reason:                         # whatever a model makes of a `Read`
+        let_through(reason)
         return False
 
 

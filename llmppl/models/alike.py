@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from llmppl.exclusive import let_through
+
 
 def same(a: Any, b: Any) -> bool:
     """Whether two recipes are equal. It runs once for every candidate of a step."""
@@ -31,7 +33,8 @@ def equal(before: Sequence[Any], now: Sequence[Any]) -> bool:
     try:
         if before == now:
             return True
-    except Exception:
+    except (TypeError, ValueError, RuntimeError) as error:                  # of arrays and tensors
+        let_through(error)
         return True
     return all(map(_alike, before, now))
 
@@ -44,5 +47,6 @@ def _alike(a: Any, b: Any) -> bool:
         if type(a).__eq__ is object.__eq__:             # type: ignore[comparison-overlap]
             return True
         return not bool(a != b) or bool(a != a)         # NaN is not equal to itself
-    except Exception:
+    except (TypeError, ValueError, RuntimeError) as error:
+        let_through(error)
         return True
