@@ -185,6 +185,10 @@ MAKERS = {
         r"the attribute it was \{'a': array\(\[1\.\]\)\}, and is \{'a': array\(\[-3\.\]",
     ),
     "a tensor": (lambda w: torch.tensor([w]), r"the attribute it was tensor\(\[1\.\]\), and is tensor\(\[-3\.\]\)"),
+    "a tensor of half precision": (
+        lambda w: torch.tensor([w], dtype=torch.bfloat16),
+        r"the attribute it was tensor\(\[1\.\], dtype=torch.bfloat16",
+    ),
     "a method of a builtin": (lambda w: [w].__contains__, "the attribute it "),
     "an array of weights": (lambda w: Finite(["a", "b"], [0.0, w]), "the attribute it "),
     "a product": (lambda w: product(Bernoulli(0.5), Bernoulli(0.1), powers=[1.0, w]), "the attribute it "),

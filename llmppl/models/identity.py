@@ -28,6 +28,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -150,10 +151,8 @@ class _Teller:
         if len(self._known) == _MOST:
             raise TypeError(f"{path} holds more than {_MOST:,} objects, too many for a checkpoint to compare")
         self._within[id(value)] = len(self._within)
-        try:
-            found = digest([type(value).__qualname__, self._contents(value, path)])
-        finally:
-            del self._within[id(value)]
+        found = digest([type(value).__qualname__, self._contents(value, path)])
+        del self._within[id(value)]
         self._known[id(value)] = found, value
         return found
 
@@ -255,10 +254,11 @@ class _Teller:
         elif hasattr(cls, "convert_ids_to_tokens"):     # a tokenizer of transformers
             return [*told, digest(sorted(value.get_vocab().items()))]
         elif hasattr(cls, "detach") and hasattr(cls, "cpu"):                    # a tensor
-            return [*told, str(value.dtype), self.array(_numpy(value))]
+            values = value.detach().cpu()               # numpy has no bfloat16
+            return [*told, str(value.dtype), self.array((values.float() if values.itemsize == 2 else values).numpy())]
         elif cls in copyreg.dispatch_table or _pickles(cls):
             try:
-                made = (copyreg.dispatch_table.get(cls) or _reduced)(value)
+                made = (copyreg.dispatch_table.get(cls) or methodcaller("__reduce_ex__", 4))(value)
             except (TypeError, pickle.PicklingError):   # it cannot be pickled
                 pass
             else:
@@ -375,15 +375,6 @@ def _pickles(cls: type) -> bool:
     """Whether a class says itself what a pickle holds."""
     own = "__reduce__", "__reduce_ex__", "__getstate__"
     return any(name in vars(base) for base in cls.__mro__[:-1] for name in own)
-
-
-def _reduced(value: Any) -> Any:
-    return value.__reduce_ex__(4)
-
-
-def _numpy(tensor: Any) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    return np.asarray((tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy())
 
 
 def _is_cached(part: Any) -> bool:
