@@ -10,11 +10,16 @@ refers to is in place. It can be looked up without a lock, and only what is not 
 from __future__ import annotations
 
 import functools
+import signal
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+_NAMES = "SIGINT", "SIGTERM", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2"
+_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 class Turn:
@@ -78,3 +83,43 @@ class Exclusive:
     def in_order(self) -> None:
         """Say, inside a call, that all is right as it is, though the call is about to raise."""
         self._ended = True
+
+
+def let_through(error: BaseException) -> None:
+    """Raise `error` again if a signal handler raised it; what catches the exceptions of other code asks this first."""
+    handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
+    called = [each if hasattr(each, "__code__") else each.__call__ for each in handlers if callable(each)]
+    codes = [getattr(each, "__code__", None) for each in called]
+    if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise error
+
+
+def heard(run: Callable[[], T]) -> T:
+    """The result of `run()`; what a signal handler raised in it, and was swallowed there, is raised."""
+    if threading.current_thread() is not threading.main_thread():               # where no handler runs
+        return run()
+    raised = list[BaseException]()
+
+    def noting(handler: Callable[..., Any]) -> Callable[..., None]:
+        def note(*arguments: Any) -> None:
+            try:
+                handler(*arguments)
+            except BaseException as error:
+                raised.append(error)
+                raise
+
+        return note
+
+    before = {number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))}
+    during = {number: noting(handler) for number, handler in before.items()}
+    try:
+        for number, handler in during.items():
+            signal.signal(number, handler)
+        result = run()
+    finally:
+        for number, handler in during.items():
+            if signal.getsignal(number) is handler:
+                signal.signal(number, before[number])
+    if raised:
+        raise raised[-1]
+    return result

@@ -79,6 +79,10 @@ class Evaluator(Protocol):
 
     patient: bool
 
+    def begin(self) -> None:
+        """A run asks for the first time, or somebody asks outside of a run; most have nothing to do."""
+        return None
+
     def done(self) -> Stats:
         """A copy of what was done for the calling thread so far; it only ever grows."""
 
@@ -128,7 +132,9 @@ def running() -> bool:
 def request(evaluator: Evaluator, question: Any) -> Any:
     """The answer to `question`: the cached one, or evaluated together with what the run's other functions request."""
     worker = _worker()
-    if worker is not None:
+    if worker is None:
+        evaluator.begin()
+    else:
         worker.runtime.watch(evaluator)
     answer = evaluator.cached(question)
     return _evaluated(evaluator, [question])[0] if answer is None else answer
@@ -173,6 +179,7 @@ class Runtime:
     def watch(self, evaluator: Evaluator) -> None:
         """Count what `evaluator` does from now on."""
         if id(evaluator) not in self._watched:
+            evaluator.begin()
             for runtime in self._nested:
                 runtime._watched.setdefault(id(evaluator), (evaluator, evaluator.done()))
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llmppl.inference import SMC, Copies, Distinct, DownSample, ResampleBelow, beam_search
 from llmppl.lm import CachedTransformer, Engine
 from llmppl.models import Model, replay
-from llmppl.models.identity import first_difference
+from llmppl.models.alike import first_difference
 from llmppl.tokens import Vocabulary
 
 Ids = list[int]

@@ -414,7 +414,8 @@ def test_logits_of_no_distribution_are_an_error_that_names_the_context_and_leave
             with pytest.raises(FloatingPointError, match=named) as caught:
                 context.log_probs()
             assert repr(str(context.text)) in str(caught.value)
-            assert base.log_probs() is not None         # what is known stays known
+            if not weights:                             # what is known of these weights stays known
+                assert base.log_probs() is not None
         with pytest.raises(FloatingPointError):
             further[1].log_prob_since(base)
         lm.store.fit_rows(lm.store.budget)              # the last token has to be run again, into the slot it has

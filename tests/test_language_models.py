@@ -22,12 +22,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import repetitions
 from test_vocab import byte_level, llama, unigram
+from tiny import cold_lm
 from transformers.utils import logging
 
+from llmppl.distributions.rules import Rule
 from llmppl.lm import NextToken, SlotEngine, loading
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
+from llmppl.queries import Query
 from llmppl.tokens import EOS, Vocabulary
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -637,3 +640,24 @@ def test_what_cannot_end_a_text_is_no_eos(ids, error, said):
 def test_a_vocabulary_has_its_own_ends():
     with pytest.raises(ValueError, match="a Vocabulary has eos_ids of its own"):
         CachedTransformer(lambda ids: [0.0, 0.0], Vocabulary([b"a", b"b"]), eos_ids=[1])
+
+
+def test_an_attribute_that_would_do_nothing_is_refused_by_what_would_work():
+    lm = cold_lm()
+    with pytest.raises(AttributeError, match=r"no attribute temperature, .*rule=Rule\(temperature=0\.1\)"):
+        lm.temperature = 0.1
+    with pytest.raises(AttributeError, match="a Vocabulary has no attribute eos, and would not heed it"):
+        lm.vocab.eos = 3
+    for value in (lm.context("a"), Rule(), Query(lm, "a")):
+        with pytest.raises(AttributeError):
+            value.temperature = 0.1
+    lm.model, lm.tokenizer, lm._mine = lm.model, lm.tokenizer, 1
+
+    class Named(CachedTransformer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.name = "mine"
+
+    named = Named(lm.model, lm.vocab)
+    named.further = 1
+    assert (named.name, named.further) == ("mine", 1) and not hasattr(lm, "temperature")

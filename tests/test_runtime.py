@@ -22,6 +22,9 @@ class Doubling:
         self.batches = []
         self.memory = {} if remembers else None
 
+    def begin(self):
+        pass
+
     def done(self):
         return replace(self.stats)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -23,6 +22,8 @@ from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.distributions.proposal import Distribution, Impossible, Proposal, T_co, frozen, is_frozen, weighable
 from llmppl.distributions.rejection import weighted_rejection
 from llmppl.distributions.weights import Floats
+from llmppl.exclusive import let_through
+from llmppl.shared import Living
 
 _NUCLEUS = 512, 4096, sys.maxsize                       # values among which that of a top_p is looked for
 Name = Callable[[Any], str]                             # how a distribution is called: repr, or its `brief`
@@ -70,8 +71,8 @@ class Finite(Distribution[T_co]):
         self._log_weights: Floats | None = None
         self._log_probs: Floats | None = None
         self._describe: Callable[[Name], str] | None = None
-        self._masked: weakref.WeakValueDictionary[int, Finite[T_co]] | None = None
-        self._derived: weakref.WeakValueDictionary[tuple[Any, ...], Finite[T_co]] | None = None
+        self._masked: Living[Finite[T_co]] | None = None
+        self._derived: Living[Finite[T_co]] | None = None
         self._mask: Any = None                          # (n,) bool, by which it was masked
 
     def table(self) -> Table:
@@ -144,9 +145,9 @@ class Finite(Distribution[T_co]):
         `by`, if given, is the name of the computation and everything else that it depends on; without `parents`, it is
         hashable, and names one object for all who ask while that lives.
         """
-        shared: weakref.WeakValueDictionary[tuple[Any, ...], Finite[T_co]] | None = None
+        shared: Living[Finite[T_co]] | None = None
         if parents is None and by is not None:
-            shared = self._derived = weakref.WeakValueDictionary() if self._derived is None else self._derived
+            shared = self._derived = self._derived or Living()
             if (known := shared.get(by)) is not None:
                 return known
         parents = [self] if parents is None else parents
@@ -155,7 +156,7 @@ class Finite(Distribution[T_co]):
         if by is not None and all(parent.recipe is not None for parent in parents):
             dist.recipe = (*by, *(parent.recipe for parent in parents))
         if shared is not None and by is not None:
-            shared[by] = dist
+            shared.put(by, dist)
         return dist
 
     def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]) -> Finite[T_co]:
@@ -171,11 +172,10 @@ class Finite(Distribution[T_co]):
             raise TypeError(f"a mask is an array of bool, not of {allowed.dtype}")
         if allowed.shape != (len(self.support),):
             raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
-        if self._masked is None:
-            self._masked = weakref.WeakValueDictionary()
+        self._masked = self._masked or Living()
         dist = self._masked.get(id(allowed))            # particles in one state share it; it holds its mask
         if not is_frozen(allowed):                      # it must not change with what the caller does to the mask
-            equal = (each for each in [*self._masked.values()] if np.array_equal(each._mask, allowed))
+            equal = (each for each in self._masked.values() if np.array_equal(each._mask, allowed))
             dist = next(equal, None)
             allowed = allowed.copy() if dist is None else allowed
         if dist is not None:
@@ -188,7 +188,7 @@ class Finite(Distribution[T_co]):
 
         dist = self.derive(lambda: self.table().masked(allowed), describe, [self], by=("masked", allowed))
         dist._mask = allowed
-        self._masked[id(allowed)] = dist
+        self._masked.put(id(allowed), dist)
         return dist
 
     def where(self, predicate: Callable[[T_co], bool | np.bool_]) -> RejectionProposal[T_co]:
@@ -334,5 +334,6 @@ def _repeats(values: Sequence[Any]) -> bool:
 def _equal(a: Any, b: Any) -> bool:
     try:
         return bool(a == b)
-    except (TypeError, ValueError):                     # arrays compare value by value
+    except (TypeError, ValueError) as error:            # arrays compare value by value
+        let_through(error)
         return bool(np.array_equal(a, b))

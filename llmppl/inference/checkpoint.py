@@ -32,7 +32,7 @@ from llmppl.models.identity import difference, identity, identity_of_option
 from llmppl.models.plain import Plain
 from llmppl.models.streams import State, bring_to, state_of, stream_of
 
-VERSION = 1
+VERSION = 2
 SHARE = 50                                              # the time between two writes, in writes
 _LEFT = "It is left as it is"
 

@@ -30,8 +30,8 @@ from llmppl.distributions import Floats, Ints, logsumexp, read_blocks, values_at
 from llmppl.inference.branches import Branch, follow
 from llmppl.inference.candidates import choose
 from llmppl.inference.watch import GlobalStreams
+from llmppl.models.alike import first_difference
 from llmppl.models.choices import Choice, Fixed, Listing, Pick, Sampled, last_choices
-from llmppl.models.identity import first_difference
 from llmppl.models.model import Model
 from llmppl.models.streams import Stream, spawned
 

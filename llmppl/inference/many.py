@@ -19,6 +19,7 @@ import numpy as np
 
 from llmppl.arguments import count, flag, function, generator, name_of, shown
 from llmppl.display.progress import bar
+from llmppl.exclusive import let_through
 from llmppl.inference.freezing import collected_once
 from llmppl.inference.particles import Particles
 from llmppl.inference.results import Result, ResultFile
@@ -152,6 +153,7 @@ def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
                 f"run must return Particles, as smc_steer does, or a list of matches or beams; {name_of(run)} returned "
                 f"{shown(found)}"
             )
-    except Exception:
+    except Exception as reason:
+        let_through(reason)
         error = traceback.format_exc()
     return Result(index, task, particles, matches, error, time.perf_counter() - start)

@@ -19,10 +19,9 @@ import numpy as np
 
 from llmppl.arguments import shown
 from llmppl.inference.branches import Advance, Branch
-from llmppl.models.alike import grown, grown_inside, snapshot
+from llmppl.models.alike import first_difference, grown, grown_inside, snapshot
 from llmppl.models.choices import INSTEAD, Sampled, last_choices
 from llmppl.models.copies import survey
-from llmppl.models.identity import first_difference
 from llmppl.models.model import Model, untwist, wrap_step
 from llmppl.runtime import Runtime
 

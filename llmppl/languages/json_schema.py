@@ -14,7 +14,6 @@ import functools
 import itertools
 import json
 import os
-import weakref
 from collections import OrderedDict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from llmppl.masks import json_types, wording
 from llmppl.masks.constraint import Bools, Index, State, VocabularyLike, bytes_of
 from llmppl.masks.index import END, TokenIndex
 from llmppl.masks.trie import once, trie_of
-from llmppl.shared import Shared
+from llmppl.shared import Living, Shared
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -239,7 +238,7 @@ class JsonSchemaIndex(Index):
         self._eos, self._turn = sorted(vocab.eos_ids), Turn()
         self._root: LLMatcher = _llguidance().LLMatcher(tokenizer, constraint._grammar, log_level=0, limits=_limits())
         self._matchers: OrderedDict[State, LLMatcher] = OrderedDict()
-        self._distinct: weakref.WeakValueDictionary[bytes, Bools] = weakref.WeakValueDictionary()
+        self._distinct = Living[Bools]()
         self._look = functools.lru_cache(max(64, MASK_BYTES // len(self._tokens)))(self._find)
         self._check_limits()
         if not self.mask(()).any():
@@ -308,7 +307,9 @@ class JsonSchemaIndex(Index):
             mask = np.unpackbits(bits, count=mask.size, bitorder="little").astype(bool)
             mask[self._eos] = accepts
         mask.flags.writeable = False
-        return self._distinct.setdefault(np.packbits(mask).tobytes(), mask), accepts
+        key = np.packbits(mask).tobytes()
+        known = self._distinct.get(key)
+        return self._distinct.put(key, mask) if known is None else known, accepts
 
     def _matcher(self, state: State) -> LLMatcher:
         """The matcher that has read `state`, begun by that of the longest prefix that is kept."""

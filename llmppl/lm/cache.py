@@ -342,6 +342,7 @@ class Trie:
             nodes.update(pin.node.path())
         for node in nodes:
             node.children, node.contexts, node.live, node.slot, node.kept, node.row = {}, 0, 0, -1, 0, None
+            node.log_prob = node.next_token = None
         for pin in self._pins.values():
             for node in pin.node.path():
                 assert node.parent is not None

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llmppl.arguments import shown, text, unknown_option
+from llmppl.exclusive import let_through
 
 Message = Mapping[str, Any]
 
@@ -40,6 +41,7 @@ def chat_ids(
     except ImportError:                                 # of jinja2
         raise
     except Exception as error:                          # whatever a template makes of messages and options
+        let_through(error)
         why = str(error).strip().partition("\n")[0]
         how = (
             "it does not go on with a last message of the assistant: let the last be the user's" if goes_on

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import BLOCK, Floats, Ints, Mask, Table
 from llmppl.lm.rows import LARGE, check_top
-from llmppl.runtime import Stats, request
+from llmppl.runtime import Evaluator, Stats, request
 
 _TOGETHER = 1 << 24                     # weights in float64 at a time
 Question = tuple["DeviceTable", Any]    # (table, None): its sums; (table, index): that log-weight; or (m,) blocks
@@ -65,7 +65,7 @@ class DeviceTable(Table):
         return table
 
 
-class Device:
+class Device(Evaluator):
     """Answers what tables on a device are asked, all at once. `stats()` are those of the calling thread."""
 
     patient = False

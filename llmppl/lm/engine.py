@@ -82,8 +82,12 @@ class Engine(ABC):
     def release(self, contexts: list[list[int]]) -> None:               # noqa: B027
         """Nobody holds these contexts any more, nor any that continue them; they may still be asked for again."""
 
+    def version(self) -> int:
+        """Return another number once the weights have changed: what was answered before is then forgotten."""
+        return 0
+
     def clear(self) -> None:                            # noqa: B027
-        """Forget what was kept: an exception or an interrupt has ended a call of `forward`, wherever it was."""
+        """Forget what was kept: a call of `forward` has failed or was interrupted, or the weights have changed."""
 
 
 @dataclass

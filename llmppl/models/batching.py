@@ -22,7 +22,7 @@ import numpy as np
 from llmppl import arguments
 from llmppl.arguments import kind, name_of, shown
 from llmppl.exclusive import Turn, in_turn
-from llmppl.runtime import Stats, request
+from llmppl.runtime import Evaluator, Stats, request
 from llmppl.shared import Shared
 
 A = TypeVar("A", bound=Hashable)
@@ -31,7 +31,7 @@ _MOST_KEPT = 1 << 14                                    # answers
 _EXAMPLE = "def sentiment(texts): return [...]"
 
 
-class Batched(Shared, Generic[A, B]):
+class Batched(Shared, Evaluator, Generic[A, B]):
     """A function of a list, called with one argument and batched over particles; `batched` makes one.
 
     It is an evaluator of `llmppl.runtime`. Threads call the function in turn; one that ends with an exception, or by an

@@ -126,7 +126,7 @@ class Model:
     @rng.setter
     def rng(self, rng: np.random.Generator) -> None:
         if self._stepping_:
-            raise RuntimeError(f"{type(self).__name__}.rng was assigned in its step, which draws from the particle's own")
+            raise RuntimeError(f"{type(self).__name__}.rng was assigned in its step, which draws from its own")
         if not isinstance(rng, ParticleStream) or rng.particle is not self:
             self._chooser_ = Sampled(rng, by_hand=True)
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from llmppl.arguments import shown
 from llmppl.growing import Memo, reached
-from llmppl.shared import Shared
+from llmppl.shared import Fixed
 from llmppl.tokens.decoding import token_bytes
 from llmppl.tokens.text import EOS, EndOfText, Spelled, Text, bytes_of
 
@@ -82,7 +82,7 @@ class Token(Spelled, int):
         return operator.getitem, (self.vocab, int(self))
 
 
-class Vocabulary(Shared, Sequence[Token]):
+class Vocabulary(Fixed, Sequence[Token]):
     """The tokens of a language model: id <-> bytes, and which ids are eos, special or unknown.
 
     `vocab[id]` is a Token, always the same one. Vocabularies are equal, and have equal hashes, if their contents are.
@@ -109,6 +109,8 @@ class Vocabulary(Shared, Sequence[Token]):
     ValueError
         If there are no tokens, an id is not in 0..V-1, or an eos id is also unknown.
     """
+
+    _names = "tokens", "eos_ids", "special_ids", "known"
 
     def __init__(
         self, tokens: Sequence[bytes], eos_ids: Iterable[int] = (), special_ids: Iterable[int] = (),
