@@ -517,6 +517,15 @@ def test_tokens_to_accept_is_the_shortest_way(walk, generic):
     check()
 
 
+def test_searches_for_an_end_walk_from_a_state_once(embedded, monkeypatch):
+    index = Grammar('start: "f(" NAME ("," NAME)* "): " NAME\nNAME: /[a-z]{1,4}/').index(embedded.vocab)
+    walked, walk = [], index.walk
+    monkeypatch.setattr(index, "walk", lambda state: walked.append(state) or walk(state))
+    for text in ("", "f(", "f(a", "f(ab,c", "f(ab,cd): ", "f(abc"):
+        index.mask_within(index.after(text), 4)
+    assert len(walked) < 6 + 2 * len({*walked})         # each mask, and each state on the way to an end
+
+
 def test_where_bytes_tell_how_far_an_end_is_tokens_are_not_looked_at(monkeypatch):
     """Letters are tokens, so a text of "b"s is one "x" from its end, and "xyz" takes one token or up to three."""
     monkeypatch.setattr(distances, "_Edges", None)
