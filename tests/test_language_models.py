@@ -2,6 +2,7 @@
 
 import ast
 import http.server
+import itertools
 import os
 import shutil
 import subprocess
@@ -23,7 +24,8 @@ from support import HANG, repetitions
 from test_vocab import byte_level, llama, unigram
 from transformers.utils import logging
 
-from llmppl.lm import NextToken, SlotEngine, loading
+from llmppl import ConstrainedText, Regex, enumerate_exact, search, smc_steer
+from llmppl.lm import Engine, NextToken, SlotEngine, loading
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
@@ -322,14 +324,49 @@ def with_bos(tokenizer):
     return tokenizer
 
 
-def test_an_empty_prompt_is_BOS_where_there_is_one_and_an_error_elsewhere():
+def test_an_empty_prompt_is_BOS_where_there_is_one_and_an_error_elsewhere(embedded):
     lm = uniform(llama())
     (token,) = lm.context("").tokens
     assert int(token) == lm.tokenizer.bos_token_id and lm.context("") == lm.context() and lm.context("").text == ""
-    for tokenizer in (byte_level(), VOCAB):
-        lm = uniform(tokenizer) if tokenizer is not VOCAB else family_lm("llama")
-        with pytest.raises(ValueError, match="an empty prompt needs a BOS token, and this tokenizer has none"):
-            lm.context("")
+    assert uniform(byte_level()).context("").tokens == []           # a function reads it
+    for ask in (family_lm("llama").context, embedded.at([]).log_probs):
+        with pytest.raises(ValueError, match="an empty prompt needs a BOS token, as this model reads no empty context"):
+            ask()
+
+
+class Reads(Engine):
+    """An engine of one's own that answers an empty context."""
+
+    reads_empty = True
+
+    def forward(self, contexts, asked):
+        return np.stack([after(contexts[i][:n]) for i, n in asked])
+
+
+def after(ids):
+    return np.sin(np.arange(1, 4) * (1 + sum(ids)) + len(ids))
+
+
+@pytest.mark.parametrize("model", [after, Reads()])
+def test_programs_and_queries_of_an_empty_prompt_are_exact(model):
+    lm = CachedTransformer(model, Vocabulary([b"a", b"b", b"<end>"], eos_ids=[2]))
+    truth = {}
+    for ids in itertools.chain.from_iterable(itertools.product([0, 1], repeat=n) for n in range(4)):
+        rows = [np.asarray(after(ids[:n])) for n in range(len(ids) + 1)]
+        logs = [row - np.log(np.exp(row).sum()) for row in rows]
+        truth["".join("ab"[i] for i in ids)] = sum(log[i] for log, i in zip(logs, [*ids, 2], strict=True))
+    program = ConstrainedText(lm, "", Regex("[ab]{0,3}"), end="eos")
+    posterior = enumerate_exact(program)
+    found = {str(particle): particle.log_weight for particle in posterior}
+    assert found == pytest.approx(truth) and len(found) == 15
+    assert smc_steer(program, 15, 3, seed=0).log_ml == pytest.approx(posterior.log_ml)
+    assert {str(match): match.log_prob for match in search(lm, "[ab]{0,3}")} == pytest.approx(truth)
+    found = {(m.prefix, str(m)): m.log_joint for m in search(lm, "a?(b|ab)", prefix="a?")}
+    parts = [("", "b"), ("", "ab"), ("", "aab"), ("a", "ab"), ("a", "aab")]
+    assert found == pytest.approx({(prefix, text): truth[text] for prefix, text in parts})
+    assert lm.context("ab").log_prob_since(lm.context("")) == pytest.approx(
+        sum(lm.at(ids).log_probs()[i] for ids, i in [([], 0), ([0], 1)])
+    )
 
 
 def test_no_BOS_is_added_to_an_encoding_that_lacks_one_and_none_taken_from_one_that_has_it():
