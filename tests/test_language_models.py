@@ -343,6 +343,13 @@ class Reads(Engine):
         return np.stack([after(contexts[i][:n]) for i, n in asked])
 
 
+def test_a_function_that_reads_no_empty_prompt_is_told_of_it():
+    lm = CachedTransformer(lambda ids: np.zeros(3) + ids[-1], Vocabulary([b"a", b"b", b"<end>"], eos_ids=[2]))
+    with pytest.raises(IndexError) as caught:
+        lm.context("").log_probs()
+    assert any("the prompt is empty, and so are the ids" in note for note in caught.value.__notes__)
+
+
 def after(ids):
     return np.sin(np.arange(1, 4) * (1 + sum(ids)) + len(ids))
 

@@ -139,7 +139,12 @@ class FunctionEngine(Engine):
         return np.stack([self._logits(contexts[i][:n]) for i, n in asked])
 
     def _logits(self, ids: list[int]) -> NDArray[np.float64]:
-        logits = np.asarray(self.function(ids), dtype=np.float64)
+        try:
+            logits = np.asarray(self.function(ids), dtype=np.float64)
+        except Exception as error:
+            if not ids:
+                error.add_note("the prompt is empty, and so are the ids: give some text if the function wants any")
+            raise
         if logits.shape != (self.size,):
             raise ValueError(
                 f"the model's function gave an array of shape {logits.shape} after the tokens {ids}; it must give one "

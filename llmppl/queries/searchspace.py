@@ -81,7 +81,7 @@ class Space:
     @cached_property
     def counts_first(self) -> bool:
         """Whether the first token of a context counts: the empty context is a prefix, and the model reads it."""
-        return self.prefixes.accepts_text("") and not len(self.lm.context())
+        return any(part.prefixes.accepts_text("") for part in self.compiled.parts) and not len(self.lm.context())
 
     @cached_property
     def max_token_bytes(self) -> int:
