@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    N, K, num_tokens = (3, 2, 20) if args.quick else (20, 4, 30)
+    N, K, num_tokens = (2, 2, 16) if args.quick else (20, 4, 30)
 
     lm, grammar = CachedTransformer.from_pretrained(args.lm), Grammar(GRAMMAR)
     for prompt in PROMPTS:

@@ -4,6 +4,8 @@ import sys
 import threading
 from contextlib import contextmanager
 
+from support import HANG
+
 
 @contextmanager
 def impatience():
@@ -30,7 +32,7 @@ def in_threads(functions):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(300)
+        thread.join(HANG)
     assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
     if errors:
         raise errors[0]

@@ -8,6 +8,7 @@ import pytest
 from llmppl.lm.gguf import packaged
 
 FULL = os.environ.get("LLMPPL_FULL", "") not in ("", "0")
+HANG = 1800                                             # seconds after which something hangs, however busy the machine
 
 
 def repetitions(full: int, quick: int) -> int:

@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import math
+import pydoc
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from tiny import tiny_lm, tiny_vocab
 
+import llmppl
 from llmppl import (
     Bernoulli,
     ConstrainedText,
@@ -306,3 +308,9 @@ def test_words_may_be_as_long_as_one_likes(most):
             last = len(text.split(" ")[-1])
             if id != 5 and last <= most:                            # 5 is EOS
                 assert mask(text)[id] == (longest <= most)
+
+
+@pytest.mark.parametrize("name", llmppl.__all__)
+def test_help_names_every_argument_and_its_type(name):
+    shown = pydoc.render_doc(getattr(llmppl, name), renderer=pydoc.plaintext).splitlines()
+    assert not [line for line in shown if ("*args" in line or "ForwardRef" in line) and "__init_subclass__" not in line]

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from fire import Interrupt, impatience, in_threads
-from support import wants_ray
+from support import HANG, wants_ray
 from tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm
 
 from llmppl import (
@@ -458,7 +458,7 @@ def test_a_critic_of_a_program_goes_to_the_workers_of_ray(tmp_path):
         "print(json.dumps([each.error or each.particles.log_ml for each in found]))\n",
         encoding="utf-8",
     )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300, env=os.environ)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=HANG, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx([1.0, 1.0])
 

@@ -8,6 +8,7 @@ import re
 import shutil
 
 import pytest
+from support import HANG
 
 from llmppl import Bernoulli, Categorical, Model, smc_steer
 from llmppl.trace import Recorder, page
@@ -69,7 +70,7 @@ def browser():
     if executable is None:
         pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)}")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS, timeout=1000 * HANG)
         yield browser
         browser.close()
 
@@ -83,6 +84,7 @@ def opened(browser, tmp_path):
         width, height = SIZES[size]
         viewport = {"width": width, "height": height}
         contexts.append(browser.new_context(viewport=viewport, color_scheme=scheme, **options))
+        contexts[-1].set_default_timeout(1000 * HANG)
         tab = contexts[-1].new_page()
         tab.on("pageerror", lambda error: errors.append(str(error)))
         tab.on("console", lambda message: errors.append(message.text))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import repetitions
+from support import HANG, repetitions
 from test_chat import chat_lm
 from typer.testing import CliRunner
 
@@ -428,7 +428,7 @@ def test_version():
 
 
 def test_it_runs_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "llmppl", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "llmppl", "--version"], capture_output=True, text=True, timeout=HANG)
     assert done.stdout == f"llmppl {__version__}\n"
     assert done.returncode == 0
 

@@ -340,7 +340,7 @@ def whole(tmp_path_factory):
 
 def test_what_was_killed_goes_on_and_ends_with_the_same_results(whole, tmp_path):
     command = ["generate", "--prompts", whole[0], "--out", tmp_path / "out", *SMALL, "--resume"]
-    for num_lines in (1, 30, 60):
+    for num_lines in (1, 20, 40):        # of 120, so that a busy machine kills it in time
         process = start(*command)
         wait_for(tmp_path / "out", num_lines, process)
         process.kill()
@@ -350,7 +350,7 @@ def test_what_was_killed_goes_on_and_ends_with_the_same_results(whole, tmp_path)
     process = start(*command)
     stdout, stderr = process.communicate()
     assert process.returncode == 0 and stdout == f"{tmp_path / 'out'}: 120 results, 0 failed\n"
-    assert int(re.search(r"120 prompts, (\d+) of them done before", stderr).group(1)) >= 60
+    assert int(re.search(r"120 prompts, (\d+) of them done before", stderr).group(1)) >= 40
     assert told(tmp_path / "out") == told(whole[1])
 
 

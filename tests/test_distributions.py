@@ -1,6 +1,7 @@
 """Distributions against their formulas, samples against their probabilities, and the distributions of tokens."""
 
 import copy
+import functools
 import gc
 import itertools
 import math
@@ -53,6 +54,7 @@ DISTS = {
     "tempered": (Categorical([0.2, 0.8]).tempered(0.5), {0: 0.04 / 0.68, 1: 0.64 / 0.68}),
     "top_k": (Categorical([0.1, 0.2, 0.3, 0.4]).top_k(2), {0: 0.0, 1: 0.0, 2: 3 / 7, 3: 4 / 7}),
     "top_p": (Categorical([0.125, 0.25, 0.5, 0.125]).top_p(0.6), {0: 0.0, 1: 1 / 3, 2: 2 / 3, 3: 0.0}),
+    "min_p": (Rule(min_p=0.4)(Categorical([0.1, 0.2, 0.3, 0.4])), {0: 0.0, 1: 2 / 9, 2: 3 / 9, 3: 4 / 9}),
     "product": (product(Bernoulli(0.2), Bernoulli(0.6)), {False: 0.32 / 0.44, True: 0.12 / 0.44}),
     "mixture": (mixture([Bernoulli(0.2), Bernoulli(0.6)], [0.75, 0.25]), {False: 0.7, True: 0.3}),
 }
@@ -204,6 +206,28 @@ def test_what_is_derived_alike_is_one_object_for_as_long_as_it_lives():
     kept = weakref.ref(dist.tempered(0.75))
     gc.collect()
     assert kept() is None
+
+
+def test_a_mask_lives_as_long_as_what_was_made_of_it():
+    """It is known by its id, which another could have after it."""
+    for make in (TokenDistribution.masked, functools.partial(TokenDistribution.with_end, end="prefix")):
+        dist = TokenDistribution(tiny_vocab(V), lambda: np.zeros(V))
+        mask = np.arange(V) < 2
+        mask.flags.writeable = False
+        made, kept = make(dist, mask), weakref.ref(mask)
+        made.log_probs()
+        assert make(dist, mask) is made
+        del mask
+        gc.collect()
+        assert kept() is not None
+
+
+def test_equal_masks_that_may_change_share_a_distribution():
+    dist, mask = categorical([1, 2, 3]), np.array([True, False, True])
+    made = dist.masked(mask)
+    assert dist.masked(mask.copy()) is made and dist.masked(~mask) is not made
+    mask[:] = True
+    assert dist.masked(mask) is not made and made.log_prob(1) == -math.inf
 
 
 def test_a_rule_is_applied_once_to_each_distribution_however_many_particles_ask(monkeypatch):

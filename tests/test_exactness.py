@@ -196,6 +196,18 @@ def infilled(prior: bool, eos: bool) -> dict[str, float]:
     return add_up(pairs)
 
 
+def infilled_by_rule() -> dict[str, float]:
+    """ "ab" hole "aa" hole "a ", holes of 0 or 1 token, every token under the rule of `tempered_and_cut`."""
+    pairs, holes = [], [(), *cartesian(range(V - 1), repeat=1)]
+    fragments = [[A, A], [A, SPACE]]
+    for both in cartesian(holes, repeat=2):
+        rest = [id for hole, fragment in zip(both, fragments, strict=True) for id in (*hole, *fragment)]
+        prob = math.prod(tempered_and_cut([AB, *rest[:i]])[id] for i, id in enumerate(rest))
+        if prob:
+            pairs.append((spelled([AB, *rest]), math.log(prob)))
+    return add_up(pairs)
+
+
 # ---- prompt intersection
 
 
@@ -522,6 +534,10 @@ CASES = {
     "infilling": Case(lambda: Infilling(tiny_lm(V), ["a", "b", "c"], **HOLES), lambda: infilled(False, False)),
     "infilling with a prior and EOS": Case(
         lambda: Infilling(tiny_lm(V), "a[BLANK]b[BLANK]c", prior=True, end="eos", **HOLES), lambda: infilled(True, True)
+    ),
+    "infilling with a rule": Case(
+        lambda: Infilling(tiny_lm(V), ["ab", "aa", "a "], lengths=Geometric(0.6, max_value=1), rule=Rule(1.5, 4, 0.9)),
+        infilled_by_rule,
     ),
     "intersection, product": Case(
         lambda: PromptIntersection(tiny_lm(V), PROMPTS, until="c", max_tokens=4), intersected

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import wants_model, wants_ray
+from support import HANG, wants_model, wants_ray
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 each_example = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -31,7 +31,7 @@ def test_an_example_runs(path, tmp_path):
     if re.search("^import llmppl.ray$", code, flags=re.M):
         wants_ray()
     command = [sys.executable, str(path), "--quick"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
     assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}\n{result.stderr}"
 
 
@@ -47,5 +47,5 @@ def test_a_notebook_runs_and_holds_what_its_cells_gave(path, tmp_path):
     kinds = [output["output_type"] for cell in cells for output in cell["outputs"]]
     assert len(kinds) == len(cells) and {*kinds} == {"execute_result", "display_data"}, f"{path.name}: run it again"
     code = QUIET + "\n".join("".join(cell["source"]) for cell in cells)
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
     assert result.returncode == 0, result.stderr

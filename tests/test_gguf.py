@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from fire import Interrupt, in_threads
-from support import repetitions, wants_model
+from support import HANG, repetitions, wants_model
 
 from llmppl.lm import gguf
 from llmppl.lm.transformer import CachedTransformer
@@ -278,7 +278,7 @@ for line in map(int, sys.argv[2:]):
     folder.rename(folder.with_name("old" + gguf.PART))
 """
     command = [sys.executable, "-c", code, str(original), *(str(line) for _, line in lines)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True)
     assert result.stdout.split("\n")[:-1] == [each for _, line in lines for each in (f"{line} 9 True", "True")]
 
 
@@ -297,7 +297,7 @@ print(gguf.converted(file))
     (tmp_path / "started").mkdir()
     command = [sys.executable, "-c", code, str(original), str(tmp_path / "started"), "3"]
     run = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    out, err = zip(*(process.communicate(timeout=120) for process in run), strict=True)
+    out, err = zip(*(process.communicate(timeout=HANG) for process in run), strict=True)
     assert len(set(out)) == 1 and Path(out[0].strip()).is_dir()
     assert "".join(err).count("converting") == 1 and len(contents(cache)) == 2
 

@@ -7,6 +7,8 @@ import re
 
 import numpy as np
 import pytest
+from fire import in_threads
+from lark import Lark
 from lark.exceptions import GrammarError, LarkError
 from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
 from support import repetitions
@@ -316,15 +318,51 @@ ENDLESS = {
     "before the end": "start: x\nx: y x \"b\" | \ny.2: ",
     "before a token": 'start: x "c"\nx: y x "b" | "a"?\ny.2: ',
     "round and round": 'start: x "c"\nx.2: x | "a" | z\nz: "a" x',
+    "a repeat": 'start: (x+)*\n!x.1: "a" |',
+    "a repeat before a token": 'start: (x+)* "b"\n!x.1: "a" |',
+    "a repeat of one": 'start: x+\n!x.1: "a" |',
 }
 
 
 @pytest.mark.parametrize("case", ENDLESS)
 def test_where_larks_parser_never_ends_a_grammar_is_refused(case):
-    with pytest.raises(ValueError, match="lark's parser never ends before .*, where rule [xy] is found"):
+    def use():
         index = Grammar(ENDLESS[case]).index(BYTES)
         for state in (index.start, index.after("a")):
             index.mask(state)
+
+    with pytest.raises(ValueError, match="lark's parser never ends before .*, where rule [xy] is found"):
+        in_threads([use])                               # which bounds the time
+
+
+NULLABLE = [
+    'start: (a*)*\na: "a"', 'start: (a?)+\na: "a"', 'start: ((a|)+)*\na: "a"', 'start: x "b"\nx: y |\ny: x | "a"',
+    'start: x* "b"\nx: a*\na: "a"', 'start: "b" a+ "b"\n!a.1: "a" |', 'start: (a?)~0..3\na: "a"',
+    'start: x "b"\nx: y x "a" |\ny:', 'start: x\nx: x y "a" |\ny: ("b"?)', 'start: x\nx: y z |\ny: "a"?\nz: "b"?',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("grammar", NULLABLE)
+def test_repeats_of_what_may_be_empty_are_read_as_by_lark(grammar):
+    try:
+        parser = Lark(grammar, parser="lalr")
+    except GrammarError:
+        with pytest.raises(ValueError, match="collision"):
+            in_threads([lambda: Grammar(grammar)])
+        return
+    index = Grammar(grammar).index(BYTES)
+    for text in map("".join, itertools.chain.from_iterable(itertools.product("ab", repeat=n) for n in range(5))):
+        accepted = True
+        try:
+            parser.parse(text)
+        except LarkError:
+            accepted = False
+        try:
+            state = index.after(text)
+        except ValueError:
+            assert not accepted
+        else:
+            assert index.accepts(state) == accepted, text
 
 
 # ---- copies

@@ -461,8 +461,15 @@ def test_a_limit_of_llguidance_is_an_error_and_not_an_empty_mask(monkeypatch):
         get_error=lambda: "too many items\n<state>...",
     )  # fmt: skip
     monkeypatch.setattr(index, "_matcher", lambda state: broken)
-    with pytest.raises(RuntimeError, match="llguidance gave up: too many items$"):
+    with pytest.raises(ValueError, match="llguidance gave up: too many items; a smaller schema would work$"):
         index.mask(index.after('{"a"'))
+
+
+def test_a_panic_of_llguidance_is_one_sentence():
+    enum = [{f"k{i}": i + 21 * j for i in range(21)} for j in range(2500)]
+    with pytest.raises(ValueError, match="^JsonSchema.* gave up: panic: assertion failed: .*; a smaller") as caught:
+        JsonSchemaIndex(JsonSchema({"enum": enum}), SMALL)
+    assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
 
 
 def test_without_llguidance_the_error_says_how_to_install_it(monkeypatch):
@@ -645,5 +652,5 @@ def test_where_llguidance_gives_up_its_reason_the_schema_and_the_text_are_named(
         JsonSchemaIndex(JsonSchema(wide), SMALL)
     index = JsonSchemaIndex(JsonSchema({"type": "array", "items": wide}), SMALL)
     for read in (lambda: index.after("[{"), lambda: index.mask(index.advance(index.after("["), SMALL.spell(b"{")[0]))):
-        with pytest.raises(RuntimeError, match=r"after b'\[\{': llguidance gave up: .*max is 50"):
+        with pytest.raises(ValueError, match=r"after b'\[\{': llguidance gave up: .*max is 50"):
             read()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fire import Interrupt, impatience, in_threads
 from lark.indenter import Indenter
-from support import repetitions
+from support import HANG, repetitions
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -228,7 +228,7 @@ def test_threads_that_share_an_index_are_told_what_each_would_be_told_alone(impa
         shared, together = case.make(), threading.Barrier(4)
 
         def work(k, shared=shared, together=together):
-            together.wait(30)
+            together.wait(HANG)
             return walks(case, shared, [*seeds[k:], *seeds[:k]])
 
         for found in in_threads([lambda k=k: work(k) for k in range(4)]):

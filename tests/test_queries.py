@@ -8,14 +8,13 @@ import functools
 import itertools
 import math
 import re
-import time
 
 import numpy as np
 import pytest
 import tiny
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support import FULL, repetitions
+from support import repetitions
 
 from llmppl import CachedTransformer, Regex, smc_standard
 from llmppl.languages import DFA
@@ -741,9 +740,7 @@ def test_a_dfa_is_a_pattern_as_well():
     assert {str(m) for m in search(lm, DFA.from_strings(["ab", "c"]))} == {"ab", "c"}
 
 
-@pytest.mark.skipif(not FULL, reason="wants LLMPPL_FULL=1")
-def test_five_hundred_words_within_one_edit_compile_in_time():
+def test_five_hundred_words_within_one_edit_have_few_states():
     words = [f"{a}{b}{c}{d}" for a in "abcdefgh" for b in "aeiou" for c in "lmnrst" for d in "aeiou"][:500]
-    lm, start = language_model(), time.process_time()
-    search(lm, "|".join(words), edits=1)
-    assert time.process_time() - start < 60.0           # a hang, not a speed: that is measured in benchmarks
+    (num_states,) = re.findall(r"([0-9]+) states", Query(language_model(), "|".join(words), edits=1).plan())
+    assert int(num_states) < 10_000

@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import HANG
 from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
@@ -309,7 +310,7 @@ def test_two_processes_share_steps_of_two_lengths_and_average_gradients_and_prog
     out = tmp_path / "model"
     options = [*recipe.options, "--steps", "3", "--dropout", "0.1", "--window", "64", "128", "--weights", recipe.folder]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
-    subprocess.run([*launch, "--out", out, "--mix", MIX, *options], check=True, capture_output=True, timeout=300)
+    subprocess.run([*launch, "--out", out, "--mix", MIX, *options], check=True, capture_output=True, timeout=HANG)
     training = json.loads((out / "training.json").read_text(encoding="utf-8"))
     assert (training["steps"], training["tokens_seen"]) == (3, 3 * 2 * 8 * 64)
     assert training["before"] == [recipe.training]

@@ -5,7 +5,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 import unicodedata
 import warnings
 
@@ -364,10 +363,9 @@ def test_a_caret_stands_under_its_own_line():
     ],
 )
 def test_nested_repeats_do_not_blow_up(pattern, inside, outside):
-    begin = time.process_time()
     dfa = Regex(pattern)
     assert inside in dfa and outside not in dfa
-    assert time.process_time() - begin < 5
+    assert len(dfa._numbers) < 2000                 # the states that were made
 
 
 def test_a_repeat_beyond_reason_is_refused():
@@ -454,18 +452,16 @@ def test_a_thousand_words_are_told_apart():
     assert set(Regex("|".join(words), re.I).enumerate()) >= words
 
 
-def test_the_first_row_of_an_identifier_comes_soon_in_a_fresh_process():
+def test_a_regex_loads_no_large_library_and_makes_few_states_for_its_first_row():
     program = (
-        "import time; import numpy\n"
-        "begin = time.process_time()\n"
         "from llmppl.languages.regex import Regex\n"
         "dfa = Regex(r'[^\\W\\d]\\w*'); dfa.row(dfa.start)\n"
-        "import sys; print(time.process_time() - begin, *sys.modules)"
+        "import sys; print(len(dfa._numbers), *sys.modules)"
     )
     command = [sys.executable, "-c", program]
-    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in range(3)]
-    assert min(float(run[0]) for run in runs) < 0.1
-    assert {"torch", "transformers", "lark", "interegular"}.isdisjoint(runs[0])
+    num_states, *modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert int(num_states) < 100                    # of the first bytes of a letter, not of all letters
+    assert {"torch", "transformers", "lark", "interegular"}.isdisjoint(modules)
 
 
 @pytest.mark.parametrize("pattern", ["a|ab", "(ab)*c?", "[^x]y", "a{2,5}b+", "(a|b)*abb", "x(yz|w)?"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from families import TRIE, VOCAB, V, at, build, check_books, error_of, truth
 from fire import Interrupt, impatience, in_threads
-from support import repetitions
+from support import HANG, repetitions
 
 from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_steer
 from llmppl import lm as room
@@ -135,7 +135,7 @@ def test_threads_wait_for_the_lm_they_share_and_for_no_other():
     together, inside, most = threading.Barrier(2), threading.Semaphore(1), []
 
     def meets(ids):                                     # returns only if the other lm is in its function as well
-        together.wait(30)
+        together.wait(HANG)
         return [0.0, 0.0, 0.0]
 
     in_threads([CachedTransformer(meets, vocab).context("a").log_probs for _ in range(2)])

@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 
 import pytest
+from support import HANG
 from test_documents import DOCUMENTS, python_blocks
 
 from llmppl.models.programs.program import Options, Program
@@ -158,7 +159,7 @@ MISTAKES = {
 def mypy(*files: Path) -> list[str]:
     """What mypy says of files, strict, as it is set up for the package."""
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", *map(str, files)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
     assert not done.stderr, done.stderr
     return done.stdout.splitlines()
 
@@ -171,7 +172,7 @@ def pyright(folder: Path, *files: Path, **rules: bool) -> list[str]:
     how = {"include": list(map(str, files)), "typeCheckingMode": "strict", "extraPaths": [str(ROOT)], **rules}
     (folder / "pyrightconfig.json").write_text(json.dumps(how), encoding="utf-8")
     command = [found, "--outputjson", "--pythonpath", sys.executable, "--project", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
     told = [each for each in json.loads(done.stdout)["generalDiagnostics"] if each["severity"] == "error"]
     return [f"{each['file']}:{each['range']['start']['line'] + 1}: {each['message']}" for each in told]
 

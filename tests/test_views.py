@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support import Cell
+from support import HANG, Cell
 from tiny import cold_lm_with_bos
 
 from llmppl import Bernoulli, Categorical, Model, beam_search, repeat, search, smc_steer
@@ -178,7 +178,8 @@ assert sys.modules["tqdm.auto"]
 
 
 def test_in_a_notebook_without_widgets_nobody_is_told_to_install_them():
-    done = subprocess.run([sys.executable, "-W", "always", "-c", NOTEBOOK], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-W", "always", "-c", NOTEBOOK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0 and "IProgress" not in done.stderr, done.stderr
 
 

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import repetitions, wants_model
+from support import HANG, repetitions, wants_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 pytest.importorskip("numba", reason="vLLM brings it")   # before vLLM, whose engine for CPUs stumbles over it
@@ -331,7 +331,7 @@ def test_threads_ask_one_after_another(lm, hook):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(HANG)
     assert all(np.abs(found[n] - log_probs(reference(start * n))).max() < 1e-4 for n in lengths)
 
 

@@ -164,7 +164,7 @@ class Parser:
         found = among & IGNORED
         lowest, most = self.lowest, stack.height + len(self.shifts)
         shift_bits, reductions = self.tables.shift_bits, self.tables.reductions
-        todo = [(stack.below, stack.state, among)]
+        todo, empty = [(stack.below, stack.state, among)], set[tuple[Stack, int]]()
         while todo:
             below, state, among = todo.pop()
             found |= shift_bits[state] & among
@@ -176,8 +176,10 @@ class Parser:
                 else:
                     base = below.push(state, None) if below else stack
                 assert base is not None
-                if base.height > most:
+                if base.height > most or (not size and (base, bits & among) in empty):
                     raise _endless(name, "a token")
+                if not size:
+                    empty.add((base, bits & among))
                 lowest = min(lowest, base.height)
                 todo.append((base, self.shifts[base.state][name], bits & among))
         self.lowest = lowest
@@ -198,10 +200,13 @@ class Parser:
     def _reduce(self, stack: Stack, symbol: Any) -> Stack | None:
         """The stack after all reductions before `symbol`; None if that completes the text ($END)."""
         most = stack.height + len(self.shifts)          # then some state has come back, and nothing was read
+        empty = set[Stack]()
         while (reduction := self.reduction(stack.state, symbol)) is not None:
             size, name = reduction
-            if stack.height > most:
+            if stack.height > most or stack in empty:
                 raise _endless(name, symbol)
+            if not size:
+                empty.add(stack)
             base = stack.pop(size)
             assert base is not None
             self.lowest = min(self.lowest, base.height)
@@ -308,5 +313,5 @@ def _on_top(stack: Stack | None, layout: Layout) -> Stack | None:
 def _endless(name: str, symbol: str) -> ValueError:
     return ValueError(
         f"grammar: lark's parser never ends before {symbol}, where rule {name} is found without reading anything, "
-        "again and again; a rule that may be empty stands before itself, and a priority prefers it"
+        "again and again; a rule that may be empty is repeated or stands before itself, and a priority prefers it"
     )

@@ -304,7 +304,8 @@ def _with_run_options(algorithm: A) -> A:
     """Show the options of `RunOptions` in the signature, one by one."""
     signature = inspect.signature(algorithm)
     keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
-    options = [keyword(name, annotation=kind) for name, kind in inspect.get_annotations(RunOptions).items()]
+    kinds = inspect.get_annotations(RunOptions).items()  # ForwardRefs, of which the text is shown
+    options = [keyword(name, annotation=getattr(kind, "__forward_arg__", kind)) for name, kind in kinds]
     shown = signature.replace(parameters=[*signature.parameters.values()][:-1] + options)
     setattr(algorithm, "__signature__", shown)           # noqa: B010
     return algorithm

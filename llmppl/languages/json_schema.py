@@ -14,6 +14,7 @@ import functools
 import itertools
 import json
 import os
+import re
 from collections import OrderedDict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -188,7 +189,7 @@ class JsonSchema(Shared):
         """What llguidance says against the schema, "" if nothing."""
         LLMatcher = _llguidance().LLMatcher
         grammar = LLMatcher.grammar_from_json_schema(self._json(schema))
-        return str(LLMatcher.validate_grammar(grammar, limits=_limits())).strip()
+        return _reason(str(LLMatcher.validate_grammar(grammar, limits=_limits())))
 
     def _json(self, schema: dict[str, Any] | bool) -> str:
         """The schema with all options in it."""
@@ -226,7 +227,7 @@ class JsonSchemaIndex(Index):
     index itself, so that particles share what it has read: `num_read` tokens, one for a new state with a known prefix.
 
     A ValueError if no token of the vocabulary can begin an instance; by any method, if a state is not one of this
-    index. A RuntimeError by any method if llguidance reaches one of its limits, which only extreme schemas do.
+    index, or if llguidance reaches one of its limits, which only extreme schemas do.
     """
 
     start: State = ()
@@ -335,15 +336,12 @@ class JsonSchemaIndex(Index):
 
     def _check_limits(self) -> None:
         """A ValueError if llguidance gives up at the start, or at a first byte that may stand there."""
-        try:
-            for byte in self.next_bytes(()):
-                self.after(b"%c" % byte)
-        except RuntimeError as error:
-            raise ValueError(f"{error}; a smaller schema would work") from None
+        for byte in self.next_bytes(()):
+            self.after(b"%c" % byte)
 
-    def _gave_up(self, state: State, matcher: LLMatcher) -> RuntimeError:
-        why = matcher.get_error().partition("<state>")[0].strip()       # after it comes all that it knows
-        return RuntimeError(f"{self.constraint!r} after {self._text(state)[-60:]!r}: llguidance gave up: {why}")
+    def _gave_up(self, state: State, matcher: LLMatcher) -> ValueError:
+        why = f"llguidance gave up: {_reason(matcher.get_error())}; a smaller schema would work"
+        return ValueError(f"{self.constraint!r} after {self._text(state)[-60:]!r}: {why}")
 
     def _text(self, state: State) -> bytes:
         return b"".join(part if isinstance(part, bytes) else self._tokens[part] for part in state)
@@ -373,6 +371,11 @@ def _llguidance() -> Any:
     except ImportError as error:
         raise ImportError("JsonSchema needs llguidance: pip install llmppl[json-schema]") from error
     return llguidance
+
+
+def _reason(message: str) -> str:
+    """What llguidance says, without the parser's state and the trace of a panic that it adds."""
+    return re.split("<state>|<backtrace>", message)[0].strip()
 
 
 def _limits() -> Any:

@@ -69,7 +69,9 @@ class Context(Shared):
         return Context(self.lm, self.node, ids, self._start, self._offset)
 
     def check_length(self, but: int = 0) -> None:
-        """ContextTooLong if the model cannot read so long a context, its last `but` tokens left out."""
+        """ContextTooLong if the model cannot read so long a context without its last `but` tokens, or an empty one."""
+        if not self.node.depth and not self.lm.engine.reads_empty:
+            raise ValueError("an empty prompt needs a BOS token, as this model reads no empty context: give some text")
         longest = self.lm.engine.max_length
         if longest is not None and self.node.depth - but > longest:
             raise ContextTooLong(

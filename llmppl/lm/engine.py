@@ -42,6 +42,8 @@ class Engine(ABC):
         Tokens that end a text, besides those that the tokenizer names.
     size : int or None
         How many ids it gives logits of. Said by one that has `log_probs`.
+    reads_empty : bool
+        `forward` answers an empty context, asked (i, 0), so that a prompt may be empty without a BOS token.
     tokens : int
         How many it has really run since it was made: what it had kept of a context does not count.
     """
@@ -50,6 +52,7 @@ class Engine(ABC):
     max_length: int | None = None
     eos_ids: Sequence[int] = ()
     size: int | None = None
+    reads_empty: bool = False
     tokens: int = 0
 
     @abstractmethod
@@ -127,7 +130,9 @@ class SlotEngine(Engine):
 
 
 class FunctionEngine(Engine):
-    """Calls `function(ids)` for (size,) logits of the token after `ids`, and keeps nothing."""
+    """Calls `function(ids)` for (size,) logits of the token after `ids`, which may be empty, and keeps nothing."""
+
+    reads_empty = True
 
     def __init__(self, function: Callable[[list[int]], Any], size: int) -> None:
         self.function = function
@@ -138,7 +143,12 @@ class FunctionEngine(Engine):
         return np.stack([self._logits(contexts[i][:n]) for i, n in asked])
 
     def _logits(self, ids: list[int]) -> NDArray[np.float64]:
-        logits = np.asarray(self.function(ids), dtype=np.float64)
+        try:
+            logits = np.asarray(self.function(ids), dtype=np.float64)
+        except Exception as error:
+            if not ids:
+                error.add_note("the prompt is empty, and so are the ids: give some text if the function wants any")
+            raise
         if logits.shape != (self.size,):
             raise ValueError(
                 f"the model's function gave an array of shape {logits.shape} after the tokens {ids}; it must give one "

@@ -151,7 +151,8 @@ class CachedTransformer(Fixed):
     def context(self, text: str = "") -> Context:
         """`text` as the tokenizer encodes it, its own special tokens included; an empty encoding becomes the BOS token.
 
-        A ValueError if there is no BOS, if the model cannot read so long a context, and for a lone surrogate.
+        Where there is no BOS, it stays empty for an engine that `reads_empty`, as a function does. A ValueError if
+        another has none, if the model cannot read so long a context, and for a lone surrogate.
         """
         arguments.text("text", text)
         if self.tokenizer is None:
@@ -185,9 +186,7 @@ class CachedTransformer(Fixed):
         """The context of `ids`; its text is `text` if that is their bytes but for a space put before it."""
         if not ids:
             bos = getattr(self.tokenizer, "bos_token_id", None)
-            if bos is None:
-                raise ValueError("an empty prompt needs a BOS token, and this tokenizer has none: give some text")
-            ids = [bos]
+            ids = [] if bos is None else [bos]
         ids = [int(self.vocab.token(int(i))) for i in ids]
         data = b"".join(self.vocab.tokens[i] for i in ids)
         start = Text(text) if text is not None and data == b" " + text.encode() else Text(data)

@@ -147,6 +147,7 @@ class SearchDistances:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._memo: dict[State, float] = {}
+        self._next: dict[State, tuple[State, ...]] = {}         # states after one token; searches share them
 
     def after(self, index: Searchable, state: State, ends: Ints) -> Floats:
         targets, where = np.unique(ends, return_inverse=True)
@@ -165,14 +166,17 @@ class SearchDistances:
         while level and not any(map(index.recognizer.accepts, level)):
             below: dict[State, None] = {}
             for each in level:
-                ends = np.unique(index.walk(each)[1])
-                below.update((index.graph.state(end), None) for end in ends.tolist())
+                if each not in self._next:
+                    ends = np.unique(index.walk(each)[1])
+                    self._next[each] = tuple(index.graph.state(end) for end in ends.tolist())
+                below.update(dict.fromkeys(self._next[each]))
             level = [each for each in below if each not in seen]
             seen.update(level)
             depth += 1
             if len(seen) > MAX_SEARCHED:
                 raise ValueError(f"{index.name}: no end found within {depth} tokens and {len(seen)} states")
-        if len(self._memo) > MAX_MEMO:
-            self._memo.clear()
+        for memo in (self._memo, self._next):
+            if len(memo) > MAX_MEMO:
+                memo.clear()
         found = self._memo[state] = depth if level else math.inf
         return found

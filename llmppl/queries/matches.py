@@ -41,7 +41,7 @@ class Match:
         No less than the truth; above `log_prob` only where spellings of hardly any probability were not summed.
     log_joint : float
         `log_prob` and the log-probability of the prefix's own tokens without any rule. The first token of a context is
-        not counted, since nothing comes before it.
+        not counted, since nothing comes before it, unless a prefix is the empty context and the model reads that.
     log_weight : float
         Of samples: the importance weight. 0 otherwise.
     edits : tuple of Edit

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -275,6 +276,9 @@ class Query:
             lines.append(DEFERRED)
         lines.append("every expansion runs one token through the model and keeps its keys and values")
         return "\n".join(lines)
+
+
+setattr(Query.__new__, "__signature__", inspect.signature(Query.__init__))     # noqa: B010  (what help() shows)
 
 
 class QueryOptions(TypedDict, total=False):

@@ -79,6 +79,11 @@ class Space:
         return reduce(operator.or_, [part.prefixes for part in self.compiled.parts])
 
     @cached_property
+    def counts_first(self) -> bool:
+        """Whether the first token of a context counts: the empty context is a prefix, and the model reads it."""
+        return any(part.prefixes.accepts_text("") for part in self.compiled.parts) and not len(self.lm.context())
+
+    @cached_property
     def max_token_bytes(self) -> int:
         return max(map(len, self.lm.vocab.ids_by_bytes))
 
@@ -115,7 +120,8 @@ class Space:
         costs = [0.0] * len(listed)
 
         def score(i: int) -> None:
-            costs[i] = contexts[i].log_prob_since(self.lm.at(()) + contexts[i].tokens[0])
+            given = contexts[i].tokens[: 0 if self.counts_first else 1]
+            costs[i] = contexts[i].log_prob_since(reduce(operator.add, given, self.lm.at(())))
 
         Runtime().run([partial(score, i) for i in range(len(listed))], [f"prefix {text!r}" for text, _ in listed])
         texts, parts = zip(*listed, strict=True)
@@ -154,7 +160,7 @@ class Space:
     def log_probs(self, nodes: Iterable[Node]) -> list[Floats]:
         """(V,) log-probabilities of the next token after each node, in one round."""
         nodes = list(nodes)
-        dists = [node.context.next_token() if len(node.context) else None for node in nodes]    # asked for together
+        dists = [n.context.next_token() if len(n.context) or self.counts_first else None for n in nodes]   # together
         return list(map(self._log_probs, nodes, dists))
 
     def _log_probs(self, node: Node, dist: TokenDistribution | None) -> Floats:
