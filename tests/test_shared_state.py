@@ -341,6 +341,15 @@ def test_a_shared_attribute_whose_entries_change_is_refused(run, value):
     refused(run, Shares, r"step \d changed Shares.table, which all particles share", RuntimeError)
 
 
+@every_sampler
+def test_data_of_the_class_may_be_changed_between_steps(run):
+    class Counts(Apart):
+        steps = []
+
+    run(Counts(), seed=0, on_step=lambda step: Counts.steps.append(step.index))
+    assert Counts.steps
+
+
 class Urn(Distribution):
     """Polya's: each drawn letter is put back with another one like it, where a program says so."""
 

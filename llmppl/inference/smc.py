@@ -157,6 +157,7 @@ class SMC(Generic[M]):
         for particle in self.particles:                 # who was ended between two steps
             if particle.finished:
                 untwist(particle)
+        self._watch.look()
         extensions = self.expand(self)                                          # expand, and step
         candidates = [each.particle for each in extensions]
         log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)        # weigh

@@ -81,10 +81,14 @@ class Watch:
             name: value for name, value in vars(particle).items()
             if name in self._kept.names and isinstance(value, (list, dict, deque, np.ndarray))
         }  # fmt: skip
-        self._before = self._snapshots()
         self._runtime = runtime
+        self.look()
         self._quiet, self._warned = 0, False
         self._seen: Any = None
+
+    def look(self) -> None:
+        """Look at what all particles share, which the caller may have changed between two steps."""
+        self._before = self._snapshots()
 
     def step(self, t: int, candidates: Sequence[Model], particles: Sequence[Model]) -> None:
         """Look at step `t`: what it ended in, and what was selected.
