@@ -9,10 +9,9 @@ from __future__ import annotations
 import inspect
 import random
 import sys
-import types
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +28,7 @@ M = TypeVar("M", bound=Model)
 
 MAX_QUIET = 1_000                                       # steps in a row in which nothing happened
 MAX_LAW = 100                                           # values of a distribution whose probabilities are compared
+_MUTABLE = (list, dict, deque, np.ndarray)
 _AGAIN = 5                                              # runs of a step to be compared
 _PACKAGE = __name__.partition(".")[0] + "."
 
@@ -75,13 +75,18 @@ class Watch:
 
     def __init__(self, runtime: Runtime, particle: Model, *, bounded: bool) -> None:
         self.streams, self.bounded = GlobalStreams(), bounded
-        self._program, self._kept = type(particle), particle._kept_ or survey(particle)
+        self._kept = particle._kept_ or survey(particle)
         self._laws = {path: dist.log_measures() for path, dist in self._kept.own.items() if _is_short(dist.support)}
         self._shared = {
             name: value for name, value in vars(particle).items()
-            if name in self._kept.names and isinstance(value, (list, dict, deque, np.ndarray))
+            if name in self._kept.names and isinstance(value, _MUTABLE)
         }  # fmt: skip
         self._runtime = runtime
+        name, kept = type(particle).__name__, self._kept
+        self._data = {f"{cls.__name__}.{last}": (cls, last) for cls, last in _data_of(type(particle), kept.names)}
+        self._held = {f"{name}.{last}": value for last, value in self._shared.items()}
+        self._held |= {f"{name}.{path}": vars(dist) for path, dist in kept.own.items()}
+        self._held |= _defaults_of(type(particle))
         self.look()
         self._quiet, self._warned = 0, False
         self._seen: Any = None
@@ -118,11 +123,8 @@ class Watch:
             self._count_quiet(particles)
 
     def _snapshots(self) -> dict[str, Any]:
-        program, kept = self._program, self._kept
-        parts = {f"{cls.__name__}.{name}": value for cls, name, value in _data_of(program) if name not in kept.names}
-        parts |= {f"{program.__name__}.{name}": value for name, value in self._shared.items()}
-        parts |= {f"{program.__name__}.{path}": vars(dist) for path, dist in kept.own.items()}
-        return {name: snapshot(value) for name, value in parts.items()}
+        found = {name: snapshot(vars(cls).get(last, self)) for name, (cls, last) in self._data.items()}
+        return found | {name: snapshot(value) for name, value in self._held.items()}
 
     def _check_shared(self, t: int) -> None:
         before, self._before = self._before, self._snapshots()
@@ -157,14 +159,23 @@ class Watch:
             )
 
 
-def _data_of(program: type[Model]) -> Iterator[tuple[type, str, Any]]:
-    """The data in a class and its bases below Model, and the defaults of their methods."""
+def _data_of(program: type[Model], but: Collection[str]) -> Iterator[tuple[type, str]]:
+    """The data in a class and its bases below Model: no methods and the like."""
     for cls in program.__mro__[: program.__mro__.index(Model)]:
-        for name, value in [*vars(cls).items()]:
-            if isinstance(value, types.FunctionType):
-                yield cls, f"the defaults of {name}", inspect.unwrap(value).__defaults__
-            elif not (name.startswith(("__", "_abc_")) or callable(value) or hasattr(type(value), "__get__")):
-                yield cls, name, value
+        for name, value in vars(cls).items():
+            is_code = callable(value) or hasattr(type(value), "__get__") or name.startswith(("__", "_abc_"))
+            if not is_code and name not in but:
+                yield cls, name
+
+
+def _defaults_of(program: type[Model]) -> dict[str, Any]:
+    """The defaults of the methods of a class that are lists and the like."""
+    found = dict[str, Any]()
+    for name, method in inspect.getmembers(program, inspect.isfunction):
+        values = inspect.unwrap(method).__defaults__ or ()
+        if any(isinstance(value, _MUTABLE) for value in values):
+            found[f"{program.__name__}.the defaults of {name}"] = values
+    return found
 
 
 def _is_short(support: Sequence[Any] | None) -> bool:

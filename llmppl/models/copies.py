@@ -68,7 +68,7 @@ class Kept(Shared):
 
     names : the attributes that the class lists in `shared`
     objects : modules, networks and read-only arrays, by id
-    known : functions and distributions that do not refer to the model, by id
+    known : functions, distributions and tuples that were looked through, by id
     own : distributions of classes outside of this package, by where they are
     has_views : whether some of its arrays share memory
     """
@@ -94,7 +94,10 @@ def survey(model: Any, before: Kept | None = None) -> Kept:
     A TypeError if an attribute holds a random stream, or shares with copies something that refers to the model.
     """
     kept = Kept(shared_names(type(model))) if before is None else before
-    walks = [_Walk(model, name, kept, first=before is None) for name in _to_survey(model, kept, before is not None)]
+    names = _to_survey(model, kept, before is not None)
+    if not names:
+        return kept
+    walks = [_Walk(model, name, kept, first=before is None) for name in names]
     for walk in walks:
         walk.run(vars(model)[walk.name], walk.name in kept.names)
         if walk.size > _LARGE and before is None:
@@ -110,11 +113,13 @@ def survey(model: Any, before: Kept | None = None) -> Kept:
 
 def _to_survey(model: Any, kept: Kept, again: bool) -> list[str]:
     """The attributes to look through; `again`, those that may hold what was not there before."""
-
-    def may_hold(value: Any) -> bool:
-        return not (_HARMLESS[type(value)] or id(value) in kept.known or _is_flat(value, _HARMLESS))
-
-    return [name for name, value in vars(model).items() if name not in OWN and not (again and not may_hold(value))]
+    if not again:
+        return [name for name in vars(model) if name not in OWN]
+    known = kept.known                                  # this runs for every candidate of every step
+    return [
+        name for name, value in vars(model).items()
+        if not (_HARMLESS[type(value)] or id(value) in known or name in OWN or _is_flat(value, _HARMLESS))
+    ]  # fmt: skip
 
 
 def _groups(walks: Iterable[_Walk]) -> Iterator[tuple[Any, list[Any]]]:
@@ -260,7 +265,7 @@ class _Walk:
             for part, also, step in itertools.islice(self._parts(value, shared), left):
                 left -= 1
                 todo.append((part, also, path + step))
-            if self._first and isinstance(value, _SUSPECT):
+            if self._first and isinstance(value, (*_SUSPECT, tuple)):
                 self.kept.known[id(value)] = value
             if isinstance(value, Proposal) and not type(value).__module__.startswith(_PACKAGE):
                 self.kept.own[path] = value
