@@ -33,7 +33,7 @@ from llmppl.display.notebook import cell_of
 from llmppl.distributions import Distribution, Finite, Impossible, Proposal
 from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.models.alike import equal, same
-from llmppl.models.streams import Stream
+from llmppl.models.streams import ParticleStream, Stream
 from llmppl.runtime import Runtime
 from llmppl.shared import Shared
 
@@ -236,37 +236,6 @@ class Listed(Fixed):
             raise self._refusal
         if not self.left:
             super().end_step()
-
-
-class ParticleStream(np.random.Generator):
-    """The random stream of a particle, as its program holds it: `model.rng`.
-
-    Each use asks the particle's chooser, so that it can be kept in an attribute: the one of a copy is the copy's own.
-    """
-
-    def __init__(self, particle: Any) -> None:
-        super().__init__(_NO_BITS)
-        self.particle = particle
-
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("__") or name == "particle":
-            return object.__getattribute__(self, name)
-        particle = self.particle
-        return getattr((particle.chooser or particle._own_chooser()).lend(particle, name), name)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ParticleStream:
-        return ParticleStream(memo.get(id(self.particle), self.particle))
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("the random stream of a particle cannot be pickled: its state is rng.bit_generator.state")
-
-    def __repr__(self) -> str:
-        return "<the random stream of a particle>"
-
-    __str__ = __repr__
-
-
-_NO_BITS = np.random.PCG64(0)                           # a Generator wants some; nothing draws from it
 
 
 class Replayed(Sampled):

@@ -32,7 +32,8 @@ import numpy as np
 from llmppl.distributions import Proposal
 from llmppl.distributions.proposal import is_frozen
 from llmppl.models.batching import Batched
-from llmppl.models.choices import ParticleStream, Sampled
+from llmppl.models.choices import Sampled
+from llmppl.models.streams import ParticleStream
 from llmppl.shared import Shared
 
 _MOST = 5_000                                           # objects looked at for one attribute

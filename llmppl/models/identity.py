@@ -39,9 +39,9 @@ from llmppl.languages import DFA, JsonSchema, JsonSchemaIndex, JsonTexts, OpenTe
 from llmppl.lm import CachedTransformer, Context, Engine, NextToken
 from llmppl.masks import TokenIndex
 from llmppl.models.batching import Batched
-from llmppl.models.choices import ParticleStream
 from llmppl.models.copies import OWN, attributes_of
 from llmppl.models.model import Model
+from llmppl.models.streams import ParticleStream
 from llmppl.tokens import EndOfText, Text, Token, Vocabulary
 from llmppl.tokens.text import Spelled
 

@@ -18,7 +18,7 @@ import numpy as np
 from llmppl.arguments import shown
 from llmppl.distributions import Impossible, Proposal
 from llmppl.distributions.rules import NO_RULE, DecisionRule
-from llmppl.models.choices import NOTHING, CallSite, Noted, ParticleStream, Sampled, Steps, call_site, told
+from llmppl.models.choices import NOTHING, CallSite, Noted, Sampled, Steps, call_site, told
 from llmppl.models.copies import Kept, blame, deep_copy, shared_names, survey
 from llmppl.models.guards import (
     Dead,
@@ -34,6 +34,7 @@ from llmppl.models.guards import (
     truth,
 )  # fmt: skip
 from llmppl.models.spans import Extent, Span, Until, extend
+from llmppl.models.streams import ParticleStream
 from llmppl.runtime import ContextTooLong, running
 from llmppl.tokens import Text
 
@@ -52,9 +53,7 @@ class HasNextToken(Protocol[Next_co]):
 
 
 class Model:
-    """Base class of programs: write `step`, which draws and weighs until `finish()`.
-
-    `llmppl.models.guards` has a table of the verbs: which of them may be used before, in, between and after steps.
+    """Base class of programs: write `step`, which draws and weighs until `finish()`; `models.guards` has the verbs.
 
     Attributes
     ----------
@@ -65,8 +64,7 @@ class Model:
     log_twist : float
         The twist of the last step.
     finished, cut : bool
-        Whether the particle has ended, and whether it was `max_steps` or the model's length that ended it. A program
-        may set `finished`.
+        Whether the particle has ended, and whether it was `max_steps` or the model's length that ended it.
     attribution : dict of str to float
         For each statement that weighed the particle, the log-weight it has added so far, e.g.
         {"observe (story.py, line 41)": -7.2}. A statement is a verb and the line that called it; ready-made programs
@@ -132,7 +130,6 @@ class Model:
 
     @property
     def choices(self) -> Steps:
-        """What it chose, a tuple for each step, from which `llmppl.models.choices.replay` makes it again."""
         return self._noted_.steps()
 
     @choices.setter
@@ -319,33 +316,7 @@ class Model:
         self, verb: str, dist: Proposal, proposal: Proposal | None, why: Callable[[], str] | None = None
     ) -> Any:
         """`sample`, as a part of the statement `verb`; `why` tells why there was nothing to draw."""
-        in_its_time(self, verb)
-        source = dist if proposal is None else proposal
-        drawable(verb, dist, source)
-        try:
-            chooser = self._chooser_ or self._own_chooser()
-            value, log_w = chooser.draw(self, source)
-        except Impossible as error:
-            self._die(verb, f"{verb}: {error.brief if why is None else why()}")
-            return None
-        if not chooser.weighs:
-            return value
-        if math.isnan(log_w) or log_w == math.inf:
-            raise ValueError(f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0")
-        if log_w == -math.inf:
-            self._die(verb, f"{verb}: {source.brief} proposed {shown(value)} with weight 0")
-            return None
-        if proposal is not None:
-            log_p, log_mu = dist.log_measure(value), proposal.log_measure(value)
-            if log_mu == -math.inf:
-                raise ValueError(f"{proposal!r} proposed {value!r}, where its log_measure is -inf")
-            if log_p == -math.inf:
-                self._die(verb, f"{verb}: {dist.brief} gives {shown(value)}, which the proposal drew, probability 0")
-                return value
-            log_w += log_p - log_mu
-        if proposal is not None or log_w != 0.0:
-            self._weigh(verb, log_w)
-        return value
+        return _drawn(self, verb, dist, proposal, why)
 
     def _weigh(self, verb: str, log_w: float) -> None:
         """Multiply the weight by exp(`log_w`), and write it down for the statement."""
@@ -381,6 +352,38 @@ class Model:
         dead = self.log_weight == -math.inf
         state = "dead" if dead else "cut" if self.cut else "finished" if self.finished else "active"
         return f"<{type(self).__name__} {str(self)!r} log_weight={self.log_weight:.4g} {state}>"
+
+
+def _drawn(
+    model: Model, verb: str, dist: Proposal, proposal: Proposal | None, why: Callable[[], str] | None
+) -> Any:
+    in_its_time(model, verb)
+    source = dist if proposal is None else proposal
+    drawable(verb, dist, source)
+    try:
+        chooser = model._chooser_ or model._own_chooser()
+        value, log_w = chooser.draw(model, source)
+    except Impossible as error:
+        model._die(verb, f"{verb}: {error.brief if why is None else why()}")
+        return None
+    if not chooser.weighs:
+        return value
+    if math.isnan(log_w) or log_w == math.inf:
+        raise ValueError(f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0")
+    if log_w == -math.inf:
+        model._die(verb, f"{verb}: {source.brief} proposed {shown(value)} with weight 0")
+        return None
+    if proposal is not None:
+        log_p, log_mu = dist.log_measure(value), proposal.log_measure(value)
+        if log_mu == -math.inf:
+            raise ValueError(f"{proposal!r} proposed {value!r}, where its log_measure is -inf")
+        if log_p == -math.inf:
+            model._die(verb, f"{verb}: {dist.brief} gives {shown(value)}, which the proposal drew, probability 0")
+            return value
+        log_w += log_p - log_mu
+    if proposal is not None or log_w != 0.0:
+        model._weigh(verb, log_w)
+    return value
 
 
 def untwist(particle: Model) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -33,6 +33,37 @@ def spawned(rng: np.random.Generator) -> Iterator[Stream]:
     seed: Any = family.bit_generator.seed_seq
     for number in itertools.count():
         yield Stream(type(family.bit_generator), seed, number)
+
+
+class ParticleStream(np.random.Generator):
+    """The random stream of a particle, as its program holds it: `model.rng`.
+
+    Each use asks the particle's chooser, so that it can be kept in an attribute: the one of a copy is the copy's own.
+    """
+
+    def __init__(self, particle: Any) -> None:
+        super().__init__(_NO_BITS)
+        self.particle = particle
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("__") or name == "particle":
+            return object.__getattribute__(self, name)
+        particle = self.particle
+        return getattr((particle.chooser or particle._own_chooser()).lend(particle, name), name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParticleStream:
+        return ParticleStream(memo.get(id(self.particle), self.particle))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the random stream of a particle cannot be pickled: its state is rng.bit_generator.state")
+
+    def __repr__(self) -> str:
+        return "<the random stream of a particle>"
+
+    __str__ = __repr__
+
+
+_NO_BITS = np.random.PCG64(0)                           # a Generator wants some; nothing draws from it
 
 
 # ---- states, from which a stream goes on
