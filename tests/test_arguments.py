@@ -6,6 +6,7 @@ import inspect
 import math
 import pydoc
 import re
+import tempfile
 from fractions import Fraction
 from pathlib import Path
 
@@ -148,6 +149,13 @@ lm, dist, rng, word = tiny_lm(), Bernoulli(0.5), np.random.default_rng(0), Regex
 steer = functools.partial(smc_steer, Flip(), progress=False)
 standard = functools.partial(smc_standard, Flip(), progress=False)
 posterior = Particles([Run()])
+
+
+def checkpointed(run, every):
+    with tempfile.TemporaryDirectory() as folder:
+        run(Flip(), 2, checkpoint=Path(folder) / "run.ckpt", every=every)
+
+
 programs = {
     "ConstrainedText": functools.partial(ConstrainedText, lm, "a"),
     "Infilling": functools.partial(Infilling, lm, "a[BLANK]b"),
@@ -198,6 +206,10 @@ API = [
     ("smc_steer", "seed", SEED, lambda x: steer(2, 2, seed=x)),
     ("smc_standard", "N", COUNT, standard),
     ("smc_standard", "ess_threshold", PROBABILITY, lambda x: standard(2, ess_threshold=x)),
+    *[
+        (run.__name__, "every", OPTIONAL_COUNT, lambda x, run=run: checkpointed(run, x))
+        for run in (smc_steer, smc_standard, importance_sampling)
+    ],
     ("smc_standard", "max_steps", OPTIONAL_COUNT, lambda x: standard(2, max_steps=x)),
     ("smc_standard", "seed", SEED, lambda x: standard(2, seed=x)),
     ("importance_sampling", "N", COUNT, lambda x: importance_sampling(Flip(), x)),
