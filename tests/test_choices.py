@@ -25,6 +25,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.inference import SMC, Copies, Distinct, DownSample
+from llmppl.models import alike
 from llmppl.models.choices import NOTHING, Choice, Noted, Sampled, StreamState, replay
 from llmppl.models.streams import Stream, spawned
 
@@ -350,3 +351,32 @@ def test_a_stream_is_made_when_it_is_drawn_from_and_its_line_of_ancestors_does_n
     smc_steer(Draws(), 2, 2, seed=0, max_steps=20)
     depths = [len(rng.bit_generator.seed_seq.spawn_key) for rng in made]
     assert 20 <= len(made) <= 20 * 4 and max(depths) == 2
+
+
+class Unequal:
+    """Cannot be compared."""
+
+    def __eq__(self, other):
+        raise RuntimeError
+
+    __hash__ = None
+
+
+def test_recipes_are_the_same_where_all_of_their_parts_are():
+    a, b = np.arange(3.0), np.arange(3.0)
+    for one, other in [((1, "x", (a,)), (1, "x", (b,))), (a, b), ("x", "x"), ((), ())]:
+        assert alike.same(one, other)
+    for one, other in [
+        ((1, a), (2, a)), ((1, a), (1, a, a)), (a, a + 1), (a, a.reshape(1, 3)), (a, a.astype(np.float32)), (1, 1.0),
+        (("x", (a,)), ("x", (a[::-1],))), ((1,), [1]),
+    ]:  # fmt: skip
+        assert not alike.same(one, other)
+
+
+def test_supports_are_equal_as_far_as_their_values_can_be_compared():
+    for one, other in [
+        ([1, "x"], [1, "x"]), ([np.nan], [float("nan")]), ([object()], [object()]), ([Unequal()], [Unequal()]),
+    ]:  # fmt: skip
+        assert alike.equal(one, other)
+    for one, other in [([1, "x"], [1, "y"]), ([1], [1.5]), ([object()], [1])]:
+        assert not alike.equal(one, other)
