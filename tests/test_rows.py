@@ -296,3 +296,11 @@ def test_logits_that_give_no_distribution_are_refused_on_a_device_too():
         assert np.logaddexp.reduce(lm.at([1]).log_probs()) == pytest.approx(0.0, abs=1e-9)
     finally:
         model.lm_head.bias = None
+
+
+def test_a_table_with_another_weight_in_one_place_is_whole_and_scaled():
+    base = ArrayTable(np.array([0.5, -np.inf, -1.0]))
+    table = base.put(1, 2.0)
+    np.testing.assert_allclose(table.whole(), [0.5, 2.0, -1.0])
+    np.testing.assert_allclose(table.whole(table.log_total), table.whole() - table.log_total)
+    assert np.exp(table.whole(table.log_total)).sum() == pytest.approx(1.0)
