@@ -322,10 +322,11 @@ def resumed(algorithm):
 
     def run(model, rng):
         with tempfile.TemporaryDirectory() as folder:
+            seeded = functools.partial(algorithm, seed=int(rng.integers(1 << 32)), checkpoint=Path(folder, "run.ckpt"))
             for stop in sorted(rng.integers(1, 5, size=2).tolist()):
                 with contextlib.suppress(KeyboardInterrupt):
-                    algorithm(model, checkpoint=Path(folder, "run.ckpt"), every=1, on_step=interrupt(stop))
-            return algorithm(model, checkpoint=Path(folder, "run.ckpt"))
+                    seeded(model, every=1, on_step=interrupt(stop))
+            return seeded(model)
 
     return run
 

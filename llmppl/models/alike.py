@@ -128,7 +128,7 @@ def snapshot(value: Any) -> Any:
             return _Parts([(taken(key), taken(each)) for key, each in _first(value.items(), left)], len(value))
         if isinstance(value, (list, tuple, set, frozenset, deque)):
             return _Parts([taken(each) for each in _first(value, left)], len(value))
-        return value if isinstance(value, _ATOMS) else _Same(value)
+        return value if isinstance(value, _ATOMS) else (id(value), value)       # equal if it is of the same object
 
     return taken(value)
 
@@ -140,16 +140,6 @@ def _first(values: Iterable[Any], left: Iterator[int]) -> Iterator[Any]:
 class _Parts(NamedTuple):
     parts: list[Any]
     size: int
-
-
-class _Same:
-    """Equal if it is of the same object, which it holds."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
 
 
 def grown(before: Any, now: Any) -> bool:
