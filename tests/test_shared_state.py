@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import random
+import re
 import weakref
 from types import SimpleNamespace
 
@@ -208,6 +209,44 @@ def test_copies_of_views_share_with_one_another_and_not_with_the_original():
         assert twin.board[0, 2] and twin.more[1]["row"][2] and not model.board.any()
 
 
+def test_views_in_a_tuple_stay_views_in_copies():
+    model = Apart()
+    model.board = np.zeros((2, 3))
+    model.rows = (model.board[0], [model.board[1]])
+    for twin in (model.copy(), model.copy().copy()):
+        twin.rows[0][1], twin.rows[1][0][2] = 1, 2
+        assert twin.board[0, 1] == 1 and twin.board[1, 2] == 2 and not model.board.any()
+
+
+@every_sampler
+@pytest.mark.parametrize("slots", [(), ("seen", "add")])
+def test_a_method_of_a_list_is_that_of_its_copy_in_copies(run, slots):
+    class Once(Apart):
+        __slots__ = slots
+
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+            self.add = self.seen.append
+
+        def ok(self, letter):
+            return letter not in self.seen
+
+        def step(self):
+            super().step()
+            self.add(self.s[-1])
+
+    is_posterior(run, Once, ONCE, quick=60)
+
+
+def test_methods_of_what_does_not_change_are_shared():
+    model = Apart()
+    model.look, model.root, model.matches = ({"x": 1}.get, "upper".upper), math.sqrt, re.compile("x").match
+    twin = model.copy()
+    assert (twin.look[0]("x"), twin.look[1](), twin.root(4), bool(twin.matches("x"))) == (1, "UPPER", 2, True)
+    assert twin.root is model.root and twin.look[1] is model.look[1]
+
+
 def _objects():
     base = np.array([1, "a"], dtype=object)
     return base, base[:1]
@@ -271,6 +310,15 @@ def test_a_read_only_view_of_a_buffer_is_copied_when_it_masks(run):
 # ---- what all particles share
 
 
+class Memory:
+    def __init__(self):
+        self.seen = []
+
+    @functools.cached_property
+    def letters(self):
+        return "xyz"
+
+
 def keeping(value, keep, read):
     """The last letter, kept in `state`, which stands in the class."""
 
@@ -299,12 +347,35 @@ def keeping(value, keep, read):
         (np.zeros(3), lambda self, letter: self.state.__setitem__("xyz".index(letter), 1.0)),
         ("", lambda self, letter: setattr(type(self), "state", letter)),
         (0, lambda self, letter: setattr(type(self), "state", type(self).state + 1)),
+        (bytearray(3), lambda self, letter: self.state.__setitem__("xyz".index(letter), 1)),
+        (Memory(), lambda self, letter: self.state.seen.append(letter)),
+        (SimpleNamespace(seen=()), lambda self, letter: setattr(self.state, "seen", (*self.state.seen, letter))),
     ],
-    ids=["list", "growing list", "dict", "list in a dict", "set", "array", "rebound", "counter"],
-)
+    ids=["list", "growing list", "dict", "list in a dict", "set", "array", "rebound", "counter", "bytearray", "object",
+         "namespace"],
+)  # fmt: skip
 def test_data_of_the_class_that_a_step_changes_are_refused_by_name(run, value, keep):
     program = keeping(value, keep, lambda self: "")
+    refused(run, program, r"step \d changed Keeps.state('s attributes)?, which all particles share", RuntimeError)
+
+
+@every_algorithm
+def test_a_tensor_of_the_class_that_a_step_changes_is_refused(run):
+    zeros = pytest.importorskip("torch").zeros(3)
+    program = keeping(zeros, lambda self, letter: self.state.__setitem__("xyz".index(letter), 1.0), lambda self: "")
     refused(run, program, r"step \d changed Keeps.state, which all particles share", RuntimeError)
+
+
+@every_algorithm
+@pytest.mark.parametrize("make", [lambda: itertools.cycle("xy"), lambda: np.random.default_rng(0)])
+def test_an_iterator_or_a_random_stream_in_the_class_is_refused(run, make):
+    refused(run, type("Keeps", (Apart,), {"state": make()}), "Keeps.state is .* every use changes: make it in __init__")
+
+
+@every_sampler
+def test_an_object_of_the_class_may_work_out_a_cached_property(run):
+    program = keeping(Memory(), lambda self, letter: self.state.letters, lambda self: self.s[-1:])
+    is_posterior(run, program, TRUTH, quick=60)
 
 
 @every_algorithm

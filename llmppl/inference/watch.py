@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import random
 import sys
+import types
 import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,9 +21,11 @@ from llmppl.arguments import shown
 from llmppl.inference.branches import Advance, Branch
 from llmppl.models.alike import first_difference, grown, grown_inside, snapshot
 from llmppl.models.choices import INSTEAD, Sampled, last_choices
-from llmppl.models.copies import survey
+from llmppl.models.copies import STREAMS, survey
+from llmppl.models.identity import _is_own as is_own
 from llmppl.models.model import Model, untwist, wrap_step
 from llmppl.runtime import Runtime
+from llmppl.shared import Shared
 
 M = TypeVar("M", bound=Model)
 
@@ -87,6 +90,8 @@ class Watch:
         self._held = {f"{name}.{last}": value for last, value in self._shared.items()}
         self._held |= {f"{name}.{path}": vars(dist) for path, dist in kept.own.items()}
         self._held |= _defaults_of(type(particle))
+        values = {name: vars(cls)[last] for name, (cls, last) in self._data.items()}
+        self._objects = {name: vars(value) for name, value in values.items() if _has_state(value)}
         self.look()
         self._quiet, self._warned = 0, False
         self._seen: Any = None
@@ -124,6 +129,7 @@ class Watch:
 
     def _snapshots(self) -> dict[str, Any]:
         found = {name: snapshot(vars(cls).get(last, self)) for name, (cls, last) in self._data.items()}
+        found |= {f"{name}'s attributes": snapshot(state) for name, state in self._objects.items()}
         return found | {name: snapshot(value) for name, value in self._held.items()}
 
     def _check_shared(self, t: int) -> None:
@@ -131,8 +137,9 @@ class Watch:
         if before == self._before:
             return
         for name, now in self._before.items():
-            last = name.partition(".")[2]
-            if before.get(name) == now or (last in self._shared and grown(before.get(name), now)):
+            last, of_object, _ = name.partition(".")[2].partition("'s")
+            may_grow = of_object or last in self._shared            # an object may work out a cached property
+            if before.get(name) == now or (may_grow and grown(before.get(name), now)):
                 continue
             dist = self._kept.own.get(last)             # which may keep what it has computed
             if dist is not None and grown_inside(before[name], now) and self._has_law(last, dist):
@@ -164,8 +171,20 @@ def _data_of(program: type[Model], but: Collection[str]) -> Iterator[tuple[type,
     for cls in program.__mro__[: program.__mro__.index(Model)]:
         for name, value in vars(cls).items():
             is_code = callable(value) or hasattr(type(value), "__get__") or name.startswith(("__", "_abc_"))
-            if not is_code and name not in but:
-                yield cls, name
+            if is_code or name in but:
+                continue
+            if isinstance(value, (Iterator, *STREAMS)):
+                raise TypeError(
+                    f"{cls.__name__}.{name} is {shown(value)}, which all particles share and every use changes: make "
+                    "it in __init__, or in step(), and draw from self.rng"
+                )
+            yield cls, name
+
+
+def _has_state(value: Any) -> bool:
+    """Whether an object in a class is one of the user's own, which steps may change."""
+    own = isinstance(value, types.SimpleNamespace) or is_own(type(value))
+    return own and hasattr(value, "__dict__") and not isinstance(value, (Shared, Model))
 
 
 def _defaults_of(program: type[Model]) -> dict[str, Any]:

@@ -124,10 +124,14 @@ def snapshot(value: Any) -> Any:
     def taken(value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return value.dtype.str, value.shape, value.ravel()[:: value.size // MAX_COMPARED + 1].tobytes()
+        if hasattr(type(value), "untyped_storage"):     # a tensor
+            return id(value), value, None if value.is_inference() else value._version
         if isinstance(value, dict):
             return _Parts([(taken(key), taken(each)) for key, each in _first(value.items(), left)], len(value))
         if isinstance(value, (list, tuple, set, frozenset, deque)):
             return _Parts([taken(each) for each in _first(value, left)], len(value))
+        if isinstance(value, bytearray):
+            return bytes(value)
         return value if isinstance(value, _ATOMS) else (id(value), value)       # equal if it is of the same object
 
     return taken(value)

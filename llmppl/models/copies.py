@@ -19,6 +19,7 @@ import functools
 import itertools
 import operator
 import random
+import re
 import sys
 import types
 import warnings
@@ -42,7 +43,7 @@ OWN = frozenset(("_chooser_", "_noted_", "_kept_", "_stepping_", "_attribution_"
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
 _PLAIN = (*_ATOMS, type, np.generic, range)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
-_STREAMS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+STREAMS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _PACKAGE = __name__.partition(".")[0] + "."
 _CACHED = type(functools.cache(len))
 _WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
@@ -71,22 +72,27 @@ class Kept(Shared):
     objects : modules, networks and read-only arrays, by id
     known : functions, distributions and tuples that were looked through, by id
     own : distributions of classes outside of this package, by where they are
-    has_views : whether some of its arrays share memory
+    by_hand : whether some of its arrays share memory, or it holds a method of a list and the like
     """
 
     def __init__(self, names: frozenset[str]) -> None:
         self.names, self.objects, self.known = names, dict[int, Any](), dict[int, Any]()
-        self.own, self.has_views = dict[str, Proposal](), False
+        self.own, self.by_hand = dict[str, Proposal](), False
 
     def memo(self, model: Any) -> dict[int, Any]:
         """The memo of a deep copy of `model` that shares them, and has no chooser and no random stream."""
         chooser, attribution = model._chooser_, model._attribution_
         named = map(vars(model).get, self.names)        # None, which all copies share, for one that is not set
-        views = _copied_views(model, self) if self.has_views else {}
         return {
             id(chooser): None, id(attribution): attribution, **self.objects, **{id(value): value for value in named},
-            **views,
         }  # fmt: skip
+
+    def walks(self, model: Any, names: Iterable[str], **options: bool) -> list[_Walk]:
+        """Walk through these attributes of `model`."""
+        found, held = [_Walk(model, name, self, **options) for name in names], dict(attributes_of(model))
+        for walk in found:
+            walk.run(held[walk.name], walk.name in self.names)
+        return found
 
 
 def survey(model: Any, before: Kept | None = None) -> Kept:
@@ -98,9 +104,8 @@ def survey(model: Any, before: Kept | None = None) -> Kept:
     names = _to_survey(model, kept, before is not None)
     if not names:
         return kept
-    walks = [_Walk(model, name, kept, first=before is None) for name in names]
+    walks = kept.walks(model, names, first=before is None)
     for walk in walks:
-        walk.run(vars(model)[walk.name], walk.name in kept.names)
         if walk.size > _LARGE and before is None:
             warnings.warn(
                 f"the attribute {walk.name} of {type(model).__name__} takes {walk.size / (1 << 20):.0f} MB in every "
@@ -108,14 +113,14 @@ def survey(model: Any, before: Kept | None = None) -> Kept:
                 "the class",
                 stacklevel=2,
             )
-    kept.has_views = kept.has_views or any(_groups(walks))
+    kept.by_hand = kept.by_hand or any(_groups(walks)) or any(walk.methods for walk in walks)
     return kept
 
 
 def _to_survey(model: Any, kept: Kept, again: bool) -> list[str]:
     """The attributes to look through; `again`, those that may hold what was not there before."""
     if not again:
-        return [name for name in vars(model) if name not in OWN]
+        return [name for name, _ in attributes_of(model) if name not in OWN]
     known = kept.known                                  # this runs for every candidate of every step
     return [
         name for name, value in vars(model).items()
@@ -144,12 +149,9 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(type(value), "untyped_storage")
 
 
-def _copied_views(model: Any, kept: Kept) -> dict[int, Any]:
-    """For arrays that share memory, by id: arrays that share a copy of it in the same way."""
-    walks = [_Walk(model, name, kept) for name in _to_survey(model, kept, True)]
-    for walk in walks:
-        walk.run(vars(model)[walk.name], walk.name in kept.names)
-    copies = dict[int, Any]()
+def _copied_by_hand(model: Any, kept: Kept, copies: dict[int, Any]) -> None:
+    """Add to the memo `copies` what `copy.deepcopy` would part: arrays that share memory, a list and its methods."""
+    walks = kept.walks(model, _to_survey(model, kept, False), copying=True)
     for owner, arrays in _groups(walks):
         if {np.ndarray} != set(map(type, (owner, *arrays))) or owner.dtype.hasobject:
             raise TypeError(
@@ -163,7 +165,8 @@ def _copied_views(model: Any, kept: Kept) -> dict[int, Any]:
                 view = np.ndarray(array.shape, array.dtype, whole.ravel(order="K").data, at, array.strides)
                 view.flags.writeable = array.flags.writeable
                 copies[id(array)] = view
-    return copies
+    for method in (method for walk in walks for method in walk.methods):
+        copies[id(method)] = getattr(copy.deepcopy(method.__self__, copies), method.__name__)
 
 
 def deep_copy(model: Any, kept: Kept, memo: dict[int, Any]) -> Any:
@@ -171,7 +174,11 @@ def deep_copy(model: Any, kept: Kept, memo: dict[int, Any]) -> Any:
     cls: Any = type(model)
     if not _plainly_copied(cls):
         memo.update({**kept.memo(model), **memo})
-        return copy._reconstruct(model, memo, *model.__reduce_ex__(4))          # type: ignore[attr-defined]
+        make, arguments, *state = model.__reduce_ex__(4)
+        memo[id(model)] = made = make(*copy.deepcopy(arguments, memo))
+        if kept.by_hand:
+            _copied_by_hand(model, kept, memo)
+        return copy._reconstruct(model, memo, lambda: made, (), *state)         # type: ignore[attr-defined]
     new = cls.__new__(cls)
     attributes = vars(new)
     attributes.update(vars(model))
@@ -180,6 +187,8 @@ def deep_copy(model: Any, kept: Kept, memo: dict[int, Any]) -> Any:
             continue
         if id(model) not in memo:                       # it is not filled where nothing asks for it
             memo.update({**kept.memo(model), **memo, id(model): new})
+            if kept.by_hand:
+                _copied_by_hand(model, kept, memo)
         if id(value) not in memo:
             memo[id(value)] = _flat_copy(value) if _is_flat(value, _IS_ITS_OWN_COPY) else copy.deepcopy(value, memo)
         attributes[name] = memo[id(value)]
@@ -204,7 +213,7 @@ class _IsItsOwnCopy(dict[type, bool]):
     """Whether the deep copy of an instance of a class is the instance, worked out once for each class."""
 
     def __missing__(self, cls: type) -> bool:
-        own = cls in (*_ATOMS, *_FUNCTIONS, *weakref.ProxyTypes) or issubclass(cls, type)
+        own = cls in (*_ATOMS, types.FunctionType, *weakref.ProxyTypes) or issubclass(cls, type)
         self[cls] = found = own or getattr(cls, "__deepcopy__", None) is Shared.__deepcopy__
         return found
 
@@ -251,22 +260,27 @@ class _Walk:
         Bytes that a deep copy of what was seen takes, roughly.
     """
 
-    def __init__(self, model: Any, name: str, kept: Kept, *, first: bool = False) -> None:
-        self.model, self.name, self.kept, self._first = model, name, kept, first
+    def __init__(self, model: Any, name: str, kept: Kept, *, first: bool = False, copying: bool = False) -> None:
+        self.model, self.name, self.kept, self._first, self._copying = model, name, kept, first, copying
         self.size, self.buffers = 0, list[Any]()        # arrays, tensors and bytearrays that are copied
+        self.methods = list[types.BuiltinMethodType]()  # and of copied objects
 
     def run(self, value: Any, shared: bool) -> None:
         todo, seen, left = deque([(value, shared, self.name)]), set[tuple[int, bool]](), _MOST
         while todo:                                     # the nearest first
             value, shared, path = todo.popleft()
-            if isinstance(value, _PLAIN) or (id(value), shared) in seen or id(value) in self.kept.known:
+            known = shared if self._copying else id(value) in self.kept.known
+            if known or isinstance(value, _PLAIN) or (id(value), shared) in seen:
                 continue
             seen.add((id(value), shared))
-            self._check(value, shared, path)
+            if not self._copying:
+                self._check(value, shared, path)
             for part, also, step in itertools.islice(self._parts(value, shared), left):
                 left -= 1
                 todo.append((part, also, path + step))
-            if self._first and isinstance(value, (*_SUSPECT, tuple)):
+            if isinstance(value, types.BuiltinMethodType) and not (shared or _is_fixed(value.__self__)):
+                self.methods.append(value)
+            elif self._first and isinstance(value, (*_SUSPECT, tuple)):
                 self.kept.known[id(value)] = value
             if isinstance(value, Proposal) and not type(value).__module__.startswith(_PACKAGE):
                 self.kept.own[path] = value
@@ -284,7 +298,7 @@ class _Walk:
             )
         if isinstance(value, Sampled):
             value = value.stream
-        if isinstance(value, _STREAMS) and not isinstance(value, ParticleStream):
+        if isinstance(value, STREAMS) and not isinstance(value, ParticleStream):
             raise TypeError(
                 f"the attribute {self.name} of {owner} holds a random stream ({path}), of which copies would draw the "
                 "same numbers: draw from self.rng instead, which is each particle's own, or by self.sample(...)"
@@ -331,7 +345,7 @@ def _parts_of_dict(table: dict[Any, Any], shared: bool, model: Any) -> Iterator[
 def _parts_of_object(value: Any, shared: bool, model: Any) -> Iterator[Part]:
     if value is not model and (hasattr(value, "_noted_") or not hasattr(type(value), "__deepcopy__")):
         for name, part in attributes_of(value):
-            if not (shared and isinstance(part, _STREAMS)):         # an object of many may have its own
+            if not (shared and isinstance(part, STREAMS)):         # an object of many may have its own
                 yield part, shared, f".{name}"
 
 
@@ -383,6 +397,11 @@ def _is_kept(value: Any) -> bool:
     if isinstance(value, (np.ndarray, types.ModuleType)):
         return isinstance(value, types.ModuleType) or is_frozen(value)
     return any(f"{base.__module__}.{base.__qualname__}" in _SHARED for base in type(value).__mro__)
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether the methods of a builtin object change nothing of it."""
+    return isinstance(value, (*_PLAIN, types.ModuleType, re.Pattern))
 
 
 def _bytes(value: Any) -> int:
