@@ -5,8 +5,10 @@ where its probabilities are asked for. No algorithm may run the step again as if
 """
 
 import math
+import os
 import random
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -162,6 +164,30 @@ def test_an_exception_of_a_signal_handler_while_particles_are_copied_is_itself(n
     try:
         with pytest.raises(TimeLimit, match="^late$"):
             RUNS[name](Holds())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_time_limit_while_a_failed_run_writes_its_checkpoint_is_heard(tmp_path, monkeypatch):
+    class Fails(Model):
+        def step(self):
+            self.s += "ab"[self.sample(Bernoulli(0.5))]
+            if len(self.s) == 3:
+                raise Failed
+
+    def ring(number, frame):
+        raise TimeLimit("late")
+
+    def fsync(file):
+        if sys.exc_info()[0] is Failed:
+            signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with pytest.raises(TimeLimit, match="^late$") as error:
+            smc_steer(Fails(), 4, 2, seed=0, checkpoint=tmp_path / "run.ckpt", **QUIET)
+        assert isinstance(error.value.__context__, Failed)
     finally:
         signal.signal(signal.SIGALRM, before)
 

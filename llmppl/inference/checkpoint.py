@@ -24,6 +24,7 @@ import numpy as np
 
 from llmppl.arguments import optional_count
 from llmppl.arguments import path as path_of
+from llmppl.exclusive import let_through
 from llmppl.inference.deaths import Death
 from llmppl.inference.genealogy import StepRecord
 from llmppl.models.choices import Sampled
@@ -150,6 +151,7 @@ class Checkpoint:
             self.end()
         except Exception as own:
             if own is not error:
+                let_through(own)
                 error.add_note(f"{self.path} is that of step {self._last}: a later one could not be written: {own}")
 
     # ---- writing

@@ -407,7 +407,5 @@ def _is_fixed(value: Any) -> bool:
 def _bytes(value: Any) -> int:
     if isinstance(value, (*_CONTAINERS, dict, bytearray)):
         return sys.getsizeof(value)
-    size = 0
-    with contextlib.suppress(Exception):                # of a tensor that has none
-        size = value.nbytes if hasattr(type(value), "nbytes") else 0        # arrays and tensors
+    size = value.numel() * value.element_size() if _is_tensor(value) else getattr(value, "nbytes", 0)
     return size if isinstance(size, int) else 0
