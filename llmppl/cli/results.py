@@ -36,7 +36,7 @@ class Outcome:
 
 def results(
     file: Annotated[Path, typer.Argument(help="What generate --prompts, or run_many, wrote.", **options.FILE)],
-    as_json: Annotated[bool, options.option("--json", help="Print a JSON object for each task, nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each task, nothing else.")] = False,
 ) -> None:
     """Say what is in a file of results: how many, what failed, log Z-hat, the likeliest texts.
 
