@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,19 +190,24 @@ def continue_file(job: Continuing, prompts: Path, out: Path, many: Many) -> None
     """Continue each prompt of a file, and leave with what became of them."""
     texts, name = read(prompts, many.field), str(job)
     from llmppl.display.standing import standing
-    from llmppl.inference import read_results
+    from llmppl.inference import read_results, run_many
 
     load, done, bad = functools.cache(job.load), 0, 0
     tasks: list[Task] = [{"options": name, "prompt": text} for text in texts]
-    kept = {"to": out, "seed": job.steering.seed, "resume": many.resume, "progress": False}
+    kept: Any = {"to": out, "seed": job.steering.seed, "resume": many.resume, "progress": False}
+    results: Any
     try:
-        results: Any = _results(job, load, tasks, many.workers, **kept)
+        if many.workers == 1:
+            results = run_many(lambda task, rng: job.steer(load(), task, rng), tasks, **kept)
+        else:
+            from llmppl import ray
+
+            results = ray.run_many(job.steer, tasks, make_lm=job.load, workers=many.workers, **kept)
         with closing(results):
             for before in read_results(out):
                 done, bad = done + 1, bad + is_bad(before)
             typer.echo(f"{len(texts)} prompts, {done} of them done before; the results go to {out}", err=True)
-            alone = many.workers == 1 and done < len(texts)
-            model = load().model if alone else None
+            model = load().model if many.workers == 1 and done < len(texts) else None
             with standing(len(texts), done, bad, (lambda: model.stats.tokens) if model else None) as ended:
                 for result in results:
                     ended(is_bad(result))
@@ -220,18 +224,6 @@ def continue_file(job: Continuing, prompts: Path, out: Path, many: Many) -> None
     typer.echo(f"{out}: {done} results, {bad} failed")
     if bad:
         show.leave(1, f"{bad} of {done} tasks failed; llmppl results {out} says of what")
-
-
-def _results(
-    job: Continuing, load: Callable[[], Loaded], tasks: list[Task], workers: int, **kept: Any
-) -> Iterator[Result]:
-    if workers == 1:
-        from llmppl.inference import run_many
-
-        return run_many(lambda task, rng: job.steer(load(), task, rng), tasks, **kept)
-    from llmppl import ray
-
-    return ray.run_many(job.steer, tasks, make_lm=job.load, workers=workers, **kept)
 
 
 def is_bad(result: Result) -> bool:

@@ -11,6 +11,7 @@ import typer
 
 from llmppl.cli import options, show
 from llmppl.cli.options import Seed, Shaping, Source, option
+from llmppl.display.tables import printable
 
 if TYPE_CHECKING:
     from llmppl.queries import Matches
@@ -68,7 +69,7 @@ def query(
         stopped = False
         try:
             for match in islice(matches, asked.max_matches):
-                text = show.printable(str(match)) + _edited(match.edits)
+                text = printable(str(match)) + _edited(match.edits)
                 line = f"{match.log_prob:8.3f}  {weight.format(match)}{text}"
                 typer.echo(json.dumps(match.as_dict()) if asked.as_json else line)
         except KeyboardInterrupt:
