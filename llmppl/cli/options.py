@@ -65,7 +65,7 @@ def _flat(name: str, kind: Any, default: Any, *option: Any) -> Iterator[inspect.
 
 def _collected(kind: Any, name: str, given: dict[str, Any]) -> Any:
     """Return the value of a parameter; a group is made of the values of its fields."""
-    if name in given:
+    if name in given:                                   # so no group may have the name of an option
         return given[name]
     hints = get_type_hints(kind)
     return kind(**{each.name: _collected(hints[each.name], each.name, given) for each in fields(kind)})
