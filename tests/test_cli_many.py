@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from llmppl import ConstrainedText, Infilling, Rule, load_results, run_many, smc_steer
 from llmppl.cli import app, options, prompts
-from llmppl.cli.continuing import Continuing
+from llmppl.cli.continuing import Continuing, Limits, Writing
 from llmppl.display import standing
 
 SMALL = ["-N", "3", "-K", "2", "--max-tokens", "4", "--seed", "1"]
@@ -185,7 +185,7 @@ def test_a_json_schema_holds_for_many_prompts_here_and_where_the_job_was_sent(fi
     found = load_results(files[1])
     assert len(found) == 2 and {json.loads(text) for one in found for text in one.particles.texts} == {"small", "big"}
     constraint = options.constraint("json-schema", schema)
-    job = Continuing(options.Source(), None, constraint, 3, 2, 8, "boundary", None, Rule())
+    job = Continuing(Limits(), constraint, Writing(), options.Steering(N=3, K=2, max_tokens=8), Rule())
     there = pickle.loads(pickle.dumps(job))
     for one in found:
         rng = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(one.index,)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmppl.cli import options, show
+from llmppl.display.tables import printable
 
 if TYPE_CHECKING:
     from llmppl.languages import JsonSchema
@@ -36,8 +37,12 @@ def check(
         reading = read(constraint, text)
         line, caret = show.pointed(text, reading.length)
         if reading.length == len(text) and reading.complete:
-            if json_schema:
-                _demand_the_rest(constraint, text, line)
+            try:
+                if json_schema:                         # masks do not hold all of it
+                    constraint.parse(text)
+            except ValueError as error:
+                typer.echo(f"{line}\nno match: its form is right, but {error}")
+                raise typer.Exit(1) from None
             typer.echo(f"{line}\ncomplete: it matches; {reading.expected}")
             return
         if reading.length < len(text):
@@ -49,17 +54,8 @@ def check(
         raise typer.Exit(1)
 
 
-def _demand_the_rest(schema: JsonSchema, text: str, line: str) -> None:
-    """What no mask holds of a schema, of a text that its masks let through."""
-    try:
-        schema.parse(text)
-    except ValueError as error:
-        typer.echo(f"{line}\nno match: its form is right, but {error}")
-        raise typer.Exit(1) from None
-
-
 def _say_what_differs(schema: JsonSchema, text: str) -> None:
-    """Where the text would match with its properties in the order of the schema and plain blanks, say so."""
+    """Print the text with its properties in the order of the schema and plain blanks, if that text matches."""
     from llmppl.masks.json_checks import in_order
     from llmppl.masks.wording import read
 
@@ -72,5 +68,5 @@ def _say_what_differs(schema: JsonSchema, text: str) -> None:
     if reading.length == len(ordered) and reading.complete:
         typer.echo(
             f"it is an instance of the schema, but the keys of a match are in its order, with at most a blank between "
-            f"tokens:\n{show.printable(ordered)}"
+            f"tokens:\n{printable(ordered)}"
         )

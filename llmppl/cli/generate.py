@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 import re
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
-from llmppl.cli import many, options, show
-from llmppl.cli.continuing import Continuing
-from llmppl.cli.options import option
+from llmppl.cli import options, show
+from llmppl.cli.continuing import Continuing, Limits, Many, Writing, continue_file
+from llmppl.cli.options import Shaping, Source, Steering, option
 
 if TYPE_CHECKING:
     from llmppl.inference import Particles
@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 MORE = ". Unless the condition is impossible, more --particles or a larger --factor help"
 
 
+@dataclass(frozen=True)
+class Filling(Steering):
+    """Options of steering of `infill`."""
+
+    K: options.Factor = 10                              # a step fills a whole hole, so many tries pay
+    max_tokens: int = option("The most tokens in all holes together.", default=40, min=1, metavar="T")
+
+
 class Choosing(TyperCommand):
-    """A command whose --choices takes all texts up to the next option."""
+    """Command whose --choices takes all texts up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list[str]()
@@ -37,59 +45,27 @@ class Choosing(TyperCommand):
         return super().parse_args(ctx, given)
 
 
-def demo(
-    lm: options.Lm = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-) -> None:
+def demo(source: Source) -> None:
     """Run three small programs at temperature 0.7: short words, a text with holes, two prompts at once."""
-    prompt = "Once upon a time, there was a little girl"
-    given: Any = {"lm": lm, "engine": engine, "device": device, "dtype": dtype, "N": 5, "seed": 7, "temperature": 0.7}
-    generate(prompt, 5, max_tokens=24, **given)
+    given: Any = {"source": source, "N": 5, "seed": 7, "shaping": Shaping(temperature=0.7)}
+    short = Limits(max_letters=5)
+    generate(short, Writing(), Steering(max_tokens=24, **given), Many(), "Once upon a time, there was a little girl")
     typer.echo()
-    infill("The dog was very[BLANK] because he had lost his[BLANK].", **given)
+    infill("The dog was very[BLANK] because he had lost his[BLANK].", steering=Filling(**given))
     typer.echo()
     prompts = ["The little boy went to the park and", "The old king went to the sea and"]
-    intersect(prompts, until_sentence=True, K=10, **given)
+    intersect(prompts, until_sentence=True, steering=Steering(K=10, **given))
 
 
 def generate(
+    limits: Limits,
+    writing: Writing,
+    steering: Steering,
+    many: Many,
     prompt: Annotated[
         str | None,
         typer.Argument(metavar="[PROMPT]", show_default=False, help="The text to continue; - is standard input."),
     ] = None,
-    max_letters: Annotated[
-        int | None, option(none="any", min=1, metavar="L", help="No word of more than L letters.")
-    ] = None,
-    regex: options.Pattern = None,
-    grammar: options.GrammarFile = None,
-    json_schema: options.SchemaFile = None,
-    choices: options.Choices = None,
-    end: options.End = "boundary",
-    complete: options.Complete = None,
-    stop: options.Stop = None,
-    chat: options.Chat = False,
-    system: options.System = None,
-    lm: options.Lm = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    N: options.Particles = 8,
-    K: options.Factor = 3,
-    seed: options.Seed = None,
-    max_tokens: options.MaxTokens = 40,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    as_json: options.Json = False,
-    trace: options.Trace = None,
-    prompts: many.Prompts = None,
-    field: many.Field = None,
-    out: many.Out = None,
-    resume: many.Resume = False,
-    workers: many.Workers = 1,
 ) -> None:
     """Continue a prompt; if you like, in short words, by a pattern, a grammar or a schema, or by one of some choices.
 
@@ -105,127 +81,94 @@ def generate(
 
     llmppl generate --prompts prompts.txt --out results.jsonl
     """
-    limits: dict[str, tuple[Any, str]] = {              # by option: what was given, and what the title says of it
-        "max-letters": (max_letters, f"with no word of more than {max_letters} letter{'s' * (max_letters != 1)}"),
-        "regex": (regex, f"matching {regex}"),
-        "grammar": (grammar, f"as {grammar} has it"),
-        "json-schema": (json_schema, f"as {json_schema} has it"),
-        "choices": (choices or None, f"with {' or '.join(map(repr, choices or []))}"),
-    }
-    given = [name for name, (value, _) in limits.items() if value is not None]
-    automaton = next((name for name in given if name != "max-letters"), None)
-    alone = [*given, *["stop"] * bool(stop and automaton)]
+    _check(limits, writing, nothing_to_continue=prompt is None and many.prompts is None)
+    many.check(prompt, steering)
+    with show.plain_errors():
+        kind, limit = limits.automaton()
+        constraint = options.constraint(kind, limit) if kind else None
+        job = Continuing(limits, constraint, writing, steering, steering.shaping.rule())
+        if many.prompts is not None and many.out is not None:
+            continue_file(job, many.prompts, many.out, many)
+        elif prompt is not None:
+            prompt = options.given_text(prompt)
+            title = f"{prompt!r} {'is answered' if writing.chat else 'goes on'}{limits}{steering.source.by}"
+            _steer(title, job.program(job.load(), prompt), steering, by_text=kind == "choices")
+
+
+def _check(limits: Limits, writing: Writing, nothing_to_continue: bool) -> None:
+    """Raise a usage error for options that do not go together."""
+    alone = [*limits.given(), *["stop"] * bool(writing.stop and limits.automaton()[0])]
     if len(alone) > 1:
         raise typer.BadParameter(f"{' and '.join(f'--{name}' for name in alone)} exclude each other: give one of them.")
-    if system is not None and not chat:
+    if writing.system is not None and not writing.chat:
         raise typer.BadParameter("--system is of a conversation: give --chat, too.")
+    choices = limits.choices
     if choices and len(choices) == 1:
         parts = [part for part in re.split(r"[,|]", choices[0]) if part]
         said = f"--choices {' '.join(map(repr, parts))}" if len(parts) > 1 else "the others behind it"
         raise typer.BadParameter(f"--choices {choices[0]!r} alone leaves nothing to choose: give {said}.")
-    if choices and prompt is None and prompts is None:
+    if choices and nothing_to_continue:
         raise typer.BadParameter("Give the PROMPT before --choices, which takes all texts up to the next option.")
-    of_many = {"--out": out, "--field": field, "--resume": resume, "--workers": workers > 1}
-    many.check(prompt, prompts, of_many, {"--json": as_json, "--trace": trace})
-    with show.plain_errors():
-        limit = None if automaton is None else limits[automaton][0]
-        constraint = None if automaton is None else options.constraint(automaton, limit)
-        from llmppl.distributions import Rule
-
-        rule = Rule(temperature, top_k, top_p, min_p)
-        source = options.Source(lm, engine, device, dtype)
-        job = Continuing(source, max_letters, constraint, N, K, max_tokens, end, complete, rule, stop, chat, system)
-        if prompts is not None and out is not None:
-            many.generate(job, many.told(job, limit), prompts, field, out, workers, seed=seed, resume=resume)
-        elif prompt is not None:
-            prompt = options.given_text(prompt)
-            what = f"{prompt!r} {'is answered' if chat else 'goes on'}"
-            title = ", ".join([what, *(limits[name][1] for name in given)]) + source.by
-            _steer(title, job.program(job.load(), prompt), N, K, seed, as_json, trace, by_text=bool(choices))
 
 
 def infill(
     template: Annotated[str, typer.Argument(help="A text with [BLANK] for each hole; - is standard input.")],
     end: Annotated[
-        Literal["prefix", "eos"], option(help="What follows the last fragment: anything, or the end of the text.")
+        Literal["prefix", "eos"], typer.Option(help="What follows the last fragment: anything, or the end of the text.")
     ] = "prefix",
-    lm: options.Lm = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    N: options.Particles = 8,
-    K: options.Factor = 10,                             # a step fills a whole hole, so many tries pay
-    seed: options.Seed = None,
-    max_tokens: options.HoleTokens = 40,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    as_json: options.Json = False,
-    trace: options.Trace = None,
+    *,
+    steering: Filling,
 ) -> None:
     """Fill the holes of a text. Leave no space before a hole: what fills it brings its own.
 
     Example: llmppl infill "The dog was very[BLANK] because he had lost his[BLANK]."
     """
     with show.plain_errors():
-        source = options.Source(lm, engine, device, dtype)
-        model = options.load(source)
-        from llmppl.distributions import Rule
+        model = options.load(steering.source)
         from llmppl.models.programs import Infilling
 
-        template = options.given_text(template)
-        rule = Rule(temperature, top_k, top_p, min_p)
-        program = Infilling(model, template, end=end, max_tokens=max_tokens, rule=rule)
-        _steer(f"{template!r} with its holes filled{source.by}", program, N, K, seed, as_json, trace)
+        template, rule = options.given_text(template), steering.shaping.rule()
+        program = Infilling(model, template, end=end, max_tokens=steering.max_tokens, rule=rule)
+        _steer(f"{template!r} with its holes filled{steering.source.by}", program, steering)
 
 
 def intersect(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Texts to continue alike.")],
     proposal: Annotated[
         Literal["product", "first"],
-        option(help="Draw tokens from the product of the prompts' distributions, or from that of the first prompt."),
+        typer.Option(
+            help="Draw tokens from the product of the prompts' distributions, or from that of the first prompt."
+        ),
     ] = "product",
-    until_sentence: Annotated[bool, option("--until-sentence", help="Stop at the end of a sentence.")] = False,
-    lm: options.Lm = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    N: options.Particles = 8,
-    K: options.Factor = 3,
-    seed: options.Seed = None,
-    max_tokens: options.MaxTokens = 40,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    as_json: options.Json = False,
-    trace: options.Trace = None,
+    until_sentence: Annotated[bool, typer.Option("--until-sentence", help="Stop at the end of a sentence.")] = False,
+    *,
+    steering: Steering,
 ) -> None:
     """Find text that is likely after every one of several prompts.
 
     Example: llmppl intersect "The boy went to the park and" "The king went to the sea and" --until-sentence
     """
     with show.plain_errors():
-        source = options.Source(lm, engine, device, dtype)
-        model = options.load(source)
-        from llmppl.distributions import Rule
+        model = options.load(steering.source)
         from llmppl.models.programs import PromptIntersection, ends_sentence
 
-        until, rule = ends_sentence if until_sentence else None, Rule(temperature, top_k, top_p, min_p)
-        program = PromptIntersection(model, prompts, proposal=proposal, until=until, max_tokens=max_tokens, rule=rule)
-        title = " and ".join(map(repr, prompts)) + " go on alike" + source.by
-        _steer(title, program, N, K, seed, as_json, trace)
+        program = PromptIntersection(
+            model,
+            prompts,
+            proposal=proposal,
+            until=ends_sentence if until_sentence else None,
+            max_tokens=steering.max_tokens,
+            rule=steering.shaping.rule(),
+        )
+        _steer(" and ".join(map(repr, prompts)) + " go on alike" + steering.source.by, program, steering)
 
 
-def _steer(
-    title: str, program: Program, N: int, K: int, seed: int | None, as_json: bool, trace: Path | None,
-    by_text: bool = False,
-) -> None:  # fmt: skip
-    """Run the program and show what came of it."""
+def _steer(title: str, program: Program, steering: Steering, by_text: bool = False) -> None:
+    """Steer the program and show its particles."""
     from llmppl.inference import smc_steer
     from llmppl.trace import Recorder
 
+    seed, trace = steering.seed, steering.trace
     seed = random.randrange(1_000_000) if seed is None else seed
     recorder: AbstractContextManager[Recorder | None]
     try:
@@ -235,7 +178,7 @@ def _steer(
     interrupted = False
     try:
         with recorder as on_step:
-            particles = smc_steer(program, N, K, seed=seed, on_step=on_step)
+            particles = smc_steer(program, steering.N, steering.K, seed=seed, on_step=on_step)
     except KeyboardInterrupt as error:
         left: Particles[Program] | None = getattr(error, "particles", None)
         if not left or not left.steps:
@@ -247,8 +190,8 @@ def _steer(
         except ValueError as error:
             more = "" if "give room" in str(error) else MORE
             show.leave(1, f"{error}{more}")
-    show.show(title, particles, as_json, by_text)
-    if not as_json:
+    show.show(title, particles, steering.as_json, by_text)
+    if not steering.as_json:
         typer.echo(f"seed {seed}: {particles.stats}", err=True)
     if interrupted:
         show.leave(show.INTERRUPTED, f"interrupted after step {len(particles.steps)}: texts that had not ended are cut")

@@ -14,6 +14,7 @@ import typer
 
 from llmppl.cli.check import check
 from llmppl.cli.generate import Choosing, demo, generate, infill, intersect
+from llmppl.cli.options import flat
 from llmppl.cli.query import query
 from llmppl.cli.results import results
 from llmppl.cli.trace import trace
@@ -27,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, generate, check, query, infill, intersect, results, trace):
-    app.command(cls=Choosing if command is generate else None)(command)
+    app.command(cls=Choosing if command is generate else None)(flat(command))
 
 
 def _version(asked: bool) -> None:

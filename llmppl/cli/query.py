@@ -3,56 +3,51 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from llmppl.cli import options, show
-from llmppl.cli.options import option
+from llmppl.cli.options import Seed, Shaping, Source, option
+from llmppl.display.tables import printable
 
 if TYPE_CHECKING:
     from llmppl.queries import Matches
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Options of `query`."""
+
+    prefix: str = option("A regex of what is given; no rule applies to it.", default="", metavar="R")
+    strategy: Literal["shortest_path", "beam", "sample", "local", "distinct"] = option(
+        "Best first, by a beam, by weighted samples, by ReLM's samples, or all different.", default="shortest_path"
+    )
+    tokenization: Literal["all", "canonical", "canonical_prefix"] = option(
+        "Any tokens that spell a text, or the tokenizer's own encoding.", default="all"
+    )
+    end: Literal["eos", "prefix", "boundary"] = option(
+        "The text ends with a match, begins with one, or leaves the language behind it.", default="eos"
+    )
+    results: Literal["strings", "tokens"] = option(
+        "Each string once, summed over its spellings, or each token sequence.", default="strings"
+    )
+    edits: int = option("Also texts within N edits behind the prefix.", default=0, min=0, metavar="N")
+    ignore: str | None = option("Leave out matches that go on so.", metavar="R")
+    max_matches: int = option("Stop after N matches.", "--matches", "-n", default=10, min=1, metavar="N")
+    max_tokens: int | None = option("At most T tokens behind the prefix.", none="any", min=0, metavar="T")
+    source: Source = Source()
+    seed: Seed = None
+    shaping: Shaping = Shaping()
+    batch: int = option("Contexts, or samples, at a time.", default=32, min=1, metavar="B")
+    as_json: bool = option("Print a JSON object for each match, one a line.", "--json", default=False)
+    plan: bool = option("Say how large the query is, without a model.", "--plan", default=False)
+
+
 def query(
-    pattern: Annotated[str, typer.Argument(help="A regex of whole texts, the prefix included.")],
-    prefix: Annotated[str, option(metavar="R", help="A regex of what is given; no rule applies to it.")] = "",
-    strategy: Annotated[
-        Literal["shortest_path", "beam", "sample", "local", "distinct"],
-        option(help="Best first, by a beam, by weighted samples, by ReLM's samples, or all different."),
-    ] = "shortest_path",
-    tokenization: Annotated[
-        Literal["all", "canonical", "canonical_prefix"],
-        option(help="Any tokens that spell a text, or the tokenizer's own encoding."),
-    ] = "all",
-    end: Annotated[
-        Literal["eos", "prefix", "boundary"],
-        option(help="The text ends with a match, begins with one, or leaves the language behind it."),
-    ] = "eos",
-    results: Annotated[
-        Literal["strings", "tokens"],
-        option(help="Each string once, summed over its spellings, or each token sequence."),
-    ] = "strings",
-    edits: Annotated[int, option(min=0, metavar="N", help="Also texts within N edits behind the prefix.")] = 0,
-    ignore: Annotated[str | None, option(none="none", metavar="R", help="Leave out matches that go on so.")] = None,
-    max_matches: Annotated[int, option("--matches", "-n", min=1, metavar="N", help="Stop after N matches.")] = 10,
-    max_tokens: Annotated[
-        int | None, option(none="any", min=0, metavar="T", help="At most T tokens behind the prefix.")
-    ] = None,
-    lm: options.Lm = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    seed: options.Seed = None,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    batch: Annotated[int, option(min=1, metavar="B", help="Contexts, or samples, at a time.")] = 32,
-    as_json: Annotated[bool, option("--json", help="Print a JSON object for each match, one a line.")] = False,
-    plan: Annotated[bool, option("--plan", help="Say how large the query is, without a model.")] = False,
+    pattern: Annotated[str, typer.Argument(help="A regex of whole texts, the prefix included.")], asked: Asked
 ) -> None:
     """Find the texts of a pattern that a language model would write, and how probable they are.
 
@@ -61,54 +56,57 @@ def query(
     Example: llmppl query "The ((cat)|(dog)) (was|ran)" --prefix "The" --end prefix
     """
     with show.plain_errors():
-        if plan:
+        if asked.plan:
             from llmppl.queries.compile import DEFERRED, compile_query
 
-            compiled = compile_query(pattern, prefix, edits=edits, ignore=ignore)
+            compiled = compile_query(pattern, asked.prefix, edits=asked.edits, ignore=asked.ignore)
             typer.echo("\n".join([part.size() for part in compiled.parts] + [DEFERRED] * bool(compiled.ignored)))
             return
-        from llmppl.queries import Query, Rule
-
-        asked = Query(
-            options.load(options.Source(lm, engine, device, dtype)),
-            pattern,
-            prefix=prefix,
-            end=end,
-            rule=Rule(temperature, top_k, top_p, min_p),
-            edits=edits,
-            ignore=ignore,
-            tokenization=tokenization,
-            max_tokens=max_tokens,
-        )
-        answers: dict[str, tuple[Callable[..., Matches], dict[str, Any]]] = {
-            "shortest_path": (asked.best, {"results": results, "batch": batch}),
-            "beam": (asked.best, {"results": results, "beam_width": batch}),
-            "sample": (asked.samples, {"particles": batch, "seed": seed}),
-            "local": (asked.samples, {"particles": batch, "seed": seed, "local": True}),
-            "distinct": (asked.distinct, {"results": results, "batch": batch, "seed": seed}),
-        }
-        answer, given = answers[strategy]
-        matches = answer(**given)
-        weight = "{0.log_weight:10.3f}  " if strategy == "sample" else ""
-        if not as_json:
+        matches = _matches(pattern, asked)
+        weight = "{0.log_weight:10.3f}  " if asked.strategy == "sample" else ""
+        if not asked.as_json:
             typer.echo(f"log prob  {'log weight  ' if weight else ''}text")
         stopped = False
         try:
-            for match in islice(matches, max_matches):
-                text = show.printable(str(match)) + _edited(match.edits)
+            for match in islice(matches, asked.max_matches):
+                text = printable(str(match)) + _edited(match.edits)
                 line = f"{match.log_prob:8.3f}  {weight.format(match)}{text}"
-                typer.echo(json.dumps(match.as_dict()) if as_json else line)
+                typer.echo(json.dumps(match.as_dict()) if asked.as_json else line)
         except KeyboardInterrupt:
             stopped = True
         typer.echo(f"{matches.expansions} expansions: {matches.stats}", err=True)
         if stopped:
             show.leave(show.INTERRUPTED, f"interrupted after {matches.num_matches} matches")
         if not matches.num_matches:
-            cutting = top_k or top_p or min_p
+            cutting = asked.shaping.top_k or asked.shaping.top_p or asked.shaping.min_p
             show.leave(1, "no match" + ": --top-k, --top-p or --min-p leaves none" * bool(cutting))
 
 
+def _matches(pattern: str, asked: Asked) -> Matches:
+    """Return the answer of the strategy that was asked for."""
+    from llmppl.queries import Query
+
+    query = Query(
+        options.load(asked.source),
+        pattern,
+        prefix=asked.prefix,
+        end=asked.end,
+        rule=asked.shaping.rule(),
+        edits=asked.edits,
+        ignore=asked.ignore,
+        tokenization=asked.tokenization,
+        max_tokens=asked.max_tokens,
+    )
+    if asked.strategy == "shortest_path":
+        return query.best(results=asked.results, batch=asked.batch)
+    if asked.strategy == "beam":
+        return query.best(results=asked.results, beam_width=asked.batch)
+    if asked.strategy == "distinct":
+        return query.distinct(results=asked.results, batch=asked.batch, seed=asked.seed)
+    return query.samples(particles=asked.batch, seed=asked.seed, local=asked.strategy == "local")
+
+
 def _edited(edits: Any) -> str:
-    """The edits of a match, in brackets behind it."""
+    """Return the edits of a match in brackets, which stand after its text."""
     shown = "; ".join(f"{edit.kind} at {edit.place}: {edit.wanted!r} -> {edit.found!r}" for edit in edits)
     return f"  [{shown}]" if shown else ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmppl.cli import options, show
+from llmppl.display.tables import printable
 
 if TYPE_CHECKING:
     from llmppl.inference import Result
@@ -36,7 +37,7 @@ class Outcome:
 
 def results(
     file: Annotated[Path, typer.Argument(help="What generate --prompts, or run_many, wrote.", **options.FILE)],
-    as_json: Annotated[bool, options.option("--json", help="Print a JSON object for each task, nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each task, nothing else.")] = False,
 ) -> None:
     """Say what is in a file of results: how many, what failed, log Z-hat, the likeliest texts.
 
@@ -61,14 +62,14 @@ def results(
     gaps = f", {missing} before the last missing" if missing > 0 else ""
     typer.echo(f"{file}: {len(outcomes)} results, {num_failed} failed{gaps}")
     most = sorted(errors.values(), key=len, reverse=True)
-    rows = [f"{len(failed):6}  {failed[0].index:6}  {show.printable(failed[0].error or '')}" for failed in most]
+    rows = [f"{len(failed):6}  {failed[0].index:6}  {printable(failed[0].error or '')}" for failed in most]
     _table(" tasks   first  its error", rows)
     log_mls = [each.log_ml for each in outcomes if each.log_ml is not None]
     if log_mls:
         median, low, high = map(_rounded, (statistics.median(log_mls), min(log_mls), max(log_mls)))
         typer.echo(f"\nlog Z-hat of a task: median {median}, from {low} to {high}")
     texts = Counter(each.text for each in outcomes if each.text is not None)
-    _table(" tasks  likeliest text", [f"{n:6}  {show.printable(text)}" for text, n in texts.most_common() if n > 1])
+    _table(" tasks  likeliest text", [f"{n:6}  {printable(text)}" for text, n in texts.most_common() if n > 1])
     heading = f" index  weight   log Z-hat  {'task':{_WIDE}}  likeliest text"
     _table(heading, [_row(each) for each in outcomes if each.text is not None])
 
@@ -104,9 +105,9 @@ def _rounded(log_ml: float) -> str:
 def _row(each: Outcome) -> str:
     weight = "-" if each.weight is None else f"{each.weight:.3f}"
     log_ml = "-" if each.log_ml is None else _rounded(each.log_ml)
-    task = show.printable(_shown(each.task))
+    task = printable(_shown(each.task))
     end = task if len(task) <= _WIDE else f"...{task[3 - _WIDE :]}"
-    return f"{each.index:6}  {weight:>6}  {log_ml:>10}  {end:{_WIDE}}  {show.printable(each.text or '')}"
+    return f"{each.index:6}  {weight:>6}  {log_ml:>10}  {end:{_WIDE}}  {printable(each.text or '')}"
 
 
 def _shown(task: Any) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import typer
 
+from llmppl.display.tables import printable
+
 if TYPE_CHECKING:
     from llmppl.inference import Particles
 
@@ -30,9 +32,9 @@ class Row(NamedTuple):
 
 
 def show(title: str, particles: Particles[Any], as_json: bool, by_text: bool = False) -> None:
-    """The particles, the heaviest first: a table on a terminal, plain lines elsewhere, JSON where asked.
+    """Print the particles, the heaviest first: a table on a terminal, else plain lines, or JSON with `as_json`.
 
-    `by_text` makes one of all that have the same text, with the sum of their weights.
+    `by_text` merges particles of the same text and adds their weights.
     """
     weighed = zip(particles, particles.log_weights.tolist(), particles.weights.tolist(), strict=True)
     rows = [Row(str(particle), log_weight, weight, particle.cut) for particle, log_weight, weight in weighed]
@@ -50,7 +52,7 @@ def show(title: str, particles: Particles[Any], as_json: bool, by_text: bool = F
 
 
 def together(rows: list[Row]) -> list[Row]:
-    """One row of all that have the same text."""
+    """Return one row for each text, with the sum of the weights of its rows."""
     by_text = dict[str, Row]()
     for row in rows:
         one = by_text.get(row.text, row._replace(weight=0.0, log_weight=-math.inf))
@@ -79,10 +81,6 @@ def _table(title: str, rows: list[Row], total: str) -> None:
 def line(row: Row) -> str:
     """The text on one line, what cannot be printed escaped, and whether it was cut off."""
     return printable(row.text) + " [cut]" * row.cut
-
-
-def printable(text: str) -> str:
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def pointed(text: str, at: int, before: int = 60, after: int = 20) -> tuple[str, str]:

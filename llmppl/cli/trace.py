@@ -14,7 +14,7 @@ def trace(
     recording: Annotated[Path, typer.Argument(help="What --trace, or a Recorder, wrote.", **options.FILE)],
     output: Annotated[
         Path | None,
-        options.option("--output", "-o", none="beside it, as .html", metavar="PAGE", help="Write it here."),
+        typer.Option("--output", "-o", show_default="beside it, as .html", metavar="PAGE", help="Write it here."),
     ] = None,
 ) -> None:
     """Show a recorded run as a page: its particles as a tree of text, their weights, and what killed them.

@@ -14,7 +14,7 @@ from llmppl.display.svg import bar
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["MAX_ROWS", "TableList", "frame", "html_table", "one_line", "text_table", "without_middle"]
+__all__ = ["MAX_ROWS", "TableList", "frame", "html_table", "one_line", "printable", "text_table", "without_middle"]
 
 MAX_ROWS = 20               # shown of a table
 MAX_TEXT = 90               # characters shown of a text
@@ -78,9 +78,13 @@ def frame(columns: Mapping[str, Any]) -> pandas.DataFrame:
 
 
 def one_line(text: object) -> str:
-    """A text on one line, what cannot be printed escaped, the middle left out where it is long."""
-    printable = "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(text))
-    return without_middle(printable, MAX_TEXT)
+    """Return a text on one line, escaped, without its middle if it is long."""
+    return without_middle(printable(str(text)), MAX_TEXT)
+
+
+def printable(text: str) -> str:
+    """Return a text on one line: characters that cannot be printed are escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def without_middle(text: str, most: int) -> str:
