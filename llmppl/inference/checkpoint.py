@@ -28,7 +28,7 @@ from llmppl.inference.deaths import Death
 from llmppl.inference.genealogy import StepRecord
 from llmppl.models.choices import Sampled
 from llmppl.models.histories import Histories
-from llmppl.models.identity import difference, identity, identity_of_option
+from llmppl.models.identity import difference, identity
 from llmppl.models.plain import Plain
 from llmppl.models.streams import State, bring_to, state_of, stream_of
 
@@ -90,9 +90,8 @@ class Checkpoint:
         self.path, self._every = path_of("checkpoint", path), optional_count("every", every)
         self._run, self._model = run, model
         self._recorder = on_step if hasattr(on_step, "go_on") else None
-        told, vocabularies = identity(model)
-        options = {**identity_of_option("expand", run.expand), **identity_of_option("select", run.select)}
-        self._told = {"llmppl_checkpoint": VERSION, **told, "options": options, "stream": _written_state(run.began)}
+        told, vocabularies = identity(model, expand=run.expand, select=run.select)
+        self._told = {"llmppl_checkpoint": VERSION, **told, "stream": _written_state(run.began)}
         self._plain, self._histories = Plain(vocabularies), Histories()
         self._kept = _add(_Kept(b"", hashlib.blake2b(digest_size=16)), [self._told])
         self._last, self._seconds, self._time = -1, 0.0, -math.inf
