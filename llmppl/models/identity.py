@@ -156,9 +156,9 @@ class _Teller:
         self._known[id(value)] = found, value
         return found
 
-    def part(self, name: str, value: Any, path: str = "") -> str:
+    def part(self, name: str, value: Any) -> str:
         """Tell what has a name, and note it."""
-        found = self.tell(value, path or name)
+        found = self.tell(value, name)
         if not self._within or len(self.parts) < _NAMED:
             self.parts.setdefault(name, [_shown(value), found])
         return found
