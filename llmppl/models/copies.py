@@ -45,7 +45,6 @@ _CONTAINERS = (list, tuple, set, frozenset, deque)
 _STREAMS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _PACKAGE = __name__.partition(".")[0] + "."
 _CACHED = type(functools.cache(len))
-READS = "LOAD_GLOBAL", "LOAD_NAME"                      # how a function reads a global
 _WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 Part = tuple[Any, bool, str]                            # an object, whether copies share it, and how it is reached
 _SHARED = frozenset((                                   # by name, since they are not to be imported
@@ -318,16 +317,24 @@ class _Walk:
         return parts(value, shared, self.model)
 
 
-def _parts_of_function(function: types.FunctionType, shared: bool, model: Any) -> Iterator[Part]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+def held_by(function: types.FunctionType) -> Iterator[tuple[str, str, Any]]:
+    """Yield what a function refers to: "variable", "default" or "global", and its name and value."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):           # a variable that has no value yet
-            yield cell.cell_contents, True, f" uses {name}"
-    for part in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        yield part, True, " has a default"
+            yield "variable", name, cell.cell_contents
+    last = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    for name, value in (*zip(last, defaults, strict=True), *(function.__kwdefaults__ or {}).items()):
+        yield "default", name, value
+    for name in sorted(names_in(code, ("LOAD_GLOBAL", "LOAD_NAME")) & function.__globals__.keys()):
+        yield "global", name, function.__globals__[name]
+
+
+def _parts_of_function(function: types.FunctionType, shared: bool, model: Any) -> Iterator[Part]:
+    for kind, name, part in held_by(function):
+        if kind != "global" or part is model:
+            yield part, True, " has a default" if kind == "default" else f" uses {name}"
     yield from ((part, True, f".{name}") for name, part in vars(function).items())
-    for name in sorted(names_in(function.__code__, READS)):
-        if function.__globals__.get(name) is model:
-            yield model, True, f" uses {name}"
 
 
 def _parts_of_dict(table: dict[Any, Any], shared: bool, model: Any) -> Iterator[Part]:

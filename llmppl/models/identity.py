@@ -26,7 +26,6 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import ContextVar
 from operator import methodcaller
 from typing import Any
@@ -39,7 +38,7 @@ from llmppl.languages import DFA, JsonSchema, JsonSchemaIndex, JsonTexts, OpenTe
 from llmppl.lm import CachedTransformer, Context, Engine
 from llmppl.masks import TokenIndex
 from llmppl.models.batching import Batched
-from llmppl.models.copies import OWN, READS, attributes_of, names_in, says_its_state
+from llmppl.models.copies import OWN, attributes_of, held_by, names_in, says_its_state
 from llmppl.models.model import Model
 from llmppl.models.streams import ParticleStream
 from llmppl.tokens import Token, Vocabulary
@@ -81,7 +80,7 @@ def identity(model: Model, **options: Any) -> tuple[dict[str, Any], list[Vocabul
     for name, value in options.items():
         fields = {name: value}
         if dataclasses.is_dataclass(value):
-            fields = {f"{name}.{field}": part for field, part in attributes_of(value)}
+            fields = {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
             given[name] = [type(value).__qualname__] * 2
         given |= {field: [_shown(part), teller.tell(part, field)] for field, part in fields.items()}
     told = {"program": kind, "models": models, "whole": whole, "parts": teller.parts, "options": given}
@@ -200,18 +199,14 @@ class _Teller:
     def function(self, function: types.FunctionType, path: str) -> Told:
         code, name, own = function.__code__, name_of(function), _is_own(function)
         told, named = f"{function.__module__}.{name}", dict[str, Any]()
-        for each, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            with suppress(ValueError):                  # a variable that has no value yet
-                named[f"the variable {each} of {name}"] = cell.cell_contents
-        defaults = function.__defaults__ or ()
-        last = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        given = {**dict(zip(last, defaults, strict=True)), **(function.__kwdefaults__ or {})}
-        named |= {f"the default {each} of {name}": value for each, value in given.items()}
         if own:
             told = self.tell(code)
             self.parts.setdefault(f"the code of {name}", ["", told])
-            for each in sorted(names_in(code, READS) & function.__globals__.keys()):
-                value = named[f"the global {each}"] = function.__globals__[each]
+        for kind, each, value in held_by(function):
+            if kind != "global":
+                named[f"the {kind} {each} of {name}"] = value
+            elif own:
+                named[f"the global {each}"] = value
                 if isinstance(value, types.ModuleType) and _is_own(value):
                     read = sorted(names_in(code) & vars(value).keys())
                     named |= {f"the global {each}.{it}": vars(value)[it] for it in read}
