@@ -233,18 +233,17 @@ class _Teller:
     def _object(self, value: Any, path: str, own: bool) -> Told:
         """Tell an object that says what a pickle holds by that, another by its attributes."""
         cls, kept = type(value), dict(attributes_of(value))
-        told: list[Told] = [self.tell(cls)]
+        told, left_out = list[Told]([self.tell(cls)]), frozenset[str]()
         if hasattr(cls, "convert_ids_to_tokens"):       # a tokenizer of transformers
             return [*told, digest(sorted(value.get_vocab().items()))]
         if hasattr(cls, "detach") and hasattr(cls, "cpu"):                      # a tensor
             return [*told, _tensor(value)]
         if hasattr(value, "named_parameters"):          # a network of torch
             told.append(_weights(value))
-            left_out = vars(sys.modules["torch"].nn.Module()).keys()
+            left_out = frozenset(vars(sys.modules["torch"].nn.Module()))
         elif isinstance(value, (Model, Proposal)):
             left_out = OWN if isinstance(value, Model) else _FILLED
-        else:
-            left_out = frozenset()
+        elif cls in copyreg.dispatch_table or says_its_state(cls) or not (kept or isinstance(value, _CONTAINERS)):
             try:
                 made = (copyreg.dispatch_table.get(cls) or methodcaller("__reduce_ex__", 4))(value)
             except (TypeError, pickle.PicklingError) as error:
@@ -257,8 +256,7 @@ class _Teller:
             else:
                 if isinstance(made, str):
                     return [*told, getattr(value, "__module__", None), made]
-                if cls in copyreg.dispatch_table or says_its_state(cls):
-                    return [*told, self.all_of([*made[:3], *map(list, filter(None, made[3:5]))], path)]
+                return [*told, self.all_of([*made[:3], *map(list, filter(None, made[3:5]))], path)]
         cached = {name for base in cls.__mro__ for name, part in vars(base).items() if isinstance(part, _CACHED)}
         names = [name for name in sorted(kept.keys() - left_out - cached) if own or not name.startswith("_")]
         self._inside += not own
