@@ -77,7 +77,8 @@ class Checkpoint:
         told, vocabularies = identity(model, expand=run.expand, select=run.select)
         self._told = {"llmppl_checkpoint": VERSION, **told, "stream": _written_state(run.began)}
         self._plain, self._histories = Plain(vocabularies), Histories()
-        self._kept = _line(self._told), dict.fromkeys(_GROWING, 0)      # earlier lines, and how much they hold
+        text = _line(self._told)
+        self._kept = text, _digest(text), dict.fromkeys(_GROWING, 0)    # earlier lines, and how much they hold
         self._last, self._seconds, self._time = -1, 0.0, -math.inf
 
     def begin(self, max_steps: int | None) -> None:
@@ -136,12 +137,12 @@ class Checkpoint:
 
     def _write(self) -> None:
         start = time.perf_counter()
-        run, whole, (text, written) = self._run, self._whole, self._kept
+        run, whole, (text, digest, written) = self._run, self._whole, self._kept
         places = [self._histories.add(attributes["_noted_"]) if "_noted_" in attributes else -1
                   for _, attributes in whole.particles]  # fmt: skip
         lengths = {**whole.lengths, "choices": len(self._histories.steps)}
         new = {name: slice(written[name], lengths[name]) for name in _GROWING}
-        text += _line({
+        line = _line({
             "steps": list(map(_written_record, run.genealogy.records[new["steps"]])),
             "choices": [[place, self._items(items)] for place, items in self._histories.steps[new["choices"]]],
             "deaths": list(map(dataclasses.asdict, run.deaths[new["deaths"]])),
@@ -153,8 +154,9 @@ class Checkpoint:
             "is_recorded": self._recorder is not None, "particles": [_written(*each) for each in particles],
         })  # fmt: skip
         with replacing(self.path) as file:
-            file.writelines([text, now, _ending(text + now)])
-        self._kept, self._last = (text, lengths), whole.t       # what an interrupt left out is written again
+            digest = _digest(line, digest)
+            file.writelines([text, line, now, _ending(_digest(now, digest))])
+        self._kept, self._last = (text + line, digest, lengths), whole.t        # else it is written again
         self._time = time.perf_counter()
         self._seconds = self._time - start
 
@@ -198,7 +200,7 @@ class Checkpoint:
         run.keep_whole()
         if self._recorder is not None:
             self._recorder.go_on(grown["recorded"], particles)
-        self._kept = text, {name: len(all_of_it) for name, all_of_it in grown.items()}
+        self._kept = text, _digest(text), {name: len(all_of_it) for name, all_of_it in grown.items()}
 
     def _compare(self, before: dict[str, Any]) -> None:
         now = json.loads(json.dumps(self._told))
@@ -247,7 +249,7 @@ def _read(path: Path, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
             f"{path} has the format {first['llmppl_checkpoint']!r}, and this llmppl reads the format {VERSION}. "
             f"{_LEFT}; go on with the version that wrote it"
         )
-    if lines[-1] != _ending(b"".join(lines[:-1])):
+    if lines[-1] != _ending(_digest(b"".join(lines[:-1]))):
         raise ValueError(
             f"{path} is torn or damaged: it does not end with the digest of what is in it. {_LEFT}; remove it to begin "
             "anew"
@@ -259,8 +261,15 @@ def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def _ending(text: bytes) -> bytes:
-    return _line({"digest": hashlib.blake2b(text, digest_size=16).hexdigest()})
+def _digest(text: bytes, before: Any = None) -> Any:
+    """Return the digest of `text`, or of what comes before it as well."""
+    digest = hashlib.blake2b(digest_size=16) if before is None else before.copy()
+    digest.update(text)
+    return digest
+
+
+def _ending(digest: Any) -> bytes:
+    return _line({"digest": digest.hexdigest()})
 
 
 # ---- parts of lines
