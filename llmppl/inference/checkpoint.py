@@ -8,15 +8,13 @@ last line is a digest of all others, and the file is replaced as a whole: it is 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +24,11 @@ from llmppl.arguments import optional_count
 from llmppl.arguments import path as path_of
 from llmppl.exclusive import let_through
 from llmppl.inference.deaths import Death
+from llmppl.inference.files import no_folder, null, parsed, replacing
 from llmppl.inference.genealogy import StepRecord
 from llmppl.models.choices import Sampled
 from llmppl.models.histories import Histories
-from llmppl.models.identity import difference, identity, identity_of_option
+from llmppl.models.identity import difference, identity
 from llmppl.models.plain import Plain
 from llmppl.models.streams import State, bring_to, state_of, stream_of
 
@@ -37,11 +36,8 @@ VERSION = 2
 SHARE = 50                                              # the time between two writes, in writes
 _LEFT = "It is left as it is"
 
-_NUMBERS = [each.name for each in dataclasses.fields(StepRecord) if each.default is dataclasses.MISSING
-            and each.default_factory is dataclasses.MISSING]  # fmt: skip
-_COLUMNS = {"parents": np.int64, "groups": np.int64, "copies": np.int64, "ancestors": np.int64} | dict.fromkeys(
-    ("log_starts", "log_kept", "candidate_log_weights", "log_chosen", "log_survivors"), np.float64
-)
+_INDICES = {each.name for each in dataclasses.fields(StepRecord) if each.type == "Indices"}
+_GROWING = "steps", "choices", "deaths", "recorded"     # what is only added to, and written once
 
 
 class Whole(NamedTuple):
@@ -49,7 +45,7 @@ class Whole(NamedTuple):
 
     particles : each, with its attributes then
     streams : the states of their streams, and `stream` that of the run's
-    num_deaths, num_lines : deaths, and lines that were recorded, by then
+    lengths : of what was only added to, by then
     """
 
     t: int
@@ -57,19 +53,7 @@ class Whole(NamedTuple):
     streams: list[State]
     stream: State
     roots: Any
-    num_deaths: int
-    num_lines: int
-
-
-class _Kept(NamedTuple):
-    """What is written of earlier steps, and how much of each kind."""
-
-    text: bytes
-    digest: Any
-    steps: int = 0
-    choices: int = 0
-    deaths: int = 0
-    lines: int = 0
+    lengths: dict[str, int]
 
 
 class Checkpoint:
@@ -91,11 +75,11 @@ class Checkpoint:
         self.path, self._every = path_of("checkpoint", path), optional_count("every", every)
         self._run, self._model = run, model
         self._recorder = on_step if hasattr(on_step, "go_on") else None
-        told, vocabularies = identity(model)
-        options = {**identity_of_option("expand", run.expand), **identity_of_option("select", run.select)}
-        self._told = {"llmppl_checkpoint": VERSION, **told, "options": options, "stream": _written_state(run.began)}
+        told, vocabularies = identity(model, expand=run.expand, select=run.select)
+        self._told = {"llmppl_checkpoint": VERSION, **told, "stream": _written_state(run.began)}
         self._plain, self._histories = Plain(vocabularies), Histories()
-        self._kept = _add(_Kept(b"", hashlib.blake2b(digest_size=16)), [self._told])
+        text = _line(self._told)
+        self._kept = text, _digest(text), dict.fromkeys(_GROWING, 0)    # earlier lines, and how much they hold
         self._last, self._seconds, self._time = -1, 0.0, -math.inf
 
     def begin(self, max_steps: int | None) -> None:
@@ -111,13 +95,12 @@ class Checkpoint:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            if not self.path.parent.is_dir():
-                missing = f"there is no folder {str(self.path.parent)!r}; make it first"
-                raise FileNotFoundError(errno.ENOENT, missing, str(self.path)) from None
+            if missing := no_folder(self.path):
+                raise missing from None
             self.note()
             self._write()
         else:
-            self._resume(_lines(self.path, data), max_steps)
+            self._resume(*_read(self.path, data), max_steps)
             self.note()
             self._last, self._time = self._run.t, time.perf_counter()
 
@@ -125,10 +108,8 @@ class Checkpoint:
         """Look at the run after a whole step."""
         run, (t, particles) = self._run, self._run.whole
         streams = [state_of(particle.chooser.stream) for particle, _ in particles]
-        num_lines = len(self._recorder.lines) if self._recorder is not None else 0
-        self._whole = Whole(
-            t, particles, streams, state_of(run.rng), run.genealogy.roots, len(run.deaths), num_lines
-        )
+        lengths = {"steps": t, "deaths": len(run.deaths), "recorded": len(self._recorded())}
+        self._whole = Whole(t, particles, streams, state_of(run.rng), run.genealogy.roots, lengths)
 
     def step(self) -> None:
         """A step is whole: note it, and write where that is due."""
@@ -158,28 +139,31 @@ class Checkpoint:
 
     def _write(self) -> None:
         start = time.perf_counter()
-        whole, kept = self._whole, self._kept
+        run, whole, (text, digest, written) = self._run, self._whole, self._kept
         places = [self._histories.add(attributes["_noted_"]) if "_noted_" in attributes else -1
                   for _, attributes in whole.particles]  # fmt: skip
-        new = {
-            "steps": list(map(_written_record, self._run.genealogy.records[kept.steps : whole.t])),
-            "choices": [[place, self._items(items)] for place, items in self._histories.steps[kept.choices :]],
-            "deaths": list(map(dataclasses.asdict, self._run.deaths[kept.deaths : whole.num_deaths])),
-            "recorded": [] if self._recorder is None else self._recorder.lines[kept.lines : whole.num_lines],
-        }
-        kept = _add(kept, [new])._replace(
-            steps=whole.t, choices=len(self._histories.steps), deaths=whole.num_deaths, lines=whole.num_lines
-        )
+        lengths = {**whole.lengths, "choices": len(self._histories.steps)}
+        new = {name: slice(written[name], lengths[name]) for name in _GROWING}
+        line = _line({
+            "steps": list(map(_written_record, run.genealogy.records[new["steps"]])),
+            "choices": [[place, self._items(items)] for place, items in self._histories.steps[new["choices"]]],
+            "deaths": list(map(dataclasses.asdict, run.deaths[new["deaths"]])),
+            "recorded": self._recorded()[new["recorded"]],
+        })  # fmt: skip
         particles = zip(whole.particles, places, whole.streams, strict=True)
-        now = {
+        now = _line({
             "t": whole.t, "stream": _written_state(whole.stream), "roots": whole.roots.tolist(),
             "is_recorded": self._recorder is not None, "particles": [_written(*each) for each in particles],
-        }  # fmt: skip
-        last = _add(kept._replace(text=b""), [now])
-        _replace(self.path, kept.text, last.text, _ending(last.digest))
-        self._kept, self._last = kept, whole.t          # a line that an interrupt left out is written again
+        })  # fmt: skip
+        with replacing(self.path) as file:
+            digest = _digest(line, digest)
+            file.writelines([text, line, now, _ending(_digest(now, digest))])
+        self._kept, self._last = (text + line, digest, lengths), whole.t        # else it is written again
         self._time = time.perf_counter()
         self._seconds = self._time - start
+
+    def _recorded(self) -> list[str]:
+        return [] if self._recorder is None else self._recorder.lines
 
     def _items(self, items: Iterable[Any]) -> list[Any]:
         try:
@@ -193,20 +177,18 @@ class Checkpoint:
 
     # ---- reading
 
-    def _resume(self, lines: list[tuple[bytes, dict[str, Any]]], max_steps: int | None) -> None:
-        run, (*past, (_, now)) = self._run, lines
-        (_, told), *past = past
+    def _resume(self, text: bytes, lines: list[dict[str, Any]], max_steps: int | None) -> None:
+        run, (told, *past, now) = self._run, lines
         self._compare(told)
-        t, recorded = now["t"], [line for _, each in past for line in each["recorded"]]
+        t, grown = now["t"], {name: [each for line in past for each in line[name]] for name in _GROWING}
         if run.t:
             raise self._refused(f"it is at step {t}, and this run has made {run.t} steps: a run goes on from its first")
         if max_steps is not None and t > max_steps:
             raise self._refused(f"it has made {t} steps, more than max_steps={max_steps}")
         if self._recorder is not None and not now["is_recorded"]:
             raise self._refused("it was made without the Recorder, which could not record all of its steps")
-        steps = [(before, tuple(map(self._plain.read_item, items)))
-                 for _, each in past for before, items in each["choices"]]  # fmt: skip
-        self._histories = Histories(steps)
+        self._histories = Histories((before, tuple(map(self._plain.read_item, items)))
+                                    for before, items in grown["choices"])  # fmt: skip
         particles = self._particles(now["particles"])
         stream = _read_state(now["stream"])
         if run.seeded:
@@ -214,15 +196,13 @@ class Checkpoint:
         else:
             run.rng = stream_of(stream)
         run.t, run.particles = t, particles
-        run.genealogy.records = [_read_record(record) for _, each in past for record in each["steps"]]
+        run.genealogy.records = list(map(_read_record, grown["steps"]))
         run.genealogy.roots = np.array(now["roots"], np.int64)
-        run.deaths = [Death(**death) for _, each in past for death in each["deaths"]]
+        run.deaths = [Death(**death) for death in grown["deaths"]]
         run.keep_whole()
         if self._recorder is not None:
-            self._recorder.go_on(recorded, particles)
-        text, digest = b"".join(line for line, _ in lines[:-1]), hashlib.blake2b(digest_size=16)
-        digest.update(text)
-        self._kept = _Kept(text, digest, t, len(steps), len(run.deaths), len(recorded))
+            self._recorder.go_on(grown["recorded"], particles)
+        self._kept = text, _digest(text), {name: len(all_of_it) for name, all_of_it in grown.items()}
 
     def _compare(self, before: dict[str, Any]) -> None:
         now = json.loads(json.dumps(self._told))
@@ -260,10 +240,10 @@ class Checkpoint:
         )
 
 
-def _lines(path: Path, data: bytes) -> list[tuple[bytes, dict[str, Any]]]:
-    """The lines of a checkpoint, as they are and read."""
+def _read(path: Path, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
+    """Return the lines of a checkpoint that stay as they are, and all lines, read."""
     lines = data.splitlines(keepends=True)
-    first = _parsed(lines[0]) if lines else {}
+    first = parsed(lines[0]) if lines else {}
     if "llmppl_checkpoint" not in first:
         raise ValueError(f"{path} is no checkpoint of llmppl. {_LEFT}; give another path")
     if first["llmppl_checkpoint"] != VERSION:
@@ -271,52 +251,30 @@ def _lines(path: Path, data: bytes) -> list[tuple[bytes, dict[str, Any]]]:
             f"{path} has the format {first['llmppl_checkpoint']!r}, and this llmppl reads the format {VERSION}. "
             f"{_LEFT}; go on with the version that wrote it"
         )
-    digest = hashlib.blake2b(b"".join(lines[:-1]), digest_size=16)
-    if lines[-1] != _ending(digest):
+    if lines[-1] != _ending(_digest(b"".join(lines[:-1]))):
         raise ValueError(
             f"{path} is torn or damaged: it does not end with the digest of what is in it. {_LEFT}; remove it to begin "
             "anew"
         )
-    return [(line, json.loads(line)) for line in lines[:-1]]
+    return b"".join(lines[:-2]), list(map(json.loads, lines[:-1]))
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
-    """The JSON object that a line is; an empty one if it is none."""
-    value = None
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(line)
-    return value if isinstance(value, dict) else {}
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def _add(kept: _Kept, lines: Sequence[Any]) -> _Kept:
-    text = "".join(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n" for line in lines).encode()
-    digest = kept.digest.copy()
+def _digest(text: bytes, before: Any = None) -> Any:
+    """Return the digest of `text`, or of what comes before it as well."""
+    digest = hashlib.blake2b(digest_size=16) if before is None else before.copy()
     digest.update(text)
-    return kept._replace(text=kept.text + text, digest=digest)
+    return digest
 
 
 def _ending(digest: Any) -> bytes:
-    return f'{{"digest":"{digest.hexdigest()}"}}\n'.encode()
+    return _line({"digest": digest.hexdigest()})
 
 
-def _replace(path: Path, *parts: bytes) -> None:
-    """Write a file as a whole: at every moment it is there as it was, or as it is to be."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")      # of its own, lest two runs write one
-    try:
-        with beside.open("wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        if isinstance(error, OSError):                  # of which some do not name the file, others this one
-            error.filename, error.filename2 = str(path), None
-        raise
-
-
-# ---- parts of lines; a log-weight of -inf is null
+# ---- parts of lines
 
 
 def _written(particle: tuple[Any, dict[str, Any]], place: int, stream: State) -> dict[str, Any]:
@@ -326,7 +284,7 @@ def _written(particle: tuple[Any, dict[str, Any]], place: int, stream: State) ->
         return attributes[name] if name in attributes else getattr(cls, name)
 
     return {
-        "at": place, "text": str(get("s")), "log_weight": _null(float(get("_log_weight_"))),
+        "at": place, "text": str(get("s")), "log_weight": null(float(get("_log_weight_"))),
         "log_twist": float(get("_log_twist_")), "finished": bool(get("finished")), "cut": bool(get("_cut_")),
         "limit": get("_limit_"), "death": get("_death_"), "attribution": get("_attribution_"),
         "stream": _written_state(stream),
@@ -334,14 +292,18 @@ def _written(particle: tuple[Any, dict[str, Any]], place: int, stream: State) ->
 
 
 def _written_record(record: StepRecord) -> dict[str, Any]:
-    numbers = {name: _null(getattr(record, name)) for name in _NUMBERS}
-    return numbers | {name: list(map(_null, getattr(record, name).tolist())) for name in _COLUMNS}
+    return {
+        name: list(map(null, value.tolist())) if isinstance(value, np.ndarray) else null(value)
+        for name, value in vars(record).items()
+    }
 
 
 def _read_record(written: dict[str, Any]) -> StepRecord:
-    fields: dict[str, Any] = {name: _float(written[name]) for name in _NUMBERS}
-    for name, kind in _COLUMNS.items():
-        fields[name] = np.array(list(map(_float, written[name])), kind)
+    fields: dict[str, Any] = {
+        name: np.array(list(map(_float, value)), np.int64 if name in _INDICES else np.float64)
+        if isinstance(value, list) else _float(value)
+        for name, value in written.items()
+    }  # fmt: skip
     return StepRecord(**fields)
 
 
@@ -353,10 +315,6 @@ def _written_state(state: State) -> list[Any]:
 def _read_state(written: list[Any]) -> State:
     kind, entropy, key, size, children, state = written
     return State(kind, entropy, tuple(key), size, children, Plain().read(state))
-
-
-def _null(number: Any) -> Any:
-    return None if number == -math.inf else number
 
 
 def _float(number: Any) -> Any:

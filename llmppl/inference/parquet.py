@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from llmppl.arguments import shown
+from llmppl.inference.files import replacing
 
 _ROWS = 1_000                                           # of a group, and in memory
 _AS_JSON = "task", "seed", "deaths", "matches"          # a seed may have more than 64 bits
@@ -44,18 +44,10 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[str
 def write_rows(path: Path, records: Iterable[dict[str, Any]]) -> None:
     """Write a file of these records in the place of `path`, whole or not at all."""
     arrow, schema = pyarrow(), _schema()
-    new, rows = path.with_name(f"{path.name}.new"), map(_row, records)
-    try:
-        with new.open("wb") as file:
-            with pyarrow("pyarrow.parquet").ParquetWriter(file, schema) as writer:
-                while some := list(itertools.islice(rows, _ROWS)):
-                    writer.write_table(arrow.Table.from_pylist(some, schema))
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+    rows = map(_row, records)
+    with replacing(path) as file, pyarrow("pyarrow.parquet").ParquetWriter(file, schema) as writer:
+        while some := list(itertools.islice(rows, _ROWS)):
+            writer.write_table(arrow.Table.from_pylist(some, schema))
 
 
 def _row(record: dict[str, Any]) -> dict[str, Any]:

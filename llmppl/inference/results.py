@@ -40,6 +40,7 @@ from llmppl.arguments import path as path_of
 from llmppl.arguments import shown
 from llmppl.inference import parquet
 from llmppl.inference.deaths import Death
+from llmppl.inference.files import no_folder, parsed
 from llmppl.inference.particles import Particles
 from llmppl.inference.saved import SavedParticle
 
@@ -50,7 +51,8 @@ if sys.platform != "win32":
 
 _VERSION = importlib.import_module(__name__.partition(".")[0]).__version__
 _SYNCED = 1.0                                           # seconds of lines that may not be on the disk yet
-_BEGIN = b'{"index": '                                  # of every line
+_BEGIN = b'{"index": '                                  # of every line, which has at least
+_KINDS: dict[str, Any] = {"index": int, "digest": str, "seed": int, "version": str, "seconds": (int, float)}
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,9 @@ class ResultFile:
             self._lock()
             self._read(seed)
             if tasks is not None:
-                self._check(tasks)
+                self.check_number(len(tasks))
+                for index in sorted(self.whole):
+                    self.holds(index, tasks[index])
         except BaseException:
             self._file.close()
             if new:
@@ -159,12 +163,6 @@ class ResultFile:
         self._file.truncate(self._size)                 # a torn line would break the next one
         self._file.seek(self._size)
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
-
-    def _check(self, tasks: Sequence[Any]) -> None:
-        """A ValueError unless what was there are results of these tasks."""
-        self.check_number(len(tasks))
-        for index in sorted(self.whole):
-            self.holds(index, tasks[index])
 
     def check_number(self, num_tasks: int) -> None:
         """A ValueError if there are fewer tasks than there are results of."""
@@ -227,7 +225,7 @@ class ResultFile:
     def __exit__(self, kind: object, *error: object) -> None:
         try:
             if kind is None and self._lines != self.path:
-                parquet.write_rows(self.path, _whole_records(self.path))
+                parquet.write_rows(self.path, (record for _, record in _records(self.path)))
                 self._lines.unlink()
         finally:
             self.close()
@@ -244,7 +242,7 @@ def load_results(path: str | os.PathLike[str]) -> list[Result]:
 
 def read_results(path: str | os.PathLike[str]) -> Iterator[Result]:
     """The same results one at a time, in the order of the file, which may be larger than memory."""
-    return map(_result, _whole_records(path_of("path", path)))
+    return (_result(record) for _, record in _records(path_of("path", path)))
 
 
 def digest(task: Any) -> str:
@@ -253,7 +251,7 @@ def digest(task: Any) -> str:
     A TypeError for a task that is nothing but data: what JSON writes, or has a repr that does not name its address.
     """
     try:
-        text = json.dumps(task, sort_keys=True, default=_told)
+        text = _text(task)
     except ValueError as error:
         raise TypeError(f"the task {shown(task)} {NO_DATA} ({error})") from error
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -266,14 +264,14 @@ def _told(part: Any) -> Any:
     if isinstance(part, (np.ndarray, np.generic)):
         return part.tolist()
     if isinstance(part, (set, frozenset)):
-        return sorted(map(_told_whole, part))
+        return sorted(map(_text, part))
     text = repr(part)
     if f"{id(part):x}" in text:
         raise TypeError(f"{shown(part)} in a task {NO_DATA}")
     return text
 
 
-def _told_whole(part: Any) -> str:
+def _text(part: Any) -> str:
     return json.dumps(part, sort_keys=True, default=_told)
 
 
@@ -316,10 +314,6 @@ def lines_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.jsonl") if path.suffix == ".parquet" else path
 
 
-def _whole_records(path: Path) -> Iterator[dict[str, Any]]:
-    return (record for _, record in _records(path))
-
-
 def _records(path: Path, columns: list[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """The records of results, each once, with the size of their lines; at least `columns` of them."""
     lines, rows = lines_of(path), set[int]()
@@ -337,33 +331,23 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The whole lines of a file of results, and what they say; a ValueError for a file of anything else."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                if not (line.startswith(_BEGIN) or _BEGIN.startswith(line)):
-                    raise _foreign(path, number, line)
-                return
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if not _is_record(record):
-                raise _foreign(path, number, line)
-            yield line, record
-
-
-def _is_record(record: Any) -> bool:
-    kinds: dict[str, Any] = {"index": int, "digest": str, "seed": int, "version": str, "seconds": (int, float)}
-    return isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
-
-
-def _foreign(path: Path, number: int, line: bytes) -> ValueError:
-    told = shown(line.rstrip(b"\n").decode("utf-8", "replace"))
-    return ValueError(f"{path}, line {number}, is no result of run_many, and the file is left as it is: {told}")
+            record, is_whole = parsed(line), line.endswith(b"\n")
+            if is_whole:
+                is_result = all(isinstance(record.get(name), kind) for name, kind in _KINDS.items())
+            else:
+                is_result = line.startswith(_BEGIN) or _BEGIN.startswith(line)
+            if not is_result:
+                told = shown(line.rstrip(b"\n").decode("utf-8", "replace"))
+                raise ValueError(
+                    f"{path}, line {number}, is no result of run_many, and the file is left as it is: {told}"
+                )
+            if is_whole:
+                yield line, record
 
 
 def _check_place(path: Path, resume: bool) -> None:
-    if not path.parent.is_dir():
-        missing = f"there is no folder {str(path.parent)!r}; make it first"
-        raise FileNotFoundError(errno.ENOENT, missing, str(path))
+    if missing := no_folder(path):
+        raise missing
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "results are written to a file of their own, and this is none", str(path))
     if not resume and path.exists() and path.stat().st_size:

@@ -236,8 +236,13 @@ def _plainly_copied(cls: type) -> bool:
     """Whether the state of an instance is its attributes, and copying it is left to Python."""
     own = {"__setstate__", "__getnewargs__", "__getnewargs_ex__"}.intersection(dir(cls))
     slots = any(vars(base).get("__slots__") for base in cls.__mro__)
-    usual = operator.attrgetter("__reduce_ex__", "__reduce__", "__getstate__")
-    return not own and not slots and usual(cls) == usual(object)
+    return not own and not slots and not says_its_state(cls)
+
+
+def says_its_state(cls: type) -> bool:
+    """Check whether a class says itself what a pickle or a copy of an instance holds."""
+    own = operator.attrgetter("__reduce_ex__", "__reduce__", "__getstate__")
+    return bool(own(cls) != own(object))
 
 
 def blame(model: Any, kept: Kept, error: Exception) -> None:
@@ -326,14 +331,24 @@ class _Walk:
         return parts(value, shared, self.model)
 
 
-def _parts_of_function(function: types.FunctionType, shared: bool, model: Any) -> Iterator[Part]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+def held_by(function: types.FunctionType) -> Iterator[tuple[str, str, Any]]:
+    """Yield what a function refers to: "variable", "default" or "global", and its name and value."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):           # a variable that has no value yet
-            yield cell.cell_contents, True, f" uses {name}"
-    for part in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        yield part, True, " has a default"
+            yield "variable", name, cell.cell_contents
+    last = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    for name, value in (*zip(last, defaults, strict=True), *(function.__kwdefaults__ or {}).items()):
+        yield "default", name, value
+    for name in sorted(names_in(code, ("LOAD_GLOBAL", "LOAD_NAME")) & function.__globals__.keys()):
+        yield "global", name, function.__globals__[name]
+
+
+def _parts_of_function(function: types.FunctionType, shared: bool, model: Any) -> Iterator[Part]:
+    for kind, name, part in held_by(function):
+        if kind != "global" or part is model:
+            yield part, True, " has a default" if kind == "default" else f" uses {name}"
     yield from ((part, True, f".{name}") for name, part in vars(function).items())
-    yield from ((model, True, f" uses {name}") for name in _globals_of(function.__code__, function, model))
 
 
 def _parts_of_dict(table: dict[Any, Any], shared: bool, model: Any) -> Iterator[Part]:
@@ -367,19 +382,12 @@ _PARTS: tuple[tuple[Any, Callable[[Any, bool, Any], Iterable[Part]]], ...] = (
 )
 
 
-def _globals_of(code: types.CodeType, function: types.FunctionType, value: Any) -> Iterator[str]:
-    """The global names by which `code`, in `function`, refers to `value`."""
-    for name in code.co_names:
-        if function.__globals__.get(name) is value and name in _global_names(code):
-            yield name
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _globals_of(inner, function, value)
-
-
 @functools.lru_cache(1 << 10)
-def _global_names(code: types.CodeType) -> set[Any]:
-    return {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+def names_in(code: types.CodeType, operations: tuple[str, ...] = ()) -> frozenset[str]:
+    """Return the names that a function and those inside it use, by these operations if some are given."""
+    used = (each.argval for each in dis.get_instructions(code) if each.opname in operations)
+    inner = [names_in(value, operations) for value in code.co_consts if isinstance(value, types.CodeType)]
+    return frozenset(used if operations else code.co_names).union(*inner)
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
-import dis
 import functools
 import hashlib
 import io
@@ -26,7 +25,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextvars import ContextVar
 from operator import methodcaller
 from typing import Any
@@ -36,13 +35,13 @@ import numpy as np
 from llmppl.arguments import name_of, shown
 from llmppl.distributions import Finite, Proposal
 from llmppl.languages import DFA, JsonSchema, JsonSchemaIndex, JsonTexts, OpenTexts, Regex
-from llmppl.lm import CachedTransformer, Context, Engine, NextToken
+from llmppl.lm import CachedTransformer, Context, Engine
 from llmppl.masks import TokenIndex
 from llmppl.models.batching import Batched
-from llmppl.models.copies import OWN, attributes_of
+from llmppl.models.copies import OWN, attributes_of, held_by, names_in, says_its_state
 from llmppl.models.model import Model
 from llmppl.models.streams import ParticleStream
-from llmppl.tokens import EndOfText, Text, Token, Vocabulary
+from llmppl.tokens import Token, Vocabulary
 from llmppl.tokens.text import Spelled
 
 Told = Any                                              # nested lists of atoms
@@ -55,50 +54,49 @@ _CONTAINERS = (dict, set, frozenset, list, tuple, deque, np.ndarray)
 _FILLED = frozenset(vars(Finite((0,), [0.0])))          # what distributions keep of themselves
 _EMPTY = (                                              # of which a class is all that lasts
     type(threading.Lock()), type(threading.RLock()), threading.local, ContextVar, weakref.WeakKeyDictionary,
-    weakref.WeakValueDictionary, weakref.WeakSet, EndOfText, ParticleStream,
+    weakref.WeakValueDictionary, weakref.WeakSet, types.MemberDescriptorType,
+    types.GetSetDescriptorType, ParticleStream,
 )  # fmt: skip
-_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-_GLOBAL = {dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]}
+_CACHED = functools.cached_property
 _HOMES = tuple(path + os.sep for path in (
     os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 ))  # fmt: skip
 
 
-def identity(model: Model) -> tuple[dict[str, Any], list[Vocabulary]]:
-    """What a program is, before its first step, and the vocabularies that it holds.
+def identity(model: Model, **options: Any) -> tuple[dict[str, Any], list[Vocabulary]]:
+    """Describe a program before its first step, and list the vocabularies that it holds.
 
     The first is a dict of JSON: `program`, the name of its class; `models`, for each language model it holds the repr
-    and digests of vocabulary and weights; `whole`, for each attribute and the class a digest; and `parts`, for these
-    and what they refer to, the beginning of the repr and a digest. A TypeError names what cannot be told.
+    and digests of vocabulary and weights; `whole`, for each attribute and the class a digest; `parts`, for these and
+    what they refer to, the beginning of the repr and a digest; and `options`, the same for arguments of inference and
+    their fields. A TypeError names what cannot be told.
     """
-    teller = _Teller()
+    teller, kind = _Teller(), type(model).__qualname__
     own = {f"the attribute {name}": value for name, value in vars(model).items() if name not in OWN}
-    own[f"the class {type(model).__qualname__}"] = type(model)
+    own[f"the class {kind}"] = type(model)
     whole = {name: teller.part(name, value) for name, value in own.items()}
     models = [[repr(lm), lm.vocab.digest.hex()[:24], digest(teller.weights(lm.model))] for lm in teller.models]
-    told = {"program": type(model).__qualname__, "models": models, "whole": whole, "parts": teller.parts}
+    given = dict[str, list[str]]()
+    for name, value in options.items():
+        fields = {name: value}
+        if dataclasses.is_dataclass(value):
+            fields = {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
+            given[name] = [type(value).__qualname__] * 2
+        given |= {field: [_shown(part), teller.tell(part, field)] for field, part in fields.items()}
+    told = {"program": kind, "models": models, "whole": whole, "parts": teller.parts, "options": given}
     return told, teller.vocabularies
 
 
-def identity_of_option(name: str, value: Any) -> dict[str, Any]:
-    """The same of an argument of inference: of its class, and of each of its fields."""
-    teller, kind = _Teller(), type(value).__qualname__
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return {name: [_shown(value), teller.tell(value)]}
-    fields = {f"{name}.{each.name}": getattr(value, each.name) for each in dataclasses.fields(value)}
-    return {name: [kind, kind], **{field: [_shown(part), teller.tell(part)] for field, part in fields.items()}}
-
-
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """What differs first between the identities of two runs, in a sentence; None if nothing does."""
+    """Name what differs first between the identities of two runs, in a sentence; None if nothing does."""
     if before["program"] != now["program"]:
         return f"its program is {before['program']}, and this is {now['program']}"
     if len(before["models"]) != len(now["models"]):
         return f"its program holds {len(before['models'])} language models, and this one {len(now['models'])}"
-    for (lm, vocabulary, weights), (other, *digests) in zip(before["models"], now["models"], strict=True):
-        what = "vocabulary" if vocabulary != digests[0] else "weights" if weights != digests[1] else ""
-        if what:
-            return f"its language model is {lm}, and this is {other}, of another {what}".replace("another w", "other w")
+    for (lm, *digests), (other, *others) in zip(before["models"], now["models"], strict=True):
+        for what, one, another in zip(("another vocabulary", "other weights"), digests, others, strict=True):
+            if one != another:
+                return f"its language model is {lm}, and this is {other}, of {what}"
     for kind in ("parts",) * (before["whole"] != now["whole"]) + ("options",):
         there = [key for key in now[kind] if key in before[kind]]       # what is inside a part comes before it
         for key in dict.fromkeys((*there, *before[kind], *now[kind])):
@@ -157,12 +155,15 @@ class _Teller:
         self._known[id(value)] = found, value
         return found
 
-    def part(self, name: str, value: Any, path: str = "") -> str:
-        """The digest of what has a name."""
-        found = self.tell(value, path or name)
+    def part(self, name: str, value: Any) -> str:
+        """Tell what has a name, and note it."""
+        found = self.tell(value, name)
         if not self._within or len(self.parts) < _NAMED:
             self.parts.setdefault(name, [_shown(value), found])
         return found
+
+    def all_of(self, values: Any, path: str = "") -> Told:
+        return [self.tell(value, path) for value in values]
 
     def _contents(self, value: Any, path: str) -> Told:
         told = next((tell(self, value, path) for kinds, tell in _KINDS if isinstance(value, kinds)), None)
@@ -171,23 +172,12 @@ class _Teller:
             return [told, self._object(value, path, own)]
         return told
 
-    def all_of(self, values: Any, path: str = "") -> Told:
-        return [self.tell(value, path) for value in values]
-
     def vocabulary(self, vocab: Vocabulary, _: str = "") -> Told:
-        if vocab not in self.vocabularies:
-            self.vocabularies.append(vocab)
-        return self.vocabularies.index(vocab)
+        return _place(vocab, self.vocabularies)
 
-    def model(self, lm: CachedTransformer, _: str = "") -> Told:
-        if all(lm is not other for other in self.models):
-            self.models.append(lm)
-            self.vocabulary(lm.vocab)
-        return [lm is other for other in self.models].index(True)
-
-    def context(self, context: Context, _: str) -> Told:
-        model = [self.model(context.lm)] if isinstance(context.lm, CachedTransformer) else []
-        return [model, list(map(int, context.tokens))]
+    def model(self, lm: CachedTransformer, _: str) -> Told:
+        self.vocabulary(lm.vocab)
+        return _place(lm, self.models)
 
     def array(self, array: np.ndarray, path: str = "") -> Told:
         objects = array.dtype.hasobject
@@ -195,109 +185,101 @@ class _Teller:
         return [str(array.dtype), list(array.shape), data]
 
     def automaton(self, dfa: DFA, _: str) -> Told:
-        if isinstance(dfa, Regex):
-            return [dfa.pattern, dfa.flags]
         fixed = getattr(dfa, "_source", dfa) is None    # else its states are numbered as they are met
         return [dfa.start, self.array(dfa.table), self.array(dfa.accepting)] if fixed else []
 
     def finite(self, dist: Finite[Any], path: str) -> Told:
-        made = dist.recipe if dist.recipe is not None else dist._describe
-        return self.all_of([dist.support, dist.log_weights() if made is None else made], path)
+        return self.all_of([dist.support, dist.recipe or dist._describe or dist.log_weights()], path)
+
+    def code(self, code: types.CodeType, path: str) -> Told:
+        """Tell what a function does, wherever it stands."""
+        names = [*code.co_names, *code.co_varnames, *code.co_freevars]
+        return [code.co_code.hex(), names, self.all_of(code.co_consts, path)]
 
     def function(self, function: types.FunctionType, path: str) -> Told:
         code, name, own = function.__code__, name_of(function), _is_own(function)
-        told = [f"{function.__module__}.{name}", self.tell(vars(function), path)]
+        told, named = f"{function.__module__}.{name}", dict[str, Any]()
         if own:
-            told = [digest(_code(code)), *told[1:]]
-            self.parts.setdefault(f"the code of {name}", ["", told[0]])
-        cells = zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True)
-        named = {f"the variable {each} of {name}": value for each, value in cells}
-        defaults = function.__defaults__ or ()
-        last = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        given = {**dict(zip(last, defaults, strict=True)), **(function.__kwdefaults__ or {})}
-        named |= {f"the default {each} of {name}": value for each, value in given.items()}
-        if own:
-            read = _names(code, dis.hasname)
-            for each in sorted(_names(code, _GLOBAL) & function.__globals__.keys()):
-                value = function.__globals__[each]
+            told = self.tell(code)
+            self.parts.setdefault(f"the code of {name}", ["", told])
+        for kind, each, value in held_by(function):
+            if kind != "global":
+                named[f"the {kind} {each} of {name}"] = value
+            elif own:
                 named[f"the global {each}"] = value
                 if isinstance(value, types.ModuleType) and _is_own(value):
-                    named |= {f"the global {each}.{it}": vars(value)[it] for it in sorted(read & vars(value).keys())}
-        return [told, [self.part(each, value) for each, value in named.items()]]
+                    read = sorted(names_in(code) & vars(value).keys())
+                    named |= {f"the global {each}.{it}": vars(value)[it] for it in read}
+        return [told, self.tell(vars(function), path), [self.part(each, value) for each, value in named.items()]]
 
     def named(self, cls: type, _: str) -> Told:
-        """A class: its functions, and other values that stand in it; one of a package by its name."""
+        """Tell a class: its functions, and other values that stand in it; one of a package by its name."""
         if not _is_own(cls) and (cls is Model or not issubclass(cls, Model)):
             return [cls.__module__, cls.__qualname__]
         told = list[Told]()
         for name, part in sorted(vars(cls).items()):
             bare = getattr(part, "__func__", part)
-            is_function = isinstance(bare, types.FunctionType)
-            if is_function or not (name.startswith("__") or name == "_abc_impl" or isinstance(part, _DESCRIPTORS)):
-                code = digest(_code(bare.__code__)) if is_function else ""
-                told.append([name, code, self.part(f"{cls.__qualname__}.{name}", part)])
+            code = bare.__code__ if isinstance(bare, types.FunctionType) else None
+            if code or not (name.startswith("__") or name == "_abc_impl"):
+                told.append([name, self.tell(code), self.part(f"{cls.__qualname__}.{name}", part)])
         return [told, self.all_of(cls.__bases__)]
 
     def weights(self, model: Any) -> Told:
         if isinstance(model, Engine):
             public = {name: value for name, value in attributes_of(model) if name[0] != "_" and name != "tokens"}
             return model.name or [self.tell(type(model)), self.tell(public)]
-        return _sampled(model) if hasattr(model, "named_parameters") else self.tell(model)
+        return _weights(model) if hasattr(model, "named_parameters") else self.tell(model)
 
     def _object(self, value: Any, path: str, own: bool) -> Told:
-        cls, left_out = type(value), {*OWN} if isinstance(value, Model) else set[str]()
-        told: list[Told] = [self.tell(cls)]
-        if isinstance(value, Proposal):
-            left_out |= _FILLED
-        elif hasattr(value, "named_parameters"):        # a network of torch
-            told.append(_sampled(value))
-            left_out |= vars(sys.modules["torch"].nn.Module()).keys()
-        elif hasattr(cls, "convert_ids_to_tokens"):     # a tokenizer of transformers
+        """Tell an object that says what a pickle holds by that, another by its attributes."""
+        cls, kept = type(value), dict(attributes_of(value))
+        told, left_out = list[Told]([self.tell(cls)]), frozenset[str]()
+        if hasattr(cls, "convert_ids_to_tokens"):       # a tokenizer of transformers
             return [*told, digest(sorted(value.get_vocab().items()))]
-        elif hasattr(cls, "detach") and hasattr(cls, "cpu"):                    # a tensor
-            values = value.detach().cpu()               # numpy has no bfloat16
-            return [*told, str(value.dtype), self.array((values.float() if values.itemsize == 2 else values).numpy())]
-        elif cls in copyreg.dispatch_table or _pickles(cls):
+        if hasattr(cls, "detach") and hasattr(cls, "cpu"):                      # a tensor
+            return [*told, _tensor(value)]
+        if hasattr(value, "named_parameters"):          # a network of torch
+            told.append(_weights(value))
+            left_out = frozenset(vars(sys.modules["torch"].nn.Module()))
+        elif isinstance(value, (Model, Proposal)):
+            left_out = OWN if isinstance(value, Model) else _FILLED
+        elif cls in copyreg.dispatch_table or says_its_state(cls) or not (kept or isinstance(value, _CONTAINERS)):
             try:
                 made = (copyreg.dispatch_table.get(cls) or methodcaller("__reduce_ex__", 4))(value)
-            except (TypeError, pickle.PicklingError):   # it cannot be pickled
-                pass
+            except (TypeError, pickle.PicklingError) as error:
+                if not kept and not self._inside:
+                    raise TypeError(
+                        f"{path} holds {_shown(value)}, of which a checkpoint cannot tell whether another process has "
+                        "the same: have the class of the object that holds it leave it out, by __reduce__ or "
+                        "__getstate__"
+                    ) from error
             else:
-                parts = [made] if isinstance(made, str) else [*made[:3], *map(list, filter(None, made[3:5]))]
-                return [*told, self.all_of(parts, path)]
-        left_out |= {name for base in cls.__mro__ for name, part in vars(base).items() if _is_cached(part)}
-        left = [(name, part) for name, part in attributes_of(value) if name not in left_out]
-        kept = [(name, part) for name, part in left if own or not name.startswith("_")]
-        if not left and not isinstance(value, _CONTAINERS) and not self._inside:
-            try:
-                object.__reduce_ex__(value, 4)
-            except TypeError as error:
-                raise TypeError(
-                    f"{path} holds {_shown(value)}, of which a checkpoint cannot tell whether another process has the "
-                    "same: have the class of the object that holds it leave it out, by __reduce__ or __getstate__"
-                ) from error
+                if isinstance(made, str):
+                    return [*told, getattr(value, "__module__", None), made]
+                return [*told, self.all_of([*made[:3], *map(list, filter(None, made[3:5]))], path)]
+        cached = {name for base in cls.__mro__ for name, part in vars(base).items() if isinstance(part, _CACHED)}
+        names = [name for name in sorted(kept.keys() - left_out - cached) if own or not name.startswith("_")]
         self._inside += not own
-        told.append([[name, self.part(f"{path}.{name}", part)] for name, part in sorted(kept, key=lambda it: it[0])])
+        told.append([[name, self.part(f"{path}.{name}", kept[name])] for name in names])
         self._inside -= not own
         return told
 
 
+def _by(*names: str) -> Callable[[_Teller, Any, str], Told]:
+    """Tell an object by these attributes."""
+    return lambda teller, value, path: teller.all_of([getattr(value, name, None) for name in names], path)
+
+
 _KINDS: tuple[tuple[Any, Callable[[_Teller, Any, str], Told]], ...] = (
     (Token, lambda self, token, _: [self.vocabulary(token.vocab), int(token)]),
-    (Text, lambda self, text, _: text.bytes.hex()),
     (Vocabulary, _Teller.vocabulary),
     (CachedTransformer, _Teller.model),
-    (Context, _Teller.context),
-    (NextToken, lambda self, dist, path: self.tell(dist.context, path)),
+    (Context, _by("lm", "tokens")),
     (Finite, _Teller.finite),
-    (TokenIndex, lambda self, index, path: self.tell(index.recognizer, path)),
-    (JsonSchemaIndex, lambda self, index, path: self.tell(index.constraint, path)),
-    (
-        JsonSchema,
-        lambda self, of, path: [json.dumps(of.schema), of._given, repr(of.type)]
-        + [self.tell(it, path) for it in (of.type,) if isinstance(it, type)],
-    ),
-    ((JsonTexts, OpenTexts), lambda self, texts, path: self.tell(texts.constraint, path)),
+    (TokenIndex, _by("recognizer")),
+    (JsonSchema, lambda self, of, path: [json.dumps(of.schema), of._given, self.tell(of.type, path)]),
+    ((JsonSchemaIndex, JsonTexts, OpenTexts), _by("constraint")),
+    (Regex, _by("pattern", "flags")),
     (DFA, _Teller.automaton),
     (np.ndarray, _Teller.array),
     (
@@ -307,76 +289,46 @@ _KINDS: tuple[tuple[Any, Callable[[_Teller, Any, str], Told]], ...] = (
     ((set, frozenset), lambda self, values, path: sorted(self.all_of(values, path))),
     ((list, tuple, deque), _Teller.all_of),
     (types.FunctionType, _Teller.function),
-    (Batched, lambda self, batched, path: self.all_of([batched.function, batched.max_batch], path)),
-    (types.MethodType, lambda self, method, path: self.all_of([method.__func__, method.__self__], path)),
-    (functools.partial, lambda self, part, path: self.all_of([part.func, part.args, part.keywords], path)),
-    ((staticmethod, classmethod), lambda self, part, path: self.tell(part.__func__, path)),
-    (property, lambda self, part, path: self.all_of([part.fget, part.fset, part.fdel], path)),
-    (functools.cached_property, lambda self, part, path: self.tell(part.func, path)),
-    (type(functools.cache(len)), lambda self, cached, path: self.tell(cached.__wrapped__, path)),
+    (types.CodeType, _Teller.code),
     (type, _Teller.named),
-    (
-        (types.BuiltinFunctionType, types.MethodWrapperType),
-        lambda self, it, path: [it.__qualname__, self.tell(it.__self__, path)],
-    ),
-    (types.ModuleType, lambda self, module, _: module.__name__),
-    (types.CodeType, lambda self, code, _: _code(code)),
+    (Batched, _by("function", "max_batch")),
+    (types.MethodType, _by("__func__", "__self__")),
+    ((staticmethod, classmethod), _by("__func__")),
+    (property, _by("fget", "fset", "fdel")),
+    (_CACHED, _by("func")),
+    (type(functools.cache(len)), _by("__wrapped__")),
+    (types.ModuleType, _by("__name__")),
+    (io.IOBase, _by("name")),
     (weakref.ref, lambda self, ref, path: self.tell(ref(), path)),
-    (io.IOBase, lambda self, file, _: str(getattr(file, "name", ""))),
-    (_EMPTY, lambda *_: []),
+    (_EMPTY, _by()),
 )
 
 
-def _sampled(network: Any) -> Told:
-    """The first values of each tensor of a network."""
-    told = list[Told]()
-    for name, tensor in network.named_parameters():
-        values = tensor.detach().reshape(-1)[:_SAMPLE]
-        there = values.device.type != "meta"            # elsewhere, as accelerate puts it
-        told.append([name, list(tensor.shape), str(tensor.dtype), values.float().cpu().numpy().tobytes().hex() * there])
-    return told
+def _place(value: Any, values: list[Any]) -> int:
+    """Return the place of `value` in a list, to which it is added if it is not there."""
+    if value not in values:
+        values.append(value)
+    return values.index(value)
 
 
-def _code(code: types.CodeType) -> Told:
-    """What a function does, wherever it stands."""
-    names = [*code.co_names, *code.co_varnames, *code.co_freevars]
-    return [code.co_code.hex(), names, list(map(_constant, code.co_consts))]
+def _tensor(tensor: Any, most: int | None = None) -> Told:
+    """Tell a tensor by its first values, or by all."""
+    values = tensor.detach().reshape(-1)[:most]
+    if values.device.type == "meta":                    # its values are elsewhere, as accelerate puts them
+        return [str(tensor.dtype), list(tensor.shape)]
+    data = values.cpu().view(sys.modules["torch"].uint8).numpy().tobytes()      # numpy has no bfloat16
+    return [str(tensor.dtype), list(tensor.shape), hashlib.blake2b(data).hexdigest()]
 
 
-def _constant(value: Any) -> Told:
-    if isinstance(value, types.CodeType):
-        return _code(value)
-    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
-
-
-def _names(code: types.CodeType, operations: Collection[int]) -> set[str]:
-    """The names on which a function and those inside it do one of these operations."""
-    inner = [_names(value, operations) for value in code.co_consts if isinstance(value, types.CodeType)]
-    return {each.argval for each in dis.get_instructions(code) if each.opcode in operations}.union(*inner)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:                                  # a variable that has no value yet
-        return None
+def _weights(network: Any) -> Told:
+    return [[name, _tensor(tensor, _SAMPLE)] for name, tensor in network.named_parameters()]
 
 
 def _is_own(part: Any) -> bool:
-    """Whether a class, a function or a module is the user's, not Python's nor of an installed package."""
+    """Check whether a class, a function or a module is the user's, not Python's nor of an installed package."""
     if isinstance(part, types.FunctionType):
         file = part.__code__.co_filename
     else:
         name = part.__name__ if isinstance(part, types.ModuleType) else part.__module__
         file = _HOMES[0] if name in sys.builtin_module_names else getattr(sys.modules.get(name), "__file__", None) or ""
     return not (file.startswith(_HOMES) or "site-packages" in file or "dist-packages" in file)
-
-
-def _pickles(cls: type) -> bool:
-    """Whether a class says itself what a pickle holds."""
-    own = "__reduce__", "__reduce_ex__", "__getstate__"
-    return any(name in vars(base) for base in cls.__mro__[:-1] for name in own)
-
-
-def _is_cached(part: Any) -> bool:
-    return isinstance(part, functools.cached_property)

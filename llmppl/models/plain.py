@@ -31,10 +31,8 @@ class Plain:
     def write(self, value: Any) -> Json:
         """TypeError if it cannot be."""
         kind = type(value)
-        if value is None or kind is bool or kind is int or kind is str:
+        if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
             return value
-        if kind is float:
-            return value if math.isfinite(value) else {"float": repr(value)}
         if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in _NUMBERS:
             array = np.asarray(value)
             data = [base64.b64encode(array.tobytes()).decode(), array.dtype.str, *array.shape]
@@ -100,7 +98,7 @@ _KINDS: dict[str, tuple[Any, Callable[[Plain, Any], Json], Callable[[Plain, Json
     "eos": (type(EOS), lambda _, value: True, lambda _, data: EOS),
     "text": (Text, lambda _, text: text.bytes.hex(), lambda _, data: Text(bytes.fromhex(data))),
     "bytes": (bytes, lambda _, value: value.hex(), lambda _, data: bytes.fromhex(data)),
-    "float": (None, lambda _, value: None, lambda _, data: float(data)),
+    "float": (float, lambda _, value: repr(value), lambda _, data: float(data)),
     "array": (None, lambda _, value: None, _array),
     "scalar": (None, lambda _, value: None, lambda self, data: _array(self, data)[()]),
     "tuple": (tuple, Plain.write_all, lambda self, data: tuple(self.read_all(data))),

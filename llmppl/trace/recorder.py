@@ -7,7 +7,6 @@ run that is killed leaves all of its steps but perhaps the last. `llmppl.trace.l
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from llmppl.arguments import path as path_of
 from llmppl.arguments import text as text_of
+from llmppl.inference.files import no_folder, null
 from llmppl.trace.recording import VERSION, Recording, parse
 from llmppl.trace.showing import show
 
@@ -66,9 +66,8 @@ class Recorder:
         self._stopped = False
         self._before: list[tuple[str, dict[str, float]]] = []       # text and attribution of each particle
         if self.path is not None:
-            if not self.path.parent.is_dir():
-                missing = f"there is no folder {str(self.path.parent)!r}; make it first"
-                raise FileNotFoundError(errno.ENOENT, missing, str(self.path))
+            if missing := no_folder(self.path):
+                raise missing
             self.path.write_text("", encoding="utf-8")
 
     def __call__(self, step: Step) -> None:
@@ -88,7 +87,7 @@ class Recorder:
                 "candidates": [self._candidate(*line) for line in lines],
                 "ancestors": step.ancestors.tolist(),
                 "log_weights": step.particles.log_weights.tolist(),
-                "log_ml": _finite(step.log_ml),
+                "log_ml": null(step.log_ml),
                 **{name: getattr(step, name) for name in FIGURES},
             }
         )
@@ -139,7 +138,7 @@ class Recorder:
         old_text, old_attribution = self._before[parent] if self._before else ("", {})
         keep = len(os.path.commonprefix([old_text, text]))
         added = {name: total - old_attribution.get(name, 0.0) for name, total in attribution.items()}
-        record: dict[str, Any] = {"parent": parent, "text": text[keep:], "log_weight": _finite(log_weight)}
+        record: dict[str, Any] = {"parent": parent, "text": text[keep:], "log_weight": null(log_weight)}
         if keep < len(old_text):
             record["keep"] = keep
         if candidate.log_twist:
@@ -166,10 +165,6 @@ class Recorder:
             self._stopped = True                        # for good: what follows a torn line could not be read
             why = f"the recording stops after step {self._index}, and the run goes on: {error.strerror or error}"
             warnings.warn(f"{self.path}: {why}", stacklevel=4)
-
-
-def _finite(log_weight: float) -> float | None:
-    return None if log_weight == -math.inf else float(log_weight)
 
 
 def _prompts(particles: Sequence[Any]) -> list[str]:

@@ -11,8 +11,6 @@ that ended the run.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
 import sys
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from llmppl.arguments import shown
+from llmppl.inference.files import parsed
 from llmppl.trace.schema import FIELDS, check, check_references
 
 __all__ = ["VERSION", "Candidate", "RecordedStep", "Recording", "load", "parse"]
@@ -164,7 +163,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
 
 def parse(whole: Sequence[str], path: str) -> Recording:
     """The recording that these lines are; a ValueError of `load` begins with `path`."""
-    header = _parsed(next(iter(whole), ""))
+    header = parsed(next(iter(whole), ""))
     if "llmppl_trace" not in header:
         raise ValueError(f"{path} is not a recording: its first line is not that of a Recorder. {_HOW}")
     version = header["llmppl_trace"]
@@ -175,7 +174,7 @@ def parse(whole: Sequence[str], path: str) -> Recording:
         )
     reader = _Reader()
     for number, line in enumerate(whole, 1):
-        record = _parsed(line)
+        record = parsed(line)
         if not record:
             raise ValueError(f"{path}, line {number} is not a step as a Recorder writes it: {line[:60]!r}")
         kind = "header" if number == 1 else "end" if "end" in record else "step"
@@ -226,11 +225,3 @@ def normalised(log_weights: Sequence[float]) -> list[float]:
     """The weights divided by their sum; 0 where all are."""
     total = max(np.logaddexp.reduce(log_weights, initial=-np.inf), -sys.float_info.max)
     return [float(np.exp(log_weight - total)) for log_weight in log_weights]
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    """The JSON object that a line is; an empty one if it is none."""
-    value = None
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(line)
-    return value if isinstance(value, dict) else {}
