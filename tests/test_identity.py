@@ -21,6 +21,7 @@ import torch
 from llmppl import Bernoulli, Categorical, JsonSchema, Model, Regex, Vocabulary, smc_steer
 from llmppl.distributions import Distribution, Finite, Geometric, Uniform, mixture, product
 from llmppl.grammar import Grammar
+from llmppl.languages import DFA, any_case, within
 from llmppl.lm import Engine
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.batching import batched
@@ -252,6 +253,25 @@ def test_what_is_kept_to_save_time_is_no_part_of_an_identity():
     index.mask(index.start), critic.table, dist.log_probs(), dist.top_k(1).log_probs(), mixed.log_probs()
     batch("a1"), program.it[1].mask(program.it[1].start), dist.where(bool).propose(np.random.default_rng(0))
     assert told(program) == before
+
+
+LAZY = {
+    "edits": lambda word: within(DFA.from_strings([word]), 1),
+    "a concatenation": lambda word: DFA.from_strings([word]) + Regex("[0-9]+"),
+    "a look-ahead": lambda word: Regex("a*") + Regex(f"(?={word}).+"),
+    "no look-ahead": lambda word: Regex("a*") + Regex(f"(?!{word}).+"),
+    "any case": lambda word: any_case(DFA.from_strings([word])),
+    "an index": lambda word: within(DFA.from_strings([word]), 1).index(VOCAB),
+}
+
+
+@pytest.mark.parametrize("made", LAZY.values(), ids=LAZY)
+def test_an_automaton_is_told_by_its_language_not_by_the_states_that_it_has_met(made):
+    used = made("hello")
+    for text in ("hallo", "zebra", "HELLO", "aahello7"):
+        (used if isinstance(used, DFA) else used.recognizer).accepts_text(text)
+    assert difference(told(M(used)), told(M(made("hello")))) is None
+    assert "the attribute it " in difference(told(M(used)), told(M(made("hella"))))
 
 
 def test_an_engine_is_the_same_after_it_has_run():

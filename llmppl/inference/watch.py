@@ -22,7 +22,7 @@ from llmppl.inference.branches import Advance, Branch
 from llmppl.models.alike import first_difference, grown, grown_inside, snapshot
 from llmppl.models.choices import INSTEAD, Sampled, last_choices
 from llmppl.models.copies import STREAMS, survey
-from llmppl.models.identity import _is_own as is_own
+from llmppl.models.identity import is_own
 from llmppl.models.model import Model, untwist, wrap_step
 from llmppl.runtime import Runtime
 from llmppl.shared import Shared

@@ -34,7 +34,10 @@ import numpy as np
 
 from llmppl.arguments import name_of, shown
 from llmppl.distributions import Finite, Proposal
-from llmppl.languages import DFA, JsonSchema, JsonSchemaIndex, JsonTexts, OpenTexts, Regex
+from llmppl.growing import Numbering
+from llmppl.languages import JsonSchema, JsonSchemaIndex, JsonTexts, OpenTexts, Regex
+from llmppl.languages.machine import Machine
+from llmppl.languages.nfa import ACCEPT, FOUND, Ahead
 from llmppl.lm import CachedTransformer, Context, Engine
 from llmppl.masks import TokenIndex
 from llmppl.models.batching import Batched
@@ -167,7 +170,7 @@ class _Teller:
 
     def _contents(self, value: Any, path: str) -> Told:
         told = next((tell(self, value, path) for kinds, tell in _KINDS if isinstance(value, kinds)), None)
-        own = _is_own(type(value))
+        own = is_own(type(value))
         if told is None or (own and isinstance(value, (*_CONTAINERS, Proposal))):
             return [told, self._object(value, path, own)]
         return told
@@ -184,9 +187,20 @@ class _Teller:
         data = self.all_of(array.ravel().tolist(), path) if objects else hashlib.blake2b(array.tobytes()).hexdigest()
         return [str(array.dtype), list(array.shape), data]
 
-    def automaton(self, dfa: DFA, _: str) -> Told:
-        fixed = getattr(dfa, "_source", dfa) is None    # else its states are numbered as they are met
-        return [dfa.start, self.array(dfa.table), self.array(dfa.accepting)] if fixed else []
+    def automaton(self, dfa: Machine, path: str) -> Told:
+        """Tell the table, or the NFA that it is made from, whose states are numbered as they are reached."""
+        if dfa._source is None:
+            return [dfa.start, self.array(dfa.table), self.array(dfa.accepting)]
+        nfa, told = dfa._source.nfa, list[Told]()
+        nfa.settle()
+        numbers = Numbering([nfa.start])
+        for state in numbers.met:                       # grows
+            guard = nfa.guards.get(state, ())
+            guards = [numbers[each] if isinstance(guard, Ahead) else self.tell(each, path) for each in guard[:1]]
+            edges = [(lo, hi, numbers[target]) for lo, hi, target in nfa.edges(state)]
+            ends = [state == ACCEPT, state == FOUND]
+            told.append([ends, [numbers[each] for each in nfa.epsilon[state]], edges, guards, guard[1:]])
+        return told
 
     def finite(self, dist: Finite[Any], path: str) -> Told:
         return self.all_of([dist.support, dist.recipe or dist._describe or dist.log_weights()], path)
@@ -197,7 +211,7 @@ class _Teller:
         return [code.co_code.hex(), names, self.all_of(code.co_consts, path)]
 
     def function(self, function: types.FunctionType, path: str) -> Told:
-        code, name, own = function.__code__, name_of(function), _is_own(function)
+        code, name, own = function.__code__, name_of(function), is_own(function)
         told, named = f"{function.__module__}.{name}", dict[str, Any]()
         if own:
             told = self.tell(code)
@@ -207,14 +221,14 @@ class _Teller:
                 named[f"the {kind} {each} of {name}"] = value
             elif own:
                 named[f"the global {each}"] = value
-                if isinstance(value, types.ModuleType) and _is_own(value):
+                if isinstance(value, types.ModuleType) and is_own(value):
                     read = sorted(names_in(code) & vars(value).keys())
                     named |= {f"the global {each}.{it}": vars(value)[it] for it in read}
         return [told, self.tell(vars(function), path), [self.part(each, value) for each, value in named.items()]]
 
     def named(self, cls: type, _: str) -> Told:
         """Tell a class: its functions, and other values that stand in it; one of a package by its name."""
-        if not _is_own(cls) and (cls is Model or not issubclass(cls, Model)):
+        if not is_own(cls) and (cls is Model or not issubclass(cls, Model)):
             return [cls.__module__, cls.__qualname__]
         told = list[Told]()
         for name, part in sorted(vars(cls).items()):
@@ -280,7 +294,7 @@ _KINDS: tuple[tuple[Any, Callable[[_Teller, Any, str], Told]], ...] = (
     (JsonSchema, lambda self, of, path: [json.dumps(of.schema), of._given, self.tell(of.type, path)]),
     ((JsonSchemaIndex, JsonTexts, OpenTexts), _by("constraint")),
     (Regex, _by("pattern", "flags")),
-    (DFA, _Teller.automaton),
+    (Machine, _Teller.automaton),
     (np.ndarray, _Teller.array),
     (
         (dict, types.MappingProxyType),
@@ -324,7 +338,7 @@ def _weights(network: Any) -> Told:
     return [[name, _tensor(tensor, _SAMPLE)] for name, tensor in network.named_parameters()]
 
 
-def _is_own(part: Any) -> bool:
+def is_own(part: Any) -> bool:
     """Check whether a class, a function or a module is the user's, not Python's nor of an installed package."""
     if isinstance(part, types.FunctionType):
         file = part.__code__.co_filename
