@@ -4,6 +4,7 @@ import contextlib
 import enum
 import errno
 import functools
+import itertools
 import json
 import math
 import os
@@ -30,13 +31,14 @@ from llmppl import (
     JsonSchema,
     Model,
     Regex,
+    Uniform,
     Vocabulary,
     importance_sampling,
     inference,
     smc_standard,
     smc_steer,
 )
-from llmppl.inference import Distinct, DownSample, checkpoint
+from llmppl.inference import Copies, Distinct, DownSample, checkpoint
 from llmppl.inference.resampling import multinomial
 from llmppl.languages import JsonSchemaIndex
 from llmppl.models.identity import identity
@@ -90,6 +92,30 @@ def test_a_run_that_is_interrupted_at_any_step_ends_as_it_would_have(program, ru
             assert json.loads(path.read_bytes().splitlines()[-2])["t"] == at - 1
         assert told(run(model, seed=3, checkpoint=path, every=every)) == told(whole)
         assert told(run(model, seed=3, checkpoint=path)) == told(whole)
+
+
+class Dies(Model):
+    """Some particles die in each step."""
+
+    def step(self):
+        value = self.sample(Uniform(0, 4))
+        self.condition(value > 0)
+        self.s += str(value)
+        if len(self.s) == 6:
+            self.finish()
+
+
+@pytest.mark.parametrize("begun", [0, 1, 2, 3])
+def test_a_checkpoint_of_a_run_stepped_by_hand_has_its_first_steps(begun, tmp_path):
+    def made():
+        return SMC(Dies(), Copies(6, 2), DownSample(6), seed=3)
+
+    path, run = tmp_path / "run.ckpt", made()
+    for step in itertools.islice(run, begun):
+        assert any(death.step == step.index for death in step.particles.deaths)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(checkpoint=path, every=1, on_step=interrupt(4))
+    assert told(made().run(checkpoint=path)) == told(made().run())
 
 
 def constrained(lm, **options):

@@ -24,6 +24,7 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
+from llmppl.distributions import Proposal
 from llmppl.inference import SMC, Copies, Distinct, DownSample
 from llmppl.models import alike
 from llmppl.models.choices import NOTHING, Choice, Noted, Sampled, StreamState, replay
@@ -224,6 +225,34 @@ def test_copies_share_what_was_noted_and_go_on_by_themselves():
     twin.rng = np.random.default_rng(4)
     twin.step()
     assert model.choices == before and twin.choices[: len(before)] == before and len(twin.choices) == 2
+
+
+class Nothing(Proposal):
+    """Proposes a value with weight 0, that is, its measure is 0 everywhere."""
+
+    def propose(self, rng):
+        return "x", -np.inf
+
+    def log_measure(self, value):
+        return -np.inf
+
+    def __repr__(self):
+        return "Nothing()"
+
+
+def test_a_particle_that_died_of_a_weight_of_zero_is_replayed():
+    class Dies(Model):
+        def step(self):
+            self.s += self.sample(Uniform(["a", "b"]))
+            self.score(-0.5)
+            self.sample(Nothing())
+
+    (step,) = SMC(Dies(), Copies(4, 1), DownSample(4), seed=1)
+    for candidate in step.candidates:
+        assert candidate.choices[0][1:] == (Choice("x", -np.inf),)
+        again = replay(Dies(), candidate.choices)
+        assert (again.s, again.choices, again.death) == (candidate.s, candidate.choices, candidate.death)
+        assert again.finished and again.log_weight == -np.inf and again.attribution == candidate.attribution
 
 
 def test_a_long_list_of_choices_is_pickled_without_recursion():
