@@ -7,6 +7,7 @@ import copy
 import functools
 import itertools
 import math
+import os
 import random
 import re
 import weakref
@@ -237,6 +238,27 @@ def test_a_method_of_a_list_is_that_of_its_copy_in_copies(run, slots):
             self.add(self.s[-1])
 
     is_posterior(run, Once, ONCE, quick=60)
+
+
+def test_a_method_of_a_list_that_holds_the_model_is_that_of_a_list_that_holds_the_copy():
+    model = Apart()
+    model.seen = [model]
+    model.add = model.seen.append
+    twin = model.copy()
+    twin.add(1)
+    assert twin.seen[0] is twin and twin.seen[1] == 1 and len(model.seen) == 1
+
+
+def test_a_method_of_what_cannot_be_copied_is_refused_by_name_unless_it_is_shared():
+    class Writes(Apart):
+        def __init__(self):
+            super().__init__()
+            self.write = open(os.devnull, "w").write    # noqa: SIM115
+
+    with pytest.raises(TypeError, match=r'the attribute write of Writes cannot be copied .* shared = \("write",\)'):
+        smc_steer(Writes(), 2, 2, seed=0, progress=False)
+    Writes.shared = ("write",)
+    assert smc_steer(Writes(), 2, 2, seed=0, progress=False)
 
 
 def test_methods_of_what_does_not_change_are_shared():

@@ -248,8 +248,9 @@ def says_its_state(cls: type) -> bool:
 def blame(model: Any, kept: Kept, error: Exception) -> None:
     """A TypeError that names the attribute by which copying `model` ended with this error, if it does so again."""
     for name, value in vars(model).items():
+        bound = isinstance(value, types.BuiltinMethodType) and not _is_fixed(value.__self__)
         try:
-            copy.deepcopy(value, {id(model): model, **kept.memo(model)})
+            copy.deepcopy(value.__self__ if bound else value, {id(model): model, **kept.memo(model)})
         except type(error) as again:
             if again.args == error.args:                # else it is of a signal handler, say
                 raise TypeError(
@@ -367,7 +368,7 @@ def _parts_of_object(value: Any, shared: bool, model: Any) -> Iterator[Part]:
 _PARTS: tuple[tuple[Any, Callable[[Any, bool, Any], Iterable[Part]]], ...] = (
     (types.FunctionType, _parts_of_function),
     (types.MethodType, lambda m, shared, _: [(m.__func__, True, ".__func__"), (m.__self__, shared, ".__self__")]),
-    (types.BuiltinMethodType, lambda method, *_: [(method.__self__, True, ".__self__")]),
+    (types.BuiltinMethodType, lambda method, shared, _: [(method.__self__, shared, ".__self__")]),
     (
         functools.partial,
         lambda p, shared, _: [(p.func, shared, ".func"), (p.args, shared, ".args"), (p.keywords, shared, ".keywords")],
