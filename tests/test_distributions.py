@@ -31,7 +31,7 @@ from llmppl import (
     product,
     smc_steer,
 )
-from llmppl.distributions import Finite, Impossible
+from llmppl.distributions import Finite, Impossible, standard
 from llmppl.lm import NextToken, TokenDistribution
 
 V = 6
@@ -190,6 +190,25 @@ def test_top_p_of_many_values_is_that_of_all_of_them_sorted(V, scale):
         least, most = (sum(mass < p + error for mass in before[:-1]) for error in (-1e-9, 1e-9))
         kept = {*np.flatnonzero(np.isfinite(dist.top_p(p).log_probs())).tolist()}
         assert {*order[:least]} <= kept <= {*order[:most]}
+
+
+@pytest.mark.parametrize("V", [601, 5001])              # more than are looked at first
+def test_top_p_of_one_likely_value_among_equal_ones(V):
+    others = 0.5 / (V - 1)
+    probs = np.full(V, others)
+    probs[V // 2] = 0.5
+    order = [V // 2, *(i for i in range(V) if i != V // 2)]
+    for num_kept in (1, 2, 3, V // 4, V // 2):
+        for p in {0.1, 0.4} if num_kept == 1 else {0.5 + (num_kept - 1.5) * others}:
+            kept = np.flatnonzero(np.isfinite(Categorical(probs).top_p(p).log_probs()))
+            assert kept.tolist() == sorted(order[:num_kept])
+
+
+def test_the_most_values_of_a_Uniform_are_no_more_than_its_limit(monkeypatch):
+    monkeypatch.setattr(standard, "_MAX_VALUES", 10)
+    assert len(Uniform(1, 10).support) == 10
+    with pytest.raises(ValueError, match="at most 10 of them, not low=0 and high=10"):
+        Uniform(0, 10)
 
 
 def test_what_is_derived_alike_is_one_object_for_as_long_as_it_lives():

@@ -4,6 +4,7 @@ A language model fails at its k-th call, for every k; a signal handler raises at
 where its probabilities are asked for. No algorithm may run the step again as if nothing had been.
 """
 
+import contextlib
 import math
 import os
 import random
@@ -223,6 +224,26 @@ def test_a_step_may_handle_what_a_distribution_raises(name):
         for text, log_weight in zip(found.texts, found.log_weights, strict=True):
             total[[*truth].index(text)] += math.exp(log_weight)
     np.testing.assert_allclose(total / num, [*truth.values()], atol=4.5 * 0.3 / math.sqrt(num))     # an sd is below 0.3
+
+
+class Suppresses(Model):
+    """Three distributions fail, each with an exception of its own, before one that does not."""
+
+    def step(self):
+        with contextlib.suppress(ZeroDivisionError):
+            self.sample(Finite(range(2), lambda: 1 / 0))
+        with contextlib.suppress(IndexError):
+            self.sample(Finite(range(2), lambda: [][1]))
+        with contextlib.suppress(KeyError):
+            self.sample(Finite(range(2), lambda: {}["a"]))
+        self.s = "ab"[self.sample(Categorical([0.25, 0.75]))]
+        self.finish()
+
+
+@every_algorithm
+def test_each_sample_raises_the_exception_of_its_own_distribution(run):
+    found = [str(particle) for particle in run(Suppresses())]
+    assert found and {*found} <= {"a", "b"}
 
 
 @every_algorithm

@@ -339,6 +339,25 @@ def test_a_model_within_a_model_draws_from_the_stream_of_its_particle(run, once)
     is_posterior(run, type("Holds", (Outer,), {"once": once}), DRAWN)
 
 
+class Asks(Outer):
+    """The other model draws in no step of its own."""
+
+    def step(self):
+        if not self.once and not self.s:
+            self.inner.rng = self.rng
+        one = self.inner.sample(Bernoulli(0.25))
+        self.s += "01"[int(one)]
+        self.score(math.log(2.0) if one else 0.0)
+        if len(self.s) == 2:
+            self.finish()
+
+
+@every_sampler
+@pytest.mark.parametrize("once", [True, False], ids=["given before the run", "given in the first step"])
+def test_a_model_within_a_model_draws_by_hand_in_every_copy(run, once):
+    is_posterior(run, type("Holds", (Asks,), {"once": once}), DRAWN)
+
+
 class Nests(Model):
     """Inference before the first `sample`: its estimate of Z is the weight, and a particle drawn from it the text."""
 
