@@ -265,6 +265,22 @@ def test_other_names_are_the_programs(run, name):
     assert found.log_ml == pytest.approx(0.0, abs=3.0) and all(getattr(each, name) == [0] for each in found)
 
 
+class Dies(Model):
+    def step(self):
+        self.s += self.sample(Uniform(["a", "b"]))
+        self.condition(self.s != "bb")
+        self.score(math.log(0.5) if self.s == "ab" else 0.0)
+        if len(self.s) == 2:
+            self.finish()
+
+
+@every_sampler
+@pytest.mark.parametrize("name", ["_draw", "_weigh", "_die", "_cause", "_statement", "_own_chooser", "spawn", "_copy"])
+def test_methods_of_other_names_are_the_programs(run, name):
+    program = type("Named", (Dies,), {name: lambda self, *given, **more: "b"})
+    is_posterior(run, program, {"aa": 0.25, "ab": 0.125, "ba": 0.25}, quick=60)
+
+
 def test_a_weight_that_is_assigned_in_a_step_says_score():
     class Assigns(Model):
         def step(self):

@@ -33,7 +33,7 @@ class Branch:
 
     def _begin(self) -> None:
         self.chooser = Listed(self.picks, self._asker, self._errors)
-        self.particle = self.start.spawn(self.chooser)
+        self.particle = self.start._spawn_(self.chooser)
         self.error: Exception | None = None
         self._left: Left | None = None
 

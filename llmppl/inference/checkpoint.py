@@ -219,7 +219,7 @@ class Checkpoint:
             seen, particles = set[int](), []
             for each in written:
                 at, stream = each.pop("at"), Sampled(stream_of(_read_state(each.pop("stream"))))
-                particle = found[at].spawn(stream) if at in seen or at == -1 else found[at]
+                particle = found[at]._spawn_(stream) if at in seen or at == -1 else found[at]
                 seen.add(at)
                 text, finished = each.pop("text"), each["finished"]
                 if (particle.s, particle.finished) != (text, finished):

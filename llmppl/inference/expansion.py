@@ -130,7 +130,7 @@ class Copies:
             copies = [particle]
             if not particle.finished:
                 particle._log_weight_ -= math.log(self.K)
-                copies += [particle.spawn(Sampled(next(streams))) for _ in range(self.K - 1)]
+                copies += [particle._spawn_(Sampled(next(streams))) for _ in range(self.K - 1)]
             extensions += [Extension(copy, i, group, moving=not copy.finished) for copy in copies]
         _step(run, extensions)
         return _merged(extensions) if self.merge else extensions
@@ -218,7 +218,7 @@ class Distinct:
     def _copied(
         self, particle: Model, i: int, number: int, group: int, streams: Iterator[Stream]
     ) -> list[Extension]:
-        copies = [particle.spawn(Sampled(next(streams))) for _ in range(number)]
+        copies = [particle._spawn_(Sampled(next(streams))) for _ in range(number)]
         for copy in copies:
             copy._log_weight_ -= math.log(number)
         return [Extension(copy, i, group) for copy in copies]
@@ -260,7 +260,7 @@ EXPANSIONS: dict[ExpansionName, Callable[[int, int], Copies | Distinct]] = {
 
 def _started(particle: Model, chooser: Sampled, log_weight: float) -> Model:
     """A copy that begins its step with this log-weight."""
-    copy = particle.spawn(chooser)
+    copy = particle._spawn_(chooser)
     copy._log_weight_, copy._log_twist_ = log_weight, 0.0
     return copy
 

@@ -216,7 +216,7 @@ class SMC(Generic[M]):
 
     def posterior(self) -> Particles[M]:
         """What a run returns that ends here: copies of the particles that have not finished are marked `cut`."""
-        ended = [p if p.finished or p.chooser is None else p.spawn(p.chooser) for p in self.particles]
+        ended = [p if p.finished or p.chooser is None else p._spawn_(p.chooser) for p in self.particles]
         cut(ended)
         return self._ended(ended)
 
@@ -265,7 +265,7 @@ def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams:
     for ancestor, log_weight in zip(ancestors.tolist(), log_weights.tolist(), strict=True):
         particle = candidates[ancestor]
         if ancestor in seen:
-            particle = particle.spawn(Sampled(next(streams)))
+            particle = particle._spawn_(Sampled(next(streams)))
         seen.add(ancestor)
         particle._log_weight_ = log_weight
         taken.append(particle)

@@ -51,10 +51,10 @@ def begin(model: M, choosers: Sequence[Sampled]) -> list[M]:
     wrap_step(type(model))                              # it may have been assigned to the class
     if [*model._noted_][-1:] not in ([], [None]):       # the first thing that it noted is no beginning of a step
         raise ValueError(f"{name} sampled before its first step, which gives all particles one value: sample in step()")
-    first = model.spawn(choosers[0])
+    first = model._spawn_(choosers[0])
     if first._kept_ is None:                             # a copy() of its own, which may share what it must not
         survey(model)
-    return [first, *map(first.spawn, choosers[1:])]
+    return [first, *map(first._spawn_, choosers[1:])]
 
 
 def cut(particles: Iterable[Model]) -> None:

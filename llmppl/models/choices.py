@@ -7,7 +7,7 @@ Every `sample` asks the particle's *chooser* for a value and notes the answer. T
     Listed(picks)           takes values that were listed before, then leaves the step with the list of what can follow
     Replayed(steps, rng)    makes the choices that another particle noted
 
-A chooser is given to a particle between two steps, by `Model.spawn`. What the particle noted is `particle.choices`,
+A chooser is given to a particle between two steps, by `Model._spawn_`. What the particle noted is `particle.choices`,
 plain data from which `replay` makes the particle again. Checkpoints, conditional SMC and rejuvenation stand on these.
 
 A step that is run again must do the same up to its first free choice. So a choice that was listed is compared with what
@@ -309,7 +309,7 @@ def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> 
     """
     rng = np.random.default_rng() if rng is None else rng
     chooser = Replayed(choices, rng)
-    particle: M = model.spawn(chooser)
+    particle: M = model._spawn_(chooser)
 
     def run() -> None:
         for t, _ in enumerate(choices, 1):

@@ -32,6 +32,7 @@ from llmppl.lm import Context
 
 Kinds = tuple[tuple[Callable[[Any], bool], str], ...]
 
+_PACKAGE = __name__.partition(".")[0] + "."
 _PLAIN = "steps are plain functions here: "
 _AWAIT = _PLAIN + "drop async and await, self.sample(...) returns the value itself"
 _YIELD = _PLAIN + "drop yield, self.sample(...) returns the value itself"
@@ -111,8 +112,8 @@ def read_only(name: str, instead: str) -> Any:
 
 
 def free_names(cls: type, base: type) -> None:
-    """A TypeError if `cls` gives another meaning to a name that inference has in `base`."""
-    for name in vars(cls):
+    """A TypeError if `cls`, a program of a user, gives another meaning to a name that inference has in `base`."""
+    for name in () if cls.__module__.startswith(_PACKAGE) else vars(cls):
         if isinstance(vars(base).get(name), property) or (name[-1] == "_" != name[1:2] and name in vars(base)):
             raise TypeError(f"{cls.__name__}.{name}: this name is inference's, as Model says; my_{name}, say, is free")
 

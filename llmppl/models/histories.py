@@ -77,7 +77,7 @@ class Histories:
                 if made[before].finished:
                     raise ValueError(f"the program makes other choices: it ends at step {t - 1}")
                 chooser = Replayed((chosen,), np.random.default_rng(0), first=t, weighs=weighed.get(place, False))
-                now[place] = made[before].spawn(chooser)
+                now[place] = made[before]._spawn_(chooser)
             advance([particle.step for particle in now.values()], [f"a replay of step {t}"] * len(now))
             for particle in now.values():
                 particle.chooser.end_step()

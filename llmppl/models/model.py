@@ -159,7 +159,7 @@ class Model:
         ValueError
             If a weight w is NaN or infinite, or mu is zero at a value that was proposed with a positive weight.
         """
-        value: T = self._draw("sample", dist, proposal)
+        value: T = self._draw_("sample", dist, proposal)
         return value
 
     def extend(
@@ -216,9 +216,9 @@ class Model:
             return
         log_p = dist.log_measure(value)
         if log_p == -math.inf:
-            self._die("observe", f"observe: {dist.brief} gives {shown(value)} probability 0")
+            self._die_("observe", f"observe: {dist.brief} gives {shown(value)} probability 0")
         else:
-            self._weigh("observe", log_p)
+            self._weigh_("observe", log_p)
 
     def condition(self, holds: bool | np.bool_) -> None:
         """Demand that `holds`; where it does not, the particle ends here with weight zero.
@@ -226,15 +226,15 @@ class Model:
         It is True or False, or one bool of numpy, or 0 or 1; anything else is a TypeError.
         """
         if not truth(holds):
-            self._die("condition", "condition is false")
+            self._die_("condition", "condition is false")
 
     def score(self, log_w: SupportsFloat) -> None:
         """Multiply the weight by exp(`log_w`); -inf ends the particle, NaN and +inf are a ValueError."""
         log_w = log_of("score", log_w)
         if log_w == -math.inf:
-            self._die("score", "score(-inf)")
+            self._die_("score", "score(-inf)")
         else:
-            self._weigh("score", log_w)
+            self._weigh_("score", log_w)
 
     def twist(self, log_w: SupportsFloat) -> None:
         """Guide which particles survive this step by exp(`log_w`), without changing the target.
@@ -295,7 +295,7 @@ class Model:
         new._kept_, new._stepping_ = kept, False
         return new
 
-    def spawn(self, chooser: Sampled) -> Self:
+    def _spawn_(self, chooser: Sampled) -> Self:
         """A copy whose choices `chooser` makes."""
         particle = self.copy()
         if particle is self:
@@ -303,7 +303,7 @@ class Model:
         particle._chooser_, particle._stepping_ = chooser, False
         return particle
 
-    def _own_chooser(self) -> Sampled:
+    def _own_chooser_(self) -> Sampled:
         if running():                                   # a model that is part of another, say
             raise RuntimeError(
                 f"this {type(self).__name__} is none of the particles that are run, and has no random stream: give "
@@ -312,34 +312,34 @@ class Model:
         self._chooser_ = Sampled(np.random.default_rng(), by_hand=True)
         return self._chooser_
 
-    def _draw(
+    def _draw_(
         self, verb: str, dist: Proposal, proposal: Proposal | None, why: Callable[[], str] | None = None
     ) -> Any:
         """`sample`, as a part of the statement `verb`; `why` tells why there was nothing to draw."""
         return _drawn(self, verb, dist, proposal, why)
 
-    def _weigh(self, verb: str, log_w: float) -> None:
+    def _weigh_(self, verb: str, log_w: float) -> None:
         """Multiply the weight by exp(`log_w`), and write it down for the statement."""
         if not math.isfinite(log_w):
             raise ValueError(f"{verb}({log_w}): a log weight is finite, or -inf for what must not happen")
         self._log_weight_ += log_w
-        statement = self._statement(verb, call_site())
+        statement = self._statement_(verb, call_site())
         told = self._attribution_
         self._attribution_ = {**told, statement: told.get(statement, 0.0) + log_w}
 
-    def _die(self, verb: str, reason: str) -> None:
+    def _die_(self, verb: str, reason: str) -> None:
         """Give the particle weight zero and leave its step."""
         if self._log_weight_ > -math.inf:               # else a step goes on that a bare `except:` held up
-            self._death_ = self._cause(verb, reason, call_site())
+            self._death_ = self._cause_(verb, reason, call_site())
         self._log_weight_, self._log_twist_, self.finished = -math.inf, 0.0, True
         if self._stepping_:
             raise Dead
 
-    def _cause(self, verb: str, reason: str, site: CallSite) -> str:
+    def _cause_(self, verb: str, reason: str, site: CallSite) -> str:
         """What `death` is to say: a `reason` of the statement `verb`, which stands at `site`."""
         return f"{reason} {told(site)}"
 
-    def _statement(self, verb: str, site: CallSite) -> str:
+    def _statement_(self, verb: str, site: CallSite) -> str:
         """What `attribution` is to call the statement `verb`, which stands at `site`."""
         return f"{verb} {told(site)}"
 
@@ -361,28 +361,28 @@ def _drawn(
     source = dist if proposal is None else proposal
     drawable(verb, dist, source)
     try:
-        chooser = model._chooser_ or model._own_chooser()
+        chooser = model._chooser_ or model._own_chooser_()
         value, log_w = chooser.draw(model, source)
     except Impossible as error:
-        model._die(verb, f"{verb}: {error.brief if why is None else why()}")
+        model._die_(verb, f"{verb}: {error.brief if why is None else why()}")
         return None
     if not chooser.weighs:
         return value
     if math.isnan(log_w) or log_w == math.inf:
         raise ValueError(f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0")
     if log_w == -math.inf:
-        model._die(verb, f"{verb}: {source.brief} proposed {shown(value)} with weight 0")
+        model._die_(verb, f"{verb}: {source.brief} proposed {shown(value)} with weight 0")
         return None
     if proposal is not None:
         log_p, log_mu = dist.log_measure(value), proposal.log_measure(value)
         if log_mu == -math.inf:
             raise ValueError(f"{proposal!r} proposed {value!r}, where its log_measure is -inf")
         if log_p == -math.inf:
-            model._die(verb, f"{verb}: {dist.brief} gives {shown(value)}, which the proposal drew, probability 0")
+            model._die_(verb, f"{verb}: {dist.brief} gives {shown(value)}, which the proposal drew, probability 0")
             return value
         log_w += log_p - log_mu
     if proposal is not None or log_w != 0.0:
-        model._weigh(verb, log_w)
+        model._weigh_(verb, log_w)
     return value
 
 

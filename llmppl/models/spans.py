@@ -134,19 +134,19 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         for mask in extent.masks(state, num_tokens):
             proposal = proposal.masked(mask)
         why = functools.partial(extent.cause, state, num_tokens, rule)
-        token = model._draw("extend", dist, None if proposal is dist else proposal, why)
+        token = model._draw_("extend", dist, None if proposal is dist else proposal, why)
         if token is None:                               # it died, by hand and in no step
             break
         log_prob += dist.log_prob(token)
         if token == EOS and not (refused := refusal(extent.index, text)):
             return Span(text, context, log_prob, "eos", extent.parse(text))
         if token == EOS:
-            model._die("extend", f"extend: {refused}")
+            model._die_("extend", f"extend: {refused}")
             break
         text, context, num_tokens = text + token, context + token, num_tokens + 1
         state = extent.advance(state, token)
         if extent.constraint is not None and not arguments.truth("constraint", extent.constraint, text):
-            model._die("extend", f"extend: {name_of_constraint(extent.constraint)} is false of the text")
+            model._die_("extend", f"extend: {name_of_constraint(extent.constraint)} is false of the text")
         elif extent.is_over(state, text):
             return Span(text, context, log_prob, "until", extent.parse(text))
     return Span(text, context, log_prob, "max_tokens")

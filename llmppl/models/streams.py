@@ -49,7 +49,7 @@ class ParticleStream(np.random.Generator):
         if name.startswith("__") or name == "particle":
             return object.__getattribute__(self, name)
         particle = self.particle
-        return getattr((particle.chooser or particle._own_chooser()).lend(particle, name), name)
+        return getattr((particle.chooser or particle._own_chooser_()).lend(particle, name), name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParticleStream:
         return ParticleStream(memo.get(id(self.particle), self.particle))

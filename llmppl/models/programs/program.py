@@ -84,13 +84,13 @@ class Program(Model):
         """What the program's own statement `verb` weighs by, in its own words."""
         return verb
 
-    def _cause(self, verb: str, reason: str, site: CallSite) -> str:
+    def _cause_(self, verb: str, reason: str, site: CallSite) -> str:
         if verb == "stop":
             return reason
-        return (self.cause(verb) or reason) if _ready_made(site) else super()._cause(verb, reason, site)
+        return (self.cause(verb) or reason) if _ready_made(site) else super()._cause_(verb, reason, site)
 
-    def _statement(self, verb: str, site: CallSite) -> str:
-        return self.statement(verb) if _ready_made(site) else super()._statement(verb, site)
+    def _statement_(self, verb: str, site: CallSite) -> str:
+        return self.statement(verb) if _ready_made(site) else super()._statement_(verb, site)
 
     def write(self, token: Token) -> bool:
         """Append `token` to the text; False if it ends the text and is none of it."""
@@ -104,7 +104,7 @@ class Program(Model):
         if place is not None:
             self.s = Text(data[:place])
             if self.early():
-                self._die("stop", f"a stop string is written before min_tokens={self.min_tokens}")
+                self._die_("stop", f"a stop string is written before min_tokens={self.min_tokens}")
             self.finish()
         elif self.num_tokens == self.max_tokens:
             self._cut_ = True
