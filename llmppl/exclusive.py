@@ -94,32 +94,41 @@ def let_through(error: BaseException) -> None:
         raise error
 
 
+class _Noting:
+    """A signal handler that notes what another one raises."""
+
+    def __init__(self, handler: Callable[..., Any]) -> None:
+        self.handler, self.raised = handler, list[BaseException]()
+
+    def __call__(self, *arguments: Any) -> None:
+        try:
+            self.handler(*arguments)
+        except BaseException as error:
+            self.raised.append(error)
+            raise
+
+
 def heard(run: Callable[[], T]) -> T:
     """The result of `run()`; what a signal handler raised in it, and was swallowed there, is raised."""
     if threading.current_thread() is not threading.main_thread():               # where no handler runs
         return run()
-    raised = list[BaseException]()
+    noting = {number: _Noting(handler) for number in _SIGNALS if callable(handler := signal.getsignal(number))}
 
-    def noting(handler: Callable[..., Any]) -> Callable[..., None]:
-        def note(*arguments: Any) -> None:
-            try:
-                handler(*arguments)
-            except BaseException as error:
-                raised.append(error)
-                raise
+    def restore() -> None:
+        for number, each in noting.items():
+            if signal.getsignal(number) in [each]:
+                signal.signal(number, each.handler)
 
-        return note
-
-    before = {number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))}
-    during = {number: noting(handler) for number, handler in before.items()}
     try:
-        for number, handler in during.items():
-            signal.signal(number, handler)
+        for number, each in noting.items():
+            signal.signal(number, each)
         result = run()
     finally:
-        for number, handler in during.items():
-            if signal.getsignal(number) is handler:
-                signal.signal(number, before[number])
-    if raised:
-        raise raised[-1]
+        try:
+            restore()
+        finally:                                        # a handler that raised may have ended the first
+            restore()
+    for each in noting.values():
+        if each.raised:
+            raise each.raised[-1]
     return result

@@ -34,13 +34,14 @@ def garbage():
 
 
 def frozen_after(generation):
-    """A task that has the collector run, and says how many objects are frozen then."""
+    """A task that has the collector run, and says how many objects are frozen after the next step."""
     counts = []
 
     def run(task, rng):
         gc.collect(generation)
+        found = coin(task, rng)
         counts.append(gc.get_freeze_count())
-        return coin(task, rng)
+        return found
 
     return run, counts
 
@@ -54,9 +55,10 @@ def test_what_the_first_full_collection_has_left_is_not_looked_at_until_all_task
 
     def run(task, rng):
         gc.collect()
+        found = coin(task, rng)
         made.append(Ring())
         looked_at.append([is_looked_at(before), *map(is_looked_at, made)])
-        return coin(task, rng)
+        return found
 
     assert all(result.error is None for result in run_many(run, ["a", "b"]))
     assert looked_at == [[False, True], [False, True, True]]
@@ -73,8 +75,9 @@ def test_repeat_does_the_same():
 
     def run(rng):
         gc.collect()
+        found = coin("", rng)
         counts.append(gc.get_freeze_count())
-        return coin("", rng)
+        return found
 
     repeat(run, 3)
     assert min(counts) > 0 and gc.get_freeze_count() == 0

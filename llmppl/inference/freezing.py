@@ -10,39 +10,40 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 _runs = set[object]()                                   # no lock: where two threads begin and end at the same moment,
 _frozen = False                                         # nothing is frozen, or until the next run ends
+_before = 0                                             # full collections when the first run began
 
 
 @contextmanager
 def collected_once() -> Iterator[None]:
     """While it lasts, a full collection looks once through what there is; several may last at a time."""
+    global _before, _frozen
     run = object()
     try:
+        if not _runs:
+            _before = _full_collections()
         _runs.add(run)
-        if _freeze not in gc.callbacks:
-            gc.callbacks.append(_freeze)
         yield
     finally:
         _runs.discard(run)
-        if not _runs:
-            _unfreeze()
+        if _frozen and not _runs:
+            _frozen = False
+            gc.unfreeze()
 
 
-def _freeze(phase: str, info: dict[str, int]) -> None:
-    """What the collector calls before and after it has run."""
+def freeze() -> None:
+    """Freeze what is there, if a full collection came since the tasks began. Inference calls it after each step.
+
+    The collector could call it by `gc.callbacks`, but Python drops what a signal handler raises there.
+    """
     global _frozen
-    if phase == "stop" and info["generation"] == 2 and _runs and not gc.get_freeze_count():
+    if _runs and not _frozen and _full_collections() > _before and not gc.get_freeze_count():
         gc.freeze()
         _frozen = True
 
 
-def _unfreeze() -> None:
-    global _frozen
-    with suppress(ValueError):                          # another thread has
-        gc.callbacks.remove(_freeze)
-    if _frozen:
-        _frozen = False
-        gc.unfreeze()
+def _full_collections() -> int:
+    return int(gc.get_stats()[2]["collections"])

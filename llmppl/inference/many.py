@@ -20,7 +20,7 @@ import numpy as np
 from llmppl.arguments import count, flag, function, generator, name_of, shown
 from llmppl.display.progress import bar
 from llmppl.exclusive import let_through
-from llmppl.inference.freezing import collected_once
+from llmppl.inference.freezing import collected_once, freeze
 from llmppl.inference.particles import Particles
 from llmppl.inference.results import Result, ResultFile
 from llmppl.runtime import Runtime
@@ -142,6 +142,7 @@ def lanes(run: Run, numbered: Iterable[tuple[int, Any]], *, seed: int, together:
 def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
     start = time.perf_counter()
     particles = matches = error = None
+    freeze()
     try:
         found = run(task, np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,))))
         if isinstance(found, Particles):

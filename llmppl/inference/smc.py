@@ -30,6 +30,7 @@ from llmppl.distributions import logsumexp
 from llmppl.inference.checkpoint import Checkpoint
 from llmppl.inference.deaths import Death, died
 from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, Extension, Run
+from llmppl.inference.freezing import freeze
 from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
 from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
@@ -165,6 +166,7 @@ class SMC(Generic[M]):
         ancestors, chosen = self.select(self.rng, log_weights, any(not p.finished for p in candidates))
         self.particles = _take(candidates, ancestors, chosen, spawned(self.rng))            # resample
         self.keep_whole()
+        freeze()
         self._watch.step(self.t, candidates, self.particles)
         return self.genealogy.add(extensions, log_weights, ancestors, chosen, self.particles), candidates
 
