@@ -113,9 +113,13 @@ def three_together(model):
     return [particle for result in results for particle in result.particles]
 
 
+def three_failing(model):
+    return [result.error for result in run_many(lambda task, rng: 1 / 0, range(3), seed=0, **QUIET)]
+
+
 @pytest.mark.parametrize(
-    "run", [RUNS["distinct"], RUNS["copies"], RUNS["standard"], three_together],
-    ids=["distinct", "copies", "standard", "many"],
+    "run", [RUNS["distinct"], RUNS["copies"], RUNS["standard"], three_together, three_failing],
+    ids=["distinct", "copies", "standard", "many", "failing"],
 )  # fmt: skip
 def test_an_exception_of_a_signal_handler_is_heard_at_any_moment(run):
     lm = cold_lm(6)

@@ -19,7 +19,7 @@ import numpy as np
 
 from llmppl.arguments import count, flag, function, generator, name_of, shown
 from llmppl.display.progress import bar
-from llmppl.exclusive import let_through
+from llmppl.exclusive import heard, let_through
 from llmppl.inference.freezing import collected_once, freeze
 from llmppl.inference.particles import Particles
 from llmppl.inference.results import Result, ResultFile
@@ -156,5 +156,5 @@ def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
             )
     except Exception as reason:
         let_through(reason)
-        error = traceback.format_exc()
+        error = heard(traceback.format_exc)             # which drops what a signal handler raises in its parser
     return Result(index, task, particles, matches, error, time.perf_counter() - start)
