@@ -331,7 +331,7 @@ def test_a_list_of_the_class_which_all_particles_would_share_is_refused_by_name(
             if len(self.words) > 3:
                 self.finish()
 
-    said = r"step 1 changed Story.words, which all particles share: .* Make it in __init__, self.words = \.\.\."
+    said = r"step 1 changed Story.words, which all particles share, .* Make it in __init__, self.words = \.\.\."
     for run in (lambda: smc_steer(Story(), 2, 2, seed=0), lambda: enumerate_exact(Story(), max_steps=2)):
         Story.words.clear()
         with pytest.raises(RuntimeError, match=said):

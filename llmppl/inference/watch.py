@@ -1,7 +1,8 @@
-"""What a run demands of its program: that it can begin, chooses by `sample` or `self.rng` alone, goes on, and fits.
+"""Checks of a program before a run and after each of its steps.
 
-Inference runs a step more than once. Where that shows a choice by other means, `llmppl.models.choices.Listing` is the
-one to tell; where a step made no choice that could be compared, `GlobalStreams` tells whether it drew elsewhere.
+A program can begin, chooses by `sample` or `self.rng` alone, makes progress, fits the model's length, and changes
+nothing that particles share. Inference runs a step more than once. If a repeated step chooses by other means,
+`llmppl.models.choices.Listing` raises the error. If it made no choice to compare, `GlobalStreams` does.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import sys
 import types
 import warnings
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,13 +23,14 @@ from llmppl.arguments import shown
 from llmppl.inference.branches import Advance, Branch
 from llmppl.models.alike import first_difference, grown, grown_inside, snapshot
 from llmppl.models.choices import INSTEAD, Sampled, last_choices
-from llmppl.models.copies import STREAMS, survey
+from llmppl.models.copies import STREAMS, Kept, survey
 from llmppl.models.identity import is_own
 from llmppl.models.model import Model, untwist, wrap_step
 from llmppl.runtime import Runtime
 from llmppl.shared import Shared
 
 M = TypeVar("M", bound=Model)
+T = TypeVar("T")
 
 MAX_QUIET = 1_000                                       # steps in a row in which nothing happened
 MAX_LAW = 100                                           # values of a distribution whose probabilities are compared
@@ -37,14 +40,14 @@ _PACKAGE = __name__.partition(".")[0] + "."
 
 
 def checked(model: M) -> M:
-    """`model`; a TypeError if it is none."""
+    """Return `model`. Raise a TypeError if it is no Model."""
     if not isinstance(model, Model):
         raise TypeError(f"inference wants a Model, an instance of your subclass, not {shown(model)}")
     return model
 
 
 def begin(model: M, choosers: Sequence[Sampled]) -> list[M]:
-    """A particle for each chooser; an error for what no run can begin with, or would be wrong in copies."""
+    """Return a particle for each chooser. Raise an error for a program that cannot run, or whose copies are wrong."""
     name = type(checked(model)).__name__
     if "step" in vars(model):
         raise TypeError(f"step was assigned to an instance of {name}: write it in the class, or assign it to {name}")
@@ -58,20 +61,41 @@ def begin(model: M, choosers: Sequence[Sampled]) -> list[M]:
 
 
 def cut(particles: Iterable[Model]) -> None:
-    """End what has not finished, and mark it."""
+    """End the unfinished particles, and mark them as cut."""
     for particle in particles:
         untwist(particle)
         if not particle.finished:
             particle.finished = particle._cut_ = True
 
 
-class Watch:
-    """What is watched over the steps of one run.
+class _Watched(NamedTuple):
+    """State that all particles share and no step may change.
 
-    A run that is not `bounded` is not to go on for ever while nothing happens. A particle that asks for more than the
-    model reads is cut there, and the run warns of the first. What all particles share is not to change: the data of the
-    class, attributes in `shared` (which may grow, as a cache does), and distributions of one's own. And an attribute
-    that a step has made is surveyed as those that were there before.
+    attribute : name under which a program finds it
+    read : function of no argument that returns it
+    may_grow : whether a step may add entries
+    dist, law : a distribution of the user, and its log-probabilities at the start if there are few
+    """
+
+    attribute: str
+    read: Callable[[], Any]
+    may_grow: bool = False
+    dist: Any = None
+    law: Any = None
+
+    def has_law(self) -> bool:
+        """Check that the distribution still has its probabilities, as far as they are known."""
+        return self.law is None or np.array_equal(self.law, self.dist.log_measures())
+
+
+class Watch:
+    """Checks after each step of one run.
+
+    - A run without a bound on its steps ends if nothing happens for `MAX_QUIET` steps.
+    - A particle that asks for more than the model reads is cut there. The run warns of the first one.
+    - A step does not change state that all particles share: the data of the class, attributes in `shared` (which may
+      grow, as a cache does) and the user's own distributions.
+    - Attributes that a step has made pass the checks of the attributes that existed before the run.
 
     streams : GlobalStreams
     """
@@ -79,38 +103,27 @@ class Watch:
     def __init__(self, runtime: Runtime, particle: Model, *, bounded: bool) -> None:
         self.streams, self.bounded = GlobalStreams(), bounded
         self._kept = particle._kept_ or survey(particle)
-        self._laws = {path: dist.log_measures() for path, dist in self._kept.own.items() if _is_short(dist.support)}
-        self._shared = {
-            name: value for name, value in vars(particle).items()
-            if name in self._kept.names and isinstance(value, _MUTABLE)
-        }  # fmt: skip
         self._runtime = runtime
-        name, kept = type(particle).__name__, self._kept
-        self._data = {f"{cls.__name__}.{last}": (cls, last) for cls, last in _data_of(type(particle), kept.names)}
-        self._held = {f"{name}.{last}": value for last, value in self._shared.items()}
-        self._held |= {f"{name}.{path}": vars(dist) for path, dist in kept.own.items()}
-        self._held |= _defaults_of(type(particle))
-        values = {name: vars(cls)[last] for name, (cls, last) in self._data.items()}
-        self._objects = {name: vars(value) for name, value in values.items() if _has_state(value)}
+        self._watched = dict(_shared_state(particle, self._kept))
         self.look()
         self._quiet, self._warned = 0, False
         self._seen: Any = None
 
     def look(self) -> None:
-        """Look at what all particles share, which the caller may have changed between two steps."""
+        """Take a snapshot of the shared state, which the caller may have changed between two steps."""
         self._before = self._snapshots()
 
     def step(self, t: int, candidates: Sequence[Model], particles: Sequence[Model]) -> None:
-        """Look at step `t`: what it ended in, and what was selected.
+        """Check step `t` by its candidates and the particles that were selected.
 
         Raises
         ------
         TypeError
             If a step made an attribute that would be wrong in a copy.
         ValueError
-            If nothing but what is longer than the model reads came of the first step.
+            If the first step asked for more than the model reads in every particle.
         RuntimeError
-            If a step changed what all particles share, or nothing happened in so many steps that nothing will.
+            If a step changed shared state, or if nothing happened in `MAX_QUIET` steps.
         """
         limits = [particle._limit_ for particle in candidates if particle._limit_]
         if t == 1 and limits and len(limits) == len(candidates):
@@ -128,31 +141,23 @@ class Watch:
             self._count_quiet(particles)
 
     def _snapshots(self) -> dict[str, Any]:
-        found = {name: snapshot(vars(cls).get(last, self)) for name, (cls, last) in self._data.items()}
-        found |= {f"{name}'s attributes": snapshot(state) for name, state in self._objects.items()}
-        return found | {name: snapshot(value) for name, value in self._held.items()}
+        return {name: snapshot(watched.read()) for name, watched in self._watched.items()}
 
     def _check_shared(self, t: int) -> None:
         before, self._before = self._before, self._snapshots()
-        if before == self._before:
-            return
-        for name, now in self._before.items():
-            last, of_object, _ = name.partition(".")[2].partition("'s")
-            may_grow = of_object or last in self._shared            # an object may work out a cached property
-            if before.get(name) == now or (may_grow and grown(before.get(name), now)):
+        for name, now in self._before.items() if before != self._before else ():
+            watched = self._watched[name]
+            if before[name] == now or (watched.may_grow and grown(before[name], now)):
                 continue
-            dist = self._kept.own.get(last)             # which may keep what it has computed
-            if dist is not None and grown_inside(before[name], now) and self._has_law(last, dist):
-                continue
+            if watched.dist is not None and grown_inside(before[name], now) and watched.has_law():
+                continue                                # it keeps results that it has computed
+            attribute = watched.attribute
             raise RuntimeError(
-                f"step {t} changed {name}, which all particles share: what one of them does there, others would "
-                f"find. Make it in __init__, self.{last} = ..., and each particle has its own (of a distribution, keep "
-                f'what it learns in the particle); or write shared = ("{last}",) in the class, if it is a cache'
+                f"step {t} changed {name}, which all particles share, so that the steps of one particle change "
+                f"another. Make it in __init__, self.{attribute} = ..., and each particle has its own (of a "
+                "distribution, keep what it learns in the particle); or write "
+                f'shared = ("{attribute}",) in the class, if it is a cache'
             )
-
-    def _has_law(self, path: str, dist: Any) -> bool:
-        """Whether a distribution has the probabilities that it had when the run began, as far as that is known."""
-        return path not in self._laws or np.array_equal(self._laws[path], dist.log_measures())
 
     def _count_quiet(self, particles: Sequence[Model]) -> None:
         stats, before = self._runtime.stats, self._seen
@@ -166,43 +171,48 @@ class Watch:
             )
 
 
-def _data_of(program: type[Model], but: Collection[str]) -> Iterator[tuple[type, str]]:
-    """The data in a class and its bases below Model: no methods and the like."""
+def _shared_state(particle: Model, kept: Kept) -> Iterator[tuple[str, _Watched]]:
+    """Yield the state that copies of `particle` share and that a step could change, with names for errors."""
+    program = type(particle)
     for cls in program.__mro__[: program.__mro__.index(Model)]:
         for name, value in vars(cls).items():
             is_code = callable(value) or hasattr(type(value), "__get__") or name.startswith(("__", "_abc_"))
-            if is_code or name in but:
+            if is_code or name in kept.names:
                 continue
             if isinstance(value, (Iterator, *STREAMS)):
                 raise TypeError(
                     f"{cls.__name__}.{name} is {shown(value)}, which all particles share and every use changes: make "
                     "it in __init__, or in step(), and draw from self.rng"
                 )
-            yield cls, name
+            yield f"{cls.__name__}.{name}", _Watched(name, partial(vars(cls).get, name))
+            if _has_state(value):                       # it may compute a cached property
+                yield f"{cls.__name__}.{name}'s attributes", _Watched(name, partial(vars, value), may_grow=True)
+    for name, method in inspect.getmembers(program, inspect.isfunction):
+        defaults = inspect.unwrap(method).__defaults__ or ()
+        if any(isinstance(value, _MUTABLE) for value in defaults):
+            of = f"the defaults of {name}"
+            yield f"{program.__name__}.{of}", _Watched(of, partial(_itself, defaults))
+    for name, value in vars(particle).items():
+        if name in kept.names and isinstance(value, _MUTABLE):
+            yield f"{program.__name__}.{name}", _Watched(name, partial(_itself, value), may_grow=True)
+    for path, dist in kept.own.items():
+        is_short = dist.support is not None and len(dist.support) <= MAX_LAW
+        law = dist.log_measures() if is_short else None
+        yield f"{program.__name__}.{path}", _Watched(path, partial(vars, dist), dist=dist, law=law)
+
+
+def _itself(value: T) -> T:
+    return value
 
 
 def _has_state(value: Any) -> bool:
-    """Whether an object in a class is one of the user's own, which steps may change."""
+    """Check whether an object in a class has attributes that a step may change: a class of the user made it."""
     own = isinstance(value, types.SimpleNamespace) or is_own(type(value))
     return own and hasattr(value, "__dict__") and not isinstance(value, (Shared, Model))
 
 
-def _defaults_of(program: type[Model]) -> dict[str, Any]:
-    """The defaults of the methods of a class that are lists and the like."""
-    found = dict[str, Any]()
-    for name, method in inspect.getmembers(program, inspect.isfunction):
-        values = inspect.unwrap(method).__defaults__ or ()
-        if any(isinstance(value, _MUTABLE) for value in values):
-            found[f"{program.__name__}.the defaults of {name}"] = values
-    return found
-
-
-def _is_short(support: Sequence[Any] | None) -> bool:
-    return support is not None and len(support) <= MAX_LAW
-
-
 def _depth_of_caller() -> int:
-    """The `stacklevel` of the line that called this package."""
+    """Return the `stacklevel` of the line that called this package."""
     depth, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         depth, frame = depth + 1, frame.f_back
@@ -210,15 +220,15 @@ def _depth_of_caller() -> int:
 
 
 class GlobalStreams:
-    """The states of the random streams that belong to the process, of which a step may use none."""
+    """States of the random streams of the process, which no step may use."""
 
     def __init__(self) -> None:
         self._states = _states()
 
     def check(self, branches: Mapping[int, Branch], advance: Advance) -> None:
-        """A RuntimeError if one of these, which ended their step, drew from them.
+        """Raise a RuntimeError if one of these branches, whose steps ended, drew from the streams.
 
-        Where the states have moved, by whomever, a suspect is run again, and must come out as it was.
+        If the states have changed, for whatever reason, each branch runs again and must give the same particle.
         """
         names = self._moved()
         for i, branch in branches.items() if names else ():
