@@ -236,7 +236,7 @@ def test_a_finished_run_of_another_die_is_refused_by_its_private_attribute(tmp_p
 
 @pytest.mark.parametrize("made", [lambda: (i for i in range(3)), lambda: sqlite3.connect(":memory:")])
 def test_what_has_no_identity_is_a_TypeError_before_the_run(made, tmp_path):
-    with pytest.raises(TypeError, match=r"the attribute it\.held holds <.*>, of which a checkpoint cannot tell"):
+    with pytest.raises(TypeError, match=r"the attribute it\.held holds <.*>, which no other process can compare"):
         program = M(Critic(1.0))
         program.it.held = made()
         identity(program)

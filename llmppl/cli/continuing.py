@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from llmppl.masks import Index
     from llmppl.models.programs import ConstrainedText
 
-Task = dict[Literal["options", "prompt"], str]          # the options are those by which runs are told apart
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -158,51 +156,45 @@ class Continuing:
             stop=self.writing.stop or (),
         )
 
-    def steer(self, loaded: Loaded, task: Task, rng: np.random.Generator) -> Particles[ConstrainedText]:
+    def steer(self, loaded: Loaded, prompt: str, rng: np.random.Generator) -> Particles[ConstrainedText]:
         """Return the particles of one of many prompts."""
         from llmppl.inference import smc_steer
 
-        return smc_steer(self.program(loaded, task["prompt"]), self.steering.N, self.steering.K, rng=rng)
+        return smc_steer(self.program(loaded, prompt), self.steering.N, self.steering.K, rng=rng)
 
-    def __str__(self) -> str:
-        """Return the options that tell results from those of other commands; a file stands for its contents."""
+    def identity(self) -> tuple[dict[str, Any], Any]:
+        """Return the identity of runs with these options, in which a file stands for its contents."""
         _, limit = self.limits.automaton()
         if isinstance(limit, Path):
             limit = hashlib.sha256(limit.read_bytes()).hexdigest()[:12]
-        from llmppl.distributions import Rule
+        from llmppl.models.identity import identity_of
 
-        steering, plain = self.steering, vars(Rule())
+        steering = self.steering
         given = {
-            "lm": steering.source,
-            "max_letters": self.limits.max_letters,
-            "constraint": limit,
-            "N": steering.N,
-            "K": steering.K,
-            "max_tokens": steering.max_tokens,
-            **vars(self.writing),
-            **{name: value for name, value in vars(self.rule).items() if value != plain[name]},
-        }
-        told = {name: str(value) for name, value in given.items() if value not in (None, False)}
-        return ", ".join(f"{name} {value}" for name, value in told.items() if value)
+            "lm": steering.source, "max_letters": self.limits.max_letters, "constraint": limit, "N": steering.N,
+            "K": steering.K, "max_tokens": steering.max_tokens, **vars(self.writing), **vars(self.rule),
+        }  # fmt: skip
+        return identity_of("llmppl generate", {}, **given)
 
 
 def continue_file(job: Continuing, prompts: Path, out: Path, many: Many) -> None:
     """Continue each prompt of a file, and leave with what became of them."""
-    texts, name = read(prompts, many.field), str(job)
+    texts = read(prompts, many.field)
     from llmppl.display.standing import standing
-    from llmppl.inference import read_results, run_many
+    from llmppl.inference import read_results
+    from llmppl.inference.many import TOGETHER, RunAll, in_lanes, recorded
 
     load, done, bad = functools.cache(job.load), 0, 0
-    tasks: list[Task] = [{"options": name, "prompt": text} for text in texts]
-    kept: Any = {"to": out, "seed": job.steering.seed, "resume": many.resume, "progress": False}
-    results: Any
+    run_all: RunAll
     try:
         if many.workers == 1:
-            results = run_many(lambda task, rng: job.steer(load(), task, rng), tasks, **kept)
+            run_all = in_lanes(lambda prompt, rng: job.steer(load(), prompt, rng), TOGETHER)
         else:
-            from llmppl import ray
+            from llmppl.ray.actors import on_workers
 
-            results = ray.run_many(job.steer, tasks, make_lm=job.load, workers=many.workers, **kept)
+            run_all = on_workers(job.steer, job.load, many.workers, None, TOGETHER)
+        kept: Any = {"to": out, "seed": job.steering.seed, "resume": many.resume, "progress": False}
+        results: Any = recorded(run_all, texts, job.identity, **kept)
         with closing(results):
             for before in read_results(out):
                 done, bad = done + 1, bad + is_bad(before)

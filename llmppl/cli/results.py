@@ -111,9 +111,6 @@ def _row(each: Outcome) -> str:
 
 
 def _shown(task: Any) -> str:
-    """A text as it is, of one of `generate --prompts` the prompt."""
-    if isinstance(task, dict) and task.keys() == {"options", "prompt"}:
-        task = task["prompt"]
     return "-" if task is None else task if isinstance(task, str) else json.dumps(task, ensure_ascii=False)
 
 

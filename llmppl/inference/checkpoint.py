@@ -23,12 +23,12 @@ import numpy as np
 from llmppl.arguments import optional_count
 from llmppl.arguments import path as path_of
 from llmppl.exclusive import let_through
-from llmppl.inference.deaths import Death
-from llmppl.inference.files import no_folder, null, parsed, replacing
+from llmppl.inference.deaths import DEATH, Death
+from llmppl.inference.files import Owned, mismatch, null, parsed
 from llmppl.inference.genealogy import StepRecord
 from llmppl.models.choices import Sampled
 from llmppl.models.histories import Histories
-from llmppl.models.identity import difference, identity
+from llmppl.models.identity import SHAPE, difference, identity
 from llmppl.models.plain import Plain
 from llmppl.models.streams import State, bring_to, state_of, stream_of
 
@@ -36,8 +36,21 @@ VERSION = 2
 SHARE = 50                                              # the time between two writes, in writes
 _LEFT = "It is left as it is"
 
+_FORGED = ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError
 _INDICES = {each.name for each in dataclasses.fields(StepRecord) if each.type == "Indices"}
 _GROWING = "steps", "choices", "deaths", "recorded"     # what is only added to, and written once
+
+_COUNT, _NUMBER = range(1 << 24), (float, type(None))
+_FIGURE = {"Indices": [_COUNT], "Floats": [_NUMBER], "int": _COUNT, "float": _NUMBER}
+_STEPS = {
+    "steps": [{each.name: _FIGURE[str(each.type)] for each in dataclasses.fields(StepRecord)}], "choices": [list],
+    "deaths": [DEATH], "recorded": [str],
+}  # fmt: skip
+_PARTICLE = {
+    "at": int, "text": str, "log_weight": _NUMBER, "log_twist": float, "finished": bool, "cut": bool, "limit": str,
+    "death": (str, type(None)), "attribution": {...: _NUMBER}, "stream": list,
+}  # fmt: skip
+_NOW = {"t": _COUNT, "stream": list, "roots": [_COUNT], "is_recorded": bool, "particles": [_PARTICLE]}
 
 
 class Whole(NamedTuple):
@@ -89,20 +102,27 @@ class Checkpoint:
         ------
         ValueError
             If there is a file that is no checkpoint, or damaged, or of another run. It is left as it is.
+        BlockingIOError
+            If another run is writing it.
         OSError
             If it cannot be read, or written.
         """
+        self._owned = Owned(self.path)
         try:
-            data = self.path.read_bytes()
-        except FileNotFoundError:
-            if missing := no_folder(self.path):
-                raise missing from None
-            self.note()
-            self._write()
-        else:
-            self._resume(*_read(self.path, data), max_steps)
-            self.note()
-            self._last, self._time = self._run.t, time.perf_counter()
+            if self._owned.descriptor < 0:
+                self.note()
+                self._write()
+            else:
+                self._resume(*_read(self.path, self.path.read_bytes()), max_steps)
+                self.note()
+                self._last, self._time = self._run.t, time.perf_counter()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another run have the file."""
+        self._owned.close()
 
     def note(self) -> None:
         """Look at the run after a whole step."""
@@ -155,7 +175,7 @@ class Checkpoint:
             "t": whole.t, "stream": _written_state(whole.stream), "roots": whole.roots.tolist(),
             "is_recorded": self._recorder is not None, "particles": [_written(*each) for each in particles],
         })  # fmt: skip
-        with replacing(self.path) as file:
+        with self._owned.replacing() as file:
             digest = _digest(line, digest)
             file.writelines([text, line, now, _ending(_digest(now, digest))])
         self._kept, self._last = (text + line, digest, lengths), whole.t        # else it is written again
@@ -180,24 +200,35 @@ class Checkpoint:
     def _resume(self, text: bytes, lines: list[dict[str, Any]], max_steps: int | None) -> None:
         run, (told, *past, now) = self._run, lines
         self._compare(told)
-        t, grown = now["t"], {name: [each for line in past for each in line[name]] for name in _GROWING}
+        t = now["t"]
         if run.t:
             raise self._refused(f"it is at step {t}, and this run has made {run.t} steps: a run goes on from its first")
         if max_steps is not None and t > max_steps:
             raise self._refused(f"it has made {t} steps, more than max_steps={max_steps}")
         if self._recorder is not None and not now["is_recorded"]:
             raise self._refused("it was made without the Recorder, which could not record all of its steps")
-        self._histories = Histories((before, tuple(map(self._plain.read_item, items)))
-                                    for before, items in grown["choices"])  # fmt: skip
-        particles = self._particles(now["particles"])
-        stream = _read_state(now["stream"])
-        if run.seeded:
-            bring_to(run.rng, stream)
-        else:
-            run.rng = stream_of(stream)
+        grown = {name: [each for line in past for each in line[name]] for name in _GROWING}
+        try:
+            records = list(map(_read_record, grown["steps"]))
+            roots = np.array(now["roots"], np.int64)
+            _check_lineage(records, len(run.particles), t, roots, len(now["particles"]))
+            choices = [(before, tuple(map(self._plain.read_item, items))) for before, items in grown["choices"]]
+            if not all(-1 <= before < place for place, (before, _) in enumerate(choices)):
+                raise ValueError("the choices of a step come before those of the step before")
+            streams = [stream_of(_read_state(each["stream"])) for each in now["particles"]]
+            if not all(-1 <= each["at"] < len(choices) for each in now["particles"]):
+                raise ValueError("a particle has choices that are not there")
+            stream = _read_state(now["stream"])
+            if run.seeded:
+                bring_to(run.rng, stream)
+            else:
+                run.rng = stream_of(stream)
+        except _FORGED as error:
+            raise _damaged(self.path, f"{type(error).__name__}: {error}") from error
+        self._histories = Histories(choices)
+        particles = self._particles(now["particles"], streams)
         run.t, run.particles = t, particles
-        run.genealogy.records = list(map(_read_record, grown["steps"]))
-        run.genealogy.roots = np.array(now["roots"], np.int64)
+        run.genealogy.records, run.genealogy.roots = records, roots
         run.deaths = [Death(**death) for death in grown["deaths"]]
         run.keep_whole()
         if self._recorder is not None:
@@ -211,25 +242,25 @@ class Checkpoint:
         if what := difference(before, now):
             raise self._refused(what)
 
-    def _particles(self, written: list[dict[str, Any]]) -> list[Any]:
+    def _particles(self, written: list[dict[str, Any]], streams: list[Any]) -> list[Any]:
         """The particles made again, each as it was."""
         weighed = {each["at"]: bool(each["limit"] or each["death"]) for each in written}
         try:
             found = self._histories.particles(self._run.particles[0], weighed, self._run.replay)
             seen, particles = set[int](), []
-            for each in written:
-                at, stream = each.pop("at"), Sampled(stream_of(_read_state(each.pop("stream"))))
+            for each, made in zip(written, streams, strict=True):
+                at, stream = each["at"], Sampled(made)
                 particle = found[at]._spawn_(stream) if at in seen or at == -1 else found[at]
                 seen.add(at)
-                text, finished = each.pop("text"), each["finished"]
-                if (particle.s, particle.finished) != (text, finished):
-                    raise ValueError(f"it makes {str(particle.s)!r} of the choices that made {text!r}")
+                if (particle.s, particle.finished) != (each["text"], each["finished"]):
+                    raise ValueError(f"it makes {str(particle.s)!r} of the choices that made {each['text']!r}")
                 self._histories.keep(particle._noted_, at)
-                each |= {"log_weight": _float(each["log_weight"]), "chooser": stream}
-                now = {name if name == "finished" else f"_{name}_": value for name, value in each.items()}
+                now = {f"_{name}_": each[name] for name in ("log_twist", "cut", "limit", "death", "attribution")}
+                now |= {"finished": each["finished"], "_log_weight_": _float(each["log_weight"]), "_chooser_": stream}
                 vars(particle).update((name, value) for name, value in now.items() if getattr(particle, name) != value)
                 particles.append(particle)
-        except ValueError as error:
+        except Exception as error:                      # also what the program raises for choices that it never made
+            let_through(error)
             raise self._refused(str(error)) from error
         return particles
 
@@ -252,11 +283,29 @@ def _read(path: Path, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
             f"{_LEFT}; go on with the version that wrote it"
         )
     if lines[-1] != _ending(_digest(b"".join(lines[:-1]))):
-        raise ValueError(
-            f"{path} is torn or damaged: it does not end with the digest of what is in it. {_LEFT}; remove it to begin "
-            "anew"
-        )
-    return b"".join(lines[:-2]), list(map(json.loads, lines[:-1]))
+        raise _damaged(path, "it does not end with the digest of what is in it")
+    told, *past, now = map(parsed, lines[:-1]) if len(lines) > 2 else ({}, {})
+    wrong = [mismatch(told, {**SHAPE, "stream": list}, "the first line"), mismatch(now, _NOW, "the last line")]
+    if found := next(filter(None, (*wrong, *(mismatch(each, _STEPS, "a line") for each in past))), ""):
+        raise _damaged(path, found)
+    return b"".join(lines[:-2]), [told, *past, now]
+
+
+def _damaged(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} is torn or damaged: {why}. {_LEFT}; remove it to begin anew")
+
+
+def _check_lineage(records: list[StepRecord], n: int, t: int, roots: Any, size: int) -> None:
+    """Raise an error unless the steps are those of a run that began with `n` particles and has `size` now."""
+    ends = np.arange(n)
+    for index, step in enumerate(records, 1):
+        both = {len(getattr(step, name)) for name in ("parents", "groups", "log_starts", "log_kept", "copies")}
+        last = {len(values) for values in (step.ancestors, step.log_chosen, step.log_survivors)}
+        if {*both, len(step.candidate_log_weights)} != both or len(both) + len(last) != 2 or step.index != index:
+            raise ValueError(f"step {index} has arrays of different lengths, or another number")
+        ends = ends[step.parents[step.ancestors]]
+    if len(records) != t or len(ends) != size or not np.array_equal(ends, roots):
+        raise ValueError("its steps lead to other particles")
 
 
 def _line(value: dict[str, Any]) -> bytes:

@@ -14,6 +14,7 @@ __all__ = ["Death", "Deaths", "died", "together"]
 
 MAX_END = 100               # characters kept of a dead particle's text,
 MAX_REASON = 200            # and of what it died of
+DEATH = {"step": int, "reason": str, "count": int, "text": str}        # in a file
 HEADS = "count", "steps", "reason"
 
 

@@ -1,15 +1,40 @@
-"""Files: lines of JSON, and files that are written as a whole. A log-weight of -inf is null in all of them."""
+"""Files that outlive a run: sealed lines of JSON, owners, and replacement as a whole.
+
+A *sealed* line ends with a checksum of what stands before it, in a field of its own, so that other tools read it as
+plain JSON. A file that is being written has one *owner*, a run that holds its lock. The lock belongs to the file, and
+not to its name: an owner looks from time to time whether the name still leads to its file. A forked process inherits
+no file. A log-weight of -inf is null in all files.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import glob
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+import re
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
+
+from llmppl.arguments import shown
+
+if sys.platform != "win32":
+    import fcntl
+
+_OPEN = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
+_NEW = _OPEN | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+_NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP        # of file systems without locks
+_NO_LINKS = errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP
+_DESCRIPTORS = set[int]()                               # of files that this process owns
+_SEAL = re.compile(rb', "check": "([0-9a-f]{16})"\}\n')
+_SEAL_SIZE = len(', "check": "0123456789abcdef"}\n')
 
 
 def parsed(line: str | bytes) -> dict[str, Any]:
@@ -20,9 +45,53 @@ def parsed(line: str | bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def sealed(record: dict[str, Any]) -> bytes:
+    """Return a record, which is not empty, as a line of JSON that ends with its checksum."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)[:-1]
+    body = text.encode("utf-8", "backslashreplace")     # half of a UTF-16 pair, as JSON escapes it
+    return b'%s, "check": "%s"}\n' % (body, checksum(body).encode())
+
+
+def unsealed(line: bytes) -> dict[str, Any]:
+    """Return the record of a sealed line; an empty one if the line is damaged."""
+    body, seal = line[:-_SEAL_SIZE], _SEAL.fullmatch(line[-_SEAL_SIZE:])
+    return parsed(body + b"}") if seal and seal[1] == checksum(body).encode() else {}
+
+
+def checksum(body: bytes) -> str:
+    """Return 16 hexadecimal digits of bytes."""
+    return hashlib.blake2b(body, digest_size=8).hexdigest()
+
+
 def null(number: Any) -> Any:
     """Return a number as JSON has it."""
     return None if number == -math.inf else number
+
+
+def mismatch(value: Any, shape: Any, place: str = "it") -> str:
+    """Name the first place where a value read from JSON has not the shape that it should; "" if there is none.
+
+    A shape is a type, a tuple of shapes of which one fits, a list of one shape for all items of a list, a dict of
+    shapes for the fields of an object, which may have others (the shape of ... is that of all fields), or a range for
+    an integer.
+    """
+    if isinstance(shape, tuple):
+        several = [mismatch(value, each, place) for each in shape]
+        return "" if "" in several else several[-1]
+    kind = type(shape) if isinstance(shape, (list, dict)) else int if isinstance(shape, range) else shape
+    fits = type(value) is kind
+    if kind is float:
+        fits = type(value) in (float, int) and abs(value) <= sys.float_info.max     # and no NaN
+    if not fits or (isinstance(shape, range) and value not in shape):
+        return f"{place} is {shown(value) if not isinstance(value, (list, dict)) else 'of another kind'}"
+    if isinstance(shape, list):
+        return next((wrong for i, each in enumerate(value) if (wrong := mismatch(each, shape[0], f"{place}[{i}]"))), "")
+    if isinstance(shape, dict) and ... in shape:
+        shape = dict.fromkeys(value, shape[...])
+    for name, each in shape.items() if isinstance(shape, dict) else ():
+        if wrong := mismatch(value.get(name, ...), each, f"{place}.{name}"):
+            return wrong if name in value else f"{place} has no {name!r}"
+    return ""
 
 
 def no_folder(path: Path) -> FileNotFoundError | None:
@@ -31,19 +100,174 @@ def no_folder(path: Path) -> FileNotFoundError | None:
     return None if path.parent.is_dir() else FileNotFoundError(errno.ENOENT, missing, str(path))
 
 
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` at the end: at every moment that is as it was, or as it is to be."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")      # of its own, lest two runs write one
+class Owned:
+    """A file of which one run at a time is the owner, from here until `close`. A symbolic link is followed.
+
+    Parameters
+    ----------
+    path : Path
+    begin : callable, optional
+        Returns the first bytes of a file that is not there. Without it such a file begins with `replacing`.
+
+    Attributes
+    ----------
+    descriptor : int, -1 if there is no file yet
+
+    Raises
+    ------
+    BlockingIOError
+        If another run owns the file. It names the process.
+    """
+
+    def __init__(self, path: Path, begin: Callable[[], bytes] | None = None) -> None:
+        self.path, self._real, self._pid = path, Path(os.path.realpath(path)), os.getpid()
+        self.descriptor = -1
+        if missing := no_folder(self._real):
+            raise missing
+        while self.descriptor < 0:
+            try:
+                descriptor = os.open(self._real, _OPEN)
+                _lock(descriptor, path)
+                self._own(descriptor)
+            except FileNotFoundError:
+                if begin is None:
+                    break
+                with contextlib.suppress(FileExistsError), self.replacing() as file:
+                    file.write(begin())
+            if self.descriptor >= 0 and self.fate():    # another run had replaced it before it was locked
+                self.close()
+        for left in self._real.parent.glob(f".{glob.escape(self._real.name)}.{'[0-9a-f]' * 8}.part"):
+            left.unlink(missing_ok=True)                # a killed run has left it
+
+    def _own(self, descriptor: int) -> None:
+        self.close()
+        self.descriptor = descriptor
+        _DESCRIPTORS.add(descriptor)
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this process was forked from the owner's."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Raise a RuntimeError in a process that was forked from the owner's."""
+        if self.is_fork:
+            raise RuntimeError(
+                f"process {self._pid} writes {self.path}, and process {os.getpid()} is a fork of it. A run goes on in "
+                "the process that began it: begin another run here, with a file of its own"
+            )
+
+    def fate(self, size: int | None = None) -> str:
+        """Say what others have done to the file; "" if nothing. Its size should be `size` bytes, if that is given."""
+        here = os.fstat(self.descriptor)
+        try:
+            if not os.path.samestat(here, os.stat(self._real)):
+                return "was replaced by another file"
+        except FileNotFoundError:
+            return "was deleted"
+        return "" if size in (None, here.st_size) else f"has {here.st_size:,} bytes, not the {size:,} written to it,"
+
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[BinaryIO]:
+        """Open a file that takes the place of this one at the end: at every moment the old or the new one is whole."""
+        self.check_process()
+        beside = self._real.with_name(f".{self._real.name}.{secrets.token_hex(4)}.part")
+        descriptor = -1
+        try:
+            descriptor = os.open(beside, _NEW, 0o666)
+            _lock(descriptor, self.path)
+            is_new = self.descriptor < 0 or self.fate() == "was deleted"
+            if not is_new and hasattr(os, "fchmod"):
+                os.fchmod(descriptor, stat.S_IMODE(os.fstat(self.descriptor).st_mode))
+            with os.fdopen(os.dup(descriptor), "wb") as file:
+                yield file
+            os.fsync(descriptor)
+            if not is_new and (fate := self.fate()):
+                raise OSError(errno.ESTALE, f"the file {fate} while this run wrote it; it is left as it is")
+            if sys.platform == "win32":                 # where no open file gets another name
+                os.close(descriptor)
+                self.close()
+            _name(beside, self._real, is_new)
+            if sys.platform == "win32":
+                descriptor = os.open(self._real, _OPEN)
+            _sync_folder(self._real)
+            self._own(descriptor)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            if descriptor not in (-1, self.descriptor):
+                os.close(descriptor)
+            if isinstance(error, OSError):              # some do not name the file, others name the temporary one
+                raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(self.path)) from error
+            raise
+
+    def close(self) -> None:
+        if self.descriptor in _DESCRIPTORS and not self.is_fork:
+            _DESCRIPTORS.discard(self.descriptor)
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    __del__ = close
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Lock a file until it is closed, or close it and raise a BlockingIOError that names the process of its owner."""
+    if sys.platform == "win32":
+        return
     try:
-        with beside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        if isinstance(error, OSError):                  # of which some do not name the file, others this one
-            error.filename, error.filename2 = str(path), None
-        raise
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return
+        owner = _owner(os.fstat(descriptor).st_ino)
+        os.close(descriptor)
+        why = f"{owner} is writing it. Let that one end first, or write to another file"
+        raise BlockingIOError(error.errno, why, str(path)) from None
+
+
+def _owner(inode: int) -> str:
+    """Name the process that holds the lock of a file, where the system lists locks."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, _, process, file, *_ = line.split()
+            if kind == "FLOCK" and file.endswith(f":{inode}"):
+                return f"{'another run in ' * (process == str(os.getpid()))}process {process}"
+    return "another process"
+
+
+def _name(beside: Path, path: Path, is_new: bool) -> None:
+    """Give a file its name. No file may have the name of a new one."""
+    if is_new:
+        try:
+            os.link(beside, path)                       # a rename would replace the file of another run
+            return beside.unlink()
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+    beside.replace(path)
+
+
+def _sync_folder(path: Path) -> None:
+    """Have the disk keep the name of a file."""
+    if sys.platform != "win32":
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _close_inherited() -> None:
+    """Close the files of the parent process, whose locks a fork would hold as long as it lives."""
+    while _DESCRIPTORS:
+        os.close(_DESCRIPTORS.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited)

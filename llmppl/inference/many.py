@@ -8,24 +8,27 @@ batches (but for rounding), nor on what was done before the run was resumed.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from llmppl.arguments import count, flag, function, generator, name_of, shown
+from llmppl.arguments import count, function, generator, name_of, shown
 from llmppl.display.progress import bar
 from llmppl.exclusive import heard, let_through
 from llmppl.inference.freezing import collected_once, freeze
 from llmppl.inference.particles import Particles
 from llmppl.inference.results import Result, ResultFile
+from llmppl.models.identity import identity_of
 from llmppl.runtime import Runtime
 
 T = TypeVar("T")
+TOGETHER = 16                                           # tasks under way at a time
 Run = Callable[[Any, np.random.Generator], Any]
 RunAll = Callable[[Iterable[tuple[int, Any]], int], Iterator[Result]]
 
@@ -35,9 +38,9 @@ def run_many(
     tasks: Iterable[T],
     *,
     seed: int | None = None,
-    together: int = 16,
+    together: int = TOGETHER,
     to: str | os.PathLike[str] | None = None,
-    resume: bool = False,
+    resume: bool | Literal["force"] = False,
     progress: bool | None = None,
 ) -> Iterator[Result]:
     """Run the same inference for each task; the results come out as tasks end.
@@ -58,9 +61,11 @@ def run_many(
         How many tasks are under way at a time.
     to : path, optional
         A file that gets a line of JSON for each task when it ends; `load_results(path)` reads it. Tasks must then be
-        data: texts, numbers, lists and dicts.
-    resume : bool
-        Go on with that file: skip what it has results of. A list of tasks is compared with it before anything runs.
+        data, which is compared by contents: texts, numbers, lists, dicts, arrays, data frames, dataclasses.
+    resume : bool or "force"
+        Go on with that file, and skip the tasks that it has results of. `run`, with all that it refers to, the seed and
+        the version of this package must be those of the file, and the tasks, too: a list of them is compared before
+        anything runs. "force" keeps results that another `run`, seed or version has made.
     progress : bool, optional
         Show a bar; by default where stderr is a terminal.
 
@@ -72,37 +77,46 @@ def run_many(
     ------
     FileExistsError
         If the file is there, and `resume` is False.
+    BlockingIOError
+        If another run is writing the file.
     ValueError
-        If it holds results of another seed or of other tasks, or anything else.
+        If it holds results of another run or of other tasks, is damaged, or holds anything else.
     OSError
-        If it cannot be written, as on a full disk; the results before are whole, and `resume=True` goes on.
+        If it cannot be written, as on a full disk; the results before are whole, and `resume=True` goes on. If
+        something else deletes, replaces or empties the file.
     """
     function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)", takes=2)
     count("together", together)
-
-    def run_all(numbered: Iterable[tuple[int, Any]], seed: int) -> Iterator[Result]:
-        return lanes(run, numbered, seed=seed, together=together)
-
-    return recorded(run_all, tasks, seed=seed, to=to, resume=resume, progress=progress)
+    told = functools.partial(identity_of, name_of(run), {"run": run})
+    return recorded(in_lanes(run, together), tasks, told, seed=seed, to=to, resume=resume, progress=progress)
 
 
 def recorded(
     run_all: RunAll,
     tasks: Iterable[Any],
+    identity: Callable[[], tuple[dict[str, Any], Any]],
     *,
     seed: int | None = None,
     to: str | os.PathLike[str] | None = None,
-    resume: bool = False,
+    resume: bool | Literal["force"] = False,
     progress: bool | None = None,
 ) -> Iterator[Result]:
-    """The results that `run_all(numbered tasks, seed)` gives, kept and shown; the rest is as in `run_many`."""
+    """Keep and show the results that `run_all(numbered tasks, seed)` yields, as `run_many` does.
+
+    `identity` returns that of the program. A file of results is compared with it.
+    """
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise TypeError(f"tasks must be a list or another iterable of tasks, not {shown(tasks)}")
     generator(seed)                                     # checks it
-    if flag("resume", resume) and to is None:
+    if resume not in (True, False, "force"):
+        raise TypeError(f'resume must be True, False or "force", not {shown(resume)}')
+    if resume and to is None:
         raise ValueError("resume=True goes on with a file of results: say with which, as to='results.jsonl'")
     listed = tasks if isinstance(tasks, Sequence) else None
-    file = None if to is None else ResultFile(to, seed=seed, resume=resume, tasks=listed)
+    file = None
+    if to is not None:
+        told = json.loads(json.dumps(identity()[0]))    # as it is read again
+        file = ResultFile(to, seed=seed, resume=resume, tasks=listed, identity=told)
     return _results(run_all, tasks, np.random.SeedSequence(seed).entropy if file is None else file.seed, file, progress)
 
 
@@ -128,8 +142,15 @@ def _results(
             done, failed = done + 1, failed + (result.error is not None)
             show(done, f"{failed} failed")
             yield result
+            if file is not None:
+                file.check_process()                    # the iterator may go on in a fork
         if file is not None:
             file.check_number(taken)
+
+
+def in_lanes(run: Run, together: int) -> RunAll:
+    """Return a function that runs numbered tasks in lanes."""
+    return lambda numbered, seed: lanes(run, numbered, seed=seed, together=together)
 
 
 def lanes(run: Run, numbered: Iterable[tuple[int, Any]], *, seed: int, together: int) -> Iterator[Result]:

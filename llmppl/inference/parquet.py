@@ -1,4 +1,7 @@
-"""Results as a Parquet file, through pyarrow: the records of `llmppl.inference.results` as rows."""
+"""Results as a Parquet file, through pyarrow: the records of `llmppl.inference.results` as rows.
+
+Each row ends with a checksum of its record. The metadata hold the headers, and the number of rows, as sealed lines.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from llmppl.arguments import shown
-from llmppl.inference.files import replacing
+from llmppl.inference.files import Owned, checksum, sealed, unsealed
 
 _ROWS = 1_000                                           # of a group, and in memory
-_AS_JSON = "task", "seed", "deaths", "matches"          # a seed may have more than 64 bits
+_AS_JSON = "task", "deaths", "matches"
+_KEY = b"llmppl"                                        # of the metadata
 
 
 def pyarrow(module: str = "pyarrow") -> Any:
@@ -24,35 +28,59 @@ def pyarrow(module: str = "pyarrow") -> Any:
         raise ImportError("results are written to Parquet by pyarrow: pip install 'llmppl[parquet]'") from error
 
 
-def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The records in a file; what a record does not have is left out. A ValueError for a file of anything else."""
+def read(path: Path, *, rows: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield the headers of a file and, if `rows`, its records. A ValueError names a file that is damaged or foreign."""
+    arrow, number = pyarrow(), 0
     try:
         file = pyarrow("pyarrow.parquet").ParquetFile(path)
-        foreign = "" if file.schema_arrow.equals(_schema()) else f"it has {', '.join(file.schema_arrow.names)}"
-    except ValueError as error:
-        foreign = str(error)
-    if foreign:
-        raise ValueError(f"{path} is no Parquet file of run_many, and is left as it is: {shown(foreign)}")
-    for batch in file.iter_batches(_ROWS, columns=columns):
-        for row in batch.to_pylist():
-            record = {name: value for name, value in row.items() if value is not None}
-            if "texts" in record:                       # None is a value there
-                record |= {name: row[name] for name in ("log_ml", "log_ml_se")}
-            yield record | {name: json.loads(record[name]) for name in _AS_JSON if name in record}
+        found = file.schema_arrow
+        *headers, last = map(unsealed, (found.metadata or {}).get(_KEY, b"").splitlines(keepends=True) or [b""])
+        if not found.equals(_schema()) or not all(headers) or not isinstance(last.get("rows"), int):
+            raise ValueError(f"it has {', '.join(found.names)}, or its header is damaged")
+        yield from headers
+        for batch in file.iter_batches(_ROWS) if rows else ():
+            for row in batch.to_pylist():
+                yield _record(row, number)
+                number += 1
+        if rows and number != last["rows"]:
+            raise ValueError(f"it has {number} rows of {last['rows']}")
+    except (ValueError, OSError, RecursionError, MemoryError, arrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.filename:
+            raise                                       # it cannot be read at all
+        raise ValueError(
+            f"{path} is no Parquet file of run_many, or damaged, and is left as it is: {shown(str(error))}"
+        ) from error
 
 
-def write_rows(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    """Write a file of these records in the place of `path`, whole or not at all."""
-    arrow, schema = pyarrow(), _schema()
-    rows = map(_row, records)
-    with replacing(path) as file, pyarrow("pyarrow.parquet").ParquetWriter(file, schema) as writer:
+def write_rows(path: Path, headers: Iterable[dict[str, Any]], records: Iterable[dict[str, Any]], num: int) -> None:
+    """Write a file of these records, `num` of them, in the place of `path`, whole or not at all."""
+    arrow, told = pyarrow(), b"".join(map(sealed, (*headers, {"rows": num})))
+    schema, rows = _schema().with_metadata({_KEY: told}), map(_row, records)
+    with Owned(path) as owned, owned.replacing() as file, pyarrow("pyarrow.parquet").ParquetWriter(file, schema) as out:
         while some := list(itertools.islice(rows, _ROWS)):
-            writer.write_table(arrow.Table.from_pylist(some, schema))
+            out.write_table(arrow.Table.from_pylist(some, schema))
+
+
+def _record(row: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return the record of a row, in which what is null there is left out."""
+    record = {name: value for name, value in row.items() if value is not None}
+    if "texts" in record:                               # None is a value there
+        record |= {name: row[name] for name in ("log_ml", "log_ml_se")}
+    record |= {name: json.loads(record[name]) for name in _AS_JSON if name in record}
+    if record.pop("check", None) != _check(record):
+        raise ValueError(f"row {number} does not match its checksum")
+    return record
 
 
 def _row(record: dict[str, Any]) -> dict[str, Any]:
-    row = {name: value if isinstance(value, (int, float)) else _written(value) for name, value in record.items()}
-    return row | {name: json.dumps(record[name]) for name in _AS_JSON if name in record}
+    told = {name: value if isinstance(value, (int, float)) else _written(value) for name, value in record.items()}
+    told |= {name: record[name] for name in _AS_JSON if name in record}
+    row = told | {name: json.dumps(told[name]) for name in _AS_JSON if name in told}
+    return {**row, "check": _check(told)}
+
+
+def _check(record: dict[str, Any]) -> str:
+    return checksum(json.dumps(record, sort_keys=True).encode())
 
 
 def _written(value: Any) -> Any:
@@ -66,8 +94,8 @@ def _schema() -> Any:
     arrow = pyarrow()
     text, number = arrow.string(), arrow.float64()
     kinds = {
-        "index": arrow.int64(), "digest": text, "task": text, "seed": text, "version": text, "seconds": number,
+        "index": arrow.int64(), "digest": text, "task": text, "run": text, "seconds": number,
         "log_ml": number, "log_ml_se": number, "texts": arrow.list_(text), "log_weights": arrow.list_(number),
-        "cut": arrow.list_(arrow.bool_()), "deaths": text, "matches": text, "error": text,
+        "cut": arrow.list_(arrow.bool_()), "deaths": text, "matches": text, "error": text, "check": text,
     }  # fmt: skip
     return arrow.schema(list(kinds.items()))

@@ -1,38 +1,42 @@
-"""Results of many tasks, and the file that they are kept in: a line of JSON for each task that has ended.
+"""Results of many tasks, and the file that keeps them: a header, and a line of JSON for each task that has ended.
 
-A line is whole or torn: it is written when its task has ended and before the result is handed on, all at once, with a
-line break at its end. So a run that is killed loses the tasks that were under way, and leaves one torn line at most,
-the last, which is cut before the file is written again. (A machine that loses its power loses a second of lines more:
-to wait for the disk at every line would take longer than a small task.) A line holds
+The file gets a line when its task has ended, before the result is handed on, in one piece with a line break at its end.
+So a run that is killed loses the tasks that were under way, and leaves one torn line at most, the last, which the next
+run cuts. (A machine that loses its power loses a second of lines more: waiting for the disk at every line would take
+longer than a small task.) A line holds
 
     index : of the task, from 0
-    digest : of the task, by which another one is told from it
-    task : the task itself, where it is what JSON writes (a tuple is a list there); else this is left out
-    seed, version : of the run, and of this package
+    digest : of the contents of the task, to compare it with those of another run
+    task : the task itself, if JSON can write it (a tuple is a list there); else this is left out
+    run : of the header that the line belongs to
     seconds : from the begin of the task to its end, with what was done for others in between
     log_ml, log_ml_se, texts, log_weights, cut : as `Particles.to_dict` gives them, deaths where no particle is left; or
     matches : a list of objects, as `Match.as_dict` gives them; or
     error : the traceback of the exception that ended the task
+    check : a checksum of all that stands before it in the line
 
-Parquet has no lines that could be torn: a file of that name is made of the lines when the run has ended, and until then
-they stand in a file beside it, results.parquet.jsonl.
+The header, the first line, describes the run: `run`, at random; `seed`; `version` of this package; and `identity` of
+the program and its language models. If `resume="force"` goes on with another program, another header follows, which
+names the one `after` which it comes. A line that is damaged, of another file, or the second of its task is an error.
+
+Lines of Parquet could not be torn: a file of that name is made of the lines when the run has ended, and until then they
+stand in a file beside it, results.parquet.jsonl. Its metadata hold the headers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import importlib
 import json
 import math
 import os
-import sys
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -40,21 +44,17 @@ from llmppl.arguments import path as path_of
 from llmppl.arguments import shown
 from llmppl.inference import parquet
 from llmppl.inference.deaths import Death
-from llmppl.inference.files import no_folder, parsed
+from llmppl.inference.files import Owned, no_folder, sealed
+from llmppl.inference.lines import FORMAT, entries, lines_of, scan
 from llmppl.inference.particles import Particles
 from llmppl.inference.saved import SavedParticle
+from llmppl.models.identity import difference, digest_of_data
 
-__all__ = ["Result", "ResultFile", "load_results", "read_results"]
+__all__ = ["Result", "ResultFile", "load_results", "read_results", "repair"]
 
-if sys.platform != "win32":
-    import fcntl
-
+Resume = bool | Literal["force"]
 _VERSION = importlib.import_module(__name__.partition(".")[0]).__version__
-_SYNCED = 1.0                                           # seconds of lines that may not be on the disk yet
-_BEGIN = b'{"index": '                                  # of every line, which has at least
-_KINDS: dict[str, Any] = {"index": int, "digest": str, "seed": int, "version": str, "seconds": (int, float)}
-
-
+_SECOND = 1.0                                           # from one look at the disk to the next
 @dataclass(frozen=True)
 class Result:
     """What became of a task: exactly one of `particles`, `matches` and `error` is not None.
@@ -93,10 +93,13 @@ class ResultFile:
         A name that ends with .parquet makes it a Parquet file, when it is left at the end of a `with` block.
     seed : int, optional
         Of the run. Left out, it is that of the file, or a new one.
-    resume : bool
-        Go on with a file that is there. Its torn last line is cut.
+    resume : bool or "force"
+        Go on with a file that is there. Its torn last line is cut. "force" keeps results of another program, seed,
+        language model or version.
     tasks : sequence, optional
         Those of the run, to be compared with the results that are there.
+    identity : dict, optional
+        Of the program, from `llmppl.models.identity`. Left out, it is not compared.
 
     Attributes
     ----------
@@ -108,61 +111,76 @@ class ResultFile:
     ------
     FileExistsError
         If there are results already, and `resume` is False.
+    BlockingIOError
+        If another run is writing the file.
     ValueError
-        If the file holds anything else, or results of another seed or of other tasks; it is left as it is.
+        If the file holds anything else, or results of another run or of other tasks. It is left as it is.
     OSError
-        If it cannot be written. What was written before stays whole.
+        If it cannot be written, or if something else deletes, replaces or changes it.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, seed: int | None = None, resume: bool = False,
-        tasks: Sequence[Any] | None = None,
+        self, path: str | os.PathLike[str], *, seed: int | None = None, resume: Resume = False,
+        tasks: Sequence[Any] | None = None, identity: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.path = path_of("to", path)
         self.whole: dict[int, str] = {}
-        self._size, self._synced = 0, time.monotonic()
+        self._headers = list[dict[str, Any]]()
+        self._size, self._num, self._looked = 0, 0, time.monotonic()
         self._lines = lines_of(self.path)
         if self._lines != self.path:
             parquet.pyarrow()                           # or an error, before anything runs
         for place in {self.path, self._lines}:
             _check_place(place, resume)
-        new = not self._lines.exists()
-        self._file: BinaryIO = self._lines.open("xb" if new else "r+b", buffering=0)
+        is_new = not self._lines.exists()
+        if is_new:
+            self._headers = list(parquet.read(self.path, rows=False)) if self.path.exists() else []
+            self._head(seed, resume, identity)
+        self._owned = Owned(self._lines, lambda: sealed(self._headers[-1]))
         try:
-            self._lock()
-            self._read(seed)
+            self._read()
+            if self._head(seed, resume, identity):
+                self._append(sealed(self._headers[-1]), "header")
+            self.seed: int = self._headers[-1]["seed"]
             if tasks is not None:
                 self.check_number(len(tasks))
                 for index in sorted(self.whole):
                     self.holds(index, tasks[index])
         except BaseException:
-            self._file.close()
-            if new:
+            self._owned.close()
+            if is_new:
                 self._lines.unlink()
             raise
 
-    def _lock(self) -> None:
-        if sys.platform != "win32":                     # until the file is closed, or the process ends
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                why = "another run is writing it; let that one end first"
-                raise BlockingIOError(error.errno, why, str(self.path)) from None
-
-    def _read(self, seed: int | None) -> None:
-        for size, record in _records(self.path, ["index", "digest", "seed"]):
-            self.whole[record["index"]] = record["digest"]
+    def _read(self) -> None:
+        self._headers = []
+        for size, record in entries(self.path):
             self._size += size
-            if seed is None:
-                seed = record["seed"]
-            elif seed != record["seed"]:
-                raise ValueError(
-                    f"{self.path} holds results of seed={record['seed']}, not of seed={seed}: go on with the same "
-                    "seed (or leave it out), or write to another file"
-                )
-        self._file.truncate(self._size)                 # a torn line would break the next one
-        self._file.seek(self._size)
-        self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+            if "index" in record:
+                self.whole[record["index"]] = record["digest"]
+            elif record["run"] not in [header["run"] for header in self._headers]:
+                self._headers.append(record)
+        self._num = len(self.whole)
+        os.ftruncate(self._owned.descriptor, self._size)        # a torn line would break the next one
+
+    def _head(self, seed: int | None, resume: Resume, identity: dict[str, Any] | None) -> bool:
+        """Return whether the run needs a header, and add it. Raise a ValueError if the results are of another run."""
+        last = self._headers[-1] if self._headers else None
+        why = "" if last is None else _difference(last, seed, identity)
+        if last is not None and not why:
+            return False
+        if last is not None and resume != "force":
+            raise ValueError(
+                f"{self.path} holds results of another run: {why}. Go on with what they were made with, write to "
+                'another file, or keep them as they are with resume="force"'
+            )
+        old = None if last is None else last["seed"]
+        new = int(np.random.SeedSequence().generate_state(1)[0]) if old is None else old
+        self._headers.append({
+            "llmppl_results": FORMAT, "run": secrets.token_hex(4), "after": None if last is None else last["run"],
+            "seed": new if seed is None else seed, "version": _VERSION, "identity": identity,
+        })  # fmt: skip
+        return True
 
     def check_number(self, num_tasks: int) -> None:
         """A ValueError if there are fewer tasks than there are results of."""
@@ -174,7 +192,7 @@ class ResultFile:
             )
 
     def holds(self, index: int, task: Any) -> bool:
-        """Whether the result of `task` was there; a ValueError if it was that of another task."""
+        """Return whether the result of `task` was there. Raise a ValueError if it was that of another task."""
         before = self.whole.get(index)
         if before is not None and before != digest(task):
             raise ValueError(
@@ -183,100 +201,131 @@ class ResultFile:
             )
         return before is not None
 
+    def check_process(self) -> None:
+        """Raise a RuntimeError in a process that was forked from that of the run."""
+        self._owned.check_process()
+
     def write(self, result: Result) -> None:
         """Write a line."""
+        self.check_process()
         record = {
             "index": result.index,
             "digest": digest(result.task),
             **_written(result.task),
-            "seed": self.seed,
-            "version": _VERSION,
+            "run": self._headers[-1]["run"],
             "seconds": round(result.seconds, 3),
             **_outcome(result),
         }
-        text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-        line = memoryview(text.encode("utf-8", "backslashreplace"))     # half of a UTF-16 pair, as JSON escapes it
+        self._append(sealed(record), f"result of task {result.index}")
+        self._num += 1
+
+    def _append(self, line: bytes, what: str) -> None:
+        if time.monotonic() - self._looked > _SECOND:
+            self._look()
+        rest = memoryview(line)
         try:
-            written = 0
-            while written < len(line):
-                written += self._file.write(line[written:])
-            if time.monotonic() - self._synced > _SYNCED:
-                self._sync()
+            while rest:
+                rest = rest[os.write(self._owned.descriptor, rest) :]
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._file.truncate(self._size)
-            why = f"{error.strerror}: the results before that of task {result.index} are whole; resume=True goes on"
+                os.ftruncate(self._owned.descriptor, self._size)
+            why = f"{error.strerror}: the results before the {what} are whole; resume=True goes on"
             raise OSError(error.errno, why, str(self.path)) from error
         self._size += len(line)
 
-    def _sync(self) -> None:
-        os.fsync(self._file.fileno())
-        self._synced = time.monotonic()
+    def _look(self) -> None:
+        """Have the disk keep what was written. Raise an OSError if the file is another one by now."""
+        if fate := self._owned.fate(self._size):
+            why = f"the file {fate} while this run wrote it, so that results may be lost; resume=True runs them again"
+            raise OSError(errno.ESTALE, why, str(self._lines))
+        os.fsync(self._owned.descriptor)
+        self._looked = time.monotonic()
 
     def close(self) -> None:
-        try:
-            self._sync()
-        finally:
-            self._file.close()
+        self._owned.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
-            if kind is None and self._lines != self.path:
-                parquet.write_rows(self.path, (record for _, record in _records(self.path)))
-                self._lines.unlink()
+            if not self._owned.is_fork and (kind is None or not issubclass(kind, OSError)):
+                self._look()
+                if kind is None and self._lines != self.path:
+                    records = (record for _, record in entries(self.path) if "index" in record)
+                    parquet.write_rows(self.path, self._headers, records, self._num)
+                    self._lines.unlink()
         finally:
             self.close()
 
 
 def load_results(path: str | os.PathLike[str]) -> list[Result]:
-    """The results in a file that `run_many` has written, or is writing, by index.
+    """Return the results in a file that `run_many` has written, or is writing, by index.
 
     Their particles have text, log weight and mark as cut. A `task` is what JSON makes of it, so that a tuple is a list
     and a key of a dict a text; it is None where JSON does not write it.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, or holds anything else. A torn last line is left out, with a warning.
     """
     return sorted(read_results(path), key=lambda result: result.index)
 
 
 def read_results(path: str | os.PathLike[str]) -> Iterator[Result]:
-    """The same results one at a time, in the order of the file, which may be larger than memory."""
-    return (_result(record) for _, record in _records(path_of("path", path)))
+    """Return the same results one at a time, in the order of the file, which may be larger than memory."""
+    return (_result(record) for _, record in entries(path_of("path", path)) if "index" in record)
+
+
+def repair(path: str | os.PathLike[str]) -> list[str]:
+    """Rewrite a damaged file of results with its right lines, and return what is wrong with the others.
+
+    The damaged file is kept, with ".damaged" after its name. Results without their header are kept as well; to go on
+    with them takes `resume="force"`.
+
+    Raises
+    ------
+    FileExistsError
+        If there is a file of that name.
+    ValueError
+        If no line is right, or the file is a Parquet file.
+    """
+    given = path_of("path", path)
+    if lines_of(given) != given:
+        raise ValueError(f"{given} is a Parquet file, which has no lines that could be repaired")
+    given.stat()                                        # or a FileNotFoundError
+    with Owned(given) as owned:
+        lines = list(scan(given))
+        wrong = [f"line {line.number} {line.wrong}" for line in lines if line.wrong]
+        right = [line for line in lines if not line.wrong]
+        if not right:
+            raise ValueError(f"{given} has no line of results: {wrong[0] if wrong else 'it is empty'}")
+        if not wrong:
+            return []
+        with given.with_name(f"{given.name}.damaged").open("xb") as kept:
+            kept.writelines(line.raw for line in lines)
+        with owned.replacing() as file:
+            if "index" in right[0].record:
+                lost = {"llmppl_results": FORMAT, "run": right[0].record["run"], "version": "", "identity": None}
+                file.write(sealed({**lost, "after": None, "seed": None}))
+            file.writelines(line.raw for line in right)
+        return wrong
 
 
 def digest(task: Any) -> str:
-    """16 hexadecimal digits that tell a task from others. It is the same in every process.
-
-    A TypeError for a task that is nothing but data: what JSON writes, or has a repr that does not name its address.
-    """
+    """Return 16 hexadecimal digits of the contents of a task, the same in every process."""
     try:
-        text = _text(task)
-    except ValueError as error:
-        raise TypeError(f"the task {shown(task)} {NO_DATA} ({error})") from error
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-NO_DATA = "cannot be told from others when a run is resumed: with to=, a task is data (texts, numbers, lists, dicts)"
-
-
-def _told(part: Any) -> Any:
-    if isinstance(part, (np.ndarray, np.generic)):
-        return part.tolist()
-    if isinstance(part, (set, frozenset)):
-        return sorted(map(_text, part))
-    text = repr(part)
-    if f"{id(part):x}" in text:
-        raise TypeError(f"{shown(part)} in a task {NO_DATA}")
-    return text
-
-
-def _text(part: Any) -> str:
-    return json.dumps(part, sort_keys=True, default=_told)
+        return digest_of_data(task, "the task")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"the task {shown(task)} cannot be told from others when a run is resumed: with to=, a task is data, such "
+            f"as texts, numbers, lists, dicts and arrays ({error})"
+        ) from error
 
 
 def _written(task: Any) -> dict[str, Any]:
-    """The part of a line that is the task itself, if JSON writes it."""
+    """Return the part of a line that is the task itself, if JSON writes it."""
     try:
         json.dumps(task, allow_nan=False)
     except (TypeError, ValueError):
@@ -309,46 +358,24 @@ def _result(record: dict[str, Any]) -> Result:
     )
 
 
-def lines_of(path: Path) -> Path:
-    """The file of lines behind a file of results: the same, but beside a Parquet file."""
-    return path.with_name(f"{path.name}.jsonl") if path.suffix == ".parquet" else path
+def _difference(before: dict[str, Any], seed: int | None, identity: dict[str, Any] | None) -> str:
+    """Name what differs between the run of a header and this one; "" if nothing does."""
+    if before["version"] != _VERSION:
+        return f"llmppl was {before['version'] or 'of an unknown version'}, and is {_VERSION}"
+    if seed not in (None, before["seed"]):
+        return f"its seed is {before['seed']}, and this is {seed}"
+    if identity is None:
+        return ""
+    return "its program is unknown" if before["identity"] is None else difference(before["identity"], identity) or ""
 
 
-def _records(path: Path, columns: list[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The records of results, each once, with the size of their lines; at least `columns` of them."""
-    lines, rows = lines_of(path), set[int]()
-    if lines != path and path.exists():
-        for record in parquet.read_rows(path, columns):
-            rows.add(record["index"])
-            yield 0, record
-    if lines == path or lines.exists():
-        for line, record in _lines(lines):
-            if record["index"] not in rows:             # else they had become a row, and the run was killed then
-                yield len(line), record
-
-
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The whole lines of a file of results, and what they say; a ValueError for a file of anything else."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            record, is_whole = parsed(line), line.endswith(b"\n")
-            if is_whole:
-                is_result = all(isinstance(record.get(name), kind) for name, kind in _KINDS.items())
-            else:
-                is_result = line.startswith(_BEGIN) or _BEGIN.startswith(line)
-            if not is_result:
-                told = shown(line.rstrip(b"\n").decode("utf-8", "replace"))
-                raise ValueError(
-                    f"{path}, line {number}, is no result of run_many, and the file is left as it is: {told}"
-                )
-            if is_whole:
-                yield line, record
-
-
-def _check_place(path: Path, resume: bool) -> None:
+def _check_place(path: Path, resume: Resume) -> None:
     if missing := no_folder(path):
         raise missing
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "results are written to a file of their own, and this is none", str(path))
-    if not resume and path.exists() and path.stat().st_size:
+    size = path.stat().st_size if path.exists() else None
+    if not resume and size:
         raise FileExistsError(errno.EEXIST, "the file is there; resume=True goes on with its results", str(path))
+    if resume and size == 0:
+        raise ValueError(f"{path} is empty: the results that were in it are lost. Remove it to begin anew")

@@ -196,13 +196,9 @@ class SMC(Generic[M]):
         if progress is None and running():              # one of several runs; their bars would mix
             progress = False
         self._watch.bounded, self._on_step = max_steps is not None, on_step
-        if checkpoint is not None:
-            keeper = Checkpoint(checkpoint, every, self, self._model, on_step)
-            keeper.begin(max_steps)
-            self._checkpoint = keeper
-        elif every is not None:
+        if checkpoint is None and every is not None:
             raise ValueError(f'every={every} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
-        with self._standing(), bar(progress, max_steps, _progress) as show:
+        with self._kept(checkpoint, every, max_steps), self._standing(), bar(progress, max_steps, _progress) as show:
             while self.active and self.t < (max_steps or math.inf):
                 made = self._next()
                 if on_step is not None:
@@ -215,6 +211,21 @@ class SMC(Generic[M]):
                 self._checkpoint.end()
         cut(self.particles)
         return self._ended(self.particles)
+
+    @contextlib.contextmanager
+    def _kept(self, path: str | os.PathLike[str] | None, every: int | None, max_steps: int | None) -> Iterator[None]:
+        """Go on from a checkpoint, if there is one, and own its file."""
+        if path is None:
+            yield
+            return
+        keeper = Checkpoint(path, every, self, self._model, self._on_step)
+        keeper.begin(max_steps)
+        self._checkpoint = keeper
+        try:
+            yield
+        finally:
+            self._checkpoint = None
+            keeper.close()
 
     def posterior(self) -> Particles[M]:
         """What a run returns that ends here: copies of the particles that have not finished are marked `cut`."""

@@ -25,7 +25,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from operator import methodcaller
 from typing import Any
@@ -48,6 +48,7 @@ from llmppl.tokens import Token, Vocabulary
 from llmppl.tokens.text import Spelled
 
 Told = Any                                              # nested lists of atoms
+SHAPE = {"program": str, "models": [[str]], "whole": {...: str}, "parts": {...: [str]}, "options": {...: [str]}}
 
 _MOST = 1_000_000                                       # objects told of one program
 _NAMED = 1_000                                          # parts that a refusal can name, besides attributes
@@ -67,16 +68,21 @@ _HOMES = tuple(path + os.sep for path in (
 
 
 def identity(model: Model, **options: Any) -> tuple[dict[str, Any], list[Vocabulary]]:
-    """Describe a program before its first step, and list the vocabularies that it holds.
-
-    The first is a dict of JSON: `program`, the name of its class; `models`, for each language model it holds the repr
-    and digests of vocabulary and weights; `whole`, for each attribute and the class a digest; `parts`, for these and
-    what they refer to, the beginning of the repr and a digest; and `options`, the same for arguments of inference and
-    their fields. A TypeError names what cannot be told.
-    """
-    teller, kind = _Teller(), type(model).__qualname__
+    """Describe a program before its first step by its attributes and its class, as `identity_of` does."""
+    kind = type(model).__qualname__
     own = {f"the attribute {name}": value for name, value in vars(model).items() if name not in OWN}
-    own[f"the class {kind}"] = type(model)
+    return identity_of(kind, own | {f"the class {kind}": type(model)}, **options)
+
+
+def identity_of(program: str, own: Mapping[str, Any], **options: Any) -> tuple[dict[str, Any], list[Vocabulary]]:
+    """Describe a program of this name by all that is its own, and list the vocabularies that it holds.
+
+    The first is a dict of JSON: `program`, its name; `models`, for each language model it holds the repr and digests of
+    vocabulary and weights; `whole`, for each of its `own` parts a digest; `parts`, for these and what they refer to,
+    the beginning of the repr and a digest; and `options`, the same for arguments of inference and their fields. A
+    TypeError names what cannot be told.
+    """
+    teller = _Teller()
     whole = {name: teller.part(name, value) for name, value in own.items()}
     models = [[repr(lm), lm.vocab.digest.hex()[:24], digest(teller.weights(lm.model))] for lm in teller.models]
     given = dict[str, list[str]]()
@@ -86,8 +92,18 @@ def identity(model: Model, **options: Any) -> tuple[dict[str, Any], list[Vocabul
             fields = {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
             given[name] = [type(value).__qualname__] * 2
         given |= {field: [_shown(part), teller.tell(part, field)] for field, part in fields.items()}
-    told = {"program": kind, "models": models, "whole": whole, "parts": teller.parts, "options": given}
+    told = {"program": program, "models": models, "whole": whole, "parts": teller.parts, "options": given}
     return told, teller.vocabularies
+
+
+def digest_of_data(value: Any, name: str) -> str:
+    """Return 16 hexadecimal digits of the contents of a value, the same in every process."""
+    teller = _Teller(is_data=True)
+    told = teller.tell(value, name)
+    if teller.vocabularies:
+        of_vocab = [vocab.digest.hex() for vocab in teller.vocabularies]
+        told = digest([told, of_vocab, [teller.weights(lm.model) for lm in teller.models]])
+    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
@@ -97,7 +113,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     if len(before["models"]) != len(now["models"]):
         return f"its program holds {len(before['models'])} language models, and this one {len(now['models'])}"
     for (lm, *digests), (other, *others) in zip(before["models"], now["models"], strict=True):
-        for what, one, another in zip(("another vocabulary", "other weights"), digests, others, strict=True):
+        for what, one, another in zip(("another vocabulary", "other weights"), digests, others, strict=False):
             if one != another:
                 return f"its language model is {lm}, and this is {other}, of {what}"
     for kind in ("parts",) * (before["whole"] != now["whole"]) + ("options",):
@@ -105,7 +121,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
         for key in dict.fromkeys((*there, *before[kind], *now[kind])):
             if what := _other(before[kind].get(key), now[kind].get(key)):
                 return f"{key} {what}"
-    if before["stream"] != now["stream"]:
+    if before.get("stream") != now.get("stream"):
         (kind, entropy, key, *_), (_, other, *_) = before["stream"], now["stream"]
         if before["stream"][2:5] == now["stream"][2:5] and key == [] and entropy != other:
             return f"its seed is {entropy}, and this is {other}"
@@ -136,7 +152,8 @@ class _Teller:
     parts : for what has a name, the beginning of its repr and its digest; what is inside it comes before it
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_data: bool = False) -> None:
+        self._is_data = is_data                         # told from others alone, where all empty objects are alike
         self.models, self.vocabularies = list[CachedTransformer](), list[Vocabulary]()
         self.parts: dict[str, list[str]] = {}
         self._known: dict[int, tuple[str, Any]] = {}    # held, lest its id be another's
@@ -151,7 +168,7 @@ class _Teller:
         if id(value) in self._within:
             return f"{len(self._within) - self._within[id(value)]} up"
         if len(self._known) == _MOST:
-            raise TypeError(f"{path} holds more than {_MOST:,} objects, too many for a checkpoint to compare")
+            raise TypeError(f"{path} holds more than {_MOST:,} objects, too many to compare")
         self._within[id(value)] = len(self._within)
         found = digest([type(value).__qualname__, self._contents(value, path)])
         del self._within[id(value)]
@@ -252,6 +269,10 @@ class _Teller:
             return [*told, digest(sorted(value.get_vocab().items()))]
         if hasattr(cls, "detach") and hasattr(cls, "cpu"):                      # a tensor
             return [*told, _tensor(value)]
+        if cls.__module__.partition(".")[0] == "pandas" and hasattr(cls, "to_numpy"):
+            return [*told, self._values(value, path)]
+        if self._is_data and cls is object:
+            raise TypeError(f"{path} holds {_shown(value)}, which has no contents")
         if hasattr(value, "named_parameters"):          # a network of torch
             told.append(_weights(value))
             left_out = frozenset(vars(sys.modules["torch"].nn.Module()))
@@ -263,9 +284,8 @@ class _Teller:
             except (TypeError, pickle.PicklingError) as error:
                 if not kept and not self._inside:
                     raise TypeError(
-                        f"{path} holds {_shown(value)}, of which a checkpoint cannot tell whether another process has "
-                        "the same: have the class of the object that holds it leave it out, by __reduce__ or "
-                        "__getstate__"
+                        f"{path} holds {_shown(value)}, which no other process can compare with its own: have the "
+                        "class of the object that holds it leave it out, by __reduce__ or __getstate__"
                     ) from error
             else:
                 if isinstance(made, str):
@@ -277,6 +297,14 @@ class _Teller:
         told.append([[name, self.part(f"{path}.{name}", kept[name])] for name in names])
         self._inside -= not own
         return told
+
+
+    def _values(self, value: Any, path: str) -> Told:
+        """Tell a table, a column or an index of pandas by its values."""
+        if value.ndim > 1:
+            return self.all_of([value.index, value.columns, *(column for _, column in value.items())], path)
+        rest = [getattr(value, name) for name in ("name", "names", "index") if hasattr(type(value), name)]
+        return [str(value.dtype), self.array(value.to_numpy(), path), self.all_of(rest, path)]
 
 
 def _by(*names: str) -> Callable[[_Teller, Any, str], Told]:

@@ -69,6 +69,7 @@ _NO_BITS = np.random.PCG64(0)                           # a Generator wants some
 # ---- states, from which a stream goes on
 
 
+_MOST = 1 << 20                                         # streams spawned by a step each
 _KINDS = {name: getattr(np.random, name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")}
 
 
@@ -115,5 +116,7 @@ def stream_of(state: State) -> Any:
 def bring_to(stream: np.random.Generator, state: State) -> None:
     """Let a stream go on from a later state of its own."""
     seed: Any = stream.bit_generator.seed_seq
+    if not 0 <= state.children - seed.n_children_spawned < _MOST:
+        raise ValueError(f"a stream that has spawned {seed.n_children_spawned} others goes on with {state.children}")
     seed.spawn(state.children - seed.n_children_spawned)
     stream.bit_generator.state = state.state

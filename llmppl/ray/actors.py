@@ -17,9 +17,10 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
-from llmppl.arguments import count, function, optional_count, unknown_option
-from llmppl.inference.many import lanes, recorded
+from llmppl.arguments import count, function, name_of, optional_count, unknown_option
+from llmppl.inference.many import TOGETHER, RunAll, lanes, recorded
 from llmppl.inference.results import Result
+from llmppl.models.identity import identity_of
 from llmppl.ray.scheduling import Pair, schedule
 
 L = TypeVar("L")
@@ -34,7 +35,7 @@ class Options(TypedDict, total=False):
 
     seed: int | None
     to: str | os.PathLike[str] | None
-    resume: bool
+    resume: bool | Literal["force"]
     progress: bool | None
 
 
@@ -45,7 +46,7 @@ def run_many(
     make_lm: Callable[[], L],
     workers: int | None = None,
     resources: Mapping[str, Any] | None = None,
-    together: int = 16,
+    together: int = TOGETHER,
     **options: Unpack[Options],
 ) -> Iterator[Result]:
     """`llmppl.run_many` on the machines of a Ray cluster: the same results, and the same file.
@@ -87,13 +88,21 @@ def run_many(
     RuntimeError
         If the processes of all workers died in `make_lm`. What it raises is raised.
     """
-    ray, resources = _ray(), dict(resources or {})
     function("run", run, "lambda lm, task, rng: smc_steer(model(lm, task), N, K, rng=rng)", takes=3)
     function("make_lm", make_lm, "lambda: CachedTransformer.from_pretrained()")
     optional_count("workers", workers)
     count("together", together)
     if unknown := options.keys() - Options.__annotations__:
         raise unknown_option("llmppl.ray.run_many", unknown, Options.__annotations__)
+    told = partial(identity_of, name_of(run), {"run": run, "make_lm": make_lm})
+    return recorded(on_workers(run, make_lm, workers, resources, together), tasks, told, **options)
+
+
+def on_workers(
+    run: Run, make_lm: Callable[[], Any], workers: int | None, resources: Mapping[str, Any] | None, together: int
+) -> RunAll:
+    """Return a function that runs numbered tasks on workers."""
+    ray, resources = _ray(), dict(resources or {})
 
     def on_actors(numbered: Iterable[Pair], seed: int) -> Iterator[Result]:
         rest = iter(numbered)
@@ -107,7 +116,7 @@ def run_many(
             finally:
                 actors.close()
 
-    return recorded(on_actors, tasks, **options)
+    return on_actors
 
 
 def _ray() -> Any:
