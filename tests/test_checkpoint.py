@@ -620,11 +620,14 @@ def test_a_full_disk_ends_the_run_with_its_particles_and_leaves_the_checkpoint_b
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_a_disk_that_is_full_from_the_beginning_is_told_before_the_run(tmp_path):
-    beside = tmp_path / f"run.ckpt.{os.getpid()}.part"
-    beside.symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"No space left on device: '.*run.ckpt'"):
+def test_a_disk_that_is_full_from_the_beginning_is_told_before_the_run(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '[^']*run.ckpt'$"):
         MADE(checkpoint=tmp_path / "run.ckpt", on_step=lambda step: pytest.fail("it has begun"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_that_cannot_be_written_is_told_before_the_run_and_every_wants_a_checkpoint(tmp_path):

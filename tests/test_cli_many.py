@@ -20,10 +20,12 @@ from support import wants_ray
 from tiny import table_lm, tiny_lm
 from typer.testing import CliRunner
 
-from llmppl import ConstrainedText, Infilling, Rule, load_results, run_many, smc_steer
+from llmppl import ConstrainedText, Infilling, Rule, load_results, smc_steer
 from llmppl.cli import app, options, prompts
 from llmppl.cli.continuing import Continuing, Limits, Writing
 from llmppl.display import standing
+from llmppl.inference.files import sealed
+from llmppl.inference.many import lanes
 
 SMALL = ["-N", "3", "-K", "2", "--max-tokens", "4", "--seed", "1"]
 
@@ -51,8 +53,9 @@ def generate(files, *arguments):
 
 def told(path):
     """What was written, but for the order and what depends on the clock."""
-    lines = sorted(map(json.loads, path.read_text().splitlines()), key=lambda line: line["index"])
-    return [{name: line[name] for name in line if name != "seconds"} for line in lines]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    records = sorted((line for line in lines if "index" in line), key=lambda line: line["index"])
+    return [{name: line[name] for name in line if name not in ("seconds", "run", "check")} for line in records]
 
 
 # ---- prompts
@@ -192,14 +195,15 @@ def test_a_json_schema_holds_for_many_prompts_here_and_where_the_job_was_sent(fi
         assert there.steer(there.load(), one.task, rng).texts == one.particles.texts
     schema.write_text('{"enum": ["small", "huge"]}')
     other = generate(files, "--json-schema", schema, "--max-tokens", "8", "--resume")
-    assert other.exit_code == 2 and "another task 0 than" in other.stderr
+    assert other.exit_code == 2 and "results of another run: constraint was" in other.stderr
 
 
-def test_the_file_has_the_prompts_themselves(tiny, files):
+def test_the_file_has_the_prompts_and_its_header_the_options(tiny, files):
     assert generate(files, "--regex", "(a|b)+").exit_code == 0
-    tasks = [result.task for result in load_results(files[1])]
-    assert [task["prompt"] for task in tasks] == ["a", "b c", "ab", "c"]
-    assert {task["options"] for task in tasks} == {"constraint (a|b)+, N 3, K 2, max_tokens 4, end boundary"}
+    assert [result.task for result in load_results(files[1])] == ["a", "b c", "ab", "c"]
+    told = json.loads(files[1].read_bytes().splitlines()[0])["identity"]["options"]
+    given = {name: value[0] for name, value in told.items() if value[0] not in ("None", "False", "()")}
+    assert [given[name] for name in ("constraint", "N", "K", "max_tokens", "end")] == ["'(a|b)+'", *"324", "'boundary'"]
 
 
 def test_a_task_that_fails_is_in_the_file_and_in_the_exit_code_and_stops_no_other(tiny, files):
@@ -224,8 +228,8 @@ def test_a_task_that_fails_is_in_the_file_and_in_the_exit_code_and_stops_no_othe
 def test_what_no_prompt_can_meet_is_refused_before_the_first(arguments, message, tiny, files):
     result = generate(files, *arguments)
     assert result.exit_code == 2 and message in result.stderr and result.stdout == ""
-    assert not files[1].exists() or not files[1].read_bytes()
-    assert generate(files).exit_code == 0
+    assert not files[1].exists() or not told(files[1])
+    assert generate(files).exit_code == 0 and len(told(files[1])) == 4
 
 
 def test_a_file_is_gone_on_with_by_the_same_command_alone(tiny, files):
@@ -233,11 +237,12 @@ def test_a_file_is_gone_on_with_by_the_same_command_alone(tiny, files):
     before, whole = files[1].read_bytes(), told(files[1])
     for arguments, message in [
         ([], f"{files[1]}: the file is there; --resume goes on with its results"),
-        (["--resume", "--seed", "2"], f"{files[1]} holds results of seed=1, not of seed=2: go on with the same seed"),
-        (["--resume", "-N", "4"], "another task 0 than {'options': 'N 4, K 2, max_tokens 4"),
-        (["--resume", "--regex", "a+"], "another task 0 than {'options': 'constraint a+, N 3"),
-        (["--resume", "--top-k", "3"], "max_tokens 4, end boundary, top_k 3"),
-        (["--resume", "--lm", "other"], "another task 0 than {'options': 'lm other, N 3"),
+        (["--resume", "--seed", "2"], f"{files[1]} holds results of another run: its seed is 1, and this is 2"),
+        (["--resume", "-N", "4"], "of another run: N was 3, and is 4. Go on with what they were made with, write to"),
+        (["--resume", "--regex", "a+"], "constraint was None, and is 'a+'"),
+        (["--resume", "--top-k", "3"], "top_k was None, and is 3"),
+        (["--resume", "--lm", "other"], "is 'other'. Go on with what they were made with, write to another file, or "
+                                        "keep them as they are with --force"),
     ]:
         result = generate(files, *arguments)
         assert result.exit_code == 2 and message in result.stderr, result.stderr
@@ -260,7 +265,7 @@ def test_a_file_is_gone_on_with_by_the_same_command_alone(tiny, files):
     [
         ("no/such/o.jsonl", "there is no folder"),
         (".", "results are written to a file of their own, and this is none"),
-        ("prompts.txt", "line 1, is no result of run_many, and the file is left as it is: 'a'"),
+        ("prompts.txt", "line 1, is no result of run_many, or is damaged; the file is left as it is, .*: 'a'"),
         ("/proc/o.jsonl", "/proc/o.jsonl: "),
         ("/dev/full", "results are written to a file of their own, and this is none"),
     ],
@@ -281,7 +286,8 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(tiny, files,
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
+        header = (tmp_path / "whole").read_bytes().index(b"\n")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (header + 700, before[1]))
         result = generate(files)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -340,7 +346,7 @@ def whole(tmp_path_factory):
 
 def test_what_was_killed_goes_on_and_ends_with_the_same_results(whole, tmp_path):
     command = ["generate", "--prompts", whole[0], "--out", tmp_path / "out", *SMALL, "--resume"]
-    for num_lines in (1, 20, 40):        # of 120, so that a busy machine kills it in time
+    for num_lines in (2, 21, 41):        # of 120, so that a busy machine kills it in time
         process = start(*command)
         wait_for(tmp_path / "out", num_lines, process)
         process.kill()
@@ -357,7 +363,7 @@ def test_what_was_killed_goes_on_and_ends_with_the_same_results(whole, tmp_path)
 def test_ctrl_c_keeps_what_is_written_says_how_to_go_on_and_exits_130(whole, tmp_path):
     command = ["generate", "--prompts", whole[0], "--out", tmp_path / "out", *SMALL]
     process = start(*command)
-    wait_for(tmp_path / "out", 20, process)
+    wait_for(tmp_path / "out", 21, process)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate()
     assert process.returncode == 130 and stdout == ""
@@ -465,17 +471,16 @@ def test_what_goes_to_workers_pickles_and_says_the_same_there(limit, tiny, files
 
 
 def test_where_no_worker_is_left_a_sentence_says_so_and_the_results_before_stay(tiny, files, monkeypatch):
-    import llmppl.ray
+    import llmppl.ray.actors
 
-    def die(results):
-        yield from itertools.islice(results, 2)
-        results.close()
-        raise RuntimeError("no worker is left:\nso many died")
+    def dying(run, make_lm, workers, resources, together):
+        def run_all(numbered, seed):
+            yield from itertools.islice(lanes(functools.partial(run, make_lm()), numbered, seed=seed, together=1), 2)
+            raise RuntimeError("no worker is left:\nso many died")
 
-    def dying(run, tasks, *, make_lm, workers, **kept):
-        return die(run_many(functools.partial(run, make_lm()), tasks, **kept))
+        return run_all
 
-    monkeypatch.setattr(llmppl.ray, "run_many", dying)
+    monkeypatch.setattr(llmppl.ray.actors, "on_workers", dying)
     result = generate(files, "--workers", "2")
     assert result.exit_code == 2 and result.stdout == ""
     how = f"2 of 4 results are in {files[1]}; the same command with --resume goes on"
@@ -494,8 +499,9 @@ def test_without_Ray_workers_are_one_sentence_of_what_installs_it(files, monkeyp
 
 def test_results_says_how_many_what_failed_log_Z_and_the_likeliest_texts(tmp_path):
     """Written by hand: two tasks agree on " x", one fails, one has lost its particles, and the fifth is not there."""
-    prompt = {"task": {"options": "N 3", "prompt": "The ox"}}
-    common = {"digest": "0", "seed": 1, "version": "0", "seconds": 1.0}
+    prompt = {"task": "The ox"}
+    header = {"llmppl_results": 2, "run": "0", "after": None, "seed": 1, "version": "0", "identity": None}
+    common = {"digest": "0", "run": "0", "seconds": 1.0}
     three = {"log_ml_se": 0.5, "cut": [False, True, False]}
     failed = 'Traceback (most recent call last):\n  File "a", line 1, in f\n    f(\n    ^^\nValueError: x: two\n more\n'
     deaths = [{"step": i, "reason": why, "count": i, "text": ""} for i, why in ((1, "rare"), (2, "often"))]
@@ -509,10 +515,11 @@ def test_results_says_how_many_what_failed_log_Z_and_the_likeliest_texts(tmp_pat
     path = tmp_path / "results.jsonl"
     for record in records[:2]:
         record |= {"log_weights": [math.log(6), 0, 0], **three} | record
-    lines = [json.dumps({"index": record["index"], **common, **record}) + "\n" for record in records]
-    path.write_text("".join(lines) + lines[0][:50])     # a line is being written
+    lines = [sealed({"index": record["index"], **common, **record}) for record in records]
+    path.write_bytes(b"".join([sealed(header), *lines, lines[0][:50]]))     # a line is being written
     result = run("results", path)
-    assert result.exit_code == 0 and result.stderr == ""
+    assert result.exit_code == 0 and result.stderr.endswith("line 7, is torn and left out; resume=True runs its task "
+                                                            "again\n")  # fmt: skip
     assert result.stdout.splitlines() == [
         f"{path}: 5 results, 2 failed, 1 before the last missing",
         "",

@@ -36,8 +36,9 @@ def run_all(path, tasks, run=coin, **options):
 
 def lines(path):
     """What a file says, but for the order of its lines and their seconds."""
-    records = [json.loads(line) for line in Path(path).read_bytes().splitlines()]
-    assert all(record.pop("seconds") >= 0 for record in records)
+    header, *records = [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+    assert all(record.pop("seconds") >= 0 and record.pop("check") for record in records)
+    assert {record.pop("run") for record in records} <= {header["run"]}
     return sorted(records, key=lambda record: record["index"])
 
 
@@ -61,7 +62,7 @@ def test_each_task_is_a_line_that_says_what_came_of_it(tmp_path):
 
     results = by_index(run_all(path, ["a", "dies", "beam", "raises"], run))
     a, dies, beam, raises = lines(path)
-    assert [a["index"], a["seed"], a["digest"]] == [0, 3, digest("a")] and a["version"]
+    assert [a["index"], a["digest"]] == [0, digest("a")]
     posterior = results[0].particles
     assert (a["texts"], a["log_weights"]) == (posterior.texts, posterior.log_weights.tolist())
     assert (a["log_ml"], a["log_ml_se"], a["cut"]) == (posterior.log_ml, posterior.log_ml_se, [False, False])
@@ -70,7 +71,10 @@ def test_each_task_is_a_line_that_says_what_came_of_it(tmp_path):
         {"text": text, "log_joint": pytest.approx(np.log(0.5)), "cut": False} for text in ["", "x"]
     ]
     assert raises["error"] == results[3].error and "texts" not in raises
-    assert path.read_bytes().startswith(b'{"index": 0, ') and path.read_bytes().count(b"\n") == 4
+    header, *rest = path.read_bytes().splitlines(keepends=True)
+    told = json.loads(header)
+    assert (told["seed"], told["after"], told["identity"]["program"]) == (3, None, "run") and told["version"]
+    assert rest[0].startswith(b'{"index": 0, ') and len(rest) == 4
 
 
 def test_what_is_loaded_is_what_came_out(tmp_path):
@@ -100,9 +104,12 @@ def test_a_torn_file_is_cut_and_gone_on_with(tmp_path, cut):
     run_all(whole, range(12))
     data = whole.read_bytes()
     path.write_bytes(data[: len(data) // 2 + cut])
-    before = data[: len(data) // 2 + cut].count(b"\n")
-    assert len(load_results(path)) == before
-    assert len(run_all(path, range(12), resume=True)) == 12 - before
+    before = data[: len(data) // 2 + cut].count(b"\n") - 1
+    torn = f"results.jsonl, line {before + 2}, is torn and left out; resume=True runs its task again"
+    with pytest.warns(UserWarning, match=torn):
+        assert len(load_results(path)) == before
+    with pytest.warns(UserWarning, match="is torn"):
+        assert len(run_all(path, range(12), resume=True)) == 12 - before
     assert lines(path) == lines(whole)
 
 
@@ -124,7 +131,7 @@ def test_without_a_seed_one_is_drawn_and_the_resumed_run_takes_it(tmp_path):
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     list(itertools.islice(run_many(coin, range(8), to=one), 3))
     run_all(one, range(8), seed=None, resume=True)
-    run_all(two, range(8), seed=lines(one)[0]["seed"])
+    run_all(two, range(8), seed=json.loads(one.read_bytes().splitlines()[0])["seed"])
     assert lines(one) == lines(two)
 
 
@@ -144,9 +151,15 @@ def test_files_that_are_no_place_for_the_results_are_refused(tmp_path):
     path = tmp_path / "results.jsonl"
     run_all(path, range(4))
     refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
-    refused(path, ValueError, "holds results of seed=3, not of seed=4: go on with the same seed", seed=4, resume=True)
-    refused(path, ValueError, "the result of another task 1 than 7: go on with", [0, 7, 2, 3], resume=True)
-    refused(path, ValueError, "the result of a task 3, from 0, and tasks are now 3: go on", range(3), resume=True)
+    with pytest.raises(ValueError, match="another run: its seed is 3, and this is 4. Go on with what they were made"):
+        run_all(path, range(4), seed=4, resume=True)
+    refused(path, ValueError, "another run: its program is coin, and this is run. Go on with what", resume=True)
+    with pytest.raises(ValueError, match="the result of another task 1 than 7: go on with"):
+        run_all(path, [0, 7, 2, 3], resume=True)
+    with pytest.raises(ValueError, match="the result of a task 3, from 0, and tasks are now 3: go on"):
+        run_all(path, range(3), resume=True)
+    with pytest.raises(TypeError, match='resume must be True, False or "force", not'):
+        run_all(path, range(4), resume="forced")
     refused(tmp_path / "no" / "results.jsonl", FileNotFoundError, "there is no folder .*; make it first")
     refused(tmp_path, OSError, "to a file of their own, and this is none", resume=True)
     refused(Path("/dev/full"), OSError, "to a file of their own, and this is none", resume=True)
@@ -168,7 +181,7 @@ def test_a_generator_of_other_tasks_is_refused_as_it_goes(tmp_path):
 def test_a_file_of_something_else_is_left_as_it_is(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
-    refused(path, ValueError, "line 1, is no result of run_many, and the file is left as it is", resume=True)
+    refused(path, ValueError, "line 1, is no result of run_many, or is damaged; the file is left as", resume=True)
     with pytest.raises(ValueError, match="line 1, is no result of run_many"):
         load_results(path)
 
@@ -192,7 +205,7 @@ FULL = """
 import resource, sys
 from killable import coin
 from llmppl import run_many
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
 seen = []
 try:
     for result in run_many(coin, range(100), seed=3, to=sys.argv[1]):
@@ -212,7 +225,7 @@ def test_a_full_disk_ends_the_run_and_loses_no_line(tmp_path):
     assert told[0].startswith("[Errno 27] File too large: the results before that of task")
     assert "are whole; resume=True goes on" in told[0] and str(path) in told[0]
     data = path.read_bytes()
-    assert data.endswith(b"\n") and data.count(b"\n") == int(told[1]) > 1
+    assert data.endswith(b"\n") and data.count(b"\n") - 1 == int(told[1]) > 1
     run_all(path, range(100), resume=True)
     run_all(whole, range(100))
     assert lines(path) == lines(whole)
@@ -232,7 +245,7 @@ def test_what_is_interrupted_has_written_what_has_ended(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_all(path, TASKS * 2, run, together=3)
     assert len(load_results(path)) == len(ended) >= 4
-    run_all(path, TASKS * 2, steer(lm), together=3, resume=True)
+    run_all(path, TASKS * 2, steer(lm), together=3, resume="force")
     assert outcomes(load_results(path)) == outcomes(run_many(steer(lm), TASKS * 2, seed=3, together=3))
 
 
@@ -254,14 +267,15 @@ def test_texts_of_any_characters_come_back(tmp_path):
 
     run_all(path, texts, lambda text, rng: importance_sampling(Says(text), 1, rng=rng))
     assert [result.particles.texts for result in load_results(path)] == [[text] for text in texts]
-    assert path.read_bytes().count(b"\n") == len(texts)
+    assert path.read_bytes().count(b"\n") == 1 + len(texts)
 
 
 def test_two_runs_cannot_write_one_file(tmp_path):
     path = tmp_path / "results.jsonl"
     results = run_many(coin, range(4), seed=3, to=path)
     next(results)
-    refused(path, BlockingIOError, "another run is writing it", resume=True)
+    owner = f"another run in process {os.getpid()} is writing it. Let that one end first, or write to another file"
+    refused(path, BlockingIOError, owner, resume=True)
     results.close()
     assert len(run_all(path, range(4), resume=True)) == 3
 
@@ -367,13 +381,21 @@ def test_a_parquet_file_is_gone_on_with(tmp_path):
     beside = tmp_path / "results.parquet.jsonl"
     run_all(path, range(10), everything)
     assert run_all(path, range(10), everything, resume=True) == []
-    assert [r.index for r in by_index(run_all(path, range(15), everything, resume=True))] == [*range(10, 15)]
+    results = run_many(everything, range(15), seed=3, to=path, resume=True)
+    given = [next(results) for _ in range(5)]
+    before = beside.read_bytes()
+    assert [r.index for r in by_index([*given, *results])] == [*range(10, 15)]
     run_all(whole, range(15), everything)
     assert rows(path) == rows(whole)
-    beside.write_bytes(whole.read_bytes() + b'{"index": 15, "di')       # it was killed after the rows were written
-    assert rows(path) == rows(whole)
-    run_all(path, range(16), everything, resume=True)
+    beside.write_bytes(before + b'{"index": 15, "di')   # it was killed after the rows were written
+    with pytest.warns(UserWarning, match="line 7, is torn"):
+        assert rows(path) == rows(whole)
+    with pytest.warns(UserWarning, match="line 7, is torn"):
+        run_all(path, range(16), everything, resume=True)
     assert [result.index for result in load_results(path)] == [*range(16)] and not beside.exists()
+    beside.write_bytes(whole.read_bytes())
+    with pytest.raises(ValueError, match="jsonl is of another run than .*parquet, beside which it stands"):
+        load_results(path)
 
 
 def test_a_parquet_file_that_is_no_place_for_the_results_is_refused(tmp_path):
@@ -382,12 +404,15 @@ def test_a_parquet_file_that_is_no_place_for_the_results_is_refused(tmp_path):
     path = tmp_path / "results.parquet"
     run_all(path, range(4), everything)
     refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
-    refused(path, ValueError, "holds results of seed=3, not of seed=4", seed=4, resume=True)
-    refused(path, ValueError, "the result of another task 1 than 7", [0, 7, 2, 3], resume=True)
+    refused(path, ValueError, "another run: its program is everything, and this is run", resume=True)
+    with pytest.raises(ValueError, match="another run: its seed is 3, and this is 4"):
+        run_all(path, range(4), everything, seed=4, resume=True)
+    with pytest.raises(ValueError, match="the result of another task 1 than 7"):
+        run_all(path, [0, 7, 2, 3], everything, resume=True)
     path.write_bytes(b"hello")
-    refused(path, ValueError, "is no Parquet file of run_many, and is left as it is: .Parquet file", resume=True)
+    refused(path, ValueError, "no Parquet file of run_many, or damaged, and is left as it is: .Parquet", resume=True)
     parquet.write_table(arrow.table({"a": [1]}), path)
-    refused(path, ValueError, "is no Parquet file of run_many, and is left as it is: 'it has a'", resume=True)
+    refused(path, ValueError, "is no Parquet file of run_many, or damaged, .*: 'it has a, or its header", resume=True)
     assert [each.name for each in tmp_path.iterdir()] == ["results.parquet"]
 
 
@@ -415,7 +440,7 @@ def test_the_digest_of_a_task_is_that_of_its_value_and_the_same_in_every_process
     written = '["a", ["a", 1.5, None], {"b": 1, "a": {"x", "y", "z"}}, np.arange(3), Path("a"), b"bytes", ("a", True)]'
     tasks = eval(written)
     assert len(set(map(digest, tasks))) == len(tasks)
-    assert digest({"a": 1, "b": [2]}) == digest({"b": (2,), "a": 1})
+    assert digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1}) != digest({"b": (2,), "a": 1})
     imports = "import numpy as np; from pathlib import Path; from llmppl.inference.results import digest"
     code = f"{imports}\nprint(*map(digest, {written}))"
     for seed in "12":                                   # hashes of texts differ, and with them the order of sets
@@ -442,7 +467,7 @@ def test_a_task_comes_back_where_JSON_writes_it_and_is_told_from_others_in_any_c
         run_all(path, [*tasks[:9], {1, 3}, *tasks[10:]], resume=True)
 
 
-@pytest.mark.parametrize("task", [object(), [1, object()], lambda: 1, {1: object()}])
+@pytest.mark.parametrize("task", [object(), [1, object()], (letter for letter in "ab"), {1: object()}])
 def test_a_task_that_is_no_data_cannot_be_resumed(tmp_path, task):
     path = tmp_path / "results.jsonl"
     with pytest.raises(TypeError, match="cannot be told from others when a run is resumed: with to=, a task is data"):

@@ -84,6 +84,7 @@ class Many:
     field: str | None = option("The field of JSON lines or the column of a .csv file.", none="prompt", metavar="NAME")
     out: Path | None = option("Where the results of --prompts go, a line of JSON each.", metavar="FILE")
     resume: bool = option("Go on with --out FILE: skip the prompts that it has results of.", "--resume", default=False)
+    force: bool = option("Go on with --out FILE as other options or another version made it.", "--force", default=False)
     workers: int = option(
         "With --prompts: processes, each with a model of its own, by Ray if above 1.", default=1, min=1, metavar="N"
     )
@@ -93,7 +94,8 @@ class Many:
         if (prompt is None) == (self.prompts is None):
             raise typer.BadParameter("Give a PROMPT, or a file of them: --prompts FILE --out FILE.")
         of_one = {"--json": steering.as_json, "--trace": steering.trace}
-        of_many = {"--out": self.out, "--field": self.field, "--resume": self.resume, "--workers": self.workers > 1}
+        of_many = {"--out": self.out, "--field": self.field, "--resume": self.resume}
+        of_many |= {"--force": self.force, "--workers": self.workers > 1}
         wrong, place = (of_many, "--prompts FILE") if self.prompts is None else (of_one, "a single PROMPT")
         for name in (name for name, value in wrong.items() if value):
             raise typer.BadParameter(f"{name} goes with {place}.")
@@ -171,7 +173,7 @@ class Continuing:
 
         steering = self.steering
         given = {
-            "lm": steering.source, "max_letters": self.limits.max_letters, "constraint": limit, "N": steering.N,
+            "lm": str(steering.source), "max_letters": self.limits.max_letters, "constraint": limit, "N": steering.N,
             "K": steering.K, "max_tokens": steering.max_tokens, **vars(self.writing), **vars(self.rule),
         }  # fmt: skip
         return identity_of("llmppl generate", {}, **given)
@@ -193,8 +195,8 @@ def continue_file(job: Continuing, prompts: Path, out: Path, many: Many) -> None
             from llmppl.ray.actors import on_workers
 
             run_all = on_workers(job.steer, job.load, many.workers, None, TOGETHER)
-        kept: Any = {"to": out, "seed": job.steering.seed, "resume": many.resume, "progress": False}
-        results: Any = recorded(run_all, texts, job.identity, **kept)
+        kept: Any = {"to": out, "seed": job.steering.seed, "resume": "force" if many.force else many.resume}
+        results: Any = recorded(run_all, texts, job.identity, progress=False, **kept)
         with closing(results):
             for before in read_results(out):
                 done, bad = done + 1, bad + is_bad(before)
@@ -213,6 +215,8 @@ def continue_file(job: Continuing, prompts: Path, out: Path, many: Many) -> None
         show.leave(code, f"{why}: {how}")
     except OSError as error:
         show.leave(2, f"{error.filename}: {error.strerror}".replace("resume=True", "--resume"))
+    except ValueError as error:
+        raise ValueError(str(error).replace('resume="force"', "--force")) from error
     typer.echo(f"{out}: {done} results, {bad} failed")
     if bad:
         show.leave(1, f"{bad} of {done} tasks failed; llmppl results {out} says of what")

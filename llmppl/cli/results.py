@@ -38,17 +38,22 @@ class Outcome:
 def results(
     file: Annotated[Path, typer.Argument(help="What generate --prompts, or run_many, wrote.", **options.FILE)],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each task, nothing else.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="First rewrite a damaged FILE.")] = False,
 ) -> None:
     """Say what is in a file of results: how many, what failed, log Z-hat, the likeliest texts.
 
     A file that is being written is read up to its last whole line. A task's likeliest text is that of the largest
-    weight, that of all particles with the same text together.
+    weight, that of all particles with the same text together. --repair says which lines are wrong and leaves them out;
+    the damaged file is kept as FILE.damaged.
 
     Example: llmppl results results.jsonl
     """
     with show.plain_errors():
         from llmppl.inference import read_results
+        from llmppl.inference.results import repair as repaired
 
+        for wrong in repaired(file) if repair else ():
+            typer.echo(f"llmppl: {file}, {wrong}: left out", err=True)
         outcomes = sorted(map(outcome, read_results(file)), key=lambda each: each.index)
     if as_json:
         for each in outcomes:

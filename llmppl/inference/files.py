@@ -122,14 +122,14 @@ class Owned:
     def __init__(self, path: Path, begin: Callable[[], bytes] | None = None) -> None:
         self.path, self._real, self._pid = path, Path(os.path.realpath(path)), os.getpid()
         self.descriptor = -1
-        if missing := no_folder(self._real):
-            raise missing
         while self.descriptor < 0:
             try:
                 descriptor = os.open(self._real, _OPEN)
                 _lock(descriptor, path)
                 self._own(descriptor)
             except FileNotFoundError:
+                if missing := no_folder(self._real):
+                    raise missing from None
                 if begin is None:
                     break
                 with contextlib.suppress(FileExistsError), self.replacing() as file:
@@ -158,14 +158,14 @@ class Owned:
             )
 
     def fate(self, size: int | None = None) -> str:
-        """Say what others have done to the file; "" if nothing. Its size should be `size` bytes, if that is given."""
+        """Say what others have done to the file, to which `size` bytes were written if that is given; "" if nothing."""
         here = os.fstat(self.descriptor)
         try:
             if not os.path.samestat(here, os.stat(self._real)):
                 return "was replaced by another file"
         except FileNotFoundError:
             return "was deleted"
-        return "" if size in (None, here.st_size) else f"has {here.st_size:,} bytes, not the {size:,} written to it,"
+        return f"was cut to {here.st_size:,} of {size:,} bytes" if here.st_size < (size or 0) else ""
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[BinaryIO]:

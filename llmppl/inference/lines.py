@@ -59,20 +59,27 @@ def _wrong_record(record: dict[str, Any]) -> str:
 
 
 def entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield headers and records of a file, each record once, with the size of their lines. Raise for a wrong one."""
-    lines, rows = lines_of(path), set[int]()
+    """Yield the headers and records of a file, each record once, after the place in bytes where their line ends.
+
+    A ValueError names a line that is wrong, but for a torn one at the end, which is left out with a warning.
+    """
+    end = 0
+    lines, rows, runs = lines_of(path), set[int](), list[str]()
     if lines != path and path.exists():
         for number, record in enumerate(parquet.read(path)):
-            wrong = _wrong_record(record) if "index" in record else _wrong_header(record)
-            if wrong:
+            if wrong := _wrong_record(record) if "index" in record else _wrong_header(record):
                 raise ValueError(f"{path}, entry {number}, {wrong}; the file is left as it is")
             if "index" in record:
                 rows.add(record["index"])
+            else:
+                runs.append(record["run"])
             yield 0, record
-    if lines == path or lines.exists():
-        for line in _right(lines):
-            if line.record.get("index") not in rows:      # else the run was killed when it had become a row
-                yield len(line.raw), line.record
+    for line in _right(lines) if lines == path or lines.exists() else ():
+        if line.number == 1 and runs and line.record["run"] not in runs and line.record["after"] != runs[-1]:
+            raise ValueError(f"{lines} is of another run than {path}, beside which it stands; neither is changed")
+        end += len(line.raw)
+        if line.record.get("index") not in rows:        # else the run was killed when it had become a row
+            yield end, line.record
 
 
 class Line(NamedTuple):
@@ -99,7 +106,7 @@ def scan(path: Path) -> Iterator[Line]:
         for number, raw in enumerate(file, 1):
             record = unsealed(raw)
             if not record:
-                wrong = "is no result, or does not match its checksum"
+                wrong = "is no result of run_many, or is damaged"
             elif "index" not in record:
                 wrong = _wrong_header(record)
                 if not wrong and number > 1 and record["after"] != run:
@@ -135,4 +142,5 @@ def _right(path: Path) -> Iterator[Line]:
         else:
             yield line
     if torn is not None:
-        warnings.warn(f"{path}, line {torn.number}, is torn and left out: its task runs again", stacklevel=3)
+        told = f"{path}, line {torn.number}, is torn and left out; resume=True runs its task again"
+        warnings.warn(told, stacklevel=3)

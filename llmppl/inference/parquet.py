@@ -28,8 +28,8 @@ def pyarrow(module: str = "pyarrow") -> Any:
         raise ImportError("results are written to Parquet by pyarrow: pip install 'llmppl[parquet]'") from error
 
 
-def read(path: Path, *, rows: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield the headers of a file and, if `rows`, its records. A ValueError names a file that is damaged or foreign."""
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the headers of a file and its records. A ValueError names a file that is damaged or foreign."""
     arrow, number = pyarrow(), 0
     try:
         file = pyarrow("pyarrow.parquet").ParquetFile(path)
@@ -38,11 +38,11 @@ def read(path: Path, *, rows: bool = True) -> Iterator[dict[str, Any]]:
         if not found.equals(_schema()) or not all(headers) or not isinstance(last.get("rows"), int):
             raise ValueError(f"it has {', '.join(found.names)}, or its header is damaged")
         yield from headers
-        for batch in file.iter_batches(_ROWS) if rows else ():
+        for batch in file.iter_batches(_ROWS):
             for row in batch.to_pylist():
                 yield _record(row, number)
                 number += 1
-        if rows and number != last["rows"]:
+        if number != last["rows"]:
             raise ValueError(f"it has {number} rows of {last['rows']}")
     except (ValueError, OSError, RecursionError, MemoryError, arrow.ArrowException) as error:
         if isinstance(error, OSError) and error.filename:

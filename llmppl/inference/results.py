@@ -132,15 +132,20 @@ class ResultFile:
             parquet.pyarrow()                           # or an error, before anything runs
         for place in {self.path, self._lines}:
             _check_place(place, resume)
+        if not resume and _has_results(self.path):
+            why = "the file is there; resume=True goes on with its results"
+            raise FileExistsError(errno.EEXIST, why, str(self.path))
         is_new = not self._lines.exists()
+        if is_new and self.path.exists():
+            self._read()                                # of a Parquet file
         if is_new:
-            self._headers = list(parquet.read(self.path, rows=False)) if self.path.exists() else []
             self._head(seed, resume, identity)
         self._owned = Owned(self._lines, lambda: sealed(self._headers[-1]))
         try:
             self._read()
+            os.ftruncate(self._owned.descriptor, self._size)    # a torn line would break the next one
             if self._head(seed, resume, identity):
-                self._append(sealed(self._headers[-1]), "header")
+                self._append(sealed(self._headers[-1]), "the header")
             self.seed: int = self._headers[-1]["seed"]
             if tasks is not None:
                 self.check_number(len(tasks))
@@ -153,15 +158,14 @@ class ResultFile:
             raise
 
     def _read(self) -> None:
-        self._headers = []
-        for size, record in entries(self.path):
-            self._size += size
+        self.whole, self._headers, self._size = {}, [], 0
+        for end, record in entries(self.path):
+            self._size = end
             if "index" in record:
                 self.whole[record["index"]] = record["digest"]
             elif record["run"] not in [header["run"] for header in self._headers]:
                 self._headers.append(record)
         self._num = len(self.whole)
-        os.ftruncate(self._owned.descriptor, self._size)        # a torn line would break the next one
 
     def _head(self, seed: int | None, resume: Resume, identity: dict[str, Any] | None) -> bool:
         """Return whether the run needs a header, and add it. Raise a ValueError if the results are of another run."""
@@ -169,12 +173,12 @@ class ResultFile:
         why = "" if last is None else _difference(last, seed, identity)
         if last is not None and not why:
             return False
-        if last is not None and resume != "force":
+        if last is not None and self.whole and resume != "force":
             raise ValueError(
                 f"{self.path} holds results of another run: {why}. Go on with what they were made with, write to "
                 'another file, or keep them as they are with resume="force"'
             )
-        old = None if last is None else last["seed"]
+        old = last["seed"] if last is not None and self.whole else None
         new = int(np.random.SeedSequence().generate_state(1)[0]) if old is None else old
         self._headers.append({
             "llmppl_results": FORMAT, "run": secrets.token_hex(4), "after": None if last is None else last["run"],
@@ -216,7 +220,7 @@ class ResultFile:
             "seconds": round(result.seconds, 3),
             **_outcome(result),
         }
-        self._append(sealed(record), f"result of task {result.index}")
+        self._append(sealed(record), f"that of task {result.index}")
         self._num += 1
 
     def _append(self, line: bytes, what: str) -> None:
@@ -229,7 +233,7 @@ class ResultFile:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._owned.descriptor, self._size)
-            why = f"{error.strerror}: the results before the {what} are whole; resume=True goes on"
+            why = f"{error.strerror}: the results before {what} are whole; resume=True goes on"
             raise OSError(error.errno, why, str(self.path)) from error
         self._size += len(line)
 
@@ -374,8 +378,15 @@ def _check_place(path: Path, resume: Resume) -> None:
         raise missing
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "results are written to a file of their own, and this is none", str(path))
-    size = path.stat().st_size if path.exists() else None
-    if not resume and size:
-        raise FileExistsError(errno.EEXIST, "the file is there; resume=True goes on with its results", str(path))
-    if resume and size == 0:
+    if resume and path.exists() and not path.stat().st_size:
         raise ValueError(f"{path} is empty: the results that were in it are lost. Remove it to begin anew")
+
+
+def _has_results(path: Path) -> bool:
+    """Check whether there is a file that has more than headers."""
+    try:
+        return any("index" in record for _, record in entries(path))
+    except FileNotFoundError:
+        return False
+    except ValueError:
+        return True
