@@ -53,7 +53,7 @@ def results(
         from llmppl.inference.results import repair as repaired
 
         for wrong in repaired(file) if repair else ():
-            typer.echo(f"llmppl: {file}, {wrong}: left out", err=True)
+            typer.echo(f"llmppl: {file}, {wrong}", err=True)
         outcomes = sorted(map(outcome, read_results(file)), key=lambda each: each.index)
     if as_json:
         for each in outcomes:

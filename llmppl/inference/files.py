@@ -136,8 +136,13 @@ class Owned:
                     file.write(begin())
             if self.descriptor >= 0 and self.fate():    # another run had replaced it before it was locked
                 self.close()
+        if self.descriptor >= 0:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what killed runs have left."""
         for left in self._real.parent.glob(f".{glob.escape(self._real.name)}.{'[0-9a-f]' * 8}.part"):
-            left.unlink(missing_ok=True)                # a killed run has left it
+            left.unlink(missing_ok=True)
 
     def _own(self, descriptor: int) -> None:
         self.close()
@@ -192,6 +197,8 @@ class Owned:
                 descriptor = os.open(self._real, _OPEN)
             _sync_folder(self._real)
             self._own(descriptor)
+            if is_new:
+                self._sweep()
         except BaseException as error:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
@@ -204,6 +211,9 @@ class Owned:
     def close(self) -> None:
         if self.descriptor in _DESCRIPTORS and not self.is_fork:
             _DESCRIPTORS.discard(self.descriptor)
+            if sys.platform != "win32":
+                with contextlib.suppress(OSError):      # of a file system without locks
+                    fcntl.flock(self.descriptor, fcntl.LOCK_UN)         # a fork may not have closed it yet
             os.close(self.descriptor)
         self.descriptor = -1
 
@@ -247,6 +257,11 @@ def _name(beside: Path, path: Path, is_new: bool) -> None:
         try:
             os.link(beside, path)                       # a rename would replace the file of another run
             return beside.unlink()
+        except (FileExistsError, FileNotFoundError):    # another run came first, and has swept
+            descriptor = os.open(path, _OPEN)
+            _lock(descriptor, path)                     # or an error that names it
+            os.close(descriptor)
+            raise FileExistsError(errno.EEXIST, "another run has made it meanwhile", str(path)) from None
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise

@@ -301,16 +301,18 @@ def repair(path: str | os.PathLike[str]) -> list[str]:
     given.stat()                                        # or a FileNotFoundError
     with Owned(given) as owned:
         lines = list(scan(given))
-        wrong = [f"line {line.number} {line.wrong}" for line in lines if line.wrong]
+        wrong = [f"line {line.number} {line.wrong}, and is left out" for line in lines if line.wrong]
         right = [line for line in lines if not line.wrong]
         if not right:
             raise ValueError(f"{given} has no line of results: {wrong[0] if wrong else 'it is empty'}")
+        if is_bare := "index" in right[0].record:
+            wrong.append(f"line {right[0].number} is a result, where the header should be: the new header is empty")
         if not wrong:
             return []
         with given.with_name(f"{given.name}.damaged").open("xb") as kept:
             kept.writelines(line.raw for line in lines)
         with owned.replacing() as file:
-            if "index" in right[0].record:
+            if is_bare:
                 lost = {"llmppl_results": FORMAT, "run": right[0].record["run"], "version": "", "identity": None}
                 file.write(sealed({**lost, "after": None, "seed": None}))
             file.writelines(line.raw for line in right)
