@@ -218,6 +218,8 @@ class Checkpoint:
             streams = [stream_of(_read_state(each["stream"])) for each in now["particles"]]
             if not all(-1 <= each["at"] < len(choices) for each in now["particles"]):
                 raise ValueError("a particle has choices that are not there")
+            if self._recorder is not None and len(grown["recorded"]) != (t + 1) * (t > 0):
+                raise ValueError("its Recorder has recorded other steps")
             stream = _read_state(now["stream"])
             if run.seeded:
                 bring_to(run.rng, stream)

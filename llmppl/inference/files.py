@@ -33,6 +33,7 @@ _NEW = _OPEN | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 _NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP        # of file systems without locks
 _NO_LINKS = errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP
 _DESCRIPTORS = set[int]()                               # of files that this process owns
+_WRITER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _SEAL = re.compile(rb', "check": "([0-9a-f]{16})"\}\n')
 _SEAL_SIZE = len(', "check": "0123456789abcdef"}\n')
 
@@ -47,8 +48,7 @@ def parsed(line: str | bytes) -> dict[str, Any]:
 
 def sealed(record: dict[str, Any]) -> bytes:
     """Return a record, which is not empty, as a line of JSON that ends with its checksum."""
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False)[:-1]
-    body = text.encode("utf-8", "backslashreplace")     # half of a UTF-16 pair, as JSON escapes it
+    body = _WRITER.encode(record)[:-1].encode("utf-8", "backslashreplace")      # half of a UTF-16 pair, as JSON has it
     return b'%s, "check": "%s"}\n' % (body, checksum(body).encode())
 
 

@@ -44,7 +44,7 @@ from llmppl.arguments import path as path_of
 from llmppl.arguments import shown
 from llmppl.inference import parquet
 from llmppl.inference.deaths import Death
-from llmppl.inference.files import Owned, no_folder, sealed
+from llmppl.inference.files import Owned, checksum, no_folder, sealed
 from llmppl.inference.lines import FORMAT, entries, lines_of, scan
 from llmppl.inference.particles import Particles
 from llmppl.inference.saved import SavedParticle
@@ -54,6 +54,7 @@ __all__ = ["Result", "ResultFile", "load_results", "read_results", "repair"]
 
 Resume = bool | Literal["force"]
 _VERSION = importlib.import_module(__name__.partition(".")[0]).__version__
+_WRITER = json.JSONEncoder(allow_nan=False, sort_keys=True)
 _SECOND = 1.0                                           # from one look at the disk to the next
 @dataclass(frozen=True)
 class Result:
@@ -214,8 +215,7 @@ class ResultFile:
         self.check_process()
         record = {
             "index": result.index,
-            "digest": digest(result.task),
-            **_written(result.task),
+            **_told(result.task),
             "run": self._headers[-1]["run"],
             "seconds": round(result.seconds, 3),
             **_outcome(result),
@@ -321,22 +321,24 @@ def repair(path: str | os.PathLike[str]) -> list[str]:
 
 def digest(task: Any) -> str:
     """Return 16 hexadecimal digits of the contents of a task, the same in every process."""
+    return _told(task)["digest"]
+
+
+def _told(task: Any) -> dict[str, Any]:
+    """Return the part of a line that tells a task: its digest, and itself if JSON writes it."""
+    text = None
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        text = _WRITER.encode(task)
+        if json.loads(text) == task:                    # so that no two tasks of other types have this text
+            return {"digest": checksum(text.encode()), "task": task}
     try:
-        return digest_of_data(task, "the task")
+        found = digest_of_data(task, "the task")
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
             f"the task {shown(task)} cannot be told from others when a run is resumed: with to=, a task is data, such "
             f"as texts, numbers, lists, dicts and arrays ({error})"
         ) from error
-
-
-def _written(task: Any) -> dict[str, Any]:
-    """Return the part of a line that is the task itself, if JSON writes it."""
-    try:
-        json.dumps(task, allow_nan=False)
-    except (TypeError, ValueError):
-        return {}
-    return {"task": task}
+    return {"digest": found} if text is None else {"digest": found, "task": task}
 
 
 def _outcome(result: Result) -> dict[str, Any]:
