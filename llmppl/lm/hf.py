@@ -341,6 +341,7 @@ class Cached(Recomputed, SlotEngine):
     def start(self) -> None:
         """Forget what was run to try it out, but not how large a slot is."""
         self.slot_bytes = self.slab.slot_bytes
+        self.devices = {self.device, *(layer.keys.device for layer in self.slab.layers if layer.keys is not None)}
         self.slab.clear()
         self.tokens = 0
 
