@@ -118,11 +118,33 @@ def test_the_budget_is_by_default_half_of_what_is_free_on_a_cuda_device(device, 
     device = device and torch.device(device)
     asked = []
     memory = lambda device: asked.append(device) or (40 << 30, 80 << 30)        # noqa: E731
-    assert default_cache_bytes(device, memory) == most
+    assert default_cache_bytes([device], memory) == most
     assert asked == ([device] if most == 20 << 30 else [])
     if device is None:
         assert toy_lm().store.budget == family_lm("llama").store.budget == 2 << 30
         assert family_lm("llama").store.row_budget is None
+
+
+def test_of_several_devices_the_one_with_the_least_free_memory_bounds_the_budget():
+    devices = [torch.device(each) for each in ("cuda:0", "cuda:1", "cpu")]
+    free = {devices[0]: 40 << 30, devices[1]: 10 << 30}
+    assert default_cache_bytes(devices, lambda device: (free[device], 80 << 30)) == 5 << 30
+
+
+def test_an_engine_names_the_devices_of_all_its_layers():
+    engine = family_lm("llama").engine
+    assert engine.devices == {torch.device("cpu")}
+    for layer, device in zip(engine.slab.layers, ("cpu", "meta"), strict=True):
+        layer.keys = layer.values = torch.empty((1, 1, 1), device=device)
+    engine.start()
+    assert engine.devices == {torch.device("cpu"), torch.device("meta")}
+
+
+def test_processes_that_share_a_device_share_what_is_free(monkeypatch):
+    device, free = torch.device("cuda"), 40 << 30
+    for share, most in [("0.5", 10 << 30), ("0.25", 5 << 30), ("1", 20 << 30), ("4", 20 << 30)]:
+        monkeypatch.setenv("LLMPPL_DEVICE_SHARE", share)
+        assert default_cache_bytes([device], lambda _: (free, 80 << 30)) == most
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

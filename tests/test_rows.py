@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from families import family_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import repetitions
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from llmppl import (
@@ -30,6 +32,8 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.distributions import BLOCK, ArrayTable, Finite, Impossible, read_blocks
+from llmppl.lm import hf
+from llmppl.lm.adapters import Adapted
 from llmppl.lm.device import DeviceTable
 from llmppl.queries import search
 
@@ -279,6 +283,126 @@ def test_a_mask_goes_to_the_device_once_and_leaves_it_with_the_mask():
     assert len(keeper._masks) == 1
     del mask
     assert not keeper._masks
+
+
+@pytest.mark.parametrize("row_bytes", [None, 1 << 16])
+def test_masks_on_a_device_take_a_part_of_the_budget_and_the_least_recently_used_leave(row_bytes):
+    V, budget = 1000, 64 * 3500                         # three masks
+    lm = kept(large_lm(V, cache_bytes=budget, row_bytes=row_bytes))
+    alive = [half(lm.vocab, seed) for seed in range(20)]
+    for mask in alive:
+        mask.setflags(write=False)                      # else it is copied
+    for i, mask in enumerate(alive):
+        for each in (alive[0], mask):                   # the first is never the least recently used
+            dist = lm.at([3, i]).next_token()
+            total = np.logaddexp.reduce(dist.log_probs()[each])
+            assert dist.masked(each).log_total() - dist.log_total() == pytest.approx(total, abs=1e-9)
+        there = lm.evaluator._device()._masks
+        held = sum(tensor.numel() * tensor.element_size() for _, tensor in there.values())
+        assert 0 < held <= budget // 64 and id(alive[0]) in there and id(mask) in there
+        assert lm.store.bytes + held <= budget + (row_bytes or 0)
+    assert len(there) == 3
+
+
+def test_a_mask_that_does_not_fit_on_the_device_is_heeded_and_not_kept():
+    lm = kept(large_lm(1000, cache_bytes=1000, row_bytes=1 << 16))
+    mask = half(lm.vocab, 0)
+    mask.setflags(write=False)
+    with pytest.warns(UserWarning, match="cache_bytes=1000 does not hold a context"):
+        dist = lm.at([1, 2]).next_token()
+        total = np.logaddexp.reduce(dist.log_probs()[mask])
+    assert dist.masked(mask).log_total() - dist.log_total() == pytest.approx(total, abs=1e-9)
+    assert not lm.evaluator._device()._masks
+
+
+class Launches(TorchDispatchMode):
+    """How many operations were called that are no views, and the most bytes that their results held at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.count, self.peak, self.held = 0, 0, {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        view = function.is_view or function is torch.ops.aten.detach.default
+        if not view:
+            self.count += 1
+        if isinstance(made, torch.Tensor) and not view and made not in [each for each in args if each is made]:
+            key = id(made)
+            self.held[key] = made.numel() * made.element_size()
+            weakref.finalize(made, self.held.pop, key, None)
+            self.peak = max(self.peak, sum(self.held.values()))
+        return made
+
+
+def test_a_string_of_many_tokens_is_scored_by_as_many_operations_as_a_short_one():
+    counts, found = [], []
+    for n in (10, 40):
+        lm = kept(large_lm(200))
+        start, end = lm.at([1]), lm.at([1, *range(2, 2 + n)])
+        with Launches() as launches:
+            found.append(end.log_prob_since(start))
+        counts.append(launches.count)
+        truth = large_lm(200)
+        assert found[-1] == pytest.approx(truth.at([1, *range(2, 2 + n)]).log_prob_since(truth.at([1])), abs=1e-5)
+    assert counts[0] == counts[1]
+
+
+def test_blocks_of_many_rows_are_read_by_as_many_operations_as_of_few():
+    lm = kept(large_lm(1000))
+    tables = [lm.at([1, i]).next_token().table() for i in range(2, 42)]
+    counts = []
+    for n in (10, 40):
+        with Launches() as launches:
+            read = lm.evaluator._device().read([(table, i % 4) for i, table in enumerate(tables[:n])])
+        counts.append(launches.count)
+        for i, values in enumerate(read):
+            part = tables[i].whole()[i % 4 * BLOCK : (i % 4 + 1) * BLOCK]
+            np.testing.assert_array_equal(values, np.append(part, np.full(BLOCK - len(part), -np.inf)))
+    assert counts[0] == counts[1]
+
+
+def test_sums_of_many_rows_take_little_memory_beside_them():
+    V, R = 128_256, 80                                  # 82 MB in float64
+    lm = kept(large_lm(V, row_bytes=1 << 30))
+    lm.at([1]).next_token().log_prob(2)
+    rows = torch.zeros((R, V))
+    with Launches() as launches:
+        sums = lm.evaluator._device()._log_sums(rows, [None] * R)
+    np.testing.assert_allclose(sums, math.log(BLOCK))
+    assert launches.peak < 44 << 20
+
+
+def test_the_ids_of_no_token_go_to_the_device_once(monkeypatch):
+    vocab = Vocabulary([b"a", b"b", b"", b"c", b""], eos_ids=[4], unknown_ids=[2])
+    lm = kept(CachedTransformer(large_model(200), vocab))
+    sent, from_numpy = [], torch.from_numpy
+    monkeypatch.setattr(torch, "from_numpy", lambda array: sent.append(array) or from_numpy(array))
+    for ids in ([0], [0, 1], [0, 1, 3]):
+        assert lm.at(ids).log_probs()[2] == -math.inf
+    assert sum(array is lm.evaluator._unknown for array in sent) == 1
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """A device that has no float64."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
+            raise RuntimeError("Required aspect fp64 is not supported on the device")
+        return made
+
+
+def test_rows_stay_on_a_device_that_can_sum_them(monkeypatch):
+    assert hf._has_float64(torch.device("cpu"))
+    with WithoutFloat64():
+        assert not hf._has_float64(torch.device("cpu"))
+    adapted = Adapted(large_model(200))
+    assert not hf.Recomputed(adapted, 100).keeps_rows   # a CPU
+    monkeypatch.setattr(hf, "_device", lambda model: torch.device("xpu"))
+    for answer in (True, False):
+        monkeypatch.setattr(hf, "_has_float64", lambda device, answer=answer: answer)
+        assert hf.Recomputed(adapted, 100).keeps_rows == answer
 
 
 def test_logits_that_give_no_distribution_are_refused_on_a_device_too():

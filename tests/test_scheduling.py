@@ -8,12 +8,15 @@ import itertools
 import math
 import os
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support import repetitions
 
 from llmppl import Result
+from llmppl.ray.actors import Actors, Worker
 from llmppl.ray.scheduling import schedule
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
@@ -137,3 +140,40 @@ def test_the_model_of_the_cost_predicts_a_simulated_run_within_a_fifth(life):
     cluster = scaling.Simulated(64, 16, COST, life=life)
     assert len(list(schedule(cluster, numbered(20_000), 16))) == 20_000
     assert abs(COST.seconds(20_000, 16, 64, life=life) / cluster.clock - 1) < 0.2
+
+
+# ---- workers, without Ray
+
+
+@pytest.mark.parametrize("resources, share", [(None, None), ({"num_gpus": 0.5}, "0.5"), ({"num_gpus": 2}, "2")])
+def test_a_worker_knows_its_share_of_a_device(resources, share):
+    options = []
+    actor = SimpleNamespace(options=lambda **given: options.append(given) or SimpleNamespace(remote=lambda: None))
+    Actors(SimpleNamespace(remote=lambda _: actor), 2, resources or {})
+    variables = [each["runtime_env"]["env_vars"] for each in options]
+    assert [each.get("LLMPPL_DEVICE_SHARE") for each in variables] == [share, share]
+    assert [each["OMP_NUM_THREADS"] for each in variables] == ["1", "1"]
+
+
+class Placed:
+    """A language model on a device."""
+
+    def __init__(self, device):
+        self.engine = SimpleNamespace(device=device)
+
+
+@pytest.mark.parametrize("device, share, warned", [("cpu", "1", True), ("cuda:0", "1", False), ("cpu", None, False)])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_worker_with_a_gpu_warns_of_a_language_model_on_the_cpu(device, share, warned, several, monkeypatch):
+    pickled = SimpleNamespace(loads=lambda it: it)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cloudpickle=pickled))
+    monkeypatch.delenv("LLMPPL_DEVICE_SHARE", raising=False)
+    if share is not None:
+        monkeypatch.setenv("LLMPPL_DEVICE_SHARE", share)
+    worker = Worker()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):                              # the second finds it there
+            worker.start(lambda: (Placed(device), "a grammar") if several else Placed(device), print)
+    said = ["a GPU, and its language model is on the CPU" in str(each.message) for each in caught]
+    assert said == ([True] if warned else [])

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 LEAST = 3 << 19                                         # bytes of a layer that a shared part has to save, measured
 _REPEATED = (slice(None), slice(None), None, slice(None), slice(None))      # how `repeat_kv` begins
+_WIDENS = ["cuda"] if torch.version.cuda and hasattr(torch.ops.aten.bmm, "dtype") else []    # bmm has out_dtype= there
 _MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
@@ -221,9 +222,9 @@ def _attention(
         return None
     if query.shape[1] * query.shape[2] > 2 * key.tensor.shape[0] * query.shape[3]:
         return None                                     # the scores would be larger than what would be gathered
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    wide = query.float() if half else query             # else the scores, too, would have three digits
-    scores = _scores(wide * (query.shape[-1] ** -0.5 if scale is None else scale), key)         # (H, B, G Q, T)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    half = query.dtype in (torch.float16, torch.bfloat16)       # in which scores have three to nine times the error
+    scores = _scores(query, key, torch.float32).mul_(scale) if half else _scores(query * scale, key, query.dtype)
     if attn_mask is not None:
         each = _by_query(scores, query)
         mask = attn_mask.unsqueeze(2) if attn_mask.shape[1] == 1 else _split(attn_mask, 1, each.shape[1:3])
@@ -239,7 +240,7 @@ def _product(left: Any, right: Any) -> torch.Tensor | None:
     """left @ right of queries and turned keys, or of weights and values; None if the tensor has to be made."""
     if not isinstance(right, Read) or left.dtype != right.dtype or left.dim() != 4:
         return None
-    product = _scores(left, right) if right.turned else _mean(_by_head(left, right), right)
+    product = _scores(left, right, left.dtype) if right.turned else _mean(_by_head(left, right), right)
     return _by_query(product, left).flatten(1, 2)
 
 
@@ -254,17 +255,20 @@ def _by_query(product: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     return _split(product, 2, (-1, query.shape[2])).transpose(0, 1)
 
 
-def _scores(query: torch.Tensor, key: Read) -> torch.Tensor:
-    """(H, B, G Q, T) products of (B, H G, Q, D) queries with keys; 0 beyond a row's context."""
+def _scores(query: torch.Tensor, key: Read, dtype: torch.dtype) -> torch.Tensor:
+    """(H, B, G Q, T) products in `dtype` of (B, H G, Q, D) queries with keys; 0 beyond a row's context."""
     queries = _by_head(query, key)
-    scores = queries.new_zeros((*queries.shape[:3], key.run.slots.shape[1]))
+    widens = queries.dtype != dtype and queries.device.type in _WIDENS      # without a copy of the keys
+    scores = queries.new_zeros((*queries.shape[:3], key.run.slots.shape[1]), dtype=dtype)
     for part in key.run.parts:
-        keys, own = key.part(part).to(queries.dtype), queries[:, part.rows]
-        into = scores[:, part.rows, :, part.columns]
-        if part.shared:
-            torch.bmm(own.flatten(1, 2), keys.mT, out=into.flatten(1, 2))
+        own, keys, into = queries[:, part.rows], key.part(part), scores[:, part.rows, :, part.columns]
+        merged = 1 if part.shared else 0                # rows share the keys of a head, or have their own
+        left, right = own.flatten(merged, merged + 1), (keys if part.shared else keys.flatten(0, 1)).mT
+        if part.shared and not widens:
+            torch.bmm(left.to(dtype), right.to(dtype), out=into.flatten(1, 2))
         else:
-            into.copy_(_split(own.flatten(0, 1) @ keys.flatten(0, 1).mT, 0, own.shape[:2]))
+            product = torch.bmm(left, right, out_dtype=dtype) if widens else left.to(dtype) @ right.to(dtype)
+            into.copy_(_split(product, merged, own.shape[merged : merged + 2]))
     return scores
 
 

@@ -19,22 +19,22 @@ from llmppl.distributions import BLOCK, Floats, Ints, Mask, Table
 from llmppl.lm.rows import LARGE, check_top
 from llmppl.runtime import Evaluator, Stats, request
 
-_TOGETHER = 1 << 24                     # weights in float64 at a time
+_TOGETHER = 1 << 21                     # weights in float64 at a time: 40 MiB with their rows and the weights before
 Question = tuple["DeviceTable", Any]    # (table, None): its sums; (table, index): that log-weight; or (m,) blocks
 
 
 class DeviceTable(Table):
-    """A (V,) tensor of log-weights, where `mask`, (V,) bool of numpy, holds; everywhere if that is None."""
+    """V log-weights, a tensor of whole blocks, where `mask`, (V,) bool of numpy, holds; everywhere if that is None."""
 
     def __init__(
         self, device: Device, row: torch.Tensor, mask: Mask | None = None, log_sums: Floats | None = None
     ) -> None:
         self.owner, self.row, self.mask, self._log_sums = device, row, mask, log_sums
-        self.nbytes = row.numel() * row.element_size() + 16 * ((len(row) - 1) // BLOCK)
+        self.nbytes = row.numel() * row.element_size() + 16 * (len(row) // BLOCK)
         self.known: dict[int, float] = {}               # single log-weights that were asked for
 
     def __len__(self) -> int:
-        return len(self.row)
+        return int(self.owner.size)
 
     @property
     def log_sums(self) -> Floats:
@@ -53,7 +53,7 @@ class DeviceTable(Table):
         return float(request(self.owner, (self, index)))
 
     def whole(self, log_scale: float = 0.0) -> Floats:
-        log_weights: Floats = self.owner.to_host(self.row) - np.float64(log_scale)
+        log_weights: Floats = self.owner.to_host(self.row[: len(self)]) - np.float64(log_scale)
         if self.mask is not None:
             log_weights[~self.mask] = -np.inf
         log_weights.setflags(write=False)
@@ -66,28 +66,40 @@ class DeviceTable(Table):
 
 
 class Device(Evaluator):
-    """Answers what tables on a device are asked, all at once. `stats()` are those of the calling thread."""
+    """Evaluator of questions about tables of `size` log-weights on a device, with -inf for the ids `unknown`.
+
+    `stats()` are those of the calling thread. Masks take at most `mask_bytes`; the least recently used leave first.
+    """
 
     patient = False
 
-    def __init__(self, stats: Callable[[], Stats]) -> None:
-        self._stats = stats
-        self._masks: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
+    def __init__(self, stats: Callable[[], Stats], size: int, unknown: NDArray[np.int64], mask_bytes: int) -> None:
+        self.size, self._stats, self._max_masks = size, stats, mask_bytes // size
+        self._masks: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}      # by id, least recently used first
+        self._unknown = torch.from_numpy(unknown)
 
     def rows(
-        self, logits: torch.Tensor, size: int, unknown: NDArray[np.int64], told: Callable[[int], str]
-    ) -> list[Table]:
-        """What `llmppl.lm.rows.array_rows` gives, of a tensor, as tables there."""
-        rows = logits.new_full((len(logits), size), -torch.inf)
-        rows[:, : logits.shape[1]] = logits[:, :size]
-        rows[:, torch.from_numpy(unknown).to(rows.device)] = -torch.inf
+        self, logits: torch.Tensor, told: Callable[[int], str], tokens: Sequence[list[int]], kept: Sequence[bool]
+    ) -> list[DeviceTable]:
+        """Return `llmppl.lm.rows.array_rows` as tables that know their `tokens`; those not `kept` share one memory."""
+        rows = logits.new_full((len(logits), self.size + -self.size % BLOCK), -torch.inf)
+        rows[:, : min(self.size, logits.shape[1])] = logits[:, : self.size]
+        self._unknown = self._unknown.to(rows.device)   # moved once, and not in every round
+        rows.index_fill_(1, self._unknown, -torch.inf)
         tops = rows.amax(1)
         strange = ~(tops.abs() <= LARGE)
         host = self.to_host(torch.stack([tops.double(), strange.double()]))
         for i in np.flatnonzero(host[1]).tolist():
             rows[i] -= check_top(float(host[0, i]), told(i))
         log_sums = self._log_sums(rows, [None] * len(rows))
-        return [DeviceTable(self, row.clone(), log_sums=sums) for row, sums in zip(rows, log_sums, strict=True)]
+        own = [row.clone() if keep else row for row, keep in zip(rows, kept, strict=True)]
+        tables = [DeviceTable(self, row, log_sums=sums) for row, sums in zip(own, log_sums, strict=True)]
+        places = [i * rows.shape[1] + token for i, each in enumerate(tokens) for token in each]
+        if places:
+            values = iter(self.to_host(rows.take(torch.tensor(places, device=rows.device))).tolist())
+            for table, each in zip(tables, tokens, strict=True):
+                table.known |= zip(each, values, strict=False)
+        return tables
 
     def to_host(self, tensor: torch.Tensor) -> Any:
         """It as numpy, counted."""
@@ -110,9 +122,8 @@ class Device(Evaluator):
         if sums:
             found = self._log_sums([table.row for table in sums.values()], [table.mask for table in sums.values()])
             answers |= dict(zip(sums, found, strict=True))
-        if singles:
-            self.look_up(list(singles.values()))
-            answers |= {i: table.known[index] for i, (table, index) in singles.items()}
+        self.look_up([*singles.values()])
+        answers |= {i: table.known[index] for i, (table, index) in singles.items()}
         blocks = [(i, *question) for i, question in enumerate(questions) if i not in answers]
         if blocks:
             read = self.read([(table, block) for _, table, asked in blocks for block in asked.tolist()])
@@ -124,35 +135,30 @@ class Device(Evaluator):
         """Make single values known to their tables."""
         unknown = [(table, index) for table, index in places if index not in table.known]
         if unknown:
-            values = self.to_host(torch.stack([table.row[index] for table, index in unknown]))
-            for (table, index), value in zip(unknown, values.astype(np.float64).tolist(), strict=True):
+            values = self.to_host(torch.stack([table.row[index] for table, index in unknown]))      # of views
+            for (table, index), value in zip(unknown, values.tolist(), strict=True):
                 table.known[index] = value
 
     def read(self, places: Sequence[tuple[DeviceTable, int]]) -> Floats:
         """(m, BLOCK) log-weights of blocks of tables, -inf past the end."""
         parts = [table.row[block * BLOCK : (block + 1) * BLOCK] for table, block in places]
-        read = self.to_host(torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=-torch.inf))
-        log_weights: Floats = np.full((len(places), BLOCK), -np.inf)
-        for row, values, (table, block) in zip(log_weights, read, places, strict=True):
-            inside = slice(block * BLOCK, min((block + 1) * BLOCK, len(table)))
-            size = inside.stop - inside.start
-            row[:size] = values[:size]
+        log_weights: Floats = self.to_host(torch.stack(parts)).astype(np.float64)
+        for row, (table, block) in zip(log_weights, places, strict=True):
             if table.mask is not None:
-                row[:size][~table.mask[inside]] = -np.inf
+                allowed = table.mask[block * BLOCK : (block + 1) * BLOCK]
+                row[: len(allowed)][~allowed] = -np.inf
         return log_weights
 
     def _log_sums(self, rows: Sequence[torch.Tensor] | torch.Tensor, masks: Sequence[Mask | None]) -> Floats:
         """(R, number of blocks) logs of the sums over the blocks of the rows, where the masks hold."""
-        size = len(rows[0])
-        together = max(1, _TOGETHER // size)
+        together = max(1, _TOGETHER // len(rows[0]))
         parts = []
         for first in range(0, len(rows), together):
-            part = rows[first : first + together]
-            weights = (part if isinstance(part, torch.Tensor) else torch.stack(list(part))).double()
+            weights = torch.stack([*rows[first : first + together]]).double()       # a copy, changed in place
             for i, mask in enumerate(masks[first : first + together]):
                 if mask is not None:
-                    weights[i].masked_fill_(self._forbidden(mask, weights.device), -torch.inf)
-            weights = torch.nn.functional.pad(weights, (0, -size % BLOCK), value=-torch.inf).view(len(part), -1, BLOCK)
+                    weights[i, : self.size].masked_fill_(self._forbidden(mask, weights.device), -torch.inf)
+            weights = weights.view(len(weights), -1, BLOCK)
             tops = weights.amax(2)
             tops.masked_fill_(tops == -torch.inf, 0.0)
             parts.append(weights.sub_(tops[..., None]).exp_().sum(2).log_().add_(tops))
@@ -160,9 +166,13 @@ class Device(Evaluator):
         return found
 
     def _forbidden(self, mask: Mask, device: torch.device) -> torch.Tensor:
-        """Where `mask` does not hold, kept on the device for as long as the mask lives."""
+        """Return where `mask` does not hold, on the device; keep it there while the mask lives and there is room."""
         key = id(mask)
-        if key not in self._masks:
-            gone = weakref.ref(mask, lambda _: self._masks.pop(key, None))
-            self._masks[key] = gone, torch.from_numpy(~mask).to(device)
-        return self._masks[key][1]
+        found = self._masks.pop(key, None)              # put back last
+        if found is None:
+            found = weakref.ref(mask, lambda _: self._masks.pop(key, None)), torch.from_numpy(~mask).to(device)
+        self._masks[key] = found
+        if len(self._masks) > self._max_masks:
+            for old in [*self._masks][: -self._max_masks or None]:
+                self._masks.pop(old, None)
+        return found[1]

@@ -64,14 +64,18 @@ class _Wanted:
                 if child.log_prob is None:
                     self.children.setdefault(parent, []).append(child)
 
+    def kept(self, node: Node) -> bool:
+        """Return whether the row of `node` may be asked for again: nothing else keeps it."""
+        return node in self.rows or any(child.slot < 0 for child in self.children[node])
+
     def found(self, node: Node, row: Table) -> bool:
-        """Hand out what is wanted of `row`. Returns whether it may be asked for again: nothing else keeps it."""
-        children = self.children.pop(node)
-        for child in children:
+        """Hand out what is wanted of `row`, and return whether it is `kept`."""
+        kept = self.kept(node)
+        for child in self.children.pop(node):
             child.log_prob = row.at(child.token) - row.log_total
         if node in self.rows:
             self.rows[node] = row
-        return node in self.rows or any(child.slot < 0 for child in children)
+        return kept
 
 
 class CachedEvaluator:
@@ -97,7 +101,7 @@ class CachedEvaluator:
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
         self._scores = type(engine).log_probs is not Engine.log_probs and engine.size == len(vocab) - len(self._unknown)
-        self._warned = False
+        self._warned, self._cache_bytes = False, cache_bytes
         self._keeper: Any = None
         self._replaced = False
         before = _EVALUATORS.get(engine)
@@ -223,7 +227,7 @@ class CachedEvaluator:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"cache_bytes={self.store.budget} does not hold a context of "
+                f"cache_bytes={self._cache_bytes} does not hold a context of "
                 f"{max(node.depth for node in wanted.children)} tokens at {self.slots.slot_bytes} bytes each; such "
                 "contexts are recomputed from their start",
                 stacklevel=2,
@@ -329,10 +333,7 @@ class CachedEvaluator:
 
     def _answer(self, run: Callable[[], Any], asked: Iterable[Node], wanted: _Wanted) -> None:
         """Run a pass, and hand out what it tells of the nodes it was asked for."""
-        rows: list[Table] = self._run_engine(lambda: self._rows(run(), list(asked)))
-        if self._keeper is not None:
-            found = zip(asked, rows, strict=True)
-            self._keeper.look_up([(row, child.token) for node, row in found for child in wanted.children[node]])
+        rows: list[Table] = self._run_engine(lambda: self._rows(run(), list(asked), wanted))
         for node, row in zip(asked, rows, strict=True):
             if wanted.found(node, row):
                 self.store.put_row(node, row)
@@ -355,20 +356,24 @@ class CachedEvaluator:
         self.store.paths |= paths
         return slots
 
-    def _rows(self, logits: Any, nodes: list[Node]) -> list[Table]:
-        """The rows of `nodes` from the model's output."""
+    def _rows(self, logits: Any, nodes: list[Node], wanted: _Wanted) -> Any:
+        """Return the rows, a list of Table, of `nodes` from the model's output."""
 
         def told(place: int) -> str:
             tokens = b"".join(self.vocab.tokens[i] for i in nodes[place].tokens())
             return f"Context({shown(tokens.decode('utf-8', 'replace'))})"
 
-        make = array_rows if isinstance(logits, np.ndarray) else self._device().rows
-        return make(logits, len(self.vocab), self._unknown, told)
+        if isinstance(logits, np.ndarray):
+            return array_rows(logits, len(self.vocab), self._unknown, told)
+        tokens = [[child.token for child in wanted.children[node]] for node in nodes]
+        return self._device().rows(logits, told, tokens, [wanted.kept(node) for node in nodes])
 
     def _device(self) -> Any:
-        """Who keeps rows as tensors."""
+        """Return the evaluator of rows that are tensors."""
         if self._keeper is None:
             from llmppl.lm.device import Device
 
-            self._keeper = Device(lambda: self._thread.stats)
+            masks = max(0, min(self._cache_bytes // 64, self._cache_bytes - self.store.slab_bytes))
+            self.store.budget -= masks                  # theirs now
+            self._keeper = Device(lambda: self._thread.stats, len(self.vocab), self._unknown, masks)
         return self._keeper

@@ -224,6 +224,14 @@ def _device(model: Any) -> torch.device:
     return torch.device(next(model.parameters()).device)
 
 
+def _has_float64(device: torch.device) -> bool:
+    """Return whether the device computes in float64, which MPS and some XPUs do not."""
+    try:
+        return bool(torch.ones(1, device=device).double().exp_() > 1)
+    except (RuntimeError, TypeError):
+        return False
+
+
 class Recomputed(Engine):
     """Runs whole contexts, all of one length at a time, with no cache.
 
@@ -241,7 +249,7 @@ class Recomputed(Engine):
         if adapted.names:
             named = getattr(_text_config(model), "name_or_path", "") or type(model).__name__
             self.name = f"{named} with {', '.join(map(repr, adapted.names))}"
-        self.keeps_rows = self.device.type not in ("cpu", "mps")        # as tensors; mps has no float64 to sum them
+        self.keeps_rows = self.device.type != "cpu" and _has_float64(self.device)       # as tensors, summed in float64
         accepted = inspect.signature(adapted.inner.forward).parameters
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
@@ -333,6 +341,7 @@ class Cached(Recomputed, SlotEngine):
     def start(self) -> None:
         """Forget what was run to try it out, but not how large a slot is."""
         self.slot_bytes = self.slab.slot_bytes
+        self.devices = {self.device, *(layer.keys.device for layer in self.slab.layers if layer.keys is not None)}
         self.slab.clear()
         self.tokens = 0
 

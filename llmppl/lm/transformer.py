@@ -23,6 +23,8 @@ from llmppl.tokens import Text, Vocabulary
 if TYPE_CHECKING:
     from llmppl.lm.choosing import EngineName
 
+DEVICE_SHARE = "LLMPPL_DEVICE_SHARE"    # names the environment variable of what this process may take of each device
+
 
 class CachedTransformer(Fixed):
     """A language model with a cache of everything it has computed, shared by all who use it.
@@ -92,7 +94,7 @@ class CachedTransformer(Fixed):
         """Answer by `engine`, with a cache of its own."""
         cache_bytes, row_bytes, max_batch_tokens = self._limits
         if cache_bytes is None:
-            cache_bytes = default_cache_bytes(getattr(engine, "device", None))
+            cache_bytes = default_cache_bytes(getattr(engine, "devices", [getattr(engine, "device", None)]))
         self.engine = engine
         self.evaluator = CachedEvaluator(engine, self.vocab, cache_bytes, row_bytes, max_batch_tokens)
         self.trie, self.store = self.evaluator.trie, self.evaluator.store
@@ -245,17 +247,19 @@ class CachedTransformer(Fixed):
         return f"CachedTransformer({name}, {self.vocab!r})"
 
 
-def default_cache_bytes(device: Any, memory: Callable[[Any], tuple[int, int]] | None = None) -> int:
-    """Half of what is free on a CUDA device, by `memory(device) -> (free, all)`, and 2 GiB elsewhere.
+def default_cache_bytes(devices: Iterable[Any], memory: Callable[[Any], tuple[int, int]] | None = None) -> int:
+    """Return half of the share of what is free on CUDA devices, by `memory(device) -> (free, all)`; 2 GiB elsewhere.
 
-    The other half is for forward passes, and for a slab that grows: for a while a tensor of it is there twice.
+    The other half is for forward passes, and for a slab that grows: for a while a tensor of it is there twice. Of
+    several devices the one with the least counts, since rows may fill the budget, and all of them are on one device.
     """
-    if getattr(device, "type", "cpu") != "cuda":
+    devices = [device for device in devices if getattr(device, "type", "cpu") == "cuda"]
+    if not devices:
         return 2 << 30
     from torch.cuda import mem_get_info
 
-    free, _ = (memory or mem_get_info)(device)
-    return free // 2
+    share = min(1.0, float(os.environ.get(DEVICE_SHARE, 1)))
+    return int(min((memory or mem_get_info)(device)[0] for device in devices) * share) // 2
 
 
 def _engine(

@@ -9,6 +9,7 @@ many results as it had, which are other ones if tasks end in another order. What
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ import numpy as np
 from llmppl.arguments import count, function, name_of, optional_count, unknown_option
 from llmppl.inference.many import TOGETHER, RunAll, lanes, recorded
 from llmppl.inference.results import Result
+from llmppl.lm.transformer import DEVICE_SHARE
 from llmppl.models.identity import identity_of
 from llmppl.ray.scheduling import Pair, schedule
 
@@ -152,6 +154,10 @@ class Worker:
         if self._run is None:
             lm = cloudpickle.loads(make_lm)()
             self._run = partial(cloudpickle.loads(run), lm)
+            engines = [getattr(each, "engine", None) for each in (lm if isinstance(lm, tuple) else (lm,))]
+            if DEVICE_SHARE in os.environ and "cpu" in [str(getattr(each, "device", None)) for each in engines]:
+                said = "the worker has a GPU, and its language model is on the CPU: give from_pretrained device='cuda'"
+                warnings.warn(said, stacklevel=2)
 
     def run(self, chunk: bytes, seed: int, together: int) -> Iterator[bytes]:
         """The results of a chunk as they end, pickled here, so that one that does not pickle costs no other."""
@@ -175,8 +181,10 @@ class Actors:
     def __init__(self, ray: Any, size: int, resources: Mapping[str, Any]) -> None:
         self.size, self._ray = size, ray
         threads = str(max(1, int(resources.get("num_cpus", 1))))
-        environment = {"env_vars": {"OMP_NUM_THREADS": threads}}        # else each takes all cores of its machine
-        options = {"num_cpus": 1, "max_restarts": -1, "runtime_env": environment, **resources}
+        variables = {"OMP_NUM_THREADS": threads}        # else each takes all cores of its machine
+        if gpus := resources.get("num_gpus"):
+            variables[DEVICE_SHARE] = str(gpus)
+        options = {"num_cpus": 1, "max_restarts": -1, "runtime_env": {"env_vars": variables}, **resources}
         self._actors = [ray.remote(Worker).options(**options).remote() for _ in range(size)]
         self._calls: dict[Any, int] = {}                # a reference or a stream: its worker; longest unheard first
 
