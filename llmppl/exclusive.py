@@ -5,15 +5,20 @@ are two ways to live with that. `Exclusive` repairs nothing where it broke: a ca
 the next one that finds the mark makes everything anew before it begins. What only grows, and is found by a number or a
 key that others hold, is *published last*: entered whole where it is looked up, in one assignment, after all that it
 refers to is in place. It can be looked up without a lock, and only what is not found yet is worked out `in_turn`.
+A fork interrupts all threads but its own, of which the child has none: the locks that they held are free there, and
+the next call finds their marks.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,12 +28,13 @@ _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 class Turn:
-    """A lock that a thread may take again while it has it; a pickle of it is a new one."""
+    """A lock that a thread may take again while it has it; a pickle of it is a new one, and so is a fork's copy."""
 
-    __slots__ = ("lock",)
+    __slots__ = ("__weakref__", "lock")
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock: Any = threading.RLock()
+        _turns.add(weakref.ref(self, _turns.discard))   # C code, in which no signal handler runs
 
     def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
         return Turn, ()
@@ -42,6 +48,28 @@ def in_turn(method: F) -> F:
         with self._turn.lock: return method(self, *arguments)           # noqa: E701  # as in Exclusive
 
     return cast(F, waits)
+
+
+_turns = set[weakref.ref[Turn]]()
+at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **_: None)        # Windows has none
+
+
+def _free() -> None:
+    """Make all locks anew, but those that the forking thread holds: what it is at goes on in the child."""
+    for turn in [ref() for ref in [*_turns]]:
+        if turn is not None and not turn.lock._is_owned():              # as threading.Condition asks
+            turn.lock = threading.RLock()
+
+
+at_fork(after_in_child=_free)
+
+
+class cached_property(functools.cached_property[T]):    # noqa: N801
+    """That of functools, without the lock that Python 3.11 has around it, which no fork would free."""
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        super().__init__(function)
+        self.lock = nullcontext()
 
 
 class Exclusive:
@@ -63,14 +91,14 @@ class Exclusive:
 
     def __init__(self, renew: Callable[[], None], name: str) -> None:
         self._renew, self._name = renew, name
-        self._turn: Any = threading.RLock()
+        self._turn = Turn()
         self._ended = True
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self._turn._is_owned():                      # as threading.Condition asks
+        if self._turn.lock._is_owned():
             raise RuntimeError(f"{self._name} was used from inside a call of its own, by {function.__qualname__}")
         # on one line: nothing that raises between two lines leaves it locked
-        with self._turn: return self._to_its_end(function, arguments)   # noqa: E701
+        with self._turn.lock: return self._to_its_end(function, arguments)      # noqa: E701
 
     def _to_its_end(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         if not self._ended:

@@ -1,10 +1,17 @@
-"""What is tested under fire shares: functions in threads that change often, and an interrupt at a given line."""
+"""What is tested under fire shares: functions in threads that change often, children, an interrupt at a given line."""
 
+import faulthandler
+import os
+import pickle
+import signal
 import sys
 import threading
+import traceback
 from contextlib import contextmanager
 
 from support import HANG
+
+PATIENCE = 300                                          # seconds until a child hangs, however busy the machine
 
 
 @contextmanager
@@ -37,6 +44,35 @@ def in_threads(functions):
     if errors:
         raise errors[0]
     return results
+
+
+def watch():
+    """End this process, a child, with the stacks of its threads if it hangs (by a signal: forks copy no threads)."""
+    faulthandler.register(signal.SIGALRM, file=sys.__stderr__, chain=True)
+    signal.alarm(PATIENCE)
+
+
+def in_child(work):
+    """What `work()` returns in a fork of this process."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            watch()
+            os.close(read)
+            with os.fdopen(write, "wb") as pipe:
+                pickle.dump(work(), pipe)
+            status = 0
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        found = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0, "the child hangs, or has raised: see stderr"
+    return pickle.loads(found)
 
 
 class Interrupt:

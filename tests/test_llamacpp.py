@@ -353,7 +353,7 @@ def test_engines_run_in_threads_of_their_own_and_one_after_another_in_any(files,
 
 def test_what_is_closed_or_collected_is_freed(files, monkeypatch):
     freed = []
-    monkeypatch.setattr(llamacpp, "_free", lambda c, context, model: freed.append((context, model)))
+    monkeypatch.setattr(llamacpp, "_free", lambda process, c, context, model: freed.append((context, model)))
     engine = LlamaCpp(files())
     handles = engine._context, engine._model
     engine.close()

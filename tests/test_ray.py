@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fire import in_child
 from support import HANG, repetitions, wants_ray
 
 import llmppl.ray
@@ -194,6 +195,43 @@ def test_what_cannot_be_sent_back_is_the_error_of_its_task(cluster):
     results = sorted(llmppl.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1), key=lambda r: r.index)
     assert [result.error is None for result in results] == [True, False, True]
     assert results[1].error.startswith("what the task returned cannot be sent to the driver: TypeError: cannot pickle")
+
+
+class Abort(BaseException):
+    """What no `except Exception` catches."""
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, Abort])
+@pytest.mark.parametrize("in_step", [False, True])
+def test_a_task_that_would_end_its_process_is_an_error_at_once(cluster, tmp_path, error, in_step):
+    class Ends(Text):
+        def step(self):
+            raise error("that is all")
+
+    def run(lm, task, rng):
+        if task == "cab" and not in_step:
+            raise error("that is all")
+        return smc_steer((Ends if task == "cab" else Text)(lm, task), 5, 3, rng=rng, progress=False)
+
+    tasks, make = ["a", "cab", "b", "", "c"], functools.partial(make_lm, tmp_path)
+    results = sorted(llmppl.ray.run_many(run, tasks, make_lm=make, workers=1, together=3), key=lambda r: r.index)
+    assert [result.error is None for result in results] == [True, False, True, True, True]
+    assert f"RuntimeError: the task raised {error.__name__}" in results[1].error and "that is all" in results[1].error
+    assert len(list(tmp_path.iterdir())) == 1           # process
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork")
+def test_a_fork_neither_goes_on_with_a_run_nor_ends_it(cluster):
+    results = llmppl.ray.run_many(steer, TASKS[:9], make_lm=make_lm, workers=2, together=1)
+
+    def go_on():
+        with pytest.raises(RuntimeError, match="this run goes on in the process that began it"):
+            next(results)
+        return True
+
+    next(results)
+    assert in_child(go_on) and in_child(lambda: results.close() is None)
+    assert len(list(results)) == 8
 
 
 def test_a_language_model_that_cannot_be_made_ends_the_run_with_its_error(cluster):

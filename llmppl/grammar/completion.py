@@ -18,10 +18,10 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
-from functools import cached_property
 from typing import NamedTuple
 
 from llmppl.arguments import shown
+from llmppl.exclusive import cached_property
 from llmppl.grammar.lalr import Layout, Parser, Stack
 from llmppl.grammar.lalr_tables import END, IGNORED, shortest_yields, union, united
 from llmppl.grammar.lexer import Ended, PartialTokens

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from lark import Lark
 from lark.indenter import Indenter
 
 from llmppl.arguments import count, is_file_name, text
-from llmppl.exclusive import Turn, in_turn
+from llmppl.exclusive import Turn, cached_property, in_turn
 from llmppl.grammar import saving
 from llmppl.grammar.completion import Completability
 from llmppl.grammar.lalr import IndentedParser, Parser, Stack

@@ -24,13 +24,13 @@ import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from llmppl.arguments import shown
+from llmppl.exclusive import cached_property
 from llmppl.grammar.terminals import Assumptions, Automata, Terminal, Undecided
 from llmppl.growing import Memo, Numbering, reached
 from llmppl.languages.limits import MAX_KEPT, MAX_SCANS, TooLarge

@@ -14,7 +14,6 @@ Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing da
 
 from __future__ import annotations
 
-import functools
 import html
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from llmppl.arguments import generator, optional_count, shown
 from llmppl.display.tables import frame, html_table, one_line, text_table
+from llmppl.exclusive import cached_property
 from llmppl.inference.deaths import Death, together
 from llmppl.inference.genealogy import StepRecord, StepRecords
 from llmppl.inference.saved import saved
@@ -126,7 +126,7 @@ class Particles(Shared, Sequence[P]):
         self._accuracy = accuracy
         self._recorder = recorder
 
-    @functools.cached_property
+    @cached_property
     def _error(self) -> tuple[float | None, str]:
         return self._accuracy()
 

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, lru_cache, reduce
+from functools import lru_cache, reduce
 from operator import sub
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl import arguments
+from llmppl.exclusive import cached_property
 from llmppl.growing import reached
 from llmppl.languages.classes import negated, points
 from llmppl.languages.counting import Counts

@@ -9,13 +9,13 @@ many parts as any token closes. No end is nearer than that; where an end needs n
 from __future__ import annotations
 
 import itertools
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from llmppl.exclusive import Turn, in_turn
+from llmppl.exclusive import Turn, cached_property, in_turn
 from llmppl.masks.constraint import Bools, Ints, State
 from llmppl.masks.trie import Trie
 from llmppl.masks.walks import TableGraph, walk

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmppl.arguments import is_file_name, is_type, token_id
-from llmppl.exclusive import Turn, in_turn
+from llmppl.exclusive import Turn, cached_property, in_turn
 from llmppl.languages.json_shapes import Beyond
 from llmppl.languages.json_texts import JsonTexts, OpenTexts, texts_of
 from llmppl.masks import json_checks as checks
@@ -148,7 +148,7 @@ class JsonSchema(Shared):
         """What of the schema no automaton is made of, so that llguidance makes the masks; "" if there is nothing."""
         return self._compiled[1]
 
-    @functools.cached_property
+    @cached_property
     def _compiled(self) -> tuple[JsonTexts | OpenTexts | None, str]:
         try:
             return texts_of(json.loads(self._grammar.partition("%json ")[2]), self), ""

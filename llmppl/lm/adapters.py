@@ -7,15 +7,15 @@ calls make the choice, run, and put back what was there, one call at a time amon
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
-_LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()   # by model, without what is wrapped around it
-_MAKING = threading.Lock()
+from llmppl.exclusive import Turn
+
+_TURNS: WeakKeyDictionary[Any, Turn] = WeakKeyDictionary()   # by model, without what is wrapped around it
 
 
 class Adapted:
@@ -24,8 +24,7 @@ class Adapted:
     def __init__(self, model: Any, names: Sequence[str] | None = None) -> None:
         self.model = model
         self.inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        with _MAKING:
-            self.lock = _LOCKS.setdefault(self.inner, threading.RLock())
+        self.turn = _TURNS.setdefault(self.inner, Turn())
         self._known: list[Any] = []                     # the configurations for which `_held` was looked up
         self._held: list[tuple[Any, frozenset[str]]] = []
         self.names = self._active() if names is None else tuple(names)
@@ -46,7 +45,7 @@ class Adapted:
     def __call__(self, **arguments: Any) -> Any:
         if not self.loaded and not self.names:
             return self.model(**arguments)
-        with self.lock, self._chosen():
+        with self.turn.lock, self._chosen():
             return self.model(**arguments)
 
     def _check(self) -> None:

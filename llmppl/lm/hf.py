@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llmppl.exclusive import heard, let_through
+from llmppl.exclusive import at_fork, heard, let_through
 from llmppl.lm.adapters import Adapted
 from llmppl.lm.attention import LEAST, Pass, share
 from llmppl.lm.engine import Batch, Engine, SlotEngine
@@ -31,6 +31,8 @@ from llmppl.lm.loading import TIED, first_line
 from llmppl.lm.slab import Slab
 from llmppl.lm.weights import Weights
 from llmppl.tokens import Vocabulary
+
+at_fork(after_in_child=lambda: torch.set_num_threads(1))    # OpenMP waits for its threads, which a fork does not copy
 
 
 def engine(

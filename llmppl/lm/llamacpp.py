@@ -9,7 +9,9 @@ used. Of released ones no more are kept than of others, since attention looks at
 
 from __future__ import annotations
 
+import os
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,21 +90,20 @@ class LlamaCpp(Engine):
         self.size: int = self._c.llama_vocab_n_tokens(self._c.llama_model_get_vocab(self._model))
         trained: int = self._c.llama_model_n_ctx_train(self._model)
         if n_ctx is None:
-            room = (_CACHE_BYTES if cache_bytes is None else cache_bytes) // self._cell_bytes(cache_type)
+            each = _cell_bytes(self._c, self._model, cache_type)
+            room = (_CACHE_BYTES if cache_bytes is None else cache_bytes) // each
             n_ctx = max(256, min(room, _CELLS))
         self.cells = -(-n_ctx // 256) * 256             # as llama.cpp rounds it
         self._batch_size = min(batch_size, self.cells)
         most = max(self._batch_size, _SEQUENCES)        # llama.cpp wants room for a token of each sequence
         asked = {"n_ctx": self.cells, "n_batch": most, "n_ubatch": most, "n_seq_max": _SEQUENCES,
                  "n_threads": threads, "n_threads_batch": threads}  # fmt: skip
-        self._context = self._library.make_context(
-            self._model, asked, n_outputs_max=_OUTPUTS, n_outputs_max_per_seq=0,
+        self._make = partial(
+            self._library.make_context, self._model, asked, n_outputs_max=_OUTPUTS, n_outputs_max_per_seq=0,
             kv_unified=True, type_k=TYPES[cache_type], type_v=TYPES[cache_type],
             flash_attn_type=int(cache_type == "f16"),
         )  # fmt: skip
-        self._close.detach()
-        self._close = weakref.finalize(self, _free, self._c, self._context, self._model)
-        self._memory = self._c.llama_get_memory(self._context)
+        self._open()
         self.max_length = min(self.cells, trained)
         ends = [self._library.metadata(self._model, f"tokenizer.ggml.{end}_token_id") for end in gguf.ENDS]
         self.eos_ids = sorted({int(each) for each in ends if each is not None})
@@ -111,11 +112,11 @@ class LlamaCpp(Engine):
         self.clear()
         self._check()
 
-    def _cell_bytes(self, cache_type: str) -> int:
-        """Bytes of the keys and values of a token."""
-        c, model = self._c, self._model
-        wide = c.llama_model_n_embd(model) // c.llama_model_n_head(model) * c.llama_model_n_head_kv(model)
-        return int(c.llama_model_n_layer(model) * 2 * wide * (4 if cache_type == "f32" else 2)) or 1
+    def _open(self) -> None:
+        self._context = self._make()
+        self._close.detach()
+        self._close = weakref.finalize(self, _free, os.getpid(), self._c, self._context, self._model)
+        self._memory, self._process = self._c.llama_get_memory(self._context), os.getpid()
 
     @property
     def quantised(self) -> bool:
@@ -127,6 +128,8 @@ class LlamaCpp(Engine):
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> NDArray[np.float32]:
         if not self._close.alive:
             raise ValueError(f"the engine of {self.path} was closed")
+        if self._process != os.getpid():
+            self.clear()
         logits = np.empty((len(asked), self.size), dtype=np.float32)
         places: list[Places] = [[] for _ in contexts]
         for row, (i, n) in enumerate(asked):
@@ -163,6 +166,8 @@ class LlamaCpp(Engine):
             self._cut(leaf, leaf.keep)
 
     def clear(self) -> None:
+        if self._process != os.getpid():                # of a fork: nobody knows what the context was at
+            self._open()
         self._c.llama_memory_clear(self._memory, False)
         self._held = Sequences()
         self._free = list(range(_SEQUENCES - 1, -1, -1))
@@ -363,6 +368,12 @@ def _load(lib: Library, path: Path) -> Any:
     return model
 
 
+def _cell_bytes(c: Any, model: Any, cache_type: str) -> int:
+    """Bytes of the keys and values of a token."""
+    wide = c.llama_model_n_embd(model) // c.llama_model_n_head(model) * c.llama_model_n_head_kv(model)
+    return int(c.llama_model_n_layer(model) * 2 * wide * (4 if cache_type == "f32" else 2)) or 1
+
+
 def _supported(lib: Library, model: Any, path: Path) -> None:
     """A ValueError if contexts cannot share what the model keeps of them, or if it has no next token."""
     kind = lib.metadata(model, "general.architecture")
@@ -376,9 +387,10 @@ def _supported(lib: Library, model: Any, path: Path) -> None:
             raise ValueError(f'{path}: a model of architecture {kind!r} {why}; give engine="transformers"')
 
 
-def _free(c: Any, context: Any, model: Any) -> None:
-    c.llama_free(context)
-    c.llama_model_free(model)
+def _free(process: int, c: Any, context: Any, model: Any) -> None:
+    if process == os.getpid():                          # else they are copies
+        c.llama_free(context)
+        c.llama_model_free(model)
 
 
 def _spans(places: list[int]) -> list[tuple[int, int]]:

@@ -13,12 +13,13 @@ import atexit
 import ctypes
 import os
 import struct
-import threading
 from collections import deque
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_void_p
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from llmppl.exclusive import Turn
 
 INSTALL = "pip install 'llmppl[llama-cpp]'"
 KNOWN = "xllamacpp 2026.10.11549"                       # the release whose layout this is
@@ -99,7 +100,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_get_logits": (POINTER(c_float), [c_void_p]),
 }
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
-_lock = threading.Lock()
+_turn = Turn()
 _library: Library | None = None
 
 
@@ -108,6 +109,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self.errors: deque[str] = deque(maxlen=20)
+        self._process = os.getpid()
         try:
             self.c = ctypes.CDLL(str(path))
             for name, (result, arguments) in _FUNCTIONS.items():
@@ -152,6 +154,8 @@ class Library:
 
     def make_context(self, model: Any, asked: dict[str, int], **others: Any) -> Any:
         """A context of the model, with `asked` of its parameters, which it is asked for again, and `others`."""
+        if self._process != os.getpid():                # OpenMP waits for its threads, which a fork does not copy
+            asked = asked | {"n_threads": 1, "n_threads_batch": 1}
         self.why()
         context = self.c.llama_init_from_model(model, self.block("context", CONTEXT, **asked, **others))
         if not context:
@@ -180,7 +184,7 @@ class Library:
 def library() -> Library:
     """The library, loaded once; an ImportError if it is not there, or of a release with another layout."""
     global _library
-    with _lock:
+    with _turn.lock:
         if _library is None:
             _library = Library(_path())
         return _library

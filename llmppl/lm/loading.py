@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from llmppl.arguments import unknown_option
+from llmppl.exclusive import Turn
 from llmppl.lm import gguf
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.embedded import verify
@@ -34,7 +35,7 @@ OPTIONS = (                                             # of ours, and the commo
 )  # fmt: skip
 TIED = "parts that share weights, as embedding and head often do, have to be in the same place"
 
-_ONE_AT_A_TIME = threading.RLock()      # transformers loads under settings of the process, such as how tensors are made
+_ONE_AT_A_TIME = Turn()                 # transformers loads under settings of the process, such as how tensors are made
 
 
 def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, **options: Any) -> tuple[Any, Any]:
@@ -56,7 +57,7 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
     source = str(name)
     packed = gguf.find(source)
     if packed is not None:
-        with _ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME.lock:
             source = str(gguf.converted(packed.file))
     folder = os.path.isdir(source)
     local_only = options.pop("local_files_only", False) or folder
@@ -64,7 +65,7 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
 
     def attempt(local: bool) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, **shared)
-        with _ONE_AT_A_TIME, _progress_bars(shown=not local):
+        with _ONE_AT_A_TIME.lock, _progress_bars(shown=not local):
             model = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, device_map=device_map, local_files_only=local, **options
             )

@@ -209,7 +209,7 @@ class CachedTransformer(Fixed):
         names = () if name is None else (name,)
         if self._adapted is None:
             raise ValueError(f"adapter {name!r}: only transformers models have adapters, and this is {self!r}")
-        with self._adapted.lock:
+        with self._adapted.turn.lock:
             found = self._siblings.get(names)
             if found is None or not found._adapted.current:
                 engine = _engine(self.model, self.vocab, self._limits[2], names)

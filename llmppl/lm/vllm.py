@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from multiprocessing.util import Finalize
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -150,7 +151,8 @@ class VllmEngine(Engine):
         self.eos_ids = [i for given in ends for i in (given if isinstance(given, list) else [given]) if i is not None]
         self.shares_process = self._llm.vllm_config.parallel_config.distributed_executor_backend == "uni"
         self._to_host = current_platform.is_cpu() or not self.shares_process
-        weakref.finalize(self, self._llm.engine_core.shutdown)
+        self._process = os.getpid()
+        Finalize(self, self._llm.engine_core.shutdown, exitpriority=0)
         _living.add(self)
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
@@ -189,6 +191,8 @@ class VllmEngine(Engine):
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Have the engine's thread call a function, after what it is at."""
+        if self._process != os.getpid():                # where that thread is not
+            raise RuntimeError("vLLM's engine is that of the process which forked this one: load the model in this one")
         try:
             future = self._thread.submit(self._alive, function, *arguments)
             while wait((future,), _PATIENCE).not_done:  # a signal that comes just before a lock does not end waiting

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.arguments import shown
+from llmppl.exclusive import cached_property
 from llmppl.masks.constraint import Ints, VocabularyLike, without_bytes
 from llmppl.shared import Shared
 
@@ -94,13 +95,13 @@ class Trie(Shared):
     def __repr__(self) -> str:
         return f"Trie({self.order.size} of {len(self.tokens)} tokens, {len(self)} nodes)"
 
-    @functools.cached_property
+    @cached_property
     def complete(self) -> bool:
         """Whether every byte that UTF-8 has is a token by itself, so that there are no dead ends in any text."""
         have = {token[0] for token in self.tokens if len(token) == 1}
         return have.issuperset([*range(0xC0), *range(0xC2, 0xF5)])
 
-    @functools.cached_property
+    @cached_property
     def place(self) -> npt.NDArray[np.int64]:
         """(n + 1,) the place of every node, and of the root."""
         place = np.empty(len(self) + 1, np.int64)
@@ -108,13 +109,13 @@ class Trie(Shared):
         place[-1] = len(self)
         return place
 
-    @functools.cached_property
+    @cached_property
     def parent(self) -> npt.NDArray[np.int64]:
         """(n,) the place of the node above, by place."""
         above = np.repeat(np.arange(len(self)), self.num_children[:-1])
         return np.concatenate([np.full(self.levels[0][1], len(self)), above])
 
-    @functools.cached_property
+    @cached_property
     def skip(self) -> npt.NDArray[np.int64]:
         """(n + 1,) the node after all that are below a node; after the root, n."""
         skip = np.full(len(self) + 1, len(self))    # by place
@@ -122,7 +123,7 @@ class Trie(Shared):
             skip[a:b] = np.minimum(np.append(self.nodes[a + 1 : b], len(self)), skip[self.parent[a:b]])
         return skip[self.place]
 
-    @functools.cached_property
+    @cached_property
     def below(self) -> npt.NDArray[np.int64]:
         """(n,) how many nodes a node has below it, itself counted, by place."""
         below: npt.NDArray[np.int64] = self.skip[self.nodes] - self.nodes
@@ -132,33 +133,33 @@ class Trie(Shared):
         """That of a node's children; the root is -1."""
         return int(self.depth[node]) + 1 if node >= 0 else 0
 
-    @functools.cached_property
+    @cached_property
     def num_broad(self) -> int:
         """How many levels there are down to the last that has more than NARROW nodes."""
         return 1 + max((level for level, (a, b) in enumerate(self.levels) if b - a > NARROW), default=-1)
 
-    @functools.cached_property
+    @cached_property
     def narrow(self) -> list[tuple[int, int]]:
         """The place of the parent and the byte of every node below those levels, by place."""
         begin = self.levels[self.num_broad - 1][1] if self.num_broad else 0
         return list(zip(self.parent[begin:].tolist(), self.bytes[begin:].tolist(), strict=True))
 
-    @functools.cached_property
+    @cached_property
     def ends(self) -> npt.NDArray[np.int64]:
         """The nodes that end a token."""
         return np.flatnonzero(np.diff(self.first))
 
-    @functools.cached_property
+    @cached_property
     def place_of_ends(self) -> npt.NDArray[np.int64]:
         return self.place[self.ends]
 
-    @functools.cached_property
+    @cached_property
     def views(self) -> tuple[bytes, memoryview, memoryview, memoryview]:
         """`bytes`, `first_child`, `num_children` and `below` with that of the root, for who looks at single places."""
         below = np.append(self.below, len(self))
         return self.byte[self.nodes].tobytes(), self.first_child.data, self.num_children.data, below.data
 
-    @functools.cached_property
+    @cached_property
     def _token(self) -> Ids:
         """(n,) the token that ends in a node, where one does."""
         return self.order[self.first[:-1]]
@@ -171,7 +172,7 @@ class Trie(Shared):
         ids = self.order[ranges(self.first[nodes], number)]
         return ids, np.repeat(states, number), np.append(0, np.cumsum(number))[begin]
 
-    @functools.cached_property
+    @cached_property
     def _token_at(self) -> Ids:
         """(n + 1,) by place: the token that ends there, -1 if none does, if no two tokens are equal."""
         found = np.full(len(self) + 1, -1, np.int32)

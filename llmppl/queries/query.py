@@ -10,13 +10,13 @@ import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import cached_property
 from typing import Any, Literal, TypedDict, Unpack, cast, get_args
 
 import numpy as np
 
 from llmppl.arguments import count, flag, fraction, function, generator, one_of, optional_count, text, unknown_option
 from llmppl.distributions import NO_RULE, DecisionRule, Rule
+from llmppl.exclusive import cached_property
 from llmppl.lm import ENDS, CachedTransformer, End
 from llmppl.queries import explanation
 from llmppl.queries.best_first import Search, beam

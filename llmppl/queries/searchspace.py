@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial, reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import NO_RULE, DecisionRule
+from llmppl.exclusive import cached_property
 from llmppl.languages import DFA, Edit
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.masks import Index

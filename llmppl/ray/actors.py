@@ -17,8 +17,10 @@ from itertools import chain
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
+from greenlet import GreenletExit
 
 from llmppl.arguments import count, function, name_of, optional_count, unknown_option
+from llmppl.exclusive import let_through
 from llmppl.inference.many import TOGETHER, RunAll, lanes, recorded
 from llmppl.inference.results import Result
 from llmppl.lm.transformer import DEVICE_SHARE
@@ -107,16 +109,20 @@ def on_workers(
     ray, resources = _ray(), dict(resources or {})
 
     def on_actors(numbered: Iterable[Pair], seed: int) -> Iterator[Result]:
-        rest = iter(numbered)
+        rest, process = iter(numbered), os.getpid()
         for first in rest:                              # where all is done nothing is started
             if not ray.is_initialized():
                 ray.init(include_dashboard=False)
             actors = Actors(ray, workers or _room(ray, resources), resources)
             try:
                 actors.start(run, make_lm, seed, together)
-                yield from schedule(actors, chain([first], rest), together)
+                for result in schedule(actors, chain([first], rest), together):
+                    yield result
+                    if process != os.getpid():          # where Ray would wait for ever
+                        raise RuntimeError("this run goes on in the process that began it, and this is a fork of it")
             finally:
-                actors.close()
+                if process == os.getpid():
+                    actors.close()
 
     return on_actors
 
@@ -153,7 +159,7 @@ class Worker:
 
         if self._run is None:
             lm = cloudpickle.loads(make_lm)()
-            self._run = partial(cloudpickle.loads(run), lm)
+            self._run = partial(_contained, cloudpickle.loads(run), lm)
             engines = [getattr(each, "engine", None) for each in (lm if isinstance(lm, tuple) else (lm,))]
             if DEVICE_SHARE in os.environ and "cpu" in [str(getattr(each, "device", None)) for each in engines]:
                 said = "the worker has a GPU, and its language model is on the CPU: give from_pretrained device='cuda'"
@@ -170,6 +176,17 @@ class Worker:
             except Exception as error:
                 what = f"what the task returned cannot be sent to the driver: {type(error).__name__}: {error}"
                 yield cloudpickle.dumps(replace(result, particles=None, matches=None, error=what))
+
+
+def _contained(run: Run, lm: Any, task: Any, rng: np.random.Generator) -> Any:
+    """Return what `run` returns; what it raises to end the process, such as SystemExit, is an error of its task."""
+    try:
+        return run(lm, task, rng)
+    except (Exception, KeyboardInterrupt, GreenletExit):
+        raise
+    except BaseException as error:
+        let_through(error)                              # as Ray ends a worker
+        raise RuntimeError(f"the task raised {type(error).__name__}, which ends no worker") from error
 
 
 class Actors:

@@ -12,13 +12,13 @@ import math
 import operator
 from builtins import bytes as Bytes  # Token has an attribute of that name
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from llmppl.arguments import shown
+from llmppl.exclusive import cached_property
 from llmppl.growing import Memo, reached
 from llmppl.shared import Fixed
 from llmppl.tokens.decoding import token_bytes
