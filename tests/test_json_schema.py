@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from packaging.version import Version
 from support import FULL, repetitions
 
-from llmppl.languages import json_schema
+from llmppl.languages import json_schema, native
 from llmppl.languages.json_schema import JsonSchema, JsonSchemaIndex
 from llmppl.masks.index import END
 from llmppl.tokens import Vocabulary
@@ -467,7 +467,7 @@ def test_a_limit_of_llguidance_is_an_error_and_not_an_empty_mask(monkeypatch):
 
 def test_a_panic_of_llguidance_is_one_sentence():
     enum = [{f"k{i}": i + 21 * j for i in range(21)} for j in range(2500)]
-    with pytest.raises(ValueError, match="^JsonSchema.* gave up: panic: assertion failed: .*; a smaller") as caught:
+    with pytest.raises(ValueError, match="^JsonSchema.* gave up: the schema has more symbols .*; a smaller") as caught:
         JsonSchemaIndex(JsonSchema({"enum": enum}), SMALL)
     assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
 
@@ -576,7 +576,7 @@ def test_schemas_of_jsonschemabench_compile_as_often_as_with_llguidance():
 # ---- limits
 
 
-@pytest.mark.parametrize("n", [500, repetitions(3000, 1000)])
+@pytest.mark.parametrize("n", [500, repetitions(2000, 1000)])
 def test_hundreds_of_optional_properties_are_allowed_and_read(n):
     schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(n)}}
     index = JsonSchemaIndex(JsonSchema(schema), SMALL)
@@ -602,8 +602,8 @@ def test_a_schema_too_deep_or_too_large_is_refused_before_it_is_read():
     with pytest.raises(ValueError, match="the schema is nested more than 120 deep"):
         JsonSchema(itself)
     JsonSchemaIndex(JsonSchema(nested(59, {"type": "string"})), SMALL)             # the deepest
-    with pytest.raises(ValueError, match="an object of 5,001 properties; at most 5,000 would work"):
-        JsonSchema({"properties": dict.fromkeys(map(str, range(5001)), True)})
+    with pytest.raises(ValueError, match="an object of 2,001 properties; at most 2,000 would work"):
+        JsonSchema({"properties": dict.fromkeys(map(str, range(2001)), True)})
     with pytest.raises(ValueError, match="more than 2,000,000 values"):
         JsonSchema({"enum": [[0] * 1000] * 2000})
 
@@ -646,7 +646,7 @@ def test_a_recursion_that_can_end_is_read(schema):
 
 
 def test_where_llguidance_gives_up_its_reason_the_schema_and_the_text_are_named(monkeypatch):
-    monkeypatch.setitem(json_schema.LIMITS, "max_items_in_row", 50)
+    monkeypatch.setitem(native.LIMITS, "max_items_in_row", 50)
     wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(100)}}
     with pytest.raises(ValueError, match=r"JsonSchema.* after .*: llguidance gave up: .*max is 50; .*a smaller schema"):
         JsonSchemaIndex(JsonSchema(wide), SMALL)

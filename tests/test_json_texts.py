@@ -347,7 +347,7 @@ def test_what_is_beyond_an_automaton_is_read_by_llguidance_and_said(why):
 
 
 def test_a_schema_that_grows_too_large_is_left_to_llguidance(monkeypatch):
-    assert JsonSchema(text(maxLength=100_000)).beyond == "a long string"
+    assert JsonSchema(text(minLength=100_000)).beyond == "a long string"
     some = CLOSED | {"properties": {"a": text(pattern="^(?:a|b)*a(?:a|b){3}$")}}
     monkeypatch.setattr(json_texts, "MAX_STATES", 10)
     assert "more than 10 states" in JsonSchema({"anyOf": [some, CLOSED]}).beyond

@@ -206,7 +206,7 @@ def test_a_schema_that_cannot_end_in_time_is_told_once_with_its_bound_and_what_h
         ConstrainedText(lm, '"', JsonSchemaIndex(JsonSchema(SCHEMA), lm.vocab), max_tokens=4), 8, seed=0
     )
     name = "JsonSchema" if len(repr(JsonSchema(SCHEMA))) > 48 else repr(JsonSchema(SCHEMA))
-    said = f"{name} cannot end within max_tokens=4: give room, or bound its strings, numbers and arrays (maxLength, "
+    said = f"{name} cannot end within max_tokens=4: give room; llguidance makes its masks and looks for no end ("
     (death,) = posterior.deaths
     assert death.reason.startswith(said) and death.count == 8
     for told in (repr(posterior), repr(posterior.deaths), posterior._repr_html_()):

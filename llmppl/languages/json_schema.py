@@ -23,8 +23,12 @@ import numpy as np
 
 from llmppl.arguments import is_file_name, is_type, token_id
 from llmppl.exclusive import Turn, cached_property, in_turn
+from llmppl.languages import native
+from llmppl.languages.dfa import DFA
 from llmppl.languages.json_shapes import Beyond
 from llmppl.languages.json_texts import JsonTexts, OpenTexts, texts_of
+from llmppl.languages.limits import TooLarge
+from llmppl.languages.regex import Regex
 from llmppl.masks import json_checks as checks
 from llmppl.masks import json_conditions as conditions
 from llmppl.masks import json_types, wording
@@ -41,15 +45,8 @@ __all__ = ["JsonSchema", "JsonSchemaIndex"]
 MATCHERS = 256                                      # kept by an index; each has some 30 bytes per byte of its text
 MASK_BYTES = 1 << 26                                # of masks kept by an index
 TRIES = 3_000_000                                   # characters of parts of a schema that are tried to place an error
-LIMITS = {                                          # of llguidance; its own hold some 500 properties
-    "max_items_in_row": 50_000,
-    "step_max_items": 500_000,
-    "initial_lexer_fuel": 20_000_000,
-    "step_lexer_fuel": 2_000_000,
-    "max_grammar_size": 2_000_000,
-}
-
-BLANK = " ?"                                            # the whitespace that a record in a line has
+MAX_FOUND = 100_000                                 # states of all patterns that the finished text is asked for
+BLANK = " ?"                                        # the whitespace that a record in a line has
 
 
 class JsonSchema(Shared):
@@ -91,7 +88,7 @@ class JsonSchema(Shared):
     """
 
     def __init__(self, schema: Any, *, whitespace: bool | str = BLANK, lenient: bool = False):
-        LLMatcher = _llguidance().LLMatcher
+        LLMatcher = native.llguidance().LLMatcher
         self.type = schema if is_type(schema) else None
         schema = schema if self.type is None else json_types.schema_of(schema)
         try:
@@ -107,6 +104,7 @@ class JsonSchema(Shared):
             raise ValueError(f"the schema is not JSON: {error}{_file_meant(schema)}") from None
         if not isinstance(self.schema, (dict, bool)):
             raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(self.schema)}")
+        checks.check_references(self.schema)
         self._given = f", whitespace={whitespace!r}" * (whitespace != BLANK) + ", lenient=True" * lenient
         self._options: dict[str, Any] = {}
         asked = self.schema.get("x-guidance", {}) if isinstance(self.schema, dict) else {}
@@ -125,11 +123,14 @@ class JsonSchema(Shared):
                 f"kind inside; a choice that ends, such as anyOf with null, would work"
             )
         self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {self._json(self.masked)}'
-        self.warnings: list[str] = LLMatcher.validate_grammar_with_warnings(self._grammar, limits=_limits())[1]
+        self._warnings: list[str] = native.in_large_stack(
+            lambda: LLMatcher.validate_grammar_with_warnings(self._grammar, limits=native.limits())[1]
+        )
         fate = "passed over" if self.type is None else "asked of the finished text"
-        self.warnings += [misspelt] * bool(misspelt) + [f"{each} is {fate}" for each in unknown]
-        self.warnings += [f"{each} is asked of the finished text" for each in left_out]
-        self._failure = conditions.Condition(known, _meets) if left_out else None
+        self._warnings += ([misspelt] if misspelt else []) + [f"{each} is {fate}" for each in unknown]
+        self._warnings += [f"{each} is asked of the finished text" for each in left_out]
+        self._condition = functools.partial(conditions.Condition, known, _meets, _found_by)
+        self._asked = self._condition() if left_out else None
 
     def index(self, vocab: VocabularyLike) -> TokenIndex | JsonSchemaIndex:
         """Which tokens of a vocabulary may follow: of its automaton if it has one, else by llguidance."""
@@ -148,12 +149,22 @@ class JsonSchema(Shared):
         """What of the schema no automaton is made of, so that llguidance makes the masks; "" if there is nothing."""
         return self._compiled[1]
 
+    @property
+    def warnings(self) -> list[str]:
+        """What of the schema is asked of the finished text or passed over, and what llguidance warns of."""
+        return self._warnings + [f"{each} is asked of the finished text" for each in self._compiled[2]]
+
     @cached_property
-    def _compiled(self) -> tuple[JsonTexts | OpenTexts | None, str]:
-        try:
-            return texts_of(json.loads(self._grammar.partition("%json ")[2]), self), ""
-        except Beyond as error:
-            return None, str(error)
+    def _compiled(self) -> tuple[JsonTexts | OpenTexts | None, str, list[str], conditions.Condition | None]:
+        """The automaton, what is beyond it, the keywords left to the finished text, and what asks for all of these."""
+        beyond = ""
+        for schema, left_out in conditions.looser(json.loads(self._grammar.partition("%json ")[2])):
+            try:
+                texts = texts_of(schema, self)
+                return texts, "", left_out, self._asked or (self._condition() if left_out else None)
+            except (Beyond, ValueError) as error:       # jsonschema may read less than llguidance
+                beyond = beyond or str(error)
+        return None, beyond, [], self._asked
 
     def parse(self, text: str) -> Any:
         """The value that a text writes, an object of the type if the schema is that of one.
@@ -162,7 +173,8 @@ class JsonSchema(Shared):
         """
         try:
             value = json.loads(text)
-            failed = self._failure(value) if self._failure else ""
+            asked = self._compiled[3]
+            failed = asked(value) if asked else ""
         except RecursionError:
             raise ValueError("the text is nested too deep to be read") from None
         if failed:
@@ -187,9 +199,7 @@ class JsonSchema(Shared):
 
     def _error(self, schema: dict[str, Any] | bool) -> str:
         """What llguidance says against the schema, "" if nothing."""
-        LLMatcher = _llguidance().LLMatcher
-        grammar = LLMatcher.grammar_from_json_schema(self._json(schema))
-        return _reason(str(LLMatcher.validate_grammar(grammar, limits=_limits())))
+        return native.error_of(self._json(schema))
 
     def _json(self, schema: dict[str, Any] | bool) -> str:
         """The schema with all options in it."""
@@ -237,7 +247,10 @@ class JsonSchemaIndex(Index):
         self.constraint, self.vocab, self.num_read = constraint, vocab, 0
         tokenizer, self._tokens = _tokenizer_of(vocab)
         self._eos, self._turn = sorted(vocab.eos_ids), Turn()
-        self._root: LLMatcher = _llguidance().LLMatcher(tokenizer, constraint._grammar, log_level=0, limits=_limits())
+        matcher = native.llguidance().LLMatcher
+        self._root: LLMatcher = native.in_large_stack(
+            lambda: matcher(tokenizer, constraint._grammar, log_level=0, limits=native.limits())
+        )
         self._matchers: OrderedDict[State, LLMatcher] = OrderedDict()
         self._distinct = Living[Bools]()
         self._look = functools.lru_cache(max(64, MASK_BYTES // len(self._tokens)))(self._find)
@@ -340,7 +353,7 @@ class JsonSchemaIndex(Index):
             self.after(b"%c" % byte)
 
     def _gave_up(self, state: State, matcher: LLMatcher) -> ValueError:
-        why = f"llguidance gave up: {_reason(matcher.get_error())}; a smaller schema would work"
+        why = f"llguidance gave up: {native.reason(matcher.get_error())}; a smaller schema would work"
         return ValueError(f"{self.constraint!r} after {self._text(state)[-60:]!r}: {why}")
 
     def _text(self, state: State) -> bytes:
@@ -365,23 +378,6 @@ def _file_meant(schema: object) -> str:
     return ""
 
 
-def _llguidance() -> Any:
-    try:
-        import llguidance
-    except ImportError as error:
-        raise ImportError("JsonSchema needs llguidance: pip install llmppl[json-schema]") from error
-    return llguidance
-
-
-def _reason(message: str) -> str:
-    """What llguidance says, without the parser's state and the trace of a panic that it adds."""
-    return re.split("<state>|<backtrace>", message)[0].strip()
-
-
-def _limits() -> Any:
-    return _llguidance().LLParserLimits(**LIMITS)
-
-
 def _is_format(name: str) -> bool:
     try:
         return bool(_format(name))
@@ -398,6 +394,23 @@ def _meets(name: str, text: str) -> bool:
         return False
 
 
+def _found_by(patterns: set[str]) -> dict[str, DFA]:
+    """By pattern, the texts in which `re.search` finds it; a ValueError if an automaton cannot, or is too large."""
+    found, left = dict[str, DFA](), MAX_FOUND
+    for pattern in sorted(patterns):
+        flags, bare = re.compile(pattern).flags & ~re.UNICODE, re.sub(r"^\(\?[a-zA-Z]+\)", "", pattern)
+        try:
+            bare += "\n" * bool(flags & re.X)           # it may end with a comment
+            found[pattern] = Regex(f"(?s:.*)(?:{bare})(?s:.*)", flags)
+            left -= found[pattern].explore(left).num_states
+        except TooLarge as error:
+            raise TooLarge(f"JSON schema: the pattern {pattern!r:.80}", error.count) from None
+        except ValueError as error:
+            why = str(error).partition("\n")[0]
+            raise ValueError(f"JSON schema: the pattern {pattern!r:.80} cannot be asked of the text: {why}") from None
+    return found
+
+
 @functools.cache
 def _format(name: str) -> JsonSchemaIndex:
     return JsonSchemaIndex(JsonSchema({"type": "string", "format": name}, whitespace=False), wording.BYTES)
@@ -406,10 +419,8 @@ def _format(name: str) -> JsonSchemaIndex:
 @functools.cache
 def _escapes() -> dict[str, bool]:
     """The option that allows `\\u` escapes of all characters, where this llguidance has it: from 1.8 on."""
-    LLMatcher = _llguidance().LLMatcher
     option = {"json_allow_general_unicode_escapes": True}
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps({"x-guidance": option}))
-    return {} if LLMatcher.validate_grammar(grammar) else option
+    return {} if native.error_of(json.dumps({"x-guidance": option})) else option
 
 
 @once
@@ -422,5 +433,5 @@ def _tokenizer_of(vocab: VocabularyLike) -> tuple[LLTokenizer, list[bytes]]:
     shown = [*tokens, *(b"%c" % byte for byte in range(256)), b""]
     shown = [b"" if b"\xff" in token else token for token in shown]             # 0xFF marks special tokens there
     facts = SimpleNamespace(eos_token_id=len(tokens) + 256, bos_token_id=None, tokens=shown, special_token_ids=[])
-    ll = _llguidance()
+    ll = native.llguidance()
     return ll.LLTokenizer(ll.TokenizerWrapper(facts), slices=ll.LLTokenizer.json_slices()), tokens

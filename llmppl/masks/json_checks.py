@@ -14,11 +14,16 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["KEYWORDS", "MAX_DEPTH", "check_size", "in_order", "misspelt", "parts", "target", "unproductive"]
+__all__ = [
+    "KEYWORDS", "MAX_DEPTH", "check_references", "check_size", "in_order", "misspelt", "parts", "target",
+    "unproductive",
+]  # fmt: skip
 
 MAX_DEPTH = 120                                     # of objects and arrays in one another; llguidance reads 127
-MAX_PROPERTIES = 5000                               # of one object; llguidance's time grows with their square
+MAX_PROPERTIES = 2000                               # of one object; llguidance's time grows with their square
 MAX_VALUES = 2_000_000                              # of a schema: its keys, numbers, texts, objects and arrays
+MAX_WAY = 20_000                                    # levels of all parts that a $ref points to; llguidance recurses
+MAX_MEETING, MAX_SWEEPS = 12, 100                   # patterns of one string, for which llguidance takes 2^n bytes
 DEFINITIONS = "$defs", "definitions"
 NAMED = *DEFINITIONS, "properties", "patternProperties", "dependentSchemas", "dependentRequired", "dependencies"
 OPAQUE = "enum", "const", "default", "examples", "x-guidance"                   # what they hold is no schema
@@ -63,6 +68,45 @@ def check_size(schema: object) -> None:
         if not level:
             return
     raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep; a $ref to $defs takes one level")
+
+
+def check_references(schema: Any) -> None:
+    """Raise a ValueError if a way along `$ref` may be too long for llguidance, or too many patterns may meet."""
+    values: list[Any] = [schema]
+    for value in values:                            # grows
+        values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    levels: dict[int, int] = {}                     # of objects and arrays, by id
+    for value in reversed(values):
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+        if inner is not None:
+            levels[id(value)] = 1 + max((levels.get(id(each), 0) for each in inner), default=0)
+    refs = {value["$ref"] for value in values if isinstance(value, dict) and isinstance(value.get("$ref"), str)}
+    way = sum(levels.get(id(target(schema, ref)), MAX_DEPTH) for ref in refs)      # no way has more
+    if way > MAX_WAY:
+        raise ValueError(
+            f"the schema has {len(refs):,} parts that a $ref points to, {way:,} levels deep together, so that a way "
+            f"along them may be too long; at most {MAX_WAY:,} levels would work"
+        )
+
+
+    nodes = [("#", schema)] if isinstance(schema, dict) else []
+    for place, node in nodes:                       # grows
+        nodes += [(place + way, part) for way, part in parts(node)]
+    meet, before = dict.fromkeys((id(node) for _, node in nodes), 0), -1
+    for _ in range(MAX_SWEEPS):                     # until nothing changes; to and fro, since a $ref points either way
+        if sum(meet.values()) == before:
+            return
+        before = sum(meet.values())
+        nodes.reverse()
+        for place, node in nodes:
+            all_of = [target(schema, node.get("$ref")), *_get(node, "allOf", list)]
+            others = (meet[id(part)] for way, part in parts(node) if not way.startswith("/allOf"))
+            most = ("pattern" in node) + sum(meet.get(id(part), 0) for part in all_of) + max(others, default=0)
+            meet[id(node)] = most
+            if most > MAX_MEETING:
+                raise ValueError(f"JSON schema at {place}: more than {MAX_MEETING} patterns of allOf or $ref may meet "
+                                 "in one string; fewer would work, or one pattern for all")  # fmt: skip
+    raise ValueError("the schema has references that are too entangled; fewer would work")
 
 
 def misspelt(schema: dict[str, Any]) -> str | None:

@@ -56,8 +56,9 @@ def no_token(
         ends = "EOS" if end == "eos" or index is None else "what leaves it"
         return f"{late}: {ends} has probability 0{' or is not in the mask' * masked}{under(rule)}"
     if index is not None and left < math.inf and not (left and index.mask_within(state, left).any()):
-        loops = ", or bound its strings, numbers and arrays (maxLength, maximum, maxItems)"
-        return f"{late}: give room{loops * isinstance(index, JsonSchemaIndex)}"
+        if not isinstance(index, JsonSchemaIndex):
+            return f"{late}: give room"
+        return f"{late}: give room; llguidance makes its masks and looks for no end ({index.constraint.beyond})"
     if index is not None and not index.mask(state).any():
         return f"{name} cannot go on: what must follow is in no token of the vocabulary"
     allows = [name] * (index is not None) + ["the mask"] * masked
