@@ -14,9 +14,11 @@ import io
 import json
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -444,6 +446,63 @@ def test_a_damaged_or_forged_file_is_refused_by_name_or_read_as_it_was(name, tmp
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["failures"] == [] and found["tried"] >= counts["flip"] + counts["cut"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_file_that_asks_for_gigabytes_is_refused_before_they_are_taken(number, tmp_path):
+    path = tmp_path / "bomb.npz"
+    path.write_bytes(bomb_npz(number))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            TokenIndex.load(path, LETTERS)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 25
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_index_above_the_bound_is_neither_saved_nor_loaded(tmp_path, monkeypatch):
+    path = tmp_path / "index.npz"
+    write_index(path)
+    monkeypatch.setattr(storage, "MAX_BYTES", 5_000)
+    with pytest.raises(ValueError, match=re.escape(f"{path} holds no saved TokenIndex (the index takes ")):
+        TokenIndex.load(path, LETTERS)
+    with pytest.raises(ValueError, match=r"the index takes [\d,]+ bytes, more than the 5,000 of one in a file"):
+        write_index(tmp_path / "other.npz")
+    assert not (tmp_path / "other.npz").exists()
+
+
+def test_a_flipped_digit_of_a_recording_is_noticed_and_a_line_without_checksum_is_read(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write_recording(path)
+    text, original = path.read_text(), read_recording(path)
+    path.write_text(re.sub(r', "crc32": \d+', "", text))
+    assert read_recording(path) == original
+    path.write_text(re.sub(r'"ess": \d', '"ess": 9', text, count=1))
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2 is damaged: its crc32 is another")):
+        read_recording(path)
+
+
+def test_half_of_a_pair_in_a_prompt_and_lists_without_end_are_named_with_their_line(tmp_path):
+    from llmppl.arguments import shown
+    from llmppl.cli.prompts import read
+
+    path, deep = tmp_path / "p.jsonl", []
+    path.write_text('{"prompt": "a"}\n{"prompt": "\\ud83d"}\n')
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2, field 'prompt', has a lone surrogate")):
+        read(path)
+    for _ in range(100_000):
+        deep = [deep]
+    assert shown(deep) == "a list nested too deep to be written"
+
+
+def test_an_empty_checksum_of_the_embedded_weights_is_refused(tmp_path):
+    from llmppl.lm.embedded import verify
+
+    for name in ("model.safetensors", "model.safetensors.sha256"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ValueError, match="the weights of the embedded model are damaged"):
+        verify(tmp_path)
 
 
 if __name__ == "__main__":
