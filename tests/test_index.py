@@ -1009,7 +1009,7 @@ def test_a_whole_index_is_built_once_and_read_in_its_own_format_only(tmp_path, m
     index = TokenIndex(Regex("a"), Vocabulary([b"a", b""], eos_ids=[1]))
     assert index.build_all() is index.build_all()
     index.save(tmp_path / "index.npz")
-    for version in (0, 2):
+    for version in (0, 99):
         monkeypatch.setattr(storage, "FORMAT", version)
         with pytest.raises(ValueError, match=f"is of format .*, and this version reads {version}"):
             TokenIndex.load(tmp_path / "index.npz", index.vocab)

@@ -164,6 +164,8 @@ def constraint(kind: str, given: Any) -> Any:
         return makers[kind](given)
     except OSError as error:
         raise ValueError(f"cannot read {given}: {error.strerror}") from None
+    except ValueError as error:                         # a Grammar names its file itself
+        raise error if kind != "json-schema" else ValueError(f"{given}: {error}") from None
 
 
 @functools.cache

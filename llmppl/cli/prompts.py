@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from llmppl.arguments import shown
+from llmppl.arguments import text as text_of
 
 FIELD = "prompt"                                        # of CSV and JSON lines, if no other is named
 JSON_LINES = ".jsonl", ".ndjson", ".json"
@@ -66,7 +67,7 @@ def _objects(name: str, text: str, field: str) -> Iterator[str]:
         where = f"{name}, line {number},"
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f'{where} is not JSON ({error}): write {{"{field}": "..."}} on each line') from None
         if not isinstance(record, dict):
             raise ValueError(f'{where} is no object: write {{"{field}": "..."}} on each line, not {shown(record)}')
@@ -74,7 +75,7 @@ def _objects(name: str, text: str, field: str) -> Iterator[str]:
             raise ValueError(f"{where} has no field {field!r}: {_others('fields', record)}")
         if not isinstance(record[field], str):
             raise ValueError(f"{where} has a field {field!r} that is no text: {shown(record[field])}")
-        yield record[field]
+        yield text_of(f"{where} field {field!r},", record[field])
 
 
 def _rows(name: str, text: str, field: str) -> Iterator[str]:
@@ -92,4 +93,4 @@ def _rows(name: str, text: str, field: str) -> Iterator[str]:
 
 
 def _others(what: str, names: Iterable[str]) -> str:
-    return f"name one of its {what} by --field: {', '.join(map(repr, names))}"
+    return f"name one of its {what} by --field: {', '.join([shown(name, 60) for name in names])[:600]}"

@@ -128,10 +128,15 @@ class Grammar(Shared):
         cls, path: str | os.PathLike[str], start: str = "start", *, import_paths: Sequence[Any] = (),
         g_regex_flags: int = 0, postlex: Any = None,
     ) -> Grammar:  # fmt: skip
-        """The grammar in a file; relative imports are found beside it."""
+        """The grammar in a file; relative imports are found beside it. What is wrong with it begins with the path."""
         options: dict[str, Any] = {"import_paths": import_paths, "g_regex_flags": g_regex_flags, "postlex": postlex}
         with open(path, encoding="utf-8") as file:
-            return cls(file.read(), start, source_path=os.fspath(path), **options)
+            try:
+                return cls(file.read(), start, source_path=os.fspath(path), **options)
+            except TooLarge as error:
+                raise TooLarge(f"{os.fspath(path)}: {error.what}", error.count, error.remedy) from error
+            except ValueError as error:
+                raise ValueError(f"{os.fspath(path)}: {error}") from error
 
     def index(self, vocab: VocabularyLike) -> TokenIndex:
         """Which tokens of a vocabulary may follow, in every state."""
@@ -155,7 +160,8 @@ class Grammar(Shared):
             )
         storage.check_vocabulary(path, data, vocab)
         index = self.index(vocab)
-        saving.read(data, index, self._completability, self._masks_over(index.trie), self._state_of)
+        with storage.reading(path):
+            saving.read(data, index, self._completability, self._masks_over(index.trie), self._state_of)
         return index
 
     def _state_of(self, hypotheses: frozenset[Hypothesis], accepting: bool) -> _State:

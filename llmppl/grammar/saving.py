@@ -6,15 +6,19 @@ states of the text with their masks and steps, and the vocabulary as it was read
 grammar; a digest tells another one. What is read joins what the grammar knows already, and everything goes on growing.
 
 States of a tracker are numbered as they are met: a file has a text that leads to each instead.
+
+A file is data, perhaps somebody else's: `Reader` checks every number and name before it uses one. A *shape* says what a
+tree of JSON may be, and `fits` compares the two.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ import numpy as np
 
 from llmppl.grammar.completion import Completability
 from llmppl.grammar.lalr import Layout, Stack
+from llmppl.grammar.lalr_tables import END as TEXT_END
 from llmppl.grammar.lexer import Ended, Keywords, Outcome, PartialToken, Residue
 from llmppl.grammar.masks import Crossing, Masks, Quotient, TokenClass
 from llmppl.growing import Numbering, reached
@@ -81,15 +86,14 @@ class Writer:
             for t in partials.tokens
         ]
         residues = [[sorted(each.forbidden), sorted(map(sorted, each.required)), each.trackers] for each in met.met]
-        rows = [[number, classes, self._row(number)] for number, classes in partials.classes.items()]
+        rows = [[number, self._row(known)] for number, known in partials.rows.items()]
         starts = [[*place, tokens] for place, tokens in partials.starts.items()]
         trackers = partials.automata.trackers
         texts = [_texts_to(trackers[i], {each.trackers[i] for each in met.met}) for i in range(len(trackers))]
         found = {"residues": residues, "left": len(partials.residues), "tokens": tokens, "keywords": self.keywords.met}
         return {**found, "rows": rows, "starts": starts, "trackers": texts}
 
-    def _row(self, number: int) -> list[int]:
-        known = self.partials.rows.get(number, ())
+    def _row(self, known: Iterable[Outcome | None]) -> list[int]:
         return [-1 if outcome is None else self.outcomes[outcome] for outcome in known]
 
     def states(self, index: Any) -> Tree:
@@ -118,29 +122,25 @@ class Writer:
         return self.stacks[above[0] if above else stack]
 
     def stack_list(self) -> Tree:
-        return [[each.state, self.stacks[each.below] if each.below else -1, each.layout] for each in self.stacks.met]
+        """All stacks but the empty one, each after the one that lies below."""
+        return [[each.state, self.stacks[each.below], each.layout] for each in self.stacks.met[1:] if each.below]
 
     def quotients(self) -> Tree:
         """The quotients, their classes and crossings."""
-        found = self.masks.quotients
-        numbers = {id(quotient): number for number, quotient in enumerate(found.values())}
         return [
             [
                 [self.nodes[nodes], tokens, f"{quotient.bits:x}"],
-                [[f"{c.certificates:x}", c.ends, c.going_on, *self._ids(c.ids)] for c in quotient.classes],
-                [
-                    [c.end, self.nodes[c.nodes], [[lexer, numbers[id(below)]] for lexer, below in c.below.items()]]
-                    for c in quotient.crossings
-                ],
+                [[f"{c.certificates:x}", c.ends, c.going_on, self._place(c.ids)] for c in quotient.classes],
+                [[c.end, self.nodes[c.nodes]] for c in quotient.crossings],
             ]
-            for (nodes, tokens), quotient in found.items()
+            for (nodes, tokens), quotient in self.masks.quotients.items()
         ]
 
-    def _ids(self, ids: Any) -> tuple[int, int]:
-        """1 if they are bits, and their place among such arrays."""
+    def _place(self, ids: Any) -> int:
+        """The place of some ids among those written, or below 0, from -1 on, that of some bits."""
         arrays = self.bits if ids.itemsize == 1 else self.ids
         arrays.append(ids)
-        return int(arrays is self.bits), len(arrays) - 1
+        return len(arrays) - 1 if arrays is self.ids else -len(arrays)
 
 
 def write(path: str | Path, index: Any, digest: str, completability: Completability, masks: Masks) -> None:
@@ -162,15 +162,90 @@ def write(path: str | Path, index: Any, digest: str, completability: Completabil
 _DTYPES: dict[str, Any] = {"ids": np.int32, "bits": np.uint8, "nodes": np.int32}
 
 
+def fits(value: Tree, shape: Any) -> bool:
+    """Check whether a tree has a shape.
+
+    A shape is a range of numbers, a set of names, a type, [a shape] for a list of any length, a tuple of shapes for the
+    items of a list, or a function that returns whether it fits.
+    """
+    if isinstance(shape, range):
+        return type(value) is int and value in shape
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(each, shape[0]) for each in value)
+    if isinstance(shape, tuple):
+        return isinstance(value, list) and len(value) == len(shape) and all(map(fits, value, shape))
+    if isinstance(shape, frozenset):
+        return isinstance(value, str) and value in shape
+    return isinstance(value, shape) if isinstance(shape, type) else bool(shape(value))
+
+
 class Reader:
-    """What a file holds, as things of a grammar; lists by the file's numbers."""
+    """What a file holds, as things of a grammar; lists by the file's numbers. A ValueError if it cannot be."""
 
     def __init__(self, completability: Completability, masks: Masks, data: dict[str, Any]) -> None:
         self.partials, self.parser, self.masks = completability.partials, completability.parser, masks
-        self.tree: Tree = json.loads(data["tree"].tobytes())
-        self.ids, self.bits, self.nodes = (_parts(data[name], data[f"{name}_sizes"]) for name in _DTYPES)
+        trie, byte = masks.trie, ("u1", None, 0, 256)
+        known = {"ids": ("i4", None, 0, len(trie.tokens)), "bits": byte, "nodes": ("i4", None, 0, len(trie.byte))}
+        sizes = {f"{name}_sizes": ("i8", None, 0, storage.ANY) for name in known}
+        storage.check(data, tree=byte, **known, **sizes)
+        ids, bits, self.nodes = (storage.parts(data, name) for name in known)
+        self.sets, self.places = ids + bits[::-1], range(-len(bits), len(ids))
+        if any(part.size != (len(trie.tokens) + 7) // 8 for part in bits):
+            raise ValueError("its bits are not those of the vocabulary")
+        self.depth = [int(trie.depth[part].min()) if part.size else -1 for part in self.nodes]
+        try:
+            self.tree: Tree = json.loads(data["tree"].tobytes())
+        except RecursionError:
+            raise ValueError("its tree is nested too deep") from None
+        self._check(completability.lexer_of)
+        storage.check_sets(map(bytes.fromhex, self.tree["keys"]), trie)
         self.residues: list[int] = []
         self.tokens: list[int] = []
+
+    def _check(self, lexer_of: dict[int, int]) -> None:
+        """Raise a ValueError unless the tree is such as `Writer` makes of this grammar."""
+        tree, depth, parser, partials = self.tree, self.depth, self.parser, self.partials
+        if not isinstance(tree, dict):
+            raise ValueError("its tree is no object")
+        size = defaultdict(int, {name: len(each) for name, each in tree.items() if isinstance(each, list)})
+        left, natural, column = range(size["residues"] + 1), range(sys.maxsize), range(-1, sys.maxsize)
+        residue = range(tree["left"] if fits(tree.get("left"), left) else 0)
+        threads, trackers = [range(len(partials.automata.epsilon))], len(partials.automata.trackers)
+        names, symbols = frozenset(partials.terminals), frozenset(parser.bits) - {None, TEXT_END}
+        line_end = (frozenset([parser.indenter.NL_type]), column) if parser.indenter else symbols
+        layout = (natural, lambda each: each and fits(each, [natural])) if parser.indenter else type(None)
+        end = (lambda each: each is None or fits(each, symbols) or fits(each, line_end)), residue
+        token, node, state = range(size["tokens"]), range(len(self.nodes)), range(size["states"])
+        shapes = {
+            "left": left,
+            "trackers": (lambda each: isinstance(each, dict) and fits([*each.values()], [str]),) * trackers,
+            "residues": [(threads, [threads], (natural,) * trackers)],
+            "keywords": [[(names, [names])]],
+            "tokens": [(range(size["keywords"]), threads, threads, range(size["residues"]), column)],
+            "outcomes": [([token], [end])],
+            "rows": [(token, [range(-1, size["outcomes"])])],
+            "starts": [(range(len(partials.lexers)), residue, [token])],
+            "stacks": [(range(len(parser.shifts)), range(size["stacks"]), layout)],
+            "states": [([(range(size["stacks"] + 1), token)], bool)],
+            "keys": [str],
+            "masks": [(state, range(size["keys"]))],
+            "steps": [(state, range(len(self.masks.trie.tokens)), range(-1, len(state)))],
+            "quotients": [
+                ((node, [token], _is_hex), [(_is_hex, [end], [token], self.places)], [(end, node)]),
+            ],
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            if not fits(tree.get(name), shape):
+                raise ValueError(f"its {name} are not such as this grammar has")
+        states = [parser.bottom.state, *[number for number, _, _ in tree["stacks"]]]
+        pushed = (
+            below <= i and number in parser.shifts[states[below]].values()
+            for i, (number, below, _) in enumerate(tree["stacks"])
+        )
+        placed = (states[stack] in lexer_of for hypotheses, _ in tree["states"] for stack, _ in hypotheses)
+        deeper = (depth[node] > depth[head[0]] for head, _, crossings in tree["quotients"] for _, node in crossings)
+        if not (all(pushed) and all(placed) and all(deeper)):
+            raise ValueError("its stacks or quotients are not such as this grammar has")
 
     def lexer(self) -> None:
         partials, tree = self.partials, self.tree
@@ -195,11 +270,11 @@ class Reader:
             )
             self.tokens.append(partials.token_number[token])
         outcomes = [partials.one((self._some(tokens), self._ends(ends))) for tokens, ends in tree["outcomes"]]
-        for number, classes, row in tree["rows"]:
-            partials.classes.setdefault(self.tokens[number], classes)
-            if row:
-                known = [None if each < 0 else outcomes[each] for each in row]
-                partials.rows.setdefault(self.tokens[number], known)
+        for number, row in tree["rows"]:
+            token, known = self.tokens[number], [None if each < 0 else outcomes[each] for each in row]
+            if len(known) != len(partials.classes[token]):
+                raise ValueError("its rows are not such as this grammar has")
+            partials.rows.setdefault(token, known)
         for lexer, left, tokens in tree["starts"]:
             partials.starts.setdefault((lexer, self.residues[left]), self._some(tokens))
 
@@ -216,7 +291,7 @@ class Reader:
         """Give an index the states with their masks and steps; `state` makes one."""
         tree = self.tree
         stacks = [self.parser.bottom]
-        for number, below, layout in tree["stacks"][1:]:
+        for number, below, layout in tree["stacks"]:
             stacks.append(stacks[below].push(number, layout and Layout(layout[0], tuple(layout[1]))))
         states = [
             state(frozenset([(stacks[stack], self.tokens[token]) for stack, token in hypotheses]), accepting)
@@ -228,43 +303,29 @@ class Reader:
         index.join(masks, steps)
 
     def quotients(self) -> None:
-        bits_of = self.parser.bits
-        known = self.masks.quotients
-        read = [self._quotient(*each) for each in self.tree["quotients"]]
-        found = [known.get(key, quotient) for key, quotient in read]
-        for (_, quotient), (_, _, crossings) in zip(read, self.tree["quotients"], strict=True):
-            for end, nodes, below in crossings:
-                ended = self._end(*end)
-                children = {lexer: found[number] for lexer, number in below}
-                crossing = Crossing(bits_of[ended.terminal], ended, self.nodes[nodes].tobytes(), children)
-                quotient.crossings.append(crossing)
-        for key, quotient in read:                  # last, when all that they lead to is in place
-            known.setdefault(key, quotient)
-
-    def _quotient(self, head: Sequence[Any], classes: Iterable[Any], _: Any) -> tuple[Any, Quotient]:
-        nodes, tokens, bits = head
-        arrays = self.ids, self.bits
-        read = [
-            TokenClass(int(certificates, 16), self._ends(ends), self._some(going_on), arrays[packed][place])
-            for certificates, ends, going_on, packed, place in classes
-        ]
-        return (self.nodes[nodes].tobytes(), self._some(tokens)), Quotient(int(bits, 16), read, [], {})
+        for (nodes, tokens, bits), classes, crossings in self.tree["quotients"]:
+            read = [
+                TokenClass(int(certificates, 16), self._ends(ends), self._some(going_on), self.sets[place])
+                for certificates, ends, going_on, place in classes
+            ]
+            within = [
+                Crossing(self.parser.bits[end.terminal], end, self.nodes[place].tobytes(), {})
+                for end, place in ((self._end(*end), place) for end, place in crossings)
+            ]
+            key = self.nodes[nodes].tobytes(), self._some(tokens)
+            self.masks.quotients.setdefault(key, Quotient(int(bits, 16), read, within, {}))
 
 
 def read(data: dict[str, Any], index: Any, completability: Completability, masks: Masks, state: Any) -> None:
     """Take over what a file holds; a ValueError if that is nothing that `write` has written."""
-    try:
-        reader = Reader(completability, masks, data)
-        reader.lexer()
-        reader.quotients()
-        reader.states(state, index)
-    except (KeyError, IndexError, TypeError, AttributeError, AssertionError) as error:
-        raise ValueError(f"the file holds no index as this version saves it ({error!r})") from error
+    reader = Reader(completability, masks, data)
+    reader.lexer()
+    reader.quotients()
+    reader.states(state, index)
 
 
-def _parts(array: Any, sizes: Any) -> list[Any]:
-    ends = np.cumsum(sizes).tolist()
-    return [array[a:b] for a, b in itertools.pairwise([0, *ends])]
+def _is_hex(value: Tree) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]+", value) is not None
 
 
 def _texts_to(tracker: Any, states: set[int]) -> dict[str, str]:

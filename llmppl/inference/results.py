@@ -321,7 +321,7 @@ def repair(path: str | os.PathLike[str]) -> list[str]:
 
 def digest(task: Any) -> str:
     """Return 16 hexadecimal digits of the contents of a task, the same in every process."""
-    return _told(task)["digest"]
+    return str(_told(task)["digest"])
 
 
 def _told(task: Any) -> dict[str, Any]:

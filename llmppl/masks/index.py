@@ -241,7 +241,8 @@ class TokenIndex(Index):
         if load_index is not None:
             return load_index(path, vocab)  # type: ignore[no-any-return]
         stored, fields = storage.read(path, vocab, recognizer)
-        index = cls(stored, vocab)
+        with storage.reading(path):
+            index = cls(stored, vocab)
         index._adopt(WholeIndex(index, *fields))
         return index
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from llmppl.arguments import path as path_of
 from llmppl.arguments import text as text_of
 from llmppl.inference.files import no_folder, null
-from llmppl.trace.recording import VERSION, Recording, parse
+from llmppl.trace.recording import VERSION, Recording, parse, sealed
 from llmppl.trace.showing import show
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Recorder:
         return record
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._write_line(json.dumps(line, allow_nan=False))
+        self._write_line(sealed(json.dumps(line, allow_nan=False)))
 
     def _write_line(self, line: str) -> None:
         self.lines.append(line)

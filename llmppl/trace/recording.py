@@ -6,14 +6,17 @@ than once.
 
 The file: a line `{"llmppl_trace": 1, "program": ..., "title": ..., "prompts": [...]}`, one line for each step as
 `Recorder` describes, and, if the recorder was used in a `with` block, a line `{"end": null}`, or with the exception
-that ended the run.
+that ended the run. Each line has a checksum, `"crc32"`, of what comes before it; a line without one, as other tools
+write it, is read as it is.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,9 +29,10 @@ from llmppl.arguments import shown
 from llmppl.inference.files import parsed
 from llmppl.trace.schema import FIELDS, check, check_references
 
-__all__ = ["VERSION", "Candidate", "RecordedStep", "Recording", "load", "parse"]
+__all__ = ["VERSION", "Candidate", "RecordedStep", "Recording", "load", "parse", "sealed"]
 
 VERSION = 1
+MAX_CHARACTERS = 1 << 29                                # of the texts of all candidates of a recording
 
 
 @dataclass
@@ -175,6 +179,9 @@ def parse(whole: Sequence[str], path: str) -> Recording:
     reader = _Reader()
     for number, line in enumerate(whole, 1):
         record = parsed(line)
+        seal = re.search(r', "crc32": \d+}$', line)
+        if seal and sealed(line[: seal.start()] + "}") != line:
+            raise ValueError(f"{path}, line {number} is damaged: its crc32 is another; take it out of a line you edit")
         if not record:
             raise ValueError(f"{path}, line {number} is not a step as a Recorder writes it: {line[:60]!r}")
         kind = "header" if number == 1 else "end" if "end" in record else "step"
@@ -189,6 +196,11 @@ def parse(whole: Sequence[str], path: str) -> Recording:
     return reader.recording
 
 
+def sealed(line: str) -> str:
+    """Add its checksum to a line of JSON, an object."""
+    return f'{line[:-1]}, "crc32": {zlib.crc32(line[:-1].encode())}}}'
+
+
 _HOW = 'A recording is what `on_step=Recorder("run.jsonl")` writes.'
 _ROOT = Candidate(None, "", 0, 0.0, 0.0, False, None, {})
 
@@ -199,6 +211,7 @@ class _Reader:
     def header(self, record: dict[str, Any]) -> None:
         self.recording = Recording(**record)
         self._particles: list[tuple[int | None, Candidate]] = []        # after the last step: place, candidate
+        self._characters = 0
 
     def step(self, record: dict[str, Any]) -> None:
         check_references(record, len(self.recording.steps) + 1, [len(c.text) for _, c in self._particles])
@@ -206,6 +219,9 @@ class _Reader:
         for each in record.pop("candidates"):
             number = each.pop("parent")
             place, parent = self._particles[number] if self._particles else (None, _ROOT)
+            self._characters += each["keep"] + len(each["text"])
+            if self._characters > MAX_CHARACTERS:       # a short line may ask for a long text again
+                raise ValueError(f"the texts have more than {MAX_CHARACTERS:,} characters")
             each["text"] = parent.text[: each["keep"]] + each["text"]
             keeps_all = each["keep"] == len(parent.text)
             candidates.append(Candidate(place, **each, carried=parent.finished, keeps_all=keeps_all))

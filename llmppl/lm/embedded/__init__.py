@@ -19,7 +19,7 @@ def verify(folder: Path = PATH) -> None:
     for file in (weights, checksum):
         if not file.is_file():
             raise ValueError(f"the embedded model is incomplete: {file} is not there; {AGAIN}")
-    expected = checksum.read_text(encoding="utf-8").split()[0]
+    expected = checksum.read_text(encoding="utf-8", errors="replace")[:64]
     with weights.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != expected:
