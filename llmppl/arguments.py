@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 import math
 import numbers
 import os
 import re
 import sys
+import types
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,9 +23,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 __all__ = [
-    "count", "finite", "flag", "fraction", "function", "generator", "integer", "is_file_name", "is_hashable", "is_type",
-    "kind", "name_of", "number", "one_of", "optional_count", "path", "positive", "probability", "shown", "temperature",
-    "text", "token_id", "truth", "unknown_option",
+    "count", "finite", "flag", "fraction", "function", "generator", "integer", "is_file_name", "is_hashable",
+    "is_type", "kind", "mismatch", "name_of", "number", "one_of", "optional_count", "path", "positive",
+    "probability", "shown", "temperature", "text", "token_id", "truth", "unknown_option",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=str)
@@ -232,3 +234,33 @@ def shown(value: object, most: int = 100) -> str:
     except RecursionError:
         whole = f"a {type(value).__name__} nested too deep to be written"
     return whole if len(whole) <= most else f"{whole[: most // 2]}...{whole[-most // 4 :]}"
+
+
+def mismatch(value: Any, shape: Any, place: str = "it") -> str:
+    """Name the first place where a value that was read from JSON has another shape; "" if there is none.
+
+    A shape is a type, a union of types, a range of integers, a frozenset of texts, [shape] for a list of any length, a
+    tuple of shapes for the items of a list, a dict of shapes for the fields of an object, which may have others (that
+    of ... is the shape of all fields), or a function that returns whether a value fits.
+    """
+    wrong = f"{place} is {'of another kind' if isinstance(value, (list, dict)) else shown(value)}"
+    kinds = shape.__args__ if isinstance(shape, types.UnionType) else (shape,)
+    if isinstance(kinds[0], type):
+        is_number = float in kinds and type(value) in (float, int) and abs(value) <= sys.float_info.max     # and no NaN
+        return "" if is_number or (type(value) in kinds and type(value) is not float) else wrong
+    if isinstance(shape, (range, frozenset)):
+        return "" if type(value) in (int, str) and value in shape else wrong
+    if isinstance(shape, (list, tuple)):
+        if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):
+            return wrong
+        shapes = shape if isinstance(shape, tuple) else itertools.repeat(shape[0])
+        inner = (mismatch(each, its, f"{place}[{i}]") for i, (each, its) in enumerate(zip(value, shapes, strict=False)))
+        return next(filter(None, inner), "")
+    if not isinstance(shape, dict):
+        return "" if shape(value) else wrong
+    if not isinstance(value, dict):
+        return wrong
+    for name, each in (dict.fromkeys(value, shape[...]) if ... in shape else shape).items():
+        if found := mismatch(value.get(name, ...), each, f"{place}.{name}"):
+            return found if name in value else f"{place} has no {name!r}"
+    return ""

@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -31,35 +32,16 @@ import pytest
 from support import HANG, repetitions
 
 from llmppl import Grammar, Regex, TokenIndex, Vocabulary
+from llmppl.inference.files import checksum
 from llmppl.masks import storage
 
 QUICK = {"flip": 10, "cut": 10, "insert": 5, "nul": 5, "forge": 5, "reseal": 10, "bomb": 2}
 FULL = {"flip": 1000, "cut": 1000, "insert": 200, "nul": 100, "forge": 300, "reseal": 400, "bomb": 2}
 ROOM = 3 << 29  # bytes of memory beside what is there at the beginning
 ODD = [
-    None,
-    True,
-    -1,
-    0,
-    1,
-    2,
-    3,
-    255,
-    256,
-    2**31,
-    2**63,
-    10**30,
-    0.5,
-    float("nan"),
-    "",
-    "a",
-    "ff",
-    [],
-    [[]],
-    [0],
-    {},
+    None, True, -1, 0, 1, 2, 3, 255, 256, 2**31, 2**63, 10**30, 0.5, float("nan"), "", "a", "ff", [], [[]], [0], {},
     {"a": 1},
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -276,6 +258,115 @@ def read_grammar_index(path):
         return str(error)
 
 
+# ---- results, checkpoints
+
+
+def resealed(record):
+    """A line with its checksum, whatever it holds."""
+    body = json.dumps(record)[:-1].encode()
+    return b'%s, "check": "%s"}\n' % (body, checksum(body).encode())
+
+
+def write_results(path):
+    from test_results import everything
+
+    from llmppl import run_many
+
+    assert len(list(run_many(everything, range(6), seed=3, to=path))) == 6
+
+
+def read_results(path):
+    from llmppl import load_results
+
+    warnings.simplefilter("ignore", UserWarning)        # a torn line is left out
+    return [
+        repr((r.index, r.task, r.particles, r.particles and r.particles.log_weights, r.matches, r.error, r.seconds))
+        for r in load_results(path)
+    ]
+
+
+def forge_results(data, rng, seal=None):
+    lines = data.splitlines(keepends=True)
+    at = rng.randrange(len(lines))
+    record = json.loads(lines[at])
+    check = record.pop("check")
+    record = changed(record, rng)
+    lines[at] = seal(record) if seal else json.dumps({**record, "check": check}).encode() + b"\n"
+    return b"".join(lines)
+
+
+def reseal_results(data, rng):
+    return forge_results(data, rng, resealed)
+
+
+def parquet(name):
+    """A reader of the same as a Parquet file, which keeps its name."""
+
+    def write(path):
+        write_results(path.with_name(name))
+        path.with_name(name).replace(path)
+
+    def read(path):
+        path.with_name(name).write_bytes(path.read_bytes())
+        return read_results(path.with_name(name))
+
+    return Reader(write, read, forge=forge_parquet, reseal=reseal_parquet)
+
+
+def forge_parquet(data, rng, reseal=False):
+    """A row is changed, as far as the columns can hold it, or the headers are."""
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    from llmppl.inference import parquet as ours
+
+    table = parquet.read_table(io.BytesIO(data))
+    rows, schema, at = table.to_pylist(), table.schema, rng.randrange(table.num_rows)
+    if rng.random() < 0.2:
+        told = forge_results(schema.metadata[b"llmppl"], rng, resealed if reseal else None)
+        schema = schema.with_metadata({**schema.metadata, b"llmppl": told})
+    for _ in range(9):
+        try:
+            row = changed({**rows[at]}, rng)
+            if reseal:
+                row = {**row, "check": ours._check({name: each for name, each in row.items() if each is not None})}
+            made = arrow.Table.from_pylist([*rows[:at], row, *rows[at + 1 :]], schema)
+            break
+        except (TypeError, ValueError, arrow.ArrowException, OverflowError):
+            made = arrow.Table.from_pylist(rows, schema)
+    file = io.BytesIO()
+    parquet.write_table(made, file)
+    return file.getvalue()
+
+
+def reseal_parquet(data, rng):
+    return forge_parquet(data, rng, reseal=True)
+
+
+def checkpointed(path, max_steps):
+    from test_store import Steps
+
+    from llmppl import smc_steer
+    from llmppl.trace import Recorder
+
+    recorder = Recorder(os.devnull)
+    found = smc_steer(Steps(), 3, 2, seed=1, max_steps=max_steps, checkpoint=path, every=1, on_step=recorder)
+    return repr((found.texts, found.log_weights, found.log_ml, found.log_ml_se, found.deaths, found.steps))
+
+
+def forge_checkpoint(data, rng, reseal=False):
+    from llmppl.inference.checkpoint import _digest, _ending
+
+    *lines, last = data.splitlines(keepends=True)
+    at = rng.randrange(len(lines))
+    lines[at] = json.dumps(changed(json.loads(lines[at]), rng)).encode() + b"\n"
+    return b"".join([*lines, _ending(_digest(b"".join(lines))) if reseal else last])
+
+
+def reseal_checkpoint(data, rng):
+    return forge_checkpoint(data, rng, reseal=True)
+
+
 # ---- recordings, texts
 
 
@@ -303,21 +394,18 @@ def begins(found, original):
     return found[:2] == original[:2] and found[2] == original[2][: len(found[2])] and found[3] in (None, original[3])
 
 
-def forge_recording(data, rng, seal=lambda line: line):
+def forge_recording(data, rng, seal=None):
     lines = data.decode().splitlines()
     at = rng.randrange(len(lines))
     line = json.loads(lines[at])
-    crc = line.pop("crc32")
-    lines[at] = seal(json.dumps(changed(line, rng)))
-    if seal("") == "":  # with the checksum of the line that was
-        lines[at] = lines[at][:-1] + f', "crc32": {crc}}}'
+    check = line.pop("check")
+    line = changed(line, rng)
+    lines[at] = seal(line) if seal else json.dumps({**line, "check": check})        # that of the line that was
     return ("\n".join(lines) + "\n").encode()
 
 
 def reseal_recording(data, rng):
-    from llmppl.trace.recording import sealed
-
-    return forge_recording(data, rng, lambda line: line and sealed(line))
+    return forge_recording(data, rng, lambda line: resealed(line).decode()[:-1])
 
 
 def bomb_recording(number):
@@ -379,6 +467,15 @@ READERS = {
         write_recording, read_recording, same=begins,
         forge=forge_recording, reseal=reseal_recording, bomb=bomb_recording,
     ),
+    "results": Reader(
+        write_results, read_results, same=lambda found, original: {*found} <= {*original},
+        forge=forge_results, reseal=reseal_results,
+    ),
+    "results in Parquet": parquet("results.parquet"),
+    "checkpoint": Reader(
+        lambda path: checkpointed(path, 3), lambda path: checkpointed(path, 5),
+        forge=forge_checkpoint, reseal=reseal_checkpoint,
+    ),
     "prompts of JSON lines": prompts("p.jsonl", '{"prompt": "One, two", "id": 7}\n{"prompt": "caf\\u00e9 \\"x\\""}\n'),
     "prompts of CSV": prompts("p.csv", 'id,prompt\n1,"One, ""two"""\n2,three\n'),
     "prompts of text": prompts("p.txt", "One, two\nthree café\n"),
@@ -407,9 +504,7 @@ def wrong(reader, path, original, kind, mutated):
         found = reader.read(path)
     except ValueError as error:
         named = str(path.parent) in str(error) and len(str(error)) < 2000
-        return (
-            "" if named and isinstance(error.__cause__, ValueError | None) else f"an error without the file: {error!r}"
-        )
+        return "" if named else f"an error without the file: {error!r}"
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
     if kind == "bomb":
@@ -476,10 +571,10 @@ def test_a_flipped_digit_of_a_recording_is_noticed_and_a_line_without_checksum_i
     path = tmp_path / "run.jsonl"
     write_recording(path)
     text, original = path.read_text(), read_recording(path)
-    path.write_text(re.sub(r', "crc32": \d+', "", text))
+    path.write_text(re.sub(r', "check": "\w+"', "", text))
     assert read_recording(path) == original
     path.write_text(re.sub(r'"ess": \d', '"ess": 9', text, count=1))
-    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2 is damaged: its crc32 is another")):
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2 is damaged: its check is another")):
         read_recording(path)
 
 

@@ -17,9 +17,10 @@ from test_results import by_index, everything, lines, run_all
 from typer.testing import CliRunner
 
 from llmppl import Bernoulli, Model, importance_sampling, load_results, run_many, smc_steer
+from llmppl.arguments import mismatch
 from llmppl.cli import app
 from llmppl.inference import results as module
-from llmppl.inference.files import Owned, mismatch, sealed, unsealed
+from llmppl.inference.files import Owned, sealed, unsealed
 from llmppl.inference.results import ResultFile, digest, repair
 
 LIMIT = 3
@@ -376,7 +377,7 @@ def test_a_sealed_line_is_plain_json_and_no_change_of_it_is_read():
         (True, int, "it is True"), (float("nan"), float, "it is nan"), (1e400, float, "it is inf"),
         (10**400, float, "it is 1000"), ({"a": 1}, {"a": str}, "it.a is 1"), ({}, {"a": str}, "it has no 'a'"),
         ([1, "a"], [int], "it[1] is 'a'"), (5, range(5), "it is 5"), ({"x": "y"}, {...: int}, "it.x is 'y'"),
-        ([], {}, "it is of another kind"), ("a", (int, type(None)), "it is 'a'"),
+        ([], {}, "it is of another kind"), ("a", int | None, "it is 'a'"),
     ],
 )  # fmt: skip
 def test_a_mismatch_names_its_place(value, shape, said):
@@ -384,7 +385,7 @@ def test_a_mismatch_names_its_place(value, shape, said):
 
 
 def test_what_fits_is_no_mismatch():
-    for value, shape in [(1, float), (None, (str, type(None))), ({"x": 1, "y": 2}, {"x": int}), ({"x": 1}, {...: int})]:
+    for value, shape in [(1, float), (None, str | None), ({"x": 1, "y": 2}, {"x": int}), ({"x": 1}, {...: int})]:
         assert mismatch(value, shape) == ""
 
 

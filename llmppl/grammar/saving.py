@@ -8,7 +8,7 @@ grammar; a digest tells another one. What is read joins what the grammar knows a
 States of a tracker are numbered as they are met: a file has a text that leads to each instead.
 
 A file is data, perhaps somebody else's: `Reader` checks every number and name before it uses one. A *shape* says what a
-tree of JSON may be, and `fits` compares the two.
+tree of JSON may be, and `mismatch` compares the two.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from llmppl.arguments import mismatch
 from llmppl.grammar.completion import Completability
 from llmppl.grammar.lalr import Layout, Stack
 from llmppl.grammar.lalr_tables import END as TEXT_END
@@ -162,23 +163,6 @@ def write(path: str | Path, index: Any, digest: str, completability: Completabil
 _DTYPES: dict[str, Any] = {"ids": np.int32, "bits": np.uint8, "nodes": np.int32}
 
 
-def fits(value: Tree, shape: Any) -> bool:
-    """Check whether a tree has a shape.
-
-    A shape is a range of numbers, a set of names, a type, [a shape] for a list of any length, a tuple of shapes for the
-    items of a list, or a function that returns whether it fits.
-    """
-    if isinstance(shape, range):
-        return type(value) is int and value in shape
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(fits(each, shape[0]) for each in value)
-    if isinstance(shape, tuple):
-        return isinstance(value, list) and len(value) == len(shape) and all(map(fits, value, shape))
-    if isinstance(shape, frozenset):
-        return isinstance(value, str) and value in shape
-    return isinstance(value, shape) if isinstance(shape, type) else bool(shape(value))
-
-
 class Reader:
     """What a file holds, as things of a grammar; lists by the file's numbers. A ValueError if it cannot be."""
 
@@ -209,16 +193,16 @@ class Reader:
             raise ValueError("its tree is no object")
         size = defaultdict(int, {name: len(each) for name, each in tree.items() if isinstance(each, list)})
         left, natural, column = range(size["residues"] + 1), range(sys.maxsize), range(-1, sys.maxsize)
-        residue = range(tree["left"] if fits(tree.get("left"), left) else 0)
+        residue = range(tree["left"] if not mismatch(tree.get("left"), left) else 0)
         threads, trackers = [range(len(partials.automata.epsilon))], len(partials.automata.trackers)
         names, symbols = frozenset(partials.terminals), frozenset(parser.bits) - {None, TEXT_END}
         line_end = (frozenset([parser.indenter.NL_type]), column) if parser.indenter else symbols
-        layout = (natural, lambda each: each and fits(each, [natural])) if parser.indenter else type(None)
-        end = (lambda each: each is None or fits(each, symbols) or fits(each, line_end)), residue
+        layout = (natural, lambda each: each and not mismatch(each, [natural])) if parser.indenter else type(None)
+        end = (lambda each: each is None or not mismatch(each, symbols) or not mismatch(each, line_end)), residue
         token, node, state = range(size["tokens"]), range(len(self.nodes)), range(size["states"])
         shapes = {
             "left": left,
-            "trackers": (lambda each: isinstance(each, dict) and fits([*each.values()], [str]),) * trackers,
+            "trackers": (lambda each: isinstance(each, dict) and not mismatch([*each.values()], [str]),) * trackers,
             "residues": [(threads, [threads], (natural,) * trackers)],
             "keywords": [[(names, [names])]],
             "tokens": [(range(size["keywords"]), threads, threads, range(size["residues"]), column)],
@@ -235,7 +219,7 @@ class Reader:
             ],
         }  # fmt: skip
         for name, shape in shapes.items():
-            if not fits(tree.get(name), shape):
+            if mismatch(tree.get(name), shape):
                 raise ValueError(f"its {name} are not such as this grammar has")
         states = [parser.bottom.state, *[number for number, _, _ in tree["stacks"]]]
         pushed = (

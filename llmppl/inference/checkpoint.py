@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmppl.arguments import optional_count
+from llmppl.arguments import mismatch, optional_count
 from llmppl.arguments import path as path_of
 from llmppl.exclusive import let_through
 from llmppl.inference.deaths import DEATH, Death
-from llmppl.inference.files import Owned, mismatch, null, parsed
+from llmppl.inference.files import Owned, null, parsed
 from llmppl.inference.genealogy import StepRecord
 from llmppl.models.choices import Sampled
 from llmppl.models.histories import Histories
@@ -40,7 +40,7 @@ _FORGED = ArithmeticError, AttributeError, LookupError, MemoryError, RecursionEr
 _INDICES = {each.name for each in dataclasses.fields(StepRecord) if each.type == "Indices"}
 _GROWING = "steps", "choices", "deaths", "recorded"     # what is only added to, and written once
 
-_COUNT, _NUMBER = range(1 << 24), (float, type(None))
+_COUNT, _NUMBER = range(1 << 24), float | None
 _FIGURE = {"Indices": [_COUNT], "Floats": [_NUMBER], "int": _COUNT, "float": _NUMBER}
 _STEPS = {
     "steps": [{each.name: _FIGURE[str(each.type)] for each in dataclasses.fields(StepRecord)}], "choices": [list],
@@ -48,7 +48,7 @@ _STEPS = {
 }  # fmt: skip
 _PARTICLE = {
     "at": int, "text": str, "log_weight": _NUMBER, "log_twist": float, "finished": bool, "cut": bool, "limit": str,
-    "death": (str, type(None)), "attribution": {...: _NUMBER}, "stream": list,
+    "death": str | None, "attribution": {...: _NUMBER}, "stream": list,
 }  # fmt: skip
 _NOW = {"t": _COUNT, "stream": list, "roots": [_COUNT], "is_recorded": bool, "particles": [_PARTICLE]}
 

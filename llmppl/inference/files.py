@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from llmppl.arguments import shown
-
 if sys.platform != "win32":
     import fcntl
 
@@ -66,32 +64,6 @@ def checksum(body: bytes) -> str:
 def null(number: Any) -> Any:
     """Return a number as JSON has it."""
     return None if number == -math.inf else number
-
-
-def mismatch(value: Any, shape: Any, place: str = "it") -> str:
-    """Name the first place where a value read from JSON has not the shape that it should; "" if there is none.
-
-    A shape is a type, a tuple of shapes of which one fits, a list of one shape for all items of a list, a dict of
-    shapes for the fields of an object, which may have others (the shape of ... is that of all fields), or a range for
-    an integer.
-    """
-    if isinstance(shape, tuple):
-        several = [mismatch(value, each, place) for each in shape]
-        return "" if "" in several else several[-1]
-    kind = type(shape) if isinstance(shape, (list, dict)) else int if isinstance(shape, range) else shape
-    fits = type(value) is kind
-    if kind is float:
-        fits = type(value) in (float, int) and abs(value) <= sys.float_info.max     # and no NaN
-    if not fits or (isinstance(shape, range) and value not in shape):
-        return f"{place} is {shown(value) if not isinstance(value, (list, dict)) else 'of another kind'}"
-    if isinstance(shape, list):
-        return next((wrong for i, each in enumerate(value) if (wrong := mismatch(each, shape[0], f"{place}[{i}]"))), "")
-    if isinstance(shape, dict) and ... in shape:
-        shape = dict.fromkeys(value, shape[...])
-    for name, each in shape.items() if isinstance(shape, dict) else ():
-        if wrong := mismatch(value.get(name, ...), each, f"{place}.{name}"):
-            return wrong if name in value else f"{place} has no {name!r}"
-    return ""
 
 
 def no_folder(path: Path) -> FileNotFoundError | None:

@@ -12,26 +12,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmppl.arguments import shown
+from llmppl.arguments import mismatch, shown
 from llmppl.inference import parquet
 from llmppl.inference.deaths import DEATH
-from llmppl.inference.files import mismatch, unsealed
+from llmppl.inference.files import unsealed
 from llmppl.models.identity import SHAPE
 
 FORMAT = 2
 _BEGINNINGS = b'{"index": ', b'{"llmppl_results": '
 _ENDED = re.compile(rb', "check": "[0-9a-f]{16}"\}[^,]')   # which no torn line has
 _RECORD = {"index": range(1 << 63), "digest": str, "run": str, "seconds": float}
-_OR_NONE = float, type(None)
 _OUTCOMES: dict[str, Any] = {                           # by the field that only they have
-    "texts": {"texts": [str], "log_weights": [float], "cut": [bool], "log_ml": _OR_NONE, "log_ml_se": _OR_NONE},
+    "texts": {"texts": [str], "log_weights": [float], "cut": [bool], "log_ml": float | None, "log_ml_se": float | None},
     "matches": {"matches": [{"text": str}]},
     "error": {"error": str},
 }
-_HEADER = {
-    "run": str, "after": (str, type(None)), "seed": (int, type(None)), "version": str,
-    "identity": (type(None), SHAPE),
-}  # fmt: skip
+_HEADER = {"run": str, "after": str | None, "seed": int | None, "version": str}
 
 
 def lines_of(path: Path) -> Path:
@@ -44,7 +40,7 @@ def _wrong_header(record: dict[str, Any]) -> str:
     if record.get("llmppl_results") != FORMAT:
         found = f"of the format {shown(record['llmppl_results'])}" if "llmppl_results" in record else "no header"
         return f"is {found}, where a header of the format {FORMAT} should be"
-    return mismatch(record, _HEADER, "its header")
+    return mismatch(record, _HEADER if record.get("identity") is None else {**_HEADER, "identity": SHAPE}, "its header")
 
 
 def _wrong_record(record: dict[str, Any]) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from llmppl.exclusive import Turn
+
 STACK = 1 << 28                                     # bytes; llguidance takes up to 4,000 for each level of a schema
 LIMITS = {                                          # of llguidance; its own hold some 500 properties
     "max_items_in_row": 50_000,
@@ -22,7 +24,7 @@ LIMITS = {                                          # of llguidance; its own hol
 }
 
 T = TypeVar("T")
-_lock = threading.Lock()
+_turn = Turn()
 
 
 def llguidance() -> Any:
@@ -40,7 +42,7 @@ def limits() -> Any:
 def in_large_stack(call: Callable[[], T]) -> T:
     """Return what a call returns in a thread with STACK bytes, which are taken only as they are used."""
     with ThreadPoolExecutor(1) as pool:
-        with _lock:                                 # threads that others start meanwhile may have this stack as well
+        with _turn.lock:                               # threads that others start meanwhile may have this stack as well
             before = threading.stack_size(STACK)
             try:
                 future = pool.submit(call)

@@ -87,8 +87,6 @@ def check_references(schema: Any) -> None:
             f"the schema has {len(refs):,} parts that a $ref points to, {way:,} levels deep together, so that a way "
             f"along them may be too long; at most {MAX_WAY:,} levels would work"
         )
-
-
     nodes = [("#", schema)] if isinstance(schema, dict) else []
     for place, node in nodes:                       # grows
         nodes += [(place + way, part) for way, part in parts(node)]

@@ -7,7 +7,6 @@ run that is killed leaves all of its steps but perhaps the last. `llmppl.trace.l
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import warnings
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from llmppl.arguments import path as path_of
 from llmppl.arguments import text as text_of
-from llmppl.inference.files import no_folder, null
-from llmppl.trace.recording import VERSION, Recording, parse, sealed
+from llmppl.inference.files import no_folder, null, sealed
+from llmppl.trace.recording import VERSION, Recording, parse
 from llmppl.trace.showing import show
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ class Recorder:
         return record
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._write_line(sealed(json.dumps(line, allow_nan=False)))
+        self._write_line(sealed(line).decode()[:-1])
 
     def _write_line(self, line: str) -> None:
         self.lines.append(line)

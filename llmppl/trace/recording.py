@@ -6,17 +6,15 @@ than once.
 
 The file: a line `{"llmppl_trace": 1, "program": ..., "title": ..., "prompts": [...]}`, one line for each step as
 `Recorder` describes, and, if the recorder was used in a `with` block, a line `{"end": null}`, or with the exception
-that ended the run. Each line has a checksum, `"crc32"`, of what comes before it; a line without one, as other tools
-write it, is read as it is.
+that ended the run. Each line is sealed (`llmppl.inference.files`); one without a checksum, as other tools write it, is
+read as it is.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import re
 import sys
-import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from llmppl.arguments import shown
-from llmppl.inference.files import parsed
+from llmppl.inference.files import parsed, unsealed
 from llmppl.trace.schema import FIELDS, check, check_references
 
-__all__ = ["VERSION", "Candidate", "RecordedStep", "Recording", "load", "parse", "sealed"]
+__all__ = ["VERSION", "Candidate", "RecordedStep", "Recording", "load", "parse"]
 
 VERSION = 1
 MAX_CHARACTERS = 1 << 29                                # of the texts of all candidates of a recording
@@ -179,9 +177,8 @@ def parse(whole: Sequence[str], path: str) -> Recording:
     reader = _Reader()
     for number, line in enumerate(whole, 1):
         record = parsed(line)
-        seal = re.search(r', "crc32": \d+}$', line)
-        if seal and sealed(line[: seal.start()] + "}") != line:
-            raise ValueError(f"{path}, line {number} is damaged: its crc32 is another; take it out of a line you edit")
+        if "check" in record and not (record := unsealed(line.encode("utf-8", "surrogatepass") + b"\n")):
+            raise ValueError(f"{path}, line {number} is damaged: its check is another; take it out of a line you edit")
         if not record:
             raise ValueError(f"{path}, line {number} is not a step as a Recorder writes it: {line[:60]!r}")
         kind = "header" if number == 1 else "end" if "end" in record else "step"
@@ -194,11 +191,6 @@ def parse(whole: Sequence[str], path: str) -> Recording:
     if not reader.recording.steps:
         raise ValueError(f"{path} holds no whole step: the run stopped, or has not come, to the end of its first step")
     return reader.recording
-
-
-def sealed(line: str) -> str:
-    """Add its checksum to a line of JSON, an object."""
-    return f'{line[:-1]}, "crc32": {zlib.crc32(line[:-1].encode())}}}'
 
 
 _HOW = 'A recording is what `on_step=Recorder("run.jsonl")` writes.'
