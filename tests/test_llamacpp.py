@@ -386,7 +386,7 @@ def test_a_context_of_other_sizes_than_asked_is_refused(files, monkeypatch):
     [
         (b"", "is no GGUF file: it is empty"),
         (b"PK\3\4 and more", "is no GGUF file: it begins with b'PK"),
-        (b"GGUF", "is damaged: .* at byte 4 it claims 4 bytes more, and it ends at 4"),
+        (b"GGUF", "is damaged: .* at byte 0 it claims 8 bytes more, and it ends at 4"),
     ],
 )
 def test_a_file_that_cannot_be_loaded_is_a_value_error(data, message, tmp_path):

@@ -136,8 +136,9 @@ def run(code, given="", *arguments):
     return subprocess.run(command, input=given, capture_output=True, text=True, timeout=HANG, env=env, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_hostile_schemas_are_read_or_refused_and_nothing_is_printed():
-    cases = list(corpus())
+    cases = list(corpus())[:: repetitions(full=1, quick=12)]
     result = run(HOSTILE, "".join(json.dumps(case) + "\n" for case in cases))
     said = result.stdout.split("\n")
     assert result.returncode == 0 and len(said) == len(cases) + 1, (said[-1], result.stderr[-500:])
@@ -241,7 +242,7 @@ def test_equal_items_are_found_as_json_has_it_in_linear_time():
 
 def test_a_schema_that_doubles_the_work_with_each_level_is_refused_by_its_count():
     twice = chained(40, '{"anyOf": [{"$ref": "NEXT"}, {"$ref": "NEXT"}]}')
-    with pytest.raises(ValueError, match="asks more than 2,000,000 times of the text"):
+    with pytest.raises(ValueError, match="asks more than 250,000 times of the text"):
         JsonSchema({"not": {"$ref": "#/$defs/a0"}, "$defs": twice["$defs"]}).parse('"a"')
 
 

@@ -32,7 +32,7 @@ BOUNDS = "maxLength", "maxItems"                    # of which an automaton has 
 LOOSE = math.inf, math.inf, 1000, 100, 10           # the most that automata hold, tried in this order
 NAMES = "patternProperties", "additionalProperties"         # without the first the second would say more
 LOOK = re.compile(r"\(\?<?[=!]")                    # look-around, in a pattern
-MAX_CALLS = 2_000_000                               # keywords that are read for one text, some ten seconds
+MAX_CALLS = 250_000                                 # keywords that are read for one text, some ten seconds
 IN_PLACE = frozenset("allOf anyOf oneOf not if then else dependencies dependentSchemas".split())   # of the same value
 DYNAMIC = "$dynamicRef", "$recursiveRef"
 
