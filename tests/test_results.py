@@ -26,7 +26,7 @@ from llmppl import (
     runtime,
     smc_steer,
 )
-from llmppl.inference import ResultFile, many, results
+from llmppl.inference import ResultFile, files, many, results
 from llmppl.inference.results import digest
 
 
@@ -320,7 +320,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_as_one_that_was_not(tmp_path):
         assert lines(path) == lines(whole)
 
 
-INTERRUPTED = {module.__file__ for module in (many, results, runtime)}
+INTERRUPTED = {module.__file__ for module in (files, many, results, runtime)}
 
 
 def test_an_interrupt_at_any_line_loses_no_result_that_was_given(tmp_path):

@@ -94,22 +94,28 @@ class Owned:
     def __init__(self, path: Path, begin: Callable[[], bytes] | None = None) -> None:
         self.path, self._real, self._pid = path, Path(os.path.realpath(path)), os.getpid()
         self.descriptor = -1
-        while self.descriptor < 0:
-            try:
-                descriptor = os.open(self._real, _OPEN)
-                _lock(descriptor, path)
-                self._own(descriptor)
-            except FileNotFoundError:
-                if missing := no_folder(self._real):
-                    raise missing from None
-                if begin is None:
-                    break
+        try:
+            while self.descriptor < 0:
+                self._open(begin)
+                if self.descriptor < 0 and begin is None:
+                    return
+                if self.descriptor >= 0 and self.fate():        # another run had replaced it before it was locked
+                    self.close()
+            self._sweep()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, begin: Callable[[], bytes] | None) -> None:
+        try:
+            self._own(os.open(self._real, _OPEN))
+            _lock(self.descriptor, self.path)
+        except FileNotFoundError:
+            if missing := no_folder(self._real):
+                raise missing from None
+            if begin is not None:
                 with contextlib.suppress(FileExistsError), self.replacing() as file:
                     file.write(begin())
-            if self.descriptor >= 0 and self.fate():    # another run had replaced it before it was locked
-                self.close()
-        if self.descriptor >= 0:
-            self._sweep()
 
     def _sweep(self) -> None:
         """Remove what killed runs have left."""
@@ -199,7 +205,7 @@ class Owned:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    """Lock a file until it is closed, or close it and raise a BlockingIOError that names the process of its owner."""
+    """Lock a file until it is closed. Raise a BlockingIOError that names the process of its owner."""
     if sys.platform == "win32":
         return
     try:
@@ -207,9 +213,7 @@ def _lock(descriptor: int, path: Path) -> None:
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return
-        owner = _owner(os.fstat(descriptor).st_ino)
-        os.close(descriptor)
-        why = f"{owner} is writing it. Let that one end first, or write to another file"
+        why = f"{_owner(os.fstat(descriptor).st_ino)} is writing it. Let that one end first, or write to another file"
         raise BlockingIOError(error.errno, why, str(path)) from None
 
 
@@ -231,8 +235,10 @@ def _name(beside: Path, path: Path, is_new: bool) -> None:
             return beside.unlink()
         except (FileExistsError, FileNotFoundError):    # another run came first, and has swept
             descriptor = os.open(path, _OPEN)
-            _lock(descriptor, path)                     # or an error that names it
-            os.close(descriptor)
+            try:
+                _lock(descriptor, path)                 # or an error that names it
+            finally:
+                os.close(descriptor)
             raise FileExistsError(errno.EEXIST, "another run has made it meanwhile", str(path)) from None
         except OSError as error:
             if error.errno not in _NO_LINKS:

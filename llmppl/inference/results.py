@@ -141,8 +141,8 @@ class ResultFile:
             self._read()                                # of a Parquet file
         if is_new:
             self._head(seed, resume, identity)
-        self._owned = Owned(self._lines, lambda: sealed(self._headers[-1]))
         try:
+            self._owned = Owned(self._lines, lambda: sealed(self._headers[-1]))
             self._read()
             os.ftruncate(self._owned.descriptor, self._size)    # a torn line would break the next one
             if self._head(seed, resume, identity):
@@ -153,9 +153,10 @@ class ResultFile:
                 for index in sorted(self.whole):
                     self.holds(index, tasks[index])
         except BaseException:
-            self._owned.close()
-            if is_new:
-                self._lines.unlink()
+            if hasattr(self, "_owned"):
+                self.close()
+                if is_new:
+                    self._lines.unlink()
             raise
 
     def _read(self) -> None:
