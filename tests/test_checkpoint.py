@@ -249,7 +249,8 @@ def test_what_was_written_of_a_step_is_not_written_out_again(tmp_path, monkeypat
 # ---- interrupted anywhere
 
 
-FILES = {str(Path(inference.__file__).with_name(name)) for name in ("smc.py", "expansion.py", "checkpoint.py")}
+NAMES = "smc.py", "expansion.py", "checkpoint.py", "files.py"
+FILES = {str(Path(inference.__file__).with_name(name)) for name in NAMES}
 
 
 def test_an_interrupt_at_any_line_of_the_loop_loses_nothing(tmp_path):

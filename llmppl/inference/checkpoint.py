@@ -108,21 +108,18 @@ class Checkpoint:
             If it cannot be read, or written.
         """
         self._owned = Owned(self.path)
-        try:
-            if self._owned.descriptor < 0:
-                self.note()
-                self._write()
-            else:
-                self._resume(*_read(self.path, self.path.read_bytes()), max_steps)
-                self.note()
-                self._last, self._time = self._run.t, time.perf_counter()
-        except BaseException:
-            self.close()
-            raise
+        if self._owned.descriptor < 0:
+            self.note()
+            self._write()
+        else:
+            self._resume(*_read(self.path, self.path.read_bytes()), max_steps)
+            self.note()
+            self._last, self._time = self._run.t, time.perf_counter()
 
     def close(self) -> None:
         """Let another run have the file."""
-        self._owned.close()
+        if hasattr(self, "_owned"):
+            self._owned.close()
 
     def note(self) -> None:
         """Look at the run after a whole step."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import glob
 import hashlib
 import json
@@ -91,9 +92,10 @@ class Owned:
         If another run owns the file. It names the process.
     """
 
+    descriptor = -1
+
     def __init__(self, path: Path, begin: Callable[[], bytes] | None = None) -> None:
         self.path, self._real, self._pid = path, Path(os.path.realpath(path)), os.getpid()
-        self.descriptor = -1
         try:
             while self.descriptor < 0:
                 self._open(begin)
@@ -187,12 +189,14 @@ class Owned:
             raise
 
     def close(self) -> None:
-        if self.descriptor in _DESCRIPTORS and not self.is_fork:
-            _DESCRIPTORS.discard(self.descriptor)
+        descriptor = self.descriptor
+        if descriptor in _DESCRIPTORS and not self.is_fork:
             if sys.platform != "win32":
                 with contextlib.suppress(OSError):      # of a file system without locks
-                    fcntl.flock(self.descriptor, fcntl.LOCK_UN)         # a fork may not have closed it yet
-            os.close(self.descriptor)
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)      # a fork may not have closed it yet
+            self.descriptor = -1                        # an interrupt from here on leaves it open and not locked
+            _DESCRIPTORS.discard(descriptor)
+            os.close(descriptor)
         self.descriptor = -1
 
     def __enter__(self) -> Self:
@@ -206,15 +210,19 @@ class Owned:
 
 def _lock(descriptor: int, path: Path) -> None:
     """Lock a file until it is closed. Raise a BlockingIOError that names the process of its owner."""
-    if sys.platform == "win32":
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
+    for collected in (False, True):
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        why = f"{_owner(os.fstat(descriptor).st_ino)} is writing it. Let that one end first, or write to another file"
-        raise BlockingIOError(error.errno, why, str(path)) from None
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return
+            if collected:
+                owner = _owner(os.fstat(descriptor).st_ino)
+                why = f"{owner} is writing it. Let that one end first, or write to another file"
+                raise BlockingIOError(error.errno, why, str(path)) from None
+        gc.collect()                                    # an interrupt may have left an owner in a cycle
 
 
 def _owner(inode: int) -> str:

@@ -219,13 +219,13 @@ class SMC(Generic[M]):
             yield
             return
         keeper = Checkpoint(path, every, self, self._model, self._on_step)
-        keeper.begin(max_steps)
-        self._checkpoint = keeper
         try:
+            keeper.begin(max_steps)
+            self._checkpoint = keeper
             yield
         finally:
-            self._checkpoint = None
             keeper.close()
+            self._checkpoint = None
 
     def posterior(self) -> Particles[M]:
         """What a run returns that ends here: copies of the particles that have not finished are marked `cut`."""
