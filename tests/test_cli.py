@@ -273,6 +273,7 @@ def test_where_a_converted_model_cannot_be_kept_the_command_line_says_so(tmp_pat
     (tmp_path / "any.gguf").write_bytes(b"GGUF")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(gguf, "_can_read", lambda: True)
+    monkeypatch.setattr(gguf, "checked", lambda file: {})
     result = run("generate", "Hi", "--lm", str(tmp_path / "any.gguf"), "--engine", "transformers")
     assert result.exit_code == 2 and f"llmppl: cannot convert {tmp_path / 'any.gguf'}" in result.stderr
 

@@ -131,8 +131,9 @@ def test_64_workers_that_die_and_a_driver_that_is_stopped_lose_nothing(tmp_path,
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]))
     assert not scaling.nothing_is_lost(path, n)
-    path.write_text("".join([*lines, lines[0]]))
-    assert not scaling.nothing_is_lost(path, n)
+    path.write_text("".join([*lines, lines[1]]))
+    with pytest.raises(ValueError, match="is a second result of task"):
+        scaling.nothing_is_lost(path, n)
 
 
 @pytest.mark.parametrize("life", [math.inf, 200.0])

@@ -94,7 +94,7 @@ def run_many(
 def recorded(
     run_all: RunAll,
     tasks: Iterable[Any],
-    identity: Callable[[], tuple[dict[str, Any], Any]],
+    identity: Callable[[], tuple[dict[str, Any], Any]] | None = None,
     *,
     seed: int | None = None,
     to: str | os.PathLike[str] | None = None,
@@ -103,7 +103,7 @@ def recorded(
 ) -> Iterator[Result]:
     """Keep and show the results that `run_all(numbered tasks, seed)` yields, as `run_many` does.
 
-    `identity` returns that of the program. A file of results is compared with it.
+    `identity` returns that of the program, which is compared with that of a file of results. Without it none is.
     """
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise TypeError(f"tasks must be a list or another iterable of tasks, not {shown(tasks)}")
@@ -115,7 +115,7 @@ def recorded(
     listed = tasks if isinstance(tasks, Sequence) else None
     file = None
     if to is not None:
-        told = json.loads(json.dumps(identity()[0]))    # as it is read again
+        told = None if identity is None else json.loads(json.dumps(identity()[0]))      # as it is read again
         file = ResultFile(to, seed=seed, resume=resume, tasks=listed, identity=told)
     return _results(run_all, tasks, np.random.SeedSequence(seed).entropy if file is None else file.seed, file, progress)
 
