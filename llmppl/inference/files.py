@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from llmppl.exclusive import at_fork
+
 if sys.platform != "win32":
     import fcntl
 
@@ -255,8 +257,8 @@ def _name(beside: Path, path: Path, is_new: bool) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Have the disk keep the name of a file."""
-    if sys.platform != "win32":
+    """Have the disk keep the name of a file, where folders can be synchronised."""
+    with contextlib.suppress(OSError):
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -270,5 +272,4 @@ def _close_inherited() -> None:
         os.close(_DESCRIPTORS.pop())
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited)
+at_fork(after_in_child=_close_inherited)
