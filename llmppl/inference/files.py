@@ -33,6 +33,7 @@ _OPEN = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _NEW = _OPEN | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 _NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP        # of file systems without locks
 _NO_LINKS = errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP
+_TIMES = 3                                              # that a lock is tried: its owner may end
 _DESCRIPTORS = set[int]()                               # of files that this process owns
 _WRITER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _SEAL = re.compile(rb', "check": "([0-9a-f]{16})"\}\n')
@@ -100,8 +101,7 @@ class Owned:
         self.path, self._real, self._pid = path, Path(os.path.realpath(path)), os.getpid()
         try:
             while self.descriptor < 0:
-                self._open(begin)
-                if self.descriptor < 0 and begin is None:
+                if self._open(begin):
                     return
                 if self.descriptor >= 0 and self.fate():        # another run had replaced it before it was locked
                     self.close()
@@ -110,16 +110,23 @@ class Owned:
             self.close()
             raise
 
-    def _open(self, begin: Callable[[], bytes] | None) -> None:
+    def _open(self, begin: Callable[[], bytes] | None) -> bool:
+        """Open the file, or make it; return whether there is none, and none to be made."""
         try:
             self._own(os.open(self._real, _OPEN))
             _lock(self.descriptor, self.path)
+        except BlockingIOError:
+            if not self.fate():                         # else its owner has replaced it meanwhile
+                raise
+            self.close()
         except FileNotFoundError:
             if missing := no_folder(self._real):
                 raise missing from None
-            if begin is not None:
-                with contextlib.suppress(FileExistsError), self.replacing() as file:
-                    file.write(begin())
+            if begin is None:
+                return True
+            with contextlib.suppress(FileExistsError), self.replacing() as file:
+                file.write(begin())
+        return False
 
     def _sweep(self) -> None:
         """Remove what killed runs have left."""
@@ -212,7 +219,7 @@ class Owned:
 
 def _lock(descriptor: int, path: Path) -> None:
     """Lock a file until it is closed. Raise a BlockingIOError that names the process of its owner."""
-    for collected in (False, True):
+    for _ in range(_TIMES):
         try:
             if sys.platform != "win32":
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -220,21 +227,20 @@ def _lock(descriptor: int, path: Path) -> None:
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 return
-            if collected:
-                owner = _owner(os.fstat(descriptor).st_ino)
-                why = f"{owner} is writing it. Let that one end first, or write to another file"
-                raise BlockingIOError(error.errno, why, str(path)) from None
+            owner = _owner(os.fstat(descriptor).st_ino)
         gc.collect()                                    # an interrupt may have left an owner in a cycle
+    why = f"{owner or 'another process'} is writing it. Let that one end first, or write to another file"
+    raise BlockingIOError(errno.EWOULDBLOCK, why, str(path))
 
 
 def _owner(inode: int) -> str:
-    """Name the process that holds the lock of a file, where the system lists locks."""
+    """Name the process that holds the lock of a file; "" if it has ended meanwhile, or the system lists no locks."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
             _, kind, _, _, process, file, *_ = line.split()
             if kind == "FLOCK" and file.endswith(f":{inode}"):
                 return f"{'another run in ' * (process == str(os.getpid()))}process {process}"
-    return "another process"
+    return ""
 
 
 def _name(beside: Path, path: Path, is_new: bool) -> None:
@@ -244,11 +250,7 @@ def _name(beside: Path, path: Path, is_new: bool) -> None:
             os.link(beside, path)                       # a rename would replace the file of another run
             return beside.unlink()
         except (FileExistsError, FileNotFoundError):    # another run came first, and has swept
-            descriptor = os.open(path, _OPEN)
-            try:
-                _lock(descriptor, path)                 # or an error that names it
-            finally:
-                os.close(descriptor)
+            Owned(path).close()                         # or an error that names it
             raise FileExistsError(errno.EEXIST, "another run has made it meanwhile", str(path)) from None
         except OSError as error:
             if error.errno not in _NO_LINKS:
