@@ -201,7 +201,7 @@ def test_threads_that_begin_one_checkpoint_at_once_have_one_owner(tmp_path):
         def begin(path=tmp_path / f"{trial}.ckpt", ended=ended, refused=refused, ready=ready):
             ready.wait()
             try:
-                ended.append(smc_steer(Steps(), 2, 2, seed=1, checkpoint=path, max_steps=20, every=1).texts)
+                ended.append(smc_steer(Steps(), 2, 2, seed=1, checkpoint=path, max_steps=5, every=1).texts)
             except (BlockingIOError, FileExistsError) as error:
                 refused.append(str(error))
 

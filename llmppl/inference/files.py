@@ -184,9 +184,9 @@ class Owned:
             _name(beside, self._real, is_new)
             if sys.platform == "win32":
                 descriptor = os.open(self._real, _OPEN)
-            _sync_folder(self._real)
             self._own(descriptor)
             if is_new:
+                _sync_folder(self._real)
                 self._sweep()
         except BaseException as error:
             with contextlib.suppress(OSError):
@@ -259,7 +259,7 @@ def _name(beside: Path, path: Path, is_new: bool) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Have the disk keep the name of a file, where folders can be synchronised."""
+    """Have the disk keep the name of a new file, where folders can be synchronised."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
