@@ -219,7 +219,7 @@ class Owned:
 
 def _lock(descriptor: int, path: Path) -> None:
     """Lock a file until it is closed. Raise a BlockingIOError that names the process of its owner."""
-    for _ in range(_TIMES):
+    for time in range(_TIMES):
         try:
             if sys.platform != "win32":
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -228,7 +228,8 @@ def _lock(descriptor: int, path: Path) -> None:
             if error.errno in _NO_LOCKS:
                 return
             owner = _owner(os.fstat(descriptor).st_ino)
-        gc.collect()                                    # an interrupt may have left an owner in a cycle
+        if time == 0:
+            gc.collect()                                # an interrupt may have left an owner in a cycle
     why = f"{owner or 'another process'} is writing it. Let that one end first, or write to another file"
     raise BlockingIOError(errno.EWOULDBLOCK, why, str(path))
 
