@@ -249,7 +249,8 @@ def mismatch(value: Any, shape: Any, place: str = "it") -> str:
         is_number = float in kinds and type(value) in (float, int) and abs(value) <= sys.float_info.max     # and no NaN
         return "" if is_number or (type(value) in kinds and type(value) is not float) else wrong
     if isinstance(shape, (range, frozenset)):
-        return "" if type(value) in (int, str) and value in shape else wrong
+        kind = int if isinstance(shape, range) else str         # a text would be compared with all of a range
+        return "" if type(value) is kind and value in shape else wrong
     if isinstance(shape, (list, tuple)):
         if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):
             return wrong

@@ -377,7 +377,8 @@ def test_a_sealed_line_is_plain_json_and_no_change_of_it_is_read():
     [
         (True, int, "it is True"), (float("nan"), float, "it is nan"), (1e400, float, "it is inf"),
         (10**400, float, "it is 1000"), ({"a": 1}, {"a": str}, "it.a is 1"), ({}, {"a": str}, "it has no 'a'"),
-        ([1, "a"], [int], "it[1] is 'a'"), (5, range(5), "it is 5"), ({"x": "y"}, {...: int}, "it.x is 'y'"),
+        ([1, "a"], [int], "it[1] is 'a'"), (5, range(5), "it is 5"),
+        ("5", range(1 << 63), "it is '5'"), ({"x": "y"}, {...: int}, "it.x is 'y'"),
         ([], {}, "it is of another kind"), ("a", int | None, "it is 'a'"),
     ],
 )  # fmt: skip
