@@ -9,6 +9,7 @@ the contents computed anew; such a file may be read, since only its sense is wro
 gigabytes.
 """
 
+import copy
 import faulthandler
 import io
 import json
@@ -327,7 +328,7 @@ def forge_parquet(data, rng, reseal=False):
         schema = schema.with_metadata({**schema.metadata, b"llmppl": told})
     for _ in range(9):
         try:
-            row = changed({**rows[at]}, rng)
+            row = changed(copy.deepcopy(rows[at]), rng)
             if reseal:
                 row = {**row, "check": ours._check({name: each for name, each in row.items() if each is not None})}
             made = arrow.Table.from_pylist([*rows[:at], row, *rows[at + 1 :]], schema)
