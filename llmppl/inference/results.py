@@ -330,7 +330,7 @@ def _told(task: Any) -> dict[str, Any]:
     text = None
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         text = _WRITER.encode(task)
-        if json.loads(text) == task:                    # so that no two tasks of other types have this text
+        if type(task) is str or json.loads(text) == task:       # so that no task of other types has this text
             return {"digest": checksum(text.encode()), "task": task}
     try:
         found = digest_of_data(task, "the task")
