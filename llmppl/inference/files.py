@@ -199,7 +199,7 @@ class Owned:
 
     def close(self) -> None:
         descriptor = self.descriptor
-        if descriptor in _DESCRIPTORS and not self.is_fork:
+        if descriptor >= 0 and not self.is_fork:
             if sys.platform != "win32":
                 with contextlib.suppress(OSError):      # of a file system without locks
                     fcntl.flock(descriptor, fcntl.LOCK_UN)      # a fork may not have closed it yet
