@@ -145,6 +145,10 @@ def test_processes_that_share_a_device_share_what_is_free(monkeypatch):
     for share, most in [("0.5", 10 << 30), ("0.25", 5 << 30), ("1", 20 << 30), ("4", 20 << 30)]:
         monkeypatch.setenv("LLMPPL_DEVICE_SHARE", share)
         assert default_cache_bytes([device], lambda _: (free, 80 << 30)) == most
+    for share in ("half", "nan", "0", "-1", ""):
+        monkeypatch.setenv("LLMPPL_DEVICE_SHARE", share)
+        with pytest.raises(ValueError, match=f"variable LLMPPL_DEVICE_SHARE is '{share}'; a number such as 0.5"):
+            default_cache_bytes([device], lambda _: (free, 80 << 30))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from llmppl import arguments
-from llmppl.arguments import count, optional_count
+from llmppl.arguments import count, optional_count, positive
 from llmppl.lm.chat import Message, chat_ids
 from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.engine import Engine, FunctionEngine, SlotEngine
@@ -258,7 +258,11 @@ def default_cache_bytes(devices: Iterable[Any], memory: Callable[[Any], tuple[in
         return 2 << 30
     from torch.cuda import mem_get_info
 
-    share = min(1.0, float(os.environ.get(DEVICE_SHARE, 1)))
+    given = os.environ.get(DEVICE_SHARE, "1")
+    try:
+        share = min(1.0, positive(DEVICE_SHARE, float(given)))
+    except ValueError:
+        raise ValueError(f"the variable {DEVICE_SHARE} is {given!r}; a number such as 0.5 would work") from None
     return int(min((memory or mem_get_info)(device)[0] for device in devices) * share) // 2
 
 
