@@ -28,7 +28,7 @@ _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 class Turn:
-    """A lock that a thread may take again while it has it; a pickle of it is a new one, and so is a fork's copy."""
+    """Lock that a thread may take again while it holds it. Pickles and forks get a new one."""
 
     __slots__ = ("__weakref__", "lock")
 
@@ -55,7 +55,7 @@ at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **_: None)
 
 
 def _free() -> None:
-    """Make all locks anew, but those that the forking thread holds: what it is at goes on in the child."""
+    """Replace all locks, except those of the forking thread, whose call goes on in the child."""
     for turn in [ref() for ref in [*_turns]]:
         if turn is not None and not turn.lock._is_owned():              # as threading.Condition asks
             turn.lock = threading.RLock()

@@ -128,7 +128,7 @@ class Grammar(Shared):
         cls, path: str | os.PathLike[str], start: str = "start", *, import_paths: Sequence[Any] = (),
         g_regex_flags: int = 0, postlex: Any = None,
     ) -> Grammar:  # fmt: skip
-        """The grammar in a file; relative imports are found beside it. What is wrong with it begins with the path."""
+        """Read a grammar from a file. Relative imports are found beside it, and errors begin with its path."""
         options: dict[str, Any] = {"import_paths": import_paths, "g_regex_flags": g_regex_flags, "postlex": postlex}
         with open(path, encoding="utf-8") as file:
             try:

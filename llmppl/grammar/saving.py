@@ -138,7 +138,7 @@ class Writer:
         ]
 
     def _place(self, ids: Any) -> int:
-        """The place of some ids among those written, or below 0, from -1 on, that of some bits."""
+        """Return the place of an array of ids among those written, or a negative place for an array of bits."""
         arrays = self.bits if ids.itemsize == 1 else self.ids
         arrays.append(ids)
         return len(arrays) - 1 if arrays is self.ids else -len(arrays)
@@ -164,7 +164,7 @@ _DTYPES: dict[str, Any] = {"ids": np.int32, "bits": np.uint8, "nodes": np.int32}
 
 
 class Reader:
-    """What a file holds, as things of a grammar; lists by the file's numbers. A ValueError if it cannot be."""
+    """Contents of a file as objects of a grammar, in lists. Raises a ValueError for a bad file."""
 
     def __init__(self, completability: Completability, masks: Masks, data: dict[str, Any]) -> None:
         self.partials, self.parser, self.masks = completability.partials, completability.parser, masks

@@ -282,7 +282,7 @@ def _read(path: Path, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
             f"{_LEFT}; go on with the version that wrote it"
         )
     if lines[-1] != _ending(_digest(b"".join(lines[:-1]))):
-        raise _damaged(path, "it does not end with the digest of what is in it")
+        raise _damaged(path, "it does not end with the digest of its contents")
     told, *past, now = map(parsed, lines[:-1]) if len(lines) > 2 else ({}, {})
     wrong = [mismatch(told, {**SHAPE, "stream": list}, "the first line"), mismatch(now, _NOW, "the last line")]
     if found := next(filter(None, (*wrong, *(mismatch(each, _STEPS, "a line") for each in past))), ""):

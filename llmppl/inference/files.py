@@ -77,7 +77,7 @@ def no_folder(path: Path) -> FileNotFoundError | None:
 
 
 class Owned:
-    """A file of which one run at a time is the owner, from here until `close`. A symbolic link is followed.
+    """File with one owner at a time, from here until `close`. It follows a symbolic link.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class Owned:
         return False
 
     def _sweep(self) -> None:
-        """Remove what killed runs have left."""
+        """Remove the temporary files of killed runs."""
         for left in self._real.parent.glob(f".{glob.escape(self._real.name)}.{'[0-9a-f]' * 8}.part"):
             left.unlink(missing_ok=True)
 
@@ -140,7 +140,7 @@ class Owned:
 
     @property
     def is_fork(self) -> bool:
-        """Whether this process was forked from the owner's."""
+        """True in a process that was forked from the owner's."""
         return os.getpid() != self._pid
 
     def check_process(self) -> None:
@@ -152,7 +152,7 @@ class Owned:
             )
 
     def fate(self, size: int | None = None) -> str:
-        """Say what others have done to the file, to which `size` bytes were written if that is given; "" if nothing."""
+        """Describe a change that others made to the file; "" if there is none. The owner has written `size` bytes."""
         here = os.fstat(self.descriptor)
         try:
             if not os.path.samestat(here, os.stat(self._real)):

@@ -1,4 +1,4 @@
-"""The lines of a file of results: which are right, and what is wrong with the others.
+"""Lines of a file of results, and the reasons why some of them are wrong.
 
 `llmppl.inference.results` says what a line holds. A file begins with a header, the lines that follow belong to it until
 the next header, and there is one line for each task.
@@ -36,7 +36,7 @@ def lines_of(path: Path) -> Path:
 
 
 def _wrong_header(record: dict[str, Any]) -> str:
-    """Say what is wrong with a header; "" if nothing."""
+    """Return the reason why a header is wrong; "" if it is right."""
     if record.get("llmppl_results") != FORMAT:
         found = f"of the format {shown(record['llmppl_results'])}" if "llmppl_results" in record else "no header"
         return f"is {found}, where a header of the format {FORMAT} should be"
@@ -79,7 +79,7 @@ def entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class Line(NamedTuple):
-    """A line of a file, with its record and what is wrong with it."""
+    """Line of a file, its record, and the reason why it is wrong."""
 
     number: int
     raw: bytes
@@ -88,7 +88,7 @@ class Line(NamedTuple):
 
     @property
     def is_torn(self) -> bool:
-        """Whether a process or a machine that stopped may have left it, if it is the last."""
+        """True if a stopped process or machine may have left the line at the end of a file."""
         text = self.raw.rstrip(b"\0\r\n")
         begins = any(text.startswith(begin) or begin.startswith(text) for begin in _BEGINNINGS)
         cut = not self.raw.endswith(b"\n") or self.raw.rstrip(b"\n")[-1:] in (b"", b"\0")

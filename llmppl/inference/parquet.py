@@ -62,7 +62,7 @@ def write_rows(path: Path, headers: Iterable[dict[str, Any]], records: Iterable[
 
 
 def _record(row: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return the record of a row, in which what is null there is left out."""
+    """Return the record of a row without its null fields."""
     record = {name: value for name, value in row.items() if value is not None}
     if "texts" in record:                               # None is a value there
         record |= {name: row[name] for name in ("log_ml", "log_ml_se")}

@@ -284,7 +284,7 @@ def read_results(path: str | os.PathLike[str]) -> Iterator[Result]:
 
 
 def repair(path: str | os.PathLike[str]) -> list[str]:
-    """Rewrite a damaged file of results with its right lines, and return what is wrong with the others.
+    """Rewrite a damaged file of results with its right lines, and return a sentence about each other line.
 
     The damaged file is kept, with ".damaged" after its name. Results without their header are kept as well; to go on
     with them takes `resume="force"`.

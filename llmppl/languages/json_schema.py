@@ -151,12 +151,12 @@ class JsonSchema(Shared):
 
     @property
     def warnings(self) -> list[str]:
-        """What of the schema is asked of the finished text or passed over, and what llguidance warns of."""
+        """Keywords that are checked on the finished text or ignored, and the warnings of llguidance."""
         return self._warnings + [f"{each} is asked of the finished text" for each in self._compiled[2]]
 
     @cached_property
     def _compiled(self) -> tuple[JsonTexts | OpenTexts | None, str, list[str], conditions.Condition | None]:
-        """The automaton, what is beyond it, the keywords left to the finished text, and what asks for all of these."""
+        """Automaton, reason if there is none, keywords left to the finished text, and their condition."""
         beyond = ""
         for schema, left_out in conditions.looser(json.loads(self._grammar.partition("%json ")[2])):
             try:

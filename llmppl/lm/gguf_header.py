@@ -38,7 +38,7 @@ def fields_of(file: Path) -> dict[str, Any]:
 
 
 class _Header:
-    """The bytes of a file, read from the front; a ValueError where a length goes beyond the end."""
+    """Bytes of a file, read from the front. Raises a ValueError if a length goes beyond the end."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at = data, 0

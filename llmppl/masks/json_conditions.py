@@ -221,7 +221,7 @@ def _unique_items(validator: Any, is_wanted: bool, value: Any, schema: Any) -> I
 
 
 def _hashable(value: Any) -> Any:
-    """What is equal for values that are equal as JSON: 1 is 1.0 and not true, and members have no order."""
+    """Return a key that is equal for equal JSON values: 1 is 1.0 and not true, and members have no order."""
     if isinstance(value, dict):
         return "object", frozenset((name, _hashable(each)) for name, each in value.items())
     return ("array", *map(_hashable, value)) if isinstance(value, list) else (isinstance(value, bool), value)

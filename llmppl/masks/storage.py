@@ -203,7 +203,7 @@ def check_sets(keys: Iterable[bytes], trie: Trie) -> npt.NDArray[np.int64]:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Name the file in what is wrong with it."""
+    """Name the file in errors."""
     try:
         yield
     except BROKEN as error:
@@ -233,7 +233,7 @@ def read_arrays(path: str | Path, kind: str) -> dict[str, Any]:
 
 
 def _unpacked(opened: BinaryIO) -> dict[str, Any]:
-    """The arrays of an npz file."""
+    """Return the arrays of an npz file."""
     with zipfile.ZipFile(opened) as archive:
         members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
         if any(each.compress_type != zipfile.ZIP_DEFLATED for each in members.values()):

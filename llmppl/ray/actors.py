@@ -179,7 +179,7 @@ class Worker:
 
 
 def _contained(run: Run, lm: Any, task: Any, rng: np.random.Generator) -> Any:
-    """Return what `run` returns; what it raises to end the process, such as SystemExit, is an error of its task."""
+    """Call `run`. An exception that would end the process, such as SystemExit, becomes an error of the task."""
     try:
         return run(lm, task, rng)
     except (Exception, KeyboardInterrupt, GreenletExit):
