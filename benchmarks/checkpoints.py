@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from llmppl import Bernoulli, CachedTransformer, ConstrainedText, Model, Uniform, smc_steer
-from llmppl.inference.checkpoint import Checkpoint
+from llmppl.inference.resuming.checkpoint import Checkpoint
 from llmppl.models.programs import short_words
 
 RUNS = 3

@@ -45,8 +45,9 @@ import numpy as np
 from tables import machine, table
 
 from llmppl import Grammar, Regex, TokenIndex, Vocabulary
-from llmppl.languages import classes, dfa, nfa, regex
-from llmppl.tokens import encode_fragment
+from llmppl.constraints import encode_fragment
+from llmppl.constraints.automata import dfa, nfa, regex
+from llmppl.constraints.automata import unicode_classes as classes
 
 try:
     import psutil

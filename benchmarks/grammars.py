@@ -30,7 +30,7 @@ from lark import indenter
 from tables import machine, table
 
 from llmppl import Grammar, TokenIndex, Vocabulary
-from llmppl.masks.trie import trie_of
+from llmppl.constraints.vocabulary.trie import trie_of
 
 LARK = Path(lark.__file__).parent / "grammars"
 INDENTER = textwrap.dedent(inspect.getsource(indenter.Indenter.handle_NL))    # a Python text that is there with lark

@@ -31,9 +31,8 @@ import numpy as np
 from tables import machine, table
 
 from llmppl import CachedTransformer, ConstrainedText, JsonSchema, Vocabulary, smc_standard
-from llmppl.languages import JsonSchemaIndex
-from llmppl.languages.json_texts import OpenTexts
-from llmppl.tokens import encode_fragment
+from llmppl.constraints import JsonSchemaIndex, encode_fragment
+from llmppl.constraints.json.texts import OpenTexts
 
 KINDS = ("closed", "open", "left to llguidance", "refused")
 TEXTS = 3                                           # of a schema, at most

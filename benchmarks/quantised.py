@@ -24,8 +24,8 @@ from gguf import GGMLQuantizationType as Format
 from numpy.typing import NDArray
 from tables import machine, table
 
-from llmppl.lm.gguf import packaged, tokenizer
-from llmppl.lm.llamacpp import LlamaCpp
+from llmppl.lm.engines.gguf import packaged, tokenizer
+from llmppl.lm.engines.llamacpp import LlamaCpp
 
 STARTS = [
     "The lighthouse was built in", "Water boils at", "To sort a list of numbers,", "Dear Sir or Madam,",

@@ -47,8 +47,8 @@ from tables import machine, plot, table
 from transformers import AutoTokenizer
 
 from llmppl import CachedTransformer, Regex, Vocabulary
+from llmppl.constraints import DFA, alignment, within
 from llmppl.inference import importance_sampling
-from llmppl.languages import DFA, alignment, within
 from llmppl.queries import Edits, Exact, Query, Rule, chi_square_tail, compare, probability, search
 from llmppl.queries.sampling import Sampled
 

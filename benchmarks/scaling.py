@@ -34,10 +34,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are
 import numpy as np
 from tables import machine, table
 
-import llmppl.ray
+import llmppl.tasks.ray
 from llmppl import CachedTransformer, Model, Particles, Result, load_results, run_many, smc_steer
 from llmppl.inference import SavedParticle, recorded
-from llmppl.ray.scheduling import schedule
+from llmppl.tasks.scheduling import schedule
 
 NAMES = ["Lily", "Tom", "Ben", "Sue", "Max", "Anna", "Sam", "Mia", "Tim", "Joe"]
 THINGS = ["a red ball", "a big dog", "the old tree", "a small cat", "her mom", "the park", "a new toy", "the sun",
@@ -105,7 +105,7 @@ def measure(sizes: list[tuple[int, int, int]], most: int) -> None:
         prompts = [PROMPTS[i % len(PROMPTS)] for i in range(tasks)]
         if workers:
             make_lm = CachedTransformer.from_pretrained
-            return timed(llmppl.ray.run_many(run, prompts, make_lm=make_lm, workers=workers, together=together, seed=0))
+            return timed(llmppl.tasks.ray.run_many(run, prompts, make_lm=make_lm, workers=workers, together=together, seed=0))
         lm = CachedTransformer.from_pretrained()
         run(lm, "Hello.", np.random.default_rng(0))      # what is done once
         return timed(run_many(partial(run, lm), prompts, together=together, seed=0))

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from llmppl import CachedTransformer, Regex
-from llmppl.languages import DFA
+from llmppl.constraints import DFA
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 import extraction_records as records  # noqa: E402

@@ -35,8 +35,8 @@ from task_instances import Fluency, Task, concept_sets, extraction, keywords, pa
 from task_report import CONTROL, report
 
 from llmppl import EOS, CachedTransformer, ConstrainedText, Rule, importance_sampling, repeat, smc_standard, smc_steer
+from llmppl.constraints import index_of
 from llmppl.inference import Particles
-from llmppl.languages import index_of
 
 TOGETHER = 14                                           # instances that share their batches
 COLD = Rule(temperature=0.5)

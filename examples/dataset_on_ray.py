@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-import llmppl.ray
+import llmppl.tasks.ray
 from llmppl import CachedTransformer, Model, Particles, Result, load_results, run_many, smc_steer
 
 NAMES = ["Lily", "Tom", "Ben", "Sue", "Max", "Anna", "Sam", "Mia", "Tim", "Joe"]
@@ -78,7 +78,7 @@ def main() -> None:
         out = args.out or Path(folder) / "results.jsonl"
         kept_in = {"seed": args.seed, "to": out, "resume": True}
         on_ray = functools.partial(
-            llmppl.ray.run_many, steer, prompts, make_lm=make_lm, workers=args.workers, **kept_in
+            llmppl.tasks.ray.run_many, steer, prompts, make_lm=make_lm, workers=args.workers, **kept_in
         )
         results = list(on_ray())
         failed = sum(result.error is not None for result in results)

@@ -36,8 +36,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from llmppl import EOS, CachedTransformer, ConstrainedText, Model, Particles, Regex, importance_sampling, smc_steer
+from llmppl.constraints import Index
 from llmppl.lm import Context
-from llmppl.masks import Index
 
 PEOPLE = """
 Maria Lopez, 34, works as a nurse in Denver. | Maria Lopez | 34 | nurse | Denver

@@ -31,9 +31,8 @@ from collections.abc import Callable
 import numpy as np
 
 from llmppl import CachedTransformer, Model, Regex, TokenIndex, smc_steer
-from llmppl.languages import DFA
+from llmppl.constraints import DFA, Token
 from llmppl.models.lookahead import Lookahead, mean_next_token
-from llmppl.tokens import Token
 
 PROMPT = "Once upon a time, there was a little boy named Tim. He liked to play outside with his mom."
 SENTENCE = r" [A-Z][a-z]*(,? [A-Za-z][a-z]*)*\."

@@ -37,8 +37,8 @@ from typing import Literal
 import numpy as np
 
 from llmppl import EOS, CachedTransformer, Model, Particles, Regex, enumerate_exact, importance_sampling, smc_steer
+from llmppl.constraints import TokenIndex
 from llmppl.distributions import Floats
-from llmppl.masks import TokenIndex
 
 CASES = [
     ("Lily saw", [" a big dog.", " a big cake.", " it."]),

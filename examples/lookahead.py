@@ -42,7 +42,7 @@ from collections.abc import Callable
 import numpy as np
 
 from llmppl import CachedTransformer, ConstrainedText, Model, Regex, smc_steer
-from llmppl.masks import Index
+from llmppl.constraints import Index
 from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 STORY = "Once upon a time, there was a little girl named Lily. One day,"

@@ -41,8 +41,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from llmppl import EOS, CachedTransformer, ConstrainedText, Model, Particles, Regex, importance_sampling, smc_steer
+from llmppl.constraints import Index
 from llmppl.lm import Context
-from llmppl.masks import Index
 
 TABLES = {
     "people": ("name", "job", "city", "age", "salary"),

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.inference import SMC, Copies, Distinct, DownSample, ResampleBelow, beam_search
 from llmppl.lm import CachedTransformer, Engine
 from llmppl.models import Model, replay
 from llmppl.models.alike import first_difference
-from llmppl.tokens import Vocabulary
 
 Ids = list[int]
 Logs = NDArray[np.float64]

@@ -1,14 +1,15 @@
 """Fixtures and settings for all tests: hypothesis profiles, threads, the embedded model.
 
-LLMPPL_FULL=1 (`make check`) asks for the full counts, everything else is the quick profile; see tests/support.py.
+LLMPPL_FULL=1 (`make check`) asks for the full counts, everything else is the quick profile; see tests/helpers/common.py.
 """
 
 import os
 import signal
+import sys
 
 import pytest
+from helpers.common import FULL, ROOT
 from hypothesis import settings
-from support import FULL
 
 settings.register_profile("quick", max_examples=30, deadline=None, derandomize=True)
 settings.register_profile("full", max_examples=500, deadline=None)
@@ -16,6 +17,8 @@ settings.load_profile("full" if FULL else "quick")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")        # no test needs a network
 os.environ.setdefault("MPLBACKEND", "Agg")
+path = [str(ROOT), *(each for each in sys.path if each.startswith(str(ROOT / "tests"))), os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(path)    # subprocesses import the same files
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # as a shell leaves it to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmppl.cli import options, show
-from llmppl.display.tables import printable
+from llmppl.report.tables import printable
 
 if TYPE_CHECKING:
-    from llmppl.languages import JsonSchema
+    from llmppl.constraints.json import JsonSchema
 
 
 def check(
@@ -26,7 +26,7 @@ def check(
 
     Example: llmppl check "[0-9]{4}-[0-9]{2}" "2023/07"
     """
-    from llmppl.masks.wording import read
+    from llmppl.constraints.masks.explain import read
 
     if grammar and json_schema:
         raise typer.BadParameter("--grammar and --json-schema exclude each other: give one of them.")
@@ -56,8 +56,8 @@ def check(
 
 def _say_what_differs(schema: JsonSchema, text: str) -> None:
     """Print the text with its properties in the order of the schema and plain blanks, if that text matches."""
-    from llmppl.masks.json_checks import in_order
-    from llmppl.masks.wording import read
+    from llmppl.constraints.json.checks import in_order
+    from llmppl.constraints.masks.explain import read
 
     try:
         value = json.loads(text)

@@ -18,11 +18,12 @@ from llmppl.cli.prompts import read
 if TYPE_CHECKING:
     import numpy as np
 
+    from llmppl.constraints.constraint import Index
     from llmppl.distributions import Rule
-    from llmppl.inference import Particles, Result
+    from llmppl.inference import Particles
     from llmppl.lm import CachedTransformer
-    from llmppl.masks import Index
     from llmppl.models.programs import ConstrainedText
+    from llmppl.tasks import Result
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Continuing:
     def load(self) -> Loaded:
         """Load the model, and compute the parts that take long; a ValueError for what no prompt can meet."""
         model = options.load(self.steering.source)
-        from llmppl.languages import index_of
+        from llmppl.constraints.values import index_of
         from llmppl.models.programs import short_words
         from llmppl.models.spans import must_end_by
 
@@ -169,7 +170,7 @@ class Continuing:
         _, limit = self.limits.automaton()
         if isinstance(limit, Path):
             limit = hashlib.sha256(limit.read_bytes()).hexdigest()[:12]
-        from llmppl.models.identity import identity_of
+        from llmppl.inference.resuming.fingerprint import identity_of
 
         steering = self.steering
         given = {
@@ -182,9 +183,9 @@ class Continuing:
 def continue_file(job: Continuing, prompts: Path, out: Path, many: Many) -> None:
     """Continue each prompt of a file, and leave with what became of them."""
     texts = read(prompts, many.field)
-    from llmppl.display.standing import standing
-    from llmppl.inference import read_results
-    from llmppl.inference.many import TOGETHER, RunAll, in_lanes, recorded
+    from llmppl.report.task_progress import standing
+    from llmppl.tasks import read_results
+    from llmppl.tasks.many import TOGETHER, RunAll, in_lanes, recorded
 
     load, done, bad = functools.cache(job.load), 0, 0
     run_all: RunAll
@@ -192,7 +193,7 @@ def continue_file(job: Continuing, prompts: Path, out: Path, many: Many) -> None
         if many.workers == 1:
             run_all = in_lanes(lambda prompt, rng: job.steer(load(), prompt, rng), TOGETHER)
         else:
-            from llmppl.ray.actors import on_workers
+            from llmppl.tasks.ray import on_workers
 
             run_all = on_workers(job.steer, job.load, many.workers, None, TOGETHER)
         kept: Any = {"to": out, "seed": job.steering.seed, "resume": "force" if many.force else many.resume}

@@ -166,7 +166,7 @@ def intersect(
 def _steer(title: str, program: Program, steering: Steering, by_text: bool = False) -> None:
     """Steer the program and show its particles."""
     from llmppl.inference import smc_steer
-    from llmppl.trace import Recorder
+    from llmppl.report import Recorder
 
     seed, trace = steering.seed, steering.trace
     seed = random.randrange(1_000_000) if seed is None else seed

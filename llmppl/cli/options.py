@@ -151,8 +151,9 @@ def given_text(argument: str) -> str:
 
 def constraint(kind: str, given: Any) -> Any:
     """Return the constraint of the option --`kind`: a pattern, a file, or some texts."""
-    from llmppl.grammar import Grammar
-    from llmppl.languages import DFA, JsonSchema, Regex
+    from llmppl.constraints.automata import DFA, Regex
+    from llmppl.constraints.json import JsonSchema
+    from llmppl.constraints.lark import Grammar
 
     makers: dict[str, Callable[[Any], Any]] = {
         "regex": Regex,

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from llmppl.arguments import shown
-from llmppl.arguments import text as text_of
+from llmppl.support.arguments import shown
+from llmppl.support.arguments import text as text_of
 
 FIELD = "prompt"                                        # of CSV and JSON lines, if no other is named
 JSON_LINES = ".jsonl", ".ndjson", ".json"

@@ -11,7 +11,7 @@ import typer
 
 from llmppl.cli import options, show
 from llmppl.cli.options import Seed, Shaping, Source, option
-from llmppl.display.tables import printable
+from llmppl.report.tables import printable
 
 if TYPE_CHECKING:
     from llmppl.queries import Matches

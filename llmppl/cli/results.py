@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmppl.cli import options, show
-from llmppl.display.tables import printable
+from llmppl.report.tables import printable
 
 if TYPE_CHECKING:
-    from llmppl.inference import Result
+    from llmppl.tasks import Result
 
 MOST = 10                                               # rows of a table
 _WIDE = 30                                              # characters of a task in it
@@ -49,8 +49,8 @@ def results(
     Example: llmppl results results.jsonl
     """
     with show.plain_errors():
-        from llmppl.inference import read_results
-        from llmppl.inference.results import repair as repaired
+        from llmppl.tasks import read_results
+        from llmppl.tasks.results import repair as repaired
 
         for wrong in repaired(file) if repair else ():
             typer.echo(f"llmppl: {file}, {wrong}", err=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import typer
 
-from llmppl.display.tables import printable
+from llmppl.report.tables import printable
 
 if TYPE_CHECKING:
     from llmppl.inference import Particles

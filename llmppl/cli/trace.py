@@ -23,8 +23,8 @@ def trace(
 
     Example: llmppl generate "Once upon a time" --trace run.jsonl; llmppl trace run.jsonl -o run.html
     """
-    from llmppl.trace import load
-    from llmppl.trace.html_page import page
+    from llmppl.report import load
+    from llmppl.report.html_page import page
 
     with show.plain_errors():
         output = recording.with_suffix(".html") if output is None else output

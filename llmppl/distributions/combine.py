@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from llmppl import arguments
 from llmppl.distributions.finite import Finite
 from llmppl.distributions.standard import probabilities
 from llmppl.distributions.weights import Floats
+from llmppl.support import arguments
 
 T = TypeVar("T")
 

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from llmppl import arguments
 from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.distributions.proposal import Distribution, Impossible, Proposal, T_co, frozen, is_frozen, weighable
 from llmppl.distributions.rejection import weighted_rejection
 from llmppl.distributions.weights import Floats
-from llmppl.exclusive import let_through
-from llmppl.shared import Living
+from llmppl.support import arguments
+from llmppl.support.locks import let_through
+from llmppl.support.shared import Living
 
 _NUCLEUS = 512, 4096, sys.maxsize                       # values among which that of a top_p is looked for
 Name = Callable[[Any], str]                             # how a distribution is called: repr, or its `brief`

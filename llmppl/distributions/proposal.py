@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from llmppl.arguments import shown
 from llmppl.distributions.weights import Floats
-from llmppl.shared import Shared
+from llmppl.support.arguments import shown
+from llmppl.support.shared import Shared
 
 if TYPE_CHECKING:                                       # a bare Proposal is one of Any, for checkers of any strictness
     from typing_extensions import TypeVar

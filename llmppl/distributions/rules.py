@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from llmppl import arguments
 from llmppl.distributions.finite import Finite
-from llmppl.shared import Shared
+from llmppl.support import arguments
+from llmppl.support.shared import Shared
 
 T = TypeVar("T")
 DecisionRule = Callable[[Any], Any]                     # from a Finite to one of the same kind

@@ -9,10 +9,10 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from llmppl import arguments
 from llmppl.distributions.finite import Finite
 from llmppl.distributions.proposal import Distribution, T_co
 from llmppl.distributions.weights import Floats
+from llmppl.support import arguments
 
 _MAX_VALUES = 100_000_000               # of a Uniform, which holds a number for each of them
 _IN_DICT = "values go with their probabilities in a dict, as in Categorical({'a': 0.5, 'b': 0.5})"

@@ -12,16 +12,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from llmppl.arguments import count, optional_count
-from llmppl.display.progress import bar, finished
-from llmppl.display.tables import TableList, frame, one_line
-from llmppl.inference.branches import Branch, run_together
+from llmppl.inference.detached import saved
 from llmppl.inference.exact import settle
-from llmppl.inference.saved import saved
-from llmppl.inference.watch import Watch, begin, checked, cut
+from llmppl.inference.partial_step import Branch, run_together
+from llmppl.inference.run_guards import Watch, begin, checked, cut
 from llmppl.models.choices import Listed
 from llmppl.models.model import Model
-from llmppl.runtime import Runtime
+from llmppl.report.progress import bar, finished
+from llmppl.report.tables import TableList, frame, one_line
+from llmppl.support.arguments import count, optional_count
+from llmppl.support.runtime import Runtime
 
 if TYPE_CHECKING:
     import pandas

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmppl.display.tables import MAX_ROWS, html_table, one_line, text_table, without_middle
+from llmppl.report.tables import MAX_ROWS, html_table, one_line, text_table, without_middle
 
 __all__ = ["Death", "Deaths", "died", "together"]
 

@@ -12,14 +12,14 @@ import operator
 from collections.abc import Sequence
 from typing import TypeVar
 
-from llmppl.arguments import optional_count
-from llmppl.inference.branches import Branch, run_together
 from llmppl.inference.deaths import Death, died
+from llmppl.inference.partial_step import Branch, run_together
 from llmppl.inference.particles import Particles
-from llmppl.inference.watch import Watch, begin, cut
+from llmppl.inference.run_guards import Watch, begin, cut
 from llmppl.models.choices import Listed
 from llmppl.models.model import Model
-from llmppl.runtime import Runtime
+from llmppl.support.arguments import optional_count
+from llmppl.support.runtime import Runtime
 
 M = TypeVar("M", bound=Model)
 

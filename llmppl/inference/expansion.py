@@ -25,15 +25,15 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from llmppl.arguments import count
 from llmppl.distributions import Floats, Ints, logsumexp, read_blocks, values_at
-from llmppl.inference.branches import Branch, follow
-from llmppl.inference.candidates import choose
-from llmppl.inference.watch import GlobalStreams
+from llmppl.inference.choose_candidates import choose
+from llmppl.inference.partial_step import Branch, follow
+from llmppl.inference.run_guards import GlobalStreams
 from llmppl.models.alike import first_difference
 from llmppl.models.choices import Choice, Fixed, Listing, Pick, Sampled, last_choices
 from llmppl.models.model import Model
 from llmppl.models.streams import Stream, spawned
+from llmppl.support.arguments import count
 
 
 class Extension:

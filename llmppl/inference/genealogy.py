@@ -44,9 +44,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.display.svg import chart
-from llmppl.display.tables import frame, html_table, text_table
 from llmppl.distributions import logsumexp
+from llmppl.report.svg import chart
+from llmppl.report.tables import frame, html_table, text_table
 
 if TYPE_CHECKING:
     import pandas

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import generator, optional_count, shown
-from llmppl.display.tables import frame, html_table, one_line, text_table
-from llmppl.exclusive import cached_property
 from llmppl.inference.deaths import Death, together
+from llmppl.inference.detached import saved
 from llmppl.inference.genealogy import StepRecord, StepRecords
-from llmppl.inference.saved import saved
-from llmppl.runtime import Stats
-from llmppl.shared import Shared
+from llmppl.report.tables import frame, html_table, one_line, text_table
+from llmppl.support.arguments import generator, optional_count, shown
+from llmppl.support.locks import cached_property
+from llmppl.support.runtime import Stats
+from llmppl.support.shared import Shared
 
 if TYPE_CHECKING:
     import pandas
@@ -199,7 +199,7 @@ class Particles(Shared, Sequence[P]):
         if show is None:
             raise RuntimeError(
                 "this run was not recorded, and only its particles are left: "
-                "smc_steer(model, N, K, on_step=Recorder()) records one, with the Recorder of llmppl.trace"
+                "smc_steer(model, N, K, on_step=Recorder()) records one, with the Recorder of llmppl.report"
             )
         show(ended=True)
 

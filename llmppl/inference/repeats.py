@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import count, function, generator
-from llmppl.display.progress import bar
-from llmppl.display.tables import frame, html_table, one_line
 from llmppl.distributions import logsumexp
-from llmppl.inference.freezing import collected_once
+from llmppl.inference.gc_freeze import collected_once
 from llmppl.inference.particles import Particles
 from llmppl.models.model import Model
-from llmppl.runtime import Runtime, Stats
+from llmppl.report.progress import bar
+from llmppl.report.tables import frame, html_table, one_line
+from llmppl.support.arguments import count, function, generator
+from llmppl.support.runtime import Runtime, Stats
 
 if TYPE_CHECKING:
     import pandas

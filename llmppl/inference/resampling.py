@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmppl.arguments import count, probability
 from llmppl.distributions import logsumexp
+from llmppl.support.arguments import count, probability
 
 __all__ = [
     "DownSample", "ResampleBelow", "Scheme", "multinomial", "optimal", "residual", "stratified",

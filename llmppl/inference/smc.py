@@ -24,21 +24,21 @@ from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import function, generator, one_of, optional_count, unknown_option
-from llmppl.display.progress import bar, finished
 from llmppl.distributions import logsumexp
-from llmppl.inference.checkpoint import Checkpoint
 from llmppl.inference.deaths import Death, died
 from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, Extension, Run
-from llmppl.inference.freezing import freeze
+from llmppl.inference.gc_freeze import freeze
 from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
 from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
-from llmppl.inference.watch import GlobalStreams, Watch, begin, checked, cut
+from llmppl.inference.resuming.checkpoint import Checkpoint
+from llmppl.inference.run_guards import GlobalStreams, Watch, begin, checked, cut
 from llmppl.models.choices import Sampled
 from llmppl.models.model import Model, untwist
 from llmppl.models.streams import Stream, spawned, state_of
-from llmppl.runtime import Runtime, running
+from llmppl.report.progress import bar, finished
+from llmppl.support.arguments import function, generator, one_of, optional_count, unknown_option
+from llmppl.support.runtime import Runtime, running
 
 M = TypeVar("M", bound=Model)
 Floats = NDArray[np.float64]

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import Table
-from llmppl.exclusive import Exclusive
 from llmppl.lm.engine import SlotEngine
+from llmppl.support.locks import Exclusive
 
 SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of the objects around each, measured
 _MAX_UNSETTLED = 1000                                   # contexts that may have died before their nodes go

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llmppl.arguments import shown, text, unknown_option
-from llmppl.exclusive import let_through
+from llmppl.support.arguments import shown, text, unknown_option
+from llmppl.support.locks import let_through
 
 Message = Mapping[str, Any]
 

@@ -16,15 +16,15 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl import arguments
+from llmppl.constraints.vocabulary import EndOfText, Text, Token, Vocabulary, encode_fragment
 from llmppl.distributions import Distribution, Table
 from llmppl.lm.cache import Node
 from llmppl.lm.engine import Engine
 from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.lm.token_distribution import TokenDistribution
-from llmppl.runtime import ContextTooLong, request
-from llmppl.shared import Shared
-from llmppl.tokens import EndOfText, Text, Token, Vocabulary, encode_fragment
+from llmppl.support import arguments
+from llmppl.support.runtime import ContextTooLong, request
+from llmppl.support.shared import Shared
 
 NOT_PICKLED = (
     "cannot be pickled, nor can what holds it, as programs and particles do: the language model stays in its process. "

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from llmppl.distributions import BLOCK, Floats, Ints, Mask, Table
-from llmppl.lm.rows import LARGE, check_top
-from llmppl.runtime import Evaluator, Stats, request
+from llmppl.lm.logits import LARGE, check_top
+from llmppl.support.runtime import Evaluator, Stats, request
 
 _TOGETHER = 1 << 21                     # weights in float64 at a time: 40 MiB with their rows and the weights before
 Question = tuple["DeviceTable", Any]    # (table, None): its sums; (table, index): that log-weight; or (m,) blocks
@@ -81,7 +81,7 @@ class Device(Evaluator):
     def rows(
         self, logits: torch.Tensor, told: Callable[[int], str], tokens: Sequence[list[int]], kept: Sequence[bool]
     ) -> list[DeviceTable]:
-        """Return `llmppl.lm.rows.array_rows` as tables that know their `tokens`; those not `kept` share one memory."""
+        """Return `llmppl.lm.logits.array_rows` as tables that know their `tokens`; those not `kept` share one memory."""
         rows = logits.new_full((len(logits), self.size + -self.size % BLOCK), -torch.inf)
         rows[:, : min(self.size, logits.shape[1])] = logits[:, : self.size]
         self._unknown = self._unknown.to(rows.device)   # moved once, and not in every round

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import shown
+from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.distributions import Table
-from llmppl.exclusive import Exclusive
 from llmppl.lm.cache import Node, Store, Trie
 from llmppl.lm.engine import Batch, Engine, SlotEngine
-from llmppl.lm.rows import array_rows
-from llmppl.runtime import Stats
-from llmppl.tokens import Vocabulary
+from llmppl.lm.logits import array_rows
+from llmppl.support.arguments import shown
+from llmppl.support.locks import Exclusive
+from llmppl.support.runtime import Stats
 
 _MAX_PATHS = 1 << 20                    # slots of remembered paths
 _MAX_ANSWER = 1 << 28                   # bytes of the rows that an engine answers at a time
@@ -79,7 +79,7 @@ class _Wanted:
 
 
 class CachedEvaluator:
-    """A `llmppl.runtime.Evaluator` of questions about the nodes of its trie; its limits are CachedTransformer's."""
+    """A `llmppl.support.runtime.Evaluator` of questions about the nodes of its trie; its limits are CachedTransformer's."""
 
     patient = False
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from llmppl import arguments
-from llmppl.languages import index_of
-from llmppl.tokens import Vocabulary
+from llmppl.constraints.values import index_of
+from llmppl.constraints.vocabulary import Vocabulary
+from llmppl.support import arguments
 
 _ENDED = object()                                       # the state of a text that an eos has ended
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from numpy.typing import ArrayLike
 
-from llmppl.arguments import shown
+from llmppl.constraints.vocabulary import EOS, Token, Vocabulary
 from llmppl.distributions import Finite, Floats, Mask, Table
-from llmppl.shared import Living
-from llmppl.tokens import EOS, Token, Vocabulary
+from llmppl.support.arguments import shown
+from llmppl.support.shared import Living
 
 End = Literal["eos", "prefix", "boundary"]              # what may come after a text
 ENDS: tuple[str, ...] = get_args(End)

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from llmppl import arguments
-from llmppl.arguments import count, optional_count, positive
+from llmppl.constraints.vocabulary import Text, Vocabulary
 from llmppl.lm.chat import Message, chat_ids
 from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.engine import Engine, FunctionEngine, SlotEngine
 from llmppl.lm.evaluator import CachedEvaluator
-from llmppl.runtime import Stats
-from llmppl.shared import Fixed
-from llmppl.tokens import Text, Vocabulary
+from llmppl.support import arguments
+from llmppl.support.arguments import count, optional_count, positive
+from llmppl.support.runtime import Stats
+from llmppl.support.shared import Fixed
 
 if TYPE_CHECKING:
-    from llmppl.lm.choosing import EngineName
+    from llmppl.lm.engines.registry import EngineName
 
 DEVICE_SHARE = "LLMPPL_DEVICE_SHARE"    # names the environment variable of what this process may take of each device
 
@@ -121,7 +121,7 @@ class CachedTransformer(Fixed):
             device, device_map
                 Where to put the whole model, or how accelerate is to spread it, e.g. "auto". Of transformers alone.
 
-            Others are passed on: to transformers' `from_pretrained`, to `llmppl.lm.llamacpp.LlamaCpp` (n_ctx, threads,
+            Others are passed on: to transformers' `from_pretrained`, to `llmppl.lm.engines.llamacpp.LlamaCpp` (n_ctx, threads,
             batch_size, cache_type) or to vLLM's engine (max_model_len, tensor_parallel_size, ...).
 
         Raises
@@ -133,7 +133,7 @@ class CachedTransformer(Fixed):
         ImportError
             What an engine, an option, a GGUF file or "smollm2" needs is not installed; it says the command.
         """
-        from llmppl.lm import choosing
+        from llmppl.lm.engines import registry as choosing
 
         if name is not None and not isinstance(name, (str, os.PathLike)):
             said = "CachedTransformer(model, tokenizer) takes what is loaded already"
@@ -273,7 +273,7 @@ def _engine(
     if isinstance(model, Engine):
         return model
     if hasattr(model, "config") and hasattr(model, "parameters"):
-        from llmppl.lm import hf
+        from llmppl.lm.engines import hf
 
         return hf.engine(model, vocab, max_batch_tokens, adapters)
     if callable(model):

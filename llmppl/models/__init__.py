@@ -1,21 +1,13 @@
 """Probabilistic models: the programs that users write, and what they are made of."""
 
-from llmppl.models.batching import Batched as Batched
-from llmppl.models.batching import batched as batched
+from llmppl.models.batched import Batched as Batched
+from llmppl.models.batched import batched as batched
 from llmppl.models.choices import Choice as Choice
 from llmppl.models.choices import replay as replay
 from llmppl.models.lookahead import Lookahead as Lookahead
 from llmppl.models.model import Model as Model
-from llmppl.models.programs import (
-    ConstrainedText as ConstrainedText,
-)
-from llmppl.models.programs import (
-    Infilling as Infilling,
-)
-from llmppl.models.programs import (
-    Program as Program,
-)
-from llmppl.models.programs import (
-    PromptIntersection as PromptIntersection,
-)
+from llmppl.models.programs import ConstrainedText as ConstrainedText
+from llmppl.models.programs import Infilling as Infilling
+from llmppl.models.programs import Program as Program
+from llmppl.models.programs import PromptIntersection as PromptIntersection
 from llmppl.models.spans import Span as Span

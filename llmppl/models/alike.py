@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmppl.arguments import shown
-from llmppl.exclusive import let_through
-from llmppl.shared import Shared
+from llmppl.support.arguments import shown
+from llmppl.support.locks import let_through
+from llmppl.support.shared import Shared
 
 
 def same(a: Any, b: Any) -> bool:

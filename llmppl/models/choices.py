@@ -29,13 +29,13 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.display.notebook import cell_of
 from llmppl.distributions import Distribution, Finite, Impossible, Proposal
 from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.models.alike import equal, same
 from llmppl.models.streams import ParticleStream, Stream
-from llmppl.runtime import Runtime
-from llmppl.shared import Shared
+from llmppl.report.notebook import cell_of
+from llmppl.support.runtime import Runtime
+from llmppl.support.shared import Shared
 
 M = TypeVar("M", bound=Any)
 Floats = NDArray[np.float64]

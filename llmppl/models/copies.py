@@ -32,10 +32,10 @@ import numpy as np
 
 from llmppl.distributions import Proposal
 from llmppl.distributions.proposal import is_frozen
-from llmppl.models.batching import Batched
+from llmppl.models.batched import Batched
 from llmppl.models.choices import Sampled
 from llmppl.models.streams import ParticleStream
-from llmppl.shared import Shared
+from llmppl.support.shared import Shared
 
 _MOST = 5_000                                           # objects looked at for one attribute
 _LARGE = 1 << 20                                        # bytes that a copy may take without a warning

@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from llmppl.arguments import shown
 from llmppl.distributions import Proposal
 from llmppl.lm import Context
+from llmppl.support.arguments import shown
 
 Kinds = tuple[tuple[Callable[[Any], bool], str], ...]
 

@@ -17,13 +17,13 @@ import math
 
 import numpy as np
 
-from llmppl.arguments import count, generator, one_of
+from llmppl.constraints.constraint import Index, State
+from llmppl.constraints.masks import END, WholeIndex
+from llmppl.constraints.vocabulary import EOS
 from llmppl.distributions import Floats
 from llmppl.lm import ENDS, Context, End, TokenDistribution
-from llmppl.masks import END, Index, WholeIndex
-from llmppl.masks.constraint import State
-from llmppl.shared import Shared
-from llmppl.tokens import EOS
+from llmppl.support.arguments import count, generator, one_of
+from llmppl.support.shared import Shared
 
 
 class Lookahead(Shared):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, SupportsFloat, 
 
 import numpy as np
 
-from llmppl.arguments import shown
+from llmppl.constraints.vocabulary import Text
 from llmppl.distributions import Impossible, Proposal
 from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.models.choices import NOTHING, CallSite, Noted, Sampled, Steps, call_site, told
@@ -32,11 +32,11 @@ from llmppl.models.guards import (
     read_only,
     taken,
     truth,
-)  # fmt: skip
+)
 from llmppl.models.spans import Extent, Span, Until, extend
 from llmppl.models.streams import ParticleStream
-from llmppl.runtime import ContextTooLong, running
-from llmppl.tokens import Text
+from llmppl.support.arguments import shown
+from llmppl.support.runtime import ContextTooLong, running
 
 if TYPE_CHECKING:
     from llmppl.lm import Context

@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl import arguments
+from llmppl.constraints.constraint import Index
+from llmppl.constraints.masks import TokenIndex
+from llmppl.constraints.values import index_of
+from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.distributions import Finite
 from llmppl.distributions.rules import NO_RULE, DecisionRule
-from llmppl.languages import index_of
 from llmppl.lm import Context, TokenDistribution
-from llmppl.masks import Index, TokenIndex
-from llmppl.models.causes import name_of_constraint, no_token, refusal
-from llmppl.runtime import mask_timer
-from llmppl.shared import Shared
-from llmppl.tokens import EOS, Text, Token, Vocabulary
+from llmppl.models.death_messages import name_of_constraint, no_token, refusal
+from llmppl.support import arguments
+from llmppl.support.runtime import mask_timer
+from llmppl.support.shared import Shared
 
 NEAR = 64                               # tokens left of what a model reads when a text begins to look for its end
 Until = Callable[[str], bool | np.bool_]

@@ -6,14 +6,14 @@
 Source: Kuchnik, Smith & Amvrosiadis 2023, "Validating Large Language Models with ReLM" (MLSys 2023).
 """
 
+from llmppl.constraints.automata import any_case as any_case
+from llmppl.constraints.automata import any_whitespace as any_whitespace
+from llmppl.constraints.automata import homoglyphs as homoglyphs
+from llmppl.constraints.automata import optional_punctuation as optional_punctuation
+from llmppl.constraints.automata import rewrite as rewrite
+from llmppl.constraints.automata import synonyms as synonyms
 from llmppl.distributions import DecisionRule as DecisionRule
 from llmppl.distributions import Rule as Rule
-from llmppl.languages import any_case as any_case
-from llmppl.languages import any_whitespace as any_whitespace
-from llmppl.languages import homoglyphs as homoglyphs
-from llmppl.languages import optional_punctuation as optional_punctuation
-from llmppl.languages import rewrite as rewrite
-from llmppl.languages import synonyms as synonyms
 from llmppl.queries.bounds import Probability as Probability
 from llmppl.queries.comparison import ChiSquare as ChiSquare
 from llmppl.queries.comparison import Comparison as Comparison

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.arguments import count, generator, number
+from llmppl.support.arguments import count, generator, number
 
 Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
 

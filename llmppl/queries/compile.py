@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from llmppl.arguments import count, function, is_type, optional_count
-from llmppl.languages import DFA, Edit, JsonSchema, Regex, alignment, constraint_of, within
+from llmppl.constraints.automata import DFA, Edit, Regex, alignment, within
+from llmppl.constraints.json import JsonSchema
+from llmppl.constraints.values import constraint_of
+from llmppl.support.arguments import count, function, is_type, optional_count
 
 MAX_DIFFERENCE_STATES = 100_000                         # of a language without the ignored strings; beyond: deferred
 MAX_COUNTED_STATES = 200_000                            # of a language that is cut to `max_chars`

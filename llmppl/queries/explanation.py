@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from llmppl import arguments
+from llmppl.constraints.values import index_of
+from llmppl.constraints.vocabulary import EOS, Token
 from llmppl.distributions import NO_RULE, Rule
-from llmppl.languages import index_of
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.models.programs.program import begin
-from llmppl.tokens import EOS, Token
+from llmppl.support import arguments
 
 End = Literal["prefix", "eos"]
 

@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmppl.arguments import count, flag
-from llmppl.display import notebook
-from llmppl.display.tables import TableList, frame, one_line
-from llmppl.languages import Edit
+from llmppl.constraints.automata import Edit
+from llmppl.constraints.vocabulary import Text, Token
 from llmppl.lm import CachedTransformer
-from llmppl.runtime import Stats, running
-from llmppl.tokens import Text, Token
+from llmppl.report import notebook
+from llmppl.report.tables import TableList, frame, one_line
+from llmppl.support.arguments import count, flag
+from llmppl.support.runtime import Stats, running
 
 if TYPE_CHECKING:
     import pandas

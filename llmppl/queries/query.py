@@ -14,9 +14,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast, get_args
 
 import numpy as np
 
-from llmppl.arguments import count, flag, fraction, function, generator, one_of, optional_count, text, unknown_option
 from llmppl.distributions import NO_RULE, DecisionRule, Rule
-from llmppl.exclusive import cached_property
 from llmppl.lm import ENDS, CachedTransformer, End
 from llmppl.queries import explanation
 from llmppl.queries.best_first import Search, beam
@@ -26,6 +24,18 @@ from llmppl.queries.distinct import DistinctSearch
 from llmppl.queries.matches import Matches
 from llmppl.queries.sampling import blocks_of_starts, samples
 from llmppl.queries.searchspace import Space
+from llmppl.support.arguments import (
+    count,
+    flag,
+    fraction,
+    function,
+    generator,
+    one_of,
+    optional_count,
+    text,
+    unknown_option,
+)
+from llmppl.support.locks import cached_property
 
 Tokenization = Literal["all", "canonical", "canonical_prefix"]
 Results = Literal["strings", "tokens"]

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from llmppl.constraints.vocabulary import EOS
 from llmppl.distributions import Bernoulli, Categorical
 from llmppl.inference import Particles, Step, importance_sampling, smc_standard
 from llmppl.lm import TokenDistribution
 from llmppl.models.model import Model
 from llmppl.queries.matches import Match
 from llmppl.queries.searchspace import Ints, Node, Space, Start
-from llmppl.tokens import EOS
 
 MAX_BARREN_SAMPLES = 2048                               # without a match; more are an error
 MAX_BARREN_STEPS = 100_000                              # of samples that do not finish; more are one, too

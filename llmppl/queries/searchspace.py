@@ -14,16 +14,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.constraints.automata import DFA, Edit
+from llmppl.constraints.constraint import Index
+from llmppl.constraints.vocabulary import Text
+from llmppl.constraints.vocabulary.canonical import Canonical, CanonicalState
 from llmppl.distributions import NO_RULE, DecisionRule
-from llmppl.exclusive import cached_property
-from llmppl.languages import DFA, Edit
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
-from llmppl.masks import Index
 from llmppl.queries.compile import MAX_LISTED_PREFIXES, Compiled, Part
 from llmppl.queries.matches import Match
-from llmppl.runtime import Runtime
-from llmppl.tokens import Text
-from llmppl.tokens.canonical import Canonical, CanonicalState
+from llmppl.support.locks import cached_property
+from llmppl.support.runtime import Runtime
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -12,16 +12,18 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl import arguments
+from llmppl.constraints.constraint import Index
+from llmppl.constraints.json import JsonSchemaIndex
+from llmppl.constraints.masks import TokenIndex
+from llmppl.constraints.values import index_of
+from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.distributions import Finite
-from llmppl.languages import JsonSchemaIndex, index_of
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
-from llmppl.masks import Index, TokenIndex
-from llmppl.models.causes import name_of_constraint, no_token, refusal
+from llmppl.models.death_messages import name_of_constraint, no_token, refusal
 from llmppl.models.programs.program import Options, Program, begin
 from llmppl.models.spans import NEAR, must_end_by, name_of_bound
-from llmppl.runtime import mask_timer
-from llmppl.tokens import Vocabulary
+from llmppl.support import arguments
+from llmppl.support.runtime import mask_timer
 
 Mask = NDArray[np.bool_]
 

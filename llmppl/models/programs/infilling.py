@@ -10,13 +10,13 @@ from typing import Literal, Unpack
 
 import numpy as np
 
-from llmppl import arguments
+from llmppl.constraints.vocabulary import EOS, Text
 from llmppl.distributions import Distribution, Geometric
 from llmppl.distributions.rules import NO_RULE
 from llmppl.lm import CachedTransformer
-from llmppl.models.causes import under
+from llmppl.models.death_messages import under
 from llmppl.models.programs.program import Options, Program, language_model
-from llmppl.tokens import EOS, Text
+from llmppl.support import arguments
 
 BLANK = "[BLANK]"
 

@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import Literal, Unpack
 
-from llmppl import arguments
 from llmppl.distributions import Finite, product
 from llmppl.lm import CachedTransformer, Context
-from llmppl.models.causes import under
+from llmppl.models.death_messages import under
 from llmppl.models.programs.program import Options, Program, begin
 from llmppl.models.spans import Until
+from llmppl.support import arguments
 
 
 class PromptIntersection(Program):

@@ -8,13 +8,13 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
-from llmppl import arguments
+from llmppl.constraints.vocabulary import EOS, Text, Token
+from llmppl.constraints.vocabulary.text import bytes_of
 from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.models.choices import CallSite
 from llmppl.models.model import Model
-from llmppl.tokens import EOS, Text, Token
-from llmppl.tokens.text import bytes_of
+from llmppl.support import arguments
 
 _CALLED = {                                             # what others call an option
     "max_new_tokens": "max_tokens", "max_length": "max_tokens", "min_new_tokens": "min_tokens",

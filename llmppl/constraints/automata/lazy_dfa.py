@@ -1,0 +1,201 @@
+"""Automata whose states are worked out as they are met: a table of next states that grows.
+
+The one idea: states are small integers, 0 the dead one, whose rows (256 next states) are worked out when they are first
+asked for. No state is ever given out from which nothing is accepted, so whoever follows a row without reaching 0 can
+still finish. What is made deterministic is an `NFA` (`llmppl.constraints.automata.nfa`), by its `Subsets` or `Threads`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.constraints.automata.budget import MAX_EDGES, TooLarge
+from llmppl.constraints.automata.determinise import Threads
+from llmppl.constraints.automata.nfa import ACCEPT, DEAD, NFA
+from llmppl.constraints.automata.operations import Edge, runs
+from llmppl.support.arguments import shown
+from llmppl.support.locks import Turn, in_turn
+from llmppl.support.shared import Shared
+
+__all__ = ["Leftmost", "Machine"]
+
+
+class Machine(Shared):
+    """States numbered as they are met, 0 the dead one, and rows of next states worked out when first asked for.
+
+    The budget of the NFA behind it is spent on them as they are met (TooLarge).
+    """
+
+    def __init__(self, source: Any) -> None:
+        self._source, self._budget, self._turn = source, source.nfa.budget, Turn()
+        self._keys: list[Any] = [None]
+        self._numbers: dict[Any, int] = {}
+        self._table = np.zeros((16, 256), np.int32)
+        self._ready = np.zeros(16, bool)
+        self._ready[0] = True
+        self._accepting = np.zeros(16, bool)
+        self.start = self._add(source.start)
+
+    def _fix(self, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int) -> None:
+        """Be the automaton with these arrays, of which nothing is to be worked out."""
+        self._source, self._keys, self._numbers = None, [None] * len(table), {}
+        self._table, self._accepting, self._ready = table, accepting, np.ones(len(table), bool)
+        self.start, self._turn = start, Turn()
+
+    @property
+    def table(self) -> NDArray[np.int32]:
+        """(S, 256) int32 ndarray: `table[state, byte]` is the next state where `ready[state]`; S states so far."""
+        return self._table[: len(self._keys)]
+
+    @property
+    def ready(self) -> NDArray[np.bool_]:
+        """(S,) bool ndarray: which rows of `table` are worked out."""
+        return self._ready[: len(self._keys)]
+
+    @property
+    def accepting(self) -> NDArray[np.bool_]:
+        """(S,) bool ndarray: which states accept."""
+        return self._accepting[: len(self._keys)]
+
+    def accepts(self, state: int) -> bool:
+        """Whether a text that leads to `state` is in the language."""
+        return bool(self._accepting[state])
+
+    def _add(self, key: Any) -> int:
+        """The number of a key that has none yet."""
+        self._budget.spend(states=1)
+        number = len(self._keys)
+        if number == len(self._ready):
+            self._accepting, self._table = _doubled(self._accepting), _doubled(self._table)
+            self._ready = _doubled(self._ready)
+        self._accepting[number] = self._source.accepts(key)
+        self._keys.append(key)
+        self._numbers[key] = number
+        return number
+
+    @property
+    def num_states(self) -> int:
+        """The number of states met so far, without the dead one; all of them after `explore`."""
+        return len(self._keys) - 1
+
+    def explore(self, limit: int | None = None) -> Self:
+        """Work out every row, and return itself. TooLarge (a ValueError) if there are more than `limit` states."""
+        state = 0
+        while state < len(self._keys):
+            if not self._ready[state]:
+                self.row(state)
+            if limit is not None and self.num_states > limit:
+                raise TooLarge(shown(self), f"more than {limit:,} states")
+            state += 1
+        return self
+
+    def edges(self) -> list[list[Edge]]:
+        """For every state, (lo, hi, target) for the bytes that do not lead to 0, ascending and disjoint."""
+        table = self.explore()._table[: len(self._keys)]
+        state, lo = runs(table)
+        if len(lo) > MAX_EDGES:
+            raise TooLarge(shown(self), f"more than {MAX_EDGES:,} edges", "fewer states (minimise()) would work")
+        hi = np.append(lo[1:] - 1, 255)
+        hi[hi < 0] = 255
+        rows: list[list[Edge]] = [[] for _ in table]
+        target = table[state, lo]
+        for s, a, b, t in np.stack([state, lo, hi, target], axis=1)[target > 0].tolist():
+            rows[s].append((a, b, t))
+        return rows
+
+    def row(self, state: int) -> NDArray[np.int32]:
+        """The next state for every byte.
+
+        Returns
+        -------
+        (256,) int32 ndarray, read-only
+            0 where the text can no longer be completed.
+        """
+        if not self._ready[state]:
+            self._work_out(state)
+        view: NDArray[np.int32] = self._table[state]
+        view.flags.writeable = False
+        return view
+
+    @in_turn
+    def _work_out(self, state: int) -> None:
+        if self._ready[state]:                      # by another thread
+            return
+        moves = self.moves(state)
+        into = self._table[state]                   # after numbering: it may have moved the table
+        for lo, hi, number in moves:
+            into[lo : hi + 1] = number
+        self._ready[state] = True
+        self._keys[state] = None                    # not needed again; `_numbers` knows it
+
+    @in_turn
+    def moves(self, state: int) -> list[Edge]:
+        """(lo, hi, target) for all bytes that do not lead to 0, ascending and disjoint; the row is not worked out."""
+        if self._ready[state]:
+            row = self._table[state]
+            cuts = [0, *((row[1:] != row[:-1]).nonzero()[0] + 1).tolist(), 256]
+            return [(lo, end - 1, target) for lo, end in itertools.pairwise(cuts) if (target := row.item(lo))]
+        known = self._numbers
+        return [(lo, hi, known.get(key) or self._add(key)) for lo, hi, key in self._source.moves(self._keys[state])]
+
+    def step(self, state: int, byte: int) -> int | None:
+        """The state after one more byte, or None where no accepted string goes on so."""
+        if not self._ready[state]:
+            self._work_out(state)
+        return self._table.item(state, byte) or None
+
+    def after(self, state: int, data: bytes) -> int:
+        """The state after more bytes, 0 where no accepted string goes on so."""
+        for byte in data:
+            state = self.step(state, byte) or 0
+            if not state:
+                break
+        return state
+
+
+class Leftmost(Machine):
+    """The match that `re.match(pattern, text)` reports, as a machine over bytes that reads on to the right.
+
+    Follow `start` and `step(state, byte)` until None. After each byte, `matched(state)` says whether a match is now
+    known, and it replaces every earlier one; the last one known when the machine is dead, or `at_end(state)` where
+    the text ends, is what `re` reports. Look-behind sees the text from where the machine started.
+    """
+
+    def __init__(self, nfa: NFA) -> None:
+        self._matched: list[int | None] = [None]
+        self._at_end: list[int | None] = [None]
+        self._threads = Threads(nfa, ordered=True)
+        super().__init__(self._threads)
+        if nfa.start == DEAD:
+            self.start = 0
+
+    def _add(self, key: Any) -> int:
+        accepted = [thread for thread in key[0] if thread.state == ACCEPT]
+        sure = (thread.since for thread in accepted if not thread.owes)
+        held = (thread.since for thread in accepted if self._threads.holds(thread.owes))
+        number = len(self._keys)
+        self._matched[number:] = [next(sure, None)]             # in place of what an interrupt has left
+        self._at_end[number:] = [next(held, None)]
+        return super()._add(key)
+
+    def __repr__(self) -> str:
+        return f"Leftmost({self.num_states} states)"
+
+    def matched(self, state: int) -> int | None:
+        """How many bytes before `state` a match ended that is known to be one now, and was not before; or None."""
+        return self._matched[state]
+
+    def at_end(self, state: int) -> int | None:
+        """How many bytes before the end the match ends, if the text ends at `state`; None to keep the last known."""
+        return self._at_end[state]
+
+
+def _doubled(array: NDArray[Any]) -> NDArray[Any]:
+    """The array with as many zeros after it, which take no memory before they are written."""
+    longer = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
+    longer[: len(array)] = array
+    return longer

@@ -1,0 +1,287 @@
+"""Ordered automata over bytes, made of fragments and guards.
+
+Words. A *fragment* is a set of code points as a small graph over UTF-8 bytes. An `NFA` is made of fragments and
+ordered epsilon edges, as `re` would try them; *guards* on its states are conditions on the text before (`Behind`) and
+on the text to come (`Ahead`).
+
+Source: Thompson (1968), "Regular expression search algorithm".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from llmppl.constraints.automata.budget import MAX_NFA_STATES, Budget
+from llmppl.constraints.automata.operations import Automaton, Edge, joined
+from llmppl.support.graphs import Numbering
+
+__all__ = ["ANY", "DEAD", "NFA", "Ahead", "Behind", "utf8"]
+
+MAX_CODE_POINT = 0x10FFFF
+DEAD = -1                                           # the NFA state that is not there: nothing is accepted from it
+ACCEPT, FOUND = 0, 1                                # NFA states: the text is matched; a look-ahead is satisfied
+
+Ranges = tuple[tuple[int, int], ...]                # sorted, disjoint, inclusive
+Fragment = tuple[tuple[Edge, ...], ...]             # node -> edges; target -1 leaves the fragment; node 0 is the entry
+LEADS = (                                           # code points by the bytes after the first; no surrogates
+    (0x0, 0x7F, 0),
+    (0x80, 0x7FF, 1),
+    (0x800, 0xD7FF, 2),
+    (0xE000, 0xFFFF, 2),
+    (0x10000, MAX_CODE_POINT, 3),
+)
+LEAD_BYTES = ((0x00, 0x7F), (0xC0, 0xDF), (0xE0, 0xEF), (0xF0, 0xF7))   # by the number of bytes after them
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The same code points as sorted, disjoint ranges that do not touch."""
+    out: list[tuple[int, int]] = []
+    for lo, hi in sorted(ranges):
+        if out and lo <= out[-1][1] + 1:
+            out[-1] = (out[-1][0], max(out[-1][1], hi))
+        else:
+            out.append((lo, hi))
+    return tuple(out)
+
+
+@lru_cache(4096)
+def utf8(ranges: Ranges) -> Fragment:
+    """The UTF-8 encodings of a set of code points, as a minimal acyclic graph over bytes.
+
+    Parameters
+    ----------
+    ranges : (lo, hi) pairs of code points, as `merged` makes them; surrogates in them are left out
+
+    Returns
+    -------
+    nodes, each a tuple of (lo, hi, target) with bytes lo..hi in order; node 0 is the entry, target -1 the end. An
+    empty set gives an empty tuple.
+    """
+    nodes: Numbering[tuple[Edge, ...]] = Numbering([()])
+
+    def folded(edges: list[Edge]) -> list[Edge]:
+        """Edges over numbers as edges over these // 64, to nodes that read the byte of what is left of them."""
+        blocks: list[tuple[int, int, list[Edge]]] = []          # first and last, and what all of them read
+        for lo, hi, target in edges:
+            first, last = lo >> 6, hi >> 6
+            head = 0x80 | lo & 63, 0xBF if first < last else 0x80 | hi & 63, target
+            if blocks and blocks[-1][1] == first:
+                blocks[-1][2].append(head)
+            else:
+                blocks.append((first, first, [head]))
+            if last > first + 1:
+                blocks.append((first + 1, last - 1, [(0x80, 0xBF, target)]))
+            if last > first:
+                blocks.append((last, last, [(0x80, 0x80 | hi & 63, target)]))
+        return joined((first, last, nodes[tuple(row)]) for first, last, row in blocks)
+
+    root: list[Edge] = []
+    for low, high, pending in LEADS:
+        edges = [(max(lo, low), min(hi, high), -1) for lo, hi in ranges if lo <= high and hi >= low]
+        for _ in range(pending):
+            edges = folded(edges)
+        least, _ = LEAD_BYTES[pending]
+        root += [(least + lo, least + hi, target) for lo, hi, target in edges]
+    return (tuple(root), *nodes.met[1:]) if root else ()
+
+
+ANY = utf8(((0, MAX_CODE_POINT),))                  # one character
+
+
+class Behind(NamedTuple):
+    """A guard: the text read so far is (or, unless `positive`, is not) in the language of `tracker`."""
+
+    tracker: Automaton
+    positive: bool
+
+
+class Ahead(NamedTuple):
+    """A guard: some prefix of the text to come leads (or, unless `positive`, none leads) from `entry` to FOUND."""
+
+    entry: int
+    positive: bool
+
+
+class NFA:
+    """An ordered automaton with epsilon edges, built from its end: every method takes the state that comes next.
+
+    `epsilon[q]` are the states that q becomes without reading, first choice first. `edges(q)` are the bytes it reads.
+    `guards[q]`, if there, must hold for q to become its epsilon target. `accept` ends a match, `start` begins one
+    (DEAD where nothing matches). What would lead to DEAD only is never built, so every state can reach the end if its
+    guards let it.
+
+    Parameters
+    ----------
+    budget : Budget, optional
+        What it and the deterministic automaton made of it may take; it names them in the error.
+    """
+
+    accept = ACCEPT
+
+    def __init__(self, budget: Budget | None = None) -> None:
+        self.budget = budget or Budget("the automaton")
+        self.start = DEAD
+        self.epsilon: list[tuple[int, ...]] = [(), ()]
+        self.guards: dict[int, Behind | Ahead] = {}
+        self._rows: list[tuple[Edge, ...]] = [(), ()]
+        self._base: list[int] = [0, 0]              # of the fragment a state belongs to
+        self._follow: list[int] = [DEAD, DEAD]      # where its target -1 leads
+        self._closures: dict[int, tuple[int, ...]] = {}
+        self._deferred: dict[int, tuple[list[tuple[Fragment, int]], tuple[int, ...]]] = {}
+
+    def __len__(self) -> int:
+        return len(self.epsilon)
+
+    def __repr__(self) -> str:
+        return f"NFA({len(self)} states{f', {len(self.guards)} guards' if self.guards else ''})"
+
+    def read(self, fragment: Fragment, follow: int) -> int:
+        """A state that reads one path of `fragment` and becomes `follow`."""
+        if not fragment or follow == DEAD:
+            return DEAD
+        base, size = len(self.epsilon), len(fragment)
+        self.reserve(size)
+        self._rows += fragment
+        self._base += [base] * size
+        self._follow += [follow] * size
+        self.epsilon += [()] * size
+        return base
+
+    def split(self, choices: Iterable[int]) -> int:
+        """A state that becomes each of `choices`, in order of preference."""
+        alive = tuple(dict.fromkeys(choice for choice in choices if choice != DEAD))
+        if len(alive) > 1:
+            return self.add(alive)
+        return next(iter(alive), DEAD)
+
+    def plus(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
+        """A state that reads `body`, a function from what follows to an entry, once or more, then becomes `follow`."""
+        if follow == DEAD:
+            return DEAD
+        again = self.add(())
+        entry = body(again)
+        if entry == DEAD:
+            return DEAD
+        if not greedy:
+            self.epsilon[again] = (follow, entry)
+        elif again in (choices := self._ordered(entry)) and not self.guards.keys() & set(choices):
+            # An iteration that reads nothing is the last: `re` goes on to what follows, before it tries other choices.
+            self.epsilon[again] = tuple(dict.fromkeys(follow if q == again else q for q in [*choices, follow]))
+        else:
+            self.epsilon[again] = (entry, follow)
+        return entry
+
+    def star(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
+        """The same for any number of times; as x+ or nothing, so that (|a)* prefers what `re` does: to stop at once."""
+        entry = self.plus(body, follow, greedy)
+        return self.optional(entry, follow, greedy)
+
+    def optional(self, entry: int, follow: int, greedy: bool = True) -> int:
+        """A state that becomes `entry`, or `follow`, which it prefers if not greedy."""
+        return self.split((entry, follow) if greedy else (follow, entry))
+
+    def anything(self, follow: int) -> int:
+        """A state that reads any text and becomes `follow`."""
+        return self.star(lambda again: self.read(ANY, again), follow)
+
+    def guard(self, condition: Behind | Ahead, follow: int) -> int:
+        """A state that becomes `follow` where `condition` holds."""
+        if isinstance(condition, Ahead) and condition.entry == DEAD:
+            return DEAD if condition.positive else follow
+        if follow == DEAD:
+            return DEAD
+        state = self.add((follow,))
+        self.guards[state] = condition
+        return state
+
+    def graph(self, rows: Sequence[Sequence[Edge]], exits: Mapping[int, int]) -> tuple[int, list[int]]:
+        """Add a whole automaton: its state i from 1 on reads `rows[i]`, and may become `exits[i]` instead.
+
+        Returns (first, entries): its state i without the exit is state `first + i`; with it, `entries[i]`.
+        """
+        first, size = len(self.epsilon) - 1, len(rows)
+        entries = [DEAD, *range(first + 1, first + size)]
+        for rank, i in enumerate(exits):
+            entries[i] = first + size + rank
+        self.read(tuple(tuple((lo, hi, entries[t] - first - 1) for lo, hi, t in row) for row in rows[1:]), ACCEPT)
+        for i, follow in exits.items():
+            self.add((first + i, follow) if rows[i] else (follow,))
+        return first, entries
+
+    def include(self, dfa: Automaton, follow: int) -> int:
+        """A state that reads a string of `dfa` and becomes `follow`; going on is preferred to stopping."""
+        if not dfa.start or follow == DEAD:
+            return DEAD
+        rows = dfa.edges()
+        return self.graph(rows, dict.fromkeys(np.flatnonzero(dfa.accepting).tolist(), follow))[1][dfa.start]
+
+    def add(self, choices: tuple[int, ...]) -> int:
+        """A state that becomes exactly these, which may still be changed in `epsilon`."""
+        self.reserve(1)
+        self.epsilon.append(choices)
+        self._rows.append(())
+        self._base.append(0)
+        self._follow.append(DEAD)
+        return len(self.epsilon) - 1
+
+    def defer(self, state: int, reads: list[tuple[Fragment, int]], others: tuple[int, ...]) -> None:
+        """Let `state` read each fragment and become what is beside it, or else the `others`; made when it is met.
+
+        It is met by `closure`; who looks into `epsilon` has to `settle` all before.
+        """
+        self.epsilon[state] = (state,)              # until then
+        self._deferred[state] = reads, others
+
+    def settle(self) -> None:
+        """Make all that was deferred."""
+        for state in list(self._deferred):
+            self._choices(state)
+
+    def _choices(self, state: int) -> tuple[int, ...]:
+        found = self._deferred.get(state)
+        if found is not None:
+            self.reserve(sum(len(fragment) for fragment, _ in found[0]))
+            self.epsilon[state] = (*[self.read(*read) for read in found[0]], *found[1])
+            del self._deferred[state]
+        return self.epsilon[state]
+
+    def reserve(self, size: int) -> None:
+        """TooLarge if there is no room for so many states more."""
+        if len(self.epsilon) + size > MAX_NFA_STATES:
+            raise self.budget.refusal(f"more than {MAX_NFA_STATES:,} states")
+
+    def edges(self, state: int) -> list[Edge]:
+        """(lo, hi, target) for the bytes that `state` reads, ascending and disjoint."""
+        base, follow = self._base[state], self._follow[state]
+        return [(lo, hi, base + target if target >= 0 else follow) for lo, hi, target in self._rows[state]]
+
+    def closure(self, state: int) -> tuple[int, ...]:
+        """What `state` becomes without reading: states that read bytes and `accept`, most preferred first.
+
+        It stops at states with a guard, which are in the result too: what holds them is not known here.
+        """
+        if not self.epsilon[state] and state not in self.guards:
+            return (state,)
+        found = self._closures.get(state)
+        if found is None:
+            found = self._closures[state] = tuple(self._ordered(state))
+        return found
+
+    def _ordered(self, state: int) -> list[int]:
+        """What `state` becomes without reading, up to states without epsilon edges and guards, in order."""
+        seen, stack, order = set[int](), [state], []
+        while stack:
+            q = stack.pop()
+            if q in seen:
+                continue
+            seen.add(q)
+            if not self.epsilon[q] or q in self.guards:
+                order.append(q)
+            else:
+                stack.extend(reversed(self._choices(q)))
+        self.budget.spend(steps=len(seen))
+        return order

@@ -1,0 +1,254 @@
+"""Operations on tables of deterministic automata: lists of strings, products, the states that matter, the fewest.
+
+A table is an (S, 256) int32 array of next states, 0 the dead one. Neighbouring bytes mostly lead to the same state, so
+work is done on *runs*: a budget is spent on states and runs before they are made.
+
+Source: Moore (1956), "Gedanken-experiments on sequential machines", for minimisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.constraints.automata.budget import MAX_STATES, MAX_TRIE, Budget, TooLarge
+from llmppl.support.graphs import Numbering
+
+__all__ = [
+    "Arrays", "Automaton", "Edge", "automaton_of", "classes_of", "joined", "product", "runs", "trie_of", "trimmed",
+]  # fmt: skip
+
+T = TypeVar("T")
+Table = NDArray[np.int32]
+Arrays = tuple[Table, NDArray[np.bool_], int]       # next states, accepting, start
+Edge = tuple[int, int, int]                         # bytes lo..hi lead to a target
+CHUNK = 1024                                        # states looked at together
+_THESE, _FEWER = "the language of these strings", "fewer or shorter strings would work"
+
+
+class Automaton(Protocol):
+    """A deterministic automaton, whose rows may be worked out when asked for (`llmppl.constraints.automata.dfa.DFA`)."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def table(self) -> Table: ...
+    @property
+    def ready(self) -> NDArray[np.bool_]: ...
+    @property
+    def accepting(self) -> NDArray[np.bool_]: ...
+    def row(self, state: int) -> Table: ...
+    def edges(self) -> list[list[Edge]]: ...
+    def accepts(self, state: int) -> bool: ...
+    def step(self, state: int, byte: int) -> int | None: ...
+
+
+def product(
+    left: Automaton,
+    right: Automaton,
+    accept: Callable[[Any, Any], Any],
+    alone: tuple[bool, bool],
+    budget: Budget,
+) -> Arrays:
+    """Both automata side by side, by pairs of states that the start reaches, no other rows being worked out.
+
+    `alone[i]`: whether a text can be in the result when only the i-th automaton is not dead. `accept` combines their
+    accepting states. Not trimmed.
+    """
+    numbers = Numbering([0, left.start << 32 | right.start])
+    pairs = numbers.met
+    rows, done = [np.zeros((1, 256), np.int32)], 1
+    while done < len(pairs):
+        a, b = _split(pairs[done : done + CHUNK])
+        done += len(a)
+        next_a, next_b = _rows(left, a), _rows(right, b)                # (F, 256)
+        alive = ((next_b > 0) | alone[0]) & ((next_a > 0) | alone[1])
+        both = ((next_a << 32 | next_b) * alive).ravel()
+        begin = np.flatnonzero(np.append(True, both[1:] != both[:-1]))
+        distinct, where = np.unique(both[begin], return_inverse=True)
+        before = len(pairs)
+        into = np.array([numbers[pair] for pair in distinct.tolist()], np.int32)[where]
+        budget.spend(states=len(pairs) - before, steps=len(begin))
+        rows.append(np.repeat(into, np.diff(begin, append=both.size)).reshape(-1, 256))
+    a, b = _split(pairs)
+    return np.concatenate(rows), accept(left.accepting[a], right.accepting[b]), 1
+
+
+def _split(pairs: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    both = np.array(pairs)
+    return both >> 32, both & 0xFFFFFFFF
+
+
+def _rows(machine: Automaton, states: NDArray[np.int64]) -> NDArray[np.int64]:
+    for state in states[~machine.ready[states]].tolist():
+        machine.row(state)
+    return machine.table[states].astype(np.int64)
+
+
+def joined(edges: Iterable[tuple[int, int, T]]) -> list[tuple[int, int, T]]:
+    """Edges in ascending order, neighbours that lead to one target as one."""
+    found: list[tuple[int, int, T]] = []
+    for lo, hi, target in edges:
+        if found and found[-1][1] == lo - 1 and found[-1][2] == target:
+            found[-1] = (found[-1][0], hi, target)
+        else:
+            found.append((lo, hi, target))
+    return found
+
+
+def runs(table: Table) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """State and first byte of every run of bytes that lead from one state to the same one, in order."""
+    begins = np.ones(table.shape, bool)
+    np.not_equal(table[:, 1:], table[:, :-1], out=begins[:, 1:])
+    state, byte = np.nonzero(begins)
+    return state, byte
+
+
+def trimmed(table: Table, accepting: NDArray[np.bool_], start: int) -> Arrays:
+    """The arrays without the states that the start does not reach or that reach no accepting one, start first."""
+    source, byte = runs(table)
+    target = table[source, byte]
+    forward = _arrows(source, target, len(table))
+    ends = (np.flatnonzero(accepting[1:]) + 1).tolist()
+    alive = _reached(ends, *_arrows(target, source, len(table)))[1]
+    kept = [0]
+    if alive[start]:
+        kept += [state for state in _reached([start], *forward)[0] if alive[state]]
+    if kept == list(range(len(table))):
+        return table, accepting, start
+    number = np.zeros(len(table), np.int32)
+    number[kept] = np.arange(len(kept))
+    return number[table[kept]], accepting[kept], int(number[start])
+
+
+def _arrows(source: NDArray[Any], target: NDArray[Any], size: int) -> tuple[NDArray[Any], list[int]]:
+    """The targets by source, and where those of each source begin."""
+    order = np.argsort(source, kind="stable")
+    return target[order], [0, *np.cumsum(np.bincount(source, minlength=size)).tolist()]
+
+
+def _reached(todo: list[int], target: NDArray[Any], begin: list[int]) -> tuple[list[int], bytes]:
+    """The states that some reach, the dead one left out, in the order of the ways to them; and whether each is one."""
+    marks = np.zeros(len(begin), np.uint8)
+    marks[[0, *todo]] = 1
+    seen = bytearray(marks)
+    for state in todo:                              # grows
+        for other in target[begin[state] : begin[state + 1]].tolist():
+            if not seen[other]:
+                seen[other] = 1
+                todo.append(other)
+    seen[0] = 0
+    return todo, bytes(seen)
+
+
+def classes_of(rows: list[list[Edge]], accepting: NDArray[np.bool_], budget: Budget) -> list[set[int]]:
+    """The states that no text tells apart, together; state i has the edges rows[i], and state 0 is dead.
+
+    Moore's refinement: states of one class are split where their rows lead to different classes. Only states before
+    those that changed class are looked at again, and the largest part of a class keeps its number.
+    """
+    before: list[set[int]] = [set() for _ in rows]
+    for state, row in enumerate(rows):
+        for _, _, t in row:
+            before[t].add(state)
+    classes: list[int] = accepting.astype(int).tolist()
+    members = [{s for s in range(1, len(rows)) if classes[s] == c} for c in (0, 1)]
+    signatures: list[Signature] = [()] * len(rows)
+    unsettled = set(range(1, len(rows)))
+    while unsettled:
+        parts: dict[int, dict[Signature, set[int]]] = {classes[state]: {} for state in unsettled}
+        for state in unsettled:
+            budget.spend(steps=2 * len(rows[state]))
+            signatures[state] = tuple(joined((lo, hi, classes[t]) for lo, hi, t in rows[state]))
+            parts[classes[state]].setdefault(signatures[state], set()).add(state)
+        changed: list[int] = []
+        for c, split in parts.items():
+            for part in _leaving(members[c], split, signatures, unsettled):
+                members[c] -= part
+                for state in part:
+                    classes[state] = len(members)
+                members.append(part)
+                changed += part
+        unsettled = set().union(*(before[state] for state in changed))
+    return [part for part in members if part]
+
+
+Signature = tuple[Edge, ...]
+SETTLED: Signature = ((-1, -1, -1),)                # of no state
+
+
+def _leaving(
+    members: set[int], split: dict[Signature, set[int]], signatures: list[Signature], unsettled: set[int]
+) -> list[set[int]]:
+    """The parts of a class that get a number of their own: all but the largest."""
+    size = len(members) - sum(map(len, split.values()))
+    if size:                                        # settled ones agree with each other: nothing after them has changed
+        same = split.pop(next(signatures[s] for s in members if s not in unsettled), set())
+        if size + len(same) >= max(map(len, split.values()), default=0):
+            return list(split.values())
+        split[SETTLED] = members.difference(*split.values())
+    parts = list(split.values())
+    parts.remove(max(parts, key=len))
+    return parts
+
+
+# ---- lists of strings
+
+
+def automaton_of(words: Iterable[str]) -> Arrays:
+    """The table of exactly these strings, in which every state leads to the end."""
+    steps, ends = _trie(map(str.encode, words))
+    final, size = set(ends), len(steps) + 2
+    if not final:
+        return np.zeros((1, 256), np.int32), np.zeros(1, bool), 0
+    if size > MAX_STATES:
+        steps, final, size = _folded(steps, final, size)
+    table, accepting = np.zeros((size, 256), np.int32), np.zeros(size, bool)
+    table.ravel()[list(steps)] = list(steps.values())
+    accepting[list(final)] = True
+    return table, accepting, 1
+
+
+def trie_of(words: Iterable[bytes]) -> tuple[list[dict[int, int]], list[int]]:
+    """The rows of a trie, byte -> state, 0 the dead one and 1 the root; and the state to which each word leads."""
+    steps, ends = _trie(words)
+    rows: list[dict[int, int]] = [{} for _ in range(len(steps) + 2)]
+    for key, state in steps.items():
+        rows[key >> 8][key & 0xFF] = state
+    return rows, ends
+
+
+def _trie(words: Iterable[bytes]) -> tuple[dict[int, int], list[int]]:
+    """(state << 8 | byte) -> state, 1 the root; and the state to which each word leads."""
+    steps: dict[int, int] = {}
+    ends = []
+    for word in words:
+        state = 1
+        for byte in word:
+            key = state << 8 | byte
+            state = steps.get(key, 0)
+            if not state:
+                state = steps[key] = len(steps) + 2
+        ends.append(state)
+        if len(steps) + 2 > MAX_TRIE:
+            raise TooLarge(_THESE, f"more than {MAX_TRIE:,} prefixes", _FEWER)
+    return steps, ends
+
+
+def _folded(steps: dict[int, int], final: set[int], size: int) -> tuple[dict[int, int], set[int], int]:
+    """A trie with equal subtrees as one; its states have lower numbers than those after them, and 1 is the start."""
+    rows: list[list[int]] = [[] for _ in range(size)]
+    for key, target in steps.items():
+        rows[key >> 8] += key & 0xFF, target
+    number, distinct = [0] * size, Numbering[tuple[Any, ...]]([()])     # from 1 on
+    for state in range(size - 1, 0, -1):
+        row = rows[state]
+        number[state] = distinct[state in final, *row[::2], *(number[target] for target in row[1::2])]
+    count = len(distinct)
+    Budget(_THESE, _FEWER).spend(states=count - 1)
+    number = [count - n for n in number]            # the start is 1 again
+    merged = {number[key >> 8] << 8 | key & 0xFF: number[target] for key, target in steps.items()}
+    return merged, {number[state] for state in final}, count

@@ -1,0 +1,443 @@
+"""Regular expressions: Python's own syntax and meaning, as automata over bytes.
+
+`Regex(pattern)` is the language of the texts that `re.fullmatch` accepts. The pattern is read by Python's own parser
+and its classes are asked of Python itself, so `\\w`, `\\d`, `\\s` and the rules of letter case are those of the running
+version. On top, `\\p{L}` and `\\P{Letter}` are general categories of Unicode.
+
+Everything regular is understood, the constructs that look around included: anchors, `\\b` and look-behind ask what came
+before, look-ahead and what may not match again after a possessive quantifier or an atomic group ask what comes
+(`Behind` and `Ahead` in `llmppl.constraints.automata.nfa`). Backreferences and conditional groups are not regular and are refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from llmppl.constraints.automata.budget import Budget, TooLarge
+from llmppl.constraints.automata.characters import include_intersection
+from llmppl.constraints.automata.dfa import DFA
+from llmppl.constraints.automata.lazy_dfa import Leftmost
+from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead, Behind, Fragment, Ranges, merged, utf8
+from llmppl.constraints.automata.operations import automaton_of, trie_of
+from llmppl.constraints.automata.unicode_classes import category, characters, general_category, negated, properties
+from llmppl.support.arguments import shown
+
+__all__ = ["Regex", "escape", "parse"]
+
+_compiler: Any = import_module("re._compiler")       # Python's own parser of patterns; mypy knows nothing of it
+_parser: Any = import_module("re._parser")
+op: Any = import_module("re._constants")
+
+NEWLINE = ((10, 10),)
+MAX_AROUND = 40                                     # characters of a long pattern on either side of an error
+MIN_WORDS = 8                                       # literal choices from which on they are read as a trie
+
+escape = re.escape
+_LITERAL = r"[^\\.^$*+?{}\[\]()|\ud800-\udfff]+"
+_CHOICES = re.compile(rf"(?:{_LITERAL}(?:\|{_LITERAL})*|\((?:\?:)?{_LITERAL}(?:\|{_LITERAL})*\))")
+
+
+class Regex(DFA):
+    """The texts that `re.fullmatch(pattern, text, flags)` accepts: a recognizer over bytes.
+
+    Parameters
+    ----------
+    pattern : str
+    flags : int
+        Of `re`: I, M, S, X, A, U; also inside the pattern, `(?i)` or `(?i:...)`.
+
+    Raises
+    ------
+    ValueError
+        The pattern has an error or a construct that is not regular; a caret shows where.
+    TypeError
+        The pattern is bytes: recognizers read the bytes of text, and `.`, `\\w`, ... mean characters.
+    """
+
+    def __init__(self, pattern: str, flags: int = 0) -> None:
+        self.pattern, self.flags = pattern, int(flags)
+        if not flags and isinstance(pattern, str) and pattern.count("|") >= MIN_WORDS and _CHOICES.fullmatch(pattern):
+            bare = pattern.removeprefix("(").removeprefix("?:").removesuffix(")")
+            self._fix(*automaton_of(bare.split("|")))
+            return
+        super().__init__(parse(pattern, flags, to_end=True))
+
+    def __repr__(self) -> str:
+        return f"Regex({self.pattern!r}{f', {re.RegexFlag(self.flags)!r}' if self.flags else ''})"
+
+
+def parse(pattern: str, flags: int = 0, *, to_end: bool = False) -> NFA:
+    """The ordered automaton of a pattern, whose first choices are those that `re` tries first.
+
+    With `to_end`, a match must reach the end of the text (`re.fullmatch`), which decides `$` and `\\Z` at the pattern's
+    end. Errors as for `Regex`.
+    """
+    if not isinstance(pattern, str):
+        raise TypeError(f"a regex is a str, not {type(pattern).__name__}: its classes are sets of characters")
+    return _Builder(pattern, int(flags), to_end).nfa
+
+
+class _Builder:
+    """Turns the syntax tree into an NFA, from its end to its start."""
+
+    def __init__(self, pattern: str, flags: int, to_end: bool) -> None:
+        self.pattern, self.to_end = pattern, to_end
+        self.what, self.remedy = f"regex {shown(pattern)}", _remedy(pattern)
+        self.nfa = NFA(Budget(self.what, self.remedy))
+        self.beside = Budget(self.what, self.remedy)            # for intersections, which may fail
+        self.complete = to_end                      # whether what comes next is built, up to the end of the text
+        self.fragments: dict[tuple[Any, int, int], Fragment] = {}       # by item of the tree: repeats read it again
+        text, self.properties, cuts = _without_properties(pattern)
+        if flags & op.SRE_FLAG_LOCALE:
+            raise ValueError("the flag re.LOCALE is for patterns of bytes")
+        try:
+            tree = _parser.parse(text, flags & ~op.SRE_FLAG_DEBUG)
+            looks = itertools.takewhile(lambda item: item[0] in (op.AT, op.ASSERT, op.ASSERT_NOT), tree.data)
+            self.leading = {id(value) for _, value in looks}    # what stands at the start of the text
+            self.nfa.start = self.sequence(tree, tree.state.flags, ACCEPT)
+        except (re.error, OverflowError) as error:
+            at = getattr(error, "pos", None)
+            at = None if at is None else at + sum(length - 1 for start, length in cuts if start < at)
+            raise ValueError(_pointed(pattern, f"error in regex: {getattr(error, 'msg', error)}", at)) from None
+        except RecursionError:
+            what = f"error in regex: groups are nested too deeply, {_depth(pattern):,} deep; some hundred would work"
+            raise ValueError(_pointed(pattern, what, None)) from None
+
+    def sequence(self, items: Any, flags: int, follow: int) -> int:
+        """The state that matches the items in order and becomes `follow`."""
+        plain = not flags & op.SRE_FLAG_IGNORECASE
+        items = getattr(items, "data", items)       # the list in a SubPattern, whose own indexing is slow
+        end = len(items)
+        while end and follow != DEAD:
+            begin = end
+            while plain and begin and (item := items[begin - 1])[0] is op.LITERAL and item[1] < 0xD800:
+                begin -= 1
+            if begin < end:                         # a run of literals: one byte after the other
+                follow = self.nfa.read(_chain(_spelled(items[begin:end])), follow)
+                end = begin
+                continue
+            while self.complete and begin and _looks_ahead(items[begin - 1]):
+                begin -= 1
+            found = self.intersection(items[begin:end], flags, follow) if begin < end else None
+            if found is None:
+                begin = end - 1
+                kind, value = items[begin]
+                found = self.item(kind, value, flags, follow)
+            follow, end = found, begin
+        return follow
+
+    def item(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        """The state that matches one item and becomes `follow`."""
+        build = _BUILDERS.get(kind)
+        if build is None:
+            raise ValueError(self.refusal(kind))
+        return build(self, kind, value, flags, follow)
+
+    def character(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        key = kind, id(value), flags
+        if key not in self.fragments:
+            self.fragments[key] = self.fragment(kind, value, flags)
+        return self.nfa.read(self.fragments[key], follow)
+
+    def branch(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        words = self.words(value[1], flags)
+        if words:
+            return self.trie(words, follow)
+        return self.nfa.split([self.sequence(choice, flags, follow) for choice in value[1]])
+
+    def group(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        _, added, removed, inner = value
+        return self.sequence(inner, _compiler._combine_flags(flags, added, removed), follow)
+
+    def look(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        direction, inner = value
+        return (self.ahead if direction > 0 else self.behind)(inner, flags, kind is op.ASSERT, follow)
+
+    def possessive(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        return self.atomic(kind, [(op.MAX_REPEAT, value)], flags, follow)
+
+    def words(self, choices: Sequence[Any], flags: int) -> list[bytes]:
+        """The choices as bytes, if they are many, all literal, and their order does not matter; else nothing."""
+        if len(choices) < MIN_WORDS or not self.to_end or flags & op.SRE_FLAG_IGNORECASE:
+            return []
+        items = itertools.chain(*choices)
+        literal = all(kind is op.LITERAL and not 0xD800 <= code < 0xE000 for kind, code in items)
+        return list(map(_spelled, choices)) if literal else []
+
+    def trie(self, words: list[bytes], follow: int) -> int:
+        """A state that reads one of the words, prefixes shared."""
+        rows, ends = trie_of(words)
+        edges = [[(byte, byte, row[byte]) for byte in sorted(row)] for row in rows]
+        return self.nfa.graph(edges, dict.fromkeys(ends, follow))[1][1]
+
+    def repeat(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+        (least, most, body), greedy = value, kind is op.MAX_REPEAT
+
+        def once(after: int) -> int:
+            return self.sequence(body, flags, after)
+
+        def perhaps(after: int) -> int:
+            return self.nfa.optional(once(after), follow, greedy)
+
+        state = follow
+        if most is op.MAXREPEAT:
+            with self.incomplete():
+                state = self.nfa.plus(once, follow, greedy) if least else self.nfa.star(once, follow, greedy)
+            most = least = max(least - 1, 0)
+        for one, number in ((perhaps, most - least), (once, least)):
+            before = len(self.nfa)
+            for i in range(number):
+                state, last = one(state), state
+                if state == last:                   # nothing was read, and nothing will be
+                    break
+                if i == 0:                          # known before it is built
+                    self.nfa.reserve((len(self.nfa) - before) * (number - 1))
+        return state
+
+    def at(self, kind: Any, place: Any, flags: int, follow: int) -> int:
+        """Anchors and word boundaries, as conditions on the text before and after."""
+        nfa, multiline = self.nfa, flags & op.SRE_FLAG_MULTILINE
+        if place in (op.AT_END, op.AT_END_STRING) and follow == ACCEPT and self.to_end:
+            return follow
+        if place in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
+            lines = multiline and place is op.AT_BEGINNING
+            return nfa.guard(Behind(_line_start() if lines else _text_start(), True), follow)
+        if place is op.AT_END_STRING:
+            return nfa.guard(Ahead(nfa.read(ANY, FOUND), False), follow)
+        if place is op.AT_END:                      # at the end or before a newline; the last one only, unless re.M
+            newline = DEAD if multiline else nfa.read(utf8(NEWLINE), nfa.read(ANY, FOUND))
+            other = nfa.read(utf8(negated(NEWLINE)), FOUND)
+            return nfa.guard(Ahead(nfa.split([other, newline]), False), follow)
+        word = category("w", bool(flags & op.SRE_FLAG_ASCII))
+        tracker, boundary = _after(word), place is op.AT_BOUNDARY
+
+        def ahead(positive: bool) -> int:
+            return nfa.guard(Ahead(nfa.read(utf8(word), FOUND), positive), follow)
+
+        after_word, after_other = ahead(not boundary), ahead(boundary)
+        if not boundary and sys.version_info < (3, 14):     # there, \B does not match in an empty text
+            some = nfa.guard(Ahead(nfa.read(ANY, FOUND), True), after_other)
+            after_other = self.after(_text_start(), some, after_other)
+        return self.after(tracker, after_word, after_other)
+
+    def after(self, tracker: DFA, follow: int, other: int) -> int:
+        """A state that becomes `follow` where `tracker` accepts the text before, and `other` elsewhere."""
+        nfa = self.nfa
+        return nfa.split([nfa.guard(Behind(tracker, True), follow), nfa.guard(Behind(tracker, False), other)])
+
+    def intersection(self, looks: Sequence[Any], flags: int, follow: int) -> int | None:
+        """A state that goes on as `follow` does with texts that meet all look-aheads, or None where guards must do.
+
+        They look at what `follow` reads: all is one intersection. Conditions on the text before would have to be known,
+        unless this is its start.
+        """
+        leading = id(looks[0][1]) in self.leading
+        factors = [(_started(self.nfa, follow, self.beside), True)]
+        try:
+            for kind, (_, inner) in looks:
+                with self.apart(self.beside) as nfa:
+                    nfa.start = self.sequence(inner, flags, nfa.anything(ACCEPT))
+                factors.append((nfa, kind is op.ASSERT))
+            if not leading and any(isinstance(g, Behind) for nfa, _ in factors for g in nfa.guards.values()):
+                return None
+            return include_intersection(self.nfa, [(DFA(nfa).explore(), sign) for nfa, sign in factors], self.beside)
+        except TooLarge:
+            return None
+
+    @contextmanager
+    def apart(self, budget: Budget) -> Iterator[NFA]:
+        """What is built inside goes into an NFA of its own."""
+        outer, self.nfa = self.nfa, NFA(budget)
+        try:
+            yield self.nfa
+        finally:
+            self.nfa = outer
+
+    @contextmanager
+    def incomplete(self) -> Iterator[None]:
+        """What is built inside is followed by what is not built yet, or not the end of the text."""
+        outer, self.complete = self.complete, False
+        yield
+        self.complete = outer
+
+    def ahead(self, inner: Any, flags: int, positive: bool, follow: int) -> int:
+        with self.incomplete():
+            return self.nfa.guard(Ahead(self.sequence(inner, flags, FOUND), positive), follow)
+
+    def behind(self, inner: Any, flags: int, positive: bool, follow: int) -> int:
+        shortest, longest = inner.getwidth()
+        if shortest != longest:
+            raise ValueError(self.refusal("look-behind of varying width", r"\(\?<[=!]"))
+        with self.apart(self.nfa.budget) as nfa, self.incomplete():
+            end = nfa.add((ACCEPT,))                # not ACCEPT itself: `$` would take it for the end of the text
+            nfa.start = nfa.anything(self.sequence(inner, flags, end))
+        tracker = DFA(nfa)
+        if tracker.needs_lookahead:
+            raise ValueError(self.refusal("look-behind that ends in a look-ahead, $ or \\b", r"\(\?<[=!]"))
+        return self.nfa.guard(Behind(tracker, positive), follow)
+
+    def atomic(self, kind: Any, inner: Any, flags: int, follow: int) -> int:
+        """What `inner` matches first, and no other of its matches.
+
+        Its leftmost-first automaton is put in twice: to be read, and, as a look-ahead from where a match ends, to
+        make sure that no preferred (here: longer) match comes.
+        """
+        to_end, self.to_end = self.to_end, False    # the order of choices matters inside
+        with self.apart(self.nfa.budget) as nfa, self.incomplete():
+            nfa.start = self.sequence(inner, flags, ACCEPT)
+        self.to_end = to_end
+        if nfa.guards:
+            what = "look-around, anchor, \\b or atomic group inside an atomic group or possessive repeat"
+            raise ValueError(self.refusal(what, r"\(\?>|[*+?}]\+"))
+        if nfa.start == DEAD:
+            return DEAD
+        machine = Leftmost(nfa).explore()
+        rows = machine.edges()
+        ends = [state for state in range(len(rows)) if machine.matched(state) is not None]
+        first, _ = self.nfa.graph(rows, dict.fromkeys(ends, FOUND))
+        exits = {end: self.nfa.guard(Ahead(first + end if rows[end] else DEAD, False), follow) for end in ends}
+        return self.nfa.graph(rows, exits)[1][machine.start]
+
+    def fragment(self, kind: Any, value: Any, flags: int) -> Fragment:
+        """The characters that one item matches."""
+        if kind is op.ANY:
+            return ANY if flags & op.SRE_FLAG_DOTALL else utf8(negated(NEWLINE))
+        items = value if kind is op.IN else [(op.LITERAL, value)]
+        negate = kind is op.NOT_LITERAL or items[0][0] is op.NEGATE
+        items = [item for item in items if item[0] is not op.NEGATE]
+        rest = tuple(item for item in items if item not in self.properties)
+        names = filter(None, map(self.properties.get, items))
+        inside = [properties(name, bool(flags & op.SRE_FLAG_IGNORECASE)) for name in names]
+        inside.append(characters(rest, flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII)))
+        return utf8(negated(merged(itertools.chain(*inside)), negate))
+
+    def refusal(self, kind: Any, where: str = "") -> str:
+        """The error for a construct that is not understood, which the tree does not place: its first place is shown."""
+        kind, where = _REFUSED.get(kind, (kind, where))
+        position = next((match.start() for match in _found(self.pattern, where)), None)
+        return _pointed(self.pattern, f"regex not supported: {kind}", position)
+
+
+_BUILDERS: dict[Any, Callable[[_Builder, Any, Any, int, int], int]] = {
+    **dict.fromkeys((op.LITERAL, op.NOT_LITERAL, op.IN, op.ANY), _Builder.character),
+    **dict.fromkeys((op.MAX_REPEAT, op.MIN_REPEAT), _Builder.repeat),
+    **dict.fromkeys((op.ASSERT, op.ASSERT_NOT), _Builder.look),
+    op.BRANCH: _Builder.branch,
+    op.SUBPATTERN: _Builder.group,
+    op.AT: _Builder.at,
+    op.ATOMIC_GROUP: _Builder.atomic,
+    op.POSSESSIVE_REPEAT: _Builder.possessive,
+}
+_REFUSED = {
+    op.GROUPREF: ("backreference", r"\\[1-9]|\(\?P="),
+    op.GROUPREF_EXISTS: ("conditional group", r"\(\?\("),
+}
+
+
+def _pointed(pattern: str, message: str, position: int | None) -> str:
+    """The message, the pattern and a caret under the character at `position`; of a long line only what is near it."""
+    if position is None:
+        return f"{message}\n    {shown(pattern)}"
+    start = pattern.rfind("\n", 0, position) + 1
+    line = pattern[start:].partition("\n")[0]
+    cut = max(0, position - start - MAX_AROUND) if len(line) > 2 * MAX_AROUND else 0
+    before, after = "..." * (cut > 0), "..." * (len(line) > cut + 2 * MAX_AROUND)
+    caret = " " * (len(before) + position - start - cut)
+    return f"{message} at position {position}\n    {before}{line[cut : cut + 2 * MAX_AROUND]}{after}\n    {caret}^"
+
+
+Properties = dict[tuple[Any, int], tuple[str, bool]]            # item of the tree -> general category, negated
+_SKIPPED = r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)"      # where no construct begins: classes and comments
+
+
+def _found(pattern: str, construct: str) -> Iterator[re.Match[str]]:
+    """The places of a construct, as the group "it", outside of classes, comments and escapes."""
+    found = re.finditer(rf"{_SKIPPED}|(?P<it>{construct})|\\.", pattern, re.DOTALL)
+    return (match for match in found if match["it"])
+
+
+def _remedy(pattern: str) -> str:
+    """What would make a pattern smaller: its largest counted repeat is named."""
+    repeats = list(_found(pattern, r"\{(?:\d+,?\d*|,\d+)\}")) if "{" in pattern else []
+    if not repeats:
+        return "a simpler pattern, or an intersection of simpler ones (Regex(a) & Regex(b)), would work"
+    most = max(repeats, key=lambda repeat: max(map(int, re.findall(r"\d+", repeat["it"]))))
+    return f"a smaller count than {most['it']}, at position {most.start()}, would work"
+
+
+def _depth(pattern: str) -> int:
+    """How many groups are inside one another."""
+    return max(itertools.accumulate(({"(": 1, ")": -1}[m["it"]] for m in _found(pattern, r"[()]")), initial=0))
+
+
+def _looks_ahead(item: Any) -> bool:
+    kind, value = item
+    return kind in (op.ASSERT, op.ASSERT_NOT) and value[0] > 0
+
+
+def _started(nfa: NFA, state: int, budget: Budget) -> NFA:
+    """The same automaton from another state on."""
+    view = copy.copy(nfa)
+    view.start, view.budget = state, budget
+    return view
+
+
+@lru_cache(1)
+def _text_start() -> DFA:
+    """Nothing has been read."""
+    return DFA.from_strings([""])
+
+
+@lru_cache(8)
+def _after(last: Ranges) -> DFA:
+    """The last character is one of these."""
+    nfa = NFA()
+    nfa.start = nfa.anything(nfa.read(utf8(last), ACCEPT))
+    return DFA(nfa)
+
+
+@lru_cache(1)
+def _line_start() -> DFA:
+    """Nothing has been read, or a newline last."""
+    return _after(NEWLINE).optional()
+
+
+def _spelled(literals: Iterable[Any]) -> bytes:
+    return "".join([chr(code) for _, code in literals]).encode()
+
+
+def _chain(text: bytes) -> Fragment:
+    return tuple(((byte, byte, i),) for i, byte in enumerate(text[:-1], 1)) + (((text[-1], text[-1], -1),),)
+
+
+def _without_properties(pattern: str) -> tuple[str, Properties, list[tuple[int, int]]]:
+    """The pattern with each `\\p{...}` as one lone surrogate, which no text has, so that `re` can parse it.
+
+    Returns the pattern, what each surrogate stands for (category, negated), and (position, old length) of each.
+    """
+    free = (code for code in range(0xD800, 0xE000) if chr(code) not in pattern)
+    names: Properties = {}
+    cuts: list[tuple[int, int]] = []
+    text, done = "", 0
+    for match in re.finditer(r"\\(?:(?P<p>[pP])(?:\{(?P<long>[^}]*)\}|(?P<short>[A-Z]))?|.)", pattern, re.DOTALL):
+        if not match["p"]:
+            continue
+        name = match["long"] or match["short"] or ""
+        short = general_category(name)
+        if short is None:
+            wrong = "is not a general category such as L, Lu or Letter" if name else r"is written \p{L} or \p{Letter}"
+            raise ValueError(_pointed(pattern, f"error in regex: {match[0]} {wrong}", match.start()))
+        code = next(free)
+        names[op.LITERAL, code] = short, match["p"] == "P"
+        text += pattern[done : match.start()]
+        cuts.append((len(text), len(match[0])))
+        text, done = text + chr(code), match.end()
+    return text + pattern[done:], names, cuts

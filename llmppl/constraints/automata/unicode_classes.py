@@ -1,0 +1,151 @@
+"""Classes of characters, as ranges of code points: what Python's `re` and `unicodedata` say, asked of themselves."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.constraints.automata.nfa import MAX_CODE_POINT, Ranges, merged
+
+__all__ = ["cased", "category", "characters", "general_category", "negated", "points", "properties"]
+
+op: Any = import_module("re._constants")            # of Python's own parser of patterns; mypy knows nothing of it
+
+
+def negated(ranges: Ranges, negate: bool = True) -> Ranges:
+    """All other code points; these ones unless `negate`."""
+    if not negate:
+        return ranges
+    ends = [-1, *itertools.chain(*ranges), MAX_CODE_POINT + 1]
+    return tuple((last + 1, first - 1) for last, first in zip(ends[::2], ends[1::2], strict=True) if first - last > 1)
+
+
+def points(chars: Iterable[str]) -> Ranges:
+    """The code points of some characters."""
+    codes = list(map(ord, chars))
+    return merged(zip(codes, codes, strict=True))
+
+
+def _characters_of(*planes: int) -> str:
+    """All code points of some planes of 65,536."""
+    codes = np.concatenate([np.arange(65536, dtype="<u4") + 65536 * plane for plane in planes])
+    return codes.tobytes().decode("utf-32-le", "surrogatepass")
+
+
+# Planes 4 to 13 are not assigned, 15 and 16 are private: nothing there is in a class of `re` or has a case.
+PLANES = (0, 1, 2, 3, 14)
+
+
+@lru_cache(6)
+def category(letter: str, ascii_only: bool) -> Ranges:
+    """The code points of `\\w`, `\\d` or `\\s`, by the methods of str that `re` goes by; no plane left out has any."""
+    if ascii_only:
+        inside = np.array([re.match(rf"\{letter}", chr(code), re.ASCII) is not None for code in range(128)])
+    elif letter == "s":
+        inside = _asked(np.char.isspace, np.arange(0x4000))
+    elif letter == "d":                             # always ten in a row: ask for one of ten, then around it
+        some = 10 * np.flatnonzero(_asked(np.char.isdecimal, np.arange(0, 2 * 65536, 10)))
+        near = some[:, None] + np.arange(-9, 10)
+        inside = np.zeros(2 * 65536, bool)
+        inside[near] = _asked(np.char.isdecimal, near)
+    else:
+        inside = _asked(np.char.isalnum, np.arange(4 * 65536))
+        inside[ord("_")] = True
+    ends = np.flatnonzero(np.diff(inside, prepend=False, append=False)).tolist()
+    return tuple(zip(ends[::2], [end - 1 for end in ends[1::2]], strict=True))
+
+
+def _asked(method: Callable[[Any], Any], codes: NDArray[Any]) -> NDArray[np.bool_]:
+    """What a method of str says of each code point."""
+    answers: NDArray[np.bool_] = method(codes.astype(np.uint32).view("U1"))
+    return answers
+
+
+@lru_cache(1)
+def cased() -> str:
+    """The characters that differ from another one by case only: all those that re.IGNORECASE may treat apart."""
+    text = _characters_of(*PLANES)
+    blocks = (text[i : i + 256] for i in range(0, len(text), 256))
+    varied = (block for block in blocks if not block == block.lower() == block.upper())
+    return "".join(c for block in varied for c in block if not c == c.lower() == c.upper())
+
+
+_CATEGORY = {
+    op.CATEGORY_DIGIT: "d",
+    op.CATEGORY_NOT_DIGIT: "D",
+    op.CATEGORY_WORD: "w",
+    op.CATEGORY_NOT_WORD: "W",
+    op.CATEGORY_SPACE: "s",
+    op.CATEGORY_NOT_SPACE: "S",
+}
+
+
+@lru_cache(4096)
+def characters(items: tuple[Any, ...], flags: int) -> Ranges:
+    """The code points of a class without its negation, under re.IGNORECASE and re.ASCII as `flags` say."""
+    inside: list[tuple[int, int]] = []
+    text = ""
+    for kind, value in items:
+        if kind is op.CATEGORY:
+            letter = _CATEGORY[value]
+            inside += negated(category(letter.lower(), bool(flags & op.SRE_FLAG_ASCII)), letter.isupper())
+            text += "\\" + letter
+        else:
+            lo, hi = value if kind is op.RANGE else (value, value)
+            inside.append((lo, hi))
+            text += f"\\U{lo:08x}-\\U{hi:08x}"
+    if text and flags & op.SRE_FLAG_IGNORECASE:      # `re` decides about cased characters; the others keep to the class
+        known = cased()
+        matched = re.findall(f"[{text}]", known, flags)
+        others = negated(merged([*negated(merged(inside)), *points(known)]))
+        inside = [*others, *points(matched)]
+    return merged(inside)
+
+
+_NAMES = """
+    L Letter, LC Cased_Letter, Lu Uppercase_Letter, Ll Lowercase_Letter, Lt Titlecase_Letter, Lm Modifier_Letter,
+    Lo Other_Letter, M Mark, Mn Nonspacing_Mark, Mc Spacing_Mark, Me Enclosing_Mark, N Number, Nd Decimal_Number,
+    Nl Letter_Number, No Other_Number, P Punctuation, Pc Connector_Punctuation, Pd Dash_Punctuation,
+    Ps Open_Punctuation, Pe Close_Punctuation, Pi Initial_Punctuation, Pf Final_Punctuation, Po Other_Punctuation,
+    S Symbol, Sm Math_Symbol, Sc Currency_Symbol, Sk Modifier_Symbol, So Other_Symbol, Z Separator, Zs Space_Separator,
+    Zl Line_Separator, Zp Paragraph_Separator, C Other, Cc Control, Cf Format, Cs Surrogate, Co Private_Use,
+    Cn Unassigned
+"""
+_SHORT = {name.lower().replace("_", ""): pair.split()[0] for pair in _NAMES.split(",") for name in pair.split()}
+
+
+def general_category(name: str) -> str | None:
+    """The short name of a general category, None if there is none of this name."""
+    return _SHORT.get(re.sub(r"[\s_-]", "", name).lower())
+
+
+@lru_cache(1)
+def _categories() -> dict[str, Ranges]:
+    """The code points of each two-letter general category."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    code = 0
+    for name, run in itertools.groupby(map(unicodedata.category, _characters_of(*range(17)))):
+        size = sum(1 for _ in run)
+        ranges.setdefault(name, []).append((code, code + size - 1))
+        code += size
+    return {name: tuple(some) for name, some in ranges.items()}
+
+
+@lru_cache(128)
+def properties(name: tuple[str, bool], ignore_case: bool) -> Ranges:
+    """The code points of a general category; without regard to case, of all that a change of case brings into it."""
+    short, negate = name
+    parts = {"LC": ("Lu", "Ll", "Lt")}.get(short, (short,))
+    ranges = merged(pair for key, some in _categories().items() if key.startswith(parts) for pair in some)
+    if ignore_case:
+        inside = {chr(code) for lo, hi in ranges for code in range(lo, hi + 1)}
+        ranges = merged([*ranges, *points(c for c in cased() if {c.lower(), c.upper()} & inside)])
+    return negated(ranges, negate)

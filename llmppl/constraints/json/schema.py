@@ -1,0 +1,438 @@
+"""JSON Schema: which tokens may follow in a text that is to be an instance of a schema.
+
+A schema within reach is an automaton, as a Regex is one (`llmppl.constraints.json.texts`). The others are read by
+llguidance, and a state is the tuple of tokens so far. Behind every state that was met lately stands a *matcher*,
+llguidance's parser with what it has read, copied from that of the longest known prefix, so that what texts share is
+read once. It is told not to force canonical tokens: a mask holds all tokens that fit.
+
+A matcher reads tokens of the vocabulary and, by ids past its end, single bytes: thus a state may begin with bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import re
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmppl.constraints.automata.budget import TooLarge
+from llmppl.constraints.automata.dfa import DFA
+from llmppl.constraints.automata.regex import Regex
+from llmppl.constraints.constraint import Bools, Index, State, VocabularyLike, bytes_of
+from llmppl.constraints.json import checks as checks
+from llmppl.constraints.json import conditions as conditions
+from llmppl.constraints.json import native
+from llmppl.constraints.json import types as json_types
+from llmppl.constraints.json.shapes import Beyond
+from llmppl.constraints.json.texts import JsonTexts, OpenTexts, texts_of
+from llmppl.constraints.masks import explain as wording
+from llmppl.constraints.masks.index import END, TokenIndex
+from llmppl.constraints.vocabulary.trie import once, trie_of
+from llmppl.support.arguments import is_file_name, is_type, token_id
+from llmppl.support.locks import Turn, cached_property, in_turn
+from llmppl.support.shared import Living, Shared
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+__all__ = ["JsonSchema", "JsonSchemaIndex"]
+
+MATCHERS = 256                                      # kept by an index; each has some 30 bytes per byte of its text
+MASK_BYTES = 1 << 26                                # of masks kept by an index
+TRIES = 3_000_000                                   # characters of parts of a schema that are tried to place an error
+MAX_FOUND = 100_000                                 # states of all patterns that the finished text is asked for
+BLANK = " ?"                                        # the whitespace that a record in a line has
+
+
+class JsonSchema(Shared):
+    """The JSON texts that are instances of a schema, as far as llguidance knows JSON Schema (draft 2020-12).
+
+    Narrower than the standard: properties come in the order of the schema, after them those it does not name; integers
+    have no fraction or exponent; a `format` must be met; the text has no whitespace around it. Wider: names that the
+    schema does not list may repeat.
+
+    What no mask can hold (`not`, `oneOf` of schemas that overlap, `if`, `uniqueItems`, `contains`, `dependentRequired`
+    and their like) is left out of the masks, and asked of the finished text: `parse` refuses it where such a keyword
+    does not hold, and a particle with it dies. `warnings` says which these are, as jsonschema reads them.
+
+    Parameters
+    ----------
+    schema : dict, bool, str of JSON, or a type
+        A pydantic model, a dataclass, a TypedDict, list[int] and whatever else pydantic has a schema of; objects then
+        have no members but those of their type, and `parse` gives objects of it.
+        Its "x-guidance" may hold llguidance's own options, such as {"coerce_one_of": true}: read `oneOf` as `anyOf`.
+        Where it says nothing else, a string without a pattern may have `\\u` escapes of any character; before
+        llguidance 1.8, of control characters alone.
+    whitespace : bool or str
+        Between the tokens of JSON: a regex for what it matches, a blank or nothing if left out; False for nothing; True
+        for any, as JSON has it, in which a model may go on for ever.
+    lenient : bool
+        Read the schema as if formats that nobody knows, `$dynamicRef` and `$recursiveRef` were not in it, and names
+        near a keyword were meant, instead of raising an error; `warnings` says what that was.
+
+    Raises
+    ------
+    ImportError
+        If llguidance is not installed, or for a type pydantic, or for what is asked of the finished text jsonschema.
+    TypeError
+        If it is a type of which pydantic has no schema.
+    ValueError
+        If the schema is not JSON, is no schema, uses what nobody here knows, has no instances as far as
+        llguidance can tell, or a part with infinite ones only, or is too deep or too large. Names the place and the
+        keyword.
+    """
+
+    def __init__(self, schema: Any, *, whitespace: bool | str = BLANK, lenient: bool = False):
+        LLMatcher = native.llguidance().LLMatcher
+        self.type = schema if is_type(schema) else None
+        schema = schema if self.type is None else json_types.schema_of(schema)
+        try:
+            read = json.loads(schema) if isinstance(schema, str) else schema
+        except ValueError as error:
+            raise ValueError(f"the schema is not JSON: {error}{_file_meant(schema)}") from None
+        except RecursionError:
+            raise ValueError(f"the schema is nested more than {checks.MAX_DEPTH} deep") from None
+        checks.check_size(read)
+        try:
+            self.schema: Any = json.loads(json.dumps(read))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the schema is not JSON: {error}{_file_meant(schema)}") from None
+        if not isinstance(self.schema, (dict, bool)):
+            raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(self.schema)}")
+        checks.check_references(self.schema)
+        self._given = f", whitespace={whitespace!r}" * (whitespace != BLANK) + ", lenient=True" * lenient
+        self._options: dict[str, Any] = {}
+        asked = self.schema.get("x-guidance", {}) if isinstance(self.schema, dict) else {}
+        own = isinstance(asked, dict) and not asked.keys().isdisjoint(("whitespace_flexible", "whitespace_pattern"))
+        if whitespace is not True and not (whitespace == BLANK and own):
+            self._options |= {"whitespace_flexible": bool(whitespace), "whitespace_pattern": whitespace or None}
+        misspelt = checks.misspelt(self.schema) if isinstance(self.schema, dict) else None
+        if misspelt and not lenient:
+            raise ValueError(f"JSON schema at {misspelt} (lenient=True passes over it)")
+        leave = lenient or self.type is not None            # pydantic asks for the formats of its own
+        known, unknown = conditions.known(self.schema, _is_format) if leave else (self.schema, [])
+        self.masked, left_out = self._weaker(known)
+        if isinstance(self.schema, dict) and (place := checks.unproductive(self.schema)):
+            raise ValueError(
+                f"JSON schema at {place}: every instance would be infinite, since it needs another one of the same "
+                f"kind inside; a choice that ends, such as anyOf with null, would work"
+            )
+        self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {self._json(self.masked)}'
+        self._warnings: list[str] = native.in_large_stack(
+            lambda: LLMatcher.validate_grammar_with_warnings(self._grammar, limits=native.limits())[1]
+        )
+        fate = "passed over" if self.type is None else "asked of the finished text"
+        self._warnings += ([misspelt] if misspelt else []) + [f"{each} is {fate}" for each in unknown]
+        self._warnings += [f"{each} is asked of the finished text" for each in left_out]
+        self._condition = functools.partial(conditions.Condition, known, _meets, _found_by)
+        self._asked = self._condition() if left_out else None
+
+    def index(self, vocab: VocabularyLike) -> TokenIndex | JsonSchemaIndex:
+        """Which tokens of a vocabulary may follow: of its automaton if it has one, else by llguidance."""
+        return JsonSchemaIndex(self, vocab) if self.automaton is None else self.automaton.index(vocab)
+
+    @property
+    def automaton(self) -> JsonTexts | OpenTexts | None:
+        """What reads the texts and knows how far an end is; None if the schema has none, and `beyond` says why.
+
+        A DFA, or where some part may be any JSON a recognizer with a stack.
+        """
+        return self._compiled[0]
+
+    @property
+    def beyond(self) -> str:
+        """What of the schema no automaton is made of, so that llguidance makes the masks; "" if there is nothing."""
+        return self._compiled[1]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Keywords that are checked on the finished text or ignored, and the warnings of llguidance."""
+        return self._warnings + [f"{each} is asked of the finished text" for each in self._compiled[2]]
+
+    @cached_property
+    def _compiled(self) -> tuple[JsonTexts | OpenTexts | None, str, list[str], conditions.Condition | None]:
+        """Automaton, reason if there is none, keywords left to the finished text, and their condition."""
+        beyond = ""
+        for schema, left_out in conditions.looser(json.loads(self._grammar.partition("%json ")[2])):
+            try:
+                texts = texts_of(schema, self)
+                return texts, "", left_out, self._asked or (self._condition() if left_out else None)
+            except (Beyond, ValueError) as error:       # jsonschema may read less than llguidance
+                beyond = beyond or str(error)
+        return None, beyond, [], self._asked
+
+    def parse(self, text: str) -> Any:
+        """The value that a text writes, an object of the type if the schema is that of one.
+
+        A ValueError if it writes none, or a keyword that is no part of the masks does not hold.
+        """
+        try:
+            value = json.loads(text)
+            asked = self._compiled[3]
+            failed = asked(value) if asked else ""
+        except RecursionError:
+            raise ValueError("the text is nested too deep to be read") from None
+        if failed:
+            raise ValueError(f"{failed} does not hold")
+        return value if self.type is None else json_types.read(self.type, str(text), json=True)
+
+    def __repr__(self) -> str:
+        text = json.dumps(self.schema)
+        return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{self._given})"
+
+    def _weaker(self, schema: Any) -> tuple[Any, list[str]]:
+        """The strongest schema of those for masks that llguidance takes, and what is not in it."""
+        own = self._options
+        for weak, left_out, options in conditions.weaker(schema):
+            self._options = own | options
+            message = self._error(weak)
+            if not message:
+                return weak, left_out
+            if "nsatisfiable" in message:
+                break
+        raise ValueError(self._located(weak, message))
+
+    def _error(self, schema: dict[str, Any] | bool) -> str:
+        """What llguidance says against the schema, "" if nothing."""
+        return native.error_of(self._json(schema))
+
+    def _json(self, schema: dict[str, Any] | bool) -> str:
+        """The schema with all options in it."""
+        inside = schema if isinstance(schema, dict) else {}
+        given = inside.get("x-guidance", {})
+        if schema is False or not isinstance(given, dict):                      # either way it is an error
+            return json.dumps(schema)
+        return json.dumps(inside | {"x-guidance": _escapes() | given | self._options})
+
+    def _located(self, schema: Any, message: str) -> str:
+        """The message with its place: the innermost schema that has the error, and the keys without which it has not.
+
+        llguidance does not tell, so parts of the schema are tried in its place, the first few hundred, or fewer of a
+        large one.
+        """
+        place, node = "#", schema if isinstance(schema, dict) else {}
+        shared = {key: node[key] for key in ("$defs", "definitions", "x-guidance") if key in node}
+        tries, most = itertools.count(), min(300, TRIES // len(json.dumps(schema)))
+        inner: tuple[str, dict[str, Any]] | None = ("", node)
+        while inner is not None:
+            place, node = place + inner[0], inner[1]
+            parts = (part for part in checks.parts(node) if next(tries) < most)
+            inner = next((part for part in parts if self._error(shared | part[1]) == message), None)
+        tried = [key for key in node if key not in shared and next(tries) < most + 50]
+        rests = {key: {other: node[other] for other in node if other != key} for key in tried}
+        keys = ", ".join(repr(key) for key, rest in rests.items() if self._error(shared | rest) != message)
+        hint = "; lenient=True passes over it" if message.startswith(("Unimplemented", "Unknown format")) else ""
+        return f"JSON schema at {place}{keys and ', ' + keys}: {message}{hint}"
+
+
+class JsonSchemaIndex(Index):
+    """For every text so far, which tokens of a vocabulary may follow; its methods mean what those of TokenIndex mean.
+
+    States are tuples of tokens, and END after an eos; `after` gives (bytes,), to which tokens are added. Copies are the
+    index itself, so that particles share what it has read: `num_read` tokens, one for a new state with a known prefix.
+
+    A ValueError if no token of the vocabulary can begin an instance; by any method, if a state is not one of this
+    index, or if llguidance reaches one of its limits, which only extreme schemas do.
+    """
+
+    start: State = ()
+    end: State = END
+
+    def __init__(self, constraint: JsonSchema, vocab: VocabularyLike) -> None:
+        self.constraint, self.vocab, self.num_read = constraint, vocab, 0
+        tokenizer, self._tokens = _tokenizer_of(vocab)
+        self._eos, self._turn = sorted(vocab.eos_ids), Turn()
+        matcher = native.llguidance().LLMatcher
+        self._root: LLMatcher = native.in_large_stack(
+            lambda: matcher(tokenizer, constraint._grammar, log_level=0, limits=native.limits())
+        )
+        self._matchers: OrderedDict[State, LLMatcher] = OrderedDict()
+        self._distinct = Living[Bools]()
+        self._look = functools.lru_cache(max(64, MASK_BYTES // len(self._tokens)))(self._find)
+        self._check_limits()
+        if not self.mask(()).any():
+            found = f"none of the {sum(map(bool, self._tokens))} tokens of this vocabulary fits"
+            raise ValueError(f"{constraint!r} at the start: {self._expected(())}, and {found}")
+
+    def __repr__(self) -> str:
+        kept = self._look.cache_info().currsize
+        return f"JsonSchemaIndex({self.constraint!r}, {len(self._tokens)} tokens, {kept} masks)"
+
+    def mask(self, state: State) -> Bools:
+        """Tokens that may follow `state`: (V,) bool ndarray, read-only, True at every eos iff `state` accepts."""
+        return self._look(state)[0]
+
+    def accepts(self, state: State) -> bool:
+        """Whether the text may end in `state`; at END it has."""
+        return self._look(state)[1]
+
+    @in_turn
+    def next_bytes(self, state: State) -> bytes:
+        """The bytes that may follow `state`, ascending; b"" if none may."""
+        if state is END:
+            return b""
+        matcher = self._matcher(state)
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        if matcher.is_error():
+            raise self._gave_up(state, matcher)
+        return bytes(np.flatnonzero(bits[len(self._tokens) :][:256]).tolist())
+
+    def advance(self, state: State, token: int) -> State:
+        """The state after `token`, END after an eos; a ValueError if `token` may not follow `state`."""
+        if not 0 <= token_id(token) < len(self._tokens):
+            raise ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(self._tokens) - 1}")
+        data = self._tokens[token]
+        if self.mask(state)[token]:
+            return (*state, int(token)) if data else END
+        if state is END:
+            raise ValueError(f"token {int(token)} cannot follow: an eos has ended the text")
+        what = wording.token_name(token, data, token in self._eos)
+        raise ValueError(
+            f"{self.constraint!r}: {what} cannot follow {self._text(state)[-60:]!r}: {self._expected(state)}"
+        )
+
+    @in_turn
+    def after(self, text: str | bytes) -> State:
+        """The state after a text that is already there; a ValueError if no instance begins with it."""
+        data = bytes_of(text)
+        matcher = self._root.deep_copy()
+        at = matcher.try_consume_tokens(self._ids((data,)))
+        if at < len(data) and matcher.is_error():
+            raise self._gave_up((data,), matcher)
+        if at < len(data):
+            where = f"byte {at} of the text, {data[at : at + 1]!r} after {data[:at][-60:]!r}, leaves the language"
+            raise ValueError(f"{self.constraint!r}: {where}: {self._expected(self.after(data[:at]))}")
+        return (data,) if data else ()
+
+    @in_turn
+    def _find(self, state: State) -> tuple[Bools, bool]:
+        """The mask, which states with equal sets share, and whether the text may end."""
+        mask, accepts = np.zeros(len(self._tokens), bool), state is END
+        if state is not END:
+            matcher = self._matcher(state)
+            bits, accepts = np.frombuffer(matcher.compute_bitmask(), np.uint8), matcher.is_accepting()
+            if matcher.is_error():
+                raise self._gave_up(state, matcher)
+            mask = np.unpackbits(bits, count=mask.size, bitorder="little").astype(bool)
+            mask[self._eos] = accepts
+        mask.flags.writeable = False
+        key = np.packbits(mask).tobytes()
+        known = self._distinct.get(key)
+        return self._distinct.put(key, mask) if known is None else known, accepts
+
+    def _matcher(self, state: State) -> LLMatcher:
+        """The matcher that has read `state`, begun by that of the longest prefix that is kept."""
+        if not isinstance(state, tuple):
+            raise ValueError(f"{state!r} is not a state of this index, whose states are tuples of tokens and END")
+        known = len(state)
+        while known and state[:known] not in self._matchers:
+            known -= 1
+        matcher = self._matchers[state[:known]] if known else self._root
+        if known < len(state):
+            ids, matcher = self._ids(state[known:]), matcher.deep_copy()
+            if (read := matcher.try_consume_tokens(ids)) < len(ids):
+                if matcher.is_error():
+                    raise self._gave_up(state, matcher)
+                raise ValueError(f"{state!r} is not a state of this index: its text leaves {self.constraint!r}")
+            self.num_read += read
+            self._matchers[state] = matcher
+        if state:
+            self._matchers.move_to_end(state)
+        while len(self._matchers) > MATCHERS:
+            self._matchers.popitem(last=False)
+        return matcher
+
+    def _check_limits(self) -> None:
+        """A ValueError if llguidance gives up at the start, or at a first byte that may stand there."""
+        for byte in self.next_bytes(()):
+            self.after(b"%c" % byte)
+
+    def _gave_up(self, state: State, matcher: LLMatcher) -> ValueError:
+        why = f"llguidance gave up: {native.reason(matcher.get_error())}; a smaller schema would work"
+        return ValueError(f"{self.constraint!r} after {self._text(state)[-60:]!r}: {why}")
+
+    def _text(self, state: State) -> bytes:
+        return b"".join(part if isinstance(part, bytes) else self._tokens[part] for part in state)
+
+    def _ids(self, parts: tuple[Any, ...]) -> list[int]:
+        """What a matcher reads for parts of a state; byte 255, which never fits, where a part is no token."""
+        V, ids = len(self._tokens), list[int]()
+        for part in parts:
+            is_token = isinstance(part, (int, np.integer)) and 0 <= part < V and self._tokens[part]
+            ids += [V + byte for byte in part] if isinstance(part, bytes) else [int(part) if is_token else V + 255]
+        return ids
+
+    def _expected(self, state: State) -> str:
+        return wording.expected(self.next_bytes(state), self.accepts(state))
+
+
+def _file_meant(schema: object) -> str:
+    """What is said where the name of a file was given for what is in it."""
+    if isinstance(schema, os.PathLike) or (isinstance(schema, str) and is_file_name(schema)):
+        return f"; of a file give what is in it: JsonSchema(Path({os.fspath(schema)!r}).read_text())"
+    return ""
+
+
+def _is_format(name: str) -> bool:
+    try:
+        return bool(_format(name))
+    except ValueError:
+        return False
+
+
+def _meets(name: str, text: str) -> bool:
+    """Whether a text has a format, as masks have it; a ValueError if they know none of this name."""
+    index = _format(name)
+    try:
+        return index.accepts(index.after(json.dumps(text, ensure_ascii=False)))
+    except ValueError:                                  # no such text begins, or it is no Unicode
+        return False
+
+
+def _found_by(patterns: set[str]) -> dict[str, DFA]:
+    """By pattern, the texts in which `re.search` finds it; a ValueError if an automaton cannot, or is too large."""
+    found, left = dict[str, DFA](), MAX_FOUND
+    for pattern in sorted(patterns):
+        flags, bare = re.compile(pattern).flags & ~re.UNICODE, re.sub(r"^\(\?[a-zA-Z]+\)", "", pattern)
+        try:
+            bare += "\n" * bool(flags & re.X)           # it may end with a comment
+            found[pattern] = Regex(f"(?s:.*)(?:{bare})(?s:.*)", flags)
+            left -= found[pattern].explore(left).num_states
+        except TooLarge as error:
+            raise TooLarge(f"JSON schema: the pattern {pattern!r:.80}", error.count) from None
+        except ValueError as error:
+            why = str(error).partition("\n")[0]
+            raise ValueError(f"JSON schema: the pattern {pattern!r:.80} cannot be asked of the text: {why}") from None
+    return found
+
+
+@functools.cache
+def _format(name: str) -> JsonSchemaIndex:
+    return JsonSchemaIndex(JsonSchema({"type": "string", "format": name}, whitespace=False), wording.BYTES)
+
+
+@functools.cache
+def _escapes() -> dict[str, bool]:
+    """The option that allows `\\u` escapes of all characters, where this llguidance has it: from 1.8 on."""
+    option = {"json_allow_general_unicode_escapes": True}
+    return {} if native.error_of(json.dumps({"x-guidance": option})) else option
+
+
+@once
+def _tokenizer_of(vocab: VocabularyLike) -> tuple[LLTokenizer, list[bytes]]:
+    """The tokens and 256 bytes, as llguidance wants them; and the tokens, b"" where special.
+
+    llguidance has an eos of its own, past the bytes: those of the vocabulary are the index's business.
+    """
+    tokens = trie_of(vocab).tokens
+    shown = [*tokens, *(b"%c" % byte for byte in range(256)), b""]
+    shown = [b"" if b"\xff" in token else token for token in shown]             # 0xFF marks special tokens there
+    facts = SimpleNamespace(eos_token_id=len(tokens) + 256, bos_token_id=None, tokens=shown, special_token_ids=[])
+    ll = native.llguidance()
+    return ll.LLTokenizer(ll.TokenizerWrapper(facts), slices=ll.LLTokenizer.json_slices()), tokens

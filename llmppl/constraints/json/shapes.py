@@ -1,0 +1,268 @@
+"""Shapes: what a JSON schema says, without its references and combinators.
+
+`Reader(root).shape(schema)` reads a schema as llguidance does: keyword by keyword, in the order in which they stand,
+each narrowing (`both`) what those before it left. What it cannot be sure to read alike is `Beyond` it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from llmppl.constraints.json.checks import KEYWORDS, target
+
+__all__ = ["ANY", "NEVER", "Array", "Beyond", "Choice", "Number", "Object", "Reader", "Shape", "String", "Words"]
+
+TYPES = "null", "boolean", "number", "string", "array", "object"
+APPLIED = "const", "enum", "allOf", "anyOf", "oneOf", "$ref"            # each narrows all that stands before it
+READ = frozenset(
+    "type minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format prefixItems "
+    "items additionalItems minItems maxItems properties additionalProperties required $defs definitions".split()
+).union(APPLIED)
+OLD = "draft-03", "draft-04", "draft-06", "draft-07", "2019-09"        # `items` may be a list, `prefixItems` is unknown
+MAX_OPTIONS = 2_000                                 # of one choice
+
+
+class Beyond(Exception):
+    """A schema is not, or not surely, within what is compiled here; says what of it."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Some of null, true and false."""
+
+    words: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Number:
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    integer: bool = False
+    step: float | None = None
+
+
+@dataclass(frozen=True)
+class String:
+    """Of `least` to `most` characters, in all of the languages: ("const" | "pattern" | "format", what)."""
+
+    least: int = 0
+    most: int | None = None
+    languages: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Array:
+    """Of `least` to `most` items, those after the `first` few like `rest`."""
+
+    least: int
+    most: int | None
+    first: tuple[Shape, ...]
+    rest: Shape
+
+    def item(self, i: int) -> Shape:
+        return self.first[i] if i < len(self.first) else self.rest
+
+
+@dataclass(frozen=True)
+class Object:
+    """Properties in order, and those that are not named."""
+
+    properties: Mapping[str, Shape]
+    others: Shape
+    required: tuple[str, ...] = ()
+
+    def named(self) -> Iterator[tuple[str, Shape, bool]]:
+        """(name, shape, whether it is required), the required ones without a shape of their own last."""
+        for name, shape in self.properties.items():
+            yield name, shape, name in self.required
+        yield from ((name, self.others, True) for name in self.required if name not in self.properties)
+
+
+@dataclass(frozen=True)
+class Choice:
+    options: tuple[Shape, ...]
+
+
+@dataclass(frozen=True)
+class _Any:
+    """Any JSON."""
+
+
+Shape: TypeAlias = Words | Number | String | Array | Object | Choice | _Any
+ANY, NEVER = _Any(), Choice(())
+_NULL, _BOOLEAN = Words(frozenset({"null"})), Words(frozenset({"true", "false"}))
+
+
+def both(a: Shape, b: Shape) -> Shape:
+    """What is of both shapes; of two objects, the properties of `a` come first."""
+    if isinstance(a, _Any) or isinstance(b, _Any):
+        return b if isinstance(a, _Any) else a
+    if isinstance(a, Choice):
+        return _choice(both(option, b) for option in a.options)
+    if isinstance(b, Choice):
+        return _choice(both(a, option) for option in b.options)
+    if isinstance(a, Words) and isinstance(b, Words):
+        words = a.words & b.words
+        return Words(words) if words else NEVER
+    if isinstance(a, Number) and isinstance(b, Number):
+        return _both_numbers(a, b)
+    if isinstance(a, String) and isinstance(b, String):
+        languages = tuple(dict.fromkeys(a.languages + b.languages))
+        return String(max(a.least, b.least), _least(a.most, b.most), languages)
+    if isinstance(a, Array) and isinstance(b, Array):
+        first = range(max(len(a.first), len(b.first)))
+        items = tuple(both(a.item(i), b.item(i)) for i in first)
+        return Array(max(a.least, b.least), _least(a.most, b.most), items, both(a.rest, b.rest))
+    if isinstance(a, Object) and isinstance(b, Object):
+        named = {name: both(shape, b.properties.get(name, b.others)) for name, shape in a.properties.items()}
+        named |= {name: both(a.others, shape) for name, shape in b.properties.items() if name not in named}
+        return Object(named, both(a.others, b.others), tuple(dict.fromkeys(a.required + b.required)))
+    return NEVER
+
+
+def _both_numbers(a: Number, b: Number) -> Number:
+    if a.step is not None and b.step is not None and a.step != b.step:
+        raise Beyond("multiples of two numbers")
+    return Number(
+        _most(a.low, b.low), _least(a.high, b.high), _most(a.above, b.above), _least(a.below, b.below),
+        a.integer or b.integer, b.step if a.step is None else a.step,
+    )  # fmt: skip
+
+
+def _least(a: Any, b: Any) -> Any:
+    return min((each for each in (a, b) if each is not None), default=None)
+
+
+def _most(a: Any, b: Any) -> Any:
+    return max((each for each in (a, b) if each is not None), default=None)
+
+
+def _choice(options: Iterable[Shape]) -> Shape:
+    """One of them; those in choices among them, and nothing of what is never."""
+    found: list[Shape] = []
+    for option in options:
+        if isinstance(option, _Any):
+            return ANY
+        found += option.options if isinstance(option, Choice) else [option]
+        if len(found) > MAX_OPTIONS:
+            raise Beyond(f"a choice of more than {MAX_OPTIONS:,}")
+    return found[0] if len(found) == 1 else Choice(tuple(found))
+
+
+@dataclass
+class Reader:
+    """Reads the schemas of one text, in which references point."""
+
+    root: Any
+    _references: dict[str, Shape | None] = field(default_factory=dict)      # None while it is read
+
+    def __post_init__(self) -> None:
+        named = str(self.root.get("$schema", "")) if isinstance(self.root, dict) else ""
+        self.is_old = any(draft in named for draft in OLD)
+
+    def shape(self, schema: Any) -> Shape:
+        """What a schema says; Beyond."""
+        if isinstance(schema, bool):
+            return ANY if schema else NEVER
+        if schema is not self.root and isinstance(schema.get("$id", schema.get("id")), str):
+            raise Beyond("a part with an $id")
+        if unread := schema.keys() & KEYWORDS - READ:
+            raise Beyond(", ".join(sorted(unread)))
+        if self.is_old and "const" in schema and "draft-04" in str(self.root.get("$schema")):
+            raise Beyond("const in draft 4")
+        found: Shape = ANY
+        some: dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in APPLIED:
+                found = both(found, self._simple(some, schema))
+                found, some = both(found, self._applied(key, value)), {}
+            elif key in READ:
+                some[key] = value
+                if key == "additionalProperties" and "properties" in schema:        # the names that are not additional
+                    some.setdefault("properties", dict.fromkeys(schema["properties"], True))
+                if key == "items" and "prefixItems" in schema:
+                    some.setdefault("prefixItems", [True] * len(schema["prefixItems"]))
+        return both(found, self._simple(some, schema))
+
+    def _applied(self, key: str, value: Any) -> Shape:
+        if key == "const":
+            return _constant(value)
+        if key == "enum":
+            return _choice(map(_constant, value))
+        if key == "$ref":
+            return self._reference(value)
+        shapes = list(map(self.shape, value))
+        if key != "allOf":
+            return _choice(shapes)
+        found: Shape = ANY
+        for shape in shapes:
+            found = both(found, shape)
+        return found
+
+    def _reference(self, name: str) -> Shape:
+        if name not in self._references:
+            self._references[name] = None
+            schema = self.root if name == "#" else target(self.root, name)
+            if not isinstance(schema, dict | bool):
+                raise Beyond(f"the reference {name}")
+            self._references[name] = self.shape(schema)
+        found = self._references[name]
+        if found is None:
+            raise Beyond("recursion")
+        return found
+
+    def _simple(self, some: dict[str, Any], schema: dict[str, Any]) -> Shape:
+        """What the keywords `some` of a schema say, together with its type."""
+        if not some.keys() - {"$defs", "definitions"}:
+            return ANY
+        kinds = schema.get("type", TYPES)
+        return _choice(self._of_type(kind, some) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+    def _of_type(self, kind: str, some: dict[str, Any]) -> Shape:
+        if kind in ("null", "boolean"):
+            return _NULL if kind == "null" else _BOOLEAN
+        if kind in ("number", "integer"):
+            return _number(some, kind == "integer")
+        if kind == "string":
+            languages = tuple((key, some[key]) for key in ("pattern", "format") if key in some)
+            return String(int(some.get("minLength", 0)), some.get("maxLength"), languages)
+        if kind == "array":
+            return self._array(some)
+        named = {name: self.shape(part) for name, part in some.get("properties", {}).items()}
+        required = tuple(dict.fromkeys(some.get("required", ())))
+        return Object(named, self.shape(some.get("additionalProperties", True)), required)
+
+    def _array(self, some: dict[str, Any]) -> Shape:
+        first, rest = some.get("prefixItems", []), some.get("items", True)
+        if self.is_old or "additionalItems" in some or isinstance(rest, list):
+            first, rest = (rest, some.get("additionalItems", True)) if isinstance(rest, list) else ([], rest)
+        return Array(some.get("minItems", 0), some.get("maxItems"), tuple(map(self.shape, first)), self.shape(rest))
+
+
+def _number(some: dict[str, Any], integer: bool) -> Number:
+    low, high = some.get("minimum"), some.get("maximum")
+    above, below = some.get("exclusiveMinimum"), some.get("exclusiveMaximum")
+    if isinstance(above, bool):                     # draft 4
+        above = low if above else None
+    if isinstance(below, bool):
+        below = high if below else None
+    low, high, above, below = (None if bound is None else float(bound) for bound in (low, high, above, below))
+    step = some.get("multipleOf")
+    return Number(low, high, above, below, integer, None if step is None else abs(float(step)))
+
+
+def _constant(value: Any) -> Shape:
+    if value is None or isinstance(value, bool):
+        return Words(frozenset({{None: "null", True: "true", False: "false"}[value]}))
+    if isinstance(value, int | float):
+        return Number(float(value), float(value), integer=isinstance(value, int) and abs(value) < 1 << 63)
+    if isinstance(value, str):
+        return String(languages=(("const", value),))
+    if isinstance(value, list):
+        items = tuple(map(_constant, value))
+        return Array(len(items), len(items), items, NEVER)
+    return Object({name: _constant(part) for name, part in value.items()}, NEVER, tuple(value))

@@ -1,0 +1,331 @@
+"""Context-free grammars in Lark's syntax, read byte by byte.
+
+Acceptance is Lark's own: a text is in the language iff `lark.Lark(grammar, parser="lalr", lexer="contextual")` parses
+it. The LALR(1) tables and the terminals of each parser state are taken from lark; only the loop is ours, turned so
+that it takes one byte at a time and never goes back.
+
+The one idea: do not wait to see where a token ends; assume it. A *hypothesis* says where every token so far ended: it
+is a parser stack (`llmppl.constraints.lark.lalr`) and the current token, as far as it is read (`llmppl.constraints.lark.lexer`). Exactly
+one survives the whole text, so no byte is ever read twice: `1e+x` is `1 e + x` because `1` was assumed to end where it
+does, with the exponent forbidden. `step` returns None iff no continuation of the text is accepted: a hypothesis is
+dropped unless some text completes it (`llmppl.constraints.lark.completion`).
+
+Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for parsers as recognizers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lark import Lark
+from lark.indenter import Indenter
+
+from llmppl.constraints.automata.budget import MAX_LEXED, TooLarge
+from llmppl.constraints.constraint import State, VocabularyLike
+from llmppl.constraints.lark import saving
+from llmppl.constraints.lark.completion import Completability
+from llmppl.constraints.lark.lalr import IndentedParser, Parser, Stack
+from llmppl.constraints.lark.lalr_tables import bits_of
+from llmppl.constraints.lark.lark_loader import Rules, read
+from llmppl.constraints.lark.lexer import PartialTokens
+from llmppl.constraints.lark.masks import Masks
+from llmppl.constraints.masks import TokenIndex
+from llmppl.constraints.masks import index_files as storage
+from llmppl.constraints.masks.mask_store import PackedMask
+from llmppl.constraints.vocabulary.trie import Trie
+from llmppl.support.arguments import count, is_file_name, text
+from llmppl.support.graphs import Memo, Numbering
+from llmppl.support.locks import Turn, cached_property, in_turn
+from llmppl.support.shared import Shared
+
+MAX_STATES = 1 << 16                                # that are remembered
+MAX_MASKS = 1 << 16                                 # that are worked out before everything is forgotten
+Hypothesis = tuple[Stack, int]                      # a parser stack, and a partial token
+
+
+class _State(Shared):
+    """A state of the recognizer: its hypotheses, and whether the text may end. Equal states are one object."""
+
+    __slots__ = ("hypotheses", "accepting", "next", "alike")
+
+    def __init__(self, hypotheses: tuple[Hypothesis, ...], accepting: bool):
+        self.hypotheses, self.accepting = hypotheses, accepting
+        self.next: dict[int, _State | None] = {}        # by byte
+        self.alike: dict[tuple[int, ...], _State | None] = {}   # by the outcomes of the tokens
+
+    def __repr__(self) -> str:
+        return f"<grammar state: {len(self.hypotheses)} hypotheses{', accepting' if self.accepting else ''}>"
+
+
+class Grammar(Shared):
+    """The texts that `lark.Lark(grammar, parser="lalr", lexer="contextual", start=start)` parses, as a recognizer.
+
+    `step(state, byte)` is None iff no text that goes on so is accepted. States are immutable, hashable and shared:
+    equal ones are one object (until MAX_STATES are kept; then old ones are only equal to themselves).
+
+    Parameters
+    ----------
+    grammar : str, in Lark's syntax
+    start : name of the rule that a text is
+    import_paths : where lark looks for what is imported, before its own grammars
+    g_regex_flags : flags of `re`, for all terminals
+    postlex : a lark.indenter.Indenter, for indented text
+        A text that may end is told exactly. What can follow one that may not is decided by completions made of the
+        shortest tokens that finish the open rules: exact where some such completion exists, as with lark's python.lark.
+    source_path : file that the grammar is from, for relative imports
+
+    Raises
+    ------
+    ValueError
+        A syntax error (with a caret), a conflict (lark's report), an unknown start, a terminal that is not regular or
+        matches the empty text (named), a grammar with which no text parses, a postlex that is no plain Indenter.
+    """
+
+    def __init__(
+        self,
+        grammar: str,
+        start: str = "start",
+        *,
+        import_paths: Sequence[Any] = (),
+        g_regex_flags: int = 0,
+        postlex: Any = None,
+        source_path: str | None = None,
+    ):
+        if isinstance(grammar, os.PathLike) or (isinstance(grammar, str) and is_file_name(grammar)):
+            name = os.fspath(grammar)
+            error = ValueError if isinstance(grammar, str) else TypeError
+            raise error(f"grammar: {name!r} is the name of a file: Grammar.from_file({name!r}) reads it")
+        self.text = text("grammar", grammar)
+        self._options: dict[str, Any] = {"start": start, "import_paths": list(import_paths), "postlex": postlex}
+        self._options |= {"g_regex_flags": g_regex_flags, "source_path": source_path}
+        methods = "process", "_process", "handle_NL"
+        plain = all(getattr(type(postlex), name, None) is getattr(Indenter, name) for name in methods)
+        if postlex is not None and not plain:
+            raise ValueError(f"postlex: a lark.indenter.Indenter that only names its terminals, not {postlex!r}")
+        found, tables = read(grammar, start, import_paths, g_regex_flags, postlex, source_path)
+        parser = self._parser = Parser(tables) if postlex is None else IndentedParser(tables, postlex)
+        lexers, lexer_of = _lexers(parser, found)
+        self._tokens = PartialTokens(found.terminals, found.ignored, lexers, postlex)
+        self._completability = Completability(parser, self._tokens, lexer_of, found.terminals)
+        self._states: Memo[Any, _State] = Memo(lambda key: _State(tuple(key[0]), key[1]))
+        self._masks: Masks | None = None
+        self._turn = Turn()
+        begun = self._state([(parser.bottom, self._tokens.first)], [])
+        if begun is None:
+            raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r})")
+        self.start = begun
+
+    @cached_property
+    def lark(self) -> Lark:
+        """Lark itself with this grammar, for parse trees; made when first asked for."""
+        return Lark(self.text, parser="lalr", lexer="contextual", maybe_placeholders=False, **self._options)
+
+    @classmethod
+    def from_file(
+        cls, path: str | os.PathLike[str], start: str = "start", *, import_paths: Sequence[Any] = (),
+        g_regex_flags: int = 0, postlex: Any = None,
+    ) -> Grammar:  # fmt: skip
+        """Read a grammar from a file. Relative imports are found beside it, and errors begin with its path."""
+        options: dict[str, Any] = {"import_paths": import_paths, "g_regex_flags": g_regex_flags, "postlex": postlex}
+        with open(path, encoding="utf-8") as file:
+            try:
+                return cls(file.read(), start, source_path=os.fspath(path), **options)
+            except TooLarge as error:
+                raise TooLarge(f"{os.fspath(path)}: {error.what}", error.count, error.remedy) from error
+            except ValueError as error:
+                raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+    def index(self, vocab: VocabularyLike) -> TokenIndex:
+        """Which tokens of a vocabulary may follow, in every state."""
+        return GrammarIndex(self, vocab)
+
+    @cached_property
+    def _digest(self) -> str:
+        return saving.digest(self._completability, self._options["g_regex_flags"])
+
+    @in_turn
+    def _save_index(self, path: str | Path, index: TokenIndex) -> None:
+        saving.write(path, index, self._digest, self._completability, self._masks_over(index.trie))
+
+    @in_turn
+    def _load_index(self, path: str | Path, vocab: VocabularyLike) -> TokenIndex:
+        data = storage.read_arrays(path, "grammar")
+        if str(data["grammar"]) != self._digest:
+            raise ValueError(
+                f"{path} is the index of another grammar than the one given: rules, terminals, start, flags or postlex "
+                "differ"
+            )
+        storage.check_vocabulary(path, data, vocab)
+        index = self.index(vocab)
+        with storage.reading(path):
+            saving.read(data, index, self._completability, self._masks_over(index.trie), self._state_of)
+        return index
+
+    def _state_of(self, hypotheses: frozenset[Hypothesis], accepting: bool) -> _State:
+        if accepting == self.start.accepting and hypotheses == frozenset(self.start.hypotheses):
+            return self.start                           # which may be forgotten below
+        return self._states[hypotheses, accepting]
+
+    def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
+        return partial(Grammar, **self._options), (self.text,)
+
+    def step(self, state: _State, byte: int) -> _State | None:
+        """The state after one more byte, or None if no text that goes on so is accepted."""
+        try:
+            return state.next[byte]
+        except KeyError:
+            return self._step_anew(state, byte)
+
+    @in_turn
+    def _step_anew(self, state: _State, byte: int) -> _State | None:
+        key = tuple([id(self._tokens.step(token, byte)) for _, token in state.hypotheses])
+        if key not in state.alike:                      # else another byte of the same class
+            state.alike[key] = self.token_step(state, bytes([byte]))
+        found = state.next[byte] = state.alike[key]
+        return found
+
+    @in_turn
+    def token_step(self, state: _State, data: bytes) -> _State | None:
+        """The state after some bytes, at least one; those in between are not made."""
+        step, starts, after = self._tokens.step, self._completability.starts, self._parser.after
+        alive: list[Hypothesis] = list(state.hypotheses)
+        ended: list[Hypothesis] = []                    # a stack and a residue each
+        for byte in data:
+            alive += [(stack, token) for stack, residue in ended for token in starts(stack, residue)]
+            outcomes = [(stack, *step(token, byte)) for stack, token in alive]
+            alive = [(stack, token) for stack, going_on, _ in outcomes for token in going_on]
+            ended = [place for stack, _, ends in outcomes for place in after(stack, ends)]
+        return self._state(ended, alive)
+
+    @in_turn
+    def read_all(self, trie: Trie, max_quotients: int = 100_000, /) -> Masks:
+        """Read a vocabulary once, as `build_all` of an index does."""
+        if self._parser.indenter:
+            raise ValueError("a grammar with a postlex has as many places for its lexer as a text has columns")
+        masks = self._masks_over(trie)
+        masks.read_all(max_quotients)
+        return masks
+
+    def _masks_over(self, trie: Trie) -> Masks:
+        if self._masks is None or self._masks.trie is not trie:
+            self._masks = Masks(self._completability, trie)
+        return self._masks
+
+    @in_turn
+    def token_mask(self, state: _State, trie: Trie) -> bytes:
+        """The tokens that may follow a state, a bit for each."""
+        masks = self._masks_over(trie)
+        if masks.made > MAX_MASKS:
+            self._forget()
+        return masks.bits(state.hypotheses)
+
+    def accepts(self, state: _State) -> bool:
+        """Whether lark parses the text that led to `state`."""
+        return state.accepting
+
+    def _state(self, ended: list[Hypothesis], going_on: list[Hypothesis]) -> _State | None:
+        """The state of what is left of the hypotheses: tokens that have just `ended`, tokens still `going_on`."""
+        completability = self._completability
+        accepting = any(completability.may_end(*place) for place in ended)
+        alive = [hypothesis for hypothesis in going_on if completability.completable(*hypothesis)]
+        for stack, residue in ended:
+            sure = completability.surely_completable(stack, residue)
+            starts = completability.starts(stack, residue)
+            alive += [(stack, token) for token in starts if sure or completability.completable(stack, token)]
+        if not alive and not accepting:
+            return None
+        if len(self._states) > MAX_STATES:
+            self._forget()
+        return self._states[frozenset(alive), accepting]
+
+    def _forget(self) -> None:
+        """Give up what is remembered about states and stacks; whoever holds old ones keeps them."""
+        self._states.clear()
+        for memo in (self.start.next, self.start.alike, self._parser.bottom.pushed, self._parser.bottom.fed):
+            memo.clear()
+        if self._masks is not None:
+            self._masks.forget()
+
+
+class GrammarIndex(TokenIndex):
+    """The index of a grammar: the parser is asked once for all tokens that a mask cannot tell apart."""
+
+    def build_all(self, max_states: int = 1_000_000) -> Any:
+        """The vocabulary read from every place where the lexer may stand (Sec. 4.2), with `len` and `nbytes`.
+
+        Masks then only take runs of the parser, whose results are kept by the states on top of its stack.
+
+        Raises
+        ------
+        ValueError
+            If there are more than `max_states` places; if the grammar has a postlex.
+        """
+        return self.recognizer.read_all(self.trie, count("max_states", max_states))
+
+    def save(self, path: str | Path) -> None:
+        """Write what has been worked out so far to a file, from which `load`, given the grammar, goes on."""
+        self.recognizer._save_index(path, self)
+
+    def known_masks(self) -> list[tuple[State, PackedMask]]:
+        """The states whose masks are known."""
+        return list(self._masks.items())
+
+    def known_steps(self) -> list[tuple[tuple[State, int], State]]:
+        """The states and tokens of which is known where they lead."""
+        return list(self._steps.items())
+
+    def join(self, masks: Iterable[tuple[State, bytes]], steps: Iterable[tuple[tuple[State, int], State]]) -> None:
+        """Take over masks, by their keys, and steps that are known."""
+        self._masks.update((state, self.store.of_key(key)) for state, key in masks)
+        self._steps.update(steps)
+
+    def _work_out(self, state: State, accepts: bool) -> PackedMask:
+        return self.store.of_bits(self.recognizer.token_mask(state, self.trie), accepts)
+
+    def _read_token(self, state: State, data: bytes) -> State | None:
+        return self.recognizer.token_step(state, data)
+
+
+def _lexers(parser: Parser, found: Rules) -> tuple[list[tuple[str, ...]], dict[int, int]]:
+    """Lark's contextual lexers: the names of their terminals in order; and which one every state of the parser has."""
+    rank = {terminal.name: i for i, terminal in enumerate(found.terminals)}
+    always = {rank[name] for name in found.ignored.union(found.always)}
+    ranks = {bit: rank[name] for name, bit in parser.tables.bits.items() if name in rank}
+    numbers: Numbering[int] = Numbering()
+    lexers: list[tuple[str, ...]] = []
+    size = 0
+    for bits in parser.terminals().values():
+        if numbers[bits] == len(lexers):
+            some = always.union(ranks[bit] for bit in bits_of(bits) if bit in ranks)
+            lexers.append(tuple([found.terminals[i].name for i in sorted(some)]))
+            size += len(some)
+            if size > MAX_LEXED:
+                raise TooLarge(
+                    f"the grammar's lexer of {len(rank):,} terminals",
+                    f"more than {MAX_LEXED:,} of them in its first {len(lexers):,} selections",
+                    "fewer terminals that may stand at one place would work",
+                )
+    return lexers, {state: numbers[bits] for state, bits in parser.terminals().items()}
+
+
+def json_grammar() -> Grammar:
+    """JSON as RFC 8259 has it: any value, with whitespace around tokens."""
+    return Grammar(_JSON)
+
+
+_JSON = r"""
+start: value
+value: object | array | STRING | NUMBER | "true" | "false" | "null"
+object: "{" [member ("," member)*] "}"
+member: STRING ":" value
+array: "[" [value ("," value)*] "]"
+
+STRING: /"([^"\\\x00-\x1F]|\\(["\\\/bfnrt]|u[0-9A-Fa-f]{4}))*"/
+NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/
+%ignore /[ \t\n\r]+/
+"""
+

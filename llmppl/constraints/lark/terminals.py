@@ -1,0 +1,251 @@
+"""The terminals of a grammar: in the order in which lark's lexers try them, and their automata side by side.
+
+A terminal is an NFA, whose states may have *guards*: a look-ahead, an automaton of its own that must (not) match behind
+a place, or a look-behind, decided by a *tracker* that reads along. The automata have one numbering of states; states
+that read a byte or end are *stops*.
+
+A *word* is a terminal that is one string; a *keyword* is a word that a regular expression matches as a whole. Words
+that stand in the same places of all rules, and next to each other in the lexer's order, are read as one terminal, since
+neither lexer nor parser tells them apart.
+
+Source: the lexer of lark 1.3.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lark.lexer import PatternStr, TerminalDef
+
+from llmppl.constraints.automata.budget import MAX_NFA_STATES, TooLarge
+from llmppl.constraints.automata.lazy_dfa import Leftmost
+from llmppl.constraints.automata.nfa import DEAD, NFA, Ahead, Behind
+from llmppl.constraints.automata.regex import parse
+from llmppl.constraints.lark.lalr_tables import Rule
+from llmppl.support.graphs import Numbering, turned
+
+MIN_JOINED = 8                                      # words in a row from which on they are read as one terminal
+MAX_COMPARED = 50                                   # symbols of an alternative in which words may stand for each other
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A terminal: a regular expression, or some words; its automaton; and the keywords that lark splits off it."""
+
+    name: str
+    pattern: str
+    nfa: NFA
+    words: tuple[str, ...] = ()                     # longest first; empty for a regular expression
+    keywords: tuple[str, ...] = ()                  # names of the terminals that its text may be instead
+    embedded: frozenset[str] = frozenset()          # names of those whose alternatives lark leaves this one to
+
+
+class Assumptions(dict[int, bool]):
+    """Which look-aheads (by entry) are assumed to hold; to ask for another one raises Undecided."""
+
+    def __missing__(self, entry: int) -> bool:
+        raise Undecided(entry)
+
+
+class Undecided(Exception):
+    """A closure met a look-ahead (its entry is `args[0]`) of which it is not known whether it holds."""
+
+
+class Automata:
+    """The automata of terminals side by side."""
+
+    def __init__(self, terminals: Sequence[Terminal]) -> None:
+        self.epsilon: list[tuple[int, ...]] = []
+        self.edges: list[tuple[tuple[int, int, int], ...]] = []
+        self.guards: dict[int, Behind | Ahead] = {}
+        self.names: list[str] = []                      # of the terminal a state belongs to
+        self.ends: dict[int, str] = {}                  # accepting states, and those that satisfy a look-ahead
+        self.found = set[int]()                         # those of `ends` that satisfy a look-ahead
+        self.starts: dict[str, int] = {}
+        for terminal in terminals:
+            self._add(terminal.name, terminal.nfa)
+        trackers = {id(guard.tracker): guard.tracker for guard in self.guards.values() if isinstance(guard, Behind)}
+        self.trackers: list[Any] = list(trackers.values())
+        self._tracker_number = dict(zip(trackers, itertools.count()))
+
+    def _add(self, name: str, nfa: NFA) -> None:
+        base = len(self.epsilon)
+        self.starts[name] = base + nfa.start if nfa.start != DEAD else DEAD
+        self.names += [name] * len(nfa)
+        for q in range(len(nfa)):
+            self.epsilon.append(tuple([base + target for target in nfa.epsilon[q]]))
+            self.edges.append(tuple([(lo, hi, base + target) for lo, hi, target in nfa.edges(q)]))
+        for q, guard in nfa.guards.items():
+            self.guards[base + q] = Ahead(base + guard.entry, guard.positive) if isinstance(guard, Ahead) else guard
+        self.ends[base] = self.ends[base + 1] = name
+        self.found.add(base + 1)
+
+    def closure(self, states: Iterable[int], trackers: tuple[int, ...], ahead: Assumptions) -> list[int]:
+        """The stops that `states` become without reading, most preferred first.
+
+        Raises Undecided at a look-ahead that `ahead` does not decide.
+        """
+        seen: set[int] = set()
+        order: list[int] = []
+        stack = list(states)[::-1]
+        while stack:
+            q = stack.pop()
+            if q in seen:
+                continue
+            seen.add(q)
+            guard = self.guards.get(q)
+            if guard is not None and self._holds(guard, trackers, ahead) != guard.positive:
+                continue
+            if self.edges[q] or q in self.ends:
+                order.append(q)
+            stack.extend(reversed(self.epsilon[q]))
+        return order
+
+    def _holds(self, guard: Ahead | Behind, trackers: tuple[int, ...], ahead: Assumptions) -> bool:
+        if isinstance(guard, Ahead):
+            return ahead[guard.entry]
+        number = self._tracker_number[id(guard.tracker)]
+        return bool(self.trackers[number].accepts(trackers[number]))
+
+    def track(self, states: tuple[int, ...], byte: int) -> tuple[int, ...]:
+        """The states of the trackers after one more byte."""
+        pairs = zip(self.trackers, states, strict=True)
+        return tuple([int(tracker.step(state, byte) or 0) if state else 0 for tracker, state in pairs])
+
+    def unguarded(self, state: int) -> Iterable[int]:
+        """What a state becomes without reading, whatever its guard says, with the look-ahead if it is one."""
+        guard = self.guards.get(state)
+        return (*self.epsilon[state], guard.entry) if isinstance(guard, Ahead) else self.epsilon[state]
+
+    def names_of(self, states: Iterable[int]) -> set[str]:
+        """The terminals that states belong to."""
+        return set(map(self.names.__getitem__, states))
+
+    def edges_of(self, states: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+        """The edges of states: first and last byte, and target."""
+        return itertools.chain.from_iterable(map(self.edges.__getitem__, states))
+
+    def read(self, states: Iterable[int], byte: int) -> list[int]:
+        """Targets of the edges on `byte`, in order."""
+        return [target for lo, hi, target in self.edges_of(states) if lo <= byte <= hi]
+
+
+def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Terminal]:
+    """The terminals in the order in which lark's lexers try them, with lark's rule of keywords.
+
+    A keyword is split off the regular expression that matches it: that text is the keyword then. Where both may stand,
+    the keyword is no alternative of its own.
+    """
+    for terminal in terminals:
+        _check(terminal, flags)
+    _check_together(terminals, flags)
+    ranked = sorted(terminals, key=lambda t: (-t.priority, -t.pattern.max_width, -len(t.pattern.value), t.name))
+    nfas = {t.name: _nfa(t, flags) for t in ranked}
+    if sum(map(len, nfas.values())) > MAX_NFA_STATES:
+        worst = max(nfas, key=lambda name: len(nfas[name]))
+        raise TooLarge(
+            f"terminal {worst}, beside the others,",
+            f"{len(nfas[worst]):,} states, and more than {MAX_NFA_STATES:,} together",
+            "fewer or smaller counted repeats would work",
+        )
+    words = [t for t in ranked if isinstance(t.pattern, PatternStr)]
+    flags_of = {t.name: set(t.pattern.flags) for t in ranked}
+    keywords = {t.name: _keywords(t, nfas[t.name], words) for t in ranked}
+    hosts = turned(keywords.items())
+
+    def made(t: TerminalDef) -> Terminal:
+        plain = isinstance(t.pattern, PatternStr) and not (t.pattern.flags or flags)
+        embedded = frozenset([host for host in hosts[t.name] if flags_of[t.name] <= flags_of[host]])
+        strings = (t.pattern.value,) if plain else ()
+        return Terminal(t.name, t.pattern.to_regexp(), nfas[t.name], strings, keywords[t.name], embedded)
+
+    return list(map(made, ranked))
+
+
+def _check(terminal: TerminalDef, flags: int) -> None:
+    pattern = terminal.pattern.to_regexp()
+    try:
+        re.compile(pattern, flags)
+    except re.error as error:
+        where = "" if error.pos is None else f"\n    {pattern}\n    {' ' * error.pos}^"
+        raise ValueError(f"terminal {terminal.name}: {error}{where}") from error
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(f"terminal {terminal.name}: {error or 'too deeply nested'}") from None
+    if terminal.pattern.min_width == 0:
+        raise ValueError(f"terminal {terminal.name}: {pattern!r} matches the empty text, which lark's lexers refuse")
+
+
+def _check_together(terminals: Sequence[TerminalDef], flags: int) -> None:
+    """Raise a ValueError if lark cannot have the terminals as alternatives of one regular expression."""
+    patterns = {t.name: t.pattern.to_regexp() for t in terminals}
+    named = [name for name, pattern in patterns.items() if re.search(r"\(\?(P<|[aiLmsux]+\))", pattern)]
+    try:
+        re.compile("|".join(f"(?P<{name}>{patterns[name]})" for name in named), flags)
+    except re.error as error:
+        names = ", ".join(named)
+        raise ValueError(f"lark cannot put terminals into one regular expression ({names}): {error}") from error
+
+
+def _nfa(terminal: TerminalDef, flags: int) -> NFA:
+    try:
+        return parse(terminal.pattern.to_regexp(), flags)
+    except ValueError as error:
+        raise ValueError(f"terminal {terminal.name}: {error}") from error
+
+
+def _keywords(terminal: TerminalDef, nfa: NFA, words: Iterable[TerminalDef]) -> tuple[str, ...]:
+    """The words that are all of the match that a regular expression finds at their beginning."""
+    candidates = [word for word in words if word.priority == terminal.priority]
+    if isinstance(terminal.pattern, PatternStr) or not candidates:
+        return ()
+    machine = Leftmost(nfa)
+    return tuple([word.name for word in candidates if _matches_whole(machine, word.pattern.value.encode())])
+
+
+def _matches_whole(machine: Leftmost, data: bytes) -> bool:
+    state: int | None = machine.start
+    for byte in data:
+        state = machine.step(state, byte) if state else None
+    since = machine.at_end(state or 0)                  # bytes from the match's end to that of the text
+    return (machine.matched(state or 0) if since is None else since) == 0
+
+
+def join_words(
+    terminals: Sequence[Terminal], ignored: frozenset[str], rules: Iterable[Rule]
+) -> tuple[list[Terminal], list[Rule]]:
+    """The same with words in a row as one terminal, where no rule and no regular expression tells them apart."""
+    places: dict[str, set[int]] = {terminal.name: set() for terminal in terminals if terminal.words}
+    numbers: Numbering[Any] = Numbering()
+    for rule in rules:
+        for at, name in enumerate(rule.expansion):
+            if name in places:
+                hole: Any = (*rule.expansion[:at], None, *rule.expansion[at + 1 :])
+                shared = len(rule.expansion) < MAX_COMPARED
+                places[name].add(numbers[rule.origin, rule.priority, hole if shared else object()])
+    hosts = turned((terminal.name, terminal.keywords) for terminal in terminals)
+
+    def alike(terminal: Terminal) -> Any:
+        """What words must have in common to be read as one."""
+        if not terminal.words or terminal.name in ignored:
+            return terminal.name
+        return frozenset(places[terminal.name]), tuple(hosts[terminal.name]), terminal.embedded
+
+    runs = [list(run) for _, run in itertools.groupby(terminals, alike)]
+    first = {terminal.name: run[0].name for run in runs if len(run) >= MIN_JOINED for terminal in run}
+
+    def renamed(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple([first.get(name, name) for name in names])
+
+    found: list[Terminal] = []
+    for run in runs:
+        if run[0].name in first:
+            strings = tuple(dict.fromkeys(itertools.chain.from_iterable(terminal.words for terminal in run)))
+            pattern = "|".join(map(re.escape, strings))
+            found.append(replace(run[0], pattern=pattern, nfa=parse(pattern, to_end=True), words=strings))
+        else:
+            found += [replace(t, keywords=tuple(dict.fromkeys(renamed(t.keywords)))) for t in run]
+    return found, list(dict.fromkeys(rule._replace(expansion=renamed(rule.expansion)) for rule in rules))

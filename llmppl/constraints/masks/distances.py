@@ -1,0 +1,182 @@
+"""How many tokens a state is from one that accepts, an eos not counted: inf if there is no way.
+
+For a tabled recognizer all states are looked at together, once; but first at how many bytes they are from an end, which
+bounds the tokens and mostly tells enough. For others the states are searched in turn, which is slow where a state has
+many successors. `of` a state, or `after` it: of those that tokens lead to, by number (`ends`); `within` asks which of
+these are at most `n`, a finite number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llmppl.constraints.constraint import Bools, Ints, State
+from llmppl.constraints.masks.precomputed import Reachable
+from llmppl.constraints.vocabulary.trie import Trie, ranges
+from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, Walk
+from llmppl.support.locks import Turn, in_turn
+
+__all__ = ["SearchDistances", "TableDistances"]
+
+MAX_MEMO = 1 << 16                                  # states without a table whose distances are kept
+MAX_SEARCHED = 100_000                              # states without a table that an end is looked for in
+
+Floats = npt.NDArray[np.float64]
+
+
+class Searchable(Protocol):
+    """What is asked of an index."""
+
+    @property
+    def name(self) -> str: ...
+    recognizer: Any
+    trie: Trie
+    graph: TableGraph | MemoGraph
+
+    def walk(self, state: State, /) -> tuple[Ints, Ints]: ...
+
+
+class TableDistances:
+    """Of all states that tokens reach, at once."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._edges: _Edges | None = None
+        self._by_row: Floats = np.zeros(0)
+        self._bounds: tuple[Floats, Floats] | None = None
+
+    def of(self, index: Searchable, state: State) -> float:
+        least, most = self._bounded(index)
+        return float(most[state] if least[state] == most[state] else self.after(index, state, np.array([state]))[0])
+
+    def within(self, index: Searchable, state: State, ends: Ints, n: float) -> Bools:
+        least, most = (bound[ends] for bound in self._bounded(index))
+        if ((least > n) | (most <= n)).all():
+            return most <= n
+        fits: Bools = self.after(index, state, ends) <= n
+        return fits
+
+    @in_turn
+    def _bounded(self, index: Searchable) -> tuple[Floats, Floats]:
+        """The least and the most tokens that each state can be from one that accepts."""
+        if self._bounds is None:
+            self._bounds = _bounds(index)
+        return self._bounds
+
+    @in_turn
+    def after(self, index: Searchable, state: State, ends: Ints) -> Floats:
+        edges, self._edges = self._edges, None      # taken away while it changes
+        if edges is None:
+            index.recognizer.explore()
+            edges = _Edges(index)
+        reachable = edges.reachable
+        if state >= reachable.row_of.size or reachable.row_of[state] < 0:
+            reachable.reach(state)
+            self._by_row = edges.distances(index.recognizer.accepting[reachable.states[: reachable.num]])
+        self._edges = edges
+        return self._by_row[reachable.row_of[ends]]
+
+
+def _bounds(index: Searchable) -> tuple[Floats, Floats]:
+    """(S,) and (S,): where every byte of the language is a token by itself, tokens are at most the bytes to an end, and
+    at least these by the length of the longest. Else nothing is known.
+    """
+    recognizer, tokens = index.recognizer, index.trie.tokens
+    recognizer.explore()
+    table = recognizer.table
+    alone = {token[0] for token in tokens if len(token) == 1}
+    if not alone.issuperset(np.flatnonzero(table.any(0)).tolist()):
+        return np.zeros(len(table)), np.full(len(table), np.inf)
+    num_bytes = _bytes_to_accept(table, recognizer.accepting)
+    return np.ceil(num_bytes / max(1, max(map(len, tokens)))), num_bytes
+
+
+def _bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
+    """(S,) the least number of bytes from each state to one that accepts, inf if there is no way."""
+    runs = np.ones(table.shape, bool)                   # neighbouring bytes mostly lead to one state
+    np.not_equal(table[:, 1:], table[:, :-1], out=runs[:, 1:])
+    source, byte = np.nonzero(runs & (table > 0))
+    target = table[source, byte]
+    order = np.argsort(target, kind="stable")
+    source, degrees = source[order], np.bincount(target, minlength=len(table))
+    begin = np.cumsum(degrees) - degrees
+    distance = np.full(len(table), np.inf)
+    level, depth = np.flatnonzero(accepting[: len(table)]), 0.0
+    while level.size:
+        distance[level] = depth
+        before = source[ranges(begin[level], degrees[level])]
+        level, depth = np.unique(before[np.isinf(distance[before])]), depth + 1
+    return distance
+
+
+class _Edges:
+    """The rows that the rows of an index lead to, and how many each leads to."""
+
+    def __init__(self, index: Searchable) -> None:
+        self.reachable = Reachable(index.graph, index.trie, math.inf, self._take)
+        self._targets: list[Ints] = []
+        self._degrees: list[Ints] = []
+
+    def _take(self, numbers: Ints, found: Walk, changes: Ints) -> None:
+        source, num = np.searchsorted(found.begin, changes, "right") - 1, self.reachable.num
+        pairs = np.unique(source * num + self.reachable.row_of[found.states[changes]])
+        self._targets.append(pairs % num)
+        self._degrees.append(np.bincount(pairs // num, minlength=numbers.size))
+
+    def distances(self, accepting: Bools) -> Floats:
+        """(num,) the least number of tokens from each row to an accepting one."""
+        degrees, targets = np.concatenate(self._degrees), np.concatenate(self._targets)
+        inner = np.flatnonzero(degrees)             # rows that lead anywhere
+        begin = (np.cumsum(degrees) - degrees)[inner]
+        distance = np.where(accepting, 0.0, np.inf)
+        while inner.size:
+            nearer = np.minimum(distance[inner], 1 + np.minimum.reduceat(distance[targets], begin))
+            if np.array_equal(nearer, distance[inner]):
+                break
+            distance[inner] = nearer
+        return distance
+
+
+class SearchDistances:
+    """Of one state at a time, level by level. ValueError if a search has met MAX_SEARCHED states."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._memo: dict[State, float] = {}
+        self._next: dict[State, tuple[State, ...]] = {}         # states after one token; searches share them
+
+    def after(self, index: Searchable, state: State, ends: Ints) -> Floats:
+        targets, where = np.unique(ends, return_inverse=True)
+        states = [index.graph.state(target) for target in targets.tolist()]    # before searches renew the graph
+        return np.array([self.of(index, target) for target in states], float)[where]
+
+    def within(self, index: Searchable, state: State, ends: Ints, n: float) -> Bools:
+        fits: Bools = self.after(index, state, ends) <= n
+        return fits
+
+    @in_turn
+    def of(self, index: Searchable, state: State) -> float:
+        if state in self._memo:
+            return self._memo[state]
+        level, seen, depth = [state], {state}, 0
+        while level and not any(map(index.recognizer.accepts, level)):
+            below: dict[State, None] = {}
+            for each in level:
+                if each not in self._next:
+                    ends = np.unique(index.walk(each)[1])
+                    self._next[each] = tuple(index.graph.state(end) for end in ends.tolist())
+                below.update(dict.fromkeys(self._next[each]))
+            level = [each for each in below if each not in seen]
+            seen.update(level)
+            depth += 1
+            if len(seen) > MAX_SEARCHED:
+                raise ValueError(f"{index.name}: no end found within {depth} tokens and {len(seen)} states")
+        for memo in (self._memo, self._next):
+            if len(memo) > MAX_MEMO:
+                memo.clear()
+        found = self._memo[state] = depth if level else math.inf
+        return found

@@ -1,0 +1,398 @@
+"""TokenIndex: which tokens of a vocabulary may follow, in every state of a recognizer.
+
+The one idea: one walk of the vocabulary's trie beside a recognizer (`llmppl.constraints.vocabulary.trie_walk`) finds every token that may
+follow a state, and it is made once for each state that is met.
+
+Words. The *end* is the state after an eos token. A *dead end* is a state in which the text is not finished and no token
+fits, though bytes would: it can be there only if the vocabulary lacks single bytes.
+
+Sources: Willard & Louf (2023), "Efficient Guided Generation for Large Language Models": Algorithm 3 is the walk for one
+token, which the trie makes for all of them at once; Algorithm 4 is `TokenIndex.build_all`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmppl.constraints.constraint import (
+    Bools,
+    Index,
+    Ints,
+    Recognizer,
+    State,
+    TabledRecognizer,
+    VocabularyLike,
+    bytes_of,
+)
+from llmppl.constraints.masks import explain as wording
+from llmppl.constraints.masks import index_files as storage
+from llmppl.constraints.masks.distances import SearchDistances, TableDistances
+from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
+from llmppl.constraints.masks.precomputed import WholeIndex, build
+from llmppl.constraints.masks.self_loops import Loops
+from llmppl.constraints.vocabulary.trie import trie_of
+from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, walk_state
+from llmppl.support import arguments
+from llmppl.support.locks import Turn, in_turn
+
+__all__ = ["END", "TokenIndex"]
+
+MAX_STEPS = 1 << 16                                 # steps that are kept
+MAX_WITHIN = 4096                                   # masks within a number of tokens that are kept
+MOST = sys.float_info.max                           # tokens to an end; from a dead end there are infinitely many
+MAX_GAP_SEARCH = 200                                # states in which an accepted text is looked for at the beginning
+
+
+class _End:
+    """The state after an eos token: the text is over, and nothing may follow."""
+
+    def __repr__(self) -> str:
+        return "END"
+
+    def __reduce__(self) -> str:                    # copies and pickles are the same object
+        return "END"
+
+
+END = _End()
+
+
+class TokenIndex(Index):
+    """For every state of a recognizer, which tokens of a vocabulary may follow, and where they lead.
+
+    A token may follow if some accepted string goes on with its bytes, so a mask always holds all tokens that fit and
+    never forces a canonical one. States are the recognizer's own, and END after an eos token. Copies are the index
+    itself; masks are computed when first asked for, by one thread at a time for all indices of a Regex, DFA or Grammar.
+
+    Parameters
+    ----------
+    recognizer : Recognizer
+        Anything with `start`, `step` and `accepts`. A Regex, DFA or Grammar is asked for its own: `.index(vocab)`.
+    vocab : VocabularyLike
+
+    Raises
+    ------
+    TypeError
+        If `recognizer` is none, such as a str.
+    ValueError
+        If the recognizer accepts nothing, or no sequence of tokens spells anything that it accepts. (The second is
+        looked for in some hundred states only, and only if the vocabulary lacks single bytes.)
+    """
+
+    end: State = END
+
+    def __init__(self, recognizer: Recognizer | TabledRecognizer, vocab: VocabularyLike) -> None:
+        if not all(hasattr(recognizer, name) for name in ("start", "step", "accepts")):
+            raise TypeError(_no_recognizer(recognizer))
+        self.recognizer: Any = recognizer
+        self.vocab = vocab
+        self.trie = trie_of(vocab)
+        self.start = recognizer.start
+        turn = getattr(recognizer, "_turn", None)
+        self._turn = turn if isinstance(turn, Turn) else Turn()
+        self._eos = np.array(sorted(vocab.eos_ids), np.int32)
+        self.store = MaskStore(len(self.trie.tokens), self._eos, self._turn)
+        self._masks: dict[State, PackedMask] = {}
+        self._within: dict[tuple[State, float], PackedMask] = {}
+        self._steps: dict[tuple[State, int], State] = {}
+        self._whole: WholeIndex | None = None
+        self.graph: TableGraph | MemoGraph
+        self._distances: Any
+        if isinstance(recognizer, TabledRecognizer):
+            distances = getattr(recognizer, "distances", TableDistances)
+            self.graph, self._distances = TableGraph(recognizer), distances(self._turn)
+            self._loops: Loops | None = Loops(self.graph, self.trie)
+        else:
+            self.graph, self._distances = MemoGraph(recognizer), SearchDistances(self._turn)
+            self._loops = None
+        if self.start is None or (self.start == 0 and isinstance(self.graph, TableGraph)):
+            raise ValueError(f"{self.name} accepts no string at all")
+        _check_spellable(self)
+
+    @property
+    def name(self) -> str:
+        """What errors call the recognizer."""
+        name = repr(self.recognizer)
+        return type(self.recognizer).__name__ if name.startswith("<") else name
+
+    def __repr__(self) -> str:
+        return f"TokenIndex({self.name}, {len(self.trie.tokens)} tokens, {len(self._masks)} masks)"
+
+    def mask(self, state: State) -> Bools:
+        """Tokens that may follow `state`.
+
+        Parameters
+        ----------
+        state : hashable, from `start`, `advance` or `after`
+
+        Returns
+        -------
+        (V,) bool ndarray, read-only
+            True at v if some accepted string continues `state` with the bytes of token v; at an eos iff `state`
+            accepts; nowhere at END, at a dead end, and at tokens without bytes. States with equal sets share one, and
+            it is the same object for as long as anyone holds it.
+
+        Raises
+        ------
+        ValueError
+            If `state` is not one of this index, as far as that can be told.
+        """
+        found = self._masks.get(state)
+        if found is None:
+            found = self._find(state)
+        mask = found.mask                           # read once: another thread may take it away
+        if mask is None:
+            return self.store.unpack(found)
+        found.recent = True
+        return mask
+
+    def allowed(self, state: State) -> npt.NDArray[np.int64]:
+        """Tokens that may follow `state`: (n,) int64 ndarray of ids, ascending, read-only.
+
+        Where they are few, equal sets are one array, as masks are.
+        """
+        found = self._masks.get(state) or self._find(state)
+        ids = found.ids
+        if ids is None:
+            return self.store.unpack_ids(found)
+        found.recent = True
+        return ids
+
+    def accepts(self, state: State) -> bool:
+        """Whether the text may end in `state`; at END it has."""
+        return state is END or bool(self.recognizer.accepts(self.graph.checked(state)))
+
+    def advance(self, state: State, token: int) -> State:
+        """The state after `token`, END after an eos; a ValueError if it may not follow `state`, or is no token."""
+        key = (state, token)
+        found = self._steps.get(key)
+        if found is None:
+            found = self._advance(state, token)
+            if len(self._steps) > MAX_STEPS:
+                self._steps.clear()
+            self._steps[key] = found
+        return found
+
+    def after(self, text: str | bytes) -> State:
+        """The state after a text that is already there, of which no token need be known.
+
+        A ValueError names the place and the byte if no accepted string begins with it.
+        """
+        data = bytes_of(text)
+        state, at = self._read(self.start, data)
+        if at < len(data):
+            raise ValueError(
+                f"{self.name}: byte {at} of the text, {data[at : at + 1]!r} {wording.after(data[:at])}, leaves the "
+                f"language: {self._expected(state)}"
+            )
+        return state
+
+    def next_bytes(self, state: State) -> bytes:
+        """The bytes that may follow `state`, ascending; b"" if none may."""
+        if state is END:
+            return b""
+        return self.graph.next_bytes(self.graph.checked(state))
+
+    def tokens_to_accept(self, state: State) -> float:
+        """The least number of tokens from `state` to one that accepts, an eos not counted; inf if there is no way.
+
+        A ValueError if the recognizer has no table, and the search has met a hundred thousand states.
+        """
+        found = 0.0 if state is END else self._distances.of(self, self.graph.checked(state))
+        return int(found) if math.isfinite(found) else found
+
+    def mask_within(self, state: State, n: float) -> Bools:
+        """Tokens after which the text can still be finished with n - 1 tokens more, an eos not counted.
+
+        (V,) bool ndarray, read-only. With `n` infinite only the tokens are missing that lead to where no sequence of
+        tokens can finish. The mask at an eos is that of `mask`.
+        """
+        if state is END:
+            return self.mask(END)
+        found = self._within.get((state, n))
+        if found is None:
+            found = self._find_within(state, n)
+        mask = found.mask
+        if mask is None:
+            return self.store.unpack(found)
+        found.recent = True
+        return mask
+
+    def build_all(self, max_states: int = 1_000_000) -> Any:
+        """The sets and steps of all states that tokens reach from the start (Algorithm 4), as a WholeIndex.
+
+        A ValueError if there are more than `max_states` states.
+        """
+        return self._build(arguments.count("max_states", max_states))
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole index to a file, from which `load` makes it again without the recognizer.
+
+        That of a Grammar writes what has been worked out so far, and is loaded with the grammar. A TypeError if the
+        recognizer is neither tabled nor a Grammar: its states cannot be written.
+        """
+        if not isinstance(self.graph, TableGraph):
+            raise TypeError(f"only the index of a Grammar, a Regex or a DFA (with a table) can be saved, not {self!r}")
+        storage.write(path, self._build(1_000_000))
+
+    @classmethod
+    def load(cls, path: str | Path, vocab: VocabularyLike, recognizer: Any = None) -> TokenIndex:
+        """The index that was saved; nothing is computed again. That of a grammar is loaded with its Grammar.
+
+        A ValueError if the file holds no index, or one of another vocabulary, or, where it is given, of another
+        recognizer.
+        """
+        load_index = getattr(recognizer, "_load_index", None)
+        if load_index is not None:
+            return load_index(path, vocab)  # type: ignore[no-any-return]
+        stored, fields = storage.read(path, vocab, recognizer)
+        with storage.reading(path):
+            index = cls(stored, vocab)
+        index._adopt(WholeIndex(index, *fields))
+        return index
+
+    # ---- what the above is made of
+
+    @in_turn
+    def _build(self, max_states: int) -> WholeIndex:
+        return self._whole or self._adopt(build(self, max_states))
+
+    def _adopt(self, whole: WholeIndex) -> WholeIndex:
+        self.store.adopt(whole.masks)
+        self._masks.update(zip(whole.states, whole.masks, strict=True))
+        self._whole = whole
+        return whole
+
+    @in_turn
+    def _find(self, state: State) -> PackedMask:
+        if state is END:
+            return self.store.of_ids(np.zeros(0, np.int32), False)
+        state = self.graph.checked(state)
+        try:
+            found = self._work_out(state, bool(self.recognizer.accepts(state)))
+        except Exception as error:
+            error.add_note(f"in TokenIndex.mask of the state {state!r}; is it one of {self!r}?")
+            raise
+        if len(self._masks) > self.graph.room:
+            self._masks.clear()
+        self._masks[state] = found
+        return found
+
+    def _work_out(self, state: State, accepts: bool) -> PackedMask:
+        """The mask of a state that is met for the first time."""
+        mask = None if self._loops is None else self._loops.mask(state, self.mask)
+        return self.store.of_ids(self.walk(state)[0], accepts) if mask is None else self.store.of_mask(mask, accepts)
+
+    @in_turn
+    def _find_within(self, state: State, n: float) -> PackedMask:
+        state = self.graph.checked(state)
+        ids, ends = self.walk(state)
+        fits = self._distances.within(self, state, ends, min(n - 1, MOST))
+        if len(self._within) > MAX_WITHIN:
+            self._within.clear()
+        found = self._within[state, n] = self.store.of_ids(ids[fits], self.accepts(state))
+        return found
+
+    def walk(self, state: State) -> tuple[npt.NDArray[np.int32], Ints]:
+        """The tokens that fit a state, and the numbers of the states they lead to."""
+        self.graph = self.graph.renewed(self.graph.room)
+        return walk_state(self.graph, self.trie, self.graph.number(state))
+
+    def _read(self, state: State, data: bytes) -> tuple[State, int]:
+        """The state after as much of `data` as fits, and how much that is."""
+        step, has_zero = self.recognizer.step, self.graph.has_zero
+        for at, byte in enumerate(data):
+            found = step(state, byte)
+            if not found and (found is None or not has_zero):
+                return state, at
+            state = found
+        return state, len(data)
+
+    def _read_token(self, state: State, data: bytes) -> State | None:
+        """The state after the bytes of a token, None if they do not fit."""
+        last, at = self._read(state, data)
+        return last if at == len(data) else None
+
+    @in_turn
+    def _advance(self, state: State, token: int) -> State:
+        data = self.trie.tokens[token] if 0 <= arguments.token_id(token) < len(self.trie.tokens) else b""
+        found = None
+        if state is not END:
+            state = self.graph.checked(state)
+            if data:
+                found = self._read_token(state, data)
+            elif token in self._eos and self.accepts(state):
+                found = END
+        if found is None:
+            raise self._refused(state, token)
+        return found
+
+    def _refused(self, state: State, token: int) -> ValueError:
+        V = len(self.trie.tokens)
+        if not 0 <= token < V:
+            return ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {V - 1}")
+        data = self.trie.tokens[token]
+        what = wording.token_name(token, data, token in self._eos)
+        if state is END:
+            return ValueError(f"{what} cannot follow: an eos has ended the text")
+        where = self._expected(state)
+        if data:
+            last, at = self._read(state, data)
+            where = f"{f'after {data[:at]!r} ' if at else ''}{self._expected(last)}, not {data[at : at + 1]!r}"
+        ids = self.allowed(state).tolist()
+        some = [f"{i} ({self.trie.tokens[i]!r})" if self.trie.tokens[i] else f"{i} (eos)" for i in ids[:4]]
+        return ValueError(
+            f"{self.name}: {what} cannot follow state {arguments.shown(state, 60)}: {where}. "
+            f"Tokens that can: {', '.join(some) or 'none'}{', ...' * (len(ids) > 4)}"
+        )
+
+    def _expected(self, state: State) -> str:
+        return wording.expected(self.next_bytes(state), self.accepts(state))
+
+
+def _check_spellable(index: TokenIndex) -> None:
+    """Raise a ValueError if no tokens spell an accepted string: the start must lead to a state that accepts."""
+    if index.trie.complete or index.accepts(index.start):
+        return
+    stack: list[tuple[State, bytes]] = [(index.start, b"")]
+    seen = {index.start}
+    gaps: list[tuple[State, bytes]] = []            # states where no token fits, and the texts before
+    while stack:
+        state, text = stack.pop()
+        ids, ends = index.walk(state)
+        _, distinct = np.unique(ends, return_index=True)
+        if not distinct.size:
+            gaps.append((state, text))
+        for i in distinct.tolist():
+            target, data = index.graph.state(int(ends[i])), text + index.trie.tokens[ids[i]]
+            if index.recognizer.accepts(target):
+                return
+            if target not in seen:
+                seen.add(target)
+                stack.append((target, data))
+        if len(seen) > MAX_GAP_SEARCH:
+            return
+    if not gaps:
+        raise ValueError(f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts")
+    state, text = gaps[0]
+    bytes, tokens = index.next_bytes(state), [token for token in index.trie.tokens if token]
+    begin = sum(token[0] in bytes for token in tokens)
+    fits = f"fits, though {begin} begin{'s' * (begin == 1)} with one." if begin else "begins with one."
+    where = f"{index.name} {wording.after(text)}: {wording.expected(bytes, False)}"
+    raise ValueError(f"{where}, and none of the {len(tokens)} tokens of this vocabulary {fits}")
+
+
+def _no_recognizer(thing: object) -> str:
+    """What to write instead of what is no recognizer."""
+    kind = type(thing).__name__
+    if isinstance(thing, str):
+        return f"a TokenIndex takes a recognizer, not a str: wrap it: Regex({arguments.shown(thing, 60)})"
+    if hasattr(thing, "index") and not hasattr(thing, "__len__"):
+        return f"a TokenIndex takes a recognizer; a {kind} makes its own index: .index(vocab)"
+    shown = arguments.shown(thing, 60)
+    return f"a TokenIndex takes a recognizer (a Regex, a DFA, a Grammar), not {shown} of type {kind}"

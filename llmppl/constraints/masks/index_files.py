@@ -1,0 +1,276 @@
+"""Indices in files: what a `TokenIndex` of a tabled recognizer writes, and reads without the recognizer.
+
+The one idea: a file is data, perhaps somebody else's. It is an npz file with a digest of its arrays. A reader checks
+what the file claims before it unpacks anything, and every number before it is used. An index that takes more than
+`MAX_BYTES` is neither saved nor read: a file of a few MB can unpack to any size.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from llmppl.constraints.constraint import Bools, TabledRecognizer, VocabularyLike
+from llmppl.constraints.masks.mask_store import PackedMask
+from llmppl.constraints.masks.precomputed import WholeIndex
+from llmppl.constraints.vocabulary.trie import Trie, fingerprint, trie_of
+from llmppl.support.locks import let_through
+
+__all__ = [
+    "StoredRecognizer", "check", "check_sets", "check_vocabulary", "parts", "read", "read_arrays", "reading", "write",
+    "write_arrays",
+]  # fmt: skip
+
+FORMAT = 2                                          # of saved files
+MAX_BYTES = 1 << 30                                 # of memory that a saved index may take
+TREE = 32                                           # bytes that a byte of JSON may take in memory
+ANY = 2**63 - 1                                     # of int64
+HEADER = re.compile(                                # of an array, as numpy writes it
+    rb"\x93NUMPY\x01\x00..{'descr': '([<>](?:i4|i8|u2|U\d{1,8})|\|[bu]1)', 'fortran_order': False, "
+    rb"'shape': \(((?:\d{1,18},? ?){0,2})\), } *\n",
+    re.DOTALL,
+)
+BROKEN = (                                          # what zipfile raises of damaged files, and the checks here
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, OverflowError, RuntimeError, ValueError,
+)  # fmt: skip
+
+
+class StoredRecognizer:
+    """A tabled recognizer that was read from a file."""
+
+    def __init__(self, name: str, start: int, table: npt.NDArray[np.int32], accepting: Bools) -> None:
+        self.name, self.start, self.table, self.accepting = name, start, table, accepting
+        self.ready = np.ones(len(table), bool)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def step(self, state: int, byte: int) -> int | None:
+        return self.table.item(state, byte) or None
+
+    def accepts(self, state: int) -> bool:
+        return self.accepting.item(state)
+
+    def row(self, state: int) -> npt.NDArray[np.int32]:
+        return self.table[state, :]
+
+    def explore(self) -> None:
+        pass
+
+
+def write(path: str | Path, whole: WholeIndex) -> None:
+    """Save an index over a tabled recognizer, and of the recognizer what its start reaches."""
+    recognizer: TabledRecognizer = whole.index.recognizer
+    seen = np.zeros(len(recognizer.table), bool)
+    new = np.array([recognizer.start])
+    while new.size:
+        seen[new] = True
+        targets = np.unique(recognizer.table[new])
+        new = targets[~seen[targets] & (targets > 0)]
+    size = int(np.flatnonzero(seen)[-1]) + 1
+    distinct = {found.key: i for i, found in enumerate(dict.fromkeys(whole.masks))}
+    write_arrays(
+        path,
+        whole.index,
+        start=np.int64(recognizer.start),
+        table=np.where(seen[:size, None], recognizer.table[:size], 0),
+        accepting=recognizer.accepting[:size] & seen[:size],
+        states=np.array(whole.states, np.int32),
+        which=np.array([distinct[found.key] for found in whole.masks], np.int32),
+        sets=np.frombuffer(b"".join(distinct), np.uint8),
+        sets_sizes=np.array([len(key) for key in distinct], np.int64),
+        begin=whole.begin,
+        next=whole.next,
+    )
+
+
+def write_arrays(path: str | Path, index: Any, **arrays: Any) -> None:
+    """Save some arrays of an index, with its name and vocabulary, and a digest of all."""
+    arrays |= {"format": np.int64(FORMAT), "name": index.name, "vocabulary": fingerprint(index.vocab)}
+    data = {name: np.asarray(each, order="C") for name, each in arrays.items()}
+    _check_room({name: each.nbytes + 256 for name, each in data.items()})       # headers included
+    save: Any = np.savez_compressed
+    with open(path, "wb") as file:
+        save(file, **data, digest=_digest(data))
+
+
+def _digest(data: dict[str, npt.NDArray[Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, each in sorted(data.items()):
+        digest.update(f"{name} {each.dtype.str} {each.shape}".encode())
+        digest.update(each.data)
+    return digest.hexdigest()
+
+
+def _check_room(sizes: dict[str, int]) -> None:
+    """Raise a ValueError if arrays of these sizes take too much memory."""
+    room = sum(sizes.values()) + sizes.get("tree", 0) * TREE
+    if room > MAX_BYTES:
+        raise ValueError(f"the index takes {room:,} bytes, more than the {MAX_BYTES:,} of one in a file")
+
+
+def read(
+    path: str | Path, vocab: VocabularyLike, recognizer: TabledRecognizer | None
+) -> tuple[StoredRecognizer, tuple[Any, ...]]:
+    """The recognizer, and the fields of the WholeIndex but the first. Errors as of `TokenIndex.load`."""
+    data = read_arrays(path, "start")
+    with reading(path):
+        _check_table(data)
+    name = data["name"]
+    stored = StoredRecognizer(name, int(data["start"]), data["table"], data["accepting"])
+    if recognizer is not None and not _same_language(stored, recognizer):
+        raise ValueError(f"{path} is the index of {name}, which is not the language of {recognizer!r}")
+    check_vocabulary(path, data, vocab)
+    with reading(path):
+        distinct = [PackedMask(part.tobytes()) for part in parts(data, "sets")]
+        sizes = check_sets([found.key for found in distinct], trie_of(vocab))[data["which"]]
+        if not np.array_equal(np.append(0, np.cumsum(sizes)), data["begin"]):
+            raise ValueError("its steps are not those of its masks")
+    masks = [distinct[i] for i in data["which"].tolist()]
+    accepting = data["accepting"][data["states"]]
+    return stored, (data["states"].tolist(), accepting, masks, data["begin"], data["next"])
+
+
+def _check_table(data: dict[str, Any]) -> None:
+    """Raise a ValueError unless arrays are those of an index over a table, but for the sets of its masks."""
+    S, R, D, N = (data[name].size if name in data else 0 for name in ("accepting", "states", "sets_sizes", "next"))
+    check(
+        data,
+        start=("i8", (), 1, S),
+        table=("i4", (S, 256), 0, S),
+        accepting=("b1", None, 0, 2),
+        states=("i4", None, 1, S),
+        which=("i4", (R,), 0, D),
+        sets=("u1", None, 0, 256),
+        sets_sizes=("i8", None, 0, ANY),
+        begin=("i8", (R + 1,), 0, N + 1),
+        next=("u2 i4", None, 0, R),
+    )
+    states = data["states"].tolist()
+    if states[:1] != [data["start"]] or len({*states}) < R:
+        raise ValueError("its first state is not the start, or a state is there twice")
+
+
+def check(data: dict[str, Any], **arrays: tuple[str, tuple[int, ...] | None, int, int]) -> None:
+    """Raise a ValueError unless `data` are these arrays, of a dtype and a shape, from a number to below another.
+
+    The shape None is that of a list of any length.
+    """
+    if {name for name, each in data.items() if not isinstance(each, str)} != {"format", *arrays}:
+        raise ValueError("it has not the arrays that it should have")
+    for name, (types, shape, least, end) in arrays.items():
+        each = data[name]
+        if each.dtype not in map(np.dtype, types.split()) or each.shape != ((each.size,) if shape is None else shape):
+            raise ValueError(f"its {name} has dtype {each.dtype} and shape {each.shape}")
+        if each.size and not (least <= each.min() and each.max() < end):
+            raise ValueError(f"its {name} has numbers that are not from {least} to {end - 1}")
+
+
+def parts(data: dict[str, Any], name: str) -> list[npt.NDArray[Any]]:
+    """Cut an array, which has been checked, by its sizes."""
+    ends = list(itertools.accumulate(data[f"{name}_sizes"].tolist(), initial=0))
+    if ends[-1] != data[name].size:
+        raise ValueError(f"its {name} has not the size of its parts")
+    return [data[name][a:b] for a, b in itertools.pairwise(ends)]
+
+
+def check_sets(keys: Iterable[bytes], trie: Trie) -> npt.NDArray[np.int64]:
+    """Return how many tokens, without eos, each mask of these keys allows; a ValueError if one is no mask."""
+    V, sizes = len(trie.tokens), []
+    spelled = np.zeros(V, bool)
+    spelled[trie.order] = True
+    for key in keys:
+        few = len(key) * 8 < V                      # as MaskStore.as_ids has it
+        some: npt.NDArray[Any] = np.frombuffer(key, np.int32 if few else np.uint8)
+        if (np.diff(some, prepend=-1, append=V) <= 0).any() if few else some.size != (V + 7) // 8:
+            raise ValueError("it has a set that is none of tokens")
+        found = spelled[some] if few else spelled & np.unpackbits(some, count=V).view(bool)
+        sizes.append(np.count_nonzero(found))
+    return np.array(sizes, np.int64)
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Name the file in errors."""
+    try:
+        yield
+    except BROKEN as error:
+        let_through(error)
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:      # not of a place before the file
+            raise
+        raise ValueError(f"{path} holds no saved TokenIndex ({str(error)[:300]})") from None
+
+
+def read_arrays(path: str | Path, kind: str) -> dict[str, Any]:
+    """What `write_arrays` saved, of the kind that has an array of this name: "start" or "grammar"."""
+    with open(path, "rb") as opened, reading(path):
+        arrays = _unpacked(opened)
+        digest = str(arrays.pop("digest", ""))
+        data = {name: str(each) if each.dtype.kind == "U" else each for name, each in arrays.items()}
+        written = data.get("format", np.zeros(1))
+        if np.shape(written) or not all(isinstance(data.get(name), str) for name in ("name", "vocabulary")):
+            raise ValueError("it does not say of what")
+    if written != FORMAT:
+        raise ValueError(f"{path} is of format {written}, and this version reads {FORMAT}: save the index again")
+    if kind not in data:
+        needs = "needs it as well: load(path, vocab, grammar)" if "grammar" in data else "is loaded without a grammar"
+        raise ValueError(f"{path} is the index of {data['name']}, which {needs}")
+    if digest != _digest(arrays):
+        raise ValueError(f"{path} holds no saved TokenIndex (it is damaged: its digest is another)")
+    return data
+
+
+def _unpacked(opened: BinaryIO) -> dict[str, Any]:
+    """Return the arrays of an npz file."""
+    with zipfile.ZipFile(opened) as archive:
+        members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
+        if any(each.compress_type != zipfile.ZIP_DEFLATED for each in members.values()):
+            raise ValueError("it is packed in another way")         # some ways take memory of their own
+        _check_room({name: each.file_size for name, each in members.items()})
+        return {name: _array(archive, each) for name, each in members.items()}
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    with archive.open(member) as file:
+        start = file.read(10)
+        start += file.read(int.from_bytes(start[8:], "little"))
+        found = HEADER.fullmatch(start)
+        if found is None:
+            raise ValueError(f"{member.filename} is no array")
+        data = file.read(max(member.file_size - len(start), 0))     # as much as claimed: zipfile unpacks no more
+    return np.frombuffer(data, found[1].decode()).reshape([int(size) for size in re.findall(rb"\d+", found[2])])
+
+
+def check_vocabulary(path: str | Path, data: dict[str, Any], vocab: VocabularyLike) -> None:
+    """Raise a ValueError if what was read is of another vocabulary."""
+    if fingerprint(vocab) != data["vocabulary"]:
+        raise ValueError(
+            f"{path} is the index of {data['name']} over another vocabulary than this one of {len(vocab.tokens)} tokens"
+        )
+
+
+def _same_language(a: TabledRecognizer, b: TabledRecognizer) -> bool:
+    """Whether no text tells two recognizers apart (Hopcroft & Karp 1971, without their merging)."""
+    pairs = [(a.start, b.start)]
+    seen = set(pairs)
+    for i, j in pairs:                              # grows
+        if bool(i) != bool(j) or (i and a.accepts(i) != b.accepts(j)):
+            return False
+        if i:
+            both = np.unique(a.row(i).astype(np.int64) << 32 | b.row(j)).tolist()
+            new = {(pair >> 32, pair & 0xFFFFFFFF) for pair in both} - seen
+            seen |= new
+            pairs += new
+    return True

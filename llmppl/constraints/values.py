@@ -1,0 +1,250 @@
+"""Values: Python types as languages of plain text, and what a type is as a constraint.
+
+The one idea: a *scalar* is a value that `str` writes in one line: a number, a truth, a name, a date. A type of scalars
+is the language of these texts, `Values(type)`; any other type is written as JSON, `JsonSchema(type)`. Both read a text
+back by `parse`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import re
+import types
+import typing
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from fractions import Fraction
+from functools import partial, reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+from llmppl.constraints.automata.dfa import DFA
+from llmppl.constraints.automata.formats import DATE, DATETIME, TIME, UUID, number_range
+from llmppl.constraints.automata.regex import Regex
+from llmppl.constraints.constraint import Index, VocabularyLike
+from llmppl.constraints.json import types as json_types
+from llmppl.constraints.json.schema import JsonSchema
+from llmppl.constraints.masks import TokenIndex
+from llmppl.support.arguments import is_type, shown
+
+__all__ = ["Values", "constraint_of", "index_of"]
+
+FSM = ("alphabet", "finals", "initial", "map")      # the attributes of an interegular.FSM
+DECIMALS = 6                                        # at most, of a float with bounds
+_FLOAT = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,21})?(?:e[+-]?[0-9]{1,2})?"
+_SCALARS: dict[type, tuple[str, Callable[[str], Any]]] = {
+    bool: ("True|False", {"True": True, "False": False}.__getitem__),
+    int: ("0|-?[1-9][0-9]{0,17}", int),
+    float: (_FLOAT, float),
+    str: ("(?s:.*)", str),
+    type(None): ("None", {"None": None}.__getitem__),
+    datetime.date: (DATE, datetime.date.fromisoformat),
+    datetime.time: (TIME, datetime.time.fromisoformat),
+    datetime.datetime: (DATETIME, datetime.datetime.fromisoformat),
+    uuid.UUID: (UUID, uuid.UUID),
+}
+_NOTES = "title", "description", "default", "examples", "deprecated"    # of a schema, which allow and forbid nothing
+
+
+class Values(DFA):
+    """The texts of the values of a type, as `str` writes them; `Values(int).parse("12")` is 12.
+
+    Parameters
+    ----------
+    type_ : type
+        bool (True, False), int (at most 18 digits), float (no inf and nan, exponents of two digits), str, None, date,
+        time, datetime (as `isoformat` writes them), UUID; Literal and Enum, the texts of their values; Annotated with
+        bounds of numbers, lengths and patterns (by pydantic); Optional and Union of these.
+
+    Raises
+    ------
+    TypeError
+        The type is not one of scalars.
+    ValueError
+        Two values of a Literal or an Enum are written alike, or no value is within the bounds.
+    """
+
+    def __init__(self, type_: Any) -> None:
+        found = _parts(type_)
+        if found is None:
+            raise TypeError(
+                f"Values is of scalars, such as int, date, Literal[...] or an Enum, not of {shown(type_)}: "
+                "JsonSchema takes it, as JSON"
+            )
+        self.type, self._parts = type_, sorted(found, key=lambda part: part.is_last)
+        union = reduce(or_, (part.language for part in self._parts)).explore()
+        self._fix(union.table, union.accepting, union.start)
+
+    def __repr__(self) -> str:
+        return f"Values({_name(self.type)})"
+
+    def parse(self, text: str) -> Any:
+        """The value that a text writes: of a Union by the first type that has such a text, a str last.
+
+        A ValueError if it is no text of the language.
+        """
+        for language, read, _ in self._parts:
+            if text in language:
+                return read(str(text))
+        raise ValueError(f"{shown(text)} is not in {self!r}, where {shown(self.shortest())} is")
+
+
+def constraint_of(type_: Any) -> Values | JsonSchema:
+    """What a type is as a constraint: plain text if its values are scalars, else JSON.
+
+    Raises
+    ------
+    TypeError
+        If it is neither.
+    """
+    return JsonSchema(type_) if _parts(type_) is None else Values(type_)
+
+
+class _Part(NamedTuple):
+    """A language, and what reads its texts; whether others are asked before it."""
+
+    language: DFA
+    read: Callable[[str], Any]
+    is_last: bool = False
+
+
+def _parts(type_: Any) -> list[_Part] | None:
+    """The languages that a type of scalars is the union of; None if it is no such type."""
+    if isinstance(type_, typing.NewType):
+        return _parts(type_.__supertype__)
+    if type(type_).__name__ == "TypeAliasType":     # type X = ..., from Python 3.12 on
+        return _parts(type_.__value__)
+    origin, inner = typing.get_origin(type_), typing.get_args(type_)
+    if origin is typing.Literal:
+        return [_chosen(type_, inner)]
+    if isinstance(type_, type) and issubclass(type_, enum.Enum):
+        return [_chosen(type_, type_)]
+    if origin in (typing.Union, types.UnionType):
+        found = [_parts(each) for each in inner]
+        return [part for parts in found for part in parts or ()] if all(found) else None
+    if origin is typing.Annotated:
+        return _annotated(type_, inner[0])
+    known = _SCALARS.get(type_) if isinstance(type_, type) else None
+    return None if known is None else [_Part(Regex(known[0]), known[1], type_ is str)]
+
+
+def _chosen(type_: Any, values: Iterable[Any]) -> _Part:
+    """The texts of the values of a Literal or an Enum."""
+    words: dict[str, Any] = {}
+    for value in values:
+        written = value.value if isinstance(value, enum.Enum) else value
+        if not isinstance(written, str | int | float | None):
+            raise TypeError(f"{shown(type_)}: {shown(written)} is not written in one way; a str or a number would work")
+        if str(written) in words:
+            raise ValueError(f"{shown(type_)}: {words[str(written)]!r} and {value!r} are both written {str(written)!r}")
+        words[str(written)] = value
+    return _Part(DFA.from_strings(words), words.__getitem__)
+
+
+def _annotated(type_: Any, base: Any) -> list[_Part] | None:
+    """Those of `base` within the bounds that pydantic knows of; what reads them runs pydantic's other checks."""
+    found = _parts(base)
+    if found is None:
+        return None
+    schema, wide = _bare(type_), _bare(base)
+    if schema != wide:
+        if len(found) > 1:
+            raise TypeError(f"{shown(type_)}: give bounds to each type of a Union, not to all of them")
+        found = [found[0]._replace(language=_bounded(type_, schema))]
+    return [part._replace(read=partial(_checked, type_, part.read)) for part in found]
+
+
+def _bare(type_: Any) -> dict[str, Any]:
+    return {key: value for key, value in json_types.schema_of(type_).items() if key not in _NOTES}
+
+
+def _checked(type_: Any, read: Callable[[str], Any], text: str) -> Any:
+    return json_types.read(type_, read(text), json=False)
+
+
+def _bounded(type_: Any, schema: dict[str, Any]) -> DFA:
+    """The numbers or texts of a schema with bounds, lengths or a pattern; a TypeError for what else it asks."""
+    kind = schema.pop("type", None)
+    if kind in ("integer", "number"):
+        decimals = DECIMALS if kind == "number" else 0
+        above, below = (schema.pop(key, None) for key in ("exclusiveMinimum", "exclusiveMaximum"))
+        step = Fraction(1, 10**decimals)
+        low = schema.pop("minimum", None) if above is None else Fraction(str(above)) // step * step + step
+        high = schema.pop("maximum", None) if below is None else -(Fraction(str(-below)) // step * step + step)
+        found: DFA = number_range(low, high, decimals)
+    elif kind == "string":
+        least, most = schema.pop("minLength", 0), schema.pop("maxLength", "")
+        pattern = schema.pop("pattern", "")
+        if pattern.endswith("$") and not pattern.endswith("\\$"):
+            pattern = pattern[:-1] + r"\Z"          # pydantic's $ is no place before a newline
+        found = Regex(f"(?s:.{{{least},{most}}})") & Regex(f"(?s:.*)(?:{pattern})(?s:.*)")
+    if kind not in ("integer", "number", "string") or schema:
+        raise TypeError(
+            f"{shown(type_)} asks for {', '.join(schema) or kind}, which plain text cannot; bounds of numbers, lengths "
+            f"and patterns would work, or JsonSchema({_name(type_)})"
+        )
+    return found
+
+
+def _name(type_: Any) -> str:
+    return type_.__name__ if isinstance(type_, type) else shown(type_).replace("typing.", "")
+
+
+def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
+    """The index of a constraint over `vocab`; None for one that is a function of the text.
+
+    Parameters
+    ----------
+    constraint : Constraint, Recognizer, interegular.FSM, Index, type, list of str, callable or None
+    vocab : VocabularyLike
+
+    Raises
+    ------
+    TypeError
+        If it is no constraint, or a type whose values are written neither in plain text nor as JSON.
+    ValueError
+        If it is an index over another vocabulary, or no token of this one begins a string of its language.
+    """
+    if is_type(constraint):
+        return constraint_of(constraint).index(vocab)
+    if isinstance(constraint, Index):
+        if constraint.vocab is not vocab and constraint.vocab != vocab:
+            raise ValueError(f"{constraint!r} is an index over another vocabulary than the model's, {vocab!r}")
+        return constraint
+    if _has(constraint, "index") and not isinstance(constraint, Sequence):      # strings and lists have one
+        index = constraint.index(vocab)
+        if not isinstance(index, Index):
+            raise TypeError(f"{constraint!r}.index(vocab) must give an llmppl.constraints.Index, not {index!r}")
+        return index
+    if isinstance(constraint, list | tuple):
+        return DFA.from_strings(constraint).index(vocab)
+    if _has(constraint, "start", "step", "accepts"):
+        return TokenIndex(constraint, vocab)
+    if _has(constraint, *FSM):
+        return DFA.from_interegular(constraint).index(vocab)
+    if constraint is None or callable(constraint):
+        return None
+    raise TypeError(
+        "a constraint is a Regex, a Grammar, a JsonSchema, a type, a list of strings, an index of one of them, or a "
+        f"function of the text, not {shown(constraint)}{_meant(constraint)}"
+    )
+
+
+def _meant(given: Any) -> str:
+    """What would have worked for what is no constraint."""
+    if isinstance(given, re.Pattern):
+        return f": give Regex({shown(given.pattern)})"
+    if isinstance(given, Mapping) or (isinstance(given, str) and given.lstrip().startswith("{")):
+        return f": give JsonSchema({shown(given)})"
+    if isinstance(given, str):
+        return f": give Regex({shown(given)}), or a list for the text as it stands, [{shown(given)}]"
+    if isinstance(given, Set):
+        return ": give its texts in a list"
+    is_value = dataclasses.is_dataclass(given) or hasattr(given, "model_fields")
+    return f": give its type, {type(given).__name__}" if is_value else ""
+
+
+def _has(thing: object, *names: str) -> bool:
+    return all(hasattr(thing, name) for name in names)

@@ -1,0 +1,273 @@
+"""A vocabulary as a trie of bytes: tokens that begin alike share the nodes of the bytes they share.
+
+Nodes are numbered in preorder, which is the order of the bytes that lead to them. A *place* numbers them by depth
+instead, so that the children of a node stand side by side. The root has no byte and no number: it stands last, at -1.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from llmppl.constraints.constraint import Ints, VocabularyLike, without_bytes
+from llmppl.support.arguments import shown
+from llmppl.support.locks import cached_property
+from llmppl.support.shared import Shared
+
+T = TypeVar("T")
+Ids = npt.NDArray[np.int32]
+
+NARROW = 40                                         # nodes of a level that are sooner looked at one by one
+
+__all__ = ["Trie", "fingerprint", "once", "ranges", "trie_of"]
+
+
+class Trie(Shared):
+    """The tokens of a vocabulary as a trie of bytes.
+
+    Parameters
+    ----------
+    tokens : sequence of V bytes
+    never : ids that are left out, as are tokens without bytes
+
+    Attributes
+    ----------
+    tokens : list of V bytes, b"" where left out
+    order : (R,) int32 ndarray
+        The ids in the order of their bytes; equal tokens stand side by side.
+    byte, depth : (n,) uint8 and uint16 ndarrays
+        Of every node: the byte that leads to it, and how many come before that one.
+    first : (n + 1,) uint32 ndarray
+        The tokens that end in node i are `order[first[i] : first[i + 1]]`.
+    nodes, bytes, first_child, num_children : (n,), (n,), (n + 1,), (n + 1,) int64 ndarrays
+        By place: the node, its byte, the place of its first child, and how many children it has.
+    levels : list of (begin, end)
+        The places of each depth.
+    """
+
+    def __init__(self, tokens: Sequence[bytes], never: Iterable[int] = ()) -> None:
+        self.tokens = list(tokens)
+        for id in never:
+            self.tokens[id] = b""
+        length = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens))
+        if length.max(initial=0) > 65535:
+            raise ValueError(f"token {length.argmax()} has {length.max()} bytes; at most 65535 are possible")
+        blob = np.frombuffer(b"".join(self.tokens) + bytes(8), np.uint8)
+        begin = np.cumsum(length) - length
+        order = _sorted_ids(blob, begin, length)
+        begin, length = begin[order], length[order]
+        common = _shared_bytes(blob, begin, length)
+        fresh = length - common                     # nodes that a token adds
+        last = np.cumsum(fresh)
+        where = ranges(begin + common, fresh)
+        self.order = order.astype(np.int32)
+        self.byte = blob[where]
+        self.depth = (where - np.repeat(begin, fresh)).astype(np.uint16)
+        self.first = np.zeros(where.size + 1, np.uint32)
+        np.cumsum(np.bincount(last - 1, minlength=where.size), out=self.first[1:])
+        self._distinct = bool((fresh > 0).all())    # whether no two tokens are equal
+        cuts = [0, *np.cumsum(np.bincount(self.depth, minlength=1)).tolist()]
+        self.levels = list(itertools.pairwise(cuts))
+        self.nodes = np.argsort(self.depth, kind="stable")
+        self.bytes = self.byte[self.nodes].astype(np.int64)
+        self.num_children = np.zeros(where.size + 1, np.int64)
+        self.num_children[-1] = cuts[1]
+        for (a, b), (_, c) in itertools.pairwise(self.levels):
+            parent = np.searchsorted(self.nodes[a:b], self.nodes[b:c]) - 1
+            self.num_children[a:b] = np.bincount(parent, minlength=b - a)
+        self.first_child = cuts[1] + np.cumsum(self.num_children) - self.num_children
+        self.first_child[-1] = 0
+        self.loops: dict[Any, Any] = {}             # of `llmppl.constraints.masks.self_loops`
+
+    def __getstate__(self) -> dict[str, Any]:       # without views, which cannot be pickled, and what is found again
+        return {name: value for name, value in self.__dict__.items() if name != "views"} | {"loops": {}}
+
+    def __len__(self) -> int:
+        return len(self.byte)
+
+    def __repr__(self) -> str:
+        return f"Trie({self.order.size} of {len(self.tokens)} tokens, {len(self)} nodes)"
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether every byte that UTF-8 has is a token by itself, so that there are no dead ends in any text."""
+        have = {token[0] for token in self.tokens if len(token) == 1}
+        return have.issuperset([*range(0xC0), *range(0xC2, 0xF5)])
+
+    @cached_property
+    def place(self) -> npt.NDArray[np.int64]:
+        """(n + 1,) the place of every node, and of the root."""
+        place = np.empty(len(self) + 1, np.int64)
+        place[self.nodes] = np.arange(len(self))
+        place[-1] = len(self)
+        return place
+
+    @cached_property
+    def parent(self) -> npt.NDArray[np.int64]:
+        """(n,) the place of the node above, by place."""
+        above = np.repeat(np.arange(len(self)), self.num_children[:-1])
+        return np.concatenate([np.full(self.levels[0][1], len(self)), above])
+
+    @cached_property
+    def skip(self) -> npt.NDArray[np.int64]:
+        """(n + 1,) the node after all that are below a node; after the root, n."""
+        skip = np.full(len(self) + 1, len(self))    # by place
+        for a, b in self.levels:
+            skip[a:b] = np.minimum(np.append(self.nodes[a + 1 : b], len(self)), skip[self.parent[a:b]])
+        return skip[self.place]
+
+    @cached_property
+    def below(self) -> npt.NDArray[np.int64]:
+        """(n,) how many nodes a node has below it, itself counted, by place."""
+        below: npt.NDArray[np.int64] = self.skip[self.nodes] - self.nodes
+        return below
+
+    def level_below(self, node: int) -> int:
+        """That of a node's children; the root is -1."""
+        return int(self.depth[node]) + 1 if node >= 0 else 0
+
+    @cached_property
+    def num_broad(self) -> int:
+        """How many levels there are down to the last that has more than NARROW nodes."""
+        return 1 + max((level for level, (a, b) in enumerate(self.levels) if b - a > NARROW), default=-1)
+
+    @cached_property
+    def narrow(self) -> list[tuple[int, int]]:
+        """The place of the parent and the byte of every node below those levels, by place."""
+        begin = self.levels[self.num_broad - 1][1] if self.num_broad else 0
+        return list(zip(self.parent[begin:].tolist(), self.bytes[begin:].tolist(), strict=True))
+
+    @cached_property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """The nodes that end a token."""
+        return np.flatnonzero(np.diff(self.first))
+
+    @cached_property
+    def place_of_ends(self) -> npt.NDArray[np.int64]:
+        return self.place[self.ends]
+
+    @cached_property
+    def views(self) -> tuple[bytes, memoryview, memoryview, memoryview]:
+        """`bytes`, `first_child`, `num_children` and `below` with that of the root, for who looks at single places."""
+        below = np.append(self.below, len(self))
+        return self.byte[self.nodes].tobytes(), self.first_child.data, self.num_children.data, below.data
+
+    @cached_property
+    def _token(self) -> Ids:
+        """(n,) the token that ends in a node, where one does."""
+        return self.order[self.first[:-1]]
+
+    def tokens_at(self, nodes: Ids, states: Ids, begin: Ints) -> tuple[Ids, Ids, Ints]:
+        """The ids of the tokens that end in some nodes, for each the state beside its node, and where they `begin`."""
+        if self._distinct:
+            return self._token.take(nodes), states, begin
+        number = self.first[nodes + 1].astype(np.int64) - self.first[nodes]
+        ids = self.order[ranges(self.first[nodes], number)]
+        return ids, np.repeat(states, number), np.append(0, np.cumsum(number))[begin]
+
+    @cached_property
+    def _token_at(self) -> Ids:
+        """(n + 1,) by place: the token that ends there, -1 if none does, if no two tokens are equal."""
+        found = np.full(len(self) + 1, -1, np.int32)
+        found[self.place_of_ends] = self.order
+        return found
+
+    def tokens_ending(self, places: Ints, beside: Ints) -> tuple[Ids, Ids]:
+        """The ids of the tokens that end at some places, and for each what stands beside its place."""
+        if self._distinct:
+            ids = self._token_at[places]
+            end = ids >= 0
+            return ids[end], beside[end].astype(np.int32)
+        below_root = places < len(self)
+        nodes, beside = self.nodes[places[below_root]], beside[below_root]
+        ends = np.flatnonzero(self.first[nodes + 1] > self.first[nodes])
+        return self.tokens_at(nodes[ends].astype(np.int32), beside[ends].astype(np.int32), nodes[:0])[:2]
+
+
+def ranges(begin: Ints, size: Ints) -> npt.NDArray[np.int64]:
+    """begin[0], begin[0] + 1, ..., size[0] of them; then from begin[1] on."""
+    end = size.cumsum()
+    found: npt.NDArray[np.int64] = (begin - end + size).astype(np.int64, copy=False).repeat(size)
+    found += np.arange(found.size)
+    return found
+
+
+def _sorted_ids(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt.NDArray[np.int64]:
+    """The ids of the tokens that have bytes, in the order of their bytes, equal ones by id.
+
+    Eight bytes are compared at a time, after them only where they left a tie; zeros stand past the end of a token.
+    """
+    order = np.flatnonzero(length)
+    group = np.zeros(order.size, np.int64)
+    tied = np.arange(order.size)
+    at = 0
+    while tied.size:
+        ids = order[tied]
+        key = np.zeros(ids.size, np.uint64)
+        for j in range(at, at + 8):
+            inside = length[ids] > j
+            key = (key << np.uint64(8)) | np.where(inside, blob[np.where(inside, begin[ids] + j, 0)], 0)
+        # past the end of all of them a longer token can differ from a shorter one by zero bytes only
+        over = bool((length[ids] <= at).all())
+        by = length[ids].astype(np.uint64) if over else key
+        move = np.lexsort((ids, by, group[tied]))
+        order[tied], by, old = ids[move], by[move], group[tied]
+        if over:
+            break
+        new = np.concatenate([[True], (by[1:] != by[:-1]) | (old[1:] != old[:-1])])
+        group[tied] = tied[np.flatnonzero(new)][np.cumsum(new) - 1]
+        size = np.diff(np.append(np.flatnonzero(new), new.size))
+        tied = tied[np.repeat(size > 1, size)]
+        at += 8
+    return order
+
+
+def _shared_bytes(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt.NDArray[np.int64]:
+    """How many bytes each token, in the order of their bytes, begins with that the one before begins with, too."""
+    shorter = np.minimum(length[1:], length[:-1])
+    common = np.zeros(length.size, np.int64)
+    alike, shared = np.arange(1, length.size), 0
+    while alike.size:
+        alike = alike[shorter[alike - 1] > shared]
+        alike = alike[blob[begin[alike] + shared] == blob[begin[alike - 1] + shared]]
+        shared += 1
+        common[alike] = shared
+    return common
+
+
+def once(make: Callable[[VocabularyLike], T]) -> Callable[[VocabularyLike], T]:
+    """`make`, which is called once for vocabularies that are equal, while one of them is there."""
+    made: weakref.WeakKeyDictionary[Any, T] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(make)
+    def of(vocab: VocabularyLike) -> T:
+        try:
+            found = made.get(vocab)
+        except TypeError:                           # not hashable, or no weak references
+            return make(vocab)
+        return made.setdefault(vocab, make(vocab)) if found is None else found
+
+    return of
+
+
+@once
+def trie_of(vocab: VocabularyLike) -> Trie:
+    """The trie of a vocabulary, one for all that are equal."""
+    if not hasattr(vocab, "tokens"):
+        raise TypeError(f"masks are over a Vocabulary, such as lm.vocab, not {shown(vocab, 60)}")
+    return Trie(vocab.tokens, without_bytes(vocab))
+
+
+def fingerprint(vocab: VocabularyLike) -> str:
+    """Equal for vocabularies that allow the same."""
+    tokens = trie_of(vocab).tokens
+    length = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    digest = hashlib.blake2b(b"".join([length.tobytes(), *tokens]), digest_size=16)
+    return f"{digest.hexdigest()} {sorted(vocab.eos_ids)}"

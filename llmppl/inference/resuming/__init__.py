@@ -1,0 +1,1 @@
+"""Checkpoints: a run written to a file, and continued from it."""

@@ -1,0 +1,141 @@
+"""Adapters: one model's weights under several names, as LoRA and its kin put them into a model's layers.
+
+A model that carries adapters (of the package peft, or by transformers' own `add_adapter`) gives other probabilities by
+which of them is active, and anybody may change that at any time. `Adapted` is a model with a choice of its own: its
+calls make the choice, run, and put back what was there, one call at a time among all that share the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from llmppl.support.locks import Turn
+
+_TURNS: WeakKeyDictionary[Any, Turn] = WeakKeyDictionary()   # by model, without what is wrapped around it
+
+
+class Adapted:
+    """`model`, called with the adapters `names` active and no others; with those that are now, if none are given."""
+
+    def __init__(self, model: Any, names: Sequence[str] | None = None) -> None:
+        self.model = model
+        self.inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.turn = _TURNS.setdefault(self.inner, Turn())
+        self._known: list[Any] = []                     # the configurations for which `_held` was looked up
+        self._held: list[tuple[Any, frozenset[str]]] = []
+        self.names = self._active() if names is None else tuple(names)
+        self._check()
+        self._configs = [self.loaded[name] for name in self.names]
+
+    @property
+    def loaded(self) -> dict[str, Any]:
+        """The configurations of all adapters that the model carries now."""
+        return getattr(self.inner, "peft_config", None) or getattr(self.model, "peft_config", None) or {}
+
+    @property
+    def current(self) -> bool:
+        """Whether the adapters that were chosen are still those of the model, and not others of their names."""
+        loaded = self.loaded
+        return all(loaded.get(name) is config for name, config in zip(self.names, self._configs, strict=True))
+
+    def __call__(self, **arguments: Any) -> Any:
+        if not self.loaded and not self.names:
+            return self.model(**arguments)
+        with self.turn.lock, self._chosen():
+            return self.model(**arguments)
+
+    def _check(self) -> None:
+        """Refuse what is not the model's, or is no set of weights that are there or not."""
+        loaded = self.loaded
+        unknown = [name for name in self.names if name not in loaded]
+        if unknown:
+            there = ", ".join(map(repr, loaded)) or "none: load one by peft, or by load_adapter of the model"
+            raise ValueError(f"the model has no adapter {unknown[0]!r}; there are {there}")
+        for name, config in loaded.items():
+            invoked = name in self.names and getattr(config, "alora_invocation_tokens", None)
+            if invoked or getattr(config, "is_prompt_learning", False):
+                raise ValueError(
+                    f"the adapter {name!r} ({type(config).__name__}) depends on tokens or vectors before the text, "
+                    "which contexts do not have; adapters that change layers, as LoRA does, can be used"
+                )
+        trained = [name for name, config in loaded.items() if getattr(config, "bias", "none") not in ("none", None)]
+        if trained and trained != list(self.names):
+            raise ValueError(
+                f"the adapter {trained[0]!r} was made with bias={loaded[trained[0]].bias!r}, so that its biases are in "
+                "the model's own weights: nothing but this adapter can be had from it"
+            )
+
+    def _modules(self) -> list[tuple[Any, frozenset[str]]]:
+        """The modules that hold adapters, with the names of these."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+        from peft.utils.other import AuxiliaryTrainingWrapper
+
+        loaded = list(self.loaded.values())
+        if len(loaded) != len(self._known) or any(a is not b for a, b in zip(loaded, self._known, strict=True)):
+            kinds = BaseTunerLayer, AuxiliaryTrainingWrapper
+            self._held = [(each, _held(each)) for each in self.inner.modules() if isinstance(each, kinds)]
+            self._known = loaded
+        return self._held
+
+    def _active(self) -> tuple[str, ...]:
+        """The names of the adapters that are active now."""
+        if not self.loaded:
+            return ()
+        layers = [(_active(module, held), held) for module, held in self._modules()]
+        found = tuple(dict.fromkeys(name for active, _ in layers for name in active))
+        if any(active != [name for name in found if name in held] for active, held in layers):
+            raise ValueError(f"{found} are active in some layers of the model only: call its set_adapter first")
+        return found
+
+    @contextmanager
+    def _chosen(self) -> Iterator[None]:
+        """Make the choice, and afterwards put back what was active and what is trained."""
+        modules = self._modules()
+        if not self.current or (self.names and not modules):
+            raise RuntimeError(
+                f"{list(self.names)} have been taken out of the model, or others put there under the same names: ask "
+                "for lm.adapter(name) again, or make a new CachedTransformer"
+            )
+        changed = []
+        for module, held in modules:
+            merged = getattr(module, "merged_adapters", ())
+            if merged and sorted(merged) != sorted(self.names):
+                raise RuntimeError(
+                    f"the adapters {list(merged)} have been merged into the model's weights, and "
+                    f"{list(self.names) or 'the model without adapters'} is asked for: call its unmerge_adapter first"
+                )
+            wanted = [name for name in self.names if name in held]
+            if _active(module, held) != wanted:
+                changed.append((module, wanted))
+        before = [(module, not module.disable_adapters, list(module.active_adapters)) for module, _ in changed]
+        trained = [(p, p.requires_grad) for module, _ in changed for p in module.parameters()]
+        try:
+            for module, wanted in changed:
+                _set(module, bool(wanted), wanted or list(module.active_adapters))
+            yield
+        finally:
+            for module, enabled, active in before:
+                _set(module, enabled, active)
+            for p, flag in trained:
+                p.requires_grad_(flag)
+
+
+def _held(module: Any) -> frozenset[str]:
+    """The names of the adapters that a module holds."""
+    dicts = (attrgetter(path)(module) for path in module.adapter_layer_names)
+    return frozenset(name for each in dicts if hasattr(each, "keys") for name in each.keys())
+
+
+def _active(module: Any, held: frozenset[str]) -> list[str]:
+    """The names of those that change what a module gives."""
+    return [] if module.disable_adapters else [name for name in module.active_adapters if name in held]
+
+
+def _set(module: Any, enabled: bool, active: list[str]) -> None:
+    module.set_adapter(active)
+    if enabled == module.disable_adapters:
+        module.enable_adapters(enabled)

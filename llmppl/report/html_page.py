@@ -1,0 +1,168 @@
+"""The page that shows a recorded run: its particles as a tree of text over the steps, and what weighed them.
+
+`page(recording)` is one HTML file that asks nothing of the network. Columns are steps; in each, candidates stand below
+one another in the order of their parents, so that no two branches cross. The panel is written here, curves and branches
+are drawn when the page opens (`page.js`; `page.html` is the frame, `page.css` the look).
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from importlib.resources import files
+
+from llmppl.report.recording import Candidate, RecordedStep, Recording, normalised
+from llmppl.report.svg import bar
+
+__all__ = ["page"]
+
+MAX_REASONS = 12            # of deaths, told in the panel,
+MAX_LINKS = 8               # and for each the steps that can be jumped to
+LINE_ENDS = str.maketrans("\n", "↵")
+
+
+def page(recording: Recording) -> str:
+    """The recording as one HTML file."""
+    steps = recording.steps
+    statements = dict.fromkeys(name for step in steps for c in step.candidates for name in c.attribution)
+    statement_ids = dict(zip(statements, itertools.count()))
+    death_ids: dict[str | None, int] = dict(zip(recording.deaths(), itertools.count()))
+    data = {
+        "prompts": recording.prompts, "statements": list(statement_ids), "deaths": list(death_ids),
+        "steps": [_step(step, statement_ids, death_ids) for step in steps],
+    }  # fmt: skip
+    folder = files("llmppl.report")
+    parts = {
+        "title": html.escape(recording.program),
+        "subtitle": html.escape(recording.title),
+        "status": html.escape(recording.status()),
+        "summary": _summary(recording),
+        "prompt": _prompt(recording.prompts),
+        "overview": _weighed(recording) + _killed(recording) + _left(recording),    # where no particle is chosen
+        # no "</script>" nor "<!--" in a text can end the script
+        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "css": (folder / "page.css").read_text(encoding="utf-8"),
+        "script": (folder / "page.js").read_text(encoding="utf-8"),
+    }
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"{{(\w+)}}", lambda name: parts[name[1]], text)
+
+
+def _step(step: RecordedStep, statements: dict[str, int], deaths: dict[str | None, int]) -> dict[str, object]:
+    """A step as the script reads it; numbers are rounded, since nothing is computed from them."""
+    before = _shares([c.log_weight for c in step.candidates])
+    after = _shares([c.log_weight_after for c in step.candidates])
+    return {
+        "ess": round(step.ess, 2),
+        "logMl": _number(step.log_ml),
+        "unique": step.num_unique_ancestors,
+        "finished": step.num_finished,
+        "dead": step.num_dead,
+        "candidates": [
+            [
+                -1 if c.parent is None else c.parent,
+                c.text[c.keep :],
+                -1 if c.keeps_all else len(c.text[: c.keep].encode("utf-16-le", "surrogatepass")) // 2,
+                _number(c.log_weight),
+                share,
+                c.copies,
+                _number(c.log_weight_after),
+                share_after,
+                c.finished + 2 * c.carried,
+                deaths.get(c.death, -1),
+                round(c.twist, 3),
+                [[statements[name], round(log_w, 3)] for name, log_w in c.attribution.items()],
+            ]
+            for c, share, share_after in zip(step.candidates, before, after, strict=True)
+        ],
+    }
+
+
+def _shares(log_weights: Sequence[float]) -> list[float]:
+    """The normalised weights, to four significant digits."""
+    return [float(f"{weight:.4g}") for weight in normalised(log_weights)]
+
+
+def _number(value: float) -> float | None:
+    return round(value, 3) if math.isfinite(value) else None
+
+
+def _summary(recording: Recording) -> str:
+    """The figures below the title."""
+    last = recording.steps[-1]
+    particles = recording.particles()
+    ess = 1 / sum(weight**2 for _, weight in particles) if particles else 0.0
+    figures = {
+        "steps": str(last.index),
+        "particles": str(last.num_particles),
+        "finished": str(last.num_finished),
+        "deaths": str(sum(recording.deaths().values())),
+        "log Ẑ": _signed(last.log_ml),
+        "ESS": f"{ess:.1f}",
+    }
+    return "".join(f"<div><dt>{name}</dt><dd>{html.escape(value)}</dd></div>" for name, value in figures.items())
+
+
+def _prompt(prompts: Sequence[str]) -> str:
+    """The prompts, in a place of their own that scrolls where they are long."""
+    told = " and ".join(f"<q>{html.escape(prompt)}</q>" for prompt in prompts)
+    return f'<div class="prompt">after {told}</div>' if prompts else ""
+
+
+def _weighed(recording: Recording) -> str:
+    means = recording.mean_attribution()
+    largest = max(map(abs, means.values()), default=0.0) or 1.0
+    rows = [
+        f'<td>{bar(abs(mean) / largest, 56)}</td><td class="n">{_signed(mean)}</td>'
+        f'<td class="code">{html.escape(name)}</td>'
+        for name, mean in sorted(means.items(), key=lambda each: -abs(each[1]))
+    ]
+    note = "<p>What each statement added to the log weight, the mean over the particles by weight.</p>"
+    return _section("What weighed them", rows, note)
+
+
+def _killed(recording: Recording) -> str:
+    told = sorted(recording.graves().items(), key=lambda each: -len(each[1]))
+    rows = []
+    for name, where in told[:MAX_REASONS]:
+        first, number = dict(reversed(where)), Counter(step for step, _ in where)
+        links = ", ".join(
+            f'<a href="#step={step}&amp;candidate={first[step]}">{step}</a>{f" (×{many})" * (many > 1)}'
+            for step, many in itertools.islice(number.items(), MAX_LINKS)
+        )
+        more = ", …" * (len(number) > MAX_LINKS)
+        count = f'<td class="n dead">× {len(where)}</td>'
+        rows.append(f'{count}<td class="code">{html.escape(name)}<div>step {links}{more}</div></td>')
+    others = f"<p>and {len(told) - MAX_REASONS} other reasons</p>" * bool(told[MAX_REASONS:])
+    return _section("What killed others", rows, after=others)
+
+
+def _left(recording: Recording) -> str:
+    last, particles = recording.steps[-1], recording.particles()
+    rows = [
+        f'<td>{bar(weight / particles[0][1], 56)}</td><td class="n">{weight:.3f}</td>'
+        f'<td class="text"><a href="#step={last.index}&amp;candidate={place}">'
+        f"{html.escape(last.candidates[place].text).translate(LINE_ENDS)}</a>{_state(last.candidates[place])}</td>"
+        for place, weight in particles
+    ]
+    return _section(f"Particles after step {last.index}", rows)
+
+
+def _section(title: str, rows: list[str], note: str = "", after: str = "") -> str:
+    """A table below its title; nothing without rows."""
+    table = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<h2>{title}</h2>{note}<table>{table}</table>{after}" * bool(rows)
+
+
+def _state(candidate: Candidate) -> str:
+    copies = f" ×{candidate.copies}" * (candidate.copies > 1)
+    return f'<span class="state">{copies}{" ■" if candidate.finished else " …"}</span>'
+
+
+def _signed(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−") if math.isfinite(value) else "−∞"

@@ -1,0 +1,1 @@
+"""Checks, locks, graphs and the runtime: code that every other folder uses."""

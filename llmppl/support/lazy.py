@@ -1,0 +1,34 @@
+"""Lazy packages: import a module when one of its names is first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package that imports names on first use (PEP 562).
+
+    Parameters
+    ----------
+    package : str
+        `__name__` of the package.
+    modules : dict
+        Full name of each module, with the names that the package takes from it.
+    """
+    module_of = {name: module for module, names in modules.items() for name in names}
+    namespace = vars(sys.modules[package])
+
+    def get(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"{package} has no {name!r}; it has {', '.join(module_of)}")
+        value = namespace[name] = getattr(importlib.import_module(module_of[name]), name)
+        return value
+
+    return get, lambda: sorted({*namespace, *module_of}), [*module_of]

@@ -1,0 +1,314 @@
+"""Runtime: run plain functions together, and answer what they all wait for with one call.
+
+Functions run in greenlets, those that do not wait one after another in the same. Where one needs something expensive it
+calls `request`, which switches out of it; when every function has either returned or asked, each *evaluator* gets all
+of its questions in one list (a *round*), and the functions go on with their answers. They stay ordinary synchronous
+Python; there is no event loop and no timeout. Outside of a run, `request` simply evaluates, so the same code runs by
+hand in a debugger. A run inside a function of another run passes its batches up, so that runs share their rounds, too.
+
+`Runtime.run` takes functions that are parts of one thing: what leaves one of them ends all. `Runtime.each` takes
+functions that have nothing to do with one another.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import operator
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from greenlet import getcurrent, greenlet
+
+from llmppl.support.locks import let_through
+
+T = TypeVar("T")
+
+
+class ContextTooLong(ValueError):
+    """A context is longer than the model reads."""
+
+
+@dataclass
+class Stats:
+    """What was run, and how long it took.
+
+    `rounds`: forward-pass batches; `rows`: contexts evaluated; `tokens`: tokens run through language models; `hits`:
+    questions answered from a cache; `seconds_lm`, `seconds_masks`, `seconds_other`: time in language models, in masks,
+    and in everything else (the steps of the programs and the inference loop around them); `bytes_to_host`: what was
+    copied to numpy from the rows that stay on an accelerator; `calls`, `arguments`, `seconds_batched`: calls of batched
+    functions, what they were called with, and their time.
+    """
+
+    rounds: int = 0
+    rows: int = 0
+    tokens: int = 0
+    hits: int = 0
+    seconds_lm: float = 0.0
+    seconds_masks: float = 0.0
+    seconds_other: float = 0.0
+    bytes_to_host: int = 0
+    calls: int = 0
+    arguments: int = 0
+    seconds_batched: float = 0.0
+
+    def __add__(self, other: Stats) -> Stats:
+        return Stats(*map(operator.add, vars(self).values(), vars(other).values()))
+
+    def __sub__(self, other: Stats) -> Stats:
+        return Stats(*map(operator.sub, vars(self).values(), vars(other).values()))
+
+    def __str__(self) -> str:
+        batched = f"; {self.calls} calls for {self.arguments} arguments" if self.calls else ""
+        in_batched = f"{self.seconds_batched:.2f} s in batched functions, " if self.calls else ""
+        return (
+            f"{self.rounds} rounds, {self.rows} rows, {self.tokens} tokens run, {self.hits} cache hits{batched}; "
+            f"{self.seconds_lm:.2f} s in the lm, {self.seconds_masks:.2f} s in masks, {in_batched}"
+            f"{self.seconds_other:.2f} s elsewhere"
+        )
+
+
+class Evaluator(Protocol):
+    """Evaluates questions in batches, as a language model does.
+
+    A `patient` one is asked in a run only when its functions wait for none that is not: for it, a run waits until all
+    have come as far.
+    """
+
+    patient: bool
+
+    def begin(self) -> None:
+        """A run asks for the first time, or somebody asks outside of a run; most have nothing to do."""
+        return None
+
+    def done(self) -> Stats:
+        """A copy of what was done for the calling thread so far; it only ever grows."""
+
+    def cached(self, question: Any) -> Any | None:
+        """The cached answer, or None."""
+
+    def evaluate(self, questions: list[Any]) -> Sequence[Any]:
+        """The answers, in the order of the questions."""
+
+
+class _Worker(greenlet):  # type: ignore[misc]
+    """Takes one function after another of a run, until one waits; its parent is the loop that gets the answers."""
+
+    def __init__(self, runtime: Runtime, todo: deque[tuple[Callable[[], Any], str]]) -> None:
+        super().__init__(self._work)
+        self.runtime, self.name = runtime, ""
+        self._todo, self._caller = todo, contextvars.copy_context()
+
+    def _work(self) -> Any:
+        result = None
+        while self._todo:                               # once it has waited, others have taken the rest
+            function, self.name = self._todo.popleft()
+            self.gr_context = self._caller.copy()
+            result = function()
+        return result
+
+
+class _Request(NamedTuple):
+    """What a function waits for."""
+
+    worker: _Worker
+    evaluator: Evaluator
+    questions: Sequence[Any]
+
+
+def _worker() -> _Worker | None:
+    """The function of a run that is the caller, if one is."""
+    current = getcurrent()
+    return current if isinstance(current, _Worker) else None
+
+
+def running() -> bool:
+    """Whether the caller is a function of a run."""
+    return _worker() is not None
+
+
+def request(evaluator: Evaluator, question: Any) -> Any:
+    """The answer to `question`: the cached one, or evaluated together with what the run's other functions request."""
+    worker = _worker()
+    if worker is None:
+        evaluator.begin()
+    else:
+        worker.runtime.watch(evaluator)
+    answer = evaluator.cached(question)
+    return _evaluated(evaluator, [question])[0] if answer is None else answer
+
+
+def _evaluated(evaluator: Evaluator, questions: list[Any]) -> Sequence[Any]:
+    """The answers to `questions`, evaluated with what the run's other functions request, if the caller is one."""
+    worker = _worker()
+    if worker is None:
+        return evaluator.evaluate(questions)
+    assert worker.parent is not None
+    answers: Sequence[Any] = worker.parent.switch(evaluator, questions)
+    return answers
+
+
+class mask_timer:
+    """Counts the time of a `with` block as spent in masks; the block must not request anything."""
+
+    __slots__ = ("start",)                              # a class, since a generator would cost more than a mask
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        seconds = time.perf_counter() - self.start
+        worker = _worker()
+        if worker is not None:
+            worker.runtime.add_mask_seconds(seconds)
+
+
+class Runtime:
+    """Runs functions together, in their order, each until it requests something or returns; counts what that took."""
+
+    def __init__(self) -> None:
+        worker = _worker()
+        outer: Iterable[Runtime] = () if worker is None else worker.runtime._nested
+        self._nested: list[Runtime] = [self, *outer]    # the runs that this one is part of, innermost first
+        self.seconds_masks = 0.0
+        self._start = time.perf_counter()
+        self._watched: dict[int, tuple[Evaluator, Stats]] = {}
+
+    def watch(self, evaluator: Evaluator) -> None:
+        """Count what `evaluator` does from now on."""
+        if id(evaluator) not in self._watched:
+            evaluator.begin()
+            for runtime in self._nested:
+                runtime._watched.setdefault(id(evaluator), (evaluator, evaluator.done()))
+
+    def add_mask_seconds(self, seconds: float) -> None:
+        """Count time spent in masks."""
+        for runtime in self._nested:
+            runtime.seconds_masks += seconds
+
+    @property
+    def stats(self) -> Stats:
+        """What the watched evaluators have done since, and the time since this runtime was made."""
+        total = Stats(seconds_masks=self.seconds_masks)
+        for evaluator, before in self._watched.values():
+            total += evaluator.done() - before
+        known = total.seconds_lm + total.seconds_masks + total.seconds_batched
+        total.seconds_other = time.perf_counter() - self._start - known
+        return total
+
+    def run(self, functions: Sequence[Callable[[], Any]], names: Sequence[str]) -> None:
+        """Run every function to its end; an exception that leaves one carries its name as a note."""
+        todo = deque(zip(functions, names, strict=False))
+        workers, waiting = list[_Worker](), list[_Request]()
+
+        def resume(worker: _Worker, switch: Callable[..., Any], *value: Any) -> None:
+            try:
+                wanted = switch(*value)
+            except BaseException as error:
+                error.add_note(f"in {worker.name}")
+                raise
+            if not worker.dead:
+                waiting.append(_Request(worker, *wanted))
+
+        try:
+            while todo:
+                workers.append(_Worker(self, todo))
+                resume(workers[-1], workers[-1].switch)
+            while waiting:
+                batch = [each for each in waiting if not each.evaluator.patient] or waiting
+                waiting = [] if batch is waiting else [each for each in waiting if each.evaluator.patient]
+                answers: dict[_Worker, list[Any]] = {}
+                for requests in _by_evaluator(batch):
+                    try:
+                        answers |= _answers(requests)
+                    except Exception as error:          # into a step that asked, so that the traceback shows its line
+                        worker = requests[0].worker
+                        resume(worker, worker.throw, type(error), error, error.__traceback__)
+                        raise
+                for each in batch:
+                    resume(each.worker, each.worker.switch, answers[each.worker])
+        finally:
+            todo.clear()
+            for worker in workers:
+                if not worker.dead:
+                    worker.throw()                      # GreenletExit: unwind what an exception left hanging
+
+    def each(self, functions: Iterable[tuple[Callable[[], T], str]], together: int) -> Iterator[T]:
+        """What each of the functions returns, as they end; with each function comes its name.
+
+        At most `together` are under way; where one has ended, the next is taken. An exception of an evaluator reaches
+        those alone whose questions it does not answer. One that leaves a function ends all. The iterator goes on in the
+        thread that began it; one that is given up unwinds what it has begun.
+        """
+        thread, todo = threading.get_ident(), iter(functions)
+        workers, waiting = dict[_Worker, None](), list[_Request]()
+
+        def resume(worker: _Worker, go_on: Callable[[], Any]) -> list[T]:
+            """Its result, if it has ended."""
+            if threading.get_ident() != thread:
+                raise RuntimeError("what runs together goes on in the thread that began it, and this is another")
+            workers[worker] = None
+            worker.parent = getcurrent()                # another greenlet may ask for the next result
+            try:
+                wanted = go_on()
+            except BaseException as error:
+                error.add_note(f"in {worker.name}")
+                raise
+            if not worker.dead:
+                waiting.append(_Request(worker, *wanted))
+                return []
+            del workers[worker]
+            return [wanted]
+
+        try:
+            while True:
+                while len(waiting) < together and (following := next(todo, None)) is not None:
+                    worker = _Worker(self, deque([following]))
+                    yield from resume(worker, worker.switch)
+                if not waiting:
+                    return
+                batch, waiting = waiting, []
+                answered = dict[_Worker, Callable[[], Any]]()
+                for requests in _by_evaluator(batch):
+                    answered |= _answered_apart(requests)
+                for each in batch:
+                    yield from resume(each.worker, answered.pop(each.worker))
+        finally:
+            for worker in workers:
+                if not worker.dead and threading.get_ident() == thread:     # else greenlet unwinds it in that thread
+                    worker.parent = getcurrent()
+                    worker.throw()
+
+
+def _by_evaluator(batch: list[_Request]) -> Iterable[list[_Request]]:
+    """The requests to each evaluator."""
+    by_evaluator: dict[int, list[_Request]] = {}
+    for each in batch:
+        by_evaluator.setdefault(id(each.evaluator), []).append(each)
+    return by_evaluator.values()
+
+
+def _answers(requests: list[_Request]) -> dict[_Worker, list[Any]]:
+    """What each of the requests to one evaluator is answered, all evaluated together."""
+    asked = [(each.worker, question) for each in requests for question in each.questions]
+    replies = _evaluated(requests[0].evaluator, [question for _, question in asked])
+    answers: dict[_Worker, list[Any]] = {}
+    for (worker, _), reply in zip(asked, replies, strict=True):
+        answers.setdefault(worker, []).append(reply)
+    return answers
+
+
+def _answered_apart(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]]:
+    """How each worker goes on: with the answers; where there are none, with those of a half, and so on."""
+    try:
+        return {worker: partial(worker.switch, answers) for worker, answers in _answers(requests).items()}
+    except Exception as error:
+        let_through(error)
+        if len(requests) == 1:                          # into the step that asked
+            return {requests[0].worker: partial(requests[0].worker.throw, type(error), error, error.__traceback__)}
+        half = len(requests) // 2
+        return _answered_apart(requests[:half]) | _answered_apart(requests[half:])

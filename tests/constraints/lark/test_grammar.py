@@ -1,0 +1,868 @@
+"""Grammars: every answer of the recognizer against lark itself.
+
+Two oracles. `parses(lark, text)` asks lark. `check_states` walks all short texts over an alphabet: the recognizer
+accepts exactly what lark parses; where it says that no continuation is accepted, lark parses no text of those that
+begin so; and where it says that one is, a short one is found by search and lark parses that.
+"""
+
+import copy
+import functools
+import heapq
+import itertools
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import lark as lark_package
+import numpy as np
+import pytest
+from helpers.common import ROOT, repetitions
+from lark import Lark
+from lark.exceptions import GrammarError, LarkError
+from lark.indenter import PythonIndenter
+
+from llmppl.constraints import Grammar, Vocabulary, json_grammar
+from llmppl.constraints.lark.completion import TokenCompletions
+from llmppl.constraints.lark.reductions import ReductionTable
+from llmppl.constraints.masks.index import END, TokenIndex
+from llmppl.constraints.vocabulary import trie_walk as walks
+from llmppl.constraints.vocabulary.trie import trie_of
+from llmppl.lm.embedded import PATH
+
+SHARED = ROOT.parent / "shared"
+
+
+def parses(lark, text):
+    try:
+        lark.parse(text)
+    except (LarkError, IndexError, AssertionError):
+        return False
+    return True
+
+
+def plain_lark(grammar, start="start", **options):
+    return Lark(grammar, parser="lalr", lexer="contextual", start=start, **options)
+
+
+def read(recognizer, text):
+    """The state after `text`, None as soon as nothing can follow."""
+    state = recognizer.start
+    for byte in text if isinstance(text, bytes) else text.encode():
+        state = recognizer.step(state, byte)
+        if state is None:
+            return None
+    return state
+
+
+def accepts(recognizer, text):
+    state = read(recognizer, text)
+    return state is not None and recognizer.accepts(state)
+
+
+class TooFar(Exception):
+    """A search for a completion was given up, which proves nothing."""
+
+
+def completion(recognizer, state, alphabet):
+    """A short text over `alphabet` accepted from `state`, searched where stacks are low; None if there is none."""
+
+    def height(state):
+        heights = []
+        for stack, _ in state.hypotheses:
+            heights.append(0)
+            while stack is not None:
+                stack, heights[-1] = stack.below, heights[-1] + 1
+        return min(heights, default=0)
+
+    seen, order, todo = {state}, itertools.count(), [(0, 0, b"", state)]
+    while todo:
+        _, _, text, state = heapq.heappop(todo)
+        if recognizer.accepts(state):
+            return text
+        for byte in alphabet:
+            after = recognizer.step(state, byte)
+            if after is not None and after not in seen:
+                seen.add(after)
+                if len(seen) > 20_000:
+                    raise TooFar
+                heapq.heappush(todo, (len(text) + 3 * height(after), next(order), text + bytes([byte]), after))
+    return None
+
+
+def check_states(grammar, alphabet, length, **options):
+    """Compare recognizer and lark on all texts over `alphabet` (ASCII) of at most `length`; return how many parse."""
+    lark = plain_lark(grammar, **options)
+    letters = b"abcABC "
+    texts = ["".join(text) for n in range(length + 1) for text in itertools.product(alphabet, repeat=n)]
+    language = {text for text in texts if parses(lark, text)}
+    prefixes = {text[:n] for text in language for n in range(len(text) + 1)}
+    try:
+        recognizer = Grammar(grammar, **options)
+    except ValueError as error:
+        assert "no text" in str(error) and not language, (grammar, error)
+        return 0
+    states = {"": recognizer.start}
+    witnesses = {}
+    for text in texts:
+        state = states.get(text)
+        assert (state is not None and recognizer.accepts(state)) == (text in language), (grammar, text)
+        if text in prefixes:
+            assert state is not None, (grammar, text, "has a continuation that lark parses")
+        if state is None:
+            continue
+        if text not in prefixes:
+            if state not in witnesses:
+                try:
+                    witnesses[state] = completion(recognizer, state, letters)
+                except TooFar:                      # rules that nest deeply and say much at every level
+                    continue
+            assert witnesses[state] is not None, (grammar, text, "has no continuation")
+            assert parses(lark, text + witnesses[state].decode()), (grammar, text, witnesses[state])
+        for letter in alphabet:
+            after = recognizer.step(state, ord(letter))
+            if after is not None:
+                states[text + letter] = after
+    return len(language)
+
+
+PIECES = [*'"a" "b" "ab" "ba" "aab" "c" /a+/ /b+/ /[ab]+/ /ab?/ /a|ab/ /a+?/ /a*b/ /[ab]+c/ /b(a|bb)?/ /(ab)+/'.split()]
+PIECES += "/a(?!b)/ /a(?=b)/ /a+(?=bc)/ /(?<=a)b/ /(?<!a)b/ /[ac]/ /b+$/ /^a/ /a+c?/ /A+/i /a++b?/ /\\bb/".split()
+
+
+def random_grammar(rng):
+    """A small grammar, as text: two or three rules over terminals that overlap; often some text is ignored."""
+    rules = ["start", "x", "y"][: rng.choice([1, 2, 2, 3])]
+    names = [f"T{i}" for i in range(rng.choice([2, 3, 4]))]
+    lines = []
+    for rule in rules:
+        choices = []
+        for _ in range(rng.choice([1, 2, 2, 3])):
+            symbols = [rng.choice(names + [rng.choice(rules)]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4]))]
+            choices.append(" ".join(symbols))
+        lines.append(f"{rule}: " + "\n  | ".join(choices))
+    for name in names:
+        priority = rng.choice(["", "", "", ".1", ".2"])
+        lines.append(f"{name}{priority}: {rng.choice(PIECES)}")
+    if rng.random() < 0.4:
+        lines.append(f"%ignore {rng.choice(PIECES[5:] + ['/ /', '/ +/'])}")
+    return "\n".join(lines)
+
+
+def test_random_small_grammars_agree_with_lark_on_all_short_texts():
+    rng = random.Random(1)
+    done = nonempty = 0
+    while done < repetitions(300, 20):
+        grammar = random_grammar(rng)
+        try:
+            plain_lark(grammar)
+        except (GrammarError, LarkError, AttributeError):   # the last by interegular, which lark asks about overlaps
+            continue
+        nonempty += check_states(grammar, "ab " if " " in grammar[grammar.find("%") :] else "abc", 6) > 0
+        done += 1
+    assert nonempty > done / 4
+
+
+LEXING = {
+    "the first terminal that matches wins, not the longest": (
+        "start: A B?\nA: /[a-z]+/\nB: /[a-z]{2}!/",
+        ["ab", "abc"],
+        ["ab!", "!", ""],
+    ),
+    "an alternative that comes after a shorter match is lost": ("start: X\nX: /a|ab/", ["a"], ["ab", "b"]),
+    "a lazy quantifier stops at once": ("start: X Y\nX: /a+?/\nY: /a?x/", ["ax", "aax"], ["aaax", "aa"]),
+    "bytes read past a match are given back": (
+        'start: NUMBER (("+" | NAME) | NUMBER)*\nNUMBER: /[0-9]+(e[-+]?[0-9]+)?/\nNAME: /[a-z]+/',
+        ["1e+x", "1e+2", "1e", "1e+", "1e+2e+x"],
+        ["1e-", "e", "1e+2-"],
+    ),
+    "a keyword is not a name": (
+        'start: stmt\nstmt: NAME "=" NAME | "print" NAME\nNAME: /[a-z]+/\n%ignore " "',
+        ["x=y", "print x", "printx=y", "x=print", "print print"],
+        ["print=x", "print", "print x=y"],
+    ),
+    "a terminal that goes on and one that ends": (
+        'start: INT "." NAME | FLOAT\nINT: /[0-9]+/\nFLOAT: /[0-9]+\\.[0-9]*/\nNAME: /[a-z]+/',
+        ["1.", "1.5", "12.50"],
+        ["1.x", "1", "1.5x"],
+    ),
+    "terminals that overlap": (
+        "start: (A | B)*\nA: /ab*/\nB: /bc?/",
+        ["", "a", "abbb", "b", "bc", "bca", "bbcb"],
+        ["abc"],
+    ),
+    "priority": ('start: A | B\nA: /[a-z]+/\nB.2: "ab"\n', ["ab", "ac"], ["abc"]),
+    "ignored text at both ends": ('start: "a" "b"\n%ignore / +/', ["ab", " a  b  "], ["a", " ", "a b c"]),
+    "only ignored text": ('start: "a"?\n%ignore / +/', ["", " ", "  a ", "a"], ["aa"]),
+    "case": (
+        'start: "select"i NAME\nNAME: /[a-zß]+/i\n%ignore " "',
+        ["SELECT x", "Select X", "select ẞ", "selectx"],
+        ["select", "x select"],
+    ),
+    "templates": ('start: _list{NUMBER}\n_list{x}: x ("," x)*\nNUMBER: /[0-9]+/', ["1", "1,22,3"], ["1,", ",", ""]),
+    "imports": (
+        'start: (NAME | ESCAPED_STRING | SIGNED_NUMBER)+\n%import common.CNAME -> NAME\n%import common.ESCAPED_STRING\n'
+        "%import common.SIGNED_NUMBER\n%import common.WS\n%ignore WS",
+        ['a "b" -1.5e3', '"\\\\" "\\""', '"a\\"b"', "_x1 2", "1e5x"],
+        ['"', '"\\"', "-", '"\n"', '"\\\\\\"'],
+    ),
+    "look-ahead": (
+        "start: (A | B)+\nA: /a(?!b)/\nB: /ab(?=c|$)|c/",
+        ["aa", "abc", "aab", "abca"],
+        ["aba", "b", "abb"],
+    ),
+    "word boundaries": ("start: (W | S)+\nW: /\\b[a-z]+\\b/\nS: /[ .1]/", ["ab cd.", "a", " 1 "], ["a1", "1a", "!"]),
+    "characters of several bytes": ("start: E+\nE: /[é-ü]|😀/", ["é", "öü", "😀é"], ["e", "ý"]),
+    "reduce before the end": ('start: x "b"? | y\nx: "a"\ny: "a" "c"', ["a", "ab", "ac"], ["abc", "b"]),
+}
+
+
+@pytest.mark.parametrize("case", LEXING)
+def test_lexing_follows_lark(case):
+    grammar, good, bad = LEXING[case]
+    recognizer, lark = Grammar(grammar), plain_lark(grammar)
+    for text in good + bad:
+        assert accepts(recognizer, text) == parses(lark, text), text
+    assert all(accepts(recognizer, text) for text in good)
+    assert not any(accepts(recognizer, text) for text in bad)
+
+
+def test_a_terminal_is_not_taken_for_another_whose_name_begins_alike():
+    grammar = 'start: "b" | "c" ABC* A\nABC.1: /a/\nA: /a/\n%ignore " "'
+    assert check_states(grammar, "abc ", 4) == 10   # "b" between blanks; "c" leads nowhere: A is always read as ABC
+
+
+JSON = r"""
+start: value
+?value: dict | list | STR | NUM | "true" | "false" | "null"
+dict: "{" [entry ("," entry)*] "}"
+entry: STR ":" value
+list: "[" [value ("," value)*] "]"
+STR: /"(\\["\\\/bfnrt]|\\u[0-9a-fA-F]{4}|[^"\\\x00-\x1f])*"/
+NUM: /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/
+%ignore /[ \t\n\r]+/
+"""
+ARITHMETIC = r"""
+start: sum
+sum: product | sum ("+" | "-") product
+product: power | product ("*" | "/") power
+power: unit ["^" power]
+unit: NUMBER | NAME | NAME "(" [sum ("," sum)*] ")" | "-" unit | "(" sum ")"
+NUMBER: /\d+(\.\d+)?(e[-+]?\d+)?/
+NAME: /[a-z]\w*/
+%ignore " "
+"""
+SQL = r"""
+start: query ";"?
+query: "select"i ["distinct"i] what "from"i table join* ["where"i cond] ["order"i "by"i expr ["desc"i | "asc"i]]
+join: "join"i table "on"i cond
+what: "*" | expr ["as"i NAME] ("," expr ["as"i NAME])*
+table: NAME ["as"i NAME] | "(" query ")"
+cond: both ("or"i both)*
+both: basic ("and"i basic)*
+basic: "not"i basic | expr COMPARE expr | expr "is"i ["not"i] "null"i | expr "in"i "(" (query | expr ("," expr)*) ")"
+expr: term (("+" | "-") term)*
+term: NAME ["." NAME] | INT | REAL | TEXT | AGGREGATE "(" ("*" | expr) ")" | "(" expr ")"
+COMPARE: "=" | "<>" | "<=" | ">=" | "<" | ">"
+AGGREGATE: "count"i | "sum"i | "max"i
+NAME: /[a-z_]\w*/i
+INT: /[0-9]+/
+REAL: /[0-9]+\.[0-9]*/
+TEXT: /'([^'\n]|'')*'/
+%ignore /[ \n]+/
+"""
+PYTHON = r"""
+start: (NL | line)*
+line: small (";" small)* ";"? NL | "def" NAME "(" [NAME ("," NAME)*] ")" ":" small NL
+small: test | NAME "=" test | NAME AUGMENTED test | "return" [test] | "pass" | "del" NAME | "assert" test
+     | "import" NAME ["as" NAME]
+     | "if" test ":" small ["else" ":" small] | "for" NAME "in" test ":" small
+test: either ["if" either "else" test] | "lambda" [NAME ("," NAME)*] ":" test
+either: both ("or" both)*
+both: compared ("and" compared)*
+compared: "not" compared | sum [("<" | ">" | "==" | "in" | "not" "in" | "is" | "is" "not") sum]
+sum: product (("+" | "-") product)*
+product: atom (("*" | "/" | "//" | "%" | "**") atom)*
+atom: NAME | NUMBER | STRING | "None" | "True" | "(" [test ("," test)*] ")" | "[" [test ("," test)*] "]" | "..."
+    | "{" [test ":" test ("," test ":" test)*] "}" | "-" atom
+    | atom "(" [test ("," test)*] ")" | atom "[" test "]" | atom "." NAME
+AUGMENTED: /[-+*\/]=/
+NAME: /[^\W\d]\w*/
+NUMBER: /0[xX][0-9a-f]+|[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|\.[0-9]+/
+STRING: /[fr]?("(?!"")(\\.|[^"\\\n])*"|'(\\.|[^'\\\n])*')/
+NL: /(\r?\n[ \t]*)+/
+%ignore /[ \t]+/
+%ignore /#[^\n]*/
+"""
+GRAMMARS = {
+    "json": (
+        JSON,
+        {"STR": ['""', '"a"', '"\\u00e9\\n"', '"Zoë 日本 🙂"'], "NUM": ["0", "-1", "2.5", "1e9", "-0.1E-2"]},
+        '"}]:,0 ',
+    ),
+    "arithmetic": (ARITHMETIC, {"NUMBER": ["1", "2.5", "3e4", "1e", "07"], "NAME": ["x", "e1", "max", "éa"]}, "()0a,"),
+    "sql": (
+        SQL,
+        {
+            "COMPARE": ["=", "<", "<=", "<>"],
+            "AGGREGATE": ["count", "SUM"],
+            "NAME": ["a", "Tbl", "selected", "as_", "orders", "éa"],
+            "INT": ["1", "20"],
+            "REAL": ["1.", "2.5"],
+            "TEXT": ["''", "'it''s'", "'é'"],
+        },
+        "selctfromonwhybaidu ,.()'*=1;",
+    ),
+    "python": (
+        PYTHON,
+        {
+            "AUGMENTED": ["+=", "/="],
+            "NAME": ["x", "define", "is_", "π", "notin", "f"],
+            "NUMBER": ["1", "0xff", ".5", "1.", "2e-3"],
+            "STRING": ["''", '"a"', "f'\\''", 'r"é"', '"#"'],
+            "NL": ["\n", "\r\n  ", "\n\n"],
+        },
+        "x ()[]{}:=,.'\"\npasinotelr",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=GRAMMARS)
+def known(request):
+    grammar, words, letters = GRAMMARS[request.param]
+    return Grammar(grammar), plain_lark(grammar), words, letters
+
+
+def random_text(lark, words, rng, depth=6):
+    """A text made of random expansions of the rules; words have a space between them, or not."""
+    rules = {}
+    for rule in lark.rules:
+        rules.setdefault(rule.origin.name, []).append(rule.expansion)
+    strings = {t.name: [t.pattern.value] for t in lark.terminals if t.pattern.type == "str"}
+    cost = dict.fromkeys(rules, 99)
+    for _ in range(30):
+        for name, expansions in rules.items():
+            cost[name] = min(max([0, *(cost.get(s.name, 0) for s in e if not s.is_term)]) for e in expansions) + 1
+
+    def expand(name, depth):
+        fits = [e for e in rules[name] if all(s.is_term or cost[s.name] < depth for s in e)]
+        if not fits:
+            fits = [min(rules[name], key=lambda e: max([0, *(cost[s.name] for s in e if not s.is_term)]))]
+        for symbol in rng.choice(fits):
+            if symbol.is_term:
+                yield rng.choice(words.get(symbol.name) or strings[symbol.name])
+            else:
+                yield from expand(symbol.name, depth - 1)
+
+    parts = list(expand("start", rng.randrange(depth, 3 * depth)))
+    text = rng.choice(["", " "])
+    for part in parts:
+        separator = rng.choice(["", " ", " ", "  "])
+        if text[-1:].isalnum() and part[:1].isalnum():
+            separator = " "
+        text += separator + part
+    return text
+
+
+def mutated(text, rng, letters):
+    """A text with a few characters deleted, doubled, exchanged or put in."""
+    text = list(text)
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        i = rng.randrange(len(text) + 1)
+        text[i : i + rng.choice([0, 0, 1, 1, 2])] = rng.choice(["", rng.choice(letters), *text[i : i + 1] * 2])
+    return "".join(text)
+
+
+def test_what_lark_parses_is_admitted_and_nothing_else(known):
+    recognizer, lark, words, letters = known
+    rng = random.Random(2)
+    good = 0
+    while good < repetitions(600, 60):
+        text = random_text(lark, words, rng)
+        if len(text) > 400:
+            continue
+        expected = parses(lark, text)
+        assert accepts(recognizer, text) == expected, text
+        good += expected
+        text = mutated(text, rng, letters)
+        assert accepts(recognizer, text) == parses(lark, text), text
+
+
+def test_texts_sampled_byte_by_byte_parse(known):
+    recognizer, lark, words, letters = known
+    rng = random.Random(3)
+    alphabet = sorted({*(letters + "xyz019é😀\n#\\").encode()})
+    far, number = 0, repetitions(600, 40)
+    for _ in range(number + number // 20):
+        state, text = recognizer.start, b""
+        for _ in range(rng.randrange(40)):
+            steps = [(byte, after) for byte in alphabet if (after := recognizer.step(state, byte)) is not None]
+            if not steps:
+                break
+            byte, state = rng.choice(steps)
+            text += bytes([byte])
+        try:
+            end = completion(recognizer, state, alphabet)
+            if end is None:                         # inside a character, say
+                end = completion(recognizer, state, range(256))
+        except TooFar:
+            far += 1
+            continue
+        assert end is not None, text
+        assert accepts(recognizer, text + end) and parses(lark, (text + end).decode()), text + end
+    assert far <= number // 20
+
+
+PAPER = r"""
+start: "def" NAME "(" ")" ":" body
+body: "pass" | NAME
+NAME: /[^\W\d]\w*/
+%ignore / +/
+"""
+
+
+def test_def_foo_pass_in_its_pieces():
+    tokens = [b"d", b"ef", b" f", b"oo(", b"):", b" ", b"pass"]
+    index = Grammar(PAPER).index(SimpleNamespace(tokens=[*tokens, b""], eos_ids=[7]))
+    state = index.start
+    for token in (b"d", b"ef", b" f", b"oo(", b"):", b" ", b"pass"):
+        assert index.mask(state)[tokens.index(token)], token
+        state = index.advance(state, tokens.index(token))
+    assert index.accepts(state) and index.mask(state)[7]
+
+
+def test_the_mask_after_def_f():
+    tokens = [b"d", b"ef", b" f", b"oo(", b"):", b" ", b"pass"]
+    index = Grammar(PAPER).index(SimpleNamespace(tokens=[*tokens, b""], eos_ids=[7]))
+    allowed = {tokens[i] for i in index.allowed(index.after("def f"))}
+    assert allowed == {b"d", b"ef", b"pass", b" ", b"oo("}
+    assert {tokens[i] for i in index.allowed(index.after("def f("))} == {b"):", b" "}
+
+
+def test_f_in_a_name_goes_on_and_ends():
+    """W & L's sub-sequences (0, 1), (1, 2), (2, 2) for `f` in NAME, seen from outside."""
+    recognizer = Grammar("start: NAME\nNAME: /[^\\W\\d]\\w*/")
+    begun = recognizer.step(recognizer.start, ord("f"))
+    again = recognizer.step(begun, ord("f"))
+    assert not recognizer.accepts(recognizer.start) and recognizer.accepts(begun)
+    assert recognizer.step(again, ord("f")) == again
+    assert recognizer.step(recognizer.start, ord("1")) is None and recognizer.step(begun, ord("1")) == begun
+
+
+@pytest.mark.parametrize("text, good", [("de", True), ("def", False), ("default", True), ("def f", True), ("def ", 0)])
+def test_de_def_default(text, good):
+    recognizer = Grammar('start: "def" NAME | NAME ("=" NAME)?\nNAME: /[a-z]+/\n%ignore " "')
+    assert read(recognizer, text) is not None
+    assert accepts(recognizer, text) == parses(plain_lark(recognizer.text), text) == good
+
+
+def test_tokens_may_span_terminals():
+    """outlines#684."""
+    tokens = [b'{"', b'":', b'":"', b'"}', b'"},{"', b"a", b"[{", b"}]", b'"', b""]
+    index = json_grammar().index(SimpleNamespace(tokens=tokens, eos_ids=[9]))
+    state = index.start
+    for token in [b"[{", b'"', b"a", b'":"', b"a", b'"},{"', b'":', b'"', b'"}']:
+        assert index.mask(state)[tokens.index(token)], token
+        state = index.advance(state, tokens.index(token))
+    assert not index.mask(state)[9] and not index.accepts(state)
+    assert not index.mask(index.after('[{"a"'))[tokens.index(b'"}')]
+
+
+def test_terminals_that_overlap_and_the_end():
+    """outlines#1151: `/ab*/` and `/bc?/`, rules that may be skipped, and the end of the text."""
+    grammar = "start: first second? third\nfirst: A\nsecond: B\nthird: C?\nA: /ab*/\nB: /bc?/\nC: /c/"
+    assert check_states(grammar, "abc", 6) > 3
+    state = read(Grammar(grammar), "abb")
+    assert Grammar(grammar).accepts(state)
+
+
+def test_a_keyword_before_anything_is_not_cut():
+    """syncode#115 is about minutes for a new grammar: this one has 60 keywords."""
+    words = [a + b + c for a in "xyz" for b in "abcd" for c in "lmnop"]
+    choices = " | ".join(f'"{word}" NAME' for word in words)
+    recognizer = Grammar(f'start: ({choices})+\nNAME: /[a-z]+/\n%ignore " "')
+    assert accepts(recognizer, "xal xal ycm zzz") and not accepts(recognizer, "xal")
+
+
+def test_masks_agree_with_steps_and_members_only():
+    """xgrammar#382 and #618: what the mask allows can be read; long alternations hold their members only."""
+    rng = random.Random(5)
+    words = sorted({"".join(rng.choices("abc", k=rng.randrange(2, 7))) for _ in range(repetitions(1200, 300))})
+    recognizer = Grammar("start: " + " | ".join(f'"{word}"' for word in words))
+    tokens = [bytes([c]) for c in b"abc"] + [b"ab", b"ca", b"bca", b""]
+    index = TokenIndex(recognizer, SimpleNamespace(tokens=tokens, eos_ids=[6]))
+    lark = plain_lark(recognizer.text)
+    for _ in range(200):
+        text = "".join(rng.choices("abc", k=rng.randrange(1, 8)))
+        assert accepts(recognizer, text) == parses(lark, text)
+        state = read(recognizer, text)
+        if state is not None:
+            mask = index.mask(state)
+            for token, allowed in zip(tokens[:6], mask[:6], strict=True):
+                assert allowed == (read(recognizer, text.encode() + token) is not None)
+            assert mask[6] == recognizer.accepts(state)
+
+
+def test_plain_json():
+    recognizer = json_grammar()
+    for text in ["0", " null ", '{"a": [1, -2.5e+3, "\\u00e9\\n", {}], "": true}', '"é"', "[]", "\t[ ]\r\n", '"\x7f"']:
+        assert accepts(recognizer, text), text
+        for i in range(len(text.encode())):
+            assert read(recognizer, text.encode()[:i]) is not None
+    for text in ["", "01", "[1,]", "{a:1}", "'a'", '"\n"', '"\\x"', "1.", "+1", "nul", "1 2", '{"a" 1}', '"\\u12"']:
+        assert not accepts(recognizer, text), text
+
+
+def test_text_ends_inside_a_character():
+    recognizer = Grammar('start: "é"+ "ü"?')
+    state = read(recognizer, b"\xc3")
+    assert state is not None and not recognizer.accepts(state)
+    assert {byte for byte in range(256) if recognizer.step(state, byte)} == {0xA9}
+    state = read(recognizer, b"\xc3\xa9\xc3")
+    assert {byte for byte in range(256) if recognizer.step(state, byte)} == {0xA9, 0xBC}
+
+
+def test_states_are_shared_and_copy_as_themselves():
+    recognizer = json_grammar()
+    state = read(recognizer, '{"a": [1, 2')
+    assert state is read(recognizer, '{"bc":[4,33') and hash(state) == hash(read(recognizer, '{"bc":[4,33'))
+    assert copy.copy(state) is state and copy.deepcopy([state])[0] is state
+
+
+BLOCKS = ["x = 1", "pass", "f(a,\n  b)", "return 'é\\''", "y = [\n1,\n2]", '"""a\n  "b\n"""', "if x: pass", "del x #"]
+
+
+def python_text(rng, depth=3, indent=""):
+    text = ""
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        text += rng.choice(["", "", indent + "# note\n", "\n"])
+        if depth and rng.random() < 0.5:
+            head = rng.choice(["if x", "while f(x)", "def g(a, *b, c=1)", "class A(B)", "with a", "for i in [\n1]"])
+            deeper = indent + rng.choice([" ", "  ", "    ", "\t"])
+            text += indent + head + ":" + rng.choice([" # why", ""]) + "\n" + python_text(rng, depth - 1, deeper)
+            if head == "if x" and rng.random() < 0.5:
+                text += indent + "else:\n" + python_text(rng, depth - 1, deeper)
+        else:
+            text += indent + rng.choice(BLOCKS) + "\n"
+    return text
+
+
+@pytest.fixture(scope="module")
+def python():
+    path = Path(lark_package.__file__).parent / "grammars" / "python.lark"
+    recognizer = Grammar.from_file(path, "file_input", postlex=PythonIndenter())
+    return recognizer, plain_lark(path.read_text(), "file_input", postlex=PythonIndenter())
+
+
+def test_the_plan_completes_indented_texts_where_other_completions_are_not_looked_for(python, monkeypatch):
+    monkeypatch.setattr(TokenCompletions, "_asked_for", lambda self, stack: iter(()))
+    path = Path(lark_package.__file__).parent / "grammars" / "python.lark"
+    planned = Grammar.from_file(path, "file_input", postlex=PythonIndenter())
+    one, other = planned.start, python[0].start
+    for byte in b"class A(B):\n  def f(x, *y):\n    if x:\n      return [1, (2, {3: f'4'})]\n\nwith a as b: pass\n":
+        assert [planned.step(one, each) is None for each in b"a1(]:\n \"="] == [
+            python[0].step(other, each) is None for each in b"a1(]:\n \"="
+        ]
+        one, other = planned.step(one, byte), python[0].step(other, byte)
+        assert one is not None and planned.accepts(one) == python[0].accepts(other)
+
+
+def test_indented_python_by_the_grammar_that_comes_with_lark(python):
+    recognizer, lark = python
+    rng = random.Random(6)
+    good = 0
+    for _ in range(repetitions(500, 60)):
+        text = python_text(rng)
+        assert parses(lark, text) == accepts(recognizer, text), text
+        good += parses(lark, text)
+        text = mutated(text, rng, " \n\t:()#x\"'=")
+        assert parses(lark, text) == accepts(recognizer, text), text
+    assert good > repetitions(200, 20)
+
+
+def test_indented_python_files(python):
+    recognizer, lark = python
+    for path in sorted((ROOT / "tests").rglob("t*.py"))[: repetitions(99, 2)]:
+        text = path.read_text()
+        assert parses(lark, text) == accepts(recognizer, text), path
+
+
+def test_indentation_is_followed_before_a_line_is_over(python):
+    recognizer, lark = python
+    state = read(recognizer, "if x:\n  if y:\n      z\n")
+    assert [byte for byte in b" \nx" if recognizer.step(state, byte) is not None] == [*b" \nx"]
+    assert read(recognizer, "if x:\n  if y:\n      z\n   w") is None         # between two blocks
+    assert read(recognizer, "if x:\nw") is None
+    assert read(recognizer, "if x:\n\n # w\n") is not None
+    assert read(recognizer, "f(\n") is not None and read(recognizer, "f)") is None
+
+
+ERRORS = {
+    'start: "a" (b\nb: "c"\n': r"line 1, column 14(.|\n)*start: \"a\" \(b\n {13}\^",
+    'start: x | y\nx: "a"\ny: "a"\n': r"Reduce/Reduce collision in Terminal\('\$END'\)(.|\n)*<x : A>",
+    'begin: "a"': "no rule is named 'start'",
+    "start: b": "'b' used but not defined",
+    "start: B\nB: /(a)\\1/": r"terminal B: (.|\n)*backreference",
+    "start: B\nB: /a(/": r"terminal B: missing \)",
+    "start: B\nB: /a*/": "terminal B: 'a[*]' matches the empty text",
+    'start: NAME "x"\nNAME: /[a-z]+/': "no text at all",
+    'start: "a" start': "no text at all",
+    "start: A\n%import nowhere.A": "nothing to import from 'nowhere.lark'",
+    "start: A B\nA: /(?P<x>a)/\nB: /(?P<x>b)/": "A, B(.|\n)*redefinition of group name",
+}
+
+
+@pytest.mark.parametrize("grammar", ERRORS)
+def test_a_grammar_that_is_refused_says_why(grammar):
+    with pytest.raises(ValueError, match=ERRORS[grammar]):
+        Grammar(grammar)
+
+
+def test_a_postlex_that_is_no_plain_indenter_is_refused():
+    class Odd(PythonIndenter):
+        def process(self, stream):
+            return stream
+
+    with pytest.raises(ValueError, match="postlex: a lark.indenter.Indenter"):
+        Grammar('start: "a" _NEWLINE\n_NEWLINE: /\\n/\n%declare _INDENT _DEDENT', postlex=Odd())
+
+
+def test_grammars_in_files_import_what_is_beside_them(tmp_path):
+    (tmp_path / "words.lark").write_text("WORD: /[a-z]+/\n")
+    (tmp_path / "main.lark").write_text("start: WORD+\n%import .words.WORD\n%ignore / /\n")
+    assert accepts(Grammar.from_file(tmp_path / "main.lark"), "ab cd")
+    assert accepts(Grammar("start: WORD\n%import words.WORD", import_paths=[tmp_path]), "ab")
+
+
+def test_what_conflicts_resolve_to_is_followed():
+    """A shift is preferred to a reduction, which here leaves no text at all, or a smaller language."""
+    assert check_states('start: "a" x "b"\nx: "b" x |', "ab", 6) == 0
+    assert check_states('start: "c" x ["a" "c"]\nx: ("a" "b")*', "abc", 7) > 0
+    assert check_states('start: s\ns: "a" s ["b" s] | "c"', "abc", 7) > 5
+
+
+def test_masks_are_what_reading_the_tokens_says(known):
+    """With stacks cut for the walk, too: tokens that close many brackets at once, at any depth."""
+    recognizer, lark, words, letters = known
+    rng = random.Random(8)
+    texts = [random_text(lark, words, rng) for _ in range(60)]
+    tokens = {text.encode()[i : i + rng.randrange(1, 7)] for text in texts for i in range(0, len(text.encode()), 3)}
+    tokens |= {bracket * n for bracket in (b"(", b")", b"[", b"]", b"{", b"}", b")]") for n in range(1, 6)}
+    tokens = [*sorted(tokens - {b""}), b""]
+    index = TokenIndex(recognizer, SimpleNamespace(tokens=tokens, eos_ids=[len(tokens) - 1]))
+    for _ in range(repetitions(12, 4)):
+        state, text = index.start, b""
+        for _ in range(rng.randrange(60)):
+            mask = index.mask(state)
+            for token, allowed in zip(tokens[:-1], mask[:-1], strict=True):
+                after = read(recognizer, text + token)
+                assert allowed == (after is not None), (text, token)
+                assert recognizer.token_step(state, token) is after, (text, token)
+            assert mask[-1] == recognizer.accepts(state)
+            opening = [i for i in index.allowed(state) if tokens[i][:1] in b"([{" and tokens[i]]
+            token = int(rng.choice(opening if opening and rng.random() < 0.4 else index.allowed(state)))
+            if token == len(tokens) - 1:
+                break
+            state, text = index.advance(state, token), text + tokens[token]
+
+
+class Bare:
+    """A grammar as a recognizer that knows no way to its masks but the steps of every token's bytes."""
+
+    def __init__(self, grammar):
+        self.start, self.step, self.accepts = grammar.start, grammar.step, grammar.accepts
+
+
+def content(state):
+    """What a state is, whatever objects it is made of: old ones are forgotten when there are too many."""
+
+    def below(stack):
+        while stack is not None:
+            yield stack.state, stack.layout
+            stack = stack.below
+
+    return {(tuple(below(stack)), scan) for stack, scan in state.hypotheses}, state.accepting
+
+
+def masks_agree(grammar, vocab, rng, walks, length):
+    """Compare the masks of both ways in every state of some random walks; return how many states these were."""
+    index, bare, seen = grammar.index(vocab), TokenIndex(Bare(grammar), vocab), 0
+    for _ in range(walks):
+        state, text = index.start, b""
+        for _ in range(length):
+            mask = index.mask(state)
+            wrong = np.flatnonzero(mask != bare.mask(state))
+            assert not wrong.size, (grammar.text, text, [vocab.tokens[i] for i in wrong[:5]], mask[wrong[:5]])
+            seen += 1
+            ids = index.allowed(state)
+            ids = ids[~np.isin(ids, vocab.eos_ids)]
+            if not ids.size:
+                break
+            short = rng.permutation(ids)[:8].tolist()
+            token = min(short, key=lambda i: len(vocab.tokens[i])) if rng.random() < 0.6 else short[0]
+            assert content(index.advance(state, token)) == content(bare.advance(state, token))
+            state, text = index.advance(state, token), text + vocab.tokens[token]
+    return seen
+
+
+def test_masks_of_random_grammars_are_what_reading_the_tokens_says(monkeypatch):
+    """With look-aheads, keywords and ignored text; by walks node by node and by whole levels."""
+    rng, shuffled = random.Random(10), np.random.default_rng(10)
+    tokens = [bytes(text) for n in range(1, 5) for text in itertools.product(b"abc ", repeat=n)]
+    vocab = Vocabulary([*tokens, b""], eos_ids=[len(tokens)])
+    done = seen = 0
+    while done < repetitions(300, 30):
+        try:
+            grammar = Grammar(random_grammar(rng))
+        except (ValueError, AttributeError):
+            continue
+        for wide in ((2, 2), (0, 0)):
+            monkeypatch.setattr(walks, "WIDE", wide)
+            seen += masks_agree(grammar, vocab, shuffled, 2, 8)
+        done += 1
+    assert seen > 4 * done
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base", "mistral_v3", "embedded"])
+def test_masks_of_whole_vocabularies_are_what_reading_the_tokens_says(known, name):
+    grammar, lark, words, letters = known
+    rng = np.random.default_rng(11)
+    assert masks_agree(grammar, vocabulary(name), rng, repetitions(10, 1), repetitions(20, 5)) > 2
+
+
+@functools.cache
+def vocabulary(name):
+    from transformers import AutoTokenizer
+
+    place = Path(PATH) if name == "embedded" else SHARED / "vocab" / name
+    if not place.is_dir():
+        pytest.skip(f"needs the tokenizer in shared/vocab/{name}, which is not here")
+    return Vocabulary.from_tokenizer(AutoTokenizer.from_pretrained(place))
+
+
+COMMENTS = r"""
+start: s+
+s: "if" e s ["else" s] | e ";"
+e: e "/" a | a
+a: NAME | "(" e ")" | STRING
+NAME: /[a-z]+/
+STRING: /".*"/
+LINE: "//" /.*/ "\n"
+BLOCK: "/*" /.*/ "*/"
+%ignore LINE
+%ignore BLOCK
+%ignore /[ \n]+/
+"""
+RESOLVED = {
+    "else": 'start: s\ns: "if" s ["else" s] | "x" | "y" s ";"\n%ignore " "',
+    "targets": 'start: (t "=")* l\nt: p ("," p)*\nl: p ("," p)* ","?\n'
+    'p: NAME | "(" l ")" | "[" t "]"\nNAME: /[a-z]+/\n%ignore " "',
+    "annotations": 'start: e\ne: "lambda" q ("," q)* ":" e | NAME\nq: NAME [":" e] ["=" e]\n'
+    'NAME: /[a-z]+/\n%ignore " "',
+    "empty": 'start: s+\ns: "if" s ["else" s] | NAME "(" l ")" ";"\nl: (NAME ("," NAME)*)?\n'
+    'NAME: /[a-z]+/\n%ignore " "',
+    "operators": 'start: (e ";")*\ne: l "=" e | e "-" e | "-" e | l | "if" "(" e "," e ")"\n'
+    'l: NAME | e "[" e "]" | e ":" NAME\n'
+    'NAME: /[a-z]+/\n%ignore " "',
+    "comments": COMMENTS,
+    "comments to the end of a sentence": COMMENTS.replace('".*"', '"[^;]*"').replace('/.*/ "\\n"', '/[^;]*/ ";"'),
+    "benchmark": (ROOT / "benchmarks" / "grammars" / "python.lark").read_text(),
+}
+
+
+@pytest.mark.parametrize("name", RESOLVED)
+def test_where_conflicts_were_resolved_the_plan_promises_what_the_search_finds(name):
+    """Two recognizers, one without the plan by which every stack is completed: they know the same bytes everywhere."""
+    planned, searching = Grammar(RESOLVED[name]), Grammar(RESOLVED[name])
+    assert planned._completability.tokens.always
+    searching._completability.tokens.always = False
+    rng, letters = random.Random(12), b"ifelsxy;=,()[]:ab \nlmd\"'"
+    for _ in range(repetitions(100, 8)):
+        one, other, text = planned.start, searching.start, b""
+        for _ in range(rng.randrange(60)):
+            steps = [(byte, planned.step(one, byte)) for byte in letters]
+            fits = [(byte, after) for byte, after in steps if after is not None]
+            assert [byte for byte, _ in fits] == [byte for byte in letters if searching.step(other, byte)], text
+            if not fits:
+                break
+            byte, one = rng.choice(fits)
+            other, text = searching.step(other, byte), text + bytes([byte])
+            assert planned.accepts(one) == searching.accepts(other), text
+
+
+def test_what_follows_two_slashes_that_begin_no_comment_is_not_searched_for(monkeypatch):
+    """The second one begins another comment then, and no line may end later: else the two had begun one."""
+    monkeypatch.setattr(ReductionTable, "possible", None)
+    grammar = Grammar(COMMENTS)
+    state = functools.reduce(grammar.step, b"a//**/", grammar.start)
+    assert len(state.hypotheses) > len(grammar.step(state, ord("\n")).hypotheses) > 0
+    assert all(grammar.step(state, byte) for byte in range(128))
+
+
+@pytest.mark.parametrize("name", ["comments", "comments to the end of a sentence"])
+def test_what_must_not_be_a_comment_is_known_without_search(name):
+    """Two recognizers, one of which searches for all texts: they have as many hypotheses everywhere."""
+    planned, searching = Grammar(RESOLVED[name]), Grammar(RESOLVED[name])
+    searching._completability.tokens.always = False
+    rng = random.Random(5)
+    for _ in range(repetitions(2000, 200)):
+        text = b"".join(rng.choices([b"a", b"/", b"//", b"/*", b"*/", b";", b"\n", b'"'], k=8))
+        one, other = planned.start, searching.start
+        for byte in b"a" + text:
+            one, other = planned.step(one, byte), searching.step(other, byte)
+            assert (one is None) == (other is None), text
+            if one is None:
+                break
+            assert len(one.hypotheses) == len(other.hypotheses), text
+
+
+def test_the_search_goes_no_further_than_to_what_is_surely_completed():
+    """Two recognizers, one of which does not tell its search so: the answers are equal, and it meets more."""
+    telling, silent = Grammar(COMMENTS), Grammar(COMMENTS)
+    silent._completability.reductions._completable = lambda lexer, residue: False
+    rng, answers, met = random.Random(3), [], []
+    texts = [b"a" + b"".join(rng.choices([b"/a", b"/(a", b")", b";a", b";if a a"], k=6)) for _ in range(40)]
+    for grammar in telling, silent:
+        table = grammar._completability.reductions
+        for text in texts:
+            state = functools.reduce(lambda state, byte: state and grammar.step(state, byte), text, grammar.start)
+            places = [(stack, table.ends(token)) for stack, token in state.hypotheses] if state else []
+            asked = [(stack, end) for stack, ends in places for end in sorted(ends, key=str) if end.symbol]
+            answers.append({(end.symbol, table.possible(stack, {end})) for stack, end in asked})
+        met.append(len(table._exits))
+    assert answers[:40] == answers[40:] and {True, False} == {answer for each in answers for _, answer in each}
+    assert met[0] < met[1] / 3, met
+
+
+def test_a_vocabulary_read_at_once_is_all_that_masks_need(known):
+    grammar = Grammar(known[0].text)
+    vocab = vocabulary("embedded")
+    masks = grammar.read_all(trie_of(vocab))
+    number, size = len(masks), masks.nbytes
+    assert 0 < size < 50e6
+    assert masks_agree(grammar, vocab, np.random.default_rng(13), repetitions(20, 2), 8) > 2
+    assert len(masks) == number
+
+
+def test_an_indented_grammar_cannot_be_read_at_once(python):
+    with pytest.raises(ValueError, match="postlex"):
+        python[0].read_all(trie_of(vocabulary("embedded")))
+    with pytest.raises(ValueError, match="more than 10 quotients"):
+        json_grammar().read_all(trie_of(vocabulary("embedded")), 10)
+
+
+def test_what_build_all_makes_of_a_grammar_gives_the_masks_that_are_found_lazily():
+    vocab = vocabulary("embedded")
+    built, lazy = json_grammar().index(vocab), json_grammar().index(vocab)
+    whole = built.build_all()
+    assert whole.nbytes < 1 << 20 and "places of the lexer" in repr(whole)
+    before, rng = len(whole), random.Random(0)
+    for _ in range(repetitions(40, 8)):
+        left, right = built.start, lazy.start
+        for _ in range(30):
+            mask = built.mask(left)
+            assert np.array_equal(mask, lazy.mask(right))
+            token = rng.choice(np.flatnonzero(mask).tolist())
+            left, right = built.advance(left, token), lazy.advance(right, token)
+            if left is END:
+                break
+    assert len(whole) == before                         # nothing of the vocabulary was read again

@@ -1,0 +1,393 @@
+"""Grammars that are large, or made to be: what they cost in states and rules, and that they say what lark says."""
+
+import copy
+import itertools
+import random
+import re
+
+import numpy as np
+import pytest
+from helpers.common import repetitions
+from helpers.fire import in_threads
+from lark import Lark
+from lark.exceptions import GrammarError, LarkError
+from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
+from test_grammar import GRAMMARS, RESOLVED, accepts, check_states, parses, plain_lark, random_grammar, read
+
+from llmppl import Model, smc_steer
+from llmppl.constraints import Grammar, Regex, Vocabulary, json_grammar
+from llmppl.constraints.automata.budget import TooLarge
+from llmppl.constraints.lark import lark_loader, lexer, terminals
+from llmppl.constraints.lark.lalr_tables import Rule, Tables
+from llmppl.constraints.vocabulary.trie import trie_of
+
+BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], eos_ids=[256])
+
+
+def num_alternatives(grammar):
+    return len(grammar._parser.tables.rules)
+
+
+# ---- optional symbols
+
+
+def optionals(number, form):
+    rules = "\n".join(f'a{i}: "x{i}."' for i in range(number))
+    return "start: " + " ".join(form.format(f"a{i}") for i in range(number)) + "\n" + rules
+
+
+@pytest.mark.parametrize("form", ["[{}]", "{}?", "[{}]~1", "({} | )"])
+@pytest.mark.parametrize("number", [24, 50])
+def test_optional_symbols_in_a_row_are_not_written_out(number, form):
+    grammar = Grammar(optionals(number, form))
+    assert num_alternatives(grammar) < 2 * number**2
+    rng = random.Random(number)
+    for _ in range(40):
+        chosen = [i for i in range(number) if rng.random() < 0.4]
+        assert accepts(grammar, "".join(f"x{i}." for i in chosen))
+        wrong = [*chosen, *rng.choices(range(number), k=2)]
+        assert accepts(grammar, "".join(f"x{i}." for i in wrong)) == (wrong == sorted(set(wrong)))
+
+
+def random_optionals(rng):
+    """A small grammar whose rules are groups, optionals and repeats, nested."""
+
+    def part(depth):
+        if depth == 0 or rng.random() < 0.4:
+            return rng.choice(['"a"', '"b"', '"c"', "A", "x", "y"])
+        inner = " ".join(part(depth - 1) for _ in range(rng.choice([1, 1, 2])))
+        form = rng.choice(["[{}]", "[{}]", "({})?", "({} | {})", "({})~0..2", "({})+", "({})*", "({})~2"])
+        return form.format(inner, part(0))
+
+    def rule(depth):
+        return " ".join(part(depth) for _ in range(rng.choice([1, 2, 3])))
+
+    return f'start: {rule(2)} | {rule(1)}\nx: {rule(1)}\ny: {rule(1)} | "c"\nA: /a+b?/\n'
+
+
+@pytest.mark.parametrize("most", [0, 20])
+def test_rules_as_automata_are_parsed_as_lark_parses_them(monkeypatch, most):
+    """Every rule of more than `most` symbols is written as an automaton; lark writes them out."""
+    monkeypatch.setattr(lark_loader, "MAX_WRITTEN_OUT", most)
+    monkeypatch.setattr(lark_loader, "ALLOWED_GROWTH", 0)
+    rng = random.Random(most)
+    done = nonempty = automata = 0
+    while done < repetitions(300, 25):
+        grammar = random_optionals(rng)
+        try:
+            plain_lark(grammar)
+        except (LarkError, AssertionError):
+            with pytest.raises(ValueError):
+                Grammar(grammar)
+            continue
+        nonempty += check_states(grammar, "abc", 4) > 0
+        automata += bool(lark_loader.read(grammar, "start", (), 0, None, None)[0].sizes)
+        done += 1
+    assert nonempty > done / 4 and automata > done / 4
+
+
+def test_optionals_that_leave_the_same_are_refused_as_lark_refuses_them():
+    pair, many = "start: [A] [A]\nA: /x/", "start: " + "[A] " * 30 + "\nA: /x/"
+    with pytest.raises(GrammarError, match="Rules defined twice"):
+        plain_lark(pair)
+    for grammar in (pair, many):
+        with pytest.raises(ValueError, match="Rules defined twice"):
+            Grammar(grammar)
+    assert accepts(Grammar('start: ["x"] ["x"]'), "xx")         # the text of a word is not kept: lark sees no two
+    many = Grammar("start: " + '["x"] ' * 30)
+    assert accepts(many, "x" * 30) and read(many, "x" * 31) is None
+
+
+def test_where_an_automaton_would_not_do_a_rule_is_written_out_or_refused():
+    """After `b0` the parser may be in two states, and what follows differs: lark's alternatives keep them apart."""
+
+    def grammar(number):
+        return 'start: s | "b0" "?" | "(" s ")"\ns: ' + " ".join(f'["b{i}"]' for i in range(number))
+
+    text = grammar(9)
+    recognizer, lark = Grammar(text), plain_lark(text)
+    assert num_alternatives(recognizer) > 2**9
+    for word in itertools.product(["b0", "b1", "?", "(", ")"], repeat=3):
+        assert accepts(recognizer, "".join(word)) == parses(lark, "".join(word))
+    with pytest.raises(ValueError, match=r"rule s has 32,505,857 symbols when its optional parts are written out"):
+        Grammar(grammar(20))
+
+
+# ---- words
+
+
+@pytest.mark.parametrize("number", [500, 5000])
+def test_keywords_in_the_same_places_are_one_terminal(number):
+    grammar = Grammar("start: (" + "|".join(f'"kw{i}"' for i in range(number)) + ")+")
+    assert num_alternatives(grammar) == 4 and len(grammar._tokens.terminals) == 1
+    index = grammar.index(BYTES)
+    assert index.allowed(index.after("kw49")).tolist() == [*b"0123456789k", 256]
+    assert accepts(grammar, "kw3kw499kw12") and not accepts(grammar, "kw") and read(grammar, f"kw{number}0") is None
+    assert len(grammar._tokens.tokens) < 3 * number
+
+
+def test_keywords_that_rules_tell_apart_cost_no_more_than_their_number():
+    number = 300
+    grammar = Grammar("start: (" + "|".join(f'"kw{i}" "=" "v{i}"' for i in range(number)) + ")+")
+    assert num_alternatives(grammar) < 3 * number and len(grammar._parser.shifts) < 7 * number
+    assert accepts(grammar, "kw7=v7kw299=v299") and read(grammar, "kw7=v8") is None
+
+
+def random_words(rng):
+    words = sorted({"".join(rng.choices("ab", k=rng.randrange(1, 4))) for _ in range(6)})
+    places = [" ".join([f'"{word}"', *rng.choice([[], [], ["T"], ['"c"']])]) for word in words]
+    lines = [f"start: ({' | '.join(places)} | T)+", f"T{rng.choice(['', '.1', '.-1'])}: {rng.choice(TERMINALS)}"]
+    return "\n".join([*lines, *rng.choice([[], ['%ignore " "']])])
+
+
+TERMINALS = ["/[ab]{2}c/", "/a+c?/", "/ba?/", "/[abc]+/", "/ab?(?!c)/", '"abc"', '"ab"i', "/c/"]
+
+
+def test_words_read_as_one_are_lexed_as_lark_lexes_them(monkeypatch):
+    monkeypatch.setattr(terminals, "MIN_JOINED", 2)
+    rng = random.Random(7)
+    done = joined = 0
+    while done < repetitions(150, 20):
+        grammar = random_words(rng)
+        try:
+            plain_lark(grammar)
+        except LarkError:
+            continue
+        check_states(grammar, "abc", 4)
+        joined += any(len(terminal.words) > 1 for terminal in Grammar(grammar)._tokens.terminals.values())
+        done += 1
+    assert joined > done / 4
+
+
+def test_a_word_is_carved_out_without_backtracking():
+    """`re` tries 2^60 ways to match the word."""
+    grammar = Grammar(f'start: A | "{"a" * 60}c" "!"\nA: /(a+)+b/')
+    assert accepts(grammar, "a" * 60 + "b") and accepts(grammar, "a" * 60 + "c!") and not accepts(grammar, "a" * 60)
+
+
+# ---- tables
+
+
+def tables_of(lark):
+    rules = [
+        Rule(str(r.origin.name), tuple(str(s.name) for s in r.expansion), r.options.priority or 0) for r in lark.rules
+    ]
+    return Tables(rules, "start")
+
+
+def same_tables(lark):
+    """Compare with lark's tables, states paired from the start on; return how many there are."""
+    mine, theirs = tables_of(lark), lark.parser.parser._parse_table
+    todo = [(0, theirs.start_states["start"])]
+    paired = dict(todo)
+    for q, other in todo:                               # grows
+        actions = theirs.states[other]
+        shifts = {str(name): arg for name, (action, arg) in actions.items() if action is Shift}
+        reductions = {
+            str(name): (len(rule.expansion), str(rule.origin.name))
+            for name, (action, rule) in actions.items()
+            if action is not Shift
+        }
+        assert reductions == {
+            name: action for name, bit in mine.bits.items() for bits, action in mine.reductions[q] if bits & bit
+        }
+        assert shifts.keys() == mine.shifts[q].keys()
+        for name, target in shifts.items():
+            here = mine.shifts[q][name]
+            assert paired.setdefault(here, target) == target
+            if (here, target) not in todo:
+                todo.append((here, target))
+    assert paired[mine.end_state] == theirs.end_states["start"] and len(paired) == len(theirs.states)
+    return len(paired)
+
+
+def test_the_tables_are_larks():
+    rng = random.Random(9)
+    texts = [grammar for grammar, _, _ in GRAMMARS.values()] + list(RESOLVED.values())
+    texts += [make(rng) for _ in range(repetitions(600, 60)) for make in (random_grammar, random_optionals)]
+    seen = collisions = 0
+    for text in texts:
+        try:
+            seen += same_tables(plain_lark(text))
+        except (LarkError, AttributeError, AssertionError) as error:
+            if "collision" in str(error):
+                with pytest.raises(ValueError, match="Reduce/Reduce collision"):
+                    Grammar(text)
+                collisions += 1
+            elif isinstance(error, AssertionError) and not isinstance(error.__context__, LarkError):
+                raise
+    assert seen > len(texts) and collisions
+
+
+def test_tables_of_conflicts_are_told_from_others():
+    def conflicts(text):
+        lark = plain_lark(text)
+        analysis = LALR_Analyzer(lark.parser.parser.parser_conf)
+        analysis.compute_lalr()
+        theirs = any(
+            len(rules) > 1 or look in state.transitions
+            for state in analysis.lr0_itemsets
+            for look, rules in state.lookaheads.items()
+        )
+        assert tables_of(lark).conflicts == theirs
+        return theirs
+
+    assert not conflicts(GRAMMARS["json"][0]) and conflicts(RESOLVED["else"])
+    assert conflicts("start: x | y\nx.2: /a/\ny: /a/".replace("/a/", "A") + "\nA: /a/")
+
+
+def test_two_thousand_rules_in_a_chain():
+    number = 2000
+    grammar = "start: r0\n" + "\n".join(f'r{i}: "x{i}" r{i + 1} | "y{i}"' for i in range(number)) + f'\nr{number}: "z"'
+    recognizer = Grammar(grammar)
+    head = "".join(f"x{i}" for i in range(number))
+    assert accepts(recognizer, head + "z") and accepts(recognizer, head[:-5] + f"y{number - 1}")
+    assert read(recognizer, "x0x2") is None and not accepts(recognizer, head)
+
+
+def test_the_shortest_text_may_be_longer_than_memory():
+    rules = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(60))
+    grammar = Grammar(f'start: r0 | "b"\n{rules}\nr60: "z"')
+    assert accepts(grammar, "b") and read(grammar, "z" * 50) is not None and read(grammar, "b" * 2) is None
+
+
+# ---- terminals
+
+
+def test_a_terminal_with_too_many_states_is_named(monkeypatch):
+    monkeypatch.setattr(lexer, "MAX_SCANS", 4000)
+    index = Grammar('start: "if" A | B\nA: /(.*a.{30})/\nB: /[0-9]+/').index(BYTES)
+    rng, state = random.Random(0), index.after("if")
+    with pytest.raises(TooLarge, match=r"terminal A '\(\.\*a\.\{30\}\)' is too large: 4,000 states.*smaller counted"):
+        for _ in range(2000):
+            state = index.advance(state, rng.choice(b"ab"))
+            index.mask(state)
+
+
+@pytest.mark.parametrize("terminal", ["/(.*a.{14})/", "/(.*a.{30})/", "/(a|b)*a(a|b){20}/"])
+def test_a_terminal_is_made_deterministic_only_where_a_text_leads(terminal):
+    grammar = Grammar(f"start: A\nA: {terminal}")
+    index = grammar.index(BYTES)
+    text = "abba" + "ab" * 30
+    for n in range(len(text)):
+        mask = index.mask(index.after(text[:n]))
+        assert mask[ord("a")] and mask[256] == bool(re.fullmatch(terminal[1:-1], text[:n]))
+    assert len(grammar._tokens.tokens) < 10_000
+
+
+@pytest.mark.parametrize("number", [10, 60, 600])
+def test_the_first_mask_does_not_wait_for_a_long_terminal(number):
+    grammar = Grammar(f'start: "if" A | A\nA: /[a-z]([\\w]|[_]){{0,{number}}}/')
+    index = grammar.index(BYTES)
+    allowed = index.allowed(index.start)
+    assert allowed.tolist() == list(range(ord("a"), ord("z") + 1)) and len(grammar._tokens.tokens) < 3500
+    assert index.accepts(index.after("iffy")) and not index.mask(index.after("i"))[ord("-")]
+
+
+REFUSED = {
+    "one terminal": ("start: A\nA: /\\w{100000}/", "terminal A: .*is too large: more than 1,000,000 states"),
+    "long terminal": ("start: A\nA: /a{60000}/", r"terminal A 'a\{60000\}' is too large: 50,000 states of the lexer"),
+    "terminals that double": (
+        "start: T0\n" + "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(40)) + '\nT40: "z"',
+        "terminal T[0-9] has 1,000,000,000,000 symbols when",
+    ),
+    "groups": ("start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested too deeply for lark"),
+    "repeats": ('start: ((("x"~0..40 "y")~0..40 "z")~0..40 "w")~0..40', "rule start has too many alternatives"),
+    "a set": ('start: ("a"|"b")~0..30 "a" ("a"|"b")~25', "rule start has too many alternatives"),
+    "templates": ('start: t{"a"}\nt{x}: x | t{t{x}}', "templates call each other without an end: t{t{"),
+    "an atomic group": ("start: A\nA: /(?>(a|b)*a(a|b){16})c/", "terminal A: .*is too large"),
+    "no text": ('start: start "a" | start "b"', "no text at all"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_not_end_is_refused_by_name(case):
+    grammar, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        Grammar(grammar)
+
+
+def test_terminals_that_are_too_large_together(monkeypatch):
+    monkeypatch.setattr(terminals, "MAX_NFA_STATES", 1000)
+    with pytest.raises(TooLarge, match="terminal A, beside the others, is too large: 602 states"):
+        Grammar("start: A|B\nA: /a{600}/\nB: /b{500}/")
+
+
+ENDLESS = {
+    "before the end": "start: x\nx: y x \"b\" | \ny.2: ",
+    "before a token": 'start: x "c"\nx: y x "b" | "a"?\ny.2: ',
+    "round and round": 'start: x "c"\nx.2: x | "a" | z\nz: "a" x',
+    "a repeat": 'start: (x+)*\n!x.1: "a" |',
+    "a repeat before a token": 'start: (x+)* "b"\n!x.1: "a" |',
+    "a repeat of one": 'start: x+\n!x.1: "a" |',
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_where_larks_parser_never_ends_a_grammar_is_refused(case):
+    def use():
+        index = Grammar(ENDLESS[case]).index(BYTES)
+        for state in (index.start, index.after("a")):
+            index.mask(state)
+
+    with pytest.raises(ValueError, match="lark's parser never ends before .*, where rule [xy] is found"):
+        in_threads([use])                               # which bounds the time
+
+
+NULLABLE = [
+    'start: (a*)*\na: "a"', 'start: (a?)+\na: "a"', 'start: ((a|)+)*\na: "a"', 'start: x "b"\nx: y |\ny: x | "a"',
+    'start: x* "b"\nx: a*\na: "a"', 'start: "b" a+ "b"\n!a.1: "a" |', 'start: (a?)~0..3\na: "a"',
+    'start: x "b"\nx: y x "a" |\ny:', 'start: x\nx: x y "a" |\ny: ("b"?)', 'start: x\nx: y z |\ny: "a"?\nz: "b"?',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("grammar", NULLABLE)
+def test_repeats_of_what_may_be_empty_are_read_as_by_lark(grammar):
+    try:
+        parser = Lark(grammar, parser="lalr")
+    except GrammarError:
+        with pytest.raises(ValueError, match="collision"):
+            in_threads([lambda: Grammar(grammar)])
+        return
+    index = Grammar(grammar).index(BYTES)
+    for text in map("".join, itertools.chain.from_iterable(itertools.product("ab", repeat=n) for n in range(5))):
+        accepted = True
+        try:
+            parser.parse(text)
+        except LarkError:
+            accepted = False
+        try:
+            state = index.after(text)
+        except ValueError:
+            assert not accepted
+        else:
+            assert index.accepts(state) == accepted, text
+
+
+# ---- copies
+
+
+def test_a_grammar_is_an_attribute_of_a_program():
+    class Program(Model):
+        def __init__(self, grammar):
+            super().__init__()
+            self.grammar, self.state = grammar, grammar.start
+
+        def step(self):
+            self.state = self.grammar.step(self.state, ord("a"))
+            self.s += "a"
+            self.condition(self.state is not None)
+            if self.grammar.accepts(self.state):
+                self.finish()
+
+    grammar = Grammar('start: "a" "a"')
+    posterior = smc_steer(Program(grammar), 2, 2, seed=0, progress=False)
+    assert [str(particle) for particle in posterior] == ["aa"] * len(posterior) and posterior.log_ml == 0
+
+
+def test_what_is_worked_out_once_copies_as_itself():
+    grammar, regex = json_grammar(), Regex("a+")
+    whole, masks = regex.index(BYTES).build_all(), grammar.read_all(trie_of(BYTES))
+    for shared in (grammar, regex, regex | regex, whole, masks, trie_of(BYTES), grammar.index(BYTES)):
+        assert copy.deepcopy([shared])[0] is copy.copy(shared) is shared
+    assert np.array_equal(whole.accepting, copy.deepcopy(whole).accepting)

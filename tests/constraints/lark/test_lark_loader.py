@@ -1,0 +1,144 @@
+"""The parts of lark that are used beyond what it documents: named in one table, there in the lark that is installed,
+and no others. A lark that changes them fails here, by name, before it parses otherwise than the tables say.
+"""
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import lark
+import pytest
+from lark import load_grammar
+from lark.grammar import RuleOptions
+from lark.indenter import Indenter
+from lark.lexer import PatternRE, PatternStr, TerminalDef
+
+import llmppl
+from llmppl.constraints.lark.lark_loader import LARK_INTERNALS
+
+PACKAGE = Path(llmppl.__file__).parent
+DOCUMENTED = {"lark.Lark", "lark.Tree", "lark.indenter.Indenter", "lark.exceptions.GrammarError",
+              "lark.exceptions.LarkError", "lark.exceptions.UnexpectedInput"}  # fmt: skip
+SIGNATURES = {
+    "lark.load_grammar.EBNF_to_BNF": "()",
+    "lark.load_grammar.EBNF_to_BNF._add_rule": "(self, key, name, expansions)",
+    "lark.load_grammar.EBNF_to_BNF._name_rule": "(self, inner)",
+    "lark.load_grammar.Grammar.compile": "(self, start, terminals_to_keep)",
+    "lark.load_grammar.GrammarBuilder.build": "(self)",
+    "lark.load_grammar.GrammarBuilder.load_grammar": "(self, grammar_text, grammar_name, mangle)",
+    "lark.load_grammar.resolve_term_references": "(term_dict)",
+    "lark.grammar.NonTerminal": "(name)",
+    "lark.grammar.Terminal": "(name, filter_out)",
+    "lark.lexer.TerminalDef": "(name, pattern, priority)",
+    "lark.indenter.Indenter._process": "(self, stream)",
+    "lark.indenter.Indenter.handle_NL": "(self, token)",
+}
+
+
+def found(name):
+    """What a dotted name stands for; of attributes that only instances have, what a new instance has."""
+    parts = name.split(".")
+    module = ".".join(parts[: 2 if parts[1].islower() else 1])
+    value = importlib.import_module(module)
+    for part in parts[module.count(".") + 1 :]:
+        value = getattr(value, part) if hasattr(value, part) else getattr(value(), part)
+    return value
+
+
+@pytest.mark.parametrize("name", LARK_INTERNALS)
+def test_the_part_of_lark_is_there_as_it_is_used(name):
+    value = found(name)
+    assert LARK_INTERNALS[name]
+    if name in SIGNATURES:
+        assert "(" + ", ".join(inspect.signature(value).parameters) + ")" == SIGNATURES[name]
+
+
+def test_larks_functions_find_what_is_replaced_in_their_globals():
+    compile, load = load_grammar.Grammar.compile, load_grammar.GrammarBuilder.load_grammar
+    assert "EBNF_to_BNF" in compile.__code__.co_names and not compile.__closure__
+    assert "resolve_term_references" in load.__code__.co_names and not load.__closure__
+    assert "_name_rule" in load_grammar.EBNF_to_BNF._add_repeat_rule.__code__.co_names
+    assert compile.__globals__ is load.__globals__ is vars(load_grammar)
+
+
+def test_what_lark_loads_and_compiles_has_the_fields_that_are_read():
+    builder = load_grammar.GrammarBuilder(False, [])
+    builder.load_grammar('start.2: "a" B?\nB.3: /b+/i\n%ignore " "', "<string>")
+    loaded = builder.build()
+    (name, parameters, tree, options), = loaded.rule_defs
+    assert (name, list(parameters), options.priority) == ("start", [], 2) and isinstance(tree, lark.Tree)
+    terminals, rules, ignored = loaded.compile(["start"], set())
+    patterns = {t.name: (t.priority, type(t.pattern), t.pattern.value, set(t.pattern.flags)) for t in terminals}
+    assert patterns["B"] == (3, PatternRE, "b+", {"i"}) and patterns["A"] == (0, PatternStr, "a", set())
+    (b,) = [t for t in terminals if t.name == "B"]
+    assert isinstance(b, TerminalDef) and (b.pattern.min_width, b.pattern.to_regexp()) == (1, "(?i:b+)")
+    assert b.pattern.max_width > 1 and len(ignored) == 1
+    assert sorted([symbol.name for symbol in rule.expansion] for rule in rules) == [["A"], ["A", "B"]]
+    assert {(rule.origin.name, rule.options.priority) for rule in rules} == {("start", 2)}
+    assert RuleOptions(priority=2).priority == 2
+
+
+def test_an_indenter_names_its_terminals_where_they_are_read():
+    names = ["NL_type", "OPEN_PAREN_types", "CLOSE_PAREN_types", "INDENT_type", "DEDENT_type", "tab_len"]
+    assert set(names) <= set(vars(Indenter)) and hasattr(Indenter, "always_accept")
+
+
+def chain(node):
+    """`a.b.c` as ["a", "b", "c"]; None if it does not begin with a name."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else None
+
+
+def used(source):
+    """The dotted names of lark that a file uses: what it imports, attributes of that, and what its classes inherit."""
+    tree = ast.parse(source)
+    imported, names = {}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lark":
+            imported.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+        elif isinstance(node, ast.Import):
+            larks = [alias for alias in node.names if alias.name.split(".")[0] == "lark"]
+            imported.update({alias.asname or alias.name: alias.name for alias in larks})
+    names |= set(imported.values())
+    for node in ast.walk(tree):
+        parts = chain(node) if isinstance(node, ast.Attribute) else None
+        if parts and parts[0] in imported:
+            names |= {".".join([imported[parts[0]], *parts[1:n]]) for n in range(2, len(parts) + 1)}
+        if isinstance(node, ast.ClassDef):
+            bases = [imported[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in imported]
+            attributes = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+            own = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute) and
+                   isinstance(each.ctx, ast.Store)}  # fmt: skip
+            names |= {f"{base}.{name}" for base in bases for name in attributes - own
+                      if name[:2] != "__" and name not in vars(object) and has(base, name)}  # fmt: skip
+    return {name for name in names if "__" not in name}
+
+
+def has(base, name):
+    try:
+        return found(f"{base}.{name}") is not None
+    except (AttributeError, TypeError):
+        return False
+
+
+def test_no_other_part_of_lark_is_used():
+    everywhere = {path: used(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    assert {path.parent.name for path, names in everywhere.items() if names} == {"grammar"}
+    names = set().union(*everywhere.values())
+    assert names - DOCUMENTED - LARK_INTERNALS.keys() == set()
+    texts = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "constraints" / "lark").glob("*.py"))
+    assert [name for name in LARK_INTERNALS if texts.count(name.rpartition(".")[2]) < 2] == []
+
+
+def test_a_part_of_lark_that_is_not_in_the_table_would_be_seen():
+    source = "from lark.parsers import lalr_analysis as a\nfrom lark import load_grammar\n_ = load_grammar.Grammar\n"
+    rule = "lark.parsers.lalr_analysis.Rule"
+    grammar = {"lark.load_grammar", "lark.load_grammar.Grammar"}
+    assert used(source + "a.Rule._x.y") == {"lark.parsers.lalr_analysis", rule, f"{rule}._x", f"{rule}._x.y", *grammar}
+    assert "lark.load_grammar.EBNF_to_BNF._add_rule" in used(
+        "from lark.load_grammar import EBNF_to_BNF\nclass X(EBNF_to_BNF):\n def f(self): self._add_rule(1, 2, 3)\n"
+    )

@@ -1,0 +1,1036 @@
+"""TokenIndex: masks and steps against tokens tried byte by byte, and against the paper's algorithms written plainly."""
+
+import contextlib
+import copy
+import itertools
+import math
+import pickle
+import random
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import regex
+from helpers.common import ROOT, repetitions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lark.indenter import Indenter
+
+from llmppl.constraints import DFA, END, Grammar, JsonSchema, Regex, TabledRecognizer, TokenIndex, Vocabulary
+from llmppl.constraints.json import schema as json_schema
+from llmppl.constraints.lark.grammar import GrammarIndex
+from llmppl.constraints.masks import distances
+from llmppl.constraints.masks import index as index_module
+from llmppl.constraints.masks import index_files as storage
+from llmppl.constraints.masks import mask_store as packed
+from llmppl.constraints.masks import precomputed as whole_module
+from llmppl.constraints.vocabulary import trie as trie_module
+from llmppl.constraints.vocabulary import trie_walk as walks_module
+from llmppl.constraints.vocabulary.trie import Trie
+
+SHARED = ROOT.parent / "shared"
+
+
+class Machine:
+    """A tabled recognizer whose rows are shown when they are asked for; every state can reach an accepting one."""
+
+    def __init__(self, table, accepting, start=1):
+        table, accepting = np.array(table, np.int32), np.array(accepting, bool)
+        alive = accepting.copy()
+        alive[0] = False
+        for _ in table:
+            alive |= alive[table].any(1)
+            alive[0] = False
+        self.full = np.where(alive[table] & alive[:, None], table, 0).astype(np.int32)
+        self.accepting = accepting & alive
+        self.start = start if alive[start] else 0
+        self.table, self.ready = np.zeros_like(self.full), np.arange(len(table)) == 0
+
+    def __repr__(self):
+        return "Machine()"
+
+    def step(self, state, byte):
+        return int(self.full[state, byte]) or None
+
+    def accepts(self, state):
+        return bool(self.accepting[state])
+
+    def row(self, state):
+        if not self.ready[state]:
+            self.table, self.ready = self.table.copy(), self.ready.copy()  # as if they had grown
+            self.table[state], self.ready[state] = self.full[state], True
+        return self.table[state]
+
+    def explore(self):
+        for state in range(len(self.full)):
+            self.row(state)
+
+
+class Plain:
+    """The same language with nothing but start, step and accepts; its states are tuples."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.start = ("state", machine.start)
+
+    def __repr__(self):
+        return "Plain()"
+
+    def step(self, state, byte):
+        found = self.machine.step(state[1], byte)
+        return None if found is None else ("state", found)
+
+    def accepts(self, state):
+        return self.machine.accepts(state[1])
+
+
+class Nested:
+    """Balanced parentheses around at most one x: a language with infinitely many states."""
+
+    start = (0, False)
+
+    def step(self, state, byte):
+        depth, closing = state
+        if byte == ord("(") and not closing:
+            return depth + 1, False
+        if byte == ord("x") and not closing:
+            return depth, True
+        return (depth - 1, True) if byte == ord(")") and depth else None
+
+    def accepts(self, state):
+        return state == (0, True)
+
+
+def run(recognizer, state, data):
+    """The state after some bytes, or None: Algorithm 3 for one token."""
+    for byte in data:
+        state = recognizer.step(state, byte)
+        if state is None:
+            return None
+    return state
+
+
+def brute_force(recognizer, vocab, state):
+    """The mask of `state`, every byte of every token tried."""
+    out = np.zeros(len(vocab.tokens), bool)
+    for id, data in enumerate(vocab.tokens):
+        if id in vocab.eos_ids:
+            out[id] = recognizer.accepts(state)
+        elif data and id not in getattr(vocab, "special_ids", ()):
+            out[id] = run(recognizer, state, data) is not None
+    return out
+
+
+def algorithm_4(recognizer, vocab):
+    """Willard & Louf's Algorithm 4: state -> {token: next state} for all states that tokens reach from the start."""
+    sigma, todo = {}, [recognizer.start]
+    while todo:
+        state = todo.pop()
+        if state in sigma:
+            continue
+        steps = {}
+        for id, data in enumerate(vocab.tokens):
+            target = run(recognizer, state, data) if data and id not in vocab.eos_ids else None
+            if target is not None:
+                steps[id] = target
+        sigma[state] = steps
+        todo += steps.values()
+    return sigma
+
+
+ALPHABET = [0, ord("a"), ord("b"), 0xC3, 0xA9, 0xFF]
+PIECES = st.lists(st.sampled_from(ALPHABET), max_size=5).map(bytes)
+
+
+@st.composite
+def machines(draw):
+    """A random automaton over a few bytes that accepts something."""
+    size = draw(st.integers(2, 6))
+    table = np.zeros((size, 256), np.int32)
+    for state in range(1, size):
+        table[state, ALPHABET] = draw(st.lists(st.integers(0, size - 1), min_size=6, max_size=6))
+    accepting = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    accepting[draw(st.integers(1, size - 1))] = True
+    machine = Machine(table, accepting)
+    return machine if machine.start else Machine(table, [True] * size)
+
+
+@st.composite
+def vocabularies(draw):
+    """Tokens with duplicates, empty ones, halves of characters, specials and eos; all bytes in use are there."""
+    tokens = [bytes([byte]) for byte in ALPHABET] + draw(st.lists(PIECES, max_size=30))
+    tokens += draw(st.lists(st.sampled_from(tokens), max_size=5)) + [b"</s>", b"<pad>"]
+    order = draw(st.permutations(range(len(tokens))))
+    tokens = [tokens[i] for i in order]
+    others = [i for i, token in enumerate(tokens) if len(token) != 1]
+    eos = [tokens.index(b"</s>")] + draw(st.lists(st.sampled_from(others), max_size=1))
+    return Vocabulary(tokens, eos, [tokens.index(b"<pad>")])
+
+
+WAYS = {                                            # of walks: which are wide, and which levels are narrow
+    "node by node": ((2, 2), 0),
+    "whole levels": ((0, 0), 0),
+    "whole levels, the last node by node": ((0, 0), 1 << 20),
+    "as they come": (walks_module.WIDE, 5),
+}
+
+
+@pytest.fixture(params=WAYS)
+def walk(request, monkeypatch):
+    """The test runs with either walk, whatever the index would choose."""
+    wide, narrow = WAYS[request.param]
+    monkeypatch.setattr(walks_module, "WIDE", wide)
+    monkeypatch.setattr(trie_module, "NARROW", narrow)
+    return request.param
+
+
+def explore(index, limit=50):
+    """States that tokens reach."""
+    seen, todo = {index.start}, [index.start]
+    while todo and len(seen) < limit:
+        state = todo.pop()
+        for id in index.allowed(state).tolist():
+            target = index.advance(state, id)
+            if target is not END and target not in seen:
+                seen.add(target)
+                todo.append(target)
+    return seen
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_masks_and_steps_are_those_of_every_token_tried_byte_by_byte(walk, generic):
+    @given(machines(), vocabularies())
+    def check(machine, vocab):
+        recognizer = Plain(machine) if generic else machine
+        index = TokenIndex(recognizer, vocab)
+        for state in explore(index):
+            mask = brute_force(recognizer, vocab, state)
+            np.testing.assert_array_equal(index.mask(state), mask)
+            np.testing.assert_array_equal(index.allowed(state), np.flatnonzero(mask))
+            assert index.accepts(state) == recognizer.accepts(state)
+            for id, data in enumerate(vocab.tokens):
+                if not mask[id]:
+                    with pytest.raises(ValueError, match="cannot follow"):
+                        index.advance(state, id)
+                elif id in vocab.eos_ids:
+                    assert index.advance(state, id) is END
+                else:
+                    assert index.advance(state, id) == run(recognizer, state, data)
+
+    check()
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_the_whole_index_is_that_of_the_papers_algorithm(walk, generic):
+    @given(machines(), vocabularies())
+    def check(machine, vocab):
+        recognizer = Plain(machine) if generic else machine
+        expected = algorithm_4(recognizer, vocab)
+        lazy, index = TokenIndex(recognizer, vocab), TokenIndex(recognizer, vocab)
+        whole = index.build_all()
+        assert len(whole) == len(expected)
+        assert set(whole.states) == set(expected)
+        assert whole.states[0] == recognizer.start
+        for i, state in enumerate(whole.states):
+            tokens, rows = whole.row(i)
+            assert tokens.tolist() == sorted(expected[state])
+            assert {t: whole.states[r] for t, r in zip(tokens.tolist(), rows.tolist(), strict=True)} == expected[state]
+            assert whole.accepting[i] == recognizer.accepts(state)
+            np.testing.assert_array_equal(index.mask(state), lazy.mask(state))
+
+    check()
+
+
+def test_all_walks_number_the_rows_alike_however_many_go_down_at_once(monkeypatch):
+    found = []
+    for (wide, narrow), chunk, many in itertools.product(WAYS.values(), (1 << 20, 30), (1 << 20, 50)):
+        monkeypatch.setattr(walks_module, "WIDE", wide)
+        monkeypatch.setattr(walks_module, "MANY", many)
+        monkeypatch.setattr(trie_module, "NARROW", narrow)
+        monkeypatch.setattr(whole_module, "CHUNK", chunk)
+        vocab = Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"cd", b"abc"], ())
+        whole = TokenIndex(Regex("(ab|[a-m]c|[c-z]*d){3}"), vocab).build_all()
+        rows = [(t.tolist(), r.tolist()) for t, r in map(whole.row, range(len(whole)))]
+        found.append((whole.accepting.tolist(), rows))
+    assert all(each == found[0] for each in found)
+
+
+class Flagged:
+    """A graph with FLAG in some entries, whose entries are known once they were asked for."""
+
+    def __init__(self, full):
+        self.full, self.table, self.ready = full, np.full_like(full, -1), np.ones(len(full), bool)
+
+    def fill(self, number, bytes):
+        self.table[number, bytes] = self.full[number, bytes]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_walks_from_many_states_below_many_nodes_find_what_is_there_with_flags(walk, seed):
+    rng = np.random.default_rng(seed)
+    tokens = [bytes(rng.integers(97, 101, rng.integers(1, 6)).tolist()) for _ in range(200)]
+    trie = Trie(tokens)
+    full = rng.integers(0, 6, (6, 256)).astype(np.int32) | walks_module.FLAG * (rng.random((6, 256)) < 0.3)
+    full[0] = 0
+    starts, above = rng.integers(1, 6, 20), np.append(-1, rng.integers(0, len(trie), 19))
+    spelled = {node: token for token in map(bytes, tokens) for node in [node_of(trie, token)]}
+    expected = []
+    for start, top in zip(starts.tolist(), above.tolist(), strict=True):
+        state_at, flagged, ends = {top: start}, set(), []
+        for node in range(top + 1, int(trie.skip[top])):
+            parent = int(trie.nodes[trie.parent[trie.place[node]]]) if trie.depth[node] else -1
+            if parent not in state_at:
+                continue
+            entry = int(full[state_at[parent], trie.byte[node]])
+            if entry & walks_module.FLAG and parent != top:
+                flagged.add((parent, state_at[parent]))
+            if entry % walks_module.FLAG:
+                state_at[node] = entry % walks_module.FLAG
+                ends += [(node, state_at[node])] if node in spelled else []
+        expected.append((ends, flagged))
+    found = walks_module.walk(Flagged(full.astype(np.int32)), trie, starts, above)
+    pairs = list(zip(found.nodes.tolist(), found.states.tolist(), strict=True))
+    rows = [pairs[a:b] for a, b in itertools.pairwise(found.begin.tolist())]
+    assert rows == [ends for ends, _ in expected]
+    marked = list(zip(found.flagged.tolist(), found.flagged_states.tolist(), strict=True))
+    assert sorted(marked) == sorted(itertools.chain.from_iterable(flagged for _, flagged in expected))
+
+
+def test_any_number_of_walks_goes_down_in_turns(monkeypatch):
+    monkeypatch.setattr(walks_module, "MANY", 1)                    # one walk at once, of 2,000
+    index = TokenIndex(Regex("[a-z]*"), Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"abc"], ()))
+    rows = [walks_module.walk(index.graph, index.trie, np.full(n, index.graph.number(index.start))) for n in (1, 2000)]
+    assert rows[1].nodes.tolist() == rows[0].nodes.tolist() * 2000
+    assert rows[0].nodes.size == 28
+
+
+def node_of(trie, token):
+    """The node at which a token ends."""
+    at = next(i for i, id in enumerate(trie.order) if trie.tokens[id] == token)
+    return int(np.searchsorted(trie.first[1:], at, "right"))
+
+
+def test_example_1_of_willard_and_louf(walk):
+    vocab = Vocabulary([b"A", b".", b"42", b".2", b"1"])
+    index = TokenIndex(Regex(r"([0-9]*)?\.?[0-9]*"), vocab)
+
+    def words(state):
+        return [vocab.tokens[id] for id in index.allowed(state)]
+
+    assert words(index.start) == [b".", b"42", b".2", b"1"]
+    assert words(index.advance(index.start, 3)) == [b"42", b"1"]
+    assert words(index.advance(index.start, 4)) == [b".", b"42", b".2", b"1"]
+    assert len(index.build_all()) <= 4
+
+
+def test_eos_fits_where_the_text_may_end_and_leads_to_the_end():
+    vocab = Vocabulary([b"a", b"", b"", b"b"], eos_ids=[1, 2])
+    index = TokenIndex(Regex("a"), vocab)
+    assert index.mask(index.start).tolist() == [True, False, False, False]
+    done = index.advance(index.start, 0)
+    assert index.accepts(done) and index.allowed(done).tolist() == [1, 2]
+    assert index.advance(done, 1) is index.advance(done, 2) is index.end is END
+    assert index.accepts(END) and not index.mask(END).any() and index.allowed(END).size == 0
+    assert index.next_bytes(END) == b"" and index.tokens_to_accept(END) == 0
+    with pytest.raises(ValueError, match=r"token 0 \(b'a'\) cannot follow: an eos has ended the text"):
+        index.advance(END, 0)
+    with pytest.raises(ValueError, match=r"token 1 \(eos\) cannot follow: an eos has ended the text"):
+        index.advance(END, 1)
+
+
+def test_every_allowed_token_can_be_advanced_by_eos_too():
+    """outlines-core#227: eos was allowed but could not be taken."""
+    vocab = Vocabulary([b"a", b"b", b"ab", b"<eos>"], eos_ids=[3])
+    index = TokenIndex(Regex("(ab)*"), vocab)
+    for state in explore(index):
+        for id in index.allowed(state).tolist():
+            assert index.advance(state, id) is not None
+
+
+def test_without_an_eos_the_state_tells_that_the_text_may_end():
+    index = TokenIndex(Regex("a?"), Vocabulary([b"a"]))
+    assert index.accepts(index.start)
+    assert index.mask(index.advance(index.start, 0)).tolist() == [False]
+
+
+def test_any_object_with_tokens_and_eos_ids_is_a_vocabulary():
+    vocab = SimpleNamespace(tokens=[b"a", b"<s>", b"</s>"], eos_ids=[2], special_ids={1})
+    index = TokenIndex(Regex("(a|<s>|</s>)*"), vocab)
+    assert index.mask(index.start).tolist() == [True, False, True]
+
+
+def test_equal_vocabularies_share_one_trie():
+    first, second = Vocabulary([b"a", b"b"], [1]), Vocabulary([b"a", b"b"], [1])
+    assert TokenIndex(Regex("a"), first).trie is TokenIndex(Regex("b|a"), second).trie
+
+
+def test_masks_are_read_only_and_shared_by_states_with_equal_sets():
+    index = TokenIndex(Regex("[ab]{5}"), Vocabulary([b"a", b"b", b"c"]))
+    state = index.advance(index.start, 0)
+    assert index.mask(index.start) is index.mask(state)
+    for array in (index.mask(state), index.allowed(state)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+def test_masks_that_were_let_go_come_back_the_same(monkeypatch):
+    monkeypatch.setattr(packed, "MASK_BYTES", 200)
+    vocab = Vocabulary([bytes([97 + i]) for i in range(26)] * 3)
+    index = TokenIndex(Regex("[a-z][a-c][d-z]a[^a]"), vocab)
+    states = sorted(explore(index, limit=1000))
+    first = {state: index.mask(state).copy() for state in states}
+    masks = [found.mask for found in index.store._by_key.values() if found.mask is not None]
+    assert len(masks) <= 2 < len({mask.tobytes() for mask in first.values()})
+    kept = [array for found in index.store._by_key.values() for array in (found.mask, found.ids) if array is not None]
+    assert index.store.nbytes == sum(array.nbytes for array in kept) <= 200
+    for state in states:
+        np.testing.assert_array_equal(index.mask(state), first[state])
+
+
+def kinds_of_index():
+    pytest.importorskip("llguidance")
+    vocab = Vocabulary([*(bytes([i]) for i in range(256)), b"aa", b"ab", b""], [258])
+    schema = JsonSchema({"type": "array", "items": {"enum": [1, "a", True, None]}}, whitespace=False)
+    indented = Grammar("start: (NAME _NL [_INDENT start _DEDENT])+\nNAME: /[ab]+/\n%declare _INDENT _DEDENT\n"
+                       "_NL: /(\\n *)+/", postlex=Indented())
+    return {
+        "regex": Regex("[ab]{1,9}(c|d[ab]?)").index(vocab), "recognizer": TokenIndex(Nested(), vocab),
+        "grammar": Grammar('start: "a" start "b" | "c"').index(vocab), "indented": indented.index(vocab),
+        "schema": schema.index(vocab),
+    }  # fmt: skip
+
+
+class Indented(Indenter):
+    NL_type, INDENT_type, DEDENT_type, tab_len = "_NL", "_INDENT", "_DEDENT", 8
+    OPEN_PAREN_types, CLOSE_PAREN_types = (), ()
+
+
+@pytest.mark.parametrize("kind", ["regex", "recognizer", "grammar", "indented", "schema"])
+def test_a_mask_is_one_array_for_as_long_as_anyone_holds_it(kind, monkeypatch):
+    for module in (packed, json_schema):
+        monkeypatch.setattr(module, "MASK_BYTES", 0)
+    index = kinds_of_index()[kind]
+    states = [*explore(index, limit=12), END]
+    held = {state: index.mask(state) for state in states}
+    for _ in range(3):
+        for state in states:
+            assert index.mask(state) is held[state]
+            assert kind == "schema" or index.mask_within(state, math.inf).size == held[state].size
+    assert len({id(mask) for mask in held.values()}) == len({mask.tobytes() for mask in held.values()})
+
+
+def test_ten_thousand_questions_make_as_many_arrays_as_there_are_sets():
+    """And a few allowed tokens are one array, too."""
+    index, made = TokenIndex(Regex("[a-e]{3}[0-4]{3}x"), Vocabulary([bytes([i]) for i in range(256)] * 20)), []
+    keep = index.store._keep
+    index.store._keep = lambda found, kind, array: made.append(kind) or keep(found, kind, array)
+    states = sorted(explore(index, limit=1000))
+    for _ in range(10_000 // len(states)):
+        for state in states:
+            assert index.allowed(state) is index.allowed(state)
+            assert index.mask(state) is index.mask(state)
+    sets = {index.mask(state).tobytes() for state in states}
+    assert made.count("mask") == made.count("ids") == len(sets) == 4
+
+
+def test_masks_in_use_stay_when_others_are_let_go(monkeypatch):
+    monkeypatch.setattr(packed, "MASK_BYTES", 250)
+    vocab = Vocabulary([bytes([97 + i]) for i in range(26)] * 3)          # 78 bytes a mask: room for three
+    index = TokenIndex(Regex("(ab|bc|cd|de|ef|fg|gh|hi)*"), vocab)
+    states = [index.after(text) for text in "abcdefgh"]
+    for state in states:
+        index.mask(index.start), index.mask(state)
+    assert index._masks[index.start].mask is not None and index._masks[states[-1]].mask is not None
+    assert index._masks[states[0]].mask is None
+
+
+@given(machines(), vocabularies(), st.randoms(use_true_random=False))
+def test_masks_of_a_text_are_the_masks_along_its_path(machine, vocab, rng):
+    index = TokenIndex(machine, vocab)
+    state, tokens, expected = index.start, [], []
+    while index.mask(state).any() and len(tokens) < 10:
+        expected.append(index.mask(state))
+        tokens.append(rng.choice(index.allowed(state).tolist()))
+        state = index.advance(state, tokens[-1])
+    masks = index.masks(tokens)
+    assert masks.shape == (len(tokens), len(vocab)) and masks.dtype == bool
+    assert all(np.array_equal(a, b) for a, b in zip(masks, expected, strict=True))
+    if tokens:
+        with pytest.raises(ValueError, match=rf"^tokens\[{len(tokens)}\]: "):
+            index.masks([*tokens, next(id for id in range(-1, len(vocab)) if id < 0 or not index.mask(state)[id])])
+
+
+@given(machines(), PIECES)
+def test_after_is_the_state_after_bytes(machine, data):
+    index = TokenIndex(machine, Vocabulary([bytes([byte]) for byte in ALPHABET]))
+    state = run(machine, machine.start, data)
+    if state is None:
+        with pytest.raises(ValueError, match="leaves the language"):
+            index.after(data)
+    else:
+        assert index.after(data) == state
+
+
+def test_after_takes_text_and_names_the_byte_that_leaves_the_language():
+    index = TokenIndex(Regex("é[0-9]+"), Vocabulary([bytes([i]) for i in range(256)]))
+    assert index.after("é1") == index.after("é1".encode()) == index.after("é25")
+    with pytest.raises(ValueError) as error:
+        index.after("é1x")
+    assert str(error.value) == (
+        "Regex('é[0-9]+'): byte 3 of the text, b'x' after 'é1', leaves the language: "
+        "the next byte must be one of b'0'..b'9', or the text must end"
+    )
+
+
+def naive_distances(recognizer, vocab):
+    """Tokens to acceptance by Algorithm 4's index and rounds over all states."""
+    sigma = algorithm_4(recognizer, vocab)
+    distance = {state: 0 if recognizer.accepts(state) else math.inf for state in sigma}
+    for _ in sigma:
+        for state, steps in sigma.items():
+            distance[state] = min([distance[state], *(1 + distance[target] for target in steps.values())])
+    return sigma, distance
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_tokens_to_accept_is_the_shortest_way(walk, generic):
+    @given(machines(), st.lists(PIECES, min_size=1, max_size=8), st.integers(0, 4))
+    def check(machine, tokens, n):
+        vocab = Vocabulary([*tokens, b"</s>"], [len(tokens)])  # with dead ends, as bytes may be missing
+        recognizer = Plain(machine) if generic else machine
+        sigma, distance = naive_distances(recognizer, vocab)
+        try:
+            index = TokenIndex(recognizer, vocab)
+        except ValueError:
+            assert distance[recognizer.start] == math.inf
+            return
+        assert distance[recognizer.start] < math.inf
+        for state in sigma:
+            assert index.tokens_to_accept(state) == distance[state]
+            for left in (n, math.inf):
+                expected = np.zeros(len(vocab), bool)
+                expected[[id for id, target in sigma[state].items() if distance[target] < left]] = True
+                expected[-1] = recognizer.accepts(state)
+                np.testing.assert_array_equal(index.mask_within(state, left), expected)
+
+    check()
+
+
+def test_searches_for_an_end_walk_from_a_state_once(embedded, monkeypatch):
+    index = Grammar('start: "f(" NAME ("," NAME)* "): " NAME\nNAME: /[a-z]{1,4}/').index(embedded.vocab)
+    walked, walk = [], index.walk
+    monkeypatch.setattr(index, "walk", lambda state: walked.append(state) or walk(state))
+    for text in ("", "f(", "f(a", "f(ab,c", "f(ab,cd): ", "f(abc"):
+        index.mask_within(index.after(text), 4)
+    assert len(walked) < 6 + 2 * len({*walked})         # each mask, and each state on the way to an end
+
+
+def test_where_bytes_tell_how_far_an_end_is_tokens_are_not_looked_at(monkeypatch):
+    """Letters are tokens, so a text of "b"s is one "x" from its end, and "xyz" takes one token or up to three."""
+    monkeypatch.setattr(distances, "_Edges", None)
+    vocab = Vocabulary([b"b", b"x", b"y", b"z", b"bb", b"xyz", b""], eos_ids=[6])
+    index = TokenIndex(Regex("b{0,3000}x"), vocab)
+    assert index.tokens_to_accept(index.start) == 1
+    for n, fits in [(0, []), (1, [1]), (2, [0, 1, 4]), (3000, [0, 1, 4])]:
+        assert np.flatnonzero(index.mask_within(index.start, n)).tolist() == fits
+    longer = TokenIndex(Regex("b{0,3000}xyz"), vocab)
+    assert np.flatnonzero(longer.mask_within(longer.start, 4)).tolist() == [0, 1, 4, 5]
+    with pytest.raises(TypeError):                      # two bytes are one token or two: now they are looked at
+        longer.mask_within(longer.start, 2)
+
+
+@pytest.mark.parametrize("generic", [False, True])
+@pytest.mark.parametrize("n", [2, 9, math.inf])
+def test_a_token_that_leads_to_a_dead_end_is_not_within_any_number_of_tokens(n, generic):
+    vocab = Vocabulary([b"a", b"ab", b"c", b"ax", b""], eos_ids=[4])                 # none goes on after "a" or "ax"
+    dfa = DFA.from_strings(["ab", "c", "axd"])
+    index = TokenIndex(Plain(dfa) if generic else dfa, vocab)
+    assert np.flatnonzero(index.mask(index.start)).tolist() == [0, 1, 2, 3]
+    assert np.flatnonzero(index.mask_within(index.start, n)).tolist() == [1, 2]
+
+
+def test_tokens_left_are_never_too_few_when_masks_look_ahead():
+    vocab = Vocabulary([b"a", b"ab", b"b", b"aba", b""], eos_ids=[4])
+    index = TokenIndex(Regex("(ab){1,9}"), vocab)
+    for seed in range(20):
+        rng, state = random.Random(seed), index.start
+        for left in range(5, -1, -1):
+            token = rng.choice(np.flatnonzero(index.mask_within(state, left)).tolist())
+            state = index.advance(state, token)
+            if state is END:
+                break
+        assert state is END
+
+
+def test_what_is_no_vocabulary_is_told():
+    with pytest.raises(TypeError, match=r"masks are over a Vocabulary, such as lm\.vocab, not 'abc'"):
+        Regex("a").index("abc")
+    with pytest.raises(TypeError, match="masks are over a Vocabulary"):
+        JsonSchema({"type": "string", "format": "uri"}).index("abc")
+
+
+def test_a_recognizer_with_infinitely_many_states_is_walked_as_far_as_it_is_used():
+    vocab = Vocabulary([b"(", b"((", b"x", b")", b"x))", b"()", b""], eos_ids=[6])
+    index = TokenIndex(Nested(), vocab)
+    state = index.start
+    for token in [0, 1, 4, 3]:
+        np.testing.assert_array_equal(index.mask(state), brute_force(index.recognizer, vocab, state))
+        state = index.advance(state, token)
+    assert index.allowed(state).tolist() == [6]
+    assert [index.tokens_to_accept((depth, False)) for depth in range(6)] == [1, 1, 1, 2, 3, 4]
+    assert index.mask_within((3, False), 2).tolist() == [False, False, False, False, True, False, False]
+    with pytest.raises(ValueError, match="more than 100 states are reached"):
+        index.build_all(max_states=100)
+    with pytest.raises(TypeError, match="only the index of a Grammar, a Regex or a DFA"):
+        index.save("unused.npz")
+
+
+def test_a_recognizer_may_know_a_faster_way_to_its_masks():
+    class Quick(Nested):
+        asked = 0
+
+        def token_mask(self, state, trie):
+            self.asked += 1
+            assert isinstance(trie, Trie)
+            return np.packbits(brute_force(self, SimpleNamespace(tokens=trie.tokens, eos_ids=()), state)).tobytes()
+
+        def token_step(self, state, data):
+            return run(self, state, data)
+
+    vocab = Vocabulary([b"(", b"x", b")", b"x)", b""], eos_ids=[4])
+    quick, slow = GrammarIndex(Quick(), vocab), TokenIndex(Nested(), vocab)
+    for state in explore(slow, limit=20):
+        np.testing.assert_array_equal(quick.mask(state), slow.mask(state))
+        np.testing.assert_array_equal(quick.mask(state), slow.mask(state))
+    assert quick.recognizer.asked == len(quick._masks)
+
+
+def test_memory_of_a_recognizer_without_a_table_is_bounded(monkeypatch):
+    monkeypatch.setattr(walks_module.MemoGraph, "room", 10)
+    index = TokenIndex(Nested(), Vocabulary([b"(", b"((", b"x", b")"]))
+    for depth in range(100):
+        assert index.mask((depth, False)).tolist() == [True, True, True, depth > 0]
+    assert len(index.graph.states) < 20
+
+
+def test_an_index_is_saved_and_loaded_without_its_recognizer(tmp_path, walk):
+    @settings(max_examples=10)
+    @given(machines(), vocabularies())
+    def check(machine, vocab):
+        index = TokenIndex(machine, vocab)
+        index.save(tmp_path / "index.npz")
+        loaded = TokenIndex.load(tmp_path / "index.npz", vocab, machine)
+        for state in index.build_all().states:
+            np.testing.assert_array_equal(loaded.mask(state), index.mask(state))
+            assert loaded.accepts(state) == index.accepts(state)
+            assert loaded.next_bytes(state) == index.next_bytes(state)
+            assert loaded.tokens_to_accept(state) == index.tokens_to_accept(state)
+        for i in range(len(index.build_all())):
+            for a, b in zip(index.build_all().row(i), loaded.build_all().row(i), strict=True):
+                np.testing.assert_array_equal(a, b)
+        assert loaded.start == index.start and repr(loaded.recognizer) == repr(machine)
+
+    check()
+
+
+def test_a_saved_index_is_refused_for_another_vocabulary_or_recognizer(tmp_path):
+    vocab, path = Vocabulary([b"a", b"b", b""], [2]), tmp_path / "index"
+    TokenIndex(Regex("(a|b)*"), vocab).save(path)
+    assert "Regex('(a|b)*')" in repr(TokenIndex.load(path, vocab))
+    TokenIndex.load(path, vocab, Regex("[ab]*"))    # the same language
+    with pytest.raises(ValueError, match="is not the language of Regex"):
+        TokenIndex.load(path, vocab, Regex("(a|b)+"))
+    for other in (Vocabulary([b"b", b"a", b""], [2]), Vocabulary([b"a", b"b", b""]), Vocabulary([b"a", b"b"])):
+        with pytest.raises(ValueError, match="over another vocabulary"):
+            TokenIndex.load(path, other)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="holds no saved TokenIndex"):
+        TokenIndex.load(path, vocab)
+    np.savez(tmp_path / "other.npz", numbers=np.arange(3))
+    with pytest.raises(ValueError, match="holds no saved TokenIndex"):
+        TokenIndex.load(tmp_path / "other.npz", vocab)
+
+
+def test_copies_of_an_index_are_the_index_and_END_stays_END():
+    index = TokenIndex(Regex("a"), Vocabulary([b"a"]))
+    assert copy.copy(index) is copy.deepcopy(index) is copy.deepcopy([index])[0] is index
+    assert copy.deepcopy(END) is copy.copy(END) is pickle.loads(pickle.dumps(END)) is END
+    assert repr(index) == "TokenIndex(Regex('a'), 1 tokens, 0 masks)" and repr(END) == "END"
+    assert repr(index.build_all()) == "WholeIndex(2 states, 1 steps, 27 bytes)"
+
+
+def test_a_constraint_that_no_tokens_can_meet_is_refused():
+    with pytest.raises(ValueError) as error:
+        TokenIndex(Regex("[0-9]{3}"), Vocabulary([b"a", b"b", b"1x"]))
+    assert str(error.value) == (
+        "Regex('[0-9]{3}') at the start: the next byte must be one of b'0'..b'9', and none of the 3 tokens of this "
+        "vocabulary fits, though 1 begins with one."
+    )
+    with pytest.raises(ValueError) as error:
+        TokenIndex(Regex("[0-9]{3}"), Vocabulary([b"22", b"b"]))
+    assert str(error.value) == (
+        "Regex('[0-9]{3}') after '22': the next byte must be one of b'0'..b'9', and none of the 2 tokens of this "
+        "vocabulary fits, though 1 begins with one."
+    )
+    with pytest.raises(ValueError, match="no sequence of tokens of this vocabulary spells a string"):
+        TokenIndex(Regex("a*b"), Vocabulary([b"a"]))
+    with pytest.raises(ValueError, match="accepts no string at all"):
+        TokenIndex(Machine(np.zeros((2, 256)), [False, False]), Vocabulary([b"a"]))
+
+
+def test_a_token_that_does_not_fit_is_refused_with_what_would():
+    vocab = Vocabulary([b"1", b"a1", b"12x", b"", b"2", b"3"], eos_ids=[3])
+    index = TokenIndex(Regex("[0-9]{3}"), vocab)
+    state = index.advance(index.start, 0)
+    for _ in range(2):                              # before and after the mask is known
+        with pytest.raises(ValueError) as error:
+            index.advance(state, 2)
+        assert str(error.value) == (
+            f"Regex('[0-9]{{3}}'): token 2 (b'12x') cannot follow state {state}: after b'12' the text must end, "
+            "not b'x'. Tokens that can: 0 (b'1'), 4 (b'2'), 5 (b'3')"
+        )
+        index.mask(state)
+    with pytest.raises(ValueError, match=r"token 1 \(b'a1'\) cannot follow .*: the next byte must be one of b'0'"):
+        index.advance(state, 1)
+    with pytest.raises(ValueError, match=r"token 3 \(eos\) cannot follow"):
+        index.advance(state, 3)
+    for token in (-1, 6):
+        with pytest.raises(ValueError, match=f"token {token} is not in this vocabulary, whose ids are 0 to 5"):
+            index.advance(state, token)
+
+
+def test_a_state_of_another_index_is_refused_where_it_can_be_told():
+    index = TokenIndex(Regex("ab"), Vocabulary([b"a", b"b"]))
+    for state in (0, -3, 10_000, ("state", 1), None, "a"):
+        for ask in (index.mask, index.allowed, index.accepts, index.next_bytes, index.tokens_to_accept):
+            with pytest.raises(ValueError, match="is not a state of this index"):
+                ask(state)
+        with pytest.raises(ValueError, match="is not a state of this index"):
+            index.advance(state, 0)
+    plain = TokenIndex(Nested(), Vocabulary([b"x"]))
+    with pytest.raises(TypeError) as error:
+        plain.mask(3)
+    assert "is it one of TokenIndex(" in error.value.__notes__[0]
+
+
+def test_tries_hold_every_token_once_in_the_order_of_their_bytes():
+    @given(st.lists(st.binary(max_size=20) | PIECES | st.binary(max_size=3).map(lambda b: b"\0" * 9 + b), max_size=40))
+    def check(tokens):
+        trie = Trie(tokens)
+        assert trie.order.tolist() == sorted((i for i, t in enumerate(tokens) if t), key=tokens.__getitem__)
+        spelled = []
+        path = bytearray()
+        for node in range(len(trie)):
+            del path[trie.depth[node] :]
+            path.append(trie.byte[node])
+            below = [n for n in range(node + 1, len(trie)) if trie.depth[n] <= trie.depth[node]]
+            assert trie.skip[node] == (below[0] if below else len(trie))
+            spelled += [bytes(path)] * int(trie.first[node + 1] - trie.first[node])
+        assert spelled == [tokens[i] for i in trie.order]
+
+    check()
+
+
+def test_our_automata_are_tabled_and_users_need_not_be():
+    assert isinstance(Regex("a"), TabledRecognizer)
+    assert not isinstance(Nested(), TabledRecognizer)
+
+
+# ---- real vocabularies
+
+REAL = ["gpt2", "cl100k_base", "o200k_base", "mistral_v3"]
+PATTERNS = [
+    r"([0-9]*)?\.?[0-9]*",
+    r"[^\W\d]\w*",
+    r"\s*([Yy]es|[Nn]o|[Nn]ever|[Aa]lways)",
+    r"((25[0-5]|2[0-4]\d|[01]?\d\d?)\.){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)",
+    r"[a-zA-Z0-9._%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}",
+    r".{0,200}",
+    r'\{"name": "([^"\\\x00-\x1f]|\\["\\/bfnrt])*", "age": [0-9]+\}',
+    r"(é|日本|🙂)+",
+]
+# of these, with no class of Unicode: the package `regex` knows them, too, and characters they do not name are all alike
+KNOWN_TO_REGEX = [pattern for pattern in PATTERNS if not re.search(r"\\[wWdDs]", pattern)]
+
+
+@pytest.fixture(scope="module", params=REAL)
+def real(request):
+    folder = SHARED / "vocab" / request.param
+    if not folder.exists():
+        pytest.skip(f"the vocabulary {request.param} is not at {folder}")
+    from transformers import AutoTokenizer
+
+    return Vocabulary.from_tokenizer(AutoTokenizer.from_pretrained(folder))
+
+
+def can_go_on(pattern, data):
+    """Whether some text that `pattern` matches begins with these bytes, by the partial matches of `regex`."""
+    try:
+        return pattern.fullmatch(data.decode(), partial=True) is not None
+    except UnicodeDecodeError as error:
+        head, tail = data[: error.start], data[error.start :]
+    whole = {c for c in pattern.pattern if c.encode().startswith(tail)}
+    for number in range(1, 4):                      # and any character that goes on so
+        for more in itertools.product((0x80, 0x90, 0xA0), repeat=number):
+            with contextlib.suppress(UnicodeDecodeError):
+                whole.add((tail + bytes(more)).decode())
+    return any(pattern.fullmatch(head.decode() + text, partial=True) for text in whole)
+
+
+def matched_in_part(pattern, vocab, text):
+    """The mask after some bytes, by `regex` alone: no automaton of ours is asked."""
+    compiled = regex.compile(pattern)
+    out = np.array([bool(data) and can_go_on(compiled, text + data) for data in vocab.tokens])
+    out[list(vocab.special_ids)] = False
+    try:
+        out[list(vocab.eos_ids)] = compiled.fullmatch(text.decode()) is not None
+    except UnicodeDecodeError:                      # nothing ends inside a character
+        out[list(vocab.eos_ids)] = False
+    return out
+
+
+def check_random_walks(vocab, monkeypatch, states, seed=0):
+    """Masks of some states per pattern, met on random walks with many short tokens, which stop inside characters."""
+    rng = random.Random(seed)
+    for pattern in PATTERNS:
+        ways = {wide: TokenIndex(Regex(pattern), vocab) for wide in ((2, 2), (0, 0), walks_module.WIDE)}
+        index = ways[2, 2]
+        checked, paths = set(), 0
+        while len(checked) < states and paths < 2 * states:
+            state, text, paths = index.start, b"", paths + 1
+            for _ in range(12):
+                if state not in checked:
+                    checked.add(state)
+                    expected = brute_force(index.recognizer, vocab, state)
+                    if pattern in KNOWN_TO_REGEX and len(checked) % 2 == 0:     # it is slow
+                        np.testing.assert_array_equal(expected, matched_in_part(pattern, vocab, text))
+                    for wide, each in ways.items():
+                        monkeypatch.setattr(walks_module, "WIDE", wide)
+                        np.testing.assert_array_equal(each.mask(each.after(text)), expected)
+                ids = index.allowed(state).tolist()
+                short = [id for id in ids if len(vocab.tokens[id]) == 1]
+                if not ids or len(checked) >= states:
+                    break
+                token = rng.choice(short if short and rng.random() < 0.5 else ids)
+                state, text = index.advance(state, token), text + vocab.tokens[token]
+                if state is END:
+                    break
+    monkeypatch.undo()
+
+
+def test_masks_of_real_vocabularies_are_exact_on_random_walks(real, monkeypatch):
+    check_random_walks(real, monkeypatch, states=repetitions(20, 2))
+
+
+def test_masks_of_the_embedded_vocabulary_are_exact_on_random_walks(embedded, monkeypatch):
+    check_random_walks(embedded.vocab, monkeypatch, states=repetitions(100, 10))
+
+
+def test_known_masks_and_steps_are_not_computed_again(real, monkeypatch):
+    index = TokenIndex(Regex(r"[^\W\d]\w*"), real)
+    state, path = index.start, []
+    for id in index.allowed(index.start)[::50].tolist():
+        path.append((state, id))
+        index.mask(state)
+        state = index.advance(state, id) if index.mask(state)[id] else index.start
+    path = [(state, id) for state, id in path if index.mask(state)[id]]
+    known = [(index.mask(state), index.advance(state, id)) for state, id in path]
+    for name in ("_find", "_advance"):
+        monkeypatch.setattr(index, name, lambda *_: pytest.fail("it was computed again"))
+    for (state, id), (mask, after) in zip(path, known, strict=True):
+        assert index.mask(state) is mask and index.advance(state, id) == after
+    assert len(path) > 50
+
+
+def test_what_is_no_recognizer_is_a_type_error_that_says_what_would_be():
+    class Schema:
+        def index(self, vocab): ...
+
+    for wrong, message in [
+        ("a+", r"not a str: wrap it: Regex\('a\+'\)"),
+        (Schema(), r"a Schema makes its own index: \.index\(vocab\)"),
+        (["a", "b"], r"a TokenIndex takes a recognizer \(a Regex, a DFA, a Grammar\), not \['a', 'b'\] of type list"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            TokenIndex(wrong, Vocabulary([b"a", b""], eos_ids=[1]))
+
+
+# ---- what is kept
+
+
+def spread(V, allowed, eos):
+    """A vocabulary of V tokens, and the language of the texts that are one of the tokens allowed."""
+    tokens = [b"%c" % (64 + i) if i < 40 else b"x%c" % (64 + i) for i in range(V)]
+    for id in eos:
+        tokens[id] = b""
+    return Vocabulary(tokens, eos), Regex("|".join(re.escape(tokens[id].decode()) for id in allowed))
+
+
+@pytest.mark.parametrize("V", [63, 64, 65])
+def test_a_set_is_the_same_kept_as_ids_or_as_bits(V, monkeypatch):
+    """Two ids take the room of 64 bits."""
+    monkeypatch.setattr(packed, "MASK_BYTES", 0)
+    for allowed in ([50], [3, 50], [3, 7, 50], [50, 7]):
+        vocab, words = spread(V, allowed, eos=[0])
+        index = TokenIndex(words | Regex(""), vocab)
+        for _ in range(2):                          # the second time from what is kept
+            np.testing.assert_array_equal(index.mask(index.start), brute_force(index.recognizer, vocab, index.start))
+            end = index.advance(index.start, 50)
+            assert index.allowed(end).tolist() == [0] and np.flatnonzero(index.mask(end)).tolist() == [0]
+        assert index.allowed(index.start).tolist() == sorted([0, *allowed])
+        with pytest.raises(ValueError, match="read-only"):
+            index.allowed(index.start)[0] = 1
+
+
+def test_sets_and_steps_of_states_without_number_are_forgotten_in_time(monkeypatch):
+    monkeypatch.setattr(walks_module.MemoGraph, "room", 20)
+    monkeypatch.setattr(index_module, "MAX_STEPS", 20)
+    vocab = Vocabulary([b"(", b")", b"x", b"((", b"))", b""], eos_ids=[5])
+    index = TokenIndex(Nested(), vocab)
+    state = index.start
+    for depth in range(200):
+        np.testing.assert_array_equal(index.mask(state), brute_force(index.recognizer, vocab, state))
+        state = index.advance(state, 0)
+        assert state == (depth + 1, False)
+    assert max(len(index._masks), len(index._steps), len(index.graph.states)) <= 30
+
+
+class Packed(Nested):
+    """The same, with masks of its own, as bits."""
+
+    def token_mask(self, state, trie):
+        bits = [bool(token) and run(self, state, token) is not None for token in trie.tokens]
+        return np.packbits(bits).tobytes()
+
+    def token_step(self, state, data):
+        return run(self, state, data)
+
+
+def test_bits_of_a_recognizers_own_are_masks_with_eos_where_the_text_is_complete():
+    vocab = Vocabulary([b"(", b"", b")", b"x", b"((", b")))", b""], eos_ids=[1, 6])
+    index = GrammarIndex(Packed(), vocab)
+    states = [index.start, *map(index.after, ("(", "x", "(x", "((x", "(x)", "((x)"))]
+    for state in states + states[::-1]:
+        np.testing.assert_array_equal(index.mask(state), brute_force(index.recognizer, vocab, state))
+        assert index.accepts(state) == index.mask(state)[1] == index.mask(state)[6]
+    assert not index.mask(index.after("(x)")).flags.writeable
+
+
+@pytest.mark.parametrize("first", ["even", "odd"])
+def test_equal_bits_of_states_that_differ_in_accepting_are_two_masks(first):
+    class Even:
+        start = "even"
+
+        def step(self, state, byte):
+            return {"even": "odd", "odd": "even"}[state] if byte == ord("a") else None
+
+        def accepts(self, state):
+            return state == "even"
+
+        def token_mask(self, state, trie):
+            return np.packbits([True, False, False]).tobytes()
+
+    index = GrammarIndex(Even(), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    for state in sorted(["even", "odd"], key=lambda state: state != first):
+        assert index.mask(state).tolist() == [True, False, state == "even"]
+
+
+def test_states_that_are_false_are_states_where_there_is_no_table():
+    class Parity:
+        start = 0
+
+        def step(self, state, byte):
+            return 1 - state if byte == ord("a") else None
+
+        def accepts(self, state):
+            return state == 0
+
+    index = TokenIndex(Parity(), Vocabulary([b"a", b"aa", b"aaa", b"b", b""], eos_ids=[4]))
+    assert [index.after("a" * n) for n in range(4)] == [0, 1, 0, 1] and index.next_bytes(0) == b"a"
+    assert [index.advance(state, token) for state in (0, 1) for token in (0, 1, 2)] == [1, 0, 1, 0, 1, 0]
+    with pytest.raises(ValueError, match="cannot follow"):
+        index.advance(0, 3)
+
+
+def test_a_table_whose_steps_say_zero_for_dead_is_read_the_same():
+    class Zero(Machine):
+        def step(self, state, byte):
+            return super().step(state, byte) or 0
+
+    table = np.zeros((3, 256), np.int32)
+    table[1, ord("a")] = table[2, ord("b")] = 2
+    vocab = Vocabulary([b"a", b"b", b"ab", b""], eos_ids=[3])
+    index = TokenIndex(Zero(table, [False, False, True]), vocab)
+    assert index.next_bytes(index.start) == b"a" and index.after("ab") == 2
+    for text in ("b", "aa"):
+        with pytest.raises(ValueError, match="leaves the language"):
+            index.after(text)
+    with pytest.raises(ValueError, match="cannot follow"):
+        index.advance(index.start, 1)
+
+
+def test_distances_are_right_whichever_state_is_asked_first():
+    language = Regex("a{3}|b{5}|c(d|ee){2}").explore()
+    vocab = Vocabulary([*(b"%c" % byte for byte in b"abcde"), b"aa", b"bbb", b""], eos_ids=[7])
+    whole = TokenIndex(language, vocab)
+    expected = {state: whole.tokens_to_accept(state) for state in sorted(explore(whole))}
+    assert expected[whole.start] == 2 and expected[whole.after("c")] == 2 and expected[whole.after("ce")] == 2
+    for first in expected:
+        index = TokenIndex(language, vocab)
+        index.tokens_to_accept(first)
+        assert {state: index.tokens_to_accept(state) for state in expected} == expected
+
+
+def test_searches_without_a_table_stop_where_no_end_is_near(monkeypatch):
+    class Counted(Nested):
+        steps = 0
+
+        def step(self, state, byte):
+            self.steps += 1
+            assert self.steps < 20_000
+            return super().step(state, byte)
+
+    index = TokenIndex(Counted(), Vocabulary([b"(", b""], eos_ids=[1]))     # nothing closes
+    monkeypatch.setattr(distances, "MAX_SEARCHED", 50)
+    with pytest.raises(ValueError, match="no end found within 5. tokens and 51 states"):
+        index.tokens_to_accept(index.start)
+
+
+@pytest.mark.slow
+def test_rows_of_a_whole_index_count_beyond_sixteen_bits():
+    whole = TokenIndex(Regex("a{66000}"), Vocabulary([b"a", b""], eos_ids=[1])).build_all()
+    assert len(whole) == 66_001
+    for i in (0, 65_534, 65_535, 65_536, 65_999):
+        assert whole.row(i)[1].tolist() == [i + 1]
+
+
+def test_a_whole_index_is_built_once_and_read_in_its_own_format_only(tmp_path, monkeypatch):
+    index = TokenIndex(Regex("a"), Vocabulary([b"a", b""], eos_ids=[1]))
+    assert index.build_all() is index.build_all()
+    index.save(tmp_path / "index.npz")
+    for version in (0, 99):
+        monkeypatch.setattr(storage, "FORMAT", version)
+        with pytest.raises(ValueError, match=f"is of format .*, and this version reads {version}"):
+            TokenIndex.load(tmp_path / "index.npz", index.vocab)
+
+
+def test_a_saved_index_is_refused_for_a_larger_and_for_a_smaller_language(tmp_path):
+    vocab = Vocabulary([b"a", b"b", b"c", b""], eos_ids=[3])
+    TokenIndex(Regex("ab|c"), vocab).save(tmp_path / "index.npz")
+    for other in ("ab|c|b", "ab", "ab|ca*", "ab?|c"):
+        with pytest.raises(ValueError, match="which is not the language of"):
+            TokenIndex.load(tmp_path / "index.npz", vocab, Regex(other))
+    assert TokenIndex.load(tmp_path / "index.npz", vocab, Regex("c|ab")).after("ab")
+
+
+def test_errors_show_runs_of_bytes_eight_at_most_and_the_end_of_a_long_text():
+    vocab = Vocabulary([b"%c" % byte for byte in range(97, 123)] + [b""], eos_ids=[26])
+    wishes = "b'a'..b'c', b'e', b'g', b'i', b'k', b'm', b'o', b'q'"
+    for pattern, wish in (("[abcegikmoq]", wishes), ("[abcegikmoqs]", wishes + ", ..."), ("[ad]", "b'a', b'd'")):
+        with pytest.raises(ValueError, match=rf"at the start, leaves .* one of {re.escape(wish)}$"):
+            TokenIndex(Regex(pattern), vocab).after("z")
+    with pytest.raises(ValueError, match=r"byte 24 of the text, b'x' after 'a{24}', leaves"):
+        TokenIndex(Regex("a{30}"), vocab).after("a" * 24 + "x")
+    with pytest.raises(ValueError, match=r"byte 25 of the text, b'x' after \.\.\.'a{24}', leaves"):
+        TokenIndex(Regex("a{30}"), vocab).after("a" * 25 + "x")

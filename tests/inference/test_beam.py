@@ -1,0 +1,278 @@
+"""beam_search against the outcomes of enumerate_exact, sorted, and against searches written out by hand."""
+
+import math
+from itertools import product as cartesian
+
+import numpy as np
+import pytest
+from helpers.tiny import tiny_lm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmppl import EOS, Bernoulli, Categorical, Geometric, Infilling, Model, beam_search, enumerate_exact, product
+from llmppl.distributions import Uniform
+
+V = 5
+
+
+class Text(Model):
+    """At most three tokens after "a", without a "b", that `other` likes too; drawn from a proposal or not."""
+
+    def __init__(self, lm, proposal=False):
+        super().__init__()
+        self.contexts, self.proposal = [lm.context("a"), lm.context("c")], proposal
+
+    def step(self):
+        dist, other = [self.transformer(context) for context in self.contexts]
+        token = self.sample(dist, proposal=product(dist, other) if self.proposal else None)
+        self.observe(other, token)
+        self.s += token
+        self.condition("b" not in self.s)
+        self.contexts = [context + token for context in self.contexts]
+        if token == EOS or len(self.contexts[0]) == 4:
+            self.finish()
+
+
+class Table(Model):
+    """One step of two choices and another of one, with weights in between, all given by tables."""
+
+    def __init__(self, tables):
+        super().__init__()
+        self.tables, self.path = tables, ()
+
+    def choose(self):
+        self.path += (self.sample(Categorical(self.tables[len(self.path)])),)
+        self.score(math.sin(sum((i + 1) * value for i, value in enumerate(self.path))))
+
+    def step(self):
+        self.choose()
+        if len(self.path) == 1:
+            self.choose()
+        else:
+            self.finish()
+
+
+def shown(runs):
+    return [(str(run), run.log_weight) for run in runs]
+
+
+def exact(model, **options):
+    """The true outcomes, the best first."""
+    return sorted(enumerate_exact(model, **options), key=lambda particle: -particle.log_weight)
+
+
+@pytest.mark.parametrize("proposal", [False, True])
+def test_wide_enough_it_finds_every_outcome_in_the_order_of_its_exact_weight(proposal):
+    model = Text(tiny_lm(V), proposal)
+    truth, beams = exact(model), beam_search(model, 200, V)
+    assert [str(beam) for beam in beams] == [str(particle) for particle in truth]
+    assert [beam.log_joint for beam in beams] == pytest.approx([particle.log_weight for particle in truth])
+
+
+def probabilities(number):
+    """Tables whose entries are all different."""
+    return st.permutations(range(1, number + 1)).map(lambda order: (np.array(order) / sum(order)).tolist())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(probabilities(4), min_size=3, max_size=3))
+def test_with_all_choices_followed_the_maximum_is_found_in_steps_of_several_choices(tables):
+    model = Table(tables)
+    (best,) = beam_search(model, 64, 4)[:1]
+    weight = {
+        path: sum(math.log(table[i]) for table, i in zip(tables, path, strict=True))
+        + sum(math.sin(sum((i + 1) * value for i, value in enumerate(path[:n]))) for n in (1, 2, 3))
+        for path in cartesian(range(4), repeat=3)
+    }
+    assert best.log_joint == pytest.approx(max(weight.values()))
+    assert weight[best.particle.path] == pytest.approx(max(weight.values()))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(probabilities(4), min_size=3, max_size=3), st.integers(1, 6), st.integers(1, 4))
+def test_it_follows_the_K_likeliest_choices_of_the_N_best_at_every_choice(tables, N, K):
+    runs = [((), 0.0)]
+    for table in tables:
+        runs = [
+            (path + (i,), log_w + math.log(table[i]) + math.sin(sum((n + 1) * v for n, v in enumerate(path + (i,)))))
+            for path, log_w in runs
+            for i in np.argsort(-np.array(table))[:K].tolist()
+        ]
+        runs = sorted(runs, key=lambda run: -run[1])[:N]
+    beams = beam_search(Table(tables), N, K)
+    assert [beam.particle.path for beam in beams] == [path for path, _ in runs]
+    assert [beam.log_joint for beam in beams] == pytest.approx([log_w for _, log_w in runs])
+
+
+def test_one_run_and_one_choice_is_greedy_decoding():
+    lm = tiny_lm(V)
+
+    class Plain(Model):
+        def __init__(self):
+            super().__init__()
+            self.context = lm.context("a")
+
+        def step(self):
+            token = self.sample(self.transformer(self.context))
+            self.context += token
+            self.s += token
+            if token == EOS:
+                self.finish()
+
+    (beam,) = beam_search(Plain(), 1, 1, max_steps=5)
+    context, log_joint = lm.context("a"), 0.0
+    for _ in range(len(beam.particle.context) - 1):
+        log_probs = context.log_probs()
+        log_joint += log_probs.max()
+        context += int(log_probs.argmax())
+    assert beam.particle.context.tokens == context.tokens
+    assert beam.log_joint == pytest.approx(log_joint)
+
+
+def test_a_finished_run_keeps_its_place_until_better_ones_take_it():
+    class Short(Model):
+        """Ends at once with probability 0.4, else after three sure steps, the last of which is worth `gain`."""
+
+        def __init__(self, gain):
+            super().__init__()
+            self.gain = gain
+
+        def step(self):
+            if not self.s and self.sample(Bernoulli(0.4)):
+                self.s = "short"
+                return self.finish()
+            self.s += "-"
+            if len(self.s) == 3:
+                self.score(self.gain)
+                self.finish()
+
+    assert [str(beam) for beam in beam_search(Short(-1.0), 2, 2)] == ["short", "---"]
+    assert [str(beam) for beam in beam_search(Short(1.0), 2, 2)] == ["---", "short"]
+    assert [str(beam) for beam in beam_search(Short(-1.0), 1, 2)] == ["---"]        # 0.6 was better when it was chosen
+
+
+class Trap(Model):
+    """The likelier first choice leads nowhere."""
+
+    def step(self):
+        value = self.sample(Bernoulli(0.9))
+        self.s += "AB"[value]
+        self.condition(self.s != "BA" and self.s != "BB")
+        if len(self.s) == 2:
+            self.finish()
+
+
+def test_a_dead_end_is_dropped_and_where_all_are_dead_the_error_says_why():
+    assert [str(beam) for beam in beam_search(Trap(), 2, 2)] == ["AB", "AA"]
+    with pytest.raises(ValueError, match=r"N=1, K=2: every run .* died by step 2, .*condition is false.*larger N or K"):
+        beam_search(Trap(), 1, 2)
+
+
+def test_a_distribution_with_nothing_to_choose_from_is_a_dead_end():
+    class Nothing(Model):
+        def step(self):
+            self.sample(Bernoulli(0.5).masked([False, False]))
+
+    with pytest.raises(ValueError, match="no value of positive probability"):
+        beam_search(Nothing(), 3, 3)
+
+
+def test_impossible_choices_are_not_followed_however_large_K_is():
+    tried = []
+
+    class One(Model):
+        def step(self):
+            self.s = str(self.sample(Categorical([0.5, 0.0, 0.5])))
+            tried.append(self.s)
+            self.finish()
+
+    assert [str(beam) for beam in beam_search(One(), 9, 9)] == ["0", "2"] == tried
+
+
+def test_of_many_choices_that_are_equal_the_first_are_followed():
+    class Equal(Model):
+        def step(self):
+            self.s = str(self.sample(Categorical([0.1 / 50] * 50 + [0.9 / 50] * 50)))
+            self.finish()
+
+    assert [str(beam) for beam in beam_search(Equal(), 3, 3)] == ["50", "51", "52"]
+
+
+class Guided(Model):
+    """Two fair coins; a twist speaks for tails at the first."""
+
+    def step(self):
+        tails = self.sample(Bernoulli(0.5))
+        self.s += "HT"[tails]
+        self.score(-0.1 * tails)
+        self.twist(5.0 * tails)
+        if len(self.s) == 2:
+            self.finish()
+
+
+def test_a_twist_says_who_is_kept_and_is_not_in_the_log_joint():
+    (beam,) = beam_search(Guided(), 1, 2)
+    assert str(beam) == "TH" and beam.log_joint == pytest.approx(2 * math.log(0.5) - 0.1)
+    cut = beam_search(Guided(), 2, 2, max_steps=1)
+    assert shown([beam.particle for beam in cut]) == [("H", pytest.approx(math.log(0.5))),
+                                                      ("T", pytest.approx(math.log(0.5) - 0.1))]  # fmt: skip
+    assert all(beam.particle.cut and beam.particle.finished for beam in cut)
+
+
+def test_max_steps_gives_the_best_runs_of_the_cut_program():
+    model = Text(tiny_lm(V))
+    truth, beams = exact(model, max_steps=2), beam_search(model, 100, V, max_steps=2)
+    assert [(str(beam), beam.particle.cut) for beam in beams] == [(str(one), one.cut) for one in truth]
+
+
+def test_it_gives_the_same_twice_and_leaves_the_model_alone():
+    model = Text(tiny_lm(V))
+    first, second = beam_search(model, 4, 3), beam_search(model, 4, 3)
+    assert [(str(a), a.log_joint) for a in first] == [(str(b), b.log_joint) for b in second]
+    assert model.s == "" and model.log_weight == 0.0 and "draw" not in vars(model)
+    assert all("draw" not in vars(beam.particle.copy()) for beam in first)
+
+
+def test_a_step_of_many_choices_runs_at_most_N_times_K_of_them_at_once():
+    runs = []
+
+    class Long(Model):
+        def step(self):
+            runs.append(0)
+            for _ in range(20):
+                self.s += str(self.sample(Uniform(0, 9)))
+            self.finish()
+
+    assert len(beam_search(Long(), 3, 4)) == 3
+    assert len(runs) <= 1 + 4 + 19 * 3 * 4
+
+
+def test_a_choice_of_infinite_support_is_a_TypeError_that_names_it():
+    with pytest.raises(TypeError, match=r"Geometric\(0.5\) has no finite support"):
+        beam_search(Infilling(tiny_lm(V), "a[BLANK]a"), 2, 2)
+    assert beam_search(Infilling(tiny_lm(V), "a[BLANK]a", lengths=Geometric(0.5, max_value=2)), 2, 2)
+
+
+def test_drawing_from_the_stream_itself_is_a_TypeError_that_names_the_function():
+    class Own(Model):
+        def step(self):
+            self.rng.random()
+
+    with pytest.raises(TypeError, match=r"beam_search cannot enumerate self\.rng\.random\(\)"):
+        beam_search(Own(), 2, 2)
+
+
+@pytest.mark.parametrize("N, K, name", [(0, 1, "N"), (1, 0, "K"), (1.5, 1, "N")])
+def test_numbers_that_are_no_counts_are_errors_that_name_them(N, K, name):
+    with pytest.raises((ValueError, TypeError), match=name):
+        beam_search(Guided(), N, K)
+
+
+def test_a_model_that_is_none_is_a_TypeError():
+    with pytest.raises(TypeError, match="inference wants a Model, an instance of your subclass"):
+        beam_search(Guided, 2, 2)
+
+
+def test_a_beam_shows_its_log_joint_and_text():
+    assert repr(beam_search(Guided(), 1, 2)[0]) == "Beam(-1.49, 'TH')"
+    assert repr(beam_search(Guided(), 1, 2, max_steps=1)[0]) == "Beam(-0.79, 'T', cut)"

@@ -1,0 +1,499 @@
+"""What a run tells of itself: steps in figures, attribution, the standard error of log Z-hat, and repeated runs."""
+
+import math
+import tracemalloc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers.common import repetitions
+from helpers.tiny import cold_lm, tiny_lm
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from llmppl import (
+    Bernoulli,
+    Categorical,
+    ConstrainedText,
+    Geometric,
+    Infilling,
+    Model,
+    PromptIntersection,
+    Regex,
+    enumerate_exact,
+    importance_sampling,
+    repeat,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.inference.genealogy import Genealogy, log_ml_error, relative_variance
+from llmppl.inference.resampling import multinomial, optimal, systematic
+
+DISTS = np.random.default_rng(1).dirichlet(np.ones(6), size=6)
+POTENTIALS = np.log(np.random.default_rng(2).dirichlet(np.ones(6), size=6) + 0.02)
+
+
+class Chain(Model):
+    """A Markov chain with six states, each move of which a second expert weighs."""
+
+    def __init__(self, steps=5):
+        super().__init__()
+        self.state, self.left = 0, steps
+
+    def copy(self):                                     # cheaper than a deep copy, for many runs
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def step(self):
+        state = self.sample(DIST[self.state])
+        self.score(POTENTIALS[self.state, state])
+        self.s += "abcdef"[state]
+        self.state, self.left = state, self.left - 1
+        if not self.left:
+            self.finish()
+
+
+DIST = [Categorical(dist) for dist in DISTS]
+
+ALGORITHMS = {
+    "copies": lambda model, N, **options: smc_steer(model, N, 3, expand="copies", **options),
+    "merged": lambda model, N, **options: smc_steer(model, N, 3, expand="merged", **options),
+    "distinct": lambda model, N, **options: smc_steer(model, N, 3, expand="distinct", **options),
+    "systematic": lambda model, N, **options: smc_standard(model, N, **options),
+    "multinomial": lambda model, N, **options: smc_standard(model, N, resample=multinomial, **options),
+    "importance": lambda model, N, **options: importance_sampling(model, N, **options),
+}
+every_algorithm = pytest.mark.parametrize("run", ALGORITHMS.values(), ids=ALGORITHMS)
+
+
+# ---- steps
+
+
+@every_algorithm
+def test_the_figures_of_a_step_are_those_of_its_arrays(run):
+    figures, roots = [], []
+
+    def on_step(step):
+        log_weights = np.array([c.log_weight for c in step.candidates])
+        taken = set(step.ancestors.tolist())
+        for i, candidate in enumerate(step.candidates):
+            if i not in taken:
+                assert candidate.log_weight == step.candidate_log_weights[i]
+        for survivor, ancestor in zip(step.particles, step.ancestors, strict=True):
+            assert str(survivor) == str(step.candidates[ancestor])
+        weights = np.exp(step.candidate_log_weights)
+        assert len(log_weights) == len(step.parents) == len(step.candidate_log_weights)
+        assert step.ess == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
+        assert step.log_ml == pytest.approx(step.particles.log_ml)
+        assert step.num_unique_ancestors == len({int(step.parents[a]) for a in step.ancestors})
+        assert step.num_finished == sum(p.finished for p in step.particles)
+        assert step.num_dead == int((step.candidate_log_weights == -np.inf).sum())
+        assert step.index == len(roots) + 1
+        before = roots[-1] if roots else np.arange(step.parents.max() + 1)
+        np.testing.assert_array_equal(step.roots, before[step.parents[step.ancestors]])
+        roots.append(step.roots)
+        figures.append(tuple(vars(step).values())[:6])
+
+    particles = run(Chain(3), 6, seed=0, on_step=on_step, progress=False)
+    assert figures == [tuple(vars(step).values())[:6] for step in particles.steps]
+    assert particles.steps[-1].log_ml == pytest.approx(particles.log_ml)
+
+
+def test_the_log_ml_of_a_step_holds_no_twist():
+    class Twisted(Chain):
+        def step(self):
+            super().step()
+            if not self.finished:
+                self.twist(3.0 * self.state)
+
+    seen = []
+
+    def on_step(step):
+        untwisted = [p.log_weight - p.log_twist for p in step.particles]
+        assert step.log_ml == pytest.approx(np.logaddexp.reduce(untwisted))
+        seen.append(step.log_ml - step.particles.log_ml)
+
+    smc_steer(Twisted(2), 4, 2, seed=0, progress=False, on_step=on_step)
+    assert seen[0] < -1.0 and seen[1] == pytest.approx(0.0)
+
+
+def test_a_death_tells_the_step_the_statement_and_a_text():
+    class Doomed(Chain):
+        def step(self):
+            super().step()
+            self.condition(len(self.s) < 2)
+
+    particles = smc_standard(Doomed(), 4, seed=0, progress=False)
+    (death,) = particles.deaths
+    assert (death.step, death.count, len(death.text)) == (2, 4, 2)
+    assert death.reason.startswith("condition is false (test_statistics.py, line ")
+    assert f"with the text {death.text!r}" in repr(particles)
+    with pytest.raises(ValueError, match=f"with the text '{death.text}'"):
+        particles.sample()
+
+
+def test_what_is_kept_of_the_dead_grows_with_the_steps_and_not_with_their_texts():
+    class Dies(Model):
+        def step(self):
+            value = self.sample(Categorical({"aaaaaaa": 0.8, "bbbbbbb": 0.2}))
+            self.s += value
+            self.condition(value != "bbbbbbb")
+            if len(self.s) == 7 * 60:
+                self.finish()
+
+    particles = smc_steer(Dies(), 4, 3, expand="copies", seed=0, progress=False)
+    assert len(particles.deaths) > 30 and sum(death.count for death in particles.deaths) > 80
+    assert max(len(death.text) for death in particles.deaths) == 100
+    assert all(death.text.endswith("abbbbbbb") for death in particles.deaths[1:])
+    assert repr(particles.deaths).count("\n") == 3 and len(repr(particles.deaths)) < 300
+
+
+# ---- attribution
+
+
+class Weighed(Model):
+    """Every verb that weighs, two of them in a loop."""
+
+    def step(self):
+        for _ in range(2):
+            heads = self.sample(Bernoulli(0.5), proposal=Bernoulli(0.25))
+            self.observe(Bernoulli(0.9), heads)
+        self.score(-1.5)
+        self.condition(heads)
+        self.finish()
+
+
+def test_attribution_adds_up_what_each_statement_did():
+    for particle in importance_sampling(Weighed(), 12, seed=1, progress=False):
+        assert [key.split(" (test_statistics.py, line ")[0] for key in particle.attribution] == [
+            "sample", "observe", "score",
+        ]  # fmt: skip
+        assert sum(particle.attribution.values()) == pytest.approx(particle.log_weight + math.log(12))
+        score = next(value for key, value in particle.attribution.items() if key.startswith("score"))
+        assert score == -1.5
+
+
+def test_attribution_of_a_copy_is_its_own():
+    model = Weighed()
+    model.rng = np.random.default_rng(0)
+    twin = model.copy()
+    model.step()
+    assert model.attribution and not twin.attribution and not Model._attribution_
+
+
+def test_attribution_of_particles_is_the_weighted_mean_and_the_largest_comes_first():
+    particles = smc_steer(Weighed(), 6, 3, seed=0, progress=False)
+    table = particles.mean_attribution()
+    for statement, value in table.items():
+        assert value == pytest.approx(particles.expect(lambda p, key=statement: p.attribution.get(key, 0.0)))
+    assert [abs(v) for v in table.values()] == sorted((abs(v) for v in table.values()), reverse=True)
+
+
+# ---- the standard error
+
+
+@every_algorithm
+def test_one_run_tells_its_standard_error(run):
+    """The median of what runs tell lies within [0.7, 1.4] of the standard deviation over runs."""
+    R = repetitions(400, 12)
+    runs = [run(Chain(), 80, rng=rng, progress=False) for rng in np.random.default_rng(3).spawn(R)]
+    spread = np.std([particles.log_ml for particles in runs], ddof=1)
+    told = np.median([particles.log_ml_se for particles in runs[: repetitions(100, 6)]])
+    slack = math.exp(4.5 / math.sqrt(2 * (R - 1)))      # the spread has the relative error 1 / sqrt(2 (R - 1))
+    assert 0.7 / slack < told / spread < 1.4 * slack
+
+
+def test_the_variance_of_importance_sampling_is_the_usual_one():
+    particles = importance_sampling(Chain(), 50, seed=0, progress=False)
+    weights = np.exp(particles.log_weights)
+    variance, units = relative_variance(particles.steps)
+    assert variance == pytest.approx(np.var(weights, ddof=1) / 50 / np.mean(weights) ** 2)
+    squares = (weights - np.mean(weights)) ** 2
+    assert units == pytest.approx(np.sum(squares) ** 2 / np.sum(squares**2))
+    v = variance * (1 + 2 / units)
+    assert particles.log_ml_se == pytest.approx(math.sqrt(v + (v / 2) ** 2))
+
+
+@every_algorithm
+def test_the_variance_is_right_on_average(run):
+    """The mean of Z-hat^2 times the relative variance lies within [0.7, 1.4] of the variance over runs."""
+    R = repetitions(1000, 40)
+    runs = [run(Chain(), 80, rng=rng, progress=False) for rng in np.random.default_rng(4).spawn(R)]
+    Z = np.exp([p.log_ml for p in runs])
+    told = np.mean([z**2 * relative_variance(p.steps)[0] for z, p in zip(Z, runs, strict=True)])
+    slack = math.exp(4.5 * math.sqrt(2 / (R - 1)))      # the variance has the relative error sqrt(2 / (R - 1))
+    assert 0.7 / slack < told / np.var(Z, ddof=1) < 1.4 * slack
+
+
+class Two(Chain):
+    """Two choices a step, the second of which weighs."""
+
+    def step(self):
+        self.state = self.sample(DIST[self.state])
+        super().step()
+
+
+class Nested(Chain):
+    """As many choices as the first says."""
+
+    def step(self):
+        for _ in range(1 + self.sample(DIST[self.state])):
+            self.state = self.sample(DIST[self.state])
+        self.score(POTENTIALS[self.state, 0])
+        self.left -= 1
+        if not self.left:
+            self.finish()
+
+
+class Observed(Chain):
+    """A choice that is observed, a condition, and another choice."""
+
+    def step(self):
+        self.observe(Bernoulli(0.2 + self.state / 8), self.sample(Bernoulli(0.6)))
+        self.condition(self.state != 2)
+        super().step()
+
+
+class Spans(Model):
+    """Two spans."""
+
+    def __init__(self):
+        super().__init__()
+        self.context, self.left = tiny_lm().context("a"), 2
+
+    def step(self):
+        self.context = self.extend(self.context, until=" ", max_tokens=3).context
+        self.score(0.5 * self.context.text.count("a"))
+        self.left -= 1
+        if not self.left:
+            self.finish()
+
+
+PROGRAMS = {
+    "one choice": lambda: Chain(), "two choices": lambda: Two(3), "nested": lambda: Nested(2),
+    "observed": lambda: Observed(), "spans": Spans,
+    "masked": lambda: ConstrainedText(tiny_lm(), "a", Regex("(a|b|c| ){0,3}b?"), max_tokens=4, end="eos"),
+    "intersection": lambda: intersection(tiny_lm()),
+    "infilling": lambda: Infilling(tiny_lm(), ["a", "b", "c"], lengths=Geometric(0.6, max_value=2)),
+}  # fmt: skip
+
+
+@every_algorithm
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_every_program_has_a_standard_error(run, program):
+    assert 0.0 < run(program(), 10, seed=1, progress=False).log_ml_se < 10.0
+    few = run(program(), 2, seed=0, progress=False)
+    assert len(few) == 0 or 0.0 <= few.log_ml_se < 10.0     # 0 where both chose the same
+
+
+@pytest.mark.parametrize(("program", "steps"), [(Chain, 4), (Two, 2), (Observed, 3)])
+def test_the_standard_errors_of_ten_distinct_particles_cover_the_truth(program, steps):
+    """Shares in [0.60, 0.78] and [0.88, 0.98] within one and two standard errors.
+
+    A share of R runs is known to sqrt(0.25 / R) at most: 0.02 with 600 runs, 0.09 with 30.
+    """
+    R = repetitions(600, 30)
+    log_Z = enumerate_exact(program(steps)).log_ml
+    rngs = np.random.default_rng(6).spawn(R)
+    runs = [smc_steer(program(steps), 10, 2, rng=rng, progress=False) for rng in rngs]
+    errors, ses = np.abs([p.log_ml - log_Z for p in runs]), np.array([p.log_ml_se for p in runs])
+    slack = 3 * math.sqrt(0.25 / R)
+    assert 0.60 - slack < np.mean(errors <= ses) < 0.78 + slack
+    assert 0.88 - slack < np.mean(errors <= 2 * ses)
+
+
+def test_a_run_that_enumerates_everything_is_exact():
+    particles = smc_steer(Chain(2), 40, 3, seed=0, progress=False)
+    assert particles.log_ml == pytest.approx(enumerate_exact(Chain(2)).log_ml, abs=1e-12)
+    assert particles.log_ml_se == pytest.approx(0.0, abs=1e-9)
+
+
+class Survivor:
+    log_twist, finished = 0.0, False
+
+    def __init__(self, log_weight):
+        self.log_weight = log_weight
+
+
+def genealogy(rng, n, steps):
+    """A history as random as one can be: parents with any number of groups, of any number of candidates."""
+    history, log_weights = Genealogy(n), np.full(n, -math.log(n))
+    for t in range(steps):
+        parents, groups, log_starts, log_kept, copies = [], [], [], [], []
+        for parent in range(n):
+            for group in range(1 + rng.integers(2) * (t > 0)):
+                size, drew = 1 + rng.integers(3), rng.random() < 0.8
+                parents += [parent] * size
+                groups += [2 * parent + group if t else 0] * size
+                log_starts += (log_weights[parent] + np.log(rng.dirichlet(np.ones(size)))).tolist()
+                log_kept += [-rng.exponential() if t and rng.random() < 0.5 else 0.0] * size
+                copies += (rng.integers(1, 3, size) if drew or not t else np.zeros(size, int)).tolist()
+        where = rng.permutation(len(parents)) if t else np.arange(len(parents))
+        columns = [np.array(column)[where] for column in (parents, groups, log_starts, log_kept, copies)]
+        after = columns[2] + rng.normal(size=len(where))
+        after[(rng.random(len(where)) < 0.2) & (after < after.max())] = -np.inf
+        ancestors, chosen = (optimal if rng.random() < 0.5 else systematic)(rng, after, 1 + rng.integers(2 * n))
+        names = "parent", "group", "log_start", "log_kept", "copies"
+        extensions = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in zip(*columns, strict=True)]
+        history.add(extensions, after, ancestors, chosen, [Survivor(w) for w in chosen])
+        n, log_weights = len(ancestors), chosen
+    return history
+
+
+def unit_by_unit(records):
+    """The definition of `relative_variance`: the terms c u (F - E)^2 of all units, one by one."""
+    terms, certain = [], np.ones(1)
+    for t, step in enumerate(records):
+        F, w, log_kept = influence(records, t), normal(step.log_starts), step.log_kept
+        members = [np.flatnonzero(step.groups == group) for group in dict.fromkeys(step.groups.tolist())]
+        first = [i[0] for i in members]
+        c, u = certain[(step.parents * (t > 0))], 1 - np.exp(log_kept)
+        F_first, w_first = (np.array([x[i].sum() for i in members]) for x in (F, w))
+        terms.extend((c * u)[first] * squares(u[first], F_first, w_first))
+        c = c * (1 - u)
+        runs = np.array([np.sum(step.copies[step.groups == group]) for group in step.groups])
+        single = squares((step.copies > 0) & (runs == 1), F, w)
+        for i in members:
+            for j in i[step.copies[i] > 0]:
+                n, m = runs[j], step.copies[j]
+                terms.append(c[j] / m * (single[j] if n == 1 else (F[j] - np.sum(F[i]) * m / n) ** 2 * n / (n - 1)))
+        c = np.where(step.copies > 0, c * (1 - 1 / np.maximum(step.copies, 1)), c)[step.ancestors]
+        u = 1 - np.exp(np.minimum(step.candidate_log_weights[step.ancestors] - step.log_chosen, 0))
+        terms.extend(c * u * squares(u, influence_after(records, t), normal(step.log_chosen)))
+        certain = c * (1 - u)
+    return sum(terms), sum(terms) ** 2 / max(sum(term**2 for term in terms), 1e-300)
+
+
+def influence(records, t):
+    """(M,) of the candidates of step t."""
+    step, later = records[t], influence_after(records, t) - normal(records[t].log_chosen)
+    changes = [later[step.ancestors == j].sum() for j in range(len(step.parents))]
+    return normal(step.candidate_log_weights) + changes
+
+
+def influence_after(records, t):
+    """(n,) of the survivors of step t."""
+    shares = normal(records[t].log_survivors)
+    if t == len(records) - 1:
+        return shares
+    later = influence(records, t + 1) - normal(records[t + 1].log_starts)
+    return shares + [later[records[t + 1].parents == k].sum() for k in range(len(shares))]
+
+
+def normal(log_weights):
+    return np.exp(log_weights) / np.exp(log_weights).sum()
+
+
+def squares(u, F, w):
+    """(F - r w)^2 n / (n - 1), with the n and the r of units of uncertainty u; (F - w)^2 for one unit."""
+    u = np.where(u > 1e-12, u, 0.0)
+    if not np.any(u * w > 0):
+        return np.zeros(len(F))
+    n = np.sum(u * w) ** 2 / np.sum((u * w) ** 2)
+    return (F - w) ** 2 if n < 1 + 1e-9 else (F - w * np.sum(u * F) / np.sum(u * w)) ** 2 * n / (n - 1)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 6))
+def test_the_variance_is_the_sum_over_units(seed, n, steps):
+    history = genealogy(np.random.default_rng(seed), n, steps)
+    assume(len(history.records[-1].log_survivors))
+    variance, units = unit_by_unit(history.records)
+    assume(variance > 1e-9)
+    assert relative_variance(history.records) == pytest.approx((variance, units), rel=1e-6)
+
+
+def test_a_long_run_has_a_shorter_horizon():
+    """All 10 particles descend from one of step 20; what later steps vary is seen nevertheless."""
+    R = repetitions(200, 20)
+    runs = [smc_standard(Chain(60), 10, rng=rng, progress=False) for rng in np.random.default_rng(8).spawn(R)]
+    to_the_end, shorter = ([relative_variance(p.steps, m)[0] for p in runs] for m in (1.0, 3.0))
+    spread = np.var([p.log_ml for p in runs], ddof=1)
+    assert np.median(to_the_end) < 0.5 * spread < np.median(shorter) < 2 * spread
+    assert all(p.log_ml_se**2 > max(each) for p, *each in zip(runs, to_the_end, shorter, strict=True))
+
+
+def test_the_standard_error_of_many_particles_takes_memory_in_proportion_to_them():
+    history = genealogy(np.random.default_rng(0), 20_000, 3)
+    tracemalloc.start()
+    se, _ = log_ml_error(history.records)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert se is not None and max(step.parents.size for step in history.records) > 40_000
+    assert peak < 1_000 * 40_000                        # a table of pairs has 8 * 40,000 bytes a candidate
+
+
+def test_a_run_without_chance_in_its_weights_has_no_error():
+    class Certain(Chain):
+        def step(self):
+            self.sample(DIST[0])
+            self.score(-2.0)
+            self.finish()
+
+    for run in ALGORITHMS.values():
+        assert run(Certain(), 10, seed=0, progress=False).log_ml_se == pytest.approx(0.0, abs=1e-6)
+
+
+def test_where_one_run_cannot_tell_it_says_why():
+    class Doomed(Chain):
+        def step(self):
+            self.condition(False)
+
+    done = Chain()
+    done.finish()
+    for particles, reason in [
+        (smc_steer(Chain(), 1, 1, seed=0, progress=False), "one candidate at every step"),
+        (smc_standard(Chain(), 1, seed=0, progress=False), "one candidate at every step"),
+        (smc_steer(Doomed(), 4, 2, seed=0, progress=False), "all particles died"),
+        (smc_steer(done, 4, 2, seed=0, progress=False), "the program was finished before its first step"),
+        (enumerate_exact(Chain(1)), "only what smc_steer"),
+    ]:
+        assert particles.log_ml_se is None and reason in particles.log_ml_se_reason
+
+
+# ---- repeat
+
+
+def intersection(lm):
+    return PromptIntersection(lm, ["a", "b"], max_tokens=3)
+
+
+def test_repeated_runs_are_those_run_one_after_another_in_fewer_rounds():
+    model, apart = intersection(cold_lm()), intersection(cold_lm())
+    repeats = repeat(lambda rng: smc_steer(model, 3, 2, rng=rng), 5, seed=7, progress=False)
+    runs = [smc_steer(apart, 3, 2, rng=rng, progress=False) for rng in np.random.default_rng(7).spawn(5)]
+    np.testing.assert_allclose(repeats.log_mls, [particles.log_ml for particles in runs], atol=1e-9)
+    assert [[str(p) for p in one] for one in repeats.runs] == [[str(p) for p in one] for one in runs]
+    assert 0 < repeats.stats.rounds < sum(particles.stats.rounds for particles in runs)
+    assert repeats.stats.rows <= sum(particles.stats.rows for particles in runs)
+    assert all(particles.stats is None for particles in repeats.runs)
+
+
+def test_the_mean_of_repeated_runs_is_unbiased_and_its_error_is_that_of_a_mean():
+    R = repetitions(2000, 50)
+    repeats = repeat(lambda rng: smc_standard(Chain(3), 4, rng=rng), R, seed=0, progress=False)
+    Zs = np.exp(repeats.log_mls)
+    assert repeats.log_ml == pytest.approx(math.log(Zs.mean()))
+    assert repeats.log_ml_se == pytest.approx(Zs.std(ddof=1) / math.sqrt(R) / Zs.mean())
+    assert abs(math.expm1(enumerate_exact(Chain(3)).log_ml - repeats.log_ml)) < 4.5 * repeats.log_ml_se
+    assert f"{R} runs" in repr(repeats) and "+-" in repr(repeats)
+
+
+def test_what_repeat_refuses():
+    with pytest.raises(TypeError, match="returns Particles, as smc_steer does, not 3"):
+        repeat(lambda rng: 3, 2, seed=0, progress=False)
+    with pytest.raises(TypeError, match="run must be a function, as lambda rng"):
+        repeat(smc_standard(Chain(), 2, seed=0), 2)
+    with pytest.raises(ValueError, match="R must be at least 1"):
+        repeat(lambda rng: smc_standard(Chain(), 2, rng=rng), 0)
+    with pytest.raises(ValueError, match="not both"):
+        repeat(lambda rng: smc_standard(Chain(), 2, rng=rng), 2, seed=0, rng=np.random.default_rng(0))
+
+
+def test_an_error_in_a_repeated_run_says_in_which():
+    def run(rng):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError) as caught:
+        repeat(run, 2, seed=0, progress=False)
+    assert caught.value.__notes__ == ["in run 0"]

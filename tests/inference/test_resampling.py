@@ -1,0 +1,361 @@
+"""Resampling, checked by integrating over the uniforms exactly, and by an optimal threshold found by bisection.
+
+What a scheme returns is piecewise constant in the uniforms that it draws, so its expectation is a finite sum over the
+cells between the breakpoints: a scripted rng gives the middle of each cell, and the cell's volume is its probability.
+"""
+
+import warnings
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import accumulate, product
+from math import floor, log, prod
+
+import numpy as np
+import pytest
+from helpers.common import repetitions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmppl.distributions import logsumexp
+from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic, threshold
+
+EXACT = settings(derandomize=True, deadline=None, max_examples=repetitions(1000, 150))
+
+
+class Scripted:
+    """A generator that returns what it is told, and knows how much it was asked for."""
+
+    def __init__(self, uniforms: Iterable[float] = ()) -> None:
+        self.uniforms = list(uniforms)
+
+    def random(self, size=None):
+        if size is None:
+            return self.uniforms.pop(0)
+        drawn, self.uniforms = self.uniforms[:size], self.uniforms[size:]
+        assert len(drawn) == size
+        return np.array(drawn)
+
+
+class Forbidden:
+    """A generator that must not be used."""
+
+    def random(self, size=None):
+        raise AssertionError("drew a random number")
+
+
+def logs(weights) -> np.ndarray:
+    return np.array([log(w) if w else -np.inf for w in weights])
+
+
+def bisected_threshold(weights: list[Fraction], N: int) -> Fraction:
+    """c with sum min(c w, 1) = N to 1e-18, relative, by bisection; more than N weights are positive."""
+    low, high = Fraction(0), 1 / min(w for w in weights if w)
+    while high - low > high / 10**18:
+        middle = (low + high) / 2
+        if sum(min(middle * w, 1) for w in weights) < N:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def residual_uniforms(shares: list[Fraction], N: int) -> tuple[int, list[Fraction]]:
+    left = [share - floor(share) for share in shares]
+    return int(sum(left)), [cum / sum(left) for cum in accumulate(left) if sum(left)]
+
+
+def optimal_uniforms(shares: list[Fraction], N: int) -> tuple[int, list[Fraction]]:
+    c = bisected_threshold(shares, N)
+    rest = [c * share for share in shares if 0 < share and c * share < 1 - Fraction(1, 10**15)]
+    return 1, [cum % 1 for cum in accumulate(rest)]
+
+
+# Every scheme is put to all checks below. Beside it stands, as a function of the shares N w / sum(w) and of N, how many
+# uniforms it draws and where in (0, 1) its result may change as any of them moves.
+SCHEMES = {
+    multinomial: lambda shares, N: (N, [cum / N for cum in accumulate(shares)]),
+    residual: residual_uniforms,
+    stratified: lambda shares, N: (N, [cum % 1 for cum in accumulate(shares)]),
+    systematic: lambda shares, N: (1, [cum % 1 for cum in accumulate(shares)]),
+    optimal: optimal_uniforms,
+}
+COPYING = [scheme for scheme in SCHEMES if scheme is not optimal]           # those that may return a particle twice
+
+
+def cells(scheme, weights: list[Fraction], N: int):
+    """Every (probability, ancestors, new weights) that the scheme may return."""
+    num_uniforms, breaks = SCHEMES[scheme]([N * w / sum(weights) for w in weights], N)
+    ends = sorted({Fraction(0), Fraction(1), *breaks})
+    ends = [end for i, end in enumerate(ends) if i == 0 or end - ends[i - 1] > Fraction(1, 10**12)]
+    sides = [((low + high) / 2, high - low) for low, high in zip(ends, ends[1:], strict=False)]
+    for cell in product(sides, repeat=num_uniforms):
+        rng = Scripted(float(middle) for middle, _ in cell)
+        ancestors, log_weights = scheme(rng, logs(weights), N)
+        assert not rng.uniforms
+        yield float(prod(length for _, length in cell)), ancestors, np.exp(log_weights)
+
+
+def totals(ancestors: np.ndarray, weights: np.ndarray, M: int) -> np.ndarray:
+    """The new weight of each old particle."""
+    return np.bincount(ancestors, weights, minlength=M)
+
+
+CASES = [
+    ([6, 2, 1, 1], 2),
+    ([6, 2, 1, 1], 3),
+    ([1, 1, 1, 1], 3),
+    ([0, 5, 0, 3, 2, 1], 3),
+    ([7, 7, 7, 1], 3),
+    ([2, 1, 1], 2),
+    ([3, 0, 1, 4, 4], 1),
+    ([1, 1000, 3, 0, 500, 500], 3),
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("counts, N", CASES)
+def test_the_expected_new_weight_of_every_particle_is_its_old_weight(scheme, counts, N):
+    weights = [Fraction(count, 7) for count in counts]
+    mean, probability = np.zeros(len(weights)), 0.0
+    for p, ancestors, new in cells(scheme, weights, N):
+        mean += p * totals(ancestors, new, len(weights))
+        probability += p
+    assert probability == pytest.approx(1, abs=1e-9)
+    np.testing.assert_allclose(mean, [float(w) for w in weights], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_with_real_random_numbers_the_mean_new_weight_is_the_old_one_within_its_standard_error(scheme):
+    weights = np.array([0.31, 0.0, 0.2, 0.17, 0.12, 0.1, 0.07, 0.03])
+    rng, n = np.random.default_rng(1), repetitions(20_000, 2000)
+    runs = np.array([totals(a, np.exp(lw), 8) for a, lw in (scheme(rng, logs(weights), 3) for _ in range(n))])
+    standard_error = runs.std(axis=0) / np.sqrt(n)
+    assert np.all(np.abs(runs.mean(axis=0) - weights) <= 4.5 * standard_error + 1e-12)
+
+
+@pytest.mark.parametrize("scheme", COPYING)
+def test_with_real_random_numbers_functions_of_two_copies_vary_as_the_scheme_says(scheme):
+    """Pairs of copies tell independent draws from dependent ones: P(both of 2 are the first of two equal particles)."""
+    rng = np.random.default_rng(2)
+    both = np.mean([np.all(scheme(rng, [0.0, 0.0], 2)[0] == 0) for _ in range(2000)])
+    if scheme is multinomial:
+        assert abs(both - 0.25) < 4.5 * np.sqrt(0.25 * 0.75 / 2000)
+    else:
+        assert both == 0
+
+
+@pytest.mark.parametrize("counts, N", [case for case in CASES if case[1] < np.count_nonzero(case[0])])
+def test_optimal_changes_the_weights_least_of_all_schemes(counts, N):
+    weights = [Fraction(count, 7) for count in counts]
+
+    def squared_change(scheme):
+        old = np.array([float(w) for w in weights])
+        return sum(p * np.sum((totals(a, new, len(old)) - old) ** 2) for p, a, new in cells(scheme, weights, N))
+
+    least = squared_change(optimal)
+    assert all(least <= squared_change(scheme) + 1e-9 for scheme in COPYING)
+
+
+def test_the_threshold_of_weights_6_2_1_1_keeping_2_is_two_and_a_half():
+    log_c, certain = threshold(np.log([0.6, 0.2, 0.1, 0.1]), 2)
+    assert np.exp(log_c) == pytest.approx(2.5, rel=1e-14)
+    assert certain.tolist() == [True, False, False, False]
+    for u, other in [(0.25, 1), (0.6, 2), (0.9, 3)]:            # the others have c w = .5, .25, .25
+        ancestors, log_weights = optimal(Scripted([u]), np.log([0.6, 0.2, 0.1, 0.1]), 2)
+        assert ancestors.tolist() == [0, other]
+        assert log_weights[0] == np.log(0.6)
+        assert np.exp(log_weights) == pytest.approx([0.6, 0.4])
+
+
+integer_weights = st.lists(st.sampled_from([0, 0, 1, 1, 1, 2, 2, 3, 5, 8, 100, 12345]), min_size=1, max_size=12)
+
+
+@EXACT
+@given(integer_weights, st.data())
+def test_the_threshold_is_the_one_that_bisection_finds(counts, data):
+    num_alive = np.count_nonzero(counts)
+    if num_alive < 2:
+        return
+    N = data.draw(st.integers(1, num_alive - 1))
+    c = bisected_threshold([Fraction(count) for count in counts], N)
+    log_c, certain = threshold(logs(counts), N)
+    assert np.exp(log_c) == pytest.approx(float(c), rel=1e-12)
+    for count, is_certain in zip(counts, certain, strict=True):
+        assert c * count >= 1 - Fraction(1, 10**12) if is_certain else c * count <= 1 + Fraction(1, 10**12)
+
+
+def test_a_threshold_needs_more_than_N_alive():
+    with pytest.raises(ValueError, match="N=2 needs more than 2 particles alive; there are 2"):
+        threshold([0.0, -np.inf, 0.0], 2)
+
+
+log_weight = st.one_of(
+    st.just(-np.inf),
+    st.sampled_from([0.0, 0.0, -1.0, log(2), log(3)]),
+    st.floats(-800, 800),
+    st.floats(-1e5, -1e5 + 3),
+)
+nearly_one = st.sampled_from([0.0, 1e-300, 0.5, 1 / 3, 1 - 2**-53])
+
+
+@EXACT
+@given(st.lists(log_weight, max_size=30), st.integers(1, 20), st.one_of(nearly_one, st.floats(0, 1, exclude_max=True)))
+def test_every_scheme_returns_as_many_as_it_says_and_keeps_the_sum_of_the_weights(log_weights, N, u):
+    num_alive = np.count_nonzero(np.isfinite(log_weights))
+    for scheme in SCHEMES:
+        ancestors, new = scheme(Scripted([u] * N), log_weights, N)
+        assert ancestors.dtype == np.int64 and new.dtype == np.float64
+        assert ancestors.shape == new.shape
+        assert np.all(np.isfinite(np.asarray(log_weights)[ancestors]))
+        assert np.all(np.isfinite(new))
+        assert np.all(np.diff(ancestors) >= 0)
+        if scheme is optimal:
+            assert len(ancestors) == min(N, num_alive)
+            assert np.all(np.diff(ancestors) > 0)
+        else:
+            assert len(ancestors) == (N if num_alive else 0)
+        if num_alive:
+            assert logsumexp(new) == pytest.approx(logsumexp(log_weights), rel=1e-12, abs=1e-12)
+
+
+TIES = {
+    "equal": np.zeros(1000),
+    "thirds": np.full(1000, log(1 / 3)),
+    "equal, far from 1": np.full(1000, -1e5),
+    "geometric over 300 orders of magnitude": -np.arange(1000) * log(10) * 0.3,
+    "geometric over 100,000 orders of magnitude": -np.arange(1000) * log(10) * 100.0,
+    "two levels": np.repeat([0.0, -700.0], 500),
+    "heavy last": np.append(np.full(999, -40.0), 0.0),
+}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("name", TIES)
+def test_optimal_keeps_exactly_N_distinct_ones_despite_rounding(name, order):
+    log_weights = TIES[name][::order]
+    for N in [1, 2, 3, 499, 500, 501, 997, 998, 999]:
+        for u in [0.0, 1e-17, 0.5, 0.999, 1 - 2**-53]:
+            ancestors, new = optimal(Scripted([u]), log_weights, N)
+            assert len(set(ancestors.tolist())) == len(ancestors) == N
+            assert logsumexp(new) == pytest.approx(logsumexp(log_weights), rel=1e-12, abs=1e-12)
+
+
+def test_no_dead_particle_ever_has_weight():
+    log_weights = np.array([-np.inf, -900.0, -np.inf, 0.0, 0.0, -np.inf])
+    for scheme in SCHEMES:
+        for u in [0.0, 0.25, 0.5, 0.75, 1 - 2**-53]:
+            for N in range(1, 10):
+                ancestors, _ = scheme(Scripted([u] * N), log_weights, N)
+                assert not {0, 2, 5} & set(ancestors.tolist())
+
+
+def test_a_uniform_of_exactly_zero_falls_to_nobody_of_no_share():
+    log_weights = [-900.0, 0.0, 0.0]                            # the share of the first is 0 in floating point
+    for scheme in COPYING:
+        assert 0 not in scheme(Scripted([0.0] * 2), log_weights, 2)[0]
+    assert residual(Scripted([0.0]), np.log([2, 1, 1]), 2)[0].tolist() == [0, 1]        # 1, 1/2, 1/2: nothing left of 0
+
+
+def test_optimal_returns_at_most_N():
+    for num_alive in range(8):
+        log_weights = np.append(np.linspace(-3, 0, num_alive), [-np.inf] * 3)
+        assert len(optimal(np.random.default_rng(0), log_weights, 4)[0]) == min(num_alive, 4)
+
+
+def test_optimal_is_the_identity_on_those_alive_if_at_most_N_are():
+    ancestors, log_weights = optimal(Forbidden(), [-np.inf, 0.1, -1e5, -np.inf, 800.0], 3)
+    assert ancestors.tolist() == [1, 2, 4]
+    assert log_weights.tolist() == [0.1, -1e5, 800.0]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("log_weights", [[], [-np.inf], [-np.inf] * 3])
+def test_if_all_are_dead_two_empty_arrays_come_back_without_a_warning(scheme, log_weights):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ancestors, new = scheme(Forbidden(), log_weights, 3)
+    assert ancestors.shape == new.shape == (0,)
+    assert ancestors.dtype == np.int64 and new.dtype == np.float64
+
+
+@pytest.mark.parametrize("scheme", [residual, stratified, systematic])
+@pytest.mark.parametrize("N", [3, 10, 49, 103, 1000])
+def test_equal_weights_are_each_copied_once_whatever_is_drawn(scheme, N):
+    for u in [1e-9, 0.5, 1 - 1e-9]:                              # at 0 and 1 themselves rounding decides
+        ancestors, log_weights = scheme(Scripted([u] * N), np.full(N, log(1 / 3)), N)
+        assert ancestors.tolist() == list(range(N))
+        np.testing.assert_allclose(log_weights, log(1 / 3), rtol=1e-12)
+
+
+@EXACT
+@given(integer_weights, st.integers(1, 20))
+def test_residual_copies_each_particle_at_least_the_whole_part_of_its_share(counts, N):
+    if not any(counts):
+        return
+    copies = np.bincount(residual(np.random.default_rng(0), logs(counts), N)[0], minlength=len(counts))
+    assert all(have >= N * count // sum(counts) for have, count in zip(copies, counts, strict=True))
+
+
+@EXACT
+@given(integer_weights, st.integers(1, 20), st.integers(0, 1000))
+def test_systematic_copies_each_particle_its_share_rounded_down_or_up(counts, N, seed):
+    if not any(counts):
+        return
+    copies = np.bincount(systematic(np.random.default_rng(seed), logs(counts), N)[0], minlength=len(counts))
+    for have, count in zip(copies, counts, strict=True):
+        assert N * count // sum(counts) <= have <= -(-N * count // sum(counts))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("shift", [-1e5, -800.0, 800.0])
+def test_a_common_factor_of_the_weights_changes_nothing_but_the_weights(scheme, shift):
+    log_weights = np.array([0.0, -1.5, -np.inf, -0.25, -3.0, -0.25])
+    ancestors, new = scheme(np.random.default_rng(3), log_weights, 3)
+    shifted_ancestors, shifted = scheme(np.random.default_rng(3), log_weights + shift, 3)
+    assert shifted_ancestors.tolist() == ancestors.tolist()
+    np.testing.assert_allclose(shifted - shift, new, atol=1e-9)
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, lambda rng, log_weights, N: threshold(log_weights, N)])
+@pytest.mark.parametrize(
+    "log_weights, N, error, message",
+    [
+        ([0.0, np.nan, np.inf], 1, ValueError, r"log_weights\[1\] is nan; a log weight is finite, or -inf if dead"),
+        ([0.0, 0.0, np.inf], 1, ValueError, r"log_weights\[2\] is inf; a log weight is finite"),
+        ([[0.0, 0.0]], 1, ValueError, r"one dimension; got shape \(1, 2\)"),
+        ([0.0, 0.0], 0, ValueError, "N must be at least 1, not 0"),
+        ([0.0, 0.0], -3, ValueError, "N must be at least 1, not -3"),
+        ([0.0, 0.0], 1.0, TypeError, r"N must be an integer, not 1\.0"),
+        ([0.0, 0.0], None, TypeError, "N must be an integer, not None"),
+    ],
+)
+def test_what_has_no_meaning_is_an_error_that_says_where(scheme, log_weights, N, error, message):
+    with pytest.raises(error, match=message):
+        scheme(np.random.default_rng(0), log_weights, N)
+
+
+def test_logsumexp_is_minus_infinity_for_nothing_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert logsumexp([]) == logsumexp([-np.inf]) == logsumexp([-np.inf] * 4) == -np.inf
+        assert logsumexp([800.0, 800.0, -np.inf]) == pytest.approx(800 + log(2))
+        assert logsumexp([-1e5] * 3) == pytest.approx(-1e5 + log(3), abs=1e-9)
+    assert isinstance(logsumexp([0.0]), float)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("log_weights", [[0.0, -1.0, -np.inf, -2.0], [0.0, -1.0, -2.0]])
+@pytest.mark.parametrize("N", [2, 9])
+def test_the_weights_given_are_not_changed_nor_handed_back(scheme, log_weights, N):
+    given = np.array(log_weights)
+    given.flags.writeable = False
+    _, new = scheme(np.random.default_rng(0), given, N)
+    assert not np.shares_memory(given, new)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_ancestors_come_in_increasing_order(scheme):
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        ancestors, _ = scheme(rng, rng.normal(size=30), 20)
+        assert (np.diff(ancestors) >= 0).all()

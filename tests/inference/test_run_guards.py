@@ -1,0 +1,790 @@
+"""What would run and be wrong without an error: choices outside `sample`, foreign steps, programs that never end.
+
+Each program here gave a wrong posterior, or none, in silence. Now it is right, or an error says what works.
+"""
+
+import functools
+import itertools
+import math
+import random
+import time
+import warnings
+
+import numpy as np
+import pytest
+from helpers.common import repetitions
+from helpers.tiny import table_lm
+
+from llmppl import (
+    Bernoulli,
+    Categorical,
+    Delta,
+    Geometric,
+    Model,
+    Uniform,
+    beam_search,
+    enumerate_exact,
+    importance_sampling,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.distributions import Finite
+from llmppl.inference import repeat
+from llmppl.inference import run_guards as watch
+from llmppl.lm import NextToken, TokenDistribution
+
+AGAIN = r"did something else when it was run again: at the sample \(test_guards.py, line \d+\)"
+WORKS = r"draw through self.sample\(...\) or self.rng"
+
+
+def steer(expand="distinct", N=4, K=3, **options):
+    def run(model, seed=0):
+        return smc_steer(model, N, K, expand=expand, seed=seed, progress=False, **options)
+
+    return run
+
+
+def exact(model, seed=0):
+    return enumerate_exact(model)
+
+
+def beam(model, seed=0):
+    return beam_search(model, 4, 3)
+
+
+def standard(model, seed=0):
+    return smc_standard(model, 8, seed=seed, progress=False)
+
+
+RUNS = {expand: steer(expand) for expand in ("distinct", "merged", "copies")} | {
+    "standard": standard, "exact": exact, "beam": beam
+}  # fmt: skip
+REPLAYED = ["distinct", "exact", "beam"]                # these run a step again
+ONCE = ["merged", "copies", "standard"]                # these run each copy once
+
+
+@functools.cache
+def two_contexts():
+    """After a, mostly a; after b, mostly b."""
+    return table_lm(lambda ids: [2.0, 0.0, -9.0] if ids[-1] == 0 else [0.0, 2.0, -9.0])
+
+
+class Pair(Model):
+    """A letter chosen outside `sample`, and one that the model says."""
+
+    choose = staticmethod(lambda self: random.choice("ab"))
+
+    def step(self):
+        letter = self.choose(self)
+        self.s = letter + str(self.sample(self.transformer(two_contexts().context(letter))))
+        self.finish()
+
+
+# ---- choices outside sample
+
+
+@pytest.mark.parametrize("how", ["random", "np.random", "time", "counter", "system"])
+@pytest.mark.parametrize("run", REPLAYED)
+def test_a_choice_outside_sample_that_changes_what_is_sampled_is_an_error(run, how):
+    count, system = itertools.count(), np.random.default_rng()
+    choose = {
+        "random": lambda self: random.choice("ab"),
+        "np.random": lambda self: "ab"[np.random.randint(2)],                        # noqa: NPY002
+        "time": lambda self: "ab"[time.perf_counter_ns() // 100 % 2],
+        "counter": lambda self: "ab"[next(count) % 2],
+        "system": lambda self: "ab"[system.integers(2)],
+    }[how]
+
+    class Chooses(Pair):
+        pass
+
+    Chooses.choose = staticmethod(choose)
+    with pytest.raises(RuntimeError, match=f"({AGAIN}|a step drew from {how}, ).*{WORKS}"):
+        for seed in range(40):
+            RUNS[run](Chooses(), seed)
+
+
+@pytest.mark.parametrize("run", ONCE)
+def test_where_every_copy_runs_once_a_choice_outside_sample_is_weighed_rightly(run):
+    p = math.e**2 / (math.e**2 + 1 + math.e**-9)                         # of the letter that came before
+    random.seed(0)
+    got, runs = {}, repetitions(1000, 200)
+    for seed in range(runs):
+        for particle in RUNS[run](Pair(), seed):
+            got[str(particle)] = got.get(str(particle), 0.0) + math.exp(particle.log_weight) / runs
+    assert got["aa"] + got["bb"] == pytest.approx(p, abs=4.5 * math.sqrt(p * (1 - p) / (4 * runs)))
+    assert got["aa"] == pytest.approx(p / 2, abs=4.5 * math.sqrt(0.25 / (4 * runs)))
+
+
+class Coins(Model):
+    """Coins that no `sample` throws."""
+
+    throw = staticmethod(lambda self: random.choice("HT"))
+
+    def step(self):
+        self.s += self.throw(self)
+        if len(self.s) == 3:
+            self.finish()
+
+
+@pytest.mark.parametrize("how", ["random", "np.random"])
+@pytest.mark.parametrize("run", REPLAYED)
+def test_a_step_without_a_sample_that_draws_from_the_process_is_an_error(run, how):
+    class Thrown(Coins):
+        throw = staticmethod(
+            (lambda self: random.choice("HT")) if how == "random" else (lambda self: "HT"[np.random.randint(2)])  # noqa: NPY002
+        )
+
+    with pytest.raises(RuntimeError, match=rf"a step drew from {how}, .*nor fixed by seed=: {WORKS}"):
+        RUNS[run](Thrown())
+
+
+def test_a_step_that_draws_from_torch_is_an_error():
+    torch = pytest.importorskip("torch")
+
+    class Thrown(Coins):
+        throw = staticmethod(lambda self: "HT"[int(torch.randint(2, ()))])
+
+    with pytest.raises(RuntimeError, match="a step drew from torch's random stream"):
+        RUNS["distinct"](Thrown())
+
+
+@pytest.mark.parametrize("run", ["copies", "standard", "merged"])
+def test_coins_of_the_process_keep_copies_apart_where_every_copy_runs_once(run):
+    random.seed(0)
+    texts = [str(particle) for seed in range(20) for particle in RUNS[run](Coins(), seed)]
+    assert len(set(texts)) == 8 and len(texts) > 40
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_what_others_draw_from_the_process_meanwhile_is_no_error(run):
+    class Quiet(Model):
+        def step(self):
+            self.s += "x"
+            if len(self.s) == 3:
+                self.finish()
+
+    model, options = Quiet(), {}
+    if run in ("distinct", "copies", "merged"):
+        options = {"on_step": lambda step: random.random()}
+        found = smc_steer(model, 4, 3, expand=run, seed=0, progress=False, **options)
+    else:
+        found = RUNS[run](model)
+    assert {str(each) for each in found} == {"xxx"}
+
+
+@pytest.mark.parametrize(
+    "stream", [np.random.default_rng(0), random.Random(0), np.random.RandomState(0), np.random.PCG64(0)],  # noqa: NPY002
+    ids=lambda stream: type(stream).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("run", RUNS)
+def test_a_random_stream_kept_in_an_attribute_is_refused_by_name(run, stream):
+    class Keeps(Coins):
+        def __init__(self):
+            super().__init__()
+            self.noise = {"mine": [stream]}
+
+    with pytest.raises(TypeError, match=r"attribute noise of Keeps holds a random stream \(noise\['mine'\]\[...\]\)"):
+        RUNS[run](Keeps())
+
+
+def test_a_method_or_a_function_of_a_stream_is_refused_as_the_stream_is():
+    rng = np.random.default_rng(0)
+    for kept in (rng.normal, lambda: rng.normal(), functools.partial(rng.normal, 1.0)):
+
+        class Keeps(Coins):
+            def __init__(self, kept=kept):
+                super().__init__()
+                self.noise = kept
+
+        with pytest.raises(TypeError, match="the attribute noise of Keeps holds a random stream"):
+            RUNS["distinct"](Keeps())
+
+
+@pytest.mark.parametrize("run", ["distinct", "exact", "beam"])
+def test_a_step_that_samples_only_the_first_time_is_an_error(run):
+    times = itertools.count()
+
+    class Once(Model):
+        def step(self):
+            if next(times) == 0:
+                self.sample(Bernoulli(0.5))
+            self.finish()
+
+    with pytest.raises(RuntimeError, match=f"{AGAIN}, it ended without a choice"):
+        RUNS[run](Once())
+
+
+def test_a_step_that_dies_or_draws_only_the_second_time_is_an_error():
+    times = itertools.count()
+
+    class Dies(Model):
+        def step(self):
+            self.condition(next(times) == 0)
+            self.sample(Bernoulli(0.5))
+            self.finish()
+
+    with pytest.raises(RuntimeError, match=f"{AGAIN}, it ended without a choice"):
+        RUNS["distinct"](Dies())
+    times = itertools.count()
+
+    class Draws(Model):
+        def step(self):
+            if next(times):
+                self.rng.random()
+            self.sample(Bernoulli(0.5))
+            self.finish()
+
+    with pytest.raises(RuntimeError, match=f"{AGAIN}, it drew from self.rng before"):
+        RUNS["distinct"](Draws())
+
+
+@pytest.mark.parametrize("run", ["distinct", "exact", "beam"])
+@pytest.mark.parametrize(
+    ("first", "then", "what"),
+    [
+        (Categorical([0.5, 0.5]), Categorical([0.6, 0.4]), "0 had the probability 0.5 and then 0.6"),
+        (Uniform(0, 1), Uniform(0, 2), "there were 2 values, and then 3"),
+        (Uniform(0, 1), Uniform(1, 2), "it chose from other values"),
+        (Categorical([0.5, 0.5], ["a", "b"]), Categorical([0.5, 0.5], ["a", 1]), "it chose from other values"),
+        (Geometric(0.5, 2), Geometric(0.3, 2), "the value . had another probability|0 had the probability"),
+        (Bernoulli(0.5), Bernoulli(0.5).masked([True, False]), "False had the probability 0.5 and then 1"),
+    ],
+)
+def test_another_distribution_the_second_time_is_an_error_that_says_how(run, first, then, what):
+    times = itertools.count()
+
+    class Other(Model):
+        def step(self):
+            self.sample(then if next(times) else first)
+            self.finish()
+
+    with pytest.raises(RuntimeError, match=f"{AGAIN}, ({what})"):
+        RUNS[run](Other())
+
+
+@pytest.mark.parametrize("run", ["distinct", "exact", "beam"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda p: p.masked(np.array([True, False, True])),
+        lambda p: p.tempered(0.25).masked(np.array([True, True, False])),
+        lambda p: p.top_k(1),
+    ],
+)
+def test_another_way_to_a_distribution_of_tokens_the_second_time_is_an_error(run, other):
+    times = itertools.count()
+
+    class Other(Model):
+        def step(self):
+            p = self.transformer(two_contexts().context("a"))
+            self.sample(other(p) if next(times) else p.masked(np.array([True, True, False])))
+            self.finish()
+
+    with pytest.raises(RuntimeError, match=AGAIN):
+        RUNS[run](Other())
+
+
+def test_a_later_choice_is_compared_as_well_where_all_are_replayed():
+    times = itertools.count()
+
+    class Late(Model):
+        def step(self):
+            self.sample(Bernoulli(0.5))
+            self.sample(Bernoulli(0.5 if next(times) < 4 else 0.9))
+            self.finish()
+
+    for run in ("exact", "beam"):
+        times = itertools.count()
+        with pytest.raises(RuntimeError, match=AGAIN):
+            RUNS[run](Late())
+
+
+class Plain:
+    """Objects that are equal to nothing but themselves."""
+
+
+@pytest.mark.parametrize("run", ["distinct", "exact", "beam"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda self: Categorical([0.5, 0.5], [Plain(), Plain()]),
+        lambda self: Categorical([0.5, 0.5], [np.zeros(2), np.ones(2)]),
+        lambda self: Categorical([0.5, 0.5], [float("nan"), 1.0]),
+        lambda self: Categorical([0.5, 0.5], [lambda: 0, lambda: 1]),
+        lambda self: Categorical([0.5 + 1e-7 * next(self.noise), 0.5 - 1e-7]),
+        lambda self: Finite(range(3), lambda: np.array([0.0, 1e-6 * next(self.noise), 0.0])),
+        lambda self: Delta(np.float64(0.25)),
+        lambda self: self.transformer(two_contexts().context("a")).masked(np.array([True, True, False])),
+        lambda self: self.transformer(two_contexts().context("a")).tempered(0.5).top_k(2).top_p(0.9),
+        lambda self: TokenDistribution(two_contexts().vocab, NextToken(two_contexts().context("b")).log_probs() + 1.0),
+    ],
+)
+def test_what_is_made_anew_or_rounded_differently_is_the_same_choice(run, make):
+    class Anew(Model):
+        shared = ("noise",)
+
+        def __init__(self):
+            super().__init__()
+            self.noise = itertools.count()
+
+        def step(self):
+            self.sample(make(self))
+            self.finish()
+
+    assert len(RUNS[run](Anew())) > 0
+
+
+def test_the_same_distribution_is_recognised_without_asking_the_language_model():
+    lm = table_lm(lambda ids: [0.5, 0.25, 0.0], [b"a", b"b"])
+
+    class Local(Model):
+        def __init__(self):
+            super().__init__()
+            self.context = lm.context("a")
+
+        def step(self):
+            token = self.sample(self.transformer(self.context).masked(np.array([True, True, False])).tempered(0.7))
+            self.context += token
+            self.s += token
+            if len(self.s) == 4:
+                self.finish()
+
+    posterior = steer(N=3, K=2)(Local())
+    rows, rounds = posterior.stats.rows, posterior.stats.rounds     # in a round one asks, and the others find theirs;
+    assert posterior.stats.hits == rows - rounds        # a step that is run again needs no row for its first choice
+
+
+# ---- steps of other libraries
+
+
+def passed_on(step):
+    @functools.wraps(step)
+    def wrapped(self):
+        return step(self)
+
+    return wrapped
+
+
+def swallowed(step):
+    @functools.wraps(step)
+    def wrapped(self):
+        step(self)
+
+    return wrapped
+
+
+async def coroutine(self):
+    self.finish()
+
+
+def generator(self):
+    yield self.finish()
+
+
+def delegating(self):
+    yield from generator(self)
+
+
+async def both(self):
+    yield self.finish()
+
+
+FOREIGN = {
+    "async def": (coroutine, r"is a coroutine \(async def\); .*drop async and await"),
+    "yield": (generator, r"is a generator \(yield\); .*drop yield"),
+    "yield from": (delegating, r"is a generator \(yield\); .*drop yield"),
+    "async yield": (both, r"is a coroutine \(async def\); .*drop async and await"),
+}
+
+
+@pytest.mark.parametrize("how", ["written", "wrapped", "swallowed", "partial", "mixed in", "assigned"])
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_step_of_another_library_is_refused_with_what_to_write(kind, how):
+    step, message = FOREIGN[kind]
+    layer = {"wrapped": passed_on, "swallowed": swallowed, "partial": functools.partialmethod}.get(how, lambda s: s)
+    if how == "partial":                                # what it is shows when it is bound
+        message = message.replace(r" \(async def\)", "").replace(r" \(yield\)", "").replace("is a", "returned a")
+    with pytest.raises(TypeError, match=f"Foreign.step {message}"):
+        if how == "mixed in":
+            mixin = type("Mixin", (), {"step": step})
+            type("Foreign", (mixin, Model), {})
+        elif how == "assigned":
+            foreign = type("Foreign", (Model,), {"step": lambda self: self.finish()})
+            foreign.step = step
+            smc_steer(foreign(), 2, 2)
+        elif how == "partial":
+            smc_steer(type("Foreign", (Model,), {"step": layer(step)})(), 2, 2)
+        else:
+            type("Foreign", (Model,), {"step": layer(step)})
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda self: coroutine(self), "returned a coroutine; .*drop async and await"),
+        (lambda self: generator(self), "returned a generator; .*drop yield"),
+        (lambda self: both(self), "returned a coroutine; .*drop async and await"),
+        (lambda self: "text", "returned 'text'; steps are plain functions here: they return nothing, add text to"),
+        (lambda self: self.sample(Bernoulli(0.5)), "returned (True|False); "),
+    ],
+)
+def test_a_step_that_returns_something_is_refused_with_what_to_write(run, returned, message):
+    class Returns(Model):
+        def step(self):
+            return returned(self)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")                  # and no warning of a coroutine that was never awaited
+        with pytest.raises(TypeError, match=f"Returns.step {message}"):
+            RUNS[run](Returns())
+
+
+def test_a_step_may_use_what_the_step_of_its_base_returns_and_return_finish():
+    class Base(Model):
+        def step(self):
+            return "x"
+
+    class Derived(Base):
+        def step(self):
+            self.s += super().step()
+            return self.finish()
+
+    (particle,) = RUNS["distinct"](Derived())
+    assert str(particle) == "x"
+
+    class Awaits(Model):
+        def step(self):
+            return coroutine(self)
+
+    class Calls(Awaits):
+        def step(self):
+            super().step()
+            self.finish()
+
+    with pytest.raises(TypeError, match="Calls.step returned a coroutine"):
+        RUNS["distinct"](Calls())
+
+
+def test_a_plain_step_may_be_assigned_to_a_class_and_not_to_an_instance():
+    class Later(Model):
+        pass
+
+    def step(self):
+        self.score(-1.0)
+        self.twist(2.0)
+        self.finish()
+
+    Later.step = step
+    assert RUNS["distinct"](Later()).log_ml == pytest.approx(-1.0)
+    model = Later()
+    model.step = functools.partial(step, model)
+    with pytest.raises(TypeError, match="step was assigned to an instance of Later: write it in the class"):
+        RUNS["distinct"](model)
+
+
+def test_a_program_without_super_init_still_runs():
+    class Bare(Model):
+        def __init__(self, letter):
+            self.letter = letter
+
+        def step(self):
+            self.s += self.letter
+            self.finish()
+
+    for run in RUNS.values():
+        assert {str(particle) for particle in run(Bare("x"))} == {"x"}
+
+
+# ---- programs that do not end
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_program_in_which_nothing_happens_is_an_error_and_not_an_endless_run(run, monkeypatch):
+    monkeypatch.setattr(watch, "MAX_QUIET", 30)
+
+    class Idle(Model):
+        def step(self):
+            pass
+
+    with pytest.raises(RuntimeError, match=r"30 steps of Idle in a row .*self.finish\(\), or .*max_steps="):
+        RUNS[run](Idle())
+
+
+@pytest.mark.parametrize("run", ["distinct", "copies", "standard"])
+def test_a_program_that_idles_after_a_draw_is_stopped_too(run, monkeypatch):
+    monkeypatch.setattr(watch, "MAX_QUIET", 30)
+
+    class Idle(Model):
+        drawn = 0.0
+
+        def step(self):
+            self.drawn = self.drawn or self.rng.random()
+
+    with pytest.raises(RuntimeError, match="30 steps of Idle in a row"):
+        RUNS[run](Idle())
+
+
+def test_a_run_with_max_steps_may_do_nothing_for_as_long():
+    class Idle(Model):
+        def step(self):
+            self.x = 1
+
+    assert len(smc_steer(Idle(), 2, 2, max_steps=watch.MAX_QUIET + 10, seed=0, progress=False)) == 1
+
+
+def test_the_bound_leaves_a_thousand_quiet_steps_to_a_program_that_counts():
+    assert watch.MAX_QUIET >= 1000
+
+
+@pytest.mark.parametrize("what", ["counts", "samples", "draws", "asks", "weighs", "writes"])
+@pytest.mark.parametrize("run", ["distinct", "copies", "standard"])
+def test_a_program_that_does_something_is_not_stopped(run, what, monkeypatch):
+    monkeypatch.setattr(watch, "MAX_QUIET", 15)
+    asked = table_lm(lambda ids: [0.0, 0.0, 0.0])
+
+    class Long(Model):
+        steps = 0
+
+        def step(self):
+            self.steps += 1
+            if what == "samples":
+                self.sample(Bernoulli(0.5))
+            elif what == "draws":
+                self.rng.random()
+            elif what == "asks":
+                self.transformer(asked.context("ab" * (self.steps % 7 + 1))).log_probs()
+            elif what == "weighs":
+                self.score(0.1)
+            elif what == "writes":
+                self.s += "x"
+            if self.steps == (14 if what == "counts" else 50):
+                self.finish()
+
+    assert all(particle.steps >= 14 for particle in RUNS[run](Long()))
+
+
+# ---- what stands when a run is left
+
+
+class Growing(Model):
+    """A letter a step, each weighed; something goes wrong in the step that begins with `at` letters."""
+
+    def __init__(self, at, error):
+        super().__init__()
+        self.at, self.error = at, error
+
+    def step(self):
+        letter = self.sample(Categorical({"a": 0.5, "b": 0.5}))
+        self.score(-1.0 if letter == "a" else -2.0)
+        self.s += letter
+        if len(self.s) > self.at and letter == "b":
+            raise self.error
+        if len(self.s) == 6:
+            self.finish()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), KeyError("no such thing"), MemoryError()], ids=repr)
+@pytest.mark.parametrize("expand", ["distinct", "merged", "copies", "standard"])
+def test_an_exception_that_leaves_a_run_carries_the_particles_of_the_last_whole_step(expand, error):
+    def run(model, **options):
+        if expand == "standard":
+            return smc_standard(model, 8, seed=1, progress=False, **options)
+        return smc_steer(model, 4, 3, seed=1, expand=expand, progress=False, **options)
+
+    whole = run(Growing(9, error), max_steps=3)
+    with pytest.raises(type(error)) as caught:
+        run(Growing(3, error))
+    left = caught.value.particles
+    assert [str(p) for p in left] == [str(p) for p in whole] and all(p.cut and p.finished for p in left)
+    assert left.log_weights == pytest.approx(whole.log_weights) and left.log_ml == pytest.approx(whole.log_ml)
+    assert len(left.steps) == 3 and left.stats is not None
+
+
+def test_an_exception_of_on_step_carries_the_particles_of_that_step():
+    def stop(step):
+        if step.index == 2:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full") as caught:
+        smc_steer(Growing(9, None), 4, 3, seed=1, progress=False, on_step=stop)
+    assert {len(str(p)) for p in caught.value.particles} == {2}
+
+
+def test_a_run_that_is_left_in_its_first_step_carries_what_it_began_with():
+    with pytest.raises(KeyError) as caught:
+        smc_steer(Growing(0, KeyError()), 4, 3, seed=1, progress=False)
+    (begun,) = caught.value.particles
+    assert str(begun) == "" and begun.cut and caught.value.particles.log_ml == 0.0
+
+
+# ---- small mistakes
+
+
+def test_on_step_that_is_no_function_is_refused_before_the_first_step():
+    class Never(Model):
+        def step(self):
+            raise AssertionError
+
+    for run in (
+        lambda on_step: smc_steer(Never(), 2, 2, on_step=on_step),
+        lambda on_step: smc_standard(Never(), 2, on_step=on_step),
+        lambda on_step: importance_sampling(Never(), 2, on_step=on_step),
+    ):
+        with pytest.raises(TypeError, match=r"on_step must be a function, as Recorder\(.run.jsonl.\) is, not 'file'"):
+            run("file")
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_class_in_the_place_of_a_model_is_named(run):
+    with pytest.raises(TypeError, match="an instance of your subclass, not .*Coins"):
+        RUNS[run](Coins)
+
+
+def test_repeat_hands_the_exception_of_a_run_on():
+    with pytest.raises(KeyError) as caught:
+        repeat(lambda rng: smc_steer(Growing(2, KeyError()), 2, 2, rng=rng), 3, seed=0, progress=False)
+    assert {len(str(p)) for p in caught.value.particles} == {2}
+
+
+@pytest.mark.parametrize("holds", [None, "", "x", 2, -1, 0.0, 1.0, [], np.array([True]), np.zeros(2, bool), 10**30])
+def test_condition_refuses_what_is_no_truth_value(holds):
+    with pytest.raises(TypeError, match=r"condition wants True or False, not .*: compare, as in condition\(n > 0\)"):
+        Model().condition(holds)
+
+
+def test_condition_takes_bools_of_python_and_numpy_and_0_and_1():
+    for holds in (True, np.True_, np.array(True), 1, np.int64(1)):
+        model = Model()
+        model.condition(holds)
+        assert not model.finished
+    for holds in (False, np.False_, np.array(False), 0, np.uint8(0)):
+        model = Model()
+        model.condition(holds)
+        assert model.log_weight == -math.inf
+
+
+def test_condition_of_a_distribution_is_told_to_sample():
+    with pytest.raises(TypeError, match=r"condition wants True or False, not Bernoulli\(0.5\): condition\(self.sample"):
+        Model().condition(Bernoulli(0.5))
+
+
+@pytest.mark.parametrize("verb", ["score", "twist"])
+@pytest.mark.parametrize("log_w", ["3", b"3", None, True, np.True_, [1.0], np.zeros(2), Bernoulli(0.5), 1j])
+def test_score_and_twist_refuse_what_is_no_number(verb, log_w):
+    with pytest.raises(TypeError, match=f"{verb} wants a log weight, (a|one) number, not"):
+        getattr(Model(), verb)(log_w)
+
+
+def test_score_takes_the_numbers_of_numpy_and_torch():
+    torch = pytest.importorskip("torch")
+    model = Model()
+    for log_w in (1, 1.0, np.float32(1), np.int64(1), np.array(1.0), torch.tensor(1.0)):
+        model.score(log_w)
+    assert model.log_weight == 6.0
+
+
+def test_observe_names_arguments_that_are_swapped_and_what_is_no_distribution():
+    with pytest.raises(TypeError, match=r"observe\(distribution, value\): they are swapped in observe\(3, Bernoulli"):
+        Model().observe(3, Bernoulli(0.5))
+    with pytest.raises(TypeError, match="observe wants a Distribution or another Proposal first, then the value, not"):
+        Model().observe(3, 4)
+
+
+def test_observe_of_a_text_under_a_distribution_of_a_token_names_string():
+    dist = NextToken(two_contexts().context("a"))
+    for one in (dist, dist.masked(np.array([True, True, False]))):
+        with pytest.raises(TypeError, match=r"a str is not a token: for the text 'ab', use .string\(\), as in observe"):
+            Model().observe(one, "ab")
+
+
+def test_K_may_be_left_out():
+    whole = smc_steer(Growing(9, None), 4, seed=0, progress=False)
+    assert whole.log_weights == pytest.approx(smc_steer(Growing(9, None), 4, 3, seed=0, progress=False).log_weights)
+
+
+# ---- the length that the model reads
+
+
+def short_lm(most=4):
+    lm = table_lm(lambda ids: [0.5, 0.0, -1.0])
+    lm.engine.max_length = most
+    return lm
+
+
+class Forever(Model):
+    """Tokens without an end, each weighed by its letter."""
+
+    def __init__(self, lm, prompt="a", per_step=1):
+        super().__init__()
+        self.context, self.per_step = lm.context(prompt), per_step
+
+    def step(self):
+        for _ in range(self.per_step):
+            p = self.transformer(self.context)
+            token = self.sample(p, proposal=p.masked(np.array([True, True, False])))
+            self.context += token
+            self.s += token
+
+
+@pytest.mark.parametrize("per_step", [1, 3])
+@pytest.mark.parametrize("run", ["distinct", "merged", "copies", "standard", "exact"])
+def test_a_particle_that_reaches_the_length_of_the_model_is_cut_there_and_the_run_warns_once(run, per_step):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        posterior = RUNS[run](Forever(short_lm(), per_step=per_step))
+    (told,) = [str(warning.message) for warning in caught if "reads at most 4" in str(warning.message)]
+    assert told.startswith(f"step {5 if per_step == 1 else 2} reached the end of what the model reads")
+    assert {len(str(particle)) for particle in posterior} == {4}         # the last of five tokens is not read
+    assert all(particle.cut and particle.finished for particle in posterior)
+    p = (math.exp(0.5) + 1) / (math.exp(0.5) + 1 + math.exp(-1))
+    assert posterior.log_ml == pytest.approx(4 * math.log(p))            # every token costs the mask's share
+
+
+def test_a_beam_that_reaches_the_length_of_the_model_is_cut():
+    with pytest.warns(UserWarning, match="reads at most 4"):
+        found = beam_search(Forever(short_lm()), 2, 2)
+    assert {len(str(each)) for each in found} == {4} and all(each.particle.cut for each in found)
+
+
+def test_particles_of_several_lengths_are_cut_where_each_reaches_it():
+    class Hops(Model):
+        """One token or two a step, and an end now and then."""
+
+        def __init__(self, lm):
+            super().__init__()
+            self.context = lm.context("a")
+
+        def step(self):
+            for _ in range(1 + self.sample(Bernoulli(0.5))):
+                token = self.sample(self.transformer(self.context))
+                if token.is_eos:
+                    return self.finish()
+                self.context += token
+                self.s += token
+
+    with pytest.warns(UserWarning, match="reads at most 6"):
+        truth = enumerate_exact(Hops(short_lm(6)))
+    assert truth.log_ml == pytest.approx(0.0)                            # nothing is lost
+    whole = sum(math.exp(p.log_weight) for p in truth if not p.cut)
+    runs = repetitions(400, 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [smc_steer(Hops(short_lm(6)), 6, 2, seed=i, progress=False) for i in range(runs)]
+    shares = [sum(math.exp(p.log_weight) for p in posterior if not p.cut) for posterior in found]
+    assert abs(np.mean(shares) - whole) <= 4.5 * np.std(shares) / math.sqrt(runs)
+
+
+def test_a_program_that_asks_for_too_long_a_context_at_once_is_an_error():
+    class Long(Model):
+        def step(self):
+            self.sample(self.transformer(short_lm().context("ababab")))
+
+    for run in RUNS.values():
+        with pytest.raises(ValueError, match="a context of 6 tokens, and the model reads at most 4"):
+            run(Long())
+    model = Forever(short_lm(1))
+    model.step()
+    with pytest.raises(ValueError, match="a context of 2 tokens, and the model reads at most 1"):
+        model.step()                                    # by hand

@@ -1,0 +1,359 @@
+"""Adapters: each name is a language model of its own over the same weights, whatever else is asked of them."""
+
+import copy
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from helpers.common import repetitions
+from helpers.families import TRIE, VOCAB, V, build, check_books
+
+from llmppl.inference import smc_standard
+from llmppl.lm.engines import hf
+from llmppl.lm.transformer import CachedTransformer
+from llmppl.models.model import Model
+from llmppl.testing import check_engine
+
+peft = pytest.importorskip("peft", reason="adapters need peft, which nothing here installs")
+
+LORA = {
+    "a": peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False),
+    "b": peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["o_proj", "up_proj"], init_lora_weights=False),
+}
+NAMES = ["a", "b", None]
+LIMIT = 1e-4
+
+
+def configs(**more):
+    return {name: copy.deepcopy(config) for name, config in (LORA | more).items()}
+
+
+def wrapped(base=None, **more):
+    """A model as `get_peft_model` makes it; the first adapter is active."""
+    torch.manual_seed(0)
+    first, *others = configs(**more).items()
+    model = peft.get_peft_model(base or build(TRIE["llama"]()), first[1], adapter_name=first[0])
+    for name, config in others:
+        model.add_adapter(name, config)
+    model.set_adapter(first[0])
+    return model.eval()
+
+
+def integrated(base=None, **more):
+    """The same by what transformers itself has of peft."""
+    torch.manual_seed(0)
+    model = base or build(TRIE["llama"]())
+    for name, config in configs(**more).items():
+        model.add_adapter(config, name)
+    model.set_adapter("a")
+    return model.eval()
+
+
+MADE = pytest.mark.parametrize("make", [wrapped, integrated])
+
+
+def activate(model, name):
+    """What a user calls to have one adapter, or none."""
+    if isinstance(model, peft.PeftModel):
+        off, on = model.base_model.disable_adapter_layers, model.base_model.enable_adapter_layers
+    else:
+        off, on = model.disable_adapters, model.enable_adapters
+    if name is None:
+        off()
+    else:
+        on()
+        model.set_adapter(name)
+
+
+def truths(model, names=NAMES):
+    """By name a function from ids to (V,) log-probabilities: plain forwards of a copy, where the name alone is set."""
+
+    def by(name):
+        alone = copy.deepcopy(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            activate(alone, name)
+
+        def log_probs(ids):
+            with torch.no_grad():
+                logits = alone(input_ids=torch.tensor([[int(i) for i in ids]]), use_cache=False).logits[0, -1]
+            return torch.log_softmax(logits.double(), -1).numpy()
+
+        return log_probs
+
+    return {name: by(name) for name in names}
+
+
+def error_of(context, truth):
+    return np.abs(context.log_probs() - truth(context.tokens)).max()
+
+
+def state(model):
+    """What somebody else sees of the adapters of a model."""
+    return [
+        (name, module.disable_adapters, list(module.active_adapters))
+        for name, module in model.named_modules() if hasattr(module, "merged_adapters")
+    ] + [(name, p.requires_grad) for name, p in model.named_parameters()]  # fmt: skip
+
+
+@MADE
+def test_each_adapter_says_what_the_model_says_with_it_and_leaves_the_model_as_it_was(make, recwarn):
+    model = make().requires_grad_(False)                # as one is that is loaded to be used
+    truth, before = truths(model), state(model)
+    recwarn.clear()                                     # of what peft says when adapters are made
+    lm = CachedTransformer(model, VOCAB)
+    lms = {name: lm.adapter(name) for name in NAMES}
+    ids = list(range(3, 20))
+    rows = [truth[name](ids) for name in NAMES]
+    assert min(np.abs(x - y).max() for i, x in enumerate(rows) for y in rows[:i]) > 1       # an error would show
+    for name in (*NAMES, *NAMES):
+        context = lms[name].at(ids)
+        for further in (context, context + 5, context + 5 + 7):
+            assert error_of(further, truth[name]) <= LIMIT
+            assert state(model) == before
+    assert all(each.engine.slot_bytes > 0 for each in lms.values()) and len(recwarn) == 0
+    assert "logits_to_keep" in lm.engine._accepted      # else a prompt would have a row for each of its tokens
+    assert [each.stats.tokens for each in lms.values()] == [19, 19, 19]
+    for each in lms.values():
+        check_books(each)
+
+
+@MADE
+def test_a_model_is_used_with_the_adapter_that_was_active_when_it_was_given(make):
+    model = make()
+    truth = truths(model)
+    for name in NAMES:
+        activate(model, name)
+        lm = CachedTransformer(model, VOCAB)
+        assert error_of(lm.at(range(3, 12)), truth[name]) <= LIMIT
+        assert lm.adapter(name) is lm and lm.adapter("a").adapter(name) is lm
+
+
+def test_the_same_name_is_the_same_object_and_says_its_name():
+    lm = CachedTransformer(wrapped(), VOCAB, cache_bytes=1_000_000, row_bytes=100_000, max_batch_tokens=64)
+    other = lm.adapter("b")
+    assert lm.adapter("b") is other and other.adapter("a") is lm and other.adapter(None) is lm.adapter(None) is not lm
+    assert (other.store.budget, other.store.row_budget) == (1_000_000, 100_000)
+    assert "with 'a'" in repr(lm) and "with 'b'" in repr(other) and "with" not in repr(lm.adapter(None))
+    assert other.model is lm.model and other.vocab is lm.vocab and other.trie is not lm.trie
+    assert other.at([3, 4]) != lm.at([3, 4])
+
+
+@MADE
+def test_a_change_behind_the_back_changes_no_answer(make):
+    model = make()
+    truth = truths(model)
+    lm = CachedTransformer(model, VOCAB)
+    context = lm.at(range(3, 12))
+    for step, name in enumerate(["b", None, "a", None, "b"]):
+        activate(model, name)
+        before = state(model)
+        context = context + (5 + step)
+        assert error_of(context, truth["a"]) <= LIMIT and state(model) == before
+        other = lm.adapter("b").at(context.tokens)
+        assert error_of(other, truth["b"]) <= LIMIT and state(model) == before
+
+
+@MADE
+def test_adapters_that_a_model_is_given_later_are_not_active_in_what_it_was(make):
+    model = build(TRIE["llama"]())
+    lm = CachedTransformer(model, VOCAB)
+    context = lm.at(range(3, 12))
+    before = context.log_probs()
+    adapted = make(model)
+    truth = truths(adapted)
+    assert error_of(context + 5, truth[None]) <= LIMIT and error_of(context, truth[None]) <= LIMIT
+    assert (context.log_probs() == before).all()
+    assert error_of(lm.adapter("b").at(range(3, 12)), truth["b"]) <= LIMIT
+
+
+@pytest.mark.parametrize("more", [
+    peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], init_lora_weights=False),
+    peft.LoraConfig(r=2, target_modules=["embed_tokens", "q_proj"], init_lora_weights=False),
+    peft.LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[5, 6], init_lora_weights=False),
+    peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"], init_ia3_weights=False),
+], ids=["head", "embedding", "tokens", "IA3"])  # fmt: skip
+def test_other_kinds_of_adapters(more):
+    if isinstance(more, peft.IA3Config):                # one model has adapters of one kind
+        model = peft.get_peft_model(build(TRIE["llama"]()), more, adapter_name="a").eval()
+        names = ["a", None]
+    else:
+        model, names = wrapped(c=more), [*NAMES, "c"]
+        for name, p in model.named_parameters():
+            if "lm_head.modules_to_save" in name or "trainable_tokens_delta" in name:
+                p.data += torch.randn_like(p)
+    truth = truths(model, names)
+    lm, before = CachedTransformer(model, VOCAB), state(model)
+    contexts = {name: lm.adapter(name).at([3, 5, 6, 9, 5, 12]) for name in names}
+    rows = [truth[name]([3, 5, 6, 9, 5, 12]) for name in names]
+    assert min(np.abs(x - y).max() for i, x in enumerate(rows) for y in rows[:i]) > 0.01
+    for name in (*names, *names):
+        assert error_of(contexts[name], truth[name]) <= LIMIT and state(model) == before
+        contexts[name] = contexts[name] + 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_engine_of_each_adapter_passes_the_conformance_suite_while_others_are_asked(name):
+    model = wrapped()
+    lm, truth = CachedTransformer(model, VOCAB), truths(model)
+    other = lm.at(range(3, 12))
+
+    def reference(ids):
+        nonlocal other
+        activate(model, "b")
+        other = (other if len(other) < 40 else lm.at(range(3, 12))) + ids[-1]
+        assert error_of(other, truth["a"]) <= LIMIT
+        return truth[name](ids)
+
+    engine = hf.engine(model, VOCAB, 1 << 16, () if name is None else (name,))
+    check_engine(engine, reference, ids=range(3, V), size=V, contexts=20)
+
+
+def test_a_folder_with_an_adapter_and_a_tokenizer_is_loaded(tmp_path, embedded):
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(copy.deepcopy(embedded.model), config).eval()
+    model.save_pretrained(tmp_path)
+    embedded.tokenizer.save_pretrained(tmp_path)
+    lm = CachedTransformer.from_pretrained(tmp_path)
+    plain = CachedTransformer(embedded.model, embedded.tokenizer)
+    text = "Once upon a time"
+    with_it = CachedTransformer(model, embedded.tokenizer).context(text).log_probs()
+    without = plain.context(text).log_probs()
+    assert np.abs(with_it - without).max() > 0.1
+    assert np.allclose(lm.context(text).log_probs(), with_it, atol=1e-5)
+    assert np.allclose(lm.adapter(None).context(text).log_probs(), without, atol=1e-5)
+
+
+class Both(Model):
+    """Draws from one adapter, and is weighted by another: each step asks two tries."""
+
+    def __init__(self, lms, steps=6):
+        super().__init__()
+        self.contexts, self.steps = [lm.at(range(3, 8)) for lm in lms], steps
+
+    def step(self):
+        proposal, *others = map(self.transformer, self.contexts)
+        token = self.sample(proposal)
+        for other in others:
+            self.observe(other, token)
+        self.contexts = [context + token for context in self.contexts]
+        if len(self.contexts[0]) >= 5 + self.steps:
+            self.finish()
+
+
+def log_weight_by_hand(particle, truth, names):
+    """What the observations of a particle were worth: it was drawn from the first."""
+    tokens = [int(i) for i in particle.contexts[0].tokens]
+    return sum(truth[name](tokens[:n])[tokens[n]] for name in names[1:] for n in range(5, len(tokens)))
+
+
+def test_two_adapters_in_one_program_are_weighed_by_hand():
+    model = wrapped()
+    truth = truths(model)
+    lm = CachedTransformer(model, VOCAB)
+    posterior = smc_standard(Both([lm.adapter(name) for name in NAMES]), N=8, seed=1, ess_threshold=0)
+    for particle in posterior:
+        by_hand = log_weight_by_hand(particle, truth, NAMES) - np.log(8)
+        assert abs(particle.log_weight - by_hand) < 1e-3
+
+
+def test_threads_that_use_different_adapters_do_not_disturb_each_other():
+    model = wrapped()
+    truth, before = truths(model), state(model)
+    lm = CachedTransformer(model, VOCAB)
+    lms = {name: lm.adapter(name) for name in NAMES}
+    worst, start = {}, threading.Barrier(6)
+
+    def work(name, seed):
+        rng = np.random.default_rng(seed)
+        start.wait()
+        errors = []
+        for _ in range(repetitions(100, 12)):
+            context = lms[name].at(rng.integers(3, V, 4).tolist())
+            for _ in range(5):
+                context = context + int(rng.integers(3, V))
+                errors.append((context.tokens, context.log_probs()))
+        worst[name, seed] = max(np.abs(row - truth[name](tokens)).max() for tokens, row in errors)
+
+    threads = [threading.Thread(target=work, args=(name, seed)) for name in NAMES for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(worst) == 6 and max(worst.values()) <= LIMIT
+    assert state(model) == before
+
+
+def test_an_exception_out_of_a_pass_leaves_the_model_as_it_was(monkeypatch):
+    model = wrapped()
+    truth, before = truths(model), state(model)
+    lm = CachedTransformer(model, VOCAB).adapter("b")
+    layer = model.get_base_model().model.layers[1]
+    for error in (ValueError, KeyboardInterrupt):
+        with monkeypatch.context() as patch:
+            patch.setattr(layer, "forward", lambda *_, error=error, **__: (_ for _ in ()).throw(error("here")))
+            with pytest.raises(error):
+                lm.at(range(3, 12)).log_probs()
+        assert state(model) == before
+    assert error_of(lm.at(range(3, 12)), truth["b"]) <= LIMIT
+
+
+def test_merged_weights_are_refused_where_they_are_not_those_asked_for():
+    model = wrapped()
+    truth = truths(model)
+    lm = CachedTransformer(model, VOCAB)
+    model.merge_adapter(["a"])
+    assert error_of(lm.at(range(3, 12)), truth["a"]) <= LIMIT
+    for name in ("b", None):
+        with pytest.raises(RuntimeError, match=r"\['a'\] have been merged into .* unmerge_adapter"):
+            lm.adapter(name).at([3]).log_probs()
+    model.unmerge_adapter()
+    assert error_of(lm.adapter("b").at(range(3, 12)), truth["b"]) <= LIMIT
+
+
+def test_an_adapter_that_was_taken_out_or_replaced_is_refused_until_it_is_asked_for_again():
+    model = wrapped()
+    lm = CachedTransformer(model, VOCAB)
+    old = lm.adapter("b")
+    context = old.at(range(3, 12))
+    context.log_probs()
+    model.delete_adapter("b")
+    with pytest.raises(RuntimeError, match=r"\['b'\] have been taken out of the model, or others put there"):
+        (context + 5).log_probs()
+    with pytest.raises(ValueError, match="the model has no adapter 'b'; there are 'a'"):
+        lm.adapter("b")
+    model.add_adapter("b", peft.LoraConfig(r=2, target_modules=["k_proj"], init_lora_weights=False))
+    with pytest.raises(RuntimeError, match=r"\['b'\] have been taken out of the model, or others put there"):
+        (context + 5).log_probs()
+    assert lm.adapter("b") is not old
+    assert error_of(lm.adapter("b").at(range(3, 12)), truths(model)["b"]) <= LIMIT
+
+
+def test_what_has_no_such_adapter_is_refused_by_name():
+    lm = CachedTransformer(wrapped(), VOCAB)
+    with pytest.raises(ValueError, match="the model has no adapter 'c'; there are 'a', 'b'"):
+        lm.adapter("c")
+    with pytest.raises(ValueError, match="no adapter 'c'; there are none: load one by peft, or by load_adapter"):
+        CachedTransformer(build(TRIE["llama"]()), VOCAB).adapter("c")
+    with pytest.raises(ValueError, match="adapter 'c': only transformers models have adapters"):
+        CachedTransformer(lambda ids: np.zeros(V), VOCAB).adapter("c")
+
+
+def test_adapters_that_need_more_than_the_tokens_of_a_text_are_refused():
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    with pytest.raises(ValueError, match=r"the adapter 'default' \(PromptTuningConfig\) depends on tokens or vectors"):
+        CachedTransformer(peft.get_peft_model(build(TRIE["llama"]()), prompt), VOCAB)
+    invoked = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=2, target_modules=["q_proj"], alora_invocation_tokens=[5, 6], init_lora_weights=False
+    )
+    with pytest.raises(ValueError, match=r"the adapter 'default' \(LoraConfig\) depends on tokens"):
+        CachedTransformer(peft.get_peft_model(build(TRIE["llama"]()), invoked), VOCAB)
+
+
+def test_biases_that_were_trained_in_place_leave_no_model_without_them():
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], bias="all", init_lora_weights=False)
+    lm = CachedTransformer(peft.get_peft_model(build(TRIE["qwen2"]()), config, adapter_name="a"), VOCAB)
+    with pytest.raises(ValueError, match="'a' was made with bias='all', so that its biases are in the model's own"):
+        lm.adapter(None)

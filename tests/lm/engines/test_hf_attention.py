@@ -1,0 +1,334 @@
+"""What rows of a pass have in common is read once, and the answers are those of plain forward passes."""
+
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from helpers.common import repetitions
+from helpers.families import ALIGNED, TRIE, VOCAB, at, build, check_books, error_of, family_lm, model_of, together
+from hypothesis import given, settings
+from test_cache import BATCHES, BUDGETS, LIMIT, Session, limits, operations
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from llmppl.lm.engines import hf_attention as attention
+from llmppl.lm.engines.hf_attention import Pass, Read, _mean, share
+from llmppl.lm.transformer import CachedTransformer
+
+PROMPT = list(range(3, 23))
+
+
+def sharing_lm(name, dtype=torch.float32, **options):
+    """A cold lm of a family that shares whatever can be shared."""
+    lm = family_lm(name, dtype, **options)
+    assert np.isfinite(lm.engine.least)                # the check at load found it right
+    lm.engine.least = 1
+    return lm
+
+
+def slots_read(lm, contexts):
+    """Slots read by each layer's keys in the one pass that answers `contexts`, and the largest error of the answers."""
+    before, rounds = lm.engine.slab.slots_read, lm.stats.rounds
+    together([context.log_probs for context in contexts])
+    assert lm.stats.rounds == rounds + 1
+    read = (lm.engine.slab.slots_read - before) / (2 * len(lm.engine.slab.layers))
+    return read, max(error_of(lm, context) for context in contexts)
+
+
+@pytest.mark.parametrize("name", [name for name in TRIE if name not in ("bloom", "deepseek-v3")])     # see the docs
+def test_a_prompt_is_read_once_for_all_its_rows_in_every_family(name):
+    lm = sharing_lm(name)
+    prompt = at(lm, PROMPT)
+    prompt.log_probs()
+    rows = [prompt + lm.vocab[i] for i in range(3, 10)]
+    assert slots_read(lm, rows)[0] == 20 + 7 * 1        # and not 7 * 21
+    further = [row + lm.vocab[5] for row in rows] + [prompt + "ABCDE", prompt + "FG"]
+    read, error = slots_read(lm, further)               # of unequal starts and lengths; a long one by itself
+    if name in ALIGNED:                                 # three passes
+        assert read == (20 + 7 * 2) + 25 + (20 + 2)
+    else:                                               # in half of its layers, Gemma3n reads what the others gathered
+        assert read == 20 + 8 * 2 + (12.5 if name == "gemma3n" else 25)
+    assert error <= LIMIT and max(error_of(lm, row) for row in rows) <= LIMIT
+
+
+@pytest.mark.parametrize("other", [[4], [4, 5]])        # as long as the first row, or longer by one
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "phi3", "gemma2"])
+def test_texts_read_token_by_token_are_right_on_both_sides_of_a_sliding_window(name, other):
+    lm = family_lm(name)
+    rows = [at(lm, [3]), at(lm, other)]
+    for i in range(5, 17):
+        assert slots_read(lm, rows)[1] <= LIMIT
+        rows = [row + lm.vocab[i] for row in rows]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mistral-sliding", "mpt"])
+def test_groups_of_rows_read_once_what_each_group_shares(name):
+    lm = sharing_lm(name)
+    prompts = [at(lm, [i, *range(10, 30 + i)]) for i in (3, 4, 5)] + [at(lm, [6, 7])]
+    together([prompt.log_probs for prompt in prompts])
+    rows = [prompt + lm.vocab[i] for i in (3, 4, 5, 6) for prompt in prompts]            # in turns
+    read, error = slots_read(lm, rows)
+    lengths = [len(prompt) for prompt in prompts]
+    assert read == sum(lengths) + len(rows) and error <= LIMIT
+    nested = [row + lm.vocab[i] for row in rows for i in (7, 8)]
+    read, error = slots_read(lm, nested)
+    assert read == sum(lengths) + len(rows) + len(nested) and error <= LIMIT
+
+
+def shared_by_hand(slots, starts, ends):
+    """Of each pair (row, column): the set of rows that have this slot there and all before it, as a set of sets."""
+    return {(i, j): frozenset(k for k in range(len(slots)) if (slots[k, : j + 1] == slots[i, : j + 1]).all())
+            for i in range(len(slots)) for j in range(ends[i])}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_parts_cover_every_slot_of_every_row_once(seed):
+    rng = np.random.default_rng(seed)
+    rows, length = int(rng.integers(1, 9)), int(rng.integers(2, 12))
+    tokens = rng.integers(0, 2, (rows, length))
+    names: dict[tuple, int] = {}
+    starts = rng.integers(0, length, rows)
+    ends = starts + 1
+    slots = np.zeros((rows, length), dtype=np.int64)
+    for i in range(rows):
+        for j in range(length):
+            key = (*tokens[i, : j + 1],) if j < starts[i] else (i, j)       # new tokens have slots of their own
+            slots[i, j] = names.setdefault(key, int(rng.integers(100)) * 1000 + len(names))
+        slots[i, ends[i] :] = slots[i, 0]
+    order, parts = share(slots, starts, ends, least=1)
+    if not parts:
+        firsts = [slots[i, 0] for i in range(rows) if starts[i] > 0]
+        assert len(set(firsts)) == len(firsts)
+        return
+    assert sorted(order) == list(range(rows))
+    found = np.full((rows, length), -1)
+    for part in parts:
+        read = np.arange(part.slots.start, part.slots.stop) if isinstance(part.slots, slice) else part.slots.numpy()
+        height = part.rows.stop - part.rows.start
+        assert (found[part.rows, part.columns] == -1).all()
+        found[part.rows, part.columns] = read if part.shared else read.reshape(height, -1)
+        assert part.shared or len(read) == height * (part.columns.stop - part.columns.start)
+    for place, row in enumerate(order):
+        assert (found[place, : ends[row]] == slots[row, : ends[row]]).all()
+    together_at = shared_by_hand(slots, starts, ends)
+    read = sum(part.size for part in parts if part.shared)
+    assert read <= len({(key[1], group) for key, group in together_at.items() if len(group) > 1})
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mistral-sliding", "falcon"])
+def test_answers_are_right_whatever_happened_before_where_all_is_shared(name):
+    slot_bytes = family_lm(name).engine.slot_bytes
+
+    @settings(max_examples=repetitions(100, 3), derandomize=True)
+    @given(operations(3, 4), BUDGETS, BATCHES)
+    def check(ops, budget, batch):
+        session = Session(sharing_lm(name, **limits(slot_bytes, budget, batch)))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "cache_bytes=")
+            for op in ops:
+                session.do(*op)
+        assert session.error <= LIMIT
+
+    check()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mistral-sliding", "gpt-j"])
+def test_other_floats_are_shared_too(name, dtype):
+    lm = sharing_lm(name, dtype)
+    prompt = at(lm, PROMPT)
+    prompt.log_probs()
+    read, error = slots_read(lm, [prompt + lm.vocab[i] for i in range(3, 10)])
+    assert error <= (1e-5 if dtype == torch.float64 else 0.15)
+    if name != "gpt-j":                                 # which attends in float32
+        assert read == 20 + 7
+
+
+class Widening(TorchDispatchMode):
+    """A device that multiplies halves into float32, as CUDA does.
+
+    `copies` counts the copies in float32 of no fewer elements than `least` while `_scores` runs.
+    """
+
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.inside, self.copies, self.products = least, False, 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is getattr(torch.ops.aten.bmm, "dtype", None):
+            self.products += 1
+            return torch.bmm(args[0].float(), args[1].float())
+        made = function(*args, **(kwargs or {}))
+        if self.inside and function in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype):
+            self.copies += made.dtype == torch.float32 != args[0].dtype and made.numel() >= self.least
+        return made
+
+    def counted(self, scores):
+        """`scores`, a function, while which copies are counted."""
+
+        def run(*args):
+            self.inside = True
+            try:
+                return scores(*args)
+            finally:
+                self.inside = False
+
+        return run
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.aten.bmm, "dtype"), reason="torch has no bmm with out_dtype=")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding"])
+def test_keys_in_half_precision_are_multiplied_as_they_are_where_the_device_can(name, dtype, monkeypatch):
+    answers = []
+    for widens in (["cpu"], []):
+        lm = sharing_lm(name, dtype)
+        prompt = at(lm, PROMPT)
+        prompt.log_probs()
+        rows = [prompt + lm.vocab[i] for i in range(3, 10)]
+        mode = Widening(len(PROMPT) * lm.engine.slab.layers[0].keys[:, 0].numel())
+        with monkeypatch.context() as patch, mode:
+            patch.setattr(attention, "_WIDENS", widens, raising=False)
+            patch.setattr(attention, "_scores", mode.counted(attention._scores))
+            assert slots_read(lm, rows)[0] == 20 + 7
+        layers = len(lm.engine.slab.layers)
+        assert (mode.products, mode.copies) == ((2 * layers, 0) if widens else (0, layers))       # of the prompt
+        answers.append(np.stack([row.log_probs() for row in rows]))
+    np.testing.assert_array_equal(*answers)             # the emulated product is the float32 one
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("widens", [["cpu"], []])
+def test_shared_attention_in_half_precision_is_as_near_to_the_truth_as_torchs_own(dtype, widens, monkeypatch):
+    """In scores of half precision, as eager attention has them, the error is 3 to 9 times that of torch's."""
+    if widens and not hasattr(torch.ops.aten.bmm, "dtype"):
+        pytest.skip("torch has no bmm with out_dtype=")
+    monkeypatch.setattr(attention, "_WIDENS", widens)
+    B, H, G, D, T = 6, 2, 3, 64, 300
+    rng = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=rng)            # noqa: E731
+    query, keys, values = 2 * draw(B, H * G, 1, D).to(dtype), 2 * draw(H, 2000, D).to(dtype), draw(H, 2000, D).to(dtype)
+    slots = np.concatenate([np.tile(np.arange(T - 40), (B, 1)), 300 + np.arange(B * 40).reshape(B, 40)], 1)
+    starts, ends = np.full(B, T - 1), np.full(B, T)
+    order, parts = share(slots, starts, ends, least=1)
+    assert order == list(range(B)) and {part.shared for part in parts} == {True, False}
+    run = Pass(torch.from_numpy(slots[:, -1]), None, torch.from_numpy(slots), parts)
+    key, value = (Read(tensor, run, name, repeats=G) for name, tensor in (("keys", keys), ("values", values)))
+    mask = torch.zeros(B, 1, 1, T, dtype=dtype)
+    mask[1, :, :, :50] = torch.finfo(dtype).min
+    with Widening(0):
+        found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    made = query, key.made(), value.made()
+    own = torch.nn.functional.scaled_dot_product_attention(*made, attn_mask=mask)
+    wide = [tensor.double() for tensor in made]
+    truth = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=mask.double())
+    errors = [float((tensor.double() - truth).abs().mean()) for tensor in (found, own)]
+    assert found.dtype == dtype and errors[0] <= 2 * errors[1] and errors[1] < torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("kind", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-sliding", "gpt2"])
+def test_both_kinds_of_attention_share(name, kind):
+    config = TRIE[name]()
+    config._attn_implementation = kind
+    lm = CachedTransformer(build(config), VOCAB)
+    lm.engine.least = 1
+    prompt = at(lm, PROMPT)
+    prompt.log_probs()
+    read, error = slots_read(lm, [prompt + "ABC"[:n] for n in (1, 2, 3)] + [prompt + "BB"])        # in two rows
+    assert read == 20 + 2 * 3 and error <= LIMIT
+    assert lm.model.config._attn_implementation == kind
+
+
+@pytest.mark.parametrize("wrong", [lambda *_: torch.zeros(1), lambda *both: 2 * _mean(*both)])
+def test_where_sharing_alone_is_wrong_every_row_reads_its_own(wrong, monkeypatch):
+    monkeypatch.setattr("llmppl.lm.engines.hf_attention._mean", wrong)
+    lm = family_lm("gpt2")
+    assert lm.engine.slot_bytes > 0 and lm.engine.least == np.inf
+    prompt = at(lm, PROMPT)
+    prompt.log_probs()
+    read, error = slots_read(lm, [prompt + lm.vocab[i] for i in range(3, 10)])
+    assert read == 7 * 21 and error <= LIMIT
+
+
+def test_little_is_not_shared():
+    lm = family_lm("gpt2")
+    prompt = at(lm, PROMPT)
+    prompt.log_probs()
+    read, error = slots_read(lm, [prompt + lm.vocab[i] for i in range(3, 10)])
+    assert read == 7 * 21 and error <= LIMIT
+
+
+def test_two_lms_on_one_model_and_plain_calls_in_other_threads_do_not_disturb_each_other():
+    model = model_of("llama")
+    lms = [sharing_lm("llama") for _ in range(2)]
+    ids = torch.tensor([PROMPT])
+    with torch.no_grad():
+        right = model(ids).logits
+    errors, wrong, stop = [], [], threading.Event()
+
+    def plain():
+        for _ in range(1000):
+            if stop.is_set():
+                return
+            with torch.no_grad():
+                wrong.append(float((model(ids).logits - right).abs().max()))
+
+    def cached(lm, seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(3):
+            prompt = at(lm, rng.integers(3, 40, 20))
+            errors.append(slots_read(lm, [prompt + lm.vocab[i] for i in range(3, 8)])[1])
+
+    aside = threading.Thread(target=plain)
+    aside.start()
+    threads = [threading.Thread(target=cached, args=(lm, seed)) for seed, lm in enumerate(lms)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    aside.join()
+    assert len(errors) == 6 and max(errors) <= LIMIT and len(wrong) > 0 and max(wrong) <= 1e-5
+    with torch.no_grad():
+        out = model.generate(ids, max_new_tokens=3, do_sample=False)
+    assert out.shape[1] > ids.shape[1] and model.config._attn_implementation == "sdpa"
+
+
+class Allocations(TorchDispatchMode):
+    """The largest sum, over all moments at which a tensor is made, of its bytes and of those that a slab holds."""
+
+    def __init__(self, slab):
+        super().__init__()
+        self.slab, self.peak = slab, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        held = {id(t): t for layer in self.slab.layers for t in (layer.keys, layer.values)}
+        if isinstance(made, torch.Tensor) and function.__name__.startswith("new_empty"):
+            held[id(made)] = made
+        self.peak = max(self.peak, sum(t.numel() * t.element_size() for t in held.values()))
+        return made
+
+
+def test_a_slab_grows_with_one_tensor_of_it_there_twice():
+    lm = family_lm("llama")
+    contexts = [at(lm, PROMPT)]
+    assert error_of(lm, contexts[0]) <= LIMIT
+    slab, size = lm.engine.slab, lm.engine.slot_bytes
+    before = slab.capacity
+    with Allocations(slab) as allocations:
+        slab.reserve(10 * before)
+    tensors = 2 * len(slab.layers)
+    assert slab.capacity == 10 * before
+    assert 10 * before * size <= allocations.peak <= (10 + 1 / tensors) * before * size
+    slab.capacity = before                              # the store knows nothing of this
+    assert error_of(lm, contexts[0] + 5) <= LIMIT
+
+
+def test_a_pass_leaves_no_memory_behind():
+    lm = sharing_lm("llama")
+    together([(at(lm, PROMPT) + lm.vocab[i]).log_probs for i in range(3, 9)])
+    assert lm.engine.slab._runs == {}
+    check_books(lm)

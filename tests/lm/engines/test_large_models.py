@@ -1,0 +1,159 @@
+"""Models too large for one device, or for their floats: spread by accelerate, of mixed types, quantised."""
+
+import copy
+
+import accelerate
+import numpy as np
+import pytest
+import torch
+from helpers.families import TRIE, VOCAB, build, error_of, together
+
+from llmppl.lm.engines import hf
+from llmppl.lm.transformer import CachedTransformer
+
+# --- spread over devices, memory and disk -----------------------------------------------------------------------------
+
+PARTS = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", *(f"model.layers.{i}" for i in range(6))]
+
+
+ENDS = ["model.embed_tokens", "lm_head"]
+MAPS = {
+    "all": {"": "disk"},
+    "every part": dict.fromkeys(PARTS, "disk"),
+    "embedding and head": {part: "disk" if part in ENDS else "cpu" for part in PARTS},
+    "all but these": {part: "cpu" if part in ENDS else "disk" for part in PARTS},
+    "half of the layers": {part: "disk" if part[-1] in "345" else "cpu" for part in PARTS},
+}
+SPREAD = {                                              # what accelerate makes of a model that is in memory
+    "kept in memory": lambda model, folder: accelerate.cpu_offload(model, torch.device("cpu")),
+    "kept on disk": lambda model, folder: accelerate.disk_offload(model, folder, torch.device("cpu")),
+    "kept in memory until run": lambda model, folder: accelerate.cpu_offload_with_hook(model, torch.device("cpu"))[0],
+    "dispatched": lambda model, folder: accelerate.dispatch_model(
+        model, MAPS["embedding and head"], offload_dir=folder, force_hooks=True
+    ),
+}
+
+
+def spread_inside(model, folder):
+    model.model = accelerate.disk_offload(model.model, folder, torch.device("cpu"))
+    return model
+
+
+def same_as_plain(lm, embedded):
+    """Asked the same questions, both give the same answers and run the same tokens."""
+    plain, asked = CachedTransformer(embedded.model, embedded.tokenizer), []
+    for each in (lm, plain):
+        start = each.context("Once upon a time")
+        more = start + ", there was a"
+        together([start.log_probs, more.log_probs])
+        asked.append((start.log_probs(), more.log_probs(), more.log_prob_since(start)))
+    assert all(np.abs(a - b).max() <= 1e-6 for a, b in zip(*asked, strict=True))
+    assert lm.engine.slot_bytes == plain.engine.slot_bytes > 0
+    for count in ("rounds", "rows", "tokens"):
+        assert getattr(lm.stats, count) == getattr(plain.stats, count) > 0
+
+
+@pytest.mark.parametrize("places", MAPS.values(), ids=MAPS)
+def test_a_model_whose_weights_stay_on_disk_says_the_same(places, tmp_path, embedded, recwarn):
+    lm = CachedTransformer.from_pretrained(device_map=places, offload_folder=tmp_path)
+    assert any(p.device.type == "meta" for p in lm.model.parameters())
+    same_as_plain(lm, embedded)
+    assert [str(w.message) for w in recwarn] == []
+
+
+@pytest.mark.parametrize("spread", [*SPREAD.values(), spread_inside], ids=[*SPREAD, "kept on disk but for the head"])
+def test_a_model_that_accelerate_has_spread_says_the_same(spread, tmp_path, embedded):
+    same_as_plain(CachedTransformer(spread(copy.deepcopy(embedded.model), tmp_path), embedded.tokenizer), embedded)
+
+
+@pytest.mark.parametrize("places, kind", [
+    ({"model": "disk", "lm_head": "cpu"}, ValueError), ({"model": "cpu", "lm_head": "disk"}, RuntimeError),
+])  # fmt: skip
+def test_weights_that_are_shared_cannot_be_in_two_places(places, kind, tmp_path):
+    with pytest.raises(kind, match="share weights, as embedding and head often do, have to be in the same place"):
+        CachedTransformer.from_pretrained(device_map=places, offload_folder=tmp_path)
+
+
+@pytest.mark.parametrize("inside, outside", [("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32")])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_type_is_that_of_the_layers_though_the_embedding_has_another(inside, outside, attention, recwarn):
+    inside, outside = getattr(torch, inside), getattr(torch, outside)
+    model = build(TRIE["llama"](), inside)
+    model.set_attn_implementation(attention)
+    model.model.embed_tokens.to(outside).register_forward_hook(lambda module, given, found: found.to(inside))
+    lm = CachedTransformer(model, VOCAB)
+    assert lm.engine.dtype == inside and lm.engine.slot_bytes > 0 and len(recwarn) == 0
+    assert error_of(lm, lm.at(range(3, 30))) <= (1e-4 if inside == torch.float32 else 0.2)
+
+
+# --- quantised --------------------------------------------------------------------------------------------------------
+
+
+class Int8(torch.nn.Module):
+    """A linear layer with int8 weights. Its input stays as it is, or is quantised by its largest value: that of the
+    `batch`, or of each `token`."""
+
+    def __init__(self, linear, by):
+        super().__init__()
+        self.scale = linear.weight.abs().amax() / 127
+        self.weight = torch.nn.Parameter((linear.weight / self.scale).round().to(torch.int8), requires_grad=False)
+        self.by = by
+
+    def forward(self, x):
+        if self.by is not None:
+            unit = (x.abs().amax() if self.by == "batch" else x.abs().amax(-1, keepdim=True)) / 127
+            x = (x / unit).round() * unit
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype) * self.scale)
+
+
+def quantised(by, dtype=torch.float32):
+    model = build(TRIE["llama"](), dtype)
+    for layer in model.model.layers:
+        for block in (layer.self_attn, layer.mlp):
+            for name, linear in list(block.named_children()):
+                if isinstance(linear, torch.nn.Linear):
+                    setattr(block, name, Int8(linear, by))
+    return model
+
+
+def ask_in_many_ways(lm):
+    """The largest error of contexts that were asked alone, together, and on the way to longer ones."""
+    contexts = [lm.at([*range(3, 13), *tail]) for tail in ([], [5, 6], [9], [9, 9, 4], [7], [5, 6, 8])]
+    contexts[0].log_probs()
+    together([context.log_probs for context in contexts])
+    lm.at([*range(3, 13), 20, 21]).log_prob_since(lm.at(range(3, 7)))
+    return max(error_of(lm, context) for context in [*contexts, *(lm.at(range(3, n)) for n in range(7, 13))])
+
+
+@pytest.mark.parametrize("by", [None, "token"])
+def test_int8_weights_are_cached_and_so_are_activations_quantised_by_the_token(by, recwarn):
+    lm = CachedTransformer(quantised(by), VOCAB)
+    assert lm.engine.dtype == torch.float32 and lm.engine.slot_bytes > 0 and len(recwarn) == 0
+    assert ask_in_many_ways(lm) <= 1e-4
+
+
+def test_activations_quantised_by_the_batch_are_told_of_and_every_context_is_run_alone():
+    with pytest.warns(UserWarning) as warned:
+        lm = CachedTransformer(quantised("batch"), VOCAB)
+    (warning,) = warned
+    said = str(warning.message)
+    assert "two ways to batch the same texts differ by" in said and "the probabilities are those of the context" in said
+    assert "Models with int8 weights only" in said
+    assert isinstance(lm.engine, hf.Recomputed) and lm.engine.apart
+    assert ask_in_many_ways(lm) <= 1e-5               # of logits of about 10, in float32
+    before = lm.stats.tokens
+    together([lm.at([*range(23, 33)][:n]).log_probs for n in (3, 5, 9)])
+    assert lm.stats.tokens - before == 3 + 5 + 9        # one on the way to another is run for itself
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_embedded_model_quantised_by_torch_answers_as_it_does_to_each_context_alone(embedded):
+    if torch.backends.quantized.engine == "none":
+        pytest.skip("this build of torch has no quantised kernels")
+    quantize = torch.ao.quantization.quantize_dynamic
+    model = quantize(copy.deepcopy(embedded.model), {torch.nn.Linear}, dtype=torch.qint8)
+    lm = CachedTransformer(model, embedded.tokenizer)
+    assert lm.engine.apart
+    contexts = [lm.context(text) for text in ("Once upon a time", "Once upon a time, there was a", "The cat", "A dog")]
+    together([context.log_probs for context in contexts])
+    assert max(error_of(lm, context) for context in contexts) <= 1e-6

@@ -1,0 +1,91 @@
+"""The model in the package, run by numpy: what transformers computes, without importing torch."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from llmppl import CachedTransformer, ConstrainedText, Infilling, Regex, smc_steer
+from llmppl.lm.embedded import PATH
+from llmppl.lm.engines import hf
+from llmppl.lm.engines.numpy_llama import NumpyLlama
+from llmppl.testing import check_engine
+
+TEXT = "Once upon a time, there was a little dog named Max. He loved to play with his red ball in the park."
+
+
+@pytest.fixture(scope="module")
+def small():
+    return CachedTransformer.from_pretrained(engine="numpy")
+
+
+@pytest.fixture
+def engine():
+    return NumpyLlama(PATH)
+
+
+def test_it_answers_as_transformers_does_whatever_was_asked_before(engine, embedded):
+    report = check_engine(
+        engine,
+        lambda ids: embedded.engine.forward([ids], [(0, len(ids))])[0],
+        ids=[int(token) for token in embedded.context(TEXT).tokens],
+        size=len(embedded.vocab),
+        contexts=40,
+    )
+    assert report.rows > 100 and report.distance < 1e-4
+
+
+def test_it_reads_and_writes_the_slots_it_is_told_to(engine, embedded):
+    """Rows of unequal lengths that share a beginning, in slots of no order, as those of transformers are tried out."""
+    rows = hf._sample_rows(embedded.model, embedded.vocab)
+    truth = np.stack([
+        embedded.engine.forward([row.tolist()], [(0, n) for n in range(1, len(row) + 1)]) for row in rows
+    ])
+    assert hf._error_of(engine, rows, truth) < 1e-4
+    kept = engine.slab.copy()
+    engine.reserve(2 * rows.size)
+    np.testing.assert_array_equal(engine.slab[:, :, : rows.size], kept)    # NaN, too, in slots that no row has
+    assert engine.slot_bytes == kept[:, :, 0].nbytes
+
+
+def test_whole_contexts_are_run_beside_the_slots(engine, embedded):
+    ids = [int(token) for token in embedded.context(TEXT).tokens]
+    asked = [(1, 3), (0, 9), (1, 2), (0, 12)]
+    found = engine.forward([ids[:12], ids[4:7]], asked)
+    truth = embedded.engine.forward([ids[:12], ids[4:7]], asked)
+    assert np.abs(found - truth).max() < 1e-4 and engine.tokens == 15 and engine.slab.size == 0
+
+
+def test_the_same_seed_draws_the_same_texts_and_runs_as_many_tokens(small, embedded):
+    for make in (
+        lambda lm: ConstrainedText(lm, "Tim was", Regex(" [0-9]{1,2} years old and (very )*(happy|sad)[.]")),
+        lambda lm: Infilling(lm, "The dog was very[BLANK] because he had lost his[BLANK]."),
+    ):
+        one, other = (smc_steer(make(lm), 6, 3, seed=4) for lm in (small, embedded))
+        assert one.texts == other.texts
+        assert one.log_ml == pytest.approx(other.log_ml, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["generate", "Once upon a time", "--max-tokens", "5"], ["query", "The (cat|dog)", "--prefix", "The", "-n", "1"]],
+    ids=lambda command: command[0],
+)
+def test_a_command_on_the_model_in_the_package_imports_no_torch(command):
+    program = (
+        "import json, sys\nfrom llmppl.cli.main import app\n"
+        "try: app(json.loads(sys.argv[1]))\nexcept SystemExit: print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program, json.dumps(command)], capture_output=True, text=True)
+    assert result.stdout.count("\n") > 2 and result.stdout.endswith("False\n"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "refused"),
+    [("gpt2", {}, "'gpt2'"), (None, {"device": "cpu"}, "device='cpu'"), (None, {"revision": "x"}, "revision='x'")],
+)
+def test_it_takes_no_other_model_and_no_options_of_transformers(name, options, refused):
+    with pytest.raises(ValueError, match=f"takes no {refused}: engine='transformers' does"):
+        CachedTransformer.from_pretrained(name, engine="numpy", **options)

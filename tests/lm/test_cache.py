@@ -1,0 +1,566 @@
+"""Cache = no cache: whatever was asked before, kept or given up, the answers are those of a plain forward pass."""
+
+import gc
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import transformers as T
+from helpers.common import ROOT, repetitions
+from helpers.families import (
+    ALIGNED,
+    RECOMPUTED,
+    TRIE,
+    VOCAB,
+    V,
+    at,
+    build,
+    check_books,
+    error_of,
+    family_lm,
+    model_of,
+    together,
+    truth,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmppl.constraints import Vocabulary
+from llmppl.inference import smc_standard
+from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
+from llmppl.lm.engine import SlotEngine
+from llmppl.lm.engines import hf
+from llmppl.lm.transformer import CachedTransformer
+from llmppl.models.model import Model
+
+MOST = 40                                               # tokens of a context, far beyond every sliding window
+LIMIT = 1e-4
+
+
+class Session:
+    """Someone who works with several lms at once, and believes nothing.
+
+    Every context and every string is asked of a cold mind: the truth is a plain forward pass. `errors` are all
+    differences found; the books are checked after every operation.
+    """
+
+    def __init__(self, *lms):
+        self.lms = lms
+        self.contexts = [[at(lm, [3])] for lm in lms]
+        self.error = 0.0
+
+    def do(self, kind, n, ids):
+        which = n % len(self.lms)
+        lm, contexts = self.lms[which], self.contexts[which]
+        n //= len(self.lms)
+        old, start = contexts[n % len(contexts)], None
+        if kind == "context":
+            contexts.append(at(lm, ids * (1 + n % 5)))
+        elif kind == "token" and len(old) < MOST:
+            contexts.append(old + lm.vocab[ids[0]])
+        elif kind == "text" and len(old) + len(ids) <= MOST:
+            text = b"".join(lm.vocab.tokens[i] for i in ids).decode(errors="ignore")
+            contexts.append(old + text)
+            assert contexts[-1].text == old.text + text
+        elif kind == "drop" and len(contexts) > 1:
+            contexts.remove(old)
+        elif kind == "ask":
+            self.error = max(self.error, error_of(lm, old))
+        elif kind == "string":
+            start = at(lm, [int(i) for i in old.tokens[: 1 + n % len(old)]])
+            self.error = max(self.error, self.string_error(start, old))
+        elif kind == "together":
+            self.together(n)
+        old = start = None
+        for lm, contexts in zip(self.lms, self.contexts, strict=True):
+            check_books(lm, contexts)
+
+    @staticmethod
+    def string_error(start, end):
+        ids = [int(i) for i in end.tokens]
+        right = sum(float(truth(end.lm, ids[:i])[ids[i]]) for i in range(len(start), len(ids)))
+        return abs(end.log_prob_since(start) - right) / max(1, len(ids) - len(start))
+
+    def together(self, n):
+        """All ask in one run: the row of each context of each lm; then some fork and ask on, some ask a string."""
+
+        def asker(lm, context, k):
+            def run():
+                errors.append(error_of(lm, context))
+                if k % 3 == 0 and len(context) < MOST:
+                    errors.append(error_of(lm, context + lm.vocab[3 + k % 4]))
+                if k % 3 == 1:
+                    errors.append(self.string_error(at(lm, [int(context.tokens[0])]), context))
+
+            return run
+
+        errors = []
+        pairs = [(lm, context) for lm, contexts in zip(self.lms, self.contexts, strict=True) for context in contexts]
+        together([asker(lm, context, n + k) for k, (lm, context) in enumerate(pairs)])
+        self.error = max(self.error, *errors)
+
+
+def operations(low, high):
+    kinds = st.sampled_from(["context", "token", "token", "text", "drop", "ask", "ask", "string", "together"])
+    ids = st.lists(st.integers(low, high), min_size=1, max_size=8)
+    return st.lists(st.tuples(kinds, st.integers(0, 999), ids), min_size=1, max_size=14)
+
+
+# slots and rows that fit; a row takes 4 V bytes
+BUDGETS = st.sampled_from([(0, 0), (0, 1), (3, 0), (7, 1), (12, 2), (30, 5), (100_000, 1000)])
+BATCHES = st.sampled_from([1, 3, 16, 1 << 16])
+
+
+def slot_bytes(name):
+    """Of a family; 0 where it has no slots."""
+    engine = family_lm(name).engine
+    return engine.slot_bytes if isinstance(engine, SlotEngine) else 0
+
+
+def limits(slot_bytes, budget, batch, size=V):
+    slots, rows = budget
+    slot, row = (slot_bytes or 100) + SLOT_OVERHEAD, 4 * size + ROW_OVERHEAD
+    return {"cache_bytes": slots * slot + rows * row, "max_batch_tokens": batch}
+
+
+def work(lms, ops):
+    session = Session(*lms)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "cache_bytes=")
+        for op in ops:
+            session.do(*op)
+    assert session.error <= LIMIT
+
+
+@pytest.mark.parametrize("name", [*TRIE, *RECOMPUTED])
+def test_answers_are_those_of_a_plain_forward_pass_whatever_happened_before(name):
+    size = slot_bytes(name)
+
+    @settings(max_examples=repetitions(150, 5), derandomize=True)
+    @given(operations(3, 6), BUDGETS, BATCHES)
+    def check(ops, budget, batch):
+        work([family_lm(name, **limits(size, budget, batch))], ops)
+
+    check()
+
+
+@settings(max_examples=repetitions(200, 8), derandomize=True)
+@given(operations(3, 6), BUDGETS, BUDGETS, BATCHES)
+def test_two_models_at_once_do_not_disturb_each_other(ops, budget, other, batch):
+    lms = [
+        family_lm(name, **limits(slot_bytes(name), each, batch))
+        for name, each in (("gpt2", budget), ("mistral-sliding", other))
+    ]
+    work(lms, ops)
+
+
+@settings(max_examples=repetitions(60, 4), derandomize=True)
+@given(operations(300, 305), BUDGETS, BATCHES)
+def test_answers_of_the_embedded_model_are_those_of_a_plain_forward_pass(embedded, ops, budget, batch):
+    options = limits(embedded.engine.slot_bytes, budget, batch, len(embedded.vocab))
+    work([CachedTransformer(embedded.model, embedded.tokenizer, **options)], ops)
+
+
+def test_a_long_text_of_the_embedded_model_is_read_right_in_pieces_and_as_a_whole(embedded):
+    text = "It was late in the evening, and nobody had seen the cat since the morning. " * 3
+    for batch in (7, 1 << 16):
+        lm = CachedTransformer(embedded.model, embedded.tokenizer, max_batch_tokens=batch)
+        assert error_of(lm, lm.context(text)) <= LIMIT
+        assert error_of(lm, lm.context(text[:100]) + text[100:]) <= LIMIT
+
+
+# --- which models the trie serves -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TRIE)
+def test_the_self_check_gives_the_trie_to_models_whose_keys_can_be_kept(name, recwarn):
+    lm = CachedTransformer(model_of(name), VOCAB)
+    assert lm.engine.slot_bytes > 0
+    assert error_of(lm, at(lm, range(3, 33))) <= LIMIT
+    assert [str(w.message) for w in recwarn] == []
+    assert np.ptp(truth(lm, range(3, 33))) > 1.0         # far from uniform: an error would show
+    assert (lm.engine.masks == "own") == (name in ALIGNED)
+
+
+def test_the_families_that_the_docs_name_are_those_that_are_tested():
+    docs = (ROOT / "docs/language-models.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([a-z, ]+) \| (.+) \|$", docs, re.MULTILINE))
+    families = {"on the slab": set(TRIE) - set(ALIGNED), "on the slab, rows of equal lengths": set(ALIGNED),
+                "recomputed": set(RECOMPUTED)}  # fmt: skip
+    for kind, names in families.items():
+        told = [re.sub("[^a-z0-9]", "", name.lower()) for name in rows[kind].split(",")]
+        assert sorted(told) == sorted(name.replace("-", "") for name in names)
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_the_self_check_makes_the_others_recompute_and_says_so_once(name, recwarn):
+    lm = CachedTransformer(model_of(name), VOCAB)
+    for n in (3, 9, 30):
+        assert error_of(lm, at(lm, range(3, 3 + n))) <= LIMIT
+    assert type(lm.engine) is hf.Recomputed
+    (warning,) = recwarn
+    assert f"{type(lm.model).__name__} cannot be cached token by token" in str(warning.message)
+    assert "recomputed from its start" in str(warning.message)
+
+
+def test_rotations_that_change_with_the_length_of_the_text_are_cached_up_to_there_and_said_to_be():
+    config = TRIE["phi3"]()
+    config.original_max_position_embeddings, config.sliding_window = 16, None
+    config.rope_parameters = {
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 16,
+    }  # fmt: skip
+    with pytest.warns(UserWarning, match=r"more than 16 tokens \(longrope\).* reads 16 of \d+ tokens"):
+        lm = CachedTransformer(build(config), VOCAB)
+    context = at(lm, range(3, 18))
+    assert lm.engine.slot_bytes > 0 and error_of(lm, context) <= LIMIT and error_of(lm, context + 5) <= LIMIT
+    with pytest.raises(ValueError, match="a context of 17 tokens, and the model reads at most 16"):
+        (context + 5 + 6).log_probs()
+
+
+class Shifted(torch.nn.Module):
+    """A model that a cache would make silently wrong: it adds to its logits something of the place in its input."""
+
+    def __init__(self, inner, silent):
+        super().__init__()
+        self.inner, self.config, self.silent = inner, inner.config, silent
+
+    def get_input_embeddings(self):
+        return self.inner.get_input_embeddings()
+
+    def forward(self, input_ids, **options):
+        if options.get("past_key_values") is not None and not self.silent:
+            raise TypeError("this model\nhas no cache")
+        out = self.inner(input_ids, **options)
+        out.logits = out.logits.clone()
+        out.logits[..., 5] += 0.3 * torch.arange(input_ids.shape[1])
+        return out
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_an_unknown_model_that_the_cache_would_get_wrong_is_recomputed(silent):
+    with pytest.warns(UserWarning, match="off by" if silent else "TypeError: this model") as warned:
+        engine = hf.engine(Shifted(model_of("llama"), silent).eval(), VOCAB, 1 << 16)
+    assert type(engine) is hf.Recomputed and len(warned) == 1
+
+
+@pytest.mark.parametrize("V", [1, 2, 3])
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 64])
+def test_the_self_check_works_with_few_tokens_and_short_contexts(V, most, recwarn):
+    config = T.GPT2Config(vocab_size=V, n_embd=32, n_layer=2, n_head=4, n_positions=most, bos_token_id=0)
+    lm = CachedTransformer(build(config), Vocabulary([b"a", b"b", b"c"][:V]))
+    assert lm.engine.slot_bytes > 0 and lm.engine.max_length == most and len(recwarn) == 0
+    assert error_of(lm, at(lm, [i % V for i in range(min(most, 9))])) <= LIMIT
+
+
+def test_the_self_check_needs_no_ordinary_token(recwarn):
+    lm = CachedTransformer(model_of("llama"), Vocabulary([b""] * V, eos_ids=[2], special_ids=range(V)))
+    assert lm.engine.slot_bytes > 0 and len(recwarn) == 0
+
+
+# --- kinds of numbers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", [
+    "gpt2", "llama", "gemma3", "mistral-sliding", "falcon", "mpt", "opt", "gpt-j", *ALIGNED,
+])  # fmt: skip
+def test_other_floats_are_cached_too(name, dtype, recwarn):
+    lm = CachedTransformer(model_of(name, dtype), VOCAB)
+    assert lm.engine.slot_bytes > 0 and len(recwarn) == 0
+    contexts = [at(lm, list(range(3, 13)) + tail) for tail in ([], [5, 6], [9], [9, 9, 9, 9, 4, 4, 4])]
+    errors = []
+    together([lambda c=c: errors.append(error_of(lm, c)) for c in contexts])
+    errors += [error_of(lm, context + 7) for context in contexts]
+    assert max(errors) <= (1e-5 if dtype == torch.float64 else 0.15)     # GPT-J and MPT attend in float32
+    check_books(lm, contexts)
+    half = torch.finfo(dtype).bits // 8
+    assert lm.engine.slot_bytes == half * slot_bytes(name) // 4
+    assert contexts[0].node.row.array.dtype == (np.float64 if dtype == torch.float64 else np.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "mistral-sliding"])
+def test_half_precision_answers_alike_whatever_happened_before(name, dtype):
+    model = model_of(name, dtype)
+    slot_bytes = CachedTransformer(model, VOCAB).engine.slot_bytes
+
+    @settings(max_examples=repetitions(100, 4), derandomize=True)
+    @given(operations(3, 6), BUDGETS, BATCHES)
+    def check(ops, budget, batch):
+        session = Session(CachedTransformer(model, VOCAB, **limits(slot_bytes, budget, batch)))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "cache_bytes=")
+            for op in ops:
+                session.do(*op)
+        assert session.error <= 0.15
+
+    check()
+
+
+def test_a_model_in_train_mode_is_taken_out_of_it():
+    config = TRIE["gpt2"]()
+    config.attn_pdrop = config.embd_pdrop = config.resid_pdrop = 0.5
+    lm = CachedTransformer(build(config).train(), VOCAB)
+    assert not lm.model.training and lm.engine.slot_bytes > 0
+    assert error_of(lm, at(lm, range(3, 20))) <= LIMIT
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-sliding", "opt", "falcon-alibi", "llama4"])
+def test_both_kinds_of_attention_work(name, attention, recwarn):
+    config = TRIE[name]()
+    config._attn_implementation = attention
+    lm = CachedTransformer(build(config), VOCAB)
+    assert lm.model.config._attn_implementation == attention
+    assert lm.engine.slot_bytes > 0 and len(recwarn) == 0
+    assert error_of(lm, at(lm, range(3, 30))) <= LIMIT
+
+
+# --- heads and vocabularies that do not fit ---------------------------------------------------------------------------
+
+
+def test_ids_beyond_the_vocabulary_are_impossible_and_the_rest_is_renormalised():
+    lm = CachedTransformer(model_of("llama"), Vocabulary(VOCAB.tokens[:40], eos_ids=[2]))
+    context = at(lm, [3, 4, 5])
+    full = truth(family_lm("llama"), [3, 4, 5])[:40]
+    assert context.log_probs().shape == (40,)
+    assert np.allclose(context.log_probs(), full - np.logaddexp.reduce(full), atol=LIMIT)
+
+
+def test_tokens_that_the_head_is_too_small_for_are_impossible():
+    lm = CachedTransformer(model_of("llama"), Vocabulary([*VOCAB.tokens, b"~", b"|"], eos_ids=[2]))
+    found = at(lm, [3, 4, 5]).log_probs()
+    assert found.shape == (52,) and np.isneginf(found[50:]).all()
+    assert np.allclose(found[:50], truth(family_lm("llama"), [3, 4, 5]), atol=LIMIT)
+
+
+def test_holes_in_the_ids_are_impossible_and_the_rest_is_renormalised():
+    holes = [7, 11, 30]
+    vocab = Vocabulary(VOCAB.tokens, eos_ids=[2], special_ids=[0, 1], unknown_ids=holes)
+    lm = CachedTransformer(model_of("llama"), vocab)
+    found, full = at(lm, [3, 4, 5]).log_probs(), truth(family_lm("llama"), [3, 4, 5]).copy()
+    full[holes] = -np.inf
+    assert np.isneginf(found[holes]).all() and np.isfinite(np.delete(found, holes)).all()
+    assert np.allclose(np.exp(found), np.exp(full - np.logaddexp.reduce(full)), atol=LIMIT)
+
+
+def test_every_eos_of_the_generation_config_ends_a_text(embedded):
+    model = embedded.model
+    before = model.generation_config.eos_token_id
+    try:
+        model.generation_config.eos_token_id = [before, 400, 401]
+        lm = CachedTransformer(model, embedded.tokenizer)
+    finally:
+        model.generation_config.eos_token_id = before
+    assert lm.vocab.eos_ids == tuple(sorted({*embedded.vocab.eos_ids, 400, 401}))
+
+
+def test_an_eos_of_the_config_that_the_model_does_not_have_is_left_out(embedded):
+    model, before = embedded.model, embedded.model.config.eos_token_id
+    try:
+        model.config.eos_token_id = 50256
+        assert CachedTransformer(model, embedded.tokenizer).vocab == embedded.vocab
+    finally:
+        model.config.eos_token_id = before
+
+
+# --- models that break ------------------------------------------------------------------------------------------------
+
+
+class Breaking:
+    """Make a model's logits, or its weights, wrong for a while."""
+
+    def __init__(self, model, value, weights):
+        self.model, self.value, self.weights = model, value, weights
+
+    def __enter__(self):
+        if self.weights:
+            self.norm = self.model.model.layers[1].input_layernorm.weight
+            self.before = self.norm.detach().clone()
+            with torch.no_grad():
+                self.norm.fill_(self.value)
+        else:
+            self.hook = self.model.register_forward_hook(self.spoil)
+
+    def spoil(self, module, args, out):
+        out.logits = torch.full_like(out.logits, self.value)
+        return out
+
+    def __exit__(self, *_):
+        if self.weights:
+            with torch.no_grad():
+                self.norm.copy_(self.before)
+        else:
+            self.hook.remove()
+
+
+@pytest.mark.parametrize("batch", [2, 1 << 16])
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize(
+    ("value", "named"), [(float("nan"), "NaN"), (float("inf"), r"NaN|\+inf"), (float("-inf"), "NaN|-inf alone")]
+)
+def test_logits_of_no_distribution_are_an_error_that_names_the_context_and_leave_no_trace(value, named, weights, batch):
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, max_batch_tokens=batch)
+    base = at(lm, [3, 4, 5, 6])
+    assert error_of(lm, base) <= LIMIT
+    further = [base + 9, base + "ABCDE", at(lm, [7, 7, 7])]
+    held, size = [base, *further], len(lm.trie)
+    with Breaking(lm.model, value, weights):
+        for context in further:
+            with pytest.raises(FloatingPointError, match=named) as caught:
+                context.log_probs()
+            assert repr(str(context.text)) in str(caught.value)
+            if not weights:                             # what is known of these weights stays known
+                assert base.log_probs() is not None
+        with pytest.raises(FloatingPointError):
+            further[1].log_prob_since(base)
+        lm.store.fit_rows(lm.store.budget)              # the last token has to be run again, into the slot it has
+        with pytest.raises(FloatingPointError):
+            base.log_probs()
+        check_books(lm)
+    del caught
+    gc.collect()
+    assert len(lm.trie) == size
+    assert all(error_of(lm, context) <= LIMIT for context in held)
+    assert all(error_of(lm, context + 8) <= LIMIT for context in held)
+    check_books(lm, held)
+
+
+def test_what_a_failed_pass_left_in_padding_slots_is_never_read():
+    """A slot of another context in the padding would be masked out, but NaN spreads through a mask."""
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
+    batches, forward = [], lm.engine.run
+    lm.engine.run = lambda batch: batches.append(batch) or forward(batch)
+    contexts = [at(lm, ids) for ids in ([5, 6, 7], [8], [9, 9, 9, 9], [10, 5])]
+    together([context.log_probs for context in contexts])
+    together([(context + 4).log_probs for context in contexts])
+    assert len(batches) >= 2 and any(len({*row}) < len(row) for batch in batches for row in batch.slots)
+    for batch in batches:
+        for row, start, length in zip(batch.slots, batch.starts, batch.lengths, strict=True):
+            assert (row[start + length :] == row[0]).all()
+
+
+def test_a_failed_pass_does_not_show_in_contexts_that_are_padded_beside_it():
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
+    with Breaking(lm.model, float("nan"), True), pytest.raises(FloatingPointError):
+        at(lm, [3, 4, 5]).log_probs()                   # the first slots of the slab hold NaN now, and are free
+    errors = []
+    contexts = [at(lm, ids) for ids in ([5], [5, 6, 7, 8, 9], [6, 6], [9, 8, 7, 6, 5, 4])]
+    together([lambda c=c: errors.append(error_of(lm, c)) for c in contexts])
+    together([lambda c=c: errors.append(error_of(lm, c + 4)) for c in contexts])
+    assert max(errors) <= LIMIT
+
+
+def test_one_context_that_makes_the_model_fail_is_named_though_others_are_beside_it():
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight[9] = float("nan")
+    contexts = [at(lm, ids) for ids in ([3, 4, 5, 6], [9, 4], [6])]
+    with pytest.raises(FloatingPointError, match=r"Context\('1,'\)"):
+        together([context.log_probs for context in contexts])
+    assert error_of(lm, contexts[0]) <= LIMIT and error_of(lm, contexts[2]) <= LIMIT
+
+
+class Broken(Model):
+    """A program whose model breaks at step 3."""
+
+    def __init__(self, lm):
+        super().__init__()
+        self.lm, self.context, self.n = lm, at(lm, [3, 4]), 0
+
+    def step(self):
+        self.n += 1
+        if self.n == 3:
+            self.lm.model.value = float("nan")
+        token = self.sample(self.transformer(self.context))
+        self.context = self.context + token
+
+
+class Switch(torch.nn.Module):
+    """A transformer whose logits can be replaced by a value from outside."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.config, self.value = inner, inner.config, None
+
+    def get_input_embeddings(self):
+        return self.inner.get_input_embeddings()
+
+    def forward(self, input_ids, past_key_values=None, **options):
+        out = self.inner(input_ids, past_key_values=past_key_values, **options)
+        if self.value is not None:
+            out.logits = torch.full_like(out.logits, self.value)
+        return out
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def test_a_NaN_of_the_model_is_raised_inside_the_step_with_a_note_that_names_particle_and_step():
+    lm = CachedTransformer(Switch(model_of("llama")), VOCAB)
+    with pytest.raises(FloatingPointError, match="hold NaN") as caught:
+        smc_standard(Broken(lm), N=3, seed=0)
+    assert caught.value.__notes__ == ["in particle 0 at step 3"]
+    assert "self.sample(self.transformer(self.context))" in "".join(map(str, caught.traceback))
+    lm.model.value = None
+    again = at(lm, [3, 4])
+    assert error_of(lm, again) <= LIMIT and error_of(lm, again + 5) <= LIMIT
+    check_books(lm)
+
+
+def test_a_model_that_raises_leaves_a_usable_cache():
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, max_batch_tokens=4)
+    context = at(lm, range(3, 20))
+    calls = []
+
+    def stop(*_):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    hook = lm.model.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        context.log_probs()
+    hook.remove()
+    check_books(lm)
+    assert lm.store.slots_used == 0
+    assert error_of(lm, context) <= LIMIT
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_that_holds_no_context_is_warned_of_once_and_answers_right():
+    lm = family_lm("llama", cache_bytes=0)
+    says = "cache_bytes=0 does not hold a context of 9 tokens at 256 bytes each"
+    with pytest.warns(UserWarning, match=says) as warned:
+        for n in (9, 9, 12):
+            assert error_of(lm, at(lm, range(3, 3 + n))) <= LIMIT
+    assert len(warned) == 1 and lm.store.bytes == lm.store.peak_bytes == 0
+
+
+def test_contexts_that_displace_each_other_in_small_pieces_are_all_answered_in_the_end():
+    lm = family_lm("llama", cache_bytes=12 * 256, max_batch_tokens=3)
+    contexts = [at(lm, [i, *range(4, 13)]) for i in (3, 4, 5)]
+    errors = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        together([lambda c=c: errors.append(error_of(lm, c)) for c in contexts])
+    assert len(errors) == 3 and max(errors) <= LIMIT
+    assert lm.stats.tokens <= 60
+
+
+def test_limits_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="cache_bytes must be at least 0, not -1"):
+        family_lm("llama", cache_bytes=-1)
+    with pytest.raises(ValueError, match="max_batch_tokens must be at least 1, not 0"):
+        family_lm("llama", max_batch_tokens=0)
+    for value in (2.5, float("nan"), "2GB", True, (1, 2)):
+        for name in ("cache_bytes", "row_bytes"):
+            with pytest.raises(TypeError, match=f"{name} must be an integer"):
+                family_lm("llama", **{name: value})
+    with pytest.raises(ValueError, match="row_bytes must be at least 0, not -1"):
+        family_lm("llama", row_bytes=-1)

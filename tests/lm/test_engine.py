@@ -1,0 +1,358 @@
+"""Engines: what one is asked, told and counted as, and whether `check_engine` finds those that are wrong."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from helpers.families import RECOMPUTED, TRIE, VOCAB, V, at, family_lm, model_of, quietly, together
+from test_threads import Remembering
+
+from llmppl import CachedTransformer, ConstrainedText, Regex, Vocabulary, smc_steer
+from llmppl.lm import Engine, evaluator
+from llmppl.lm.engine import FunctionEngine
+from llmppl.lm.engines import hf
+from llmppl.lm.engines.hf_adapters import Adapted
+from llmppl.testing import check_engine
+
+SIZE = 11
+LETTERS = Vocabulary([bytes([97 + i]) for i in range(SIZE - 1)] + [b""], eos_ids=[SIZE - 1])
+
+
+def logits_of(ids):
+    """(SIZE,) logits: normal numbers that depend on all of the tokens."""
+    return np.random.default_rng([len(ids), *ids]).normal(size=SIZE)
+
+
+def log_probs_of(ids):
+    return logits_of(ids) - np.logaddexp.reduce(logits_of(ids))
+
+
+class Keeping(Engine):
+    """Keeps, of every context, how much of it was read: only what is new counts."""
+
+    name, max_length = "keeping", 60
+
+    def __init__(self, size=1000):
+        self.kept, self.size = {()}, size
+        self.calls, self.released, self.cleared = [], [], 0
+
+    def forward(self, contexts, asked):
+        self.calls.append(([list(each) for each in contexts], list(asked)))
+        for ids in contexts:
+            new = [tuple(ids[: n + 1]) for n in range(len(ids)) if tuple(ids[: n + 1]) not in self.kept]
+            self.tokens += max(1, len(new))             # the last is run again for its logits
+            self.kept.update(new)
+        if len(self.kept) > self.size:
+            self.kept = {()}
+        return np.stack([self.logits(contexts[i][:n]) for i, n in asked])
+
+    def logits(self, ids):
+        return logits_of(ids)
+
+    def release(self, contexts):
+        self.released += contexts
+
+    def clear(self):
+        self.cleared += 1
+        self.kept = {()}
+
+
+def check(engine, reference=logits_of, **options):
+    return check_engine(engine, reference, ids=range(1, 9), size=SIZE, **{"contexts": 40, **options})
+
+
+# --- the conformance suite --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", [FunctionEngine(logits_of, SIZE), Keeping(60), Keeping()], ids=["no", "some", "all"])
+def test_engines_that_answer_right_pass(engine):
+    report = check(engine)
+    assert report.distance < 1e-12 and report.total_variation < 1e-12
+    assert report.rows > 150 and report.tokens <= report.whole
+    assert (report.tokens < report.whole) == (type(engine) is Keeping)
+    assert check(engine, None).distance < 1e-12         # beside its own, with nothing kept
+
+
+@pytest.mark.parametrize("name", [*TRIE, *RECOMPUTED])
+def test_every_family_of_transformers_passes(name):
+    """Both ways: whole contexts, and, through the cache, the slab."""
+    engine = quietly(hf.engine, model_of(name), VOCAB, 1 << 16)
+    engine.max_length = 40
+    plain = hf.Recomputed(Adapted(model_of(name)), 1 << 16)
+    report = check_engine(
+        engine, lambda ids: plain.forward([ids], [(0, len(ids))])[0], ids=range(3, 12), size=V, contexts=40
+    )
+    assert report.rows > 150 and isinstance(engine, hf.Cached) == (name in TRIE)
+
+
+class OffByALittle(Keeping):
+    def logits(self, ids):
+        return logits_of(ids) + 1e-3 * (len(ids) == 9) * np.arange(SIZE)
+
+
+class ForgetsTheStart(Keeping):
+    def logits(self, ids):
+        return logits_of(ids[-8:])
+
+
+class Changes(Keeping):
+    def forward(self, contexts, asked):
+        found = super().forward(contexts, asked)
+        contexts[0].append(1)
+        return found
+
+
+class SortsWhatIsAsked(Keeping):
+    def forward(self, contexts, asked):
+        return super().forward(contexts, sorted(asked))
+
+
+class CountsNothing(Keeping):
+    tokens = property(lambda self: 0, lambda self, _: None)
+
+
+class CountsTwice(Keeping):
+    def forward(self, contexts, asked):
+        self.tokens += 1 + sum(n for _, n in asked)
+        return super().forward(contexts, asked)
+
+
+class KeepsWhatWasReleased(Keeping):
+    """Answers for a released context as if nothing came after it."""
+
+    def logits(self, ids):
+        released = [each for each in self.released if each == ids[: len(each)]]
+        return logits_of(released[0] if released else ids)
+
+
+class HalfDone(Keeping):
+    """What an interrupt leaves is taken for read."""
+
+    def __init__(self):
+        super().__init__()
+        self.half = False
+
+    def forward(self, contexts, asked):
+        broken, self.half = self.half, True
+        found = super().forward(contexts, asked)
+        for _ in range(200_000):
+            pass
+        self.half = False
+        return found + np.arange(SIZE) * broken
+
+
+class RefusesTheLongest(Keeping):
+    def forward(self, contexts, asked):
+        if any(len(each) == self.max_length for each in contexts):
+            raise IndexError("one too many")
+        return super().forward(contexts, asked)
+
+
+class OfOneThread(Keeping):
+    def forward(self, contexts, asked):
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("no loop here")
+        return super().forward(contexts, asked)
+
+
+class Scoring(Keeping):
+    """Says how probable given tokens are without rows, where there are four or more."""
+
+    size_of_head = SIZE
+
+    def __init__(self):
+        super().__init__()
+        self.size, self.scored = self.size_of_head, []
+
+    def forward(self, contexts, asked):
+        self.calls.append((contexts, asked))
+        self.tokens += sum(n for _, n in asked)
+        return np.stack([logits_of(contexts[i][:n]) for i, n in asked])
+
+    def log_probs(self, contexts, starts):
+        if sum(map(len, contexts)) - sum(starts) < 4:
+            return None
+        self.scored.append(([list(each) for each in contexts], list(starts)))
+        self.tokens += sum(map(len, contexts))
+        return [
+            np.array([log_probs_of(ids[:j])[ids[j]] for j in range(start, len(ids))])
+            for ids, start in zip(contexts, starts, strict=True)
+        ]
+
+
+class ScoresShifted(Scoring):
+    def log_probs(self, contexts, starts):
+        return super().log_probs(contexts, [start - 1 for start in starts])
+
+
+class ScoresWithAnotherHead(Scoring):
+    size_of_head = SIZE + 5
+
+
+@pytest.mark.parametrize(
+    ("engine", "sentence"),
+    [
+        (OffByALittle, r"unequal lengths|a log-probability is off by 0\.00\d+, more than 0.0001"),
+        (ForgetsTheStart, r"unequal lengths: after the tokens \[.*\] a log-probability is off"),
+        (Changes, "forward has changed the contexts"),
+        (SortsWhatIsAsked, "earlier places: after the tokens"),
+        (CountsNothing, "0 tokens run by its own count for 1 contexts"),
+        (CountsTwice, "none more than once"),
+        (KeepsWhatWasReleased, "released: after the tokens"),
+        (HalfDone, "interrupts: after the tokens"),
+        (ScoresShifted, r"given tokens: \d+ log-probabilities of \d+ tokens"),
+        (ScoresWithAnotherHead, "given tokens: they are normalised over 16 ids, and the vocabulary has 11"),
+        (RefusesTheLongest, None),
+        (OfOneThread, r"threads: RuntimeError\('no loop here'\)"),
+    ],
+)
+def test_engines_that_answer_wrong_are_found(engine, sentence):
+    with pytest.raises(AssertionError if sentence else IndexError, match=sentence):
+        check(engine())
+
+
+def test_an_engine_that_scores_passes_and_is_asked_for_strings_alone():
+    report = check(Scoring())
+    assert report.distance < 1e-12
+    engine = Scoring()
+    lm = CachedTransformer(engine, LETTERS)
+    start, end = at(lm, [1, 2]), at(lm, [1, 2, 3, 4, 5, 6])
+    other = at(lm, [7, 8])
+    right = sum(log_probs_of([*range(1, n)])[n] for n in range(3, 7))
+    found = {}
+    together([lambda: found.update(string=end.log_prob_since(start)), lambda: found.update(row=other.log_probs())])
+    assert np.isclose(found["string"], right)
+    assert np.allclose(found["row"], log_probs_of([7, 8]))
+    assert engine.scored == [([[1, 2, 3, 4, 5, 6]], [2])]
+    assert [contexts for contexts, _ in engine.calls] == [[[7, 8]]]
+    assert lm.stats.rounds == 1 and lm.stats.tokens == engine.tokens == 8
+    longer = end + lm.vocab[7] + lm.vocab[8]
+    right = sum(log_probs_of([*range(1, n)])[n] for n in (7, 8))
+    assert np.isclose(longer.log_prob_since(end), right)                # too few: by rows
+    assert len(engine.scored) == 1 and len(engine.calls) == 2
+
+
+def test_an_engine_with_ids_that_are_no_tokens_is_asked_for_rows():
+    """Its own normalisation counts them."""
+    engine = ScoresWithAnotherHead()
+    lm = CachedTransformer(engine, LETTERS)
+    at(lm, [1, 2, 3, 4, 5, 6, 7]).log_prob_since(at(lm, [1]))
+    assert engine.scored == [] and len(engine.calls) == 1
+
+
+# --- what an engine is asked and told ---------------------------------------------------------------------------------
+
+
+def test_a_round_of_unequal_lengths_is_one_call():
+    engine = Keeping()
+    lm = CachedTransformer(engine, LETTERS)
+    contexts = [at(lm, ids) for ids in ([1, 2, 3, 4], [5], [1, 2], [6, 7])]
+    rows = {}
+    together([lambda c=c: rows.update({tuple(map(int, c.tokens)): c.log_probs()}) for c in contexts])
+    ((asked, places),) = engine.calls
+    assert asked == [[1, 2, 3, 4], [6, 7], [5]]         # what another begins with is asked on its way
+    assert sorted(places) == [(0, 2), (0, 4), (1, 2), (2, 1)]
+    assert all(np.allclose(row, logits_of(ids) - np.logaddexp.reduce(logits_of(ids))) for ids, row in rows.items())
+    together([(context + 8).log_probs for context in contexts])
+    assert len(engine.calls) == 2 and lm.stats.rounds == 2
+
+
+def test_the_tokens_that_count_are_those_that_the_engine_ran():
+    runs = {}
+    for engine in (Keeping(), FunctionEngine(logits_of, SIZE)):
+        lm = CachedTransformer(engine, LETTERS)
+        particles = smc_steer(ConstrainedText(lm, lm.at([1, 2, 3]), Regex("[a-f]{4,9}"), max_tokens=12), 5, 3, seed=0)
+        runs[type(engine)] = particles.stats.tokens, particles.texts, particles.log_ml
+        assert particles.stats.tokens == engine.tokens
+    (few, *kept), (many, *recomputed) = runs.values()
+    assert kept == recomputed and few < many / 3
+
+
+def test_the_engine_is_told_which_contexts_nobody_holds():
+    engine = Keeping()
+    lm = CachedTransformer(engine, LETTERS)
+    start = at(lm, [1, 2, 3])
+    gone = [start + lm.vocab[i] for i in (4, 5)]
+    gone.append(gone[0] + lm.vocab[6])
+    for each in gone:
+        each.log_probs()
+    assert engine.released == []
+    del gone, each
+    start.log_probs()
+    assert sorted(engine.released) in ([[1, 2, 3, 4], [1, 2, 3, 5]], [[1, 2, 3, 4], [1, 2, 3, 4, 6], [1, 2, 3, 5]])
+    del start
+    at(lm, [7]).log_probs()
+    assert [1] in engine.released
+
+
+def test_after_an_exception_and_an_interrupt_the_engine_forgets():
+    class Breaking(Keeping):
+        error = None
+
+        def forward(self, contexts, asked):
+            if self.error is not None:
+                raise self.error
+            return super().forward(contexts, asked)
+
+    engine = Breaking()
+    lm = CachedTransformer(engine, LETTERS)
+    for i, error in enumerate((ValueError("no"), KeyboardInterrupt()), 3):
+        cleared, engine.error = engine.cleared, error
+        with pytest.raises(type(error)):
+            at(lm, [1, 2, i]).log_probs()
+        engine.error = None
+        row = logits_of([1, 2, i])
+        assert np.allclose(at(lm, [1, 2, i]).log_probs(), row - np.logaddexp.reduce(row))
+        assert engine.cleared > cleared
+
+
+def test_rows_are_asked_for_by_no_more_than_fit_into_memory_at_once(monkeypatch):
+    monkeypatch.setattr(evaluator, "_MAX_ANSWER", 4 * SIZE * 3)
+    engine = Keeping()
+    lm = CachedTransformer(engine, LETTERS)
+    end = at(lm, [1, 2, 3, 4, 5, 6, 7, 8])
+    found = end.log_prob_since(at(lm, [1]))
+    rows = [logits_of([*range(1, n + 1)]) for n in range(1, 8)]
+    assert np.isclose(found, sum(row[n + 2] - np.logaddexp.reduce(row) for n, row in enumerate(rows)))
+    assert [len(asked) for _, asked in engine.calls] == [3, 3, 1]
+    assert [contexts for contexts, _ in engine.calls] == [[[*range(1, n)]] for n in (4, 7, 8)]
+    assert engine.tokens == 7
+
+
+@pytest.mark.parametrize("make", [Keeping, Remembering])
+def test_an_engine_has_one_lm_and_the_one_before_says_so(make):
+    engine = make()
+    vocab = Vocabulary([bytes([97 + i]) for i in range(8)] + [b""], eos_ids=[8]) if make is Remembering else LETTERS
+    first = CachedTransformer(engine, vocab)
+    context = at(first, [1, 2])
+    row = context.log_probs()
+    second = CachedTransformer(engine, vocab)
+    assert np.array_equal(at(second, [1, 2]).log_probs(), row)
+    assert np.array_equal(context.log_probs(), row)     # it was kept
+    with pytest.raises(RuntimeError, match="given to another CachedTransformer.*share the CachedTransformer"):
+        at(first, [1, 2, 3]).log_probs()
+
+
+def test_an_engine_is_known_by_its_name():
+    assert repr(CachedTransformer(Keeping(), LETTERS)).startswith("CachedTransformer(keeping, ")
+    with pytest.raises(TypeError, match="a transformers model, a function from ids to logits, or an Engine"):
+        CachedTransformer(3, LETTERS)
+
+
+def test_slots_that_hold_nothing_leave_whole_contexts_to_the_engine():
+    lm = family_lm("llama", cache_bytes=0)
+    with pytest.warns(UserWarning, match="cache_bytes=0 does not hold a context of 5 tokens"):
+        together([at(lm, range(3, 3 + n)).log_probs for n in (5, 3)] + [at(lm, [9, 9]).log_probs])
+    assert lm.stats.rounds == 1 and lm.stats.tokens == 7
+
+
+def test_an_engine_begins_empty_with_every_language_model():
+    """Also where the one before is gone: what it kept would be counted as nobody's work."""
+    engine = Keeping()
+    at(CachedTransformer(engine, LETTERS), [1, 2, 3]).log_probs()
+    gc.collect()
+    assert len(engine.kept) > 1
+    lm = CachedTransformer(engine, LETTERS)
+    at(lm, [1, 2, 3]).log_probs()
+    assert lm.stats.tokens == 3

@@ -1,0 +1,178 @@
+"""ConstraintLogitsProcessor: masks in other libraries' decoding, against those of texts' beginnings."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+from helpers.tiny import TOKENS, tiny_model, tiny_vocab
+
+from llmppl import CachedTransformer, ConstraintLogitsProcessor, JsonSchema, Regex, Vocabulary
+from llmppl.constraints import DFA
+
+V = 6                                                   # a, b, c, " ", ab, EOS
+PATTERN = "(ab|c)+b?"
+WORDS = (word for n in range(1, 10) for word in map("".join, itertools.product("abc", repeat=n)))
+BEGINNINGS = {word[:n] for word in WORDS if re.fullmatch(PATTERN, word) for n in range(len(word) + 1)}
+
+
+def allowed(text):
+    """The tokens that may follow a text of at most six characters."""
+    ids = {i for i, token in enumerate(TOKENS[: V - 1]) if text + token.decode() in BEGINNINGS}
+    return ids | ({V - 1} if re.fullmatch(PATTERN, text) else set())
+
+
+def asked(processor, rows, width=V, scores=None):
+    """The tokens that are left to each row."""
+    scores = torch.zeros(len(rows), width) if scores is None else scores
+    found = processor(torch.tensor(rows), scores)
+    assert torch.equal(found[found > -torch.inf], scores[found > -torch.inf])
+    return [{*torch.isfinite(row).nonzero().flatten().tolist()} for row in found]
+
+
+def test_rows_that_branch_and_are_reordered_get_the_masks_of_their_own_texts():
+    """All texts of up to four tokens behind two prompts, which hold what would fit, in a new order at each call."""
+    rng, processor = np.random.default_rng(0), ConstraintLogitsProcessor(Regex(PATTERN), tiny_vocab(V))
+    prompts = [[3, 0, 1], [5, 5, 2]]
+    rows = [(prompt, []) for prompt in prompts]
+    for _ in range(4):
+        rng.shuffle(rows)
+        found = asked(processor, [prompt + ids for prompt, ids in rows])
+        for (_, ids), fits in zip(rows, found, strict=True):
+            ended = V - 1 in ids
+            text = b"".join(TOKENS[i] for i in ids if i < V - 1).decode()
+            assert fits == ({V - 1} if ended else allowed(text)), text
+        rows = [(prompt, [*ids, i]) for (prompt, ids), fits in zip(rows, found, strict=True) for i in sorted(fits)]
+    assert len(rows) > 30
+
+
+def test_any_other_row_is_a_prompt():
+    """Of another length, or whose last token cannot have been drawn."""
+    processor = ConstraintLogitsProcessor(Regex("ab"), tiny_vocab(V))
+    start = {0, 4}
+    assert asked(processor, [[2]]) == [start]
+    assert asked(processor, [[2, 0]]) == [{1}]
+    assert asked(processor, [[2, 0]]) == [start]        # asked again: it is no longer than what was asked last
+    assert asked(processor, [[2, 0, 2]]) == [start]     # no "c" was drawn
+    assert asked(processor, [[2, 0, 2, 4], [0, 0, 0, 0]]) == [{V - 1}, start]
+    assert asked(processor, [[2, 0, 2, 4, V - 1]]) == [{V - 1}]
+    assert asked(processor, [[2, 0, 2, 4, V - 1, 3]]) == [{V - 1}]         # what a decoder pads with
+
+
+def test_each_token_is_read_once():
+    class Counting(type(Regex(PATTERN).index(tiny_vocab(V)))):
+        advanced = 0
+
+        def advance(self, state, token):
+            type(self).advanced += 1
+            return super().advance(state, token)
+
+    index = Counting(DFA.from_strings(["ab" * 30]), tiny_vocab(V))
+    processor, request = (ConstraintLogitsProcessor(index, tiny_vocab(V)) for _ in range(2))
+    request, rows = request.of_request(), [[3], [1]]
+    for _ in range(30):
+        asked(processor, rows)
+        request(rows[0][1:], torch.zeros(V))
+        rows = [[*row, 4] for row in rows]
+    assert Counting.advanced == 2 * 29 + 29
+
+
+@pytest.mark.parametrize("width", [V + 3, V, 5])
+def test_heads_may_be_wider_or_narrower_than_the_vocabulary(width):
+    processor = ConstraintLogitsProcessor(Regex(PATTERN), tiny_vocab(V))
+    assert asked(processor, [[0]], width) == [{i for i in allowed("") if i < width}]
+    assert asked(processor, [[0, 2]], width) == [{i for i in allowed("c") if i < width}]
+
+
+def test_where_nothing_is_left_the_row_and_the_constraint_are_named():
+    processor = ConstraintLogitsProcessor(Regex("ab"), tiny_vocab(V))
+    scores = torch.zeros(2, V)
+    scores[1, [0, 4]] = -torch.inf
+    with pytest.raises(ValueError, match=r"row 1: no token that TokenIndex\(Regex\('ab'\).* allows has a probability"):
+        asked(processor, [[2], [2]], scores=scores)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "tokenizer", "error", "said"),
+    [
+        (str.isalpha, tiny_vocab(V), TypeError, r"must say which tokens fit, as Regex\(\.\.\.\) does, and not be"),
+        (None, tiny_vocab(V), TypeError, "must say which tokens fit, .* and not be None"),
+        (Regex("a"), "gpt2", TypeError, "tokenizer must be a transformers tokenizer or a Vocabulary, not 'gpt2'"),
+        (Regex("x"), tiny_vocab(V), ValueError, "the next byte must be one of b'x'"),
+        (Regex("a").index(tiny_vocab(7)), tiny_vocab(V), ValueError, "vocabulary"),
+    ],
+    ids=["function", "none", "name", "impossible", "other"],
+)
+def test_what_has_no_masks_is_refused(constraint, tokenizer, error, said):
+    with pytest.raises(error, match=said):
+        ConstraintLogitsProcessor(constraint, tokenizer)
+
+
+# ---- model.generate
+
+
+def test_greedy_decoding_takes_the_likeliest_token_that_fits(embedded):
+    pattern = Regex(r" [0-9]{1,2} years old and (very )*(happy|sad)[.]")
+    processor = ConstraintLogitsProcessor(pattern, embedded.tokenizer)
+    for prompt in ("Tim was", "Tim was"):               # the same processor again
+        ids = torch.tensor([[*map(int, embedded.context(prompt).tokens)]])
+        out = embedded.model.generate(
+            ids, attention_mask=torch.ones_like(ids), logits_processor=[processor], do_sample=False, max_new_tokens=30,
+            pad_token_id=0,
+        )  # fmt: skip
+        context, index = embedded.context(prompt), pattern.index(embedded.vocab)
+        state, expected = index.start, []
+        while not expected or expected[-1] not in embedded.vocab.eos_ids:
+            expected.append(int(np.where(index.mask(state), context.log_probs(), -np.inf).argmax()))
+            if expected[-1] not in embedded.vocab.eos_ids:
+                state, context = index.advance(state, expected[-1]), context + embedded.vocab[expected[-1]]
+        assert out[0, ids.shape[1] :].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "how", [{"do_sample": True}, {"num_beams": 4, "num_return_sequences": 3}], ids=["rows", "beams"]
+)
+def test_padded_prompts_in_a_batch_and_beams_keep_to_the_language(how, embedded):
+    tokenizer = embedded.tokenizer
+    batch = [tokenizer.encode(prompt) for prompt in ("Tim was", "One day, the old king was", "She")]
+    width = max(map(len, batch))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in batch])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch])
+    pattern = r" [0-9]{1,2} years old and (happy|sad)[.]"
+    torch.manual_seed(0)
+    out = embedded.model.generate(
+        ids, attention_mask=mask, logits_processor=[ConstraintLogitsProcessor(Regex(pattern), tokenizer, eos_ids=0)],
+        max_new_tokens=25, pad_token_id=0, **how,
+    )  # fmt: skip
+    texts = tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)
+    assert len(texts) == (9 if "num_beams" in how else 3) and all(re.fullmatch(pattern, text) for text in texts)
+
+
+def test_it_masks_locally():
+    """Of two texts, whose first token decides, 300 samples have the shares p(a) and p(b) / (p(a) + p(b))."""
+    model, vocab = tiny_model(V), Vocabulary([*TOKENS[: V - 1], b""], eos_ids=[V - 1])
+    lm = CachedTransformer(model, vocab)
+    processor = ConstraintLogitsProcessor(["ac", "ba"], vocab)
+    torch.manual_seed(0)
+    ids = torch.zeros((300, 1), dtype=torch.int64)
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), logits_processor=[processor], do_sample=True, max_new_tokens=3,
+        eos_token_id=V - 1, pad_token_id=V - 1,
+    )  # fmt: skip
+    log_probs = lm.at([0]).log_probs()
+    p = np.exp(log_probs[0] - np.logaddexp(log_probs[0], log_probs[1]))
+    assert {tuple(row) for row in out[:, 1:].tolist()} <= {(0, 2, V - 1), (1, 0, V - 1)}
+    share = (out[:, 1] == 0).double().mean().item()
+    assert abs(share - p) < 4 * np.sqrt(p * (1 - p) / 300)
+
+
+def test_a_json_schema_is_kept_to(embedded):
+    pytest.importorskip("llguidance")
+    processor = ConstraintLogitsProcessor(JsonSchema({"enum": ["small", "big"]}), embedded.tokenizer)
+    ids = torch.tensor([[*map(int, embedded.context("The dog is").tokens)]])
+    out = embedded.model.generate(
+        ids, attention_mask=torch.ones_like(ids), logits_processor=[processor], do_sample=False, max_new_tokens=12,
+        pad_token_id=0,
+    )  # fmt: skip
+    assert embedded.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True) in ('"small"', '"big"')

@@ -1,0 +1,715 @@
+"""Language models as a user meets them: loading, contexts, errors, drawings."""
+
+import ast
+import http.server
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from helpers.common import HANG, ROOT, repetitions
+from helpers.families import TRIE, VOCAB, build, error_of, family_lm, model_of, together, truth
+from helpers.tiny import cold_lm
+from huggingface_hub import close_session
+from huggingface_hub import utils as hub
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_vocabulary import byte_level, llama, unigram
+from transformers.utils import logging
+
+from llmppl import ConstrainedText, Regex, enumerate_exact, search, smc_steer
+from llmppl.constraints import EOS, Vocabulary
+from llmppl.distributions.rules import Rule
+from llmppl.lm import Engine, NextToken, SlotEngine
+from llmppl.lm.embedded import PATH as EMBEDDED
+from llmppl.lm.engines import loading
+from llmppl.lm.transformer import CachedTransformer
+from llmppl.models.model import Model
+from llmppl.queries import Query
+
+SHARED = ROOT.parent / "shared"
+UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def uniform(tokenizer):
+    """An lm of a tokenizer, with a model that knows nothing."""
+    V = len(Vocabulary.from_tokenizer(tokenizer))
+    return CachedTransformer(lambda ids: np.zeros(V), tokenizer)
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_embedded_model_loads_without_a_network_and_without_a_word():
+    code = (
+        "from llmppl.lm.transformer import CachedTransformer; lm = CachedTransformer.from_pretrained();"
+        "print(lm.engine.slot_bytes > 0, lm.model.dtype, abs(sum(map(float, 2.718281828459045 ** lm.context('The')"
+        ".log_probs())) - 1) < 1e-6)"
+    )
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    out = subprocess.run([sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True)
+    assert (out.stdout, out.stderr) == ("True torch.float32 True\n", "")
+
+
+@pytest.fixture
+def bars():
+    """(of transformers, of the hub): whether progress bars are shown; and what shows them, which they do afterwards."""
+    yield lambda: (logging.is_progress_bar_enabled(), not hub.are_progress_bars_disabled())
+    logging.enable_progress_bar()
+    logging.set_verbosity_warning()
+
+
+@pytest.mark.parametrize("of_transformers", [True, False])
+@pytest.mark.parametrize("of_hub", [True, False])
+@pytest.mark.parametrize("name", [None, EMBEDDED], ids=["embedded", "folder"])
+def test_a_model_that_is_here_loads_without_a_progress_bar_and_they_are_as_before(
+    name, of_transformers, of_hub, bars, capfd
+):
+    (logging.enable_progress_bar if of_transformers else logging.disable_progress_bar)()
+    (hub.enable_progress_bars if of_hub else hub.disable_progress_bars)()
+    CachedTransformer.from_pretrained(name)
+    assert bars() == (of_transformers, of_hub)
+    assert capfd.readouterr().err == ""
+
+
+def test_models_that_threads_load_at_once_are_those_that_one_thread_loads(bars, capfd):
+    truth = CachedTransformer.from_pretrained().context("Once").log_probs()
+    with ThreadPoolExecutor(4) as threads:
+        for lm in threads.map(CachedTransformer.from_pretrained, [EMBEDDED] * 12):
+            np.testing.assert_array_equal(lm.context("Once").log_probs(), truth)
+    assert bars() == (True, True) and capfd.readouterr().err == ""
+
+
+def test_a_failed_load_leaves_progress_bars_as_before(bars, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        CachedTransformer.from_pretrained(tmp_path)
+    assert bars() == (True, True)
+
+
+def test_progress_bars_are_shown_to_who_asks_transformers_for_more(bars, capfd):
+    logging.set_verbosity_info()
+    CachedTransformer.from_pretrained(EMBEDDED)
+    assert "Loading weights" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_model_that_does_not_exist_is_an_error_that_says_what_would_work(offline, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")        # where nobody listens
+    asked, tokenizer = [], loading.AutoTokenizer.from_pretrained
+
+    def noted(*arguments, local_files_only, **options):
+        asked.append(local_files_only)
+        return tokenizer(*arguments, local_files_only=local_files_only, **options)
+
+    monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", noted)
+    with pytest.raises(FileNotFoundError) as caught:
+        CachedTransformer.from_pretrained("nobody/no-such-model")
+    assert asked == [True]                              # transformers itself would try for most of a minute
+    message = str(caught.value)
+    assert "no language model 'nobody/no-such-model': no such folder is here" in message
+    assert "Give a hub id such as 'gpt2'" in message and "or nothing, for the small model" in message
+
+
+def test_a_name_server_that_does_not_answer_holds_nobody_up(monkeypatch):
+    release, answered = threading.Event(), []
+
+    class Session:
+        def head(self, *_, **__):
+            answered.append(release.wait(HANG))
+
+    monkeypatch.setattr(loading, "get_session", Session)
+    assert not loading._hub_answers(0.05) and not answered
+    release.set()
+
+
+@pytest.fixture
+def listener():
+    """A server on this machine that answers everything, and the requests that it got."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    close_session()                                     # the hub's client reads the environment when it is made
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+    close_session()
+
+
+def test_the_hub_is_found_where_something_listens_or_behind_a_proxy(monkeypatch, listener):
+    address, asked = listener
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(loading.constants, "ENDPOINT", address)
+    assert loading._hub_answers(HANG)
+    close_session()
+    monkeypatch.setenv("HTTP_PROXY", address)
+    monkeypatch.setattr(loading.constants, "ENDPOINT", "http://hub.invalid")
+    assert loading._hub_answers(HANG)
+    assert [path.rstrip("/") for path in asked] == ["", "http://hub.invalid"]
+    monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", True)
+    assert not loading._hub_answers() and len(asked) == 2
+
+
+def downloaded(cache, repository):
+    """A model of the hub as a download leaves it in a folder."""
+    place = cache / f"models--{repository.replace('/', '--')}"
+    shutil.copytree(EMBEDDED, place / "snapshots" / ("a" * 40))
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("a" * 40)
+
+
+def test_what_was_downloaded_is_loaded_without_asking_the_hub(tmp_path, monkeypatch, embedded):
+    downloaded(tmp_path, "somebody/model")
+    monkeypatch.setattr(loading, "_hub_answers", lambda: pytest.fail("the hub was asked"))
+    lm = CachedTransformer.from_pretrained("somebody/model", cache_dir=tmp_path)
+    assert np.allclose(lm.context("Once").log_probs(), embedded.context("Once").log_probs(), atol=1e-5)
+
+
+def test_what_was_downloaded_in_part_is_asked_of_the_hub_and_said_not_to_be_there(tmp_path, monkeypatch):
+    downloaded(tmp_path, "somebody/model")
+    (weights,) = tmp_path.rglob("model.safetensors")
+    weights.unlink()
+    asked = []
+    monkeypatch.setattr(loading, "_hub_answers", lambda: asked.append(1))
+    for only in (False, True):
+        with pytest.raises(FileNotFoundError, match="no language model 'somebody/model': no such folder is here, and"):
+            CachedTransformer.from_pretrained("somebody/model", cache_dir=tmp_path, local_files_only=only)
+    assert asked == [1]
+
+
+def test_a_device_map_without_accelerate_is_an_error_that_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"device_map= needs accelerate: pip install llmppl\[device-map\]"):
+        CachedTransformer.from_pretrained(device_map="auto")
+
+
+def test_a_folder_without_a_model_is_an_error_that_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="the folder holds no model and tokenizer that transformers can load"):
+        CachedTransformer.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="the folder holds no model and tokenizer"):
+        CachedTransformer.from_pretrained(str(tmp_path))
+
+
+def test_a_folder_without_weights_or_without_a_tokenizer_is_an_error_that_says_so(tmp_path):
+    for missing in ("model.safetensors", "tokenizer"):
+        folder = tmp_path / missing
+        shutil.copytree(EMBEDDED, folder)
+        for path in folder.iterdir():
+            if path.name.startswith(missing):
+                path.unlink()
+        with pytest.raises(FileNotFoundError, match="the folder holds no model and tokenizer"):
+            CachedTransformer.from_pretrained(folder)
+
+
+def test_a_folder_with_a_model_is_loaded(tmp_path, embedded):
+    shutil.copytree(EMBEDDED, tmp_path / "model")
+    cold = CachedTransformer(embedded.model, embedded.tokenizer)        # what is cached was computed in other batches
+    for name in (tmp_path / "model", str(tmp_path / "model")):
+        lm = CachedTransformer.from_pretrained(name)
+        assert lm.vocab == embedded.vocab
+        assert (lm.context("The cat").log_probs() == cold.context("The cat").log_probs()).all()
+
+
+def test_device_and_device_map_together_are_refused():
+    with pytest.raises(ValueError, match="give device= .* or device_map= .*, not both"):
+        CachedTransformer.from_pretrained(device="cpu", device_map="auto")
+
+
+@pytest.mark.parametrize("options", [
+    {"device": "cpu"}, {"device": torch.device("cpu")}, {"device_map": "cpu"}, {"device_map": {"": "cpu"}},
+    pytest.param({"device_map": "auto"}, marks=pytest.mark.skipif(
+        torch.cuda.is_available(), reason="auto means the GPU here")),
+], ids=str)  # fmt: skip
+def test_wherever_the_model_is_put_on_a_cpu_it_says_the_same(options, embedded):
+    lm = CachedTransformer.from_pretrained(**options)
+    assert lm.model.dtype == torch.float32 and lm.engine.slot_bytes == embedded.engine.slot_bytes
+    text = "Once upon a time there was"
+    assert np.allclose(lm.context(text).log_probs(), embedded.context(text).log_probs(), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype, slot", [("float64", 2.0), (torch.float64, 2.0), ("bfloat16", 0.5), (None, 1.0)])
+def test_dtype_is_that_of_the_weights_and_of_the_cache(dtype, slot, embedded):
+    lm = CachedTransformer.from_pretrained(dtype=dtype)
+    assert lm.model.dtype == (getattr(torch, dtype) if isinstance(dtype, str) else dtype or torch.float32)
+    assert lm.engine.slot_bytes == slot * embedded.engine.slot_bytes
+    difference = np.abs(np.exp(lm.context("The").log_probs()) - np.exp(embedded.context("The").log_probs())).max()
+    assert difference < (0.05 if dtype == "bfloat16" else 1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU")
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"device_map": "auto"}], ids=str)
+def test_a_gpu_says_the_same(options, embedded):
+    lm = CachedTransformer.from_pretrained(dtype="float32", **options)
+    text = "Once upon a time there was"
+    assert lm.model.device.type == "cuda" and lm.engine.slot_bytes > 0
+    assert np.allclose(lm.context(text).log_probs(), embedded.context(text).log_probs(), atol=1e-3)
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"dtype": "float7"}, "dtype 'float7' is not one of torch's: give 'float32'"),
+    ({"device": "gpu"}, "device 'gpu' cannot be used here .*; give 'cpu'"),
+])  # fmt: skip
+def test_a_type_or_a_device_that_is_not_there_is_refused_by_name(options, said):
+    with pytest.raises(ValueError, match=said):
+        CachedTransformer.from_pretrained(**options)
+
+
+@pytest.mark.parametrize("tokenizer", [None, "gpt2", lambda text: [1]])
+def test_what_is_no_tokenizer_is_refused(embedded, tokenizer):
+    with pytest.raises(TypeError, match="tokenizer must be a transformers tokenizer or a Vocabulary, not"):
+        CachedTransformer(embedded.model, tokenizer)
+
+
+def test_half_a_character_that_has_no_bytes_is_refused_with_its_place(embedded):
+    for make in (lambda: embedded.context("a\ud800"), lambda: embedded.context("a") + "b\ud800"):
+        with pytest.raises(ValueError, match="text has a lone surrogate, .*, at character 1"):
+            make()
+
+
+def test_what_is_no_language_model_is_refused():
+    with pytest.raises(TypeError, match="7 is no language model"):
+        CachedTransformer(7, VOCAB)
+
+
+@pytest.mark.skipif(not (SHARED / "models/stories260K").is_dir(), reason="stories260K is not here")
+def test_stories260K_is_cached_right():
+    lm = CachedTransformer.from_pretrained(SHARED / "models/stories260K")
+    assert lm.engine.slot_bytes > 0
+    context = lm.context("Once upon a time, there was a little girl")
+    assert error_of(lm, context) <= 1e-4 and error_of(lm, context + " named Lily. She") <= 1e-4
+    assert (context + " naïve 🙂").text == "Once upon a time, there was a little girl naïve 🙂"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base", "mistral_v3"])
+def test_contexts_of_real_vocabularies_add_up(name):
+    from transformers import AutoTokenizer
+
+    if not (SHARED / "vocab" / name).is_dir():
+        pytest.skip(f"the vocabulary of {name} is not here")
+    lm = uniform(AutoTokenizer.from_pretrained(SHARED / "vocab" / name))
+    for start in ("The theory", "naïve", "日本"):
+        for text in (" of", "s", " 日本語 🙂", "é\n\n  x", "<s>"):
+            context = lm.context(start)
+            assert context.text == start and (context + text).text == start + text
+
+
+# --- contexts ---------------------------------------------------------------------------------------------------------
+
+
+def with_bos(tokenizer):
+    """A tokenizer that puts its BOS before every text."""
+    from tokenizers.processors import TemplateProcessing
+
+    bos = (tokenizer.bos_token, tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
+    return tokenizer
+
+
+def test_an_empty_prompt_is_BOS_where_there_is_one_and_an_error_elsewhere(embedded):
+    lm = uniform(llama())
+    (token,) = lm.context("").tokens
+    assert int(token) == lm.tokenizer.bos_token_id and lm.context("") == lm.context() and lm.context("").text == ""
+    assert uniform(byte_level()).context("").tokens == []           # a function reads it
+    for ask in (family_lm("llama").context, embedded.at([]).log_probs):
+        with pytest.raises(ValueError, match="an empty prompt needs a BOS token, as this model reads no empty context"):
+            ask()
+
+
+class Reads(Engine):
+    """An engine of one's own that answers an empty context."""
+
+    reads_empty = True
+
+    def forward(self, contexts, asked):
+        return np.stack([after(contexts[i][:n]) for i, n in asked])
+
+
+def test_a_function_that_reads_no_empty_prompt_is_told_of_it():
+    lm = CachedTransformer(lambda ids: np.zeros(3) + ids[-1], Vocabulary([b"a", b"b", b"<end>"], eos_ids=[2]))
+    with pytest.raises(IndexError) as caught:
+        lm.context("").log_probs()
+    assert any("the prompt is empty, and so are the ids" in note for note in caught.value.__notes__)
+
+
+def after(ids):
+    return np.sin(np.arange(1, 4) * (1 + sum(ids)) + len(ids))
+
+
+@pytest.mark.parametrize("model", [after, Reads()])
+def test_programs_and_queries_of_an_empty_prompt_are_exact(model):
+    lm = CachedTransformer(model, Vocabulary([b"a", b"b", b"<end>"], eos_ids=[2]))
+    truth = {}
+    for ids in itertools.chain.from_iterable(itertools.product([0, 1], repeat=n) for n in range(4)):
+        rows = [np.asarray(after(ids[:n])) for n in range(len(ids) + 1)]
+        logs = [row - np.log(np.exp(row).sum()) for row in rows]
+        truth["".join("ab"[i] for i in ids)] = sum(log[i] for log, i in zip(logs, [*ids, 2], strict=True))
+    program = ConstrainedText(lm, "", Regex("[ab]{0,3}"), end="eos")
+    posterior = enumerate_exact(program)
+    found = {str(particle): particle.log_weight for particle in posterior}
+    assert found == pytest.approx(truth) and len(found) == 15
+    assert smc_steer(program, 15, 3, seed=0).log_ml == pytest.approx(posterior.log_ml)
+    assert {str(match): match.log_prob for match in search(lm, "[ab]{0,3}")} == pytest.approx(truth)
+    found = {(m.prefix, str(m)): m.log_joint for m in search(lm, "a?(b|ab)", prefix="a?")}
+    parts = [("", "b"), ("", "ab"), ("", "aab"), ("a", "ab"), ("a", "aab")]
+    assert found == pytest.approx({(prefix, text): truth[text] for prefix, text in parts})
+    assert lm.context("ab").log_prob_since(lm.context("")) == pytest.approx(
+        sum(lm.at(ids).log_probs()[i] for ids, i in [([], 0), ([0], 1)])
+    )
+
+
+def test_no_BOS_is_added_to_an_encoding_that_lacks_one_and_none_taken_from_one_that_has_it():
+    lm = uniform(llama())
+    assert lm.tokenizer.bos_token_id not in map(int, lm.context("the").tokens)
+    lm = uniform(with_bos(llama()))
+    context = lm.context("the")
+    assert [int(i) for i in context.tokens] == lm.tokenizer.encode("the")
+    assert int(context.tokens[0]) == lm.tokenizer.bos_token_id and context.text == "the"
+    assert int(lm.context("").tokens[0]) == lm.tokenizer.bos_token_id and len(lm.context("")) == 1
+
+
+@pytest.mark.parametrize("make", [byte_level, llama, unigram, lambda: with_bos(llama())],
+                         ids=["byte-level", "llama", "unigram", "llama with BOS"])  # fmt: skip
+def test_the_text_of_a_context_and_a_text_is_both_texts(make):
+    lm = uniform(make())
+
+    @settings(max_examples=repetitions(300, 30), derandomize=True)
+    @given(UNICODE.filter(bool), st.lists(UNICODE, max_size=3))
+    @example("the", [" cat", "é", "日本", "🙂"])
+    @example(" ", [" ", "the", " the"])
+    def check(start, texts):
+        context = lm.context(start)
+        assert context.text == start
+        for text in texts:
+            start += text
+            context = context + text
+            assert context.text == start
+            assert lm.vocab.tokens and len(context) == len(context.tokens)
+
+    check()
+
+
+def test_a_character_split_over_tokens_comes_out_whole():
+    lm = uniform(byte_level())
+    by_byte = {data: lm.vocab[i] for i, data in enumerate(lm.vocab.tokens) if len(data) == 1}
+    context = lm.context("the ")
+    for byte in "🙂".encode():
+        assert context.text.bytes + bytes([byte]) == (context + by_byte[bytes([byte])]).text.bytes
+        context = context + by_byte[bytes([byte])]
+    assert context.text == "the 🙂" and len(context) == len(lm.context("the ")) + 4
+
+
+def test_contexts_are_immutable_and_equal_where_they_stand_at_the_same_place():
+    lm = family_lm("llama")
+    context = lm.context("ABC")
+    more = context + "D"
+    assert context.text == "ABC" and len(context) == 3 and len(more) == 4
+    assert more == lm.context("ABCD") and hash(more) == hash(lm.context("ABCD")) and more != context
+    assert context + "" == context and context != "ABC"
+    assert family_lm("llama").context("ABC") != context
+    token = lm.vocab[5]
+    assert (context + token) == (context + 5) == (context + np.int64(5))
+    assert context + EOS == context + lm.vocab[2] and (context + EOS).text == "ABC"
+
+
+def test_a_context_wants_a_text():
+    with pytest.raises(TypeError, match=r"text must be a str, not \[3, 4\]"):
+        family_lm("llama").context([3, 4])
+    with pytest.raises(ValueError, match="no tokens of this vocabulary spell"):
+        family_lm("llama").context("é")
+
+
+def test_a_token_of_another_model_is_refused():
+    lm, other = family_lm("llama"), Vocabulary(VOCAB.tokens[:10])
+    with pytest.raises(ValueError, match="belongs to another vocabulary"):
+        lm.context("ABC") + other[5]
+    with pytest.raises(ValueError, match="id 50 is not in this vocabulary"):
+        lm.context("ABC") + 50
+    with pytest.raises(ValueError, match="belongs to another vocabulary"):
+        NextToken(lm.context("ABC")).log_prob(other[5])
+    equal = Vocabulary(VOCAB.tokens, eos_ids=[2], special_ids=[0, 1])         # the same tokens by another name
+    assert lm.context("ABC") + equal[5] == lm.context("ABC") + 5
+
+
+def test_EOS_of_several_has_to_be_named():
+    lm = CachedTransformer(model_of("llama"), Vocabulary(VOCAB.tokens, eos_ids=[2, 3]))
+    with pytest.raises(ValueError, match=r"context \+ EOS is ambiguous; add one of the eos ids \(2, 3\)"):
+        lm.context("ABC") + EOS
+
+
+def test_a_context_that_does_not_continue_another_has_no_log_prob_since_it():
+    lm = family_lm("llama")
+    context = lm.context("ABC")
+    for other in (lm.context("ABD"), lm.context("ABCD"), lm.context("BC")):
+        with pytest.raises(ValueError, match="does not continue"):
+            context.log_prob_since(other)
+    assert context.log_prob_since(context) == 0.0
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------------
+
+
+def short_lm():
+    config = TRIE["gpt2"]()
+    config.n_positions = 6
+    return CachedTransformer(build(config), VOCAB)
+
+
+def test_a_prompt_longer_than_the_model_reads_is_an_error_that_names_both_lengths():
+    lm = short_lm()
+    with pytest.raises(ValueError, match="a context of 7 tokens, and the model reads at most 6"):
+        lm.context("ABCDEFG")
+    assert error_of(lm, lm.context("ABCDEF")) <= 1e-4
+    assert len(lm.trie) == 6
+
+
+def test_a_text_that_outgrows_the_model_is_an_error_that_names_both_lengths():
+    lm = short_lm()
+    full = lm.context("ABCDEF")
+    beyond = full + "G"
+    for ask in (beyond.log_probs, lambda: NextToken(beyond), lambda: (beyond + "H").log_prob_since(full)):
+        with pytest.raises(ValueError, match="a context of 7 tokens, and the model reads at most 6: shorten"):
+            ask()
+    right = truth(lm, full.tokens)[int(beyond.tokens[-1])]
+    assert abs(beyond.log_prob_since(full) - right) < 1e-4        # the last token need not be read
+
+
+def test_generation_that_reaches_the_end_of_the_model_is_cut_there_with_a_warning():
+    from llmppl.inference import smc_standard
+
+    class Endless(Model):
+        def __init__(self, lm):
+            super().__init__()
+            self.context = lm.context("ABC")
+
+        def step(self):
+            self.context = self.context + self.sample(self.transformer(self.context))
+
+    with pytest.warns(UserWarning, match="step 5 .*a context of 7 tokens, and the model reads at most 6"):
+        posterior = smc_standard(Endless(short_lm()), N=2, seed=0)
+    assert all(particle.cut and len(particle.context) == 7 for particle in posterior)
+
+
+def test_all_who_ask_for_the_next_token_get_one_object_while_it_lives():
+    lm = family_lm("llama")
+    program, context = Model(), lm.context("ABC")
+    dist = program.transformer(context)
+    assert context.next_token() is dist and lm.context("ABC").next_token() is dist
+    assert isinstance(dist, NextToken) and (context + "D").next_token() is not dist
+    gone = weakref.ref(dist)
+    del dist
+    assert gone() is None and np.isclose(np.exp(context.next_token().log_probs()).sum(), 1.0)
+
+
+def written_through_node(tree):
+    """Where a file writes to an attribute of what is called `node`, as in `context.node.row = row`."""
+    targets = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)]
+    return [each.lineno for each in targets if isinstance(each.value, ast.Attribute) and each.value.attr == "node"]
+
+
+def test_a_model_knows_no_language_model_and_nobody_above_the_lm_writes_into_its_trie():
+    package = ROOT / "llmppl"
+    program = ast.parse((package / "models/model.py").read_text(encoding="utf-8"))
+    imported = [each for each in program.body if isinstance(each, (ast.Import, ast.ImportFrom))]  # not types
+    assert not [each.lineno for each in imported if "llmppl.lm" in ast.unparse(each)]
+    assert written_through_node(ast.parse("context.node.row = None")) == [1]
+    for path in package.rglob("*.py"):
+        if not path.is_relative_to(package / "lm"):
+            assert not written_through_node(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+# --- drawings ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_trie_draws_what_contexts_share_who_is_there_and_what_is_kept():
+    lm = family_lm("llama")
+    prompt = lm.context("ABC")
+    together([prompt.log_probs])
+    left, right, also = prompt + "D", prompt + "EF", prompt + "EF"
+    together([left.log_probs])
+    other = lm.context("XY")
+    assert str(lm.trie).splitlines() == [
+        "<Trie of 8 contexts: keys and values of 4 (0.1 MB), next-token rows of 2 (0.0 MB); 0.1 of 2147.5 MB>",
+        "'ABC' ▪▪▪ ◆ (1)",
+        "├─ 'D' ▪ ◆ (1)",
+        "└─ 'EF' ▫▫ (2)",
+        "'XY' ▫▫ (1)",
+    ]
+    del left, also, other
+    lm.store.fit_rows(lm.store.budget)                  # none fits beside so much
+    further = right + "G" + "H"
+    twig = right + "I"
+    assert lm.trie.draw().splitlines() == [
+        "'ABC' ▪▪▪ (1)",
+        "├─ 'D' ▪",
+        "└─ 'EF' ▫▫ (1)",
+        "   ├─ 'GH' ▫▫ (1)",
+        "   └─ 'I' ▫ (1)",
+    ]
+    assert len(further) + len(twig) == 13
+    assert lm.trie.draw(max_lines=2).splitlines()[-1] == "... and 5 contexts more"
+
+
+def test_a_long_run_of_tokens_is_drawn_short():
+    lm = family_lm("llama")
+    context = lm.context("ABCDEFGHIJKLMNOP")
+    assert lm.trie.draw() == "'ABCDEFGHIJKLMNOP' ▫x16 (1)"
+    (lm.context("ABCDE")).log_probs()
+    assert lm.trie.draw() == "'ABCDEFGHIJKLMNOP' ▪▪▪▪▪▫▫▫▫▫▫… (1)"
+    assert len(context) == 16
+
+
+def test_everything_has_a_repr_that_says_what_it_is():
+    lm = family_lm("llama")
+    assert repr(lm) == "CachedTransformer(LlamaForCausalLM, Vocabulary(50 tokens, eos=2))"
+    assert repr(lm.context("ABC")) == "Context('ABC')"
+    assert repr(lm.context("ABC" * 20 + "DEFG")) == (
+        "Context('ABCABCABCABCABCABCAB' ... 'BCABCABCABCABCABCABCABCABCDEFG')"
+    )
+    assert repr(lm.trie) == (
+        "<Trie of 0 contexts: keys and values of 0 (0.0 MB), next-token rows of 0 (0.0 MB); 0.0 of 2147.5 MB>"
+    )
+    apart = family_lm("llama", cache_bytes=3_000_000, row_bytes=500_000)
+    apart.context("ABC").log_probs()
+    assert repr(apart.trie) == (
+        "<Trie of 3 contexts: keys and values of 3 (0.1 of 3.0 MB), next-token rows of 1 (0.0 of 0.5 MB)>"
+    )
+    assert str(lm.stats).startswith("0 rounds, 0 rows, 0 tokens run, 0 cache hits; ")
+
+
+def test_the_repr_of_the_embedded_model_names_where_it_came_from(embedded):
+    assert "embedded" in repr(embedded) and "4096 tokens" in repr(embedded)
+
+
+# --- any function is an lm --------------------------------------------------------------------------------------------
+
+
+def bigrams(ids):
+    """After an a, b is three times as likely as a or the end; after a b, the end is certain."""
+    return np.log([1.0, 3.0, 1.0]) if not ids or ids[-1] == 0 else [-np.inf, -np.inf, 0.0]
+
+
+def test_any_function_from_token_ids_to_logits_is_an_lm():
+    lm = CachedTransformer(bigrams, Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    assert np.allclose(np.exp(lm.context("aa").log_probs()), [0.2, 0.6, 0.2])
+    assert np.allclose(np.exp(lm.context("ab").log_probs()), [0, 0, 1])
+    assert np.isclose(np.exp(NextToken(lm.context("a")).string().log_prob("ab")), 0.2 * 0.6)
+    assert NextToken(lm.context("a")).string().log_prob([1, 0]) == -np.inf
+    assert NextToken(lm.context("ab")).log_prob(EOS) == 0.0
+    assert not isinstance(lm.engine, SlotEngine) and lm.engine.max_length is None
+    assert lm.context("aab").text == "aab" and lm.context("a") + EOS == lm.context("a") + 2
+
+
+def test_a_function_is_asked_once_for_each_context_and_only_for_these():
+    asked = []
+
+    def function(ids):
+        asked.append(tuple(ids))
+        return bigrams(ids)
+
+    lm = CachedTransformer(function, Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    together([lm.context(text).log_probs for text in ("a", "aa", "a", "aab", "b")])
+    together([lm.context(text).log_probs for text in ("a", "aa", "ba")])
+    assert sorted(asked) == [(0,), (0, 0), (0, 0, 1), (1,), (1, 0)]
+
+
+def test_a_function_may_give_torch_tensors():
+    lm = CachedTransformer(lambda ids: torch.tensor([0.0, 0.0, -torch.inf]), Vocabulary([b"a", b"b", b"c"]))
+    assert np.allclose(np.exp(lm.context("a").log_probs()), [0.5, 0.5, 0])
+
+
+@pytest.mark.parametrize("logits", [[0.0] * 2, [0.0] * 7, [[0.0] * 3], 0.0])
+def test_a_function_that_gives_another_number_of_logits_than_there_are_tokens_is_refused(logits):
+    lm = CachedTransformer(lambda ids: logits, Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    with pytest.raises(ValueError, match=r"shape \(.*\) after the tokens \[0\].* each of the 3 tokens"):
+        lm.context("a").log_probs()
+
+
+@pytest.mark.parametrize("x", [0.0, 1e6, -1e9, 1e15, -1e17, 1e300])
+def test_probabilities_add_up_to_one_however_large_the_logits_are(x):
+    lm = CachedTransformer(lambda ids: np.array([x, x, x]), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    assert np.allclose(np.exp(lm.context("a").log_probs()), 1 / 3)
+    assert np.isclose(lm.context("aba").log_prob_since(lm.context("a")), -2 * np.log(3))
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+def two_ends():
+    """A tokenizer with the special tokens <eos> and <turn>, of which it names the first as its end."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    return tokenizer, tokenizer.convert_tokens_to_ids("<turn>")
+
+
+def test_eos_ids_end_a_text_besides_those_that_are_named():
+    tokenizer, turn = two_ends()
+    V = len(tokenizer)
+    assert CachedTransformer(lambda ids: np.zeros(V), tokenizer).vocab.eos_ids == (tokenizer.eos_token_id,)
+    lm = CachedTransformer(lambda ids: np.zeros(V), tokenizer, eos_ids=[turn])
+    assert lm.vocab.eos_ids == tuple(sorted({tokenizer.eos_token_id, turn}))
+    lm = CachedTransformer.from_pretrained(eos_ids=[0])
+    assert lm.vocab.eos_ids == (0,)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "said"),
+    [
+        (7, TypeError, "eos_ids must be a list of token ids, not 7"),
+        ("<turn>", TypeError, "eos_ids must be a list of token ids, not '<turn>'"),
+        (["<turn>"], TypeError, "each of eos_ids must be an integer, not '<turn>'"),
+        ([10**6], ValueError, "eos_ids: 1000000 is the id of no token"),
+        ([-1], ValueError, "eos_ids: -1 is the id of no token"),
+        ([5], ValueError, r"eos_ids: 5 is .*, a token of text, .*: give stop=\.\.\. to a ready-made program"),
+    ],
+)
+def test_what_cannot_end_a_text_is_no_eos(ids, error, said):
+    with pytest.raises(error, match=said):
+        CachedTransformer(lambda ids: [0.0], two_ends()[0], eos_ids=ids)
+
+
+def test_a_vocabulary_has_its_own_ends():
+    with pytest.raises(ValueError, match="a Vocabulary has eos_ids of its own"):
+        CachedTransformer(lambda ids: [0.0, 0.0], Vocabulary([b"a", b"b"]), eos_ids=[1])
+
+
+def test_an_attribute_that_would_do_nothing_is_refused_by_what_would_work():
+    lm = cold_lm()
+    with pytest.raises(AttributeError, match=r"no attribute temperature, .*rule=Rule\(temperature=0\.1\)"):
+        lm.temperature = 0.1
+    with pytest.raises(AttributeError, match="a Vocabulary has no attribute eos, and would not heed it"):
+        lm.vocab.eos = 3
+    for value in (lm.context("a"), Rule(), Query(lm, "a")):
+        with pytest.raises(AttributeError):
+            value.temperature = 0.1
+    lm.model, lm.tokenizer, lm._mine = lm.model, lm.tokenizer, 1
+
+    class Named(CachedTransformer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.name = "mine"
+
+    named = Named(lm.model, lm.vocab)
+    named.further = 1
+    assert (named.name, named.further) == ("mine", 1) and not hasattr(lm, "temperature")

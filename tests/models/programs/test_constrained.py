@@ -1,0 +1,459 @@
+"""ConstrainedText with every kind of constraint, and conformity: against `re`, lark, `json` and sums by hand."""
+
+import enum
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import pytest
+from helpers.tiny import (
+    TOKENS,
+    cold_lm,
+    log_prob_by_hand,
+    log_probs_by_hand,
+    spelled,
+    table_lm,
+    texts_of,
+    tiny_lm,
+    tiny_vocab,
+)
+
+from llmppl import (
+    EOS,
+    Categorical,
+    ConstrainedText,
+    Grammar,
+    Infilling,
+    JsonSchema,
+    PromptIntersection,
+    Regex,
+    Rule,
+    Uniform,
+    enumerate_exact,
+    importance_sampling,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.constraints import DFA, index_of, json_grammar
+from llmppl.queries import conformity
+
+V = 6
+A, B, C, SPACE, AB, END = range(6)
+PATTERN = r"(ab|c)+d?| a?"                              # "d" is in no token
+NESTED = 'start: "a" start "b" | "c"'
+ENDS = {"end": "eos", "max_tokens": 4}
+
+
+class EvenLength:
+    """A recognizer of one's own: texts of an even number of bytes, b among them nowhere."""
+
+    start = 0
+
+    def step(self, state, byte):
+        return None if byte == ord("b") else 1 - state
+
+    def accepts(self, state):
+        return state == 0
+
+
+def nested(text):
+    return re.fullmatch("(a*)c(b*)", text) is not None and text.count("a") == text.count("b")
+
+
+CONSTRAINTS = {
+    "regex": (lambda: Regex(PATTERN), lambda text: re.fullmatch(PATTERN, text) is not None),
+    "words": (lambda: DFA.from_strings(["a", "abc", "cab"]), {"a", "abc", "cab"}.__contains__),
+    "grammar": (lambda: Grammar(NESTED), nested),
+    "index": (lambda: Regex(PATTERN).index(tiny_vocab(V)), lambda text: re.fullmatch(PATTERN, text) is not None),
+    "recognizer": (EvenLength, lambda text: len(text) % 2 == 0 and "b" not in text),
+}
+each_constraint = pytest.mark.parametrize("name", CONSTRAINTS)
+
+
+def by_hand(lm, fits, most, prompt=(A,)):
+    """The probability of every text that fits and ends after at most `most` tokens, summed over its spellings."""
+    sums = {}
+    for ids in texts_of(V, most + 1):
+        text = spelled(ids)
+        if ids[-1] == END and fits(text):
+            sums[text] = sums.get(text, 0.0) + math.exp(log_prob_by_hand(lm, prompt, ids))
+    return sums
+
+
+def weighed(particles):
+    """Text -> the sum of its particles' weights, not normalised."""
+    sums = {}
+    for particle in particles:
+        sums[particle.s] = sums.get(particle.s, 0.0) + math.exp(particle.log_weight)
+    return sums
+
+
+@each_constraint
+def test_a_text_that_must_end_has_the_probability_of_its_spellings_that_end_in_time(name):
+    make, fits = CONSTRAINTS[name]
+    truth = by_hand(tiny_lm(V), fits, 4)
+    posterior = enumerate_exact(ConstrainedText(tiny_lm(V), "a", make(), **ENDS))
+    assert weighed(posterior) == pytest.approx(truth, rel=1e-6)
+    assert posterior.log_ml == pytest.approx(math.log(sum(truth.values())), rel=1e-9)
+    assert not any(particle.cut for particle in posterior)
+
+
+def test_a_text_that_must_end_without_a_constraint_or_with_a_function_does():
+    lm = tiny_lm(V)
+    for constraint, fits in ((None, lambda text: True), (lambda text: "c" not in text, lambda text: "c" not in text)):
+        posterior = enumerate_exact(ConstrainedText(lm, "a", constraint, complete=True, max_tokens=3))
+        assert weighed(posterior) == pytest.approx(by_hand(lm, fits, 3), rel=1e-6)
+
+
+def test_a_mask_and_a_constraint_hold_together():
+    lm = tiny_lm(V)
+    mask = np.array([b"c" not in token for token in lm.vocab.tokens])
+    posterior = enumerate_exact(ConstrainedText(lm, "a", Regex(PATTERN), mask=lambda text: mask, **ENDS))
+    truth = by_hand(lm, lambda text: re.fullmatch(PATTERN, text) and "c" not in text, 4)
+    assert weighed(posterior) == pytest.approx(truth, rel=1e-6)
+
+
+@each_constraint
+@pytest.mark.parametrize("run", [smc_steer, smc_standard, importance_sampling], ids=lambda run: run.__name__)
+def test_every_sampled_text_that_must_end_is_whole_and_short_enough(name, run):
+    make, fits = CONSTRAINTS[name]
+    program = ConstrainedText(tiny_lm(V), "a", make(), **ENDS)
+    options = (20, 2) if run is smc_steer else (20,)
+    posterior = run(program, *options, seed=1)
+    assert len(posterior) > 0 or run is not importance_sampling
+    for particle in posterior:
+        assert fits(particle.s) and particle.num_tokens <= 4 and not particle.cut
+
+
+@each_constraint
+def test_steering_estimates_the_probability_that_a_text_fits_and_ends_without_bias(name):
+    make, fits = CONSTRAINTS[name]
+    program = ConstrainedText(tiny_lm(V), "a", make(), **ENDS)
+    Zs = np.exp([smc_steer(program, 4, 2, seed=seed).log_ml for seed in range(150)])
+    Z = sum(by_hand(tiny_lm(V), fits, 4).values())
+    assert abs(Zs.mean() - Z) < 4.5 * Zs.std() / np.sqrt(len(Zs)) + 1e-12
+
+
+@each_constraint
+def test_eos_is_drawn_only_where_the_text_is_complete(name):
+    make, fits = CONSTRAINTS[name]
+    program = ConstrainedText(tiny_lm(V), "a", make())
+    for seed in range(30):
+        model = program.copy()
+        model.rng = np.random.default_rng(seed)
+        for _ in range(8):
+            if model.finished:
+                break
+            assert model.index.mask(model.state)[END] == fits(model.s)
+            model.step()
+        assert not model.finished or model.log_weight == -math.inf or fits(model.s)
+
+
+def test_cut_marks_a_text_that_max_tokens_ended_and_leaves_the_others():
+    lm = tiny_lm(V)
+    posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("(ab|c)+"), complete=False, max_tokens=2))
+    for particle in posterior:
+        assert particle.cut == (particle.num_tokens == 2)
+        assert particle.cut or re.fullmatch("(ab|c)+", particle.s)
+    cut = {particle.s for particle in posterior if particle.cut}
+    assert cut == {"ab", "aba", "abc", "abab", "cc", "ca", "cab"}
+
+
+def test_the_last_token_and_the_bound_fit_exactly():
+    lm = tiny_lm(V)
+    posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("cc|aaaa"), max_tokens=2))
+    assert {particle.s for particle in posterior} == {"cc"}
+    one = enumerate_exact(ConstrainedText(lm, "a", Regex("ab"), max_tokens=1))
+    assert [particle.s for particle in one] == ["ab"]
+
+
+def test_an_end_that_cannot_come_in_time_is_refused_with_the_shortest():
+    lm = tiny_lm(V)
+    with pytest.raises(ValueError, match=r"Regex\('cccc'\).*no text ends within max_tokens=3, the shortest takes 4"):
+        ConstrainedText(lm, "a", Regex("cccc"), max_tokens=3)
+    with pytest.raises(ValueError, match="the shortest takes 5 tokens"):
+        ConstrainedText(lm, "a", Grammar('start: "a" "a" "a" "a" "c"'), max_tokens=4)
+
+
+def test_a_text_that_must_be_complete_has_a_bound():
+    with pytest.raises(ValueError, match="complete=True wants max_tokens"):
+        ConstrainedText(table_lm(lambda ids: [0.0] * 3), "a", Regex("a"), complete=True)
+    with pytest.raises(TypeError, match="complete must be True or False, not 'end'"):
+        ConstrainedText(tiny_lm(V), "a", Regex("a"), complete="end", max_tokens=3)
+
+
+def test_what_is_no_constraint_is_refused():
+    for wrong in ("[ab]+", 3, {"a"}, re.compile("a")):
+        with pytest.raises(TypeError, match="a constraint is a Regex, a Grammar, a JsonSchema"):
+            ConstrainedText(tiny_lm(V), "a", wrong)
+    with pytest.raises(TypeError, match="mask must be a function"):
+        ConstrainedText(tiny_lm(V), "a", mask=np.ones(V, bool))
+
+
+@dataclass
+class Pet:
+    name: str
+
+
+class Color(enum.StrEnum):
+    red = "red"
+
+
+class Named(TypedDict):
+    name: str
+
+
+TYPES = [Pet, Color, Named, bool, int, str, dict, EvenLength, list[int], Literal["a", "b"], int | None, Any]
+WITHOUT_TEXT = [EvenLength, Regex, Callable[[str], bool]]
+
+
+@pytest.mark.parametrize("wrong", TYPES, ids=str)
+def test_a_type_is_never_taken_for_a_function_of_the_text(wrong):
+    with pytest.raises(TypeError, match="mask must be a function, as short_words"):
+        ConstrainedText(tiny_lm(V), "a", mask=wrong)
+    with pytest.raises(TypeError, match="until must be a function, as ends_sentence is"):
+        PromptIntersection(tiny_lm(V), ["a", "b"], until=wrong)
+
+
+@pytest.mark.parametrize("wrong", WITHOUT_TEXT, ids=str)
+def test_a_type_whose_values_are_not_written_is_no_constraint(wrong):
+    for take in (lambda: ConstrainedText(tiny_lm(V), "a", wrong), lambda: conformity(tiny_lm(V), "a", wrong)):
+        with pytest.raises(TypeError, match=r"cannot be the type .* A pydantic model, .* for other texts Regex\(...\)"):
+            take()
+
+
+class Says:
+    """A function of the text that answers what it was made with."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __call__(self, text):
+        return self.answer
+
+    def __repr__(self):
+        return "Says()"
+
+
+@pytest.mark.parametrize("answer", [None, 1, 0.0, "yes", [], np.array([True])])
+def test_a_function_of_the_text_must_say_True_or_False(answer):
+    for program, name in [
+        (ConstrainedText(tiny_lm(V), "a", Says(answer)), "constraint"),
+        (PromptIntersection(tiny_lm(V), ["a", "b"], until=Says(answer)), "until"),
+    ]:
+        said = f"{name} Says() returned {answer!r} for '"
+        with pytest.raises(TypeError, match=f"{re.escape(said)}[abc ]+'; it must return True or False"):
+            smc_steer(program, 4, 2, seed=0, max_steps=1, progress=False)
+
+
+def test_a_bool_of_numpy_is_an_answer_and_a_length_is_none():
+    for truth in (True, np.True_):
+        assert smc_steer(ConstrainedText(tiny_lm(V), "a", Says(truth), max_tokens=2), 2, 2, seed=0, progress=False)
+    with pytest.raises(TypeError, match="constraint len returned [12] for '"):
+        smc_steer(ConstrainedText(tiny_lm(V), "a", len), 2, 2, seed=0, progress=False)
+
+
+@pytest.mark.parametrize(
+    "make, meant",
+    [
+        (lambda lm: ConstrainedText(lm, "a", max_tokns=3), "ConstrainedText takes no max_tokns: did you mean max_tok"),
+        (lambda lm: ConstrainedText(lm, "a", completed=True), "did you mean complete"),
+        (lambda lm: Infilling(lm, "a[BLANK]b", lenghts=None), "Infilling takes no lenghts: did you mean lengths"),
+        (lambda lm: PromptIntersection(lm, ["a"], rules=Rule()), "did you mean rule"),
+        (lambda lm: ConstrainedText(lm, "a", wobble=1), "takes no wobble: it takes complete, end, mask, max_to"),
+    ],
+)
+def test_a_mistyped_option_is_told_what_was_meant(make, meant):
+    with pytest.raises(TypeError, match=meant):
+        make(tiny_lm(V))
+
+
+def test_programs_refuse_what_is_no_text_by_name():
+    lm = tiny_lm(V)
+    for make, error, message in [
+        (lambda: ConstrainedText(lm, 5), TypeError, "prompt must be a str or a Context, not 5"),
+        (lambda: ConstrainedText(lm, "a\ud800"), ValueError, r"prompt has a lone surrogate, '\\ud800', at character 1"),
+        (lambda: conformity(lm, None, Regex("a")), TypeError, "prompt must be a str"),
+        (lambda: PromptIntersection(lm, ["a", 5]), TypeError, "prompt must be a str or a Context, not 5"),
+        (lambda: Infilling(lm, ["a", 5]), TypeError, "each of the fragments must be a str, not 5"),
+        (lambda: Infilling(lm, "a[BLANK]\ud800"), ValueError, "each of the fragments has a lone surrogate"),
+        (lambda: Infilling(lm, "a[BLANK]", lengths=3), TypeError, "lengths must be a Distribution over 0, 1, 2"),
+        (lambda: Infilling(lm, "a[BLANK]", prior="no"), TypeError, "prior must be True or False, not 'no'"),
+        (lambda: Infilling(lm, "a[BLANK]", end="boundary"), ValueError, "end must be one of 'prefix', 'eos', not 'bo"),
+        (lambda: Infilling(lm, "a[BLANK]", end=True), TypeError, "end must be one of 'prefix', 'eos', not True"),
+        (lambda: ConstrainedText(lm, "a", rule=40), TypeError, r"rule must be a function, as Rule\(top_k=40\) is"),
+        (lambda: PromptIntersection(lm, ["a"], proposal=1), TypeError, "proposal must be one of 'product', 'first'"),
+        (lambda: ConstrainedText(lm, "a", min_tokens=3, max_tokens=2), ValueError, "min_tokens must be at most max_t"),
+    ]:
+        with pytest.raises(error, match=message):
+            make()
+
+
+@pytest.mark.parametrize("lengths", [Uniform(-2, -1), Categorical({0.5: 1.0}), Categorical({"a": 1.0})])
+def test_lengths_that_are_no_counts_are_refused_when_drawn(lengths):
+    with pytest.raises(ValueError, match="lengths must be a Distribution over 0, 1, 2, ..., but .* drew"):
+        smc_steer(Infilling(tiny_lm(V), "a[BLANK]b", lengths=lengths), 2, 2, seed=0, progress=False)
+
+
+def test_an_index_over_another_vocabulary_is_refused_and_one_over_an_equal_vocabulary_is_not():
+    for V_other in (4, 5, 7):
+        with pytest.raises(ValueError, match="another vocabulary"):
+            ConstrainedText(tiny_lm(V), "a", Regex("[abc]+").index(tiny_vocab(V_other)))
+    equal = Regex("[abc]+").index(tiny_vocab(V))
+    assert equal.vocab is not tiny_lm(V).vocab
+    assert ConstrainedText(tiny_lm(V), "a", equal).index is equal
+
+
+def test_an_impossible_constraint_is_refused_and_names_what_was_wanted():
+    lm = tiny_lm(V)
+    with pytest.raises(ValueError, match=r"\[xyz\].*the next byte must be one of b'x'..b'z', and none of the 5 tokens"):
+        ConstrainedText(lm, "a", Regex("[xyz]+"))
+    with pytest.raises(ValueError, match="b'd'"):
+        ConstrainedText(lm, "a", Regex("abd"))
+    with pytest.raises(ValueError, match="accepts no string"):
+        ConstrainedText(lm, "a", Regex("a(?!b)b"))
+
+
+def test_particles_share_one_index():
+    posterior = smc_steer(ConstrainedText(tiny_lm(V), "a", Regex(PATTERN), max_tokens=5), 8, 3, seed=0)
+    assert len({id(particle.index) for particle in posterior}) == 1
+    index = Grammar(NESTED).index(tiny_vocab(V))
+    program = ConstrainedText(tiny_lm(V), "a", index, max_tokens=5)
+    assert all(particle.index is index for particle in smc_steer(program, 8, 3, seed=0))
+    assert program.copy().index is index
+
+
+def test_a_run_never_changes_the_program():
+    program = ConstrainedText(tiny_lm(V), "a", Regex(PATTERN), **ENDS)
+    before = program.state, program.s, program.num_tokens
+    first, second = (smc_steer(program, 5, 2, seed=3) for _ in range(2))
+    assert (program.state, program.s, program.num_tokens) == before
+    assert [str(x) for x in first] == [str(x) for x in second] and first.log_ml == second.log_ml
+
+
+def test_min_tokens_holds_beside_a_constraint():
+    lm = tiny_lm(V)
+    posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("c*"), min_tokens=2, **ENDS))
+    assert {particle.s for particle in posterior} == {"cc", "ccc", "cccc"}
+    truth = by_hand(lm, lambda text: re.fullmatch("c{2,}", text), 4)
+    assert weighed(posterior) == pytest.approx(truth, rel=1e-6)
+
+
+def test_the_target_is_that_of_throwing_away_what_does_not_fit():
+    """With the distribution tempered and cut as well."""
+    options = {"rule": Rule(temperature=1.5, top_k=4), "complete": True, **ENDS}
+    free = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", **options)))
+    held = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex(PATTERN), **options)))
+    assert held == pytest.approx({text: w for text, w in free.items() if re.fullmatch(PATTERN, text)}, rel=1e-9)
+
+
+# ---- on real tokens
+
+
+@pytest.mark.parametrize(
+    "pattern", [r" [0-9]{1,3} years old\.", r"( [a-z]+){2,4}[.!]", r"(?i) (yes|no)", r" [^\W\d]\w{0,6}", " é+ 日本?"]
+)
+def test_texts_of_the_embedded_model_match_as_re_says(embedded, pattern):
+    program = ConstrainedText(embedded, "Tim was", Regex(pattern), max_tokens=14)
+    posterior = smc_steer(program, 4, 2, seed=0)
+    assert len(posterior) and all(re.fullmatch(pattern, particle.s) for particle in posterior)
+
+
+def test_texts_of_the_embedded_model_are_parsed_by_lark(embedded):
+    grammar = Grammar('start: " " NAME ("," " " NAME)* [" and " NAME] "."\nNAME: /[A-Z][a-z]+/\n')
+    posterior = smc_steer(ConstrainedText(embedded, "They met", grammar, max_tokens=12), 4, 2, seed=0)
+    assert len(posterior)
+    for particle in posterior:
+        grammar.lark.parse(particle.s)
+
+
+def test_texts_of_the_embedded_model_are_json(embedded):
+    for prompt in ("Lily said: ", "List: "):
+        program = ConstrainedText(embedded, prompt, json_grammar(), max_tokens=12)
+        posterior = smc_steer(program, 4, 2, seed=0)
+        assert len(posterior)
+        for particle in posterior:
+            json.loads(particle.s)
+
+
+def test_texts_of_the_embedded_model_are_instances_of_a_schema(embedded):
+    pytest.importorskip("llguidance")
+    schema = JsonSchema({"type": "array", "items": {"enum": [1, "two", None]}, "minItems": 1, "maxItems": 3})
+    prompt = 'The list was [1,"two",null]. The list was '
+    posterior = smc_steer(ConstrainedText(embedded, prompt, schema, max_tokens=40), 6, 3, seed=0)
+    assert len(posterior)
+    for particle in posterior:
+        found = json.loads(particle.s)
+        assert 1 <= len(found) <= 3 and all(item in (1, "two", None) for item in found)
+    index = schema.index(embedded.vocab)
+    posterior = smc_steer(ConstrainedText(embedded, "a", index), 3, 2, max_steps=3)
+    assert len(posterior) and all(particle.index is index for particle in posterior)
+
+
+# ---- conformity
+
+
+@each_constraint
+def test_conformity_is_what_the_distribution_and_the_mask_say(name):
+    lm, make = tiny_lm(V), CONSTRAINTS[name][0]
+    index = index_of(make(), lm.vocab)
+    lengths = set()
+    for seed in range(8):
+        before, state = [A], index.start
+        texts = conformity(lm, "a", make(), max_tokens=6, seed=seed)
+        lengths.add(len(texts))
+        for found in texts:
+            dist, mask = log_probs_by_hand(lm, before), index.mask(state)
+            assert mask[found.token]
+            mass = np.exp(dist[mask]).sum()
+            masked = np.where(mask, np.exp(dist), 0.0) / mass
+            divergence = sum(q * (math.log(q) - log_p) for q, log_p in zip(masked, dist, strict=True) if q > 0.0)
+            assert found.mass == pytest.approx(mass, rel=1e-6)
+            assert found.kl == pytest.approx(divergence, rel=1e-5, abs=1e-9)
+            assert found.agrees == mask[np.argmax(dist)]
+            if found.token != EOS:
+                before.append(int(found.token))
+                state = index.advance(state, found.token)
+        assert texts[-1].token == EOS or len(texts) == 6
+    assert max(lengths) > 1
+
+
+def test_the_weight_of_a_masked_text_is_the_sum_of_its_divergences_with_the_sign_turned():
+    lm = tiny_lm(V)
+    for seed in range(5):
+        found = conformity(lm, "a", Regex("(ab|c){1,2}"), seed=seed)
+        ids = [int(each.token) for each in found]
+        masses = sum(each.kl for each in found)
+        index, state, log_q = Regex("(ab|c){1,2}").index(lm.vocab), None, 0.0
+        state = index.start
+        for i, token in enumerate(ids):
+            dist, mask = log_probs_by_hand(lm, [A, *ids[:i]]), index.mask(state)
+            log_q += dist[token] - np.logaddexp.reduce(dist[mask])
+            state = index.advance(state, token)
+        assert log_prob_by_hand(lm, [A], ids) - log_q == pytest.approx(-masses, rel=1e-5)
+
+
+def test_conformity_of_an_unconstrained_text_is_whole():
+    for found in conformity(tiny_lm(V), "a", Regex("(?s).*"), max_tokens=5, seed=0):
+        assert found.mass == pytest.approx(1.0) and found.kl == pytest.approx(0.0, abs=1e-9) and found.agrees
+
+
+def test_conformity_ends_where_no_token_of_positive_probability_fits():
+    lm = table_lm(lambda ids: [0.0, -np.inf, -np.inf])   # "a" for ever
+    assert [str(found.token) for found in conformity(lm, "a", Regex("aab"), seed=0)] == ["a", "a"]
+
+
+def test_conformity_wants_masks():
+    with pytest.raises(TypeError, match="has masks"):
+        conformity(tiny_lm(V), "a", lambda text: True)
+
+
+def test_a_text_with_the_same_seed_is_the_same_whatever_is_cached():
+    program = lambda lm: ConstrainedText(lm, "a", Regex(PATTERN), **ENDS)   # noqa: E731
+    cold, warm = (smc_steer(program(lm), 5, 2, seed=4) for lm in (cold_lm(V), tiny_lm(V)))
+    assert [str(x) for x in cold] == [str(x) for x in warm]
+    assert set(b"".join(TOKENS[: V - 1])) == set(b"abc ")

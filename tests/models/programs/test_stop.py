@@ -1,0 +1,180 @@
+"""Stop strings: where a text ends, and that its weight is that of all that the model writes up to there."""
+
+import math
+
+import pytest
+from helpers.tiny import log_prob_by_hand, spelled, texts_of, tiny_lm
+from test_vocabulary import byte_level
+
+from llmppl import (
+    CachedTransformer,
+    ConstrainedText,
+    Infilling,
+    PromptIntersection,
+    Regex,
+    Rule,
+    enumerate_exact,
+    smc_steer,
+)
+from llmppl.models.programs import Program
+
+V = 8                                                   # a, b, c, " ", ab, d, bc, EOS
+
+
+def cut_at(text, stops):
+    """`text` up to the first stop string, character by character; None if it has none."""
+    for n in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:n].endswith(stop)]
+        if ending:
+            return text[: n - max(map(len, ending))]
+    return None
+
+
+def by_hand(stops, most, keep=lambda text, ended, num_tokens: True):
+    """exp(weight) of each (text, cut) after "a", of every sequence of at most `most` tokens, stopped where it is to."""
+    lm, found, seen = tiny_lm(V), {}, set()
+    for ids in texts_of(V, most):
+        ended, n = "eos" if ids[-1:] == (V - 1,) else "cut", len(ids)
+        text = spelled(ids, V)
+        for m in range(1, len(ids) + 1):
+            stopped = cut_at(spelled(ids[:m], V), stops)
+            if stopped is not None:
+                ended, n, text = "stop", m, stopped
+                break
+        if ids[:n] in seen:
+            continue                                    # the same tokens, up to where they stop
+        seen.add(ids[:n])
+        num_tokens = n - (ended == "eos")
+        if keep(text, ended, num_tokens):
+            key = text, ended == "cut"
+            found[key] = found.get(key, 0.0) + math.exp(log_prob_by_hand(lm, [0], ids[:n]))
+    return found
+
+
+def weighed(posterior):
+    found = {}
+    for particle, log_weight in zip(posterior, posterior.log_weights, strict=True):
+        key = particle.s, particle.cut
+        found[key] = found.get(key, 0.0) + math.exp(log_weight)
+    return found
+
+
+@pytest.mark.parametrize(
+    "stops", [["b"], ["bc"], ["cab"], ["abc", "b"], ["c", " ", "bd"], ["bca", "dd"]], ids="|".join
+)
+def test_a_text_has_the_probability_of_going_on_to_its_first_stop_string(stops):
+    posterior = enumerate_exact(ConstrainedText(tiny_lm(V), "a", stop=stops, max_tokens=3))
+    truth = by_hand(stops, 3)
+    assert weighed(posterior) == pytest.approx(truth, rel=1e-6)
+    assert sum(truth.values()) == pytest.approx(1.0)
+    assert not any(stop in text for text, _ in truth for stop in stops)
+    assert any(not cut for _, cut in truth)
+
+
+def test_the_first_stop_string_to_be_whole_counts_and_a_token_may_run_past_it():
+    """Behind "a", the token "bc" makes "abc" and "b" in one go: "b" is whole first. Of "ab" and "b", both are."""
+    assert cut_at("abc", ["abc", "b"]) == "a" and cut_at("abc", ["b", "ab"]) == ""
+    for stops in (["abc", "b"], ["ab", "b"]):
+        found = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", stop=stops, max_tokens=2)))
+        assert found == pytest.approx(by_hand(stops, 2), rel=1e-6)
+
+
+def test_a_stop_string_ends_a_text_that_must_be_complete():
+    program = ConstrainedText(tiny_lm(V), "a", stop="b", max_tokens=2, complete=True)
+    truth = by_hand(["b"], 2, keep=lambda text, ended, num_tokens: ended == "stop")
+    for (text, _), weight in by_hand(["b"], 3, keep=lambda _, ended, num: ended == "eos" and num <= 2).items():
+        truth[text, False] = truth.get((text, False), 0.0) + weight
+    assert weighed(enumerate_exact(program)) == pytest.approx(truth, rel=1e-6)
+
+
+def test_a_stop_string_before_min_tokens_has_weight_zero():
+    posterior = enumerate_exact(ConstrainedText(tiny_lm(V), "a", stop="b", min_tokens=2, max_tokens=3))
+    truth = by_hand(["b"], 3, keep=lambda text, ended, num_tokens: num_tokens >= 2)
+    assert weighed(posterior) == pytest.approx(truth, rel=1e-6)
+    dead = smc_steer(ConstrainedText(tiny_lm(V), "a", stop=["a", "b", "c", " ", "d"], min_tokens=2), 3, 2, seed=0)
+    with pytest.raises(ValueError, match="a stop string is written before min_tokens=2"):
+        dead.best                                       # noqa: B018
+
+
+def test_a_function_of_the_text_is_asked_of_what_is_left_of_it():
+    def no_b(text):
+        return "b" not in text
+
+    posterior = enumerate_exact(ConstrainedText(tiny_lm(V), "a", no_b, stop="bc", max_tokens=1))
+    truth = {key: weight for key, weight in by_hand(["bc"], 1).items() if no_b(key[0])}
+    assert weighed(posterior) == pytest.approx(truth, rel=1e-6)
+    assert truth["", False] > math.exp(log_prob_by_hand(tiny_lm(V), [0], [V - 1]))          # the token "bc", too
+
+
+def test_prompts_that_go_on_alike_stop_alike():
+    lm = tiny_lm(V)
+    program = PromptIntersection(lm, ["a", "a"], stop="b", max_tokens=3)
+    doubled = {}
+    for ids in texts_of(V, 3):
+        n = next((m for m in range(1, len(ids) + 1) if "b" in spelled(ids[:m], V)), len(ids))
+        doubled[ids[:n]] = 2 * log_prob_by_hand(lm, [0], ids[:n])
+    truth = sum(map(math.exp, doubled.values()))
+    assert math.exp(enumerate_exact(program).log_ml) == pytest.approx(truth, rel=1e-6)
+
+
+def test_characters_that_tokens_split_are_stopped_at_whole():
+    """Each byte of "é" and of the stop string "日" is a token of its own; the prompt's "日" is no part of the text."""
+    vocab = CachedTransformer(lambda ids: [0.0], byte_level()).vocab
+    wanted = [vocab.ids_by_bytes[bytes([byte])][0] for byte in "éa日b".encode()]
+    start = []
+
+    def logits(ids):
+        row = [-math.inf] * len(vocab)
+        row[wanted[len(ids) - len(start)]] = 0.0
+        return row
+
+    lm = CachedTransformer(logits, byte_level())
+    context = lm.context("日")
+    start += context.tokens
+    (particle,) = smc_steer(ConstrainedText(lm, context, stop=["日"], max_tokens=9), 1, 1, seed=0)
+    assert particle.s == "éa" and not particle.cut and particle.log_weight == 0.0
+    assert particle.num_tokens == len(wanted) - 1
+
+
+def test_a_program_of_ones_own_that_writes_stops_too():
+    class Own(Program):
+        def __init__(self, lm, **options):
+            super().__init__(**options)
+            self.context = lm.context("a")
+
+        def step(self):
+            token = self.sample(self.next_token(self.context))
+            if self.write(token):
+                self.context += token
+
+    found = weighed(enumerate_exact(Own(tiny_lm(V), stop="bc", max_tokens=3, rule=Rule(temperature=2.0))))
+    same = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", stop="bc", max_tokens=3, rule=Rule(2.0))))
+    assert found == pytest.approx(same)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"stop": ""}, ValueError, 'stop must be a text of at least one character, not ""'),
+        ({"stop": ["a", ""]}, ValueError, "at least one character"),
+        ({"stop": 3}, TypeError, "stop must be a str or a list of them, not 3"),
+        ({"stop": None}, TypeError, "stop must be a str or a list of them, not None"),
+        ({"stop": b"a"}, TypeError, "stop must be a str or a list of them, not b'a'"),
+        ({"stop": ["a", 3]}, TypeError, "each of stop must be a str, not 3"),
+        ({"constraint": Regex("a+"), "stop": "b"}, ValueError, r"stop= is for a text without .*: Regex\('a\+'\) says"),
+        ({"max_new_tokens": 3}, TypeError, "ConstrainedText takes no max_new_tokens: did you mean max_tokens?"),
+        ({"max_length": 3}, TypeError, "did you mean max_tokens?"),
+        ({"min_new_tokens": 3}, TypeError, "did you mean min_tokens?"),
+        ({"stop_strings": "a"}, TypeError, "did you mean stop?"),
+        ({"eos_token_id": 3}, TypeError, r"takes no eos_token_id: it is the language model's, .*eos_ids=\[\.\.\.\]\)"),
+        ({"eos_ids": [3]}, TypeError, "takes no eos_ids: it is the language model's"),
+    ],
+)
+def test_what_ends_no_text_is_named_and_other_names_are_answered(options, error, said):
+    with pytest.raises(error, match=said):
+        ConstrainedText(tiny_lm(V), "a", **options)
+
+
+def test_a_hole_ends_where_its_fragment_begins():
+    with pytest.raises(ValueError, match="Infilling takes no stop"):
+        Infilling(tiny_lm(V), "a[BLANK]c", stop="b")

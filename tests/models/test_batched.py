@@ -1,0 +1,473 @@
+"""Batched functions: what comes out is what comes out without batches, and the calls are counted."""
+
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.common import HANG, wants_ray
+from helpers.fire import Interrupt, impatience, in_threads
+from helpers.tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm
+
+from llmppl import (
+    Bernoulli,
+    ConstrainedText,
+    Model,
+    Uniform,
+    batched,
+    beam_search,
+    enumerate_exact,
+    importance_sampling,
+    repeat,
+    run_many,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.models import Batched
+from llmppl.models import batched as batching
+
+A, END = 0, 5
+
+
+def judge(most=None):
+    """A critic that likes the letter b, and the list of its calls."""
+    calls = []
+
+    @batched(max_batch=most)
+    def likes_b(texts):
+        calls.append(list(texts))
+        return [text.count("b") / 2 for text in texts]
+
+    return likes_b, calls
+
+
+class Judged(Model):
+    """Up to two tokens after "a", guided by a critic and weighed by it at the end."""
+
+    def __init__(self, critic, prompt="a"):
+        super().__init__()
+        self.critic, self.context, self.num = critic, tiny_lm().context(prompt), 0
+
+    def step(self):
+        token = self.sample(self.transformer(self.context))
+        self.s += token
+        self.context += token
+        self.num += 1
+        if token.is_eos or self.num == 2:
+            self.score(self.critic(self.s))
+            self.finish()
+        else:
+            self.twist(self.critic(self.s))
+
+
+def truth():
+    pairs = []
+    for ids in texts_of(6, 2):
+        text = spelled(ids)
+        pairs.append((text, log_prob_by_hand(tiny_lm(), [A], ids) + text.count("b") / 2))
+    return add_up(pairs)
+
+
+RUNS = {
+    "distinct": lambda model, seed=0: smc_steer(model, 6, 3, seed=seed),
+    "copies": lambda model, seed=0: smc_steer(model, 6, 3, expand="copies", seed=seed),
+    "standard": lambda model, seed=0: smc_standard(model, 8, seed=seed),
+    "importance": lambda model, seed=0: importance_sampling(model, 8, seed=seed),
+}
+
+
+def test_a_batched_critic_weighs_as_it_does_by_itself():
+    weights, exact = truth(), enumerate_exact(Judged(judge()[0]))
+    Z = sum(weights.values())
+    assert exact.log_ml == pytest.approx(math.log(Z), abs=1e-9)
+    for text, weight in weights.items():
+        share = exact.expect(lambda particle, text=text: str(particle) == text)
+        assert share == pytest.approx(weight / Z, abs=1e-9)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_particles_are_those_of_a_function_called_one_by_one(run):
+    def alone(text):
+        return text.count("b") / 2
+
+    for seed in range(5):
+        one, other = RUNS[run](Judged(judge()[0]), seed), RUNS[run](Judged(alone), seed)
+        assert one.texts == other.texts and one.log_ml == other.log_ml
+        assert [each.log_weight for each in one] == [each.log_weight for each in other]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_round_is_one_call_and_no_text_is_asked_twice(run):
+    critic, calls = judge()
+    posterior = RUNS[run](Judged(critic))
+    assert len(calls) == posterior.stats.calls <= 2     # for each of two steps
+    texts = [text for call in calls for text in call]
+    assert len(texts) == len(set(texts)) == posterior.stats.arguments > 3
+    again = RUNS[run](Judged(critic), 0)
+    assert len(calls) == posterior.stats.calls and again.stats.calls == again.stats.arguments == 0
+
+
+def test_other_runs_share_what_is_known_and_beams_ask_together():
+    critic, calls = judge()
+    enumerate_exact(Judged(critic))
+    assert len(calls) == 2 and sum(map(len, calls)) == len(truth())
+    beam_search(Judged(critic), 5, 5)
+    assert len(calls) == 2
+
+
+def test_a_critic_that_waits_while_others_ask_a_language_model_is_asked_in_the_same_round():
+    critic, calls = judge()
+
+    class Mixed(Model):
+        def step(self):
+            kind = self.sample(Uniform(0, 5))
+            log_p = critic("b" * kind) if kind % 2 else tiny_lm().context("a").next_token().log_prob(kind)
+            self.score(log_p)
+            self.finish()
+
+    exact = enumerate_exact(Mixed())
+    rows = np.exp(log_probs_by_hand(tiny_lm(), [A]))
+    expected = sum(math.exp(kind / 2) if kind % 2 else rows[kind] for kind in range(6)) / 6
+    assert exact.log_ml == pytest.approx(math.log(expected), abs=1e-9)
+    assert calls == [["b", "bbb", "bbbbb"]]
+
+
+class Fits(Model):
+    """Two tokens after "a", each tested by `fits(text)`."""
+
+    def __init__(self, fits):
+        super().__init__()
+        self.fits, self.context, self.num = fits, tiny_lm().context("a"), 0
+
+    def step(self):
+        p = self.transformer(self.context)
+        token = self.sample(p, proposal=p.where(lambda token: self.fits(self.s + token)))
+        self.s += token
+        self.context += token
+        self.num += 1
+        if token.is_eos or self.num == 2:
+            self.finish()
+
+
+@pytest.mark.parametrize(
+    "make", [Fits, lambda fits: ConstrainedText(tiny_lm(), "a", fits, max_tokens=2)], ids=["where", "constraint"]
+)
+def test_predicates_and_constraints_may_be_batched(make):
+    def fits(text):
+        return "bb" not in text and "c" not in text
+
+    together = batched(lambda texts: [fits(text) for text in texts])
+    assert enumerate_exact(make(together)).log_ml == enumerate_exact(make(fits)).log_ml < 0.0
+    together = batched(lambda texts: [fits(text) for text in texts])
+    one, other = smc_steer(make(together), 6, 3, seed=0), smc_steer(make(fits), 6, 3, seed=0)
+    assert one.texts == other.texts and one.log_ml == other.log_ml and one.stats.calls < one.stats.arguments
+
+
+# ---- what it is asked, and keeps
+
+
+def test_outside_of_a_run_it_is_called_with_one():
+    critic, calls = judge()
+    assert critic("bb") == critic("bb") == 1.0 and calls == [["bb"]]
+
+
+def test_more_than_max_batch_are_asked_in_several_calls():
+    critic, calls = judge(3)
+    model = Judged(critic)
+    exact = enumerate_exact(model)
+    assert exact.log_ml == pytest.approx(math.log(sum(truth().values())), abs=1e-9)
+    assert {len(call) for call in calls[:-1]} <= {3, 2} and max(map(len, calls)) == 3 and len(calls) > 5
+
+
+def test_the_newest_answers_are_kept(monkeypatch):
+    monkeypatch.setattr(batching, "_MOST_KEPT", 3)
+    critic, calls = judge()
+    for text in ("a", "b", "c", "d", "b", "a"):
+        critic(text)
+    assert calls == [["a"], ["b"], ["c"], ["d"], ["a"]]
+    enumerate_exact(Judged(critic))                     # a round of more than are kept
+    assert len(critic._answers) == 3
+
+
+def test_any_argument_with_a_hash_and_any_answer_but_none():
+    @batched
+    def about(pairs):
+        return [{"sum": a + b, "list": [a]} for a, b in pairs]
+
+    assert about((1, 2)) == {"sum": 3, "list": [1]}
+
+
+@pytest.mark.parametrize("make", [np.array, lambda xs: np.array(xs, dtype=np.float32), tuple, iter])
+def test_arrays_and_other_iterables_give_numbers_of_python(make):
+    half = batched(lambda texts: make([len(text) / 2 for text in texts]))
+    assert half("abc") == 1.5 and type(half("abc")) is float
+
+
+def test_torch_tensors_give_numbers_and_rows_of_arrays_cannot_be_written():
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(1, requires_grad=True)
+    assert batched(lambda texts: weight * torch.tensor([len(text) for text in texts]))("ab") == 2.0
+    row = batched(lambda texts: np.ones((len(texts), 3)))("a")
+    assert row.shape == (3,)
+    with pytest.raises(ValueError, match="read-only"):
+        row[0] = 2.0
+
+
+# ---- mistakes
+
+
+def one_text(text):
+    return len(text) / 2
+
+
+MISTAKES = {
+    "one text": (one_text, TypeError, r"one_text returned 0.5 for a list of 1: a batched function takes a list"),
+    "nothing": (lambda texts: None, TypeError, "returned None for a list of 1: a batched function takes a list"),
+    "a text": (lambda texts: "good", TypeError, "returned 'good' for a list of 1"),
+    "a dict": (lambda texts: dict.fromkeys(texts, 1.0), TypeError, r"returned \{'a': 1.0\} for a list of 1"),
+    "a scalar": (lambda texts: np.float64(1.0), TypeError, r"returned np.float64\(1.0\) for a list of 1"),
+    "too few": (lambda texts: [], ValueError, "returned 0 answers for a list of 1: one is wanted for each"),
+    "too many": (lambda texts: [1.0, 2.0], ValueError, "returned 2 answers for a list of 1"),
+    "NaN": (lambda texts: [math.nan], ValueError, "answered nan for 'a'"),
+    "NaN in a row": (lambda texts: np.full((1, 2), np.nan), ValueError, r"answered array\(\[nan, nan\]\) for 'a'"),
+    "None for one": (lambda texts: [None], ValueError, "answered None for 'a'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function, error, message", MISTAKES.values(), ids=MISTAKES)
+def test_an_answer_that_is_none_is_named(function, error, message):
+    with pytest.raises(error, match=message):
+        batched(function)("a")
+
+
+def test_an_argument_without_a_hash_is_named():
+    with pytest.raises(TypeError, match=r"likes_b is asked once for equal arguments, and \['a'\] has no hash"):
+        judge()[0](["a"])
+
+
+async def coroutine(texts):
+    return texts
+
+
+class Critic:
+    def score(self, texts):
+        return [1.0 for _ in texts]
+
+    def __call__(self, texts, *, truncate=True):
+        return [2.0 for _ in texts]
+
+
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        (Critic, "batched: function must be a function, as def sentiment"),
+        ([1], r"batched: function must be a function, as def sentiment\(texts\): return \[...\] is, not \[1\]"),
+        (coroutine, r"coroutine is a coroutine \(async def\), and batched takes a plain function"),
+        (lambda *, texts: texts, r"batched takes a function of one argument.* cannot be called so \(too many"),
+        (Critic.score, r"Critic.score cannot be called so \(missing .*'texts'\). A method is taken from its object"),
+    ],
+)
+def test_what_is_no_function_of_a_list_is_refused(function, message):
+    with pytest.raises(TypeError, match=message):
+        batched(function)
+
+
+def test_methods_of_objects_and_objects_that_are_called_are_functions():
+    assert batched(Critic().score)("a") == 1.0 and batched(Critic())("a") == 2.0
+    assert str(batched(Critic().score)) == "Critic.score" and repr(judge(3)[0]) == "batched(likes_b, max_batch=3)"
+    with pytest.raises(ValueError, match="max_batch must be at least 1, not 0"):
+        batched(Critic(), max_batch=0)
+
+
+def test_an_exception_shows_the_line_that_asked_the_function_and_how_many_it_was_called_with():
+    asked = []
+
+    @batched
+    def fails(texts):
+        asked.extend(texts)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as error:
+        importance_sampling(Judged(fails), 3, seed=0)
+    texts = list(dict.fromkeys(asked))
+    note = f"in fails, called with a list of {len(texts)}: {texts}"
+    assert error.value.__notes__ == [note, "in particle 0 at step 1"]
+    assert "critic(self.s)" in "".join(map(str, error.traceback))
+
+
+def test_a_batched_function_that_refers_to_the_model_is_refused_in_an_attribute():
+    class Refers(Judged):
+        def __init__(self):
+            super().__init__(batched(lambda texts: [self.num for _ in texts]))
+
+    with pytest.raises(TypeError, match=r"attribute critic of Refers .* \(critic.function uses self\)"):
+        smc_steer(Refers(), 2, 2)
+
+
+# ---- many runs, threads, interrupts
+
+
+def test_tasks_share_calls_and_one_that_fails_stops_no_other():
+    calls = []
+
+    @batched
+    def picky(texts):
+        calls.append(len(texts))
+        if any(text.startswith("c") for text in texts):
+            raise ValueError("no c")
+        return [float(len(text)) for text in texts]
+
+    class Told(Model):
+        def __init__(self, task):
+            super().__init__()
+            self.task = task
+
+        def step(self):
+            self.s = self.task + "HT"[self.sample(Bernoulli(0.5))]
+            self.score(picky(self.s))
+            self.finish()
+
+    results = run_many(lambda task, rng: smc_steer(Told(task), 2, rng=rng), [*"abcd"], seed=0)
+    found = {each.task: each for each in results}
+    assert {task: each.error is None for task, each in found.items()} == {"a": True, "b": True, "c": False, "d": True}
+    assert "in picky, called with a list of 2: ['cH', 'cT']" in found["c"].error
+    assert calls[0] == 8 and sum(calls) <= 8 * 4        # halves of it again, down to the one that fails
+    assert found["a"].particles.log_ml == pytest.approx(2.0)
+
+
+def test_repeated_runs_share_calls():
+    critic, calls = judge()
+    runs = repeat(lambda rng: smc_standard(Judged(critic), 5, rng=rng), 8, seed=0)
+    assert len(calls) == runs.stats.calls <= 2
+    assert runs.stats.arguments == sum(map(len, calls))
+
+
+def test_threads_call_the_function_in_turn_and_each_counts_its_own():
+    inside, worst, asked = [], [], []
+
+    @batched
+    def busy(numbers):
+        inside.append(0)
+        worst.append(len(inside))
+        answers = [number * 2 for number in numbers]
+        asked.extend(numbers)
+        inside.pop()
+        return answers
+
+    def work():
+        before = busy.done().arguments                  # of a thread that has ended, if this one has its identifier
+        found = [busy(number) for number in range(300)]
+        return found, busy.done().arguments - before
+
+    with impatience():
+        results = in_threads([work] * 4)
+    assert all(found == list(range(0, 600, 2)) for found, _ in results)
+    assert max(worst) == 1 and sorted(asked) == list(range(300))
+    assert busy.done().arguments == 0 and sum(own for _, own in results) == 300
+
+
+def test_after_an_interrupt_at_any_line_it_answers_what_it_would_have():
+    files = {batching.__file__}
+    texts = ["a", "b", "bb"]
+
+    def ask(critic):
+        return [critic(text) for text in [*texts, *texts]]
+
+    critic, _ = judge()
+    with Interrupt(files) as watch:
+        ask(critic)
+    assert len(watch.seen) > 20
+    for place, times in watch.seen.items():
+        for nth in {1, times}:
+            critic, _ = judge()
+            with Interrupt(files, place, nth) as interrupted:
+                with pytest.raises(KeyboardInterrupt):
+                    ask(critic)
+            assert interrupted.left == 0
+            with impatience():
+                assert in_threads([lambda critic=critic: ask(critic)] * 2) == [[0.0, 0.5, 1.0] * 2] * 2
+
+
+# ---- leaving the process
+
+
+@batched
+def shout(texts):
+    return [len(text) for text in texts]
+
+
+def test_pickled_it_is_found_by_its_name_or_goes_with_its_function():
+    assert pickle.loads(pickle.dumps(shout)) is shout
+    shout("abc")
+    critic = pickle.loads(pickle.dumps(batched(Critic().score, max_batch=7)))
+    assert critic("a") == 1.0 and critic.max_batch == 7 and isinstance(critic, Batched)
+
+
+def test_a_program_with_another_critic_is_another_program(tmp_path):
+    class Tossed(Model):
+        def __init__(self, critic):
+            super().__init__()
+            self.critic = critic
+
+        def step(self):
+            self.s += "ab"[self.sample(Bernoulli(0.5))]
+            self.score(self.critic(self.s))
+            if len(self.s) == 4:
+                self.finish()
+
+    def run(critic, max_steps=None):
+        path = tmp_path / "run.ckpt"
+        return smc_steer(Tossed(critic), 3, 2, seed=1, checkpoint=path, every=1, max_steps=max_steps)
+
+    whole = smc_steer(Tossed(judge()[0]), 3, 2, seed=1)
+    stop = tmp_path / "stop"
+
+    @batched
+    def likes_b(texts):
+        if stop.exists() and len(texts[0]) == 3:
+            raise KeyboardInterrupt
+        return [text.count("b") / 2 for text in texts]
+
+    stop.touch()
+    with pytest.raises(KeyboardInterrupt):
+        run(likes_b)
+    stop.unlink()
+    rest = run(likes_b)
+    assert rest.texts == whole.texts and rest.log_ml == whole.log_ml
+    with pytest.raises(ValueError, match="attribute critic"):
+        run(batched(lambda texts: [0.0 for _ in texts]))
+
+
+def test_a_critic_of_a_program_goes_to_the_workers_of_ray(tmp_path):
+    wants_ray()
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, llmppl.tasks.ray\n"
+        "from llmppl import Bernoulli, Model, batched, smc_steer\n"
+        "@batched\n"
+        "def critic(texts): return [float(len(text)) for text in texts]\n"
+        "class Told(Model):\n"
+        "    def step(self):\n"
+        "        self.s = 'ab'[self.sample(Bernoulli(0.5))]\n"
+        "        self.score(critic(self.s))\n"
+        "        self.finish()\n"
+        "def run(lm, task, rng): return smc_steer(Told(), 2, rng=rng)\n"
+        "found = llmppl.tasks.ray.run_many(run, ['x', 'y'], make_lm=lambda: None, workers=1, seed=0)\n"
+        "print(json.dumps([each.error or each.particles.log_ml for each in found]))\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=HANG, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx([1.0, 1.0])
+
+
+def test_statistics_speak_of_calls_only_where_there_were_any():
+    critic, _ = judge()
+    stats = importance_sampling(Judged(critic), 3, seed=0).stats
+    assert f"; {stats.calls} calls for {stats.arguments} arguments; " in str(stats)
+    assert "s in batched functions, " in str(stats) and stats.seconds_other >= 0.0
+    assert "calls" not in str(importance_sampling(Judged(critic), 3, seed=0).stats)

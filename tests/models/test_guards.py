@@ -1,0 +1,461 @@
+"""Each verb before the first step, between two steps, in a step, and after the end; and the names of Model.
+
+Where a verb means something, the posterior is the one that is computed by hand, under every algorithm; elsewhere it is
+refused by name.
+"""
+
+import contextlib
+import copy
+import math
+import random
+import threading
+
+import numpy as np
+import pytest
+from helpers.common import repetitions
+
+from llmppl import (
+    Bernoulli,
+    Categorical,
+    Model,
+    Uniform,
+    beam_search,
+    enumerate_exact,
+    importance_sampling,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.inference import SMC, Distinct, DownSample
+
+QUIET = {"progress": False}
+SAMPLERS = {
+    "distinct": lambda model, **how: smc_steer(model, 4, 2, **QUIET, **how),
+    "merged": lambda model, **how: smc_steer(model, 4, 2, expand="merged", **QUIET, **how),
+    "copies": lambda model, **how: smc_steer(model, 4, 2, expand="copies", **QUIET, **how),
+    "standard": lambda model, **how: smc_standard(model, 5, **QUIET, **how),
+    "importance": lambda model, **how: importance_sampling(model, 5, **QUIET, **how),
+}
+every_sampler = pytest.mark.parametrize("run", SAMPLERS.values(), ids=SAMPLERS)
+
+
+def is_posterior(run, make, truth, *, full=1000, quick=300, **how):
+    """Whether the mean weight of each text over many runs is its `truth`, within 4.5 standard errors."""
+    texts, num = [*truth], repetitions(full=full, quick=quick)
+    sums = np.zeros((num, len(texts)))
+    for seed in range(num):
+        for particle, log_weight in zip(*_weighted(run(make(), seed=seed, **how)), strict=True):
+            sums[seed, texts.index(str(particle))] += math.exp(log_weight)
+    error = sums.std(axis=0, ddof=1) / math.sqrt(num) + 1e-12
+    z = (sums.mean(axis=0) - [*truth.values()]) / error
+    assert np.abs(z).max() < 4.5, dict(zip(texts, z, strict=True))
+
+
+def _weighted(particles):
+    return list(particles), particles.log_weights
+
+
+class Letters(Model):
+    """Two fair letters, with a look-ahead that is wrong."""
+
+    def step(self):
+        self.s += self.sample(Uniform(["a", "b"]))
+        self.twist(3.0 if self.s == "a" else 0.0)
+        if len(self.s) == 2:
+            self.finish()
+
+
+HALF = {"a": 0.5, "b": 0.5}
+
+
+@every_sampler
+def test_a_twist_outside_of_a_step_is_refused(run):
+    class Begins(Letters):
+        def __init__(self):
+            super().__init__()
+            self.twist(2.0)
+
+    said = r"twist\(\) outside of a step: it guides the selection after a step"
+    with pytest.raises(RuntimeError, match=said):
+        Begins()
+    with pytest.raises(RuntimeError, match=said):
+        run(Letters(), seed=0, on_step=lambda step: step.particles[0].twist(1.0))
+    for step in SMC(Letters(), Distinct(4, 2), DownSample(4), seed=0):
+        with pytest.raises(RuntimeError, match=said):
+            step.particles[0].twist(1.0)
+
+
+@every_sampler
+@pytest.mark.parametrize("how", ["finish()", "finished = True"])
+def test_who_is_ended_between_steps_has_its_weight_without_the_twist(run, how):
+    def enough(step):
+        for particle in step.particles:
+            if how == "finish()":
+                particle.finish()
+                assert particle.log_twist == 0.0
+            else:
+                particle.finished = True
+
+    is_posterior(run, Letters, HALF, on_step=enough)
+
+
+@every_sampler
+def test_score_observe_and_condition_weigh_between_steps_and_before_the_first(run):
+    def weigh(step):
+        for particle in step.particles:
+            if step.index == 1:
+                particle.score(math.log(3.0) if particle.s == "a" else 0.0)
+                particle.observe(Bernoulli(0.5), True)
+                particle.condition(True)
+
+    def made():
+        model = Letters()
+        model.score(-1.0)
+        return model
+
+    scale = math.exp(-1.0) / 8
+    truth = {"aa": 3 * scale, "ab": 3 * scale, "ba": scale, "bb": scale}
+    is_posterior(run, made, truth, on_step=weigh)
+
+
+@every_sampler
+def test_who_dies_between_two_steps_is_counted_among_the_deaths(run):
+    found = run(Letters(), seed=0, on_step=lambda step: [each.condition(False) for each in step.particles])
+    assert not len(found) and found.log_ml == -math.inf
+    assert "condition is false" in repr(found)
+
+
+def test_what_a_particle_of_a_run_chooses_belongs_to_a_step():
+    for step in SMC(Letters(), Distinct(4, 2), DownSample(4), seed=0):
+        for particle in step.particles:
+            said = "sample.. after the particle has finished" if particle.finished else "chooses in step.. alone"
+            with pytest.raises(RuntimeError, match=said):
+                particle.sample(Bernoulli(0.5))
+
+
+@every_sampler
+def test_a_program_that_samples_before_its_first_step_is_refused(run):
+    class Begins(Letters):
+        def __init__(self):
+            super().__init__()
+            self.s = self.sample(Uniform(["a", "b"]))
+
+    with pytest.raises(ValueError, match="Begins sampled before its first step, which gives all particles one value"):
+        run(Begins(), seed=0)
+
+
+def test_by_hand_every_verb_can_be_tried():
+    model = Model()
+    assert model.sample(Categorical([1.0, 0.0])) == 0
+    model.observe(Bernoulli(0.5), True)
+    model.score(-1.0)
+    model.condition(True)
+    assert model.log_weight == pytest.approx(-1.0 - math.log(2.0))
+    model.finish()
+    for verb in (lambda: model.sample(Bernoulli(0.5)), lambda: model.observe(Bernoulli(0.5), True)):
+        with pytest.raises(RuntimeError, match="after the particle has finished"):
+            verb()
+
+
+@every_sampler
+def test_a_twist_after_finish_in_a_step_does_nothing(run):
+    class Always(Model):
+        def step(self):
+            self.s = self.sample(Uniform(["a", "b"]))
+            self.finish()
+            self.twist(5.0)
+
+    is_posterior(run, Always, HALF, quick=50)
+
+
+# ---- a step that catches what leaves it
+
+
+class Catches(Model):
+    def step(self):
+        b = 7
+        with contextlib.suppress(BaseException):
+            b = int(self.sample(Bernoulli(0.5)))
+        self.s = f"{b}{int(self.sample(Bernoulli(0.25)))}"
+        self.finish()
+
+
+class CatchesAll(Model):
+    def step(self):
+        self.s = "77"
+        with contextlib.suppress(BaseException):
+            b = int(self.sample(Bernoulli(0.5)))
+            self.s = f"{b}{int(self.sample(Bernoulli(0.25)))}"
+        self.finish()
+
+
+CAUGHT = {"00": 0.375, "01": 0.125, "10": 0.375, "11": 0.125}
+
+
+@every_sampler
+@pytest.mark.parametrize("program", [Catches, CatchesAll])
+def test_a_step_that_catches_everything_is_right(run, program):
+    is_posterior(run, program, CAUGHT)
+    found = enumerate_exact(program())
+    assert dict(zip(found.texts, np.exp(found.log_weights), strict=True)) == pytest.approx(CAUGHT)
+    assert {str(beam) for beam in beam_search(program(), 4, 2)} == set(CAUGHT)
+
+
+@every_sampler
+def test_a_death_that_a_step_catches_is_a_death(run):
+    class Lives(Model):
+        def step(self):
+            self.s = self.sample(Uniform(["a", "b"]))
+            with contextlib.suppress(BaseException):
+                self.condition(self.s == "a")
+            self.s += str(int(self.sample(Bernoulli(0.5))))
+            self.finish()
+
+    is_posterior(run, Lives, {"a0": 0.25, "a1": 0.25})
+
+
+@every_sampler
+def test_a_thread_of_a_step_may_sample(run):
+    class Threads(Model):
+        def step(self):
+            drawn = []
+            thread = threading.Thread(target=lambda: drawn.append(self.sample(Bernoulli(0.25))))
+            thread.start()
+            thread.join()
+            self.s = f"{int(drawn[0])}{int(self.sample(Bernoulli(0.5)))}"
+            self.finish()
+
+    is_posterior(run, Threads, {"00": 0.375, "01": 0.375, "10": 0.125, "11": 0.125}, quick=150)
+    for asks, name in ((enumerate_exact, "enumerate_exact"), (lambda model: beam_search(model, 2, 2), "beam_search")):
+        with pytest.raises(TypeError, match=f"{name} cannot enumerate a choice that another thread makes"):
+            asks(Threads())
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("log_weight", "score"), ("log_twist", "twist"), ("chooser", "rng"), ("choices", "options"), ("cut", "finish"),
+        ("death", "condition"), ("attribution", "score"),
+    ],
+)  # fmt: skip
+def test_names_of_inference_are_read_only_and_say_what_to_write(name, instead):
+    model = Letters()
+    getattr(model, name)
+    with pytest.raises(AttributeError, match=rf"Letters.{name} is inference's, and read-only: .*{instead}"):
+        setattr(model, name, 1)
+    with pytest.raises(TypeError, match=rf"Story.{name}: this name is inference's"):
+        type("Story", (Model,), {name: 3})
+
+
+@every_sampler
+@pytest.mark.parametrize("name", ["limit", "_kept", "_noted", "_stepping", "_limit", "particle", "t", "left", "picks"])
+def test_other_names_are_the_programs(run, name):
+    class Named(Letters):
+        def __init__(self):
+            super().__init__()
+            setattr(self, name, [2])
+
+        def step(self):
+            setattr(self, name, [getattr(self, name)[0] - 1])
+            super().step()
+
+    found = run(Named(), seed=0)
+    assert found.log_ml == pytest.approx(0.0, abs=3.0) and all(getattr(each, name) == [0] for each in found)
+
+
+class Dies(Model):
+    def step(self):
+        self.s += self.sample(Uniform(["a", "b"]))
+        self.condition(self.s != "bb")
+        self.score(math.log(0.5) if self.s == "ab" else 0.0)
+        if len(self.s) == 2:
+            self.finish()
+
+
+@every_sampler
+@pytest.mark.parametrize("name", ["_draw", "_weigh", "_die", "_cause", "_statement", "_own_chooser", "spawn", "_copy"])
+def test_methods_of_other_names_are_the_programs(run, name):
+    program = type("Named", (Dies,), {name: lambda self, *given, **more: "b"})
+    is_posterior(run, program, {"aa": 0.25, "ab": 0.125, "ba": 0.25}, quick=60)
+
+
+def test_a_weight_that_is_assigned_in_a_step_says_score():
+    class Assigns(Model):
+        def step(self):
+            self.log_weight += 1.0
+
+    with pytest.raises(AttributeError, match=r"self.score\(log_w\) adds to it"):
+        smc_steer(Assigns(), 2, 2)
+
+
+def test_a_stream_that_is_assigned_in_a_step_is_refused():
+    class Seeds(Letters):
+        def step(self):
+            self.rng = np.random.default_rng(0)
+
+    for run in SAMPLERS.values():
+        with pytest.raises(RuntimeError, match="Seeds.rng was assigned in its step"):
+            run(Seeds(), seed=0)
+
+
+# ---- the stream of a particle
+
+
+class Keeps(Model):
+    """Keeps its stream from the first step on, and draws from it in each."""
+
+    stream = None
+
+    def step(self):
+        self.stream = self.stream or self.rng
+        self.s += "01"[int(self.stream.random() < 0.25)]
+        self.score(math.log(2.0) if self.s[-1] == "1" else 0.0)
+        if len(self.s) == 2:
+            self.finish()
+
+
+DRAWN = {"00": 9 / 16, "01": 6 / 16, "10": 6 / 16, "11": 4 / 16}
+
+
+@every_sampler
+def test_a_stream_that_is_kept_is_each_particles_own(run):
+    is_posterior(run, Keeps, DRAWN)
+
+
+class Inner(Model):
+    def step(self):
+        self.s = "01"[int(self.sample(Bernoulli(0.25)))]
+
+
+class Outer(Model):
+    """Two steps of another model, which it holds."""
+
+    once = True
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+        self.inner.rng = self.rng
+
+    def step(self):
+        if not self.once:
+            self.inner.rng = self.rng
+        self.inner.step()
+        self.s += self.inner.s
+        self.score(math.log(2.0) if self.inner.s == "1" else 0.0)
+        if len(self.s) == 2:
+            self.finish()
+
+
+@every_sampler
+@pytest.mark.parametrize("once", [True, False], ids=["given before the run", "given in each step"])
+def test_a_model_within_a_model_draws_from_the_stream_of_its_particle(run, once):
+    is_posterior(run, type("Holds", (Outer,), {"once": once}), DRAWN)
+
+
+class Asks(Outer):
+    """The other model draws in no step of its own."""
+
+    def step(self):
+        if not self.once and not self.s:
+            self.inner.rng = self.rng
+        one = self.inner.sample(Bernoulli(0.25))
+        self.s += "01"[int(one)]
+        self.score(math.log(2.0) if one else 0.0)
+        if len(self.s) == 2:
+            self.finish()
+
+
+@every_sampler
+@pytest.mark.parametrize("once", [True, False], ids=["given before the run", "given in the first step"])
+def test_a_model_within_a_model_draws_by_hand_in_every_copy(run, once):
+    is_posterior(run, type("Holds", (Asks,), {"once": once}), DRAWN)
+
+
+class Nests(Model):
+    """Inference before the first `sample`: its estimate of Z is the weight, and a particle drawn from it the text."""
+
+    def step(self):
+        class Coin(Model):
+            def step(self):
+                self.s = "01"[int(self.sample(Bernoulli(0.25)))]
+                self.score(math.log(2.0) if self.s == "1" else 0.0)
+                self.finish()
+
+        found = smc_steer(Coin(), 1, 1, rng=self.rng, progress=False)
+        self.score(found.log_ml)
+        self.s += found.sample(rng=self.rng).s
+        if len(self.s) == 2:
+            self.finish()
+
+
+@every_sampler
+def test_inference_within_a_step_draws_from_the_particles_stream(run):
+    is_posterior(run, Nests, DRAWN, quick=60)
+
+
+def test_a_look_ahead_with_a_copy_of_itself_is_right_however_it_is_copied():
+    class Looks(Model):
+        ahead = False
+        how = staticmethod(copy.deepcopy)
+
+        def step(self):
+            self.s += self.sample(Uniform(["a", "b"]))
+            if self.ahead:
+                self.condition(self.s[0] == "b")
+                return
+            twin = self.how(self)
+            twin.ahead, twin.rng = True, self.rng
+            twin.step()
+            self.s += str(int(self.sample(Bernoulli(0.5))))
+            self.finish()
+
+    truth = {"a0": 0.25, "a1": 0.25, "b0": 0.25, "b1": 0.25}
+    for how in (copy.deepcopy, copy.copy, Model.copy):
+        for name in ("distinct", "copies"):
+            is_posterior(SAMPLERS[name], type("Ahead", (Looks,), {"how": staticmethod(how)}), truth, quick=60)
+
+
+# ---- randomness of the process, told by the particle
+
+
+@every_sampler
+def test_what_a_step_draws_from_the_process_after_a_choice_is_unbiased(run):
+    class Foreign(Model):
+        def step(self):
+            self.sample(Bernoulli(0.5))
+            self.sample(Bernoulli(0.5))
+            self.s = random.choice("TF")
+            self.score(math.log(3.0) if self.s == "T" else -2.0)
+            self.finish()
+
+    random.seed(0)
+    is_posterior(run, Foreign, {"T": 1.5, "F": math.exp(-2.0) / 2}, quick=500)
+
+
+def test_another_thread_that_draws_from_the_process_stops_no_program():
+    class Slow(Model):
+        def step(self):
+            drawn.wait()                                # another thread draws in every step
+            drawn.clear()
+            self.s += "x"
+            if len(self.s) == 3:
+                self.finish()
+
+    drawn, over = threading.Event(), threading.Event()
+
+    def draw():
+        while not over.is_set():
+            random.random()
+            drawn.set()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for run in (SAMPLERS["distinct"], lambda model, seed: enumerate_exact(model)):
+            assert run(Slow(), seed=0).texts == ["xxx"]
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,601 @@
+"""Model: what each verb does to the weight and the life of a particle, and what its copies share."""
+
+import copy
+import math
+import re
+
+import numpy as np
+import pytest
+from helpers.tiny import log_probs_by_hand, table_lm, tiny_lm
+
+from llmppl import (
+    EOS,
+    Bernoulli,
+    Categorical,
+    Delta,
+    Geometric,
+    Model,
+    enumerate_exact,
+    importance_sampling,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.constraints import Text
+from llmppl.lm import NextToken
+
+V = 6
+END = V - 1
+
+
+class Do(Model):
+    """One step, which is the function given."""
+
+    def __init__(self, do):
+        super().__init__()
+        self.do = do
+        self.trace = []
+
+    def step(self):
+        self.do(self)
+
+
+def stepped(do, seed=0) -> Do:
+    """A model after one step by hand."""
+    model = Do(do)
+    model.rng = np.random.default_rng(seed)
+    model.step()
+    return model
+
+
+def after_a() -> NextToken:
+    return NextToken(tiny_lm(V).context("a"))
+
+
+# ---- s and finish
+
+
+def test_s_as_init_leaves_it_is_the_initial_state():
+    class Begun(Model):
+        def __init__(self):
+            super().__init__()
+            self.s = "Once"
+
+        def step(self):
+            self.s += tiny_lm(V).vocab[0]
+            self.finish()
+
+    assert Model().s == "" and isinstance(Model().s, Text)
+    model = Begun()
+    assert model.s == "Once"
+    assert [str(particle) for particle in smc_standard(model, 2, seed=0)] == ["Oncea", "Oncea"]
+    assert model.s == "Once"
+
+
+def test_a_character_split_over_two_tokens_comes_out_whole_in_s():
+    lm = table_lm(lambda ids: [0.0, 0.0, 0.0], [b"\xc3", b"\xa9"])
+    model = Model()
+    model.s = "caf"
+    model.s += lm.vocab[0]
+    model.s += lm.vocab[1]
+    assert model.s == "café" == str(model)
+
+
+def test_finish_adds_no_weight_and_ends_the_particle():
+    model = stepped(lambda self: (self.score(-1.5), self.finish()))
+    assert model.finished and not model.cut and model.log_weight == -1.5 and model.death is None
+    with pytest.raises(RuntimeError, match="has finished"):
+        model.step()
+
+
+@pytest.mark.parametrize("verb", ["sample", "observe"])
+def test_sample_and_observe_after_finish_raise(verb):
+    def do(self):
+        self.finish()
+        self.sample(Bernoulli(0.5)) if verb == "sample" else self.observe(Bernoulli(0.5), True)
+
+    with pytest.raises(RuntimeError, match=rf"{verb}\(\) after the particle has finished: return from step\(\)"):
+        stepped(do)
+
+
+def test_a_model_without_a_step_says_so():
+    class Empty(Model):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Empty has no step\(\)"):
+        Empty().step()
+    with pytest.raises(NotImplementedError, match=r"Empty has no step\(\)"):
+        smc_steer(Empty(), 2, 2)
+
+
+# ---- sample, observe, condition, score
+
+
+def test_sample_with_a_proposal_weighs_by_p_over_q():
+    p, q = Categorical([0.1, 0.2, 0.7]), Categorical([0.6, 0.3, 0.1])
+    values = set()
+    for seed in range(30):
+        model = stepped(lambda self: self.trace.append(self.sample(p, proposal=q)), seed)
+        (value,) = model.trace
+        values.add(value)
+        assert model.log_weight == pytest.approx(math.log([0.1, 0.2, 0.7][value] / [0.6, 0.3, 0.1][value]))
+    assert values == {0, 1, 2}
+    assert stepped(lambda self: self.sample(p)).log_weight == 0.0
+
+
+@pytest.mark.parametrize(
+    ("dist", "value"),
+    [
+        (lambda: Bernoulli(0.3), True),
+        (lambda: Bernoulli(0.0), True),
+        (lambda: Categorical({"x": 0.25, "y": 0.75}), "y"),
+        (lambda: Categorical({"x": 0.25, "y": 0.75}), "z"),
+        (lambda: Geometric(0.3), 4),
+        (lambda: Geometric(0.3, max_value=3), 4),
+        (after_a, tiny_lm(V).vocab[2]),
+        (after_a, 2),
+        (after_a, tiny_lm(V).vocab[END]),
+        (after_a, EOS),
+        (lambda: after_a().masked(np.arange(V) != 2), 2),
+        (lambda: after_a().masked(np.arange(V) != END), EOS),
+        (lambda: after_a().string(), "bc"),
+        (lambda: after_a().string(), [1, 2, END]),
+    ],
+)
+def test_observe_is_sample_with_a_Delta_as_proposal(dist, value):
+    observed = stepped(lambda self: (self.observe(dist(), value), self.finish()))
+    sampled = stepped(lambda self: (self.sample(dist(), proposal=Delta(value)), self.finish()))
+    assert observed.log_weight == pytest.approx(sampled.log_weight) == pytest.approx(dist().log_prob(value))
+    assert (observed.death is None) == (sampled.death is None) == (observed.log_weight > -math.inf)
+    assert observed.finished and sampled.finished
+
+
+def test_the_weight_of_observed_tokens_is_their_log_probability_by_a_plain_forward_pass():
+    dist = log_probs_by_hand(tiny_lm(V), [0])
+    assert stepped(lambda self: self.observe(after_a(), 2)).log_weight == pytest.approx(dist[2], abs=1e-9)
+    assert stepped(lambda self: self.observe(after_a(), EOS)).log_weight == pytest.approx(dist[END], abs=1e-9)
+
+
+DEADLY = {
+    "condition is false": lambda self: self.condition(False),
+    "observe: Bernoulli(0) gives True probability 0": lambda self: self.observe(Bernoulli(0.0), True),
+    "score(-inf)": lambda self: self.score(-math.inf),
+    "sample: Bernoulli(0.5).masked(no value) has no value of positive probability": lambda self: self.sample(
+        Bernoulli(0.5).masked([False, False])
+    ),
+    "sample: Bernoulli(0) gives True, which the proposal drew, probability 0": lambda self: self.sample(
+        Bernoulli(0.0), proposal=Delta(True)
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", DEADLY)
+def test_a_zero_weight_leaves_the_step_at_once_and_a_step_by_hand_just_returns(reason):
+    def do(self):
+        self.trace.append("before")
+        DEADLY[reason](self)
+        self.trace.append("after")
+
+    model = stepped(do)
+    assert model.trace == ["before"]
+    assert model.finished and model.log_weight == -math.inf and model.log_twist == 0.0
+    assert model.death.startswith(f"{reason} (test_model.py, line ")
+
+
+def test_the_reason_names_the_line_of_the_program_even_in_a_helper_and_in_a_ready_made_one():
+    def helper(self):
+        self.condition(False)
+
+    model = stepped(helper)
+    assert model.death.endswith(f"(test_model.py, line {helper.__code__.co_firstlineno + 1})")
+
+
+def test_a_true_condition_does_nothing_and_numpy_truth_values_count():
+    model = stepped(lambda self: (self.condition(True), self.condition(np.True_), self.condition(1)))
+    assert model.log_weight == 0.0 and not model.finished
+    assert stepped(lambda self: self.condition(np.False_)).log_weight == -math.inf
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, np.float32(math.inf)])
+def test_a_score_of_NaN_or_infinity_is_a_ValueError(value):
+    with pytest.raises(ValueError, match=r"score\((nan|inf)\): a log weight is finite, or -inf"):
+        stepped(lambda self: self.score(value))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_twist_that_is_not_finite_is_a_ValueError(value):
+    with pytest.raises(ValueError, match=r"twist\((nan|inf|-inf)\): a twist is finite"):
+        stepped(lambda self: self.twist(value))
+
+
+def test_scores_add_up():
+    model = stepped(lambda self: (self.score(-1), self.score(np.float64(0.25)), self.score(0)))
+    assert model.log_weight == -0.75 and isinstance(model.log_weight, float)
+
+
+def test_except_Exception_in_a_program_does_not_keep_a_dead_particle_alive():
+    def do(self):
+        try:
+            self.condition(False)
+        except Exception:
+            self.trace.append("caught")
+        self.trace.append("after")
+
+    assert stepped(do).trace == []
+    posterior = smc_steer(Do(do), 3, 2, seed=0)
+    assert len(posterior) == 0 and posterior.log_ml == -math.inf
+
+
+def test_finally_blocks_of_a_program_run_when_its_particle_dies():
+    def do(self):
+        try:
+            self.condition(False)
+        finally:
+            self.trace.append("finally")
+
+    assert stepped(do).trace == ["finally"]
+
+
+def test_verbs_outside_a_step_work_for_whoever_tries_them_by_hand():
+    model = Do(None)
+    model.score(-1.0)
+    assert model.sample(Delta("x")) == "x"
+    model.observe(Bernoulli(0.5), True)
+    assert model.log_weight == pytest.approx(-1.0 - math.log(2))
+    model.condition(False)
+    assert model.finished and model.log_weight == -math.inf
+
+
+# ---- twist
+
+
+class Twisting(Model):
+    """Score -1 in every step; twists 2 + 0.5, then 4, then 8 in the step that finishes."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def step(self):
+        self.seen.append((self.log_weight, self.log_twist))
+        self.score(-1.0)
+        for twist in [(2.0, 0.5), (4.0,), (8.0,)][len(self.s)]:
+            self.twist(twist)
+        self.s += "x"
+        if len(self.s) == 3:
+            self.finish()
+
+
+def test_twists_of_a_step_add_up_at_its_end_and_are_taken_back_before_the_next_and_on_finish():
+    model = Twisting()
+    model.step()
+    assert (model.log_weight, model.log_twist) == (-1.0 + 2.5, 2.5)
+    model.step()
+    assert (model.log_weight, model.log_twist) == (-2.0 + 4.0, 4.0)
+    model.step()
+    assert (model.log_weight, model.log_twist) == (-3.0, 0.0)
+    assert model.seen == [(0.0, 0.0), (-1.0, 0.0), (-2.0, 0.0)]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_max_steps_takes_the_twist_back(steps):
+    for posterior in (
+        smc_steer(Twisting(), 2, 2, seed=0, max_steps=steps),
+        smc_standard(Twisting(), 2, seed=0, max_steps=steps),
+        enumerate_exact(Twisting(), max_steps=steps),
+    ):
+        assert posterior.log_ml == pytest.approx(-steps)
+        for particle in posterior:
+            assert particle.log_twist == 0.0 and particle.finished and particle.cut == (steps < 3)
+
+
+def test_on_step_sees_weights_with_the_twist_and_their_difference_is_the_estimate_of_Z():
+    seen = []
+
+    def on_step(step):
+        seen.append(sum(math.exp(p.log_weight - p.log_twist) for p in step.particles))
+        np.testing.assert_allclose(step.particles.log_weights, [p.log_weight for p in step.particles])
+
+    smc_steer(Twisting(), 2, 2, seed=0, on_step=on_step)
+    np.testing.assert_allclose(seen, np.exp([-1.0, -2.0, -3.0]))
+
+
+def test_a_twist_decides_who_survives():
+    class Half(Model):
+        def step(self):
+            self.s += "H" if self.sample(Bernoulli(0.5)) else "T"
+            self.twist(10.0 if self.s == "H" else -10.0)
+            if len(self.s) == 2:
+                self.finish()
+
+    survivors = [str(p)[0] for seed in range(200) for p in smc_steer(Half(), 2, 4, expand="copies", seed=seed)]
+    assert survivors.count("H") > 0.9 * len(survivors)
+
+
+# ---- inheritance
+
+
+class Base(Model):
+    def step(self):
+        self.score(-1.0)
+        self.twist(0.5)
+        self.condition(self.s != "die")
+        self.s += "base"
+
+
+class Derived(Base):
+    def step(self):
+        super().step()
+        self.s += "derived"
+        self.score(-2.0)
+        self.finish()
+
+
+def test_super_step_is_part_of_the_step_that_calls_it():
+    model = Derived()
+    model.step()
+    assert model.s == "basederived" and model.log_weight == -3.0 and model.finished
+    model = Derived()
+    model.s = "die"
+    model.step()
+    assert model.s == "die" and model.log_weight == -math.inf and model.death.startswith("condition is false")
+
+
+def test_a_step_that_comes_from_a_mixin_is_a_step_like_any_other():
+    class Mixin:
+        def step(self):
+            self.twist(0.5)
+            self.condition(self.s != "die")
+            self.s += "x"
+
+    class Mixed(Mixin, Model):
+        pass
+
+    model = Mixed()
+    model.step()
+    assert model.s == "x" and model.log_weight == 0.5
+    model.s = "die"
+    model.step()
+    assert model.s == "die" and model.log_weight == -math.inf
+
+
+def test_a_model_whose_init_does_not_call_super_works():
+    class Careless(Model):
+        def __init__(self):
+            self.left = 2
+
+        def step(self):
+            self.left -= 1
+            if not self.left:
+                self.finish()
+
+    assert smc_steer(Careless(), 2, 2, seed=0).log_ml == pytest.approx(0.0)
+
+
+# ---- copies
+
+
+class Thing:
+    def __init__(self):
+        self.inner = {"deep": [1]}
+
+
+class Holder(Model):
+    """Holds one of everything; a step changes all of it in a way of the particle's own."""
+
+    def __init__(self):
+        super().__init__()
+        lm = tiny_lm(V)
+        self.lm, self.context, self.token, self.vocab = lm, lm.context("a"), lm.vocab[1], lm.vocab
+        self.dists = [Bernoulli(0.5), Geometric(0.5), after_a(), after_a().masked(np.ones(V, bool)), after_a().string()]
+        self.list, self.dict, self.set = [0], {"k": [0]}, {0}
+        self.thing, self.array = Thing(), np.zeros(2)
+        self.alias = self.list
+
+    def step(self):
+        mark = int(self.rng.integers(1 << 30))
+        self.list.append(mark)
+        self.dict["k"].append(mark)
+        self.dict[mark] = mark
+        self.set.add(mark)
+        self.thing.inner["deep"].append(mark)
+        self.array[0] = mark
+        assert self.alias is self.list                  # what was one thing in the model is one in its copy
+        if len(self.list) == 4:
+            self.finish()
+
+
+def test_copies_share_nothing_that_can_be_changed():
+    model = Holder()
+    posterior = smc_steer(model, 4, 3, seed=0)
+    assert model.list == [0] and model.dict == {"k": [0]} and model.set == {0}
+    assert model.thing.inner == {"deep": [1]} and model.array.tolist() == [0, 0]
+    assert len(posterior) == 4
+    for particle in posterior:
+        marks = particle.list[1:]
+        assert len(marks) == 3
+        assert particle.dict == {"k": [0, *marks]} | {mark: mark for mark in marks}
+        assert particle.set == {0, *marks} and particle.thing.inner == {"deep": [1, *marks]}
+        assert particle.array.tolist() == [marks[-1], 0]
+        for name in ("list", "dict", "set", "thing", "array"):
+            others = [getattr(other, name) for other in [*posterior, model] if other is not particle]
+            assert all(getattr(particle, name) is not other for other in others)
+    assert len({particle.list[-1] for particle in posterior}) == 4      # each drew for itself
+
+
+def test_what_is_immutable_or_shared_by_design_copies_as_itself():
+    model = Holder()
+    for other in (model.copy(), *smc_standard(model, 2, seed=0), copy.deepcopy(model)):
+        for name in ("lm", "context", "token", "vocab"):
+            assert getattr(other, name) is getattr(model, name), name
+        assert all(a is b for a, b in zip(other.dists, model.dists, strict=True))
+        assert other.dists is not model.dists
+
+
+def test_a_copy_has_a_random_stream_of_its_own():
+    model = Do(lambda self: self.trace.append(self.rng.random()))
+    model.rng = np.random.default_rng(0)
+    other = model.copy()
+    assert other.rng is not model.rng
+    before = model.rng.bit_generator.state
+    other.step()
+    assert model.rng.bit_generator.state == before
+    model.step()
+    assert model.trace != other.trace
+
+
+def test_copies_of_a_particle_draw_different_things_and_the_same_seed_the_same():
+    class Draws(Model):
+        def __init__(self):
+            super().__init__()
+            self.values = []
+
+        def step(self):
+            self.values.append(float(self.rng.random()))
+            if len(self.values) == 3:
+                self.finish()
+
+    def drawn(seed):
+        return [particle.values for particle in smc_steer(Draws(), 5, 4, seed=seed)]
+
+    values = drawn(0)
+    assert drawn(0) == values and drawn(1) != values
+    assert len({v[-1] for v in values}) == 5
+    everything = []
+    smc_steer(Draws(), 3, 3, seed=0, on_step=lambda step: everything.append([p.values[-1] for p in step.particles]))
+    assert len({value for step in everything for value in step}) == 9
+
+
+def test_copy_may_be_overridden():
+    copies = []
+
+    class Sharing(Model):
+        def __init__(self):
+            super().__init__()
+            self.shared = ["big"]
+
+        def copy(self):
+            copies.append(copy.copy(self))
+            return copies[-1]
+
+        def step(self):
+            self.s += "x"
+            if len(self.s) == 2:
+                self.finish()
+
+    model = Sharing()
+    for run in (lambda: smc_steer(model, 2, 2, seed=0), lambda: enumerate_exact(model)):
+        copies.clear()
+        for particle in run():
+            assert any(particle is made for made in copies) and particle.shared is model.shared
+    assert model.s == ""
+
+
+def test_inference_never_changes_the_model_it_is_given():
+    model = Twisting()
+    for run in (
+        lambda: smc_steer(model, 3, 2, seed=0),
+        lambda: smc_standard(model, 3, seed=0),
+        lambda: importance_sampling(model, 3, seed=0),
+        lambda: enumerate_exact(model),
+    ):
+        run()
+        assert model.s == "" and model.seen == [] and model.log_weight == 0.0 and model.log_twist == 0.0
+        assert not model.finished and model.death is None and model.chooser is None and model.choices == ()
+
+
+# ---- by hand, and errors
+
+
+def test_a_model_can_be_stepped_by_hand():
+    class Story(Model):
+        def __init__(self):
+            super().__init__()
+            self.context = tiny_lm(V).context("a")
+
+        def step(self):
+            token = self.sample(self.transformer(self.context))
+            if token == EOS or len(self.context) == 6:
+                self.finish()
+                return
+            self.s += token
+            self.context += token
+
+    model = Story()
+    while not model.finished:
+        model.step()
+    assert "a" + model.s == model.context.text and model.log_weight == 0.0
+
+
+def test_repr_tells_the_text_the_weight_and_the_state():
+    model = Twisting()
+    assert repr(model) == "<Twisting '' log_weight=0 active>"
+    for _ in range(3):
+        model.step()
+    assert repr(model) == "<Twisting 'xxx' log_weight=-3 finished>"
+    assert repr(stepped(lambda self: self.condition(False))) == "<Do '' log_weight=-inf dead>"
+    (cut,) = enumerate_exact(Twisting(), max_steps=1)
+    assert repr(cut) == "<Twisting 'x' log_weight=-1 cut>"
+
+
+class Raises(Model):
+    """Raises in the second step, on heads."""
+
+    def step(self):
+        self.s += "x"
+        if self.sample(Bernoulli(0.5)) and len(self.s) == 2:
+            raise KeyError("no such thing")
+        self.condition(len(self.s) < 4)
+
+
+@pytest.mark.parametrize(
+    ("run", "note"),
+    [
+        (lambda: smc_steer(Raises(), 8, 2, seed=0), r"in particle \d+ at step 2"),
+        (lambda: smc_standard(Raises(), 8, seed=0), r"in particle \d+ at step 2"),
+        (lambda: importance_sampling(Raises(), 8, seed=0), r"in particle \d+ at step 2"),
+        (lambda: enumerate_exact(Raises()), r"in an outcome at step 2"),
+    ],
+    ids=["steer", "standard", "importance", "exact"],
+)
+def test_a_step_that_raises_is_raised_again_with_a_note_naming_particle_and_step(run, note):
+    with pytest.raises(KeyError, match="no such thing") as caught:
+        run()
+    assert len(caught.value.__notes__) == 1 and re.fullmatch(note, caught.value.__notes__[0])
+    assert any(entry.name == "step" and entry.path.name == "test_model.py" for entry in caught.traceback)
+
+
+def test_transformer_wants_a_context():
+    with pytest.raises(TypeError, match="wants a Context, lm.context"):
+        Model().transformer("a")
+
+
+def test_a_death_takes_the_twist_away_outside_of_a_step_too():
+    model = stepped(lambda self: self.twist(1.0))
+    assert model.log_twist == model.log_weight == 1.0
+    model.condition(False)
+    assert model.log_twist == 0.0 and model.log_weight == -math.inf
+
+
+def test_a_copy_made_within_a_step_can_be_stepped_whole():
+    class Looks(Model):
+        ahead: Model
+
+        def step(self):
+            if not self.s:
+                self.s = "x"
+                self.ahead = self.copy()
+                self.ahead.rng = np.random.default_rng(0)
+                self.ahead.step()
+            else:
+                self.twist(2.0)
+
+    model = Looks()
+    model.step()
+    assert model.ahead.log_weight == model.ahead.log_twist == 2.0 and model.log_weight == 0.0
+
+
+def test_a_proposal_that_costs_nothing_is_told_as_a_statement_and_copies_share_what_was_told():
+    model = stepped(lambda self: self.sample(Bernoulli(0.5), proposal=Bernoulli(0.5)))
+    (told,) = model.attribution.items()
+    assert told[0].startswith("sample (test_model.py, line") and told[1] == 0.0
+    assert model.copy().attribution is model.attribution

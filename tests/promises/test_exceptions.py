@@ -1,0 +1,337 @@
+"""Every exception that is raised in a run reaches the caller, and the language model is right afterwards.
+
+A language model fails at its k-th call, for every k; a signal handler raises at random moments; a distribution fails
+where its probabilities are asked for. No algorithm may run the step again as if nothing had been.
+"""
+
+import contextlib
+import gc
+import math
+import os
+import random
+import signal
+import sys
+import threading
+
+import numpy as np
+import pytest
+from helpers.common import repetitions
+from helpers.tiny import cold_lm, table_lm
+
+from llmppl import (
+    Bernoulli,
+    Categorical,
+    ConstrainedText,
+    Model,
+    beam_search,
+    enumerate_exact,
+    importance_sampling,
+    run_many,
+    smc_standard,
+    smc_steer,
+)
+from llmppl.distributions import Finite
+from llmppl.testing import check_program
+
+QUIET = {"progress": False}
+RUNS = {
+    "distinct": lambda model, seed=0: smc_steer(model, 4, 2, seed=seed, **QUIET),
+    "merged": lambda model, seed=0: smc_steer(model, 4, 2, expand="merged", seed=seed, **QUIET),
+    "copies": lambda model, seed=0: smc_steer(model, 4, 2, expand="copies", seed=seed, **QUIET),
+    "standard": lambda model, seed=0: smc_standard(model, 6, seed=seed, **QUIET),
+    "importance": lambda model, seed=0: importance_sampling(model, 6, seed=seed, **QUIET),
+    "exact": lambda model, seed=0: enumerate_exact(model),
+    "beam": lambda model, seed=0: beam_search(model, 3, 2, **QUIET),
+}
+every_algorithm = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+
+
+class Failed(RuntimeError):
+    pass
+
+
+class TimeLimit(Exception):
+    pass
+
+
+class Word(Model):
+    """Three letters of a language model, two of them drawn in one step."""
+
+    def __init__(self, lm):
+        super().__init__()
+        self.context = lm.context("a")
+
+    def step(self):
+        for _ in range(2 - len(self.s) // 2):
+            token = self.sample(self.transformer(self.context).masked(self.context.lm.vocab.not_eos))
+            self.context += token
+            self.s += token
+        if len(self.context) > 3:
+            self.finish()
+
+
+def failing(at: int):
+    """A language model of six tokens whose call number `at` raises, and the list of its calls."""
+    calls = []
+
+    def logits(ids):
+        calls.append(list(ids))
+        if len(calls) == at:
+            raise Failed("out of memory, once")
+        return np.cos(np.arange(6.0) * (1 + sum(ids)))
+
+    return table_lm(logits, [b"a", b"b", b"c", b" ", b"d"]), calls
+
+
+@every_algorithm
+def test_a_model_that_fails_once_is_heard_at_every_call(run):
+    lm, calls = failing(at=0)
+    run(Word(lm))
+    heard = []
+    for at in range(1, len(calls) + 1):
+        lm, _ = failing(at)
+        with pytest.raises(Failed) as caught:
+            run(Word(lm))
+        heard.append(caught.value.__notes__)
+        assert any(entry.name == "step" and entry.path.name == "test_exceptions.py" for entry in caught.traceback)
+    assert len(heard) == len(calls) > 5 and all(len(notes) == 1 for notes in heard)
+
+
+@every_algorithm
+def test_a_model_that_failed_once_is_right_afterwards(run):
+    lm, _ = failing(at=0)
+    truth = run(Word(lm))
+    lm, _ = failing(at=3)
+    with pytest.raises(Failed):
+        run(Word(lm))
+    assert [str(each) for each in run(Word(lm))] == [str(each) for each in truth]
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread")
+def three_together(model):
+    results = run_many(lambda task, rng: smc_steer(model, 4, 2, rng=rng, **QUIET), range(3), seed=0, **QUIET)
+    return [particle for result in results for particle in result.particles]
+
+
+def three_failing(model):
+    return [result.error for result in run_many(lambda task, rng: 1 / 0, range(3), seed=0, **QUIET)]
+
+
+@pytest.mark.parametrize(
+    "run", [RUNS["distinct"], RUNS["copies"], RUNS["standard"], three_together, three_failing],
+    ids=["distinct", "copies", "standard", "many", "failing"],
+)  # fmt: skip
+def test_an_exception_of_a_signal_handler_is_heard_at_any_moment(run):
+    lm = cold_lm(6)
+    truth, fired = run(Word(lm)), []
+
+    def ring(number, frame):
+        fired.append(True)
+        raise TimeLimit
+
+    rng, heard = random.Random(0), 0
+    before, callbacks = signal.signal(signal.SIGALRM, ring), [*gc.callbacks]
+    gc.callbacks.clear()                                # of other packages, in which Python drops every exception
+    try:
+        for _ in range(repetitions(full=200, quick=20)):
+            fired.clear()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 2e-2))
+                while not fired:
+                    run(Word(lm))
+                    lm.clear()
+            except TimeLimit:
+                heard += 1
+            assert len(fired) == 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert signal.signal(signal.SIGALRM, before) is ring
+        gc.callbacks[:] = callbacks
+    assert heard == repetitions(full=200, quick=20)
+    assert [str(each) for each in run(Word(lm))] == [str(each) for each in truth]
+
+
+@pytest.mark.parametrize("name", ["distinct", "copies", "standard"])
+def test_an_exception_of_a_signal_handler_while_particles_are_copied_is_itself(name):
+    class Rings:
+        """Raises a signal while it is copied, once."""
+
+        left = 5
+
+        def __deepcopy__(self, memo):
+            Rings.left -= 1
+            if Rings.left == 0:
+                signal.raise_signal(signal.SIGALRM)
+            return self
+
+    class Holds(Model):
+        def __init__(self):
+            super().__init__()
+            self.rings, self.list = Rings(), [[1]]
+
+        def step(self):
+            self.s += "ab"[self.sample(Bernoulli(0.5))]
+            if len(self.s) == 4:
+                self.finish()
+
+    def ring(number, frame):
+        raise TimeLimit("late")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with pytest.raises(TimeLimit, match="^late$"):
+            RUNS[name](Holds())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_time_limit_while_a_failed_run_writes_its_checkpoint_is_heard(tmp_path, monkeypatch):
+    class Fails(Model):
+        def step(self):
+            self.s += "ab"[self.sample(Bernoulli(0.5))]
+            if len(self.s) == 3:
+                raise Failed
+
+    def ring(number, frame):
+        raise TimeLimit("late")
+
+    def fsync(file):
+        if sys.exc_info()[0] is Failed:
+            signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with pytest.raises(TimeLimit, match="^late$") as error:
+            smc_steer(Fails(), 4, 2, seed=0, checkpoint=tmp_path / "run.ckpt", **QUIET)
+        assert isinstance(error.value.__context__, Failed)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+# ---- an exception of a distribution belongs to the `sample` that draws from it
+
+
+class Handles(Model):
+    """Draws from the first of two distributions that does not fail."""
+
+    def step(self):
+        for dist in (Finite(range(2), lambda: 1 / 0), Finite(range(2), lambda: [][1]), Categorical([0.25, 0.75])):
+            try:
+                self.s += "ab"[self.sample(dist)]
+                break
+            except (ZeroDivisionError, IndexError):
+                continue
+        if len(self.s) == 2:
+            self.finish()
+
+
+@pytest.mark.parametrize("name", ["distinct", "merged", "exact"])
+def test_a_step_may_handle_what_a_distribution_raises(name):
+    truth = {"aa": 1 / 16, "ab": 3 / 16, "ba": 3 / 16, "bb": 9 / 16}
+    if name == "exact":
+        found = RUNS[name](Handles())
+        assert dict(zip(found.texts, found.weights, strict=True)) == pytest.approx(truth)
+        return
+    num = repetitions(full=4000, quick=400)
+    total = np.zeros(4)
+    for seed in range(num):
+        found = RUNS[name](Handles(), seed)
+        for text, log_weight in zip(found.texts, found.log_weights, strict=True):
+            total[[*truth].index(text)] += math.exp(log_weight)
+    np.testing.assert_allclose(total / num, [*truth.values()], atol=4.5 * 0.3 / math.sqrt(num))     # an sd is below 0.3
+
+
+class Suppresses(Model):
+    """Three distributions fail, each with an exception of its own, before one that does not."""
+
+    def step(self):
+        with contextlib.suppress(ZeroDivisionError):
+            self.sample(Finite(range(2), lambda: 1 / 0))
+        with contextlib.suppress(IndexError):
+            self.sample(Finite(range(2), lambda: [][1]))
+        with contextlib.suppress(KeyError):
+            self.sample(Finite(range(2), lambda: {}["a"]))
+        self.s = "ab"[self.sample(Categorical([0.25, 0.75]))]
+        self.finish()
+
+
+@every_algorithm
+def test_each_sample_raises_the_exception_of_its_own_distribution(run):
+    found = [str(particle) for particle in run(Suppresses())]
+    assert found and {*found} <= {"a", "b"}
+
+
+@every_algorithm
+def test_what_a_step_does_not_handle_is_raised_at_its_sample(run):
+    class Fails(Model):
+        def step(self):
+            self.sample(Finite(range(2), lambda: 1 / 0))
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(Fails())
+    assert any(entry.name == "step" and entry.path.name == "test_exceptions.py" for entry in caught.traceback)
+
+
+@every_algorithm
+@pytest.mark.parametrize(("logs", "said"), [([0.0, np.nan, -1.0], "nan"), ([0.0, np.inf, -np.inf], "inf")])
+def test_weights_that_are_no_numbers_are_named_with_their_place(run, logs, said):
+    class Counts(Model):
+        def step(self):
+            if not self.s:
+                self.s = self.sample(Categorical({"x": 0.5, "y": 0.5}))
+                return
+            self.s += self.sample(Finite(list("abc"), np.array(logs if self.s == "y" else [0.0, 0.0, 0.0])))
+            self.finish()
+
+    told = rf"Finite gives the value 'b', at index 1 of its support, the log-weight {said}"
+    with pytest.raises(ValueError, match=told):
+        for seed in range(5):
+            run(Counts(), seed)
+
+
+
+@pytest.mark.parametrize("name", ["distinct", "exact", "beam"])
+def test_an_own_distribution_is_checked_where_its_values_are_listed(name):
+    from llmppl.distributions import Distribution
+
+    class Die(Distribution):
+        support = range(6)
+
+        def __init__(self, logs):
+            self.logs = logs
+
+        def sample(self, rng):
+            return int(rng.integers(6))
+
+        def log_prob(self, value):
+            return self.logs[value]
+
+    class Throws(Model):
+        def __init__(self, logs):
+            super().__init__()
+            self.die = Die(logs)
+
+        def step(self):
+            self.s = str(self.sample(self.die))
+            self.finish()
+
+    RUNS[name](Throws([-math.log(6)] * 6))
+    with pytest.raises(ValueError, match=r"Die gives the value 3, at index 3 of its support, the log-weight nan"):
+        RUNS[name](Throws([0.0, -np.inf, -np.inf, np.nan, -1.0, -1.0]))
+    with pytest.raises(ValueError, match=r"is a Distribution, and its probabilities sum to 6: they must sum to 1"):
+        RUNS[name](Throws([0.0] * 6))
+
+
+def test_a_lazy_finite_is_checked_when_it_is_computed():
+    dist = Finite("ab", lambda: np.array([np.nan, 0.0]))
+    with pytest.raises(ValueError, match=r"Finite gives the value 'a', at index 0"):
+        dist.sample(np.random.default_rng(0))
+
+
+def test_masked_text_of_a_model_that_fails_is_heard_by_every_algorithm():
+    lm, calls = failing(at=4)
+    with pytest.raises(Failed):
+        smc_steer(ConstrainedText(lm, "a", max_tokens=4), 4, 2, seed=0, **QUIET)
+    assert len(calls) == 4
+    check_program(Word(lm))

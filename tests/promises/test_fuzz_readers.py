@@ -1,0 +1,604 @@
+"""Readers of files, on files that are damaged, forged or hostile: the contents as they were, or a ValueError.
+
+`READERS` has an entry for each reader. Its cases run in a process of their own (`python test_fuzz_readers.py NAME ...`)
+with little memory and a limit of time for each, so that a reader that hangs or eats memory fails by its name.
+
+Kinds of cases. flip: one bit. cut: the file ends early. insert: some bytes more. nul: zeros at the end, as after a
+power loss. forge: other contents in an intact container (a zip file with its CRCs). reseal: the same, and the digest of
+the contents computed anew; such a file may be read, since only its sense is wrong. bomb: a small file that asks for
+gigabytes.
+"""
+
+import copy
+import faulthandler
+import io
+import json
+import os
+import random
+import re
+import struct
+import subprocess
+import sys
+import tracemalloc
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.common import HANG, repetitions
+
+from llmppl import Grammar, Regex, TokenIndex, Vocabulary
+from llmppl.constraints.masks import index_files as storage
+from llmppl.support.files import checksum
+
+QUICK = {"flip": 10, "cut": 10, "insert": 5, "nul": 5, "forge": 5, "reseal": 10, "bomb": 2}
+FULL = {"flip": 1000, "cut": 1000, "insert": 200, "nul": 100, "forge": 300, "reseal": 400, "bomb": 2}
+ROOM = 3 << 29  # bytes of memory beside what is there at the beginning
+ODD = [
+    None, True, -1, 0, 1, 2, 3, 255, 256, 2**31, 2**63, 10**30, 0.5, float("nan"), "", "a", "ff", [], [[]], [0], {},
+    {"a": 1},
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader, and how its files are forged.
+
+    write : makes a small valid file at a path
+    read : reads it, and returns contents that can be compared
+    checked : whether the file has a checksum, so that what is read of a damaged one is what was written
+    same : whether `found` is what may be read of a file that is cut off, if that is not all or nothing
+    forge, reseal : from (data of the file, rng) to those of a forged one
+    bomb : from 0 or 1 to the data of a file that asks for gigabytes
+    """
+
+    write: Callable[[Path], Any]
+    read: Callable[[Path], Any]
+    checked: bool = True
+    same: Callable[[Any, Any], bool] = lambda found, original: found == original
+    forge: Callable[[bytes, random.Random], bytes] | None = None
+    reseal: Callable[[bytes, random.Random], bytes] | None = None
+    bomb: Callable[[int], bytes] | None = None
+
+
+# ---- mutations
+
+
+def spots(value, spot=()):
+    """The way to every value inside a JSON value."""
+    yield spot
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from spots(each, (*spot, key))
+
+
+def changed(value, rng):
+    """A JSON value in which something is replaced, removed or doubled."""
+    *way, last = rng.choice([spot for spot in spots(value) if spot])
+    inside = value
+    for key in way:
+        inside = inside[key]
+    what = rng.randrange(4)
+    if what == 0:
+        del inside[last]
+    elif what == 1 and isinstance(inside, list):
+        inside.insert(last, inside[last])
+    elif what == 2 and type(inside[last]) is int:
+        inside[last] += rng.choice([-3, -1, 1, 7, 1000, -(10**6)])
+    else:
+        inside[last] = rng.choice(ODD)
+    return value
+
+
+def flip(data, rng):
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+
+
+def cut(data, rng):
+    return data[: rng.randrange(len(data))]
+
+
+def insert(data, rng):
+    at = rng.randrange(len(data) + 1)
+    return data[:at] + rng.randbytes(rng.choice([1, 2, 40])) + data[at:]
+
+
+def nul(data, rng):
+    return data[: rng.choice([len(data), rng.randrange(len(data))])] + bytes(rng.choice([1, 8, 4096]))
+
+
+# ---- indices
+
+
+def members(data):
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def zipped(files):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return made.getvalue()
+
+
+def npy(array):
+    made = io.BytesIO()
+    np.save(made, array)
+    return made.getvalue()
+
+
+def bent(array, rng):
+    """An array of other numbers, of another shape or dtype."""
+    array = np.array(array)
+    what = rng.randrange(8)
+    if what == 0:
+        return (
+            array.astype(rng.choice(["i8", "i4", "u2", "f8", ">i4", "b1", "c16"]))
+            if array.dtype.kind != "U"
+            else array.reshape(1)
+        )
+    if what == 1:
+        return array.reshape(rng.choice([(-1, 1), (1, -1), (1, *array.shape)]))
+    if what == 2:
+        return array[:-1] if array.ndim else array.reshape(1)
+    if what == 3:
+        return np.concatenate([array, array]) if array.ndim else np.zeros(0, array.dtype)
+    if what == 4:
+        return array[:0] if array.ndim else np.array("\ud800 x")
+    if array.dtype.kind != "U" and array.size:
+        flat = array.reshape(-1)
+        for _ in range(rng.choice([1, 1, 5])):
+            flat[rng.randrange(flat.size)] = np.array(
+                rng.choice([-1, 0, 1, 2, 3, 7, 255, 256, 2**31 - 1, -(2**31)])
+            ).astype(array.dtype)
+    return array
+
+
+def forge_npz(data, rng, reseal=False):
+    files = members(data)
+    name = rng.choice([name for name in files if name != "digest.npy"])
+    what = rng.randrange(10)
+    if "tree.npy" in files and rng.random() < 0.7:
+        name = "tree.npy"
+        tree = json.loads(np.load(io.BytesIO(files[name])).tobytes())
+        text = json.dumps(changed(tree, rng)) if what else "[" * 100_000
+        files[name] = npy(np.frombuffer(text.encode(), np.uint8))
+    elif what == 0:
+        del files[name]
+    elif what == 1:
+        files[rng.choice(["x.npy", "start.npy", "grammar.npy", "x"])] = (
+            files[name] if rng.random() < 0.5 else files.pop(name)
+        )
+    elif what == 2:  # as if numbers without end stood there
+        files[name] = files[name].replace(b"'shape': (", b"'shape': (9" * 1, 1)
+    elif what == 3:
+        files[name] = flip(files[name], rng) if rng.random() < 0.8 else cut(files[name], rng)
+    elif what == 4:
+        files[name] = npy(np.array([{}], object))
+    else:
+        files[name] = npy(bent(np.load(io.BytesIO(files[name])), rng))
+    if reseal:
+        try:
+            arrays = {
+                name.removesuffix(".npy"): np.load(io.BytesIO(each))
+                for name, each in files.items()
+                if "digest" not in name
+            }
+        except Exception:  # it has none
+            return zipped(files)
+        files["digest.npy"] = npy(np.array(storage._digest(arrays)))
+    return zipped(files)
+
+
+def reseal_npz(data, rng):
+    return forge_npz(data, rng, reseal=True)
+
+
+def bomb_npz(number):
+    """A zip file whose first member has, in 4 MB, 3.9 GB; the second one says that it has 200 bytes."""
+    size = 3_900_000_000
+    header = npy(np.zeros(0, np.int32)).replace(b"(0,), }" + b" " * 8, b"(%d,), }" % ((size - 128) // 4) + b" " * 7)[
+        :128
+    ]
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    first = deflate.compress(header + bytes(8)) + deflate.flush(zlib.Z_FULL_FLUSH)
+    block = deflate.compress(bytes(1 << 20)) + deflate.flush(zlib.Z_FULL_FLUSH)
+    data, name = first + block * (size >> 20) + deflate.flush(), b"table.npy"
+    fields = struct.pack("<HHHHHIII", 20, 0, 8, 0, 0, zlib.crc32(header), len(data), 200 if number else size)
+    local = b"PK\3\4" + fields + struct.pack("<HH", len(name), 0) + name + data
+    central = b"PK\1\2\x14\0" + fields + struct.pack("<HHHHHII", len(name), 0, 0, 0, 0, 0, 0) + name
+    return local + central + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), len(local), 0)
+
+
+LETTERS = Vocabulary(
+    [b"a", b"b", b"c", b"ab", b"abc", b"bb", b"ca", b"0", b"1", b"00", b"+", b"(", b")", b"(a", b"+a)", b""], [15]
+)
+GRAMMAR = 'start: sum\nsum: item ("+" item)*\nitem: NAME | NUMBER | "(" sum ")"\nNAME: /[abc]+/\nNUMBER: /[01]+(?!a)/\n'
+
+
+def write_index(path):
+    Regex("(ab|c)*[01]{2,3}(a|b)?").index(LETTERS).save(path)
+
+
+def read_index(path):
+    index = TokenIndex.load(path, LETTERS)
+    whole = index.build_all()
+    rows = [[part.tolist() for part in whole.row(i)] for i in range(len(whole))]
+    return index.name, rows, [index.mask(state).tolist() for state in whole.states], whole.accepting.tolist()
+
+
+def write_grammar_index(path):
+    index = Grammar(GRAMMAR).index(LETTERS)
+    walked(index)
+    index.save(path)
+
+
+def walked(index):
+    """The masks along some texts."""
+    found = []
+    for seed in range(3):
+        rng, state = random.Random(seed), index.start
+        for _ in range(5):
+            found.append(index.allowed(state).tolist())
+            state = index.advance(state, rng.choice([token for token in found[-1] if token != 15] or [15]))
+    return found
+
+
+def read_grammar_index(path):
+    index = TokenIndex.load(path, LETTERS, Grammar(GRAMMAR))
+    try:
+        return walked(index)
+    except ValueError as error:  # masks of a forged file may allow what the grammar does not
+        return str(error)
+
+
+# ---- results, checkpoints
+
+
+def resealed(record):
+    """A line with its checksum, whatever it holds."""
+    body = json.dumps(record)[:-1].encode()
+    return b'%s, "check": "%s"}\n' % (body, checksum(body).encode())
+
+
+def write_results(path):
+    from test_results import everything
+
+    from llmppl import run_many
+
+    assert len(list(run_many(everything, range(6), seed=3, to=path))) == 6
+
+
+def read_results(path):
+    from llmppl import load_results
+
+    warnings.simplefilter("ignore", UserWarning)        # a torn line is left out
+    return [
+        repr((r.index, r.task, r.particles, r.particles and r.particles.log_weights, r.matches, r.error, r.seconds))
+        for r in load_results(path)
+    ]
+
+
+def forge_results(data, rng, seal=None):
+    lines = data.splitlines(keepends=True)
+    at = rng.randrange(len(lines))
+    record = json.loads(lines[at])
+    check = record.pop("check")
+    record = changed(record, rng)
+    lines[at] = seal(record) if seal else json.dumps({**record, "check": check}).encode() + b"\n"
+    return b"".join(lines)
+
+
+def reseal_results(data, rng):
+    return forge_results(data, rng, resealed)
+
+
+def parquet(name):
+    """A reader of the same as a Parquet file, which keeps its name."""
+
+    def write(path):
+        write_results(path.with_name(name))
+        path.with_name(name).replace(path)
+
+    def read(path):
+        path.with_name(name).write_bytes(path.read_bytes())
+        return read_results(path.with_name(name))
+
+    return Reader(write, read, forge=forge_parquet, reseal=reseal_parquet)
+
+
+def forge_parquet(data, rng, reseal=False):
+    """A row is changed, as far as the columns can hold it, or the headers are."""
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    from llmppl.tasks import parquet as ours
+
+    table = parquet.read_table(io.BytesIO(data))
+    rows, schema, at = table.to_pylist(), table.schema, rng.randrange(table.num_rows)
+    if rng.random() < 0.2:
+        told = forge_results(schema.metadata[b"llmppl"], rng, resealed if reseal else None)
+        schema = schema.with_metadata({**schema.metadata, b"llmppl": told})
+    for _ in range(9):
+        try:
+            row = changed(copy.deepcopy(rows[at]), rng)
+            if reseal:
+                row = {**row, "check": ours._check({name: each for name, each in row.items() if each is not None})}
+            made = arrow.Table.from_pylist([*rows[:at], row, *rows[at + 1 :]], schema)
+            break
+        except (TypeError, ValueError, arrow.ArrowException, OverflowError):
+            made = arrow.Table.from_pylist(rows, schema)
+    file = io.BytesIO()
+    parquet.write_table(made, file)
+    return file.getvalue()
+
+
+def reseal_parquet(data, rng):
+    return forge_parquet(data, rng, reseal=True)
+
+
+def checkpointed(path, max_steps):
+    from test_files import Steps
+
+    from llmppl import smc_steer
+    from llmppl.report import Recorder
+
+    recorder = Recorder(os.devnull)
+    found = smc_steer(Steps(), 3, 2, seed=1, max_steps=max_steps, checkpoint=path, every=1, on_step=recorder)
+    return repr((found.texts, found.log_weights, found.log_ml, found.log_ml_se, found.deaths, found.steps))
+
+
+def forge_checkpoint(data, rng, reseal=False):
+    from llmppl.inference.resuming.checkpoint import _digest, _ending
+
+    *lines, last = data.splitlines(keepends=True)
+    at = rng.randrange(len(lines))
+    lines[at] = json.dumps(changed(json.loads(lines[at]), rng)).encode() + b"\n"
+    return b"".join([*lines, _ending(_digest(b"".join(lines))) if reseal else last])
+
+
+def reseal_checkpoint(data, rng):
+    return forge_checkpoint(data, rng, reseal=True)
+
+
+# ---- recordings, texts
+
+
+def write_recording(path):
+    from test_recording import Words
+
+    from llmppl import smc_steer
+    from llmppl.report import Recorder
+
+    with Recorder(path, "words") as recorder:
+        smc_steer(Words(), 3, 2, seed=2, max_steps=3, on_step=recorder)
+
+
+def read_recording(path):
+    from llmppl.report import load
+    from llmppl.report.html_page import page
+
+    recording = load(path)
+    assert page(recording)
+    return recording.program, recording.title, [repr(step) for step in recording.steps], recording.ended
+
+
+def begins(found, original):
+    """Whether a recording is another's beginning."""
+    return found[:2] == original[:2] and found[2] == original[2][: len(found[2])] and found[3] in (None, original[3])
+
+
+def forge_recording(data, rng, seal=None):
+    lines = data.decode().splitlines()
+    at = rng.randrange(len(lines))
+    line = json.loads(lines[at])
+    check = line.pop("check")
+    line = changed(line, rng)
+    lines[at] = seal(line) if seal else json.dumps({**line, "check": check})        # that of the line that was
+    return ("\n".join(lines) + "\n").encode()
+
+
+def reseal_recording(data, rng):
+    return forge_recording(data, rng, lambda line: resealed(line).decode()[:-1])
+
+
+def bomb_recording(number):
+    figures = {
+        "ancestors": [0],
+        "log_weights": [0],
+        "log_ml": 0,
+        "ess": 1,
+        "num_unique_ancestors": 1,
+        "num_finished": 0,
+        "num_dead": 0,
+    }
+    candidate = {"parent": 0, "log_weight": 0}
+    lines = [{"llmppl_trace": 1}, {"step": 1, "candidates": [{**candidate, "text": "a" * (1 << 20)}], **figures}]
+    lines += [{"step": i, "candidates": [{**candidate, "text": "b"}] * (2 + number), **figures} for i in range(2, 2000)]
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def writes(text):
+    return lambda path: path.write_text(text, encoding="utf-8")
+
+
+def prompts(name, text):
+    """A reader of a file of prompts, which keeps the end of its name."""
+    from llmppl.cli.prompts import read
+
+    def read_as(path):
+        named = path.with_name(name)
+        named.write_bytes(path.read_bytes())
+        return read(named)
+
+    deep = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    bomb = (lambda _: deep) if name.endswith("l") else None
+    return Reader(writes(text), read_as, checked=False, bomb=bomb)
+
+
+def forge_json(data, rng):
+    return json.dumps(changed(json.loads(data), rng)).encode()
+
+
+def read_schema(path):
+    from llmppl.cli.options import constraint
+
+    return constraint("json-schema", path).schema
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0}, "b": {"enum": ["x", 1]}, "c": {"$ref": "#/$defs/d"}},
+    "required": ["a"],
+    "additionalProperties": False,
+    "$defs": {"d": {"type": "string", "pattern": "[a-c]*", "maxLength": 3}},
+}
+
+READERS = {
+    "index": Reader(write_index, read_index, forge=forge_npz, reseal=reseal_npz, bomb=bomb_npz),
+    "grammar index": Reader(write_grammar_index, read_grammar_index, forge=forge_npz, reseal=reseal_npz, bomb=bomb_npz),
+    "recording": Reader(
+        write_recording, read_recording, same=begins,
+        forge=forge_recording, reseal=reseal_recording, bomb=bomb_recording,
+    ),
+    "results": Reader(
+        write_results, read_results, same=lambda found, original: {*found} <= {*original},
+        forge=forge_results, reseal=reseal_results,
+    ),
+    "results in Parquet": parquet("results.parquet"),
+    "checkpoint": Reader(
+        lambda path: checkpointed(path, 3), lambda path: checkpointed(path, 5),
+        forge=forge_checkpoint, reseal=reseal_checkpoint,
+    ),
+    "prompts of JSON lines": prompts("p.jsonl", '{"prompt": "One, two", "id": 7}\n{"prompt": "caf\\u00e9 \\"x\\""}\n'),
+    "prompts of CSV": prompts("p.csv", 'id,prompt\n1,"One, ""two"""\n2,three\n'),
+    "prompts of text": prompts("p.txt", "One, two\nthree café\n"),
+    "grammar": Reader(writes(GRAMMAR), lambda path: Grammar.from_file(path).text, checked=False),
+    "schema": Reader(writes(json.dumps(SCHEMA)), read_schema, checked=False, reseal=forge_json),
+}  # fmt: skip
+
+
+# ---- the cases of a reader, in a process of their own
+
+
+def cases(reader, data, counts):
+    mutations = {"flip": flip, "cut": cut, "insert": insert, "nul": nul, "forge": reader.forge, "reseal": reader.reseal}
+    for kind, number in counts.items():
+        for i in range(number):
+            if kind == "bomb" and reader.bomb:
+                yield kind, i, reader.bomb(i)
+            elif mutations.get(kind):
+                yield kind, i, mutations[kind](data, random.Random(f"{kind} {i}"))
+
+
+def wrong(reader, path, original, kind, mutated):
+    """What is wrong with how a mutated file is read; "" if nothing is."""
+    path.write_bytes(mutated)
+    try:
+        found = reader.read(path)
+    except ValueError as error:
+        named = str(path.parent) in str(error) and len(str(error)) < 2000
+        return "" if named else f"an error without the file: {error!r}"
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    if kind == "bomb":
+        return "it was read"
+    other = reader.checked and kind != "reseal" and not reader.same(found, original)
+    return f"read with other contents: {found!r}"[:500] if other else ""
+
+
+def main(name, counts, folder):
+    import resource
+
+    reader, path, failures, tried = READERS[name], Path(folder) / "file", [], 0
+    reader.write(path)
+    data, original = path.read_bytes(), reader.read(path)
+    here = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (here + ROOM, resource.RLIM_INFINITY))
+    for kind, i, mutated in cases(reader, data, json.loads(counts)):
+        faulthandler.dump_traceback_later(HANG / 3, exit=True)
+        tried += 1
+        if told := wrong(reader, path, original, kind, mutated):
+            failures.append(f"{kind} {i}: {told}")
+    faulthandler.cancel_dump_traceback_later()
+    print(json.dumps({"tried": tried, "failures": failures}))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited by Linux")
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_or_forged_file_is_refused_by_name_or_read_as_it_was(name, tmp_path):
+    counts = {kind: repetitions(full=FULL[kind], quick=QUICK[kind]) for kind in QUICK}
+    script = [sys.executable, "-X", "faulthandler", __file__, name, json.dumps(counts), str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=2 * HANG)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["failures"] == [] and found["tried"] >= counts["flip"] + counts["cut"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_file_that_asks_for_gigabytes_is_refused_before_they_are_taken(number, tmp_path):
+    path = tmp_path / "bomb.npz"
+    path.write_bytes(bomb_npz(number))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            TokenIndex.load(path, LETTERS)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 25
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_index_above_the_bound_is_neither_saved_nor_loaded(tmp_path, monkeypatch):
+    path = tmp_path / "index.npz"
+    write_index(path)
+    monkeypatch.setattr(storage, "MAX_BYTES", 5_000)
+    with pytest.raises(ValueError, match=re.escape(f"{path} holds no saved TokenIndex (the index takes ")):
+        TokenIndex.load(path, LETTERS)
+    with pytest.raises(ValueError, match=r"the index takes [\d,]+ bytes, more than the 5,000 of one in a file"):
+        write_index(tmp_path / "other.npz")
+    assert not (tmp_path / "other.npz").exists()
+
+
+def test_a_flipped_digit_of_a_recording_is_noticed_and_a_line_without_checksum_is_read(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write_recording(path)
+    text, original = path.read_text(), read_recording(path)
+    path.write_text(re.sub(r', "check": "\w+"', "", text))
+    assert read_recording(path) == original
+    path.write_text(re.sub(r'"ess": \d', '"ess": 9', text, count=1))
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2 is damaged: its check is another")):
+        read_recording(path)
+
+
+def test_half_of_a_pair_in_a_prompt_and_lists_without_end_are_named_with_their_line(tmp_path):
+    from llmppl.cli.prompts import read
+    from llmppl.support.arguments import shown
+
+    path, deep = tmp_path / "p.jsonl", []
+    path.write_text('{"prompt": "a"}\n{"prompt": "\\ud83d"}\n')
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2, field 'prompt', has a lone surrogate")):
+        read(path)
+    for _ in range(100_000):
+        deep = [deep]
+    assert shown(deep) == "a list nested too deep to be written"
+
+
+def test_an_empty_checksum_of_the_embedded_weights_is_refused(tmp_path):
+    from llmppl.lm.embedded import verify
+
+    for name in ("model.safetensors", "model.safetensors.sha256"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ValueError, match="the weights of the embedded model are damaged"):
+        verify(tmp_path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,206 @@
+"""Imports follow the order of folders: a file imports from its own folder and from the folders before it in `FOLDERS`.
+
+The files of a folder do not import one another in a circle. A fresh process shows the modules that a folder loads.
+"""
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.common import ROOT
+
+PACKAGE = ROOT / "llmppl"
+
+FOLDERS = [
+    "support", "report", "constraints.constraint", "constraints.vocabulary", "constraints.masks", "constraints.automata",
+    "constraints.json", "constraints.lark", "constraints.values", "constraints", "distributions", "lm", "models",
+    "inference", "queries", "tasks", "testing", "cli", "__main__", "__init__",
+]  # fmt: skip
+FORBIDDEN = {"inference": ["constraints", "lm"]}        # besides the order; `inference.resuming` is excepted
+DOORS = {("inference", "tasks")}                        # a package whose `__init__` imports these names on first use
+HEAVY = ["accelerate", "llguidance", "ray", "rich", "torch", "transformers", "typer"]
+LIGHT = ["support", "report", "constraints", "distributions", "lm", "models", "inference", "queries", "tasks",
+         "tasks.ray"]  # fmt: skip
+
+
+def folder_of(module: str) -> str | None:
+    """The longest entry of `FOLDERS` that contains a module."""
+    parts = module.split(".")
+    prefixes = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
+    return next((each for each in prefixes if each in FOLDERS), None)
+
+
+def module_name(path: Path, package: Path) -> str:
+    """`lm.cache` for lm/cache.py, `lm` for lm/__init__.py, `__init__` for the package's own."""
+    parts = path.relative_to(package).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imports(path: Path, package: Path) -> list[tuple[int, str]]:
+    """(line, module) of every import from the package in a file, wherever in the file it stands."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, package.parent / alias.name.replace(".", "/")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = path.parents[node.level - 1] if node.level else package.parent
+            origin = start / (node.module or "").replace(".", "/")
+            for alias in node.names:                # `from origin import name`: a submodule, or a name in origin
+                target = origin / alias.name
+                is_module = target.with_suffix(".py").exists() or target.is_dir()
+                found.append((node.lineno, target if is_module else origin))
+    inside = [(line, target) for line, target in found if target.is_relative_to(package)]
+    return [(line, ".".join(target.relative_to(package).parts) or "__init__") for line, target in inside]
+
+
+def complaint(name: str, target: str) -> str | None:
+    """Why the module `name` may not import `target`, or None if it may."""
+    folder, other = folder_of(name), folder_of(target)
+    if other is None:
+        return "no such folder in the list of tests/promises/test_imports.py"
+    if other.split(".")[0] in FORBIDDEN.get(folder, []) and not name.startswith("inference.resuming"):
+        return f"{folder} does not know {other}"
+    if folder == other:
+        return "a file imports from the files of its own folder" if target == folder and name != folder else None
+    if FOLDERS.index(other) >= FOLDERS.index(folder) and (name, other) not in DOORS:
+        return f"{other} comes after {folder}"
+    return None
+
+
+def circle(edges: dict[str, set[str]]) -> list[str] | None:
+    """Modules that import one another in a circle, the first of them again at the end, or None."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str] | None:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return None
+        done.add(name)
+        return next((found for other in sorted(edges.get(name, ())) if (found := visit(other, [*path, name]))), None)
+
+    return next((found for name in sorted(edges) if (found := visit(name, []))), None)
+
+
+def violations(package: Path) -> list[str]:
+    """One line for every import that goes up or to a stranger, for a folder without a place, and for a circle."""
+    found, edges = [], {}
+    for path in sorted(package.rglob("*.py")):
+        name, shown = module_name(path, package), path.relative_to(package.parent)
+        if folder_of(name) is None:
+            found.append(f"{shown} is in no folder that tests/promises/test_imports.py lists: add it to FOLDERS")
+            continue
+        targets = imports(path, package)
+        edges[name] = {target for _, target in targets if folder_of(target) == folder_of(name)}
+        for line, target in targets:
+            why = complaint(name, target)
+            if why:
+                found.append(f"{shown}:{line} imports {target}: {why}")
+    if around := circle(edges):
+        found.append("a circle: " + " imports ".join(around))
+    return found
+
+
+def test_imports_go_down_the_floors():
+    assert not (found := violations(PACKAGE)), "\n".join(found)
+
+
+def loaded(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after `code`."""
+    code += "\nimport json, sys; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    return set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
+
+
+@pytest.mark.parametrize("package", ["llmppl", "llmppl.constraints", "llmppl.inference"])
+def test_lazy_names_are_the_same_for_type_checkers(package):
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {(alias.name, node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    lazy = ast.literal_eval(block.orelse[0].value.args[1])
+    assert {name for name, _ in typed} == {name for names in lazy.values() for name in names} <= set(dir(module))
+    for name, origin in typed:
+        assert getattr(module, name) is getattr(importlib.import_module(origin), name)
+
+
+def test_constraints_load_neither_a_model_nor_inference():
+    code = "import llmppl.constraints as c; [getattr(c, name) for name in c.__all__]"
+    code += "\nimport sys; print([name for name in sys.modules if name.startswith('llmppl.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    folders = {name.split(".")[1] for name in ast.literal_eval(done.stdout)}
+    assert folders == {"constraints", "support"}
+
+
+@pytest.mark.parametrize("folder", LIGHT)
+def test_importing_a_folder_loads_nothing_heavy(folder):
+    assert loaded(f"import llmppl.{folder}").isdisjoint(HEAVY)
+
+
+def test_a_program_and_inference_load_nothing_heavy():
+    assert loaded("from llmppl import Model, smc_steer, Bernoulli").isdisjoint(HEAVY)
+    assert loaded("from llmppl import *").isdisjoint(HEAVY)
+
+
+def write_package(tmp_path: Path, files: dict[str, str]) -> Path:
+    """A package `llmppl` with a few empty files, and `files` on top."""
+    empty = dict.fromkeys(["__init__.py", "constraints/vocabulary/__init__.py", "constraints/vocabulary/vocabulary.py",
+                           "lm/__init__.py", "lm/cache.py", "lm/transformer.py", "models/__init__.py",
+                           "models/model.py", "support/runtime.py"], "")  # fmt: skip
+    for name, text in (empty | files).items():
+        path = tmp_path / "llmppl" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "llmppl"
+
+
+@pytest.mark.parametrize(
+    "file, text",
+    [
+        ("models/model.py", "from llmppl.constraints.vocabulary.vocabulary import Vocabulary"),
+        ("models/model.py", "from ..lm import cache, transformer"),
+        ("models/model.py", "import llmppl.lm.transformer"),
+        ("lm/transformer.py", "from . import cache"),
+        ("lm/transformer.py", "from llmppl.constraints.vocabulary import Vocabulary"),
+        ("constraints/vocabulary/__init__.py", "from llmppl.constraints.vocabulary.vocabulary import Vocabulary"),
+        ("inference/resuming/codec.py", "from llmppl.constraints.vocabulary import Vocabulary"),
+        ("inference/__init__.py", "from llmppl.tasks import run_many"),
+        ("cli/main.py", "from llmppl.models import model\nimport torch"),
+        ("__init__.py", "from .models.model import Model"),
+    ],
+)
+def test_an_import_from_an_earlier_or_the_own_folder_passes(tmp_path, file, text):
+    assert violations(write_package(tmp_path, {file: text})) == []
+
+
+VOCABULARY = "constraints/vocabulary/vocabulary.py"
+
+
+@pytest.mark.parametrize(
+    "file, text, message",
+    [
+        (VOCABULARY, "from llmppl.models.model import Model", "imports models.model: models comes"),
+        (VOCABULARY, "import llmppl.models.model as m", "vocabulary.py:1 imports models.model"),
+        (VOCABULARY, "from ...lm import cache", "lm.cache: lm comes after constraints.vocabulary"),
+        ("support/runtime.py", "from .. import lm", "support/runtime.py:1 imports lm: lm comes after support"),
+        ("lm/cache.py", "from llmppl import Model", "cache.py:1 imports __init__"),
+        ("lm/cache.py", "from llmppl.lm import Trie", "imports lm: a file imports from the files of its own"),
+        ("lm/cache.py", "def f():\n    from ..models.model import Model", "cache.py:2 imports models.model"),
+        ("lm/cache.py", "if TYPE_CHECKING:\n    import llmppl.models.model", "cache.py:2 imports models.model"),
+        ("inference/smc.py", "from ..constraints.vocabulary import Vocabulary", "inference does not know constraints"),
+        ("inference/smc.py", "from ..tasks import run_many", "tasks comes after inference"),
+        (VOCABULARY, "from ..lark.masks import f", "constraints.lark comes after constraints.vocabulary"),
+        ("settings/config.py", "", "settings/config.py is in no folder that tests/promises/test_imports.py lists"),
+    ],
+)  # fmt: skip
+def test_an_import_that_breaks_a_rule_is_named(tmp_path, file, text, message):
+    (found,) = violations(write_package(tmp_path, {file: text}))
+    assert message in found
+
+
+def test_a_circle_within_a_folder_is_named(tmp_path):
+    files = {"lm/cache.py": "from .engines.hf import load", "lm/engines/hf.py": "def f():\n    from ..cache import Trie"}
+    assert violations(write_package(tmp_path, files)) == ["a circle: lm.cache imports lm.engines.hf imports lm.cache"]

@@ -1,0 +1,351 @@
+"""What a newcomer gets wrong: each mistake is answered by its name, its place and what works."""
+
+import dataclasses
+import json
+import math
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.tiny import TOKENS, table_lm, tiny_lm, tiny_model
+from test_commands import run as llmppl
+
+from llmppl import (
+    Categorical,
+    ConstrainedText,
+    Grammar,
+    Infilling,
+    JsonSchema,
+    Model,
+    PromptIntersection,
+    Regex,
+    Rule,
+    Vocabulary,
+    enumerate_exact,
+    importance_sampling,
+    repeat,
+    smc_steer,
+)
+from llmppl.constraints import JsonSchemaIndex
+from llmppl.constraints.json.checks import in_order
+from llmppl.lm import CachedTransformer
+from llmppl.models.programs import short_words
+from llmppl.queries import search
+
+V = 6
+A, B, C, SPACE, AB, END = range(6)
+LM = tiny_lm(V)
+AT = "JSON schema at "
+
+
+def program(**options):
+    return ConstrainedText(LM, "a", Regex("a*b"), **options)
+
+
+def load(**options):
+    return CachedTransformer.from_pretrained(**options)
+
+
+@dataclasses.dataclass
+class Pair:
+    a: int
+    b: int
+
+
+def run(step):
+    """Inference of a program of one step."""
+
+    class Once(Model):
+        def step(self):
+            step(self)
+            self.finish()
+
+    return importance_sampling(Once(), 1)
+
+
+def letters(text: str) -> CachedTransformer:
+    """A model of the letters, the blank and EOS, all equally likely."""
+    tokens = [*(bytes([each]) for each in text.encode()), b""]
+    return CachedTransformer(lambda ids: [0.0] * len(tokens), Vocabulary(tokens, eos_ids=[len(tokens) - 1]))
+
+
+MISTAKES = [
+    # ---- the language model and the prompt
+    (lambda: ConstrainedText("abc", LM), TypeError, "lm and prompt are swapped: the language model comes first"),
+    (lambda: ConstrainedText("gpt2", "a"), TypeError, r"not 'gpt2': CachedTransformer.from_pretrained\('gpt2'\)"),
+    (lambda: ConstrainedText(tiny_model(V), "a"), TypeError, r"not a Llama\w+: CachedTransformer\(model, tokenizer\)"),
+    (lambda: ConstrainedText(LM, None), TypeError, "prompt must be a str or a Context, not None"),
+    (lambda: ConstrainedText(LM, ["a", "b"]), TypeError, "prompt must be .*: run_many takes many prompts"),
+    (lambda: ConstrainedText(LM, [{"role": "user"}]), TypeError, r"prompt must be .*: lm.chat\(messages\) makes one"),
+    (lambda: Infilling("a[BLANK]b", LM), TypeError, r"wants the language model, then the fragments, a str with \[BLA"),
+    (lambda: Infilling(LM, None), TypeError, "wants the language model, .* not None"),
+    (lambda: PromptIntersection(["a"], LM), TypeError, "lm and prompts are swapped"),
+    (lambda: CachedTransformer("gpt2", "gpt2"), TypeError, r"tokenizer must be .*from_pretrained\('gpt2'\) loads both"),
+    (lambda: CachedTransformer(tiny_model(V), tiny_model(V)), TypeError, r"tokenizer must be .*, not a Llama\w+$"),
+    (lambda: CachedTransformer.from_pretrained(tiny_model(V)), TypeError, r"not a Llama\w+: CachedTransformer\(mod"),
+    (lambda: CachedTransformer.from_pretrained(cache_bytes="2GB"), TypeError, "cache_bytes must be an integer, not"),
+    (lambda: load(eos_token_id=5), TypeError, r"from_pretrained takes no eos_token_id: did you mean eos_ids\?"),
+    (lambda: load(torch_dtype="float16"), TypeError, r"takes no torch_dtype: did you mean dtype\?"),
+    (lambda: load(backend="hf"), TypeError, r"takes no backend: did you mean engine\?"),
+    (lambda: load(top_k=5), TypeError, r"takes no top_k: it is the program's, Constrained.* rule=Rule\(top_k=5\)\)"),
+    (lambda: load(max_new_tokens=5), TypeError, r"it is the program's, ConstrainedText\(lm, prompt, max_tokens=5\)"),
+    (lambda: load(n_ctx=512), TypeError, "engine='transformers' takes no n_ctx: it is of engine='llama.cpp'"),
+    # ---- options
+    (lambda: program(max_new_tokens=5), TypeError, r"takes no max_new_tokens: did you mean max_tokens\?"),
+    (lambda: program(min_token=5), TypeError, r"takes no min_token: did you mean min_tokens\?"),
+    (lambda: program(temperature=0.5), TypeError, r"takes no temperature: give rule=Rule\(temperature=0.5\)"),
+    (lambda: program(seed=1), TypeError, r"takes no seed: it is inference's, smc_steer\(program, N, K, seed=0\)"),
+    (lambda: smc_steer(program(), 2, max_tokens=5), TypeError, "takes no max_tokens: give it to the program"),
+    (lambda: smc_steer(program(), 2, max_step=5), TypeError, r"takes no max_step: did you mean max_steps\?"),
+    (lambda: Rule(temperature="hot"), TypeError, "temperature must be a number, not 'hot'"),
+    (lambda: Rule(topk=5), TypeError, "a Rule takes no topk: did you mean top_k?"),
+    (lambda: smc_steer(program(), 2, top_k=5), TypeError, r"to the program, .*prompt, rule=Rule\(top_k=\.\.\.\)\)"),
+    (lambda: smc_steer(program(), 2, num_particles=5), TypeError, r"takes no num_particles: did you mean N\?"),
+    (lambda: search(LM, "a|b", top_k=5), TypeError, r"a query takes no top_k: give rule=Rule\(top_k=5\)"),
+    (lambda: search(LM, "a|b", n=5), TypeError, r"a query takes no n: matches come one by one, take\(5\) so many"),
+    (lambda: repeat(smc_steer(program(), 2, seed=0), 3), TypeError, "run must be a function, as lambda rng: .* not P"),
+    (lambda: repeat(lambda: smc_steer(program(), 2, seed=0), 3), TypeError, "run must take 1 argument, as lambda"),
+    (lambda: ConstrainedText(LM, letters("ab").context("a")), ValueError, "and it is one of .*, with other tokens"),
+    # ---- programs
+    (lambda: run(lambda self: self.sample({"a": 0.5, "b": 0.5})), TypeError, r": give Categorical\(\{'a': 0.5, 'b"),
+    (lambda: run(lambda self: self.sample(LM.context("a"))), TypeError, r": give self.transformer\(context\)"),
+    (lambda: run(lambda self: self.observe(LM.context("a"), 0)), TypeError, r": give self.transformer\(context\)"),
+    (lambda: str(run(lambda self: setattr(self, "s", LM.vocab[0])).best), TypeError, r"s must be a str.*self.s \+= t"),
+    # ---- constraints
+    (lambda: Grammar("sql.lark"), ValueError, r"'sql.lark' is the name of a file: Grammar.from_file\('sql.lark'\)"),
+    (lambda: Grammar(Path("sql.lark")), TypeError, r"'sql.lark' is the name of a file: Grammar.from_file"),
+    (lambda: JsonSchema("a/record.json"), ValueError, r"what is in it: JsonSchema\(Path\('a/record.json'\).read_t"),
+    (lambda: JsonSchema(Path("record.json")), ValueError, r"JsonSchema\(Path\('record.json'\).read_text\(\)\)"),
+    (lambda: JsonSchema({"propertyes": {}}), ValueError, AT + "#: 'propertyes' is no keyword: did you mean 'propert"),
+    (lambda: JsonSchema({"items": {"max_length": 4}}), ValueError, AT + "#/items: 'max_length' .* mean 'maxLength'"),
+    (lambda: JsonSchema({"$defs": {"a": {"typ": "null"}}}), ValueError, AT + r"#/\$defs/a: 'typ' .* mean 'type'"),
+    (lambda: JsonSchema({"type": ["strng"]}), ValueError, AT + "#, 'type': 'strng' is no type: did you mean 'string'"),
+    (lambda: JsonSchema({"name": {"type": "string"}}), ValueError, AT + "# has no keyword, .* are 'name' properties?"),
+    (lambda: Regex("a").index(LM.vocab).advance(1, "a"), TypeError, "an id or a Token, not 'a': a text is read by aft"),
+    (lambda: JsonSchema({}).index(LETTERS.vocab).advance((), "1"), TypeError, "an id or a Token, not '1'"),
+    (lambda: ConstrainedText(LM, "a", "a+b"), TypeError, r"not 'a\+b': give Regex\('a\+b'\), or a list .* \['a\+b'\]"),
+    (lambda: ConstrainedText(LM, "a", re.compile("a+b")), TypeError, r": give Regex\('a\+b'\)"),
+    (lambda: ConstrainedText(LM, "a", SCHEMA), TypeError, r": give JsonSchema\(\{'type': 'object'"),
+    (lambda: ConstrainedText(LM, "a", '{"type": "null"}'), TypeError, r": give JsonSchema\('\{\"type\": \"null\"\}'\)"),
+    (lambda: ConstrainedText(LM, "a", {"a", "b"}), TypeError, ": give its texts in a list"),
+    (lambda: ConstrainedText(LM, "a", Pair(1, 2)), TypeError, ": give its type, Pair"),
+    (lambda: ConstrainedText(LM, "a", regex="a+"), TypeError, r"no regex: it is the constraint, .*, Regex\(\.{3}\)"),
+    (lambda: ConstrainedText(LM, "a", choices=["a"]), TypeError, r"it is the constraint, .*\(lm, prompt, \[\.\.\.\]\)"),
+    (lambda: Grammar('root ::= "a"'), ValueError, "lark writes a rule as start: ..., not as root ::= ..."),
+    # ---- distributions and results
+    (lambda: Categorical(["a", "b"]), TypeError, r"probs must be numbers, .*as in Categorical\(\{'a': 0.5, 'b'"),
+    (lambda: smc_steer(program(), 2, seed=0).expect(str), TypeError, r"f returned .* for texts there is by_text\(\)"),
+    (lambda: smc_steer(program(), 2, seed=0).expect(lambda p: {}), TypeError, r"averages numbers, .*f returned \{\}"),
+]
+LETTERS = letters("0123456789")
+
+
+@pytest.mark.parametrize("mistake, error, said", MISTAKES)
+def test_a_mistake_is_answered_by_what_was_given_and_what_works(mistake, error, said):
+    with pytest.raises(error, match=said):
+        mistake()
+
+
+def test_what_a_schema_says_beside_its_keywords_is_no_misspelling():
+    properties = {name: {"type": "null"} for name in ("propertyes", "requird", "typ")}
+    notes = {"title": "t", "descripton": "d", "x-order": 1, "enumNames": ["a"], "examples": [{"typ": 1}]}
+    JsonSchema({"type": "object", "properties": properties, **notes})
+    JsonSchema({"const": {"requird": 1}})
+    JsonSchema({})
+    (said,) = JsonSchema({"type": "string", "maxlength": 3}, lenient=True).warnings
+    assert "'maxlength' is no keyword" in said
+
+
+# ---- warnings
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda lm: ConstrainedText(lm, "Tim is", Regex("happy|sad")), "the last word of the prompt, as in 'ish'"),
+        (lambda lm: ConstrainedText(lm, "Tim is", Regex("Tim is (happy|sad)")), "with 'Tim is', as the prompt does"),
+        (lambda lm: Infilling(lm, "Tim is [BLANK] and sad"), r"leave the blank out, 'Tim is\[BLANK\]'"),
+        (lambda lm: ConstrainedText(lm, "Tim is", Regex(" (happy|sad)")), None),
+        (lambda lm: ConstrainedText(lm, "Tim is", Regex("(happy)?")), None),
+        (lambda lm: ConstrainedText(lm, "Tim is ", Regex("happy")), None),
+        (lambda lm: Infilling(lm, "Tim is[BLANK] and sad "), None),
+    ],
+)
+def test_a_text_that_would_be_glued_to_what_is_before_it_is_warned_of_and_no_other(make, said):
+    lm = letters("Tim is happy and sad")
+    if said is not None:
+        with pytest.warns(UserWarning, match=said) as caught:
+            make(lm)
+        assert [each.filename for each in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if said is None else "ignore")
+        make(lm)
+
+
+# ---- what the dead died of
+
+
+def reasons(model: Model, N: int = 50) -> dict[str, int]:
+    posterior = importance_sampling(model, N, seed=0)
+    return {death.reason: death.count for death in posterior.deaths}
+
+
+def never(id: int) -> CachedTransformer:
+    """A model that gives one token no probability."""
+    return table_lm(lambda ids: [-math.inf if each == id else 0.0 for each in range(V)], TOKENS[: V - 1])
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+def test_a_schema_that_cannot_end_in_time_is_told_once_with_its_bound_and_what_helps():
+    lm = letters('{"n":1}')
+    posterior = importance_sampling(
+        ConstrainedText(lm, '"', JsonSchemaIndex(JsonSchema(SCHEMA), lm.vocab), max_tokens=4), 8, seed=0
+    )
+    name = "JsonSchema" if len(repr(JsonSchema(SCHEMA))) > 48 else repr(JsonSchema(SCHEMA))
+    said = f"{name} cannot end within max_tokens=4: give room; llguidance makes its masks and looks for no end ("
+    (death,) = posterior.deaths
+    assert death.reason.startswith(said) and death.count == 8
+    for told in (repr(posterior), repr(posterior.deaths), posterior._repr_html_()):
+        assert told.count("cannot end within max_tokens=4") == 1 and ".py, line" not in told
+    with pytest.raises(ValueError, match="no particle is left: all died by step 5: 8 of 8: JsonSchema"):
+        posterior.sample()
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: ConstrainedText(never(B), "a", Regex("b")), "no token that Regex('b') allows has positive prob"),
+        (
+            lambda: ConstrainedText(never(B), "a", Regex("b|abc"), max_tokens=1),
+            "no token that Regex('b|abc') allows to end in time has positive probability",
+        ),
+        (lambda: ConstrainedText(LM, "a", Regex("b"), min_tokens=3), "Regex('b') can only end before min_tokens=3"),
+        (lambda: ConstrainedText(LM, "a", ["b", "cc"], min_tokens=3), "the list ['b', 'cc'] can only end before"),
+        (lambda: ConstrainedText(LM, "a", ["b" * 20, "c" * 20], min_tokens=21), "the list of 2 strings can only"),
+        (lambda: ConstrainedText(never(END), "a", complete=True, max_tokens=2), "the text cannot end within max_tok"),
+        (lambda: ConstrainedText(LM, "a", only_c, max_tokens=9), "only_c is false of the text"),
+        (
+            lambda: ConstrainedText(LM, "a", Regex("ab|abc"), mask=short_words(LM.vocab, 1)),
+            "no token that Regex('ab|abc') and the mask allow has positive probability",
+        ),
+        (lambda: ConstrainedText(LM, "a", Regex("b+"), rule=Rule(top_k=1)), " under Rule(top_k=1)"),
+        (lambda: Infilling(LM, "a[BLANK]b", max_tokens=1), "the holes have more tokens than max_tokens=1"),
+        (lambda: Infilling(LM, "a[BLANK]b", min_tokens=4), "the holes have fewer tokens than min_tokens=4"),
+        (lambda: Infilling(never(B), "a[BLANK]b"), "what comes after a hole has probability 0"),
+        (lambda: PromptIntersection([never(B), only_b()], ["a", "c"]), "no token has positive probability after all p"),
+        (lambda: PromptIntersection([never(B), only_b()], ["a", "c"], proposal="first"), "was drawn after the first"),
+    ],
+)
+def test_a_ready_made_program_tells_a_death_in_words_of_its_constraint(make, said):
+    found = reasons(make())
+    assert any(said in reason for reason in found) and len(found) <= 2
+    assert not any("NextToken" in reason or ".py" in reason for reason in found)
+
+
+def only_c(text):
+    return set(text) <= {"c"}
+
+
+def only_b():
+    return table_lm(lambda ids: [0.0 if each == B else -math.inf for each in range(V)], TOKENS[: V - 1])
+
+
+class Masked(Model):
+    """Writes any token, then one that a mask allows."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.context, self.mask = LM.context("a"), np.array(mask)
+        self.mask.setflags(write=False)
+
+    def step(self):
+        for mask in (LM.vocab.not_eos, self.mask):
+            token = self.sample(self.transformer(self.context).masked(mask))
+            self.s, self.context = self.s + token, self.context + token
+        self.finish()
+
+
+def test_particles_that_died_alike_after_different_contexts_are_one_death():
+    deaths = enumerate_exact(Masked([False] * V)).deaths
+    (death,) = deaths
+    assert death.count == V - 1 and death.text in {token.decode() for token in TOKENS}
+    assert death.reason.startswith("sample: NextToken.masked(no value) has no value of positive probability (test_mist")
+    assert not enumerate_exact(Masked([True] * V)).deaths
+
+
+def test_a_statement_of_a_subclass_is_told_with_its_line():
+    class Own(ConstrainedText):
+        def step(self):
+            super().step()
+            self.condition(False)
+
+    (reason,) = reasons(Own(LM, "a", Regex("a+b")))
+    assert reason.startswith("condition is false (test_mistakes.py, line ")
+
+
+# ---- the command line
+
+
+def test_one_choice_alone_is_refused_with_what_was_meant():
+    result = llmppl("generate", "Tim was", "--choices", "happy,sad")
+    assert result.exit_code == 2 and "give --choices 'happy' 'sad'" in " ".join(result.stderr.split())
+
+
+def test_check_says_where_only_the_order_of_keys_is_in_the_way(tmp_path):
+    schema = {"properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "type": "object"}
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(schema))
+    right, turned = '{"name": "x", "age": 1}', '{"age": 1,\n "name": "x"}'
+    result = llmppl("check", "--json-schema", str(file), turned)
+    assert result.exit_code == 1 and result.stdout.splitlines()[-1] == right
+    assert llmppl("check", "--json-schema", str(file), right).exit_code == 0
+    assert "in its order" not in llmppl("check", "--json-schema", str(file), '{"age": "x"}').stdout
+
+
+def test_the_order_of_keys_is_that_of_the_schema_inside_lists_and_references_too():
+    pair = {"properties": {"a": {}, "b": {}}}
+    root = {"$defs": {"pair": pair}, "properties": {"one": {"$ref": "#/$defs/pair"}, "all": {"items": pair}}}
+    value = {"x": 0, "all": [{"b": 1, "c": 2, "a": 3}], "one": {"b": 4, "a": 5}}
+    told = json.dumps(in_order(value, root, root))
+    assert told == '{"one": {"a": 5, "b": 4}, "all": [{"a": 3, "b": 1, "c": 2}], "x": 0}'
+
+
+
+
+def test_names_that_extend_json_schema_are_no_misspelt_keywords():
+    schema = {"type": "object", "properties": {"a": {"type": "string", "_format": "x", "x-format": "y", "$note": 1}}}
+    JsonSchema(schema)
+
+
+def test_a_list_of_the_class_which_all_particles_would_share_is_refused_by_name():
+    class Story(Model):
+        words = []
+        names = ["Tim", "Lily"]                         # only read
+
+        def step(self):
+            self.words.append(self.sample(Categorical([0.5, 0.5], self.names)))
+            if len(self.words) > 3:
+                self.finish()
+
+    said = r"step 1 changed Story.words, which all particles share, .* Make it in __init__, self.words = \.\.\."
+    for run in (lambda: smc_steer(Story(), 2, 2, seed=0), lambda: enumerate_exact(Story(), max_steps=2)):
+        Story.words.clear()
+        with pytest.raises(RuntimeError, match=said):
+            run()
+
+
+def test_a_list_of_the_class_that_is_only_read_or_is_the_particles_own_is_not():
+    class Story(Model):
+        words = ["Tim", "Lily"]
+
+        def step(self):
+            self.words = [*self.words, self.sample(Categorical([0.5, 0.5], ["a", "b"]))]
+            self.finish()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        smc_steer(Story(), 2, 2, seed=0)

@@ -1,0 +1,147 @@
+"""What a signal handler raises reaches the caller as itself, also where exceptions of other code are caught."""
+
+import functools
+import signal
+import zipfile
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from helpers.tiny import tiny_model, tiny_tokenizer, tiny_vocab
+
+from llmppl import CachedTransformer, Regex
+from llmppl.constraints import TokenIndex
+from llmppl.distributions import Uniform
+from llmppl.inference import run_many
+from llmppl.lm.engines import gguf
+from llmppl.models.alike import equal
+from llmppl.support.locks import let_through
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there are no such signals here")
+
+
+class TimeLimit(ValueError):
+    """Of a type that those who compare and read files do catch."""
+
+
+class Handler:
+    def __call__(self, number, frame):
+        raise TimeLimit
+
+    def method(self, number, frame):
+        raise TimeLimit
+
+
+def function(number, frame):
+    raise TimeLimit
+
+
+@contextmanager
+def handled(handler=function):
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def alarm(*_, **__):
+    signal.raise_signal(signal.SIGUSR1)
+
+
+class Slow:
+    """Comparing it takes as long as the time limit."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        alarm()
+        return True
+
+    __ne__ = __eq__
+
+
+class Fails:
+    def __eq__(self, other):
+        raise KeyError("no such key")
+
+
+@pytest.mark.parametrize("handler", [function, Handler(), Handler().method])
+def test_what_a_handler_raises_is_let_through_and_nothing_else(handler):
+    with handled(handler):
+        with pytest.raises(TimeLimit):
+            try:
+                alarm()
+            except ValueError as error:
+                let_through(error)
+        try:
+            raise TimeLimit
+        except ValueError as error:
+            let_through(error)
+
+
+def test_comparing_of_values_hides_no_time_limit_and_no_failure():
+    with handled():
+        for before, now in ([Slow()], [Slow()]), ([[Slow()]], [[Slow()]]):
+            with pytest.raises(TimeLimit):
+                equal(before, now)
+        with pytest.raises(TimeLimit):
+            Uniform([Slow(), Slow()])
+    with pytest.raises(KeyError, match="no such key"):
+        equal([Fails()], [Fails()])
+    arrays = [np.zeros(2)], [np.zeros(2)]
+    assert equal(*arrays)                               # it cannot be told
+    assert not equal([1], [2])
+
+
+@pytest.mark.parametrize("at", range(1, 40, 4))
+def test_a_time_limit_while_a_model_is_tried_out_is_heard(at):
+    model, calls = tiny_model(), []
+
+    def hook(*_):
+        calls.append(1)
+        if len(calls) == at:
+            alarm()
+
+    handle = model.model.layers[0].register_forward_pre_hook(hook)
+    try:
+        with handled():
+            if at <= 1:
+                with pytest.raises(TimeLimit):
+                    CachedTransformer(model, tiny_vocab())
+            else:
+                try:
+                    CachedTransformer(model, tiny_vocab())
+                except TimeLimit:
+                    assert len(calls) == at
+                else:
+                    assert len(calls) < at
+    finally:
+        handle.remove()
+
+
+def test_a_time_limit_in_a_template_a_file_or_a_task_is_heard(monkeypatch, tmp_path):
+    vocab = tiny_vocab()
+    lm = CachedTransformer(tiny_model(7, 0, eos=5), tiny_tokenizer(6))
+    monkeypatch.setattr(lm.tokenizer, "chat_template", "{{ messages }}")
+    monkeypatch.setattr(type(lm.tokenizer), "apply_chat_template", alarm)
+    path = tmp_path / "index.npz"
+    Regex("[ab]+").index(vocab).save(path)
+    monkeypatch.setattr(zipfile, "ZipFile", alarm)
+    with handled():
+        with pytest.raises(TimeLimit):
+            lm.chat("Hi")
+        with pytest.raises(TimeLimit):
+            TokenIndex.load(path, vocab)
+        with pytest.raises(TimeLimit):
+            list(run_many(lambda task, rng: alarm(), [1, 2], seed=0))
+        with pytest.raises(TimeLimit):
+            try:
+                alarm()
+            except TimeLimit as error:
+                gguf._why(error)
+
+
+def test_a_partial_as_a_handler_is_an_exception_like_any_other():
+    with handled(functools.partial(function)), pytest.raises(TimeLimit):
+        alarm()

@@ -1,0 +1,402 @@
+"""Threads and interrupts: whatever happened to a language model before, its answers are those of a fresh one."""
+
+import gc
+import inspect
+import itertools
+import sys
+import threading
+import traceback
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+from helpers.common import HANG, repetitions
+from helpers.families import TRIE, VOCAB, V, at, build, check_books, error_of, truth
+from helpers.fire import Interrupt, impatience, in_threads
+
+from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_steer
+from llmppl import lm as room
+from llmppl.lm import cache, evaluator
+from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
+from llmppl.lm.engine import SlotEngine
+from llmppl.models.programs import short_words
+from llmppl.support.locks import Exclusive
+
+LIMIT = 1e-4
+
+
+@pytest.fixture
+def impatient():
+    with impatience():
+        yield
+
+
+def contexts_at_random(rng, n, longest=30):
+    return [[3, *rng.integers(3, V, rng.integers(1, longest)).tolist()] for _ in range(n)]
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [200, 100_000])
+def test_what_threads_ask_of_one_lm_is_right_and_so_is_what_is_asked_afterwards(impatient, slots):
+    cache_bytes = slots * (256 + SLOT_OVERHEAD + 4 * V + ROW_OVERHEAD)
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, cache_bytes=cache_bytes)
+    jobs = contexts_at_random(np.random.default_rng(0), repetitions(400, 200))
+    for ids in jobs:
+        truth(lm, ids)                                  # not while others use the model
+
+    def work(k):
+        worst = 0.0
+        for ids in jobs[k::4]:
+            context = at(lm, ids[:1])
+            for i in ids[1:]:
+                context = context + i
+            worst = max(worst, error_of(lm, context))
+        return worst
+
+    assert max(in_threads([lambda k=k: work(k) for k in range(4)])) <= LIMIT
+    assert max(error_of(lm, at(lm, ids)) for ids in jobs) <= LIMIT
+    gc.collect()
+    check_books(lm, [])
+
+
+def test_runs_in_threads_are_those_of_one_thread_at_the_same_seeds(impatient, embedded):
+    prompts = ["Once upon a time", "The little girl", "Tim was", "The sky was"]
+
+    def run(lm, k):
+        runs = []
+        for seed in range(repetitions(8, 2)):
+            program = ConstrainedText(lm, prompts[k], max_tokens=12, mask=short_words(lm.vocab, 5))
+            found = smc_steer(program, 5, 3, seed=seed, progress=False)
+            runs.append((found.log_ml, [str(particle) for particle in found]))
+        return runs
+
+    def fresh():
+        return CachedTransformer(embedded.model, embedded.tokenizer)
+
+    alone = [run(fresh(), k) for k in range(4)]
+    shared = fresh()
+    together = in_threads([lambda k=k: run(shared, k) for k in range(4)])
+    for one, other in zip(itertools.chain(*alone), itertools.chain(*together), strict=True):
+        assert abs(one[0] - other[0]) < LIMIT and one[1] == other[1]
+
+
+def test_texts_are_made_into_contexts_in_several_threads(impatient, embedded):
+    lm = CachedTransformer(embedded.model, embedded.tokenizer)
+    texts = [f"Once there were {n} cats and {n + 1} dogs." for n in range(60)]
+    right = [[int(i) for i in embedded.context(text).tokens] for text in texts]
+
+    def work():
+        return [[int(i) for i in lm.context(text).tokens] for text in texts]
+
+    assert in_threads([work] * 4) == [right] * 4
+
+
+def test_contexts_may_come_to_their_end_in_any_thread_and_inside_a_call():
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, cache_bytes=30 * (256 + SLOT_OVERHEAD + 4 * V + ROW_OVERHEAD))
+    rng, stop = np.random.default_rng(1), threading.Event()
+    heap = [[at(lm, ids)] for ids in contexts_at_random(rng, 100)]
+    jobs = contexts_at_random(rng, 60)
+    for ids in jobs:
+        truth(lm, ids)                                  # not while others use the model
+
+    def make_cycles():
+        while not stop.is_set():
+            for ids in contexts_at_random(np.random.default_rng(2), 20):
+                cycle = [at(lm, ids)]
+                cycle.append(cycle)                     # only the collector ends it
+
+    def ask():
+        worst = 0.0
+        try:
+            for ids in jobs:
+                heap.pop()
+                worst = max(worst, error_of(lm, at(lm, ids)))
+        finally:
+            stop.set()
+        return worst
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50)                                # the collector comes often, to whichever thread allocates
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "cache_bytes=")
+            assert in_threads([ask, make_cycles])[0] <= LIMIT
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    check_books(lm, [context for (context,) in heap])
+
+
+def test_threads_wait_for_the_lm_they_share_and_for_no_other():
+    vocab = Vocabulary([b"a", b"b", b""], eos_ids=[2])
+    together, inside, most = threading.Barrier(2), threading.Semaphore(1), []
+
+    def meets(ids):                                     # returns only if the other lm is in its function as well
+        together.wait(HANG)
+        return [0.0, 0.0, 0.0]
+
+    in_threads([CachedTransformer(meets, vocab).context("a").log_probs for _ in range(2)])
+
+    def alone(ids):
+        most.append(inside.acquire(blocking=False))
+        threading.Event().wait(0.001)
+        inside.release()
+        return [0.0, 0.0, 0.0]
+
+    lm = CachedTransformer(alone, vocab)
+    in_threads([lambda n=n: lm.context("a" * n).log_probs() for n in range(1, 9)])
+    assert most == [True] * 8
+
+
+def test_a_thread_computes_what_it_prefetches_itself_and_counts_what_it_did():
+    vocab, asked = Vocabulary([b"a", b"b", b""], eos_ids=[2]), []
+
+    def function(ids):
+        asked.append((threading.current_thread(), tuple(ids)))
+        return [0.0, 0.0, 0.0]
+
+    lm = CachedTransformer(function, vocab)
+    mine, other = lm.context("a"), lm.context("b")
+    asker = threading.Event()                           # any object
+    mine.prefetch(asker)
+    in_threads([other.log_probs])
+    assert [ids for _, ids in asked] == [(1,)]
+    assert lm.evaluator.done().rows == 0 and lm.stats.rows == 1
+    lm.context("ab").log_probs()
+    assert sorted(ids for thread, ids in asked if thread is threading.current_thread()) == [(0,), (0, 1)]
+    assert lm.evaluator.done().rows == 2 and lm.stats.rows == 3
+
+
+def test_who_prefetched_a_question_and_is_gone_is_not_answered():
+    asked = []
+    lm = CachedTransformer(
+        lambda ids: asked.append(tuple(ids)) or [0.0, 0.0, 0.0], Vocabulary([b"a", b"b", b""], eos_ids=[2])
+    )
+    held, asker, dropped = lm.context("aa"), threading.Event(), lm.context("bb")
+    held.prefetch(threading.Event())                    # who asked is gone at once, and the context is not
+    dropped.prefetch(asker)
+    del dropped                                         # the other way round
+    lm.context("a").log_probs()
+    assert asked == [(0,)] and len(held) == 2
+
+
+def test_contexts_that_died_are_let_go_though_nothing_is_asked():
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
+    start = at(lm, [3])
+    for n in range(4000):
+        start + (3 + n % 40) + (3 + n // 100)
+    assert len(lm.trie._gone) <= 1000
+    check_books(lm, [start])
+
+
+def test_an_lm_that_is_used_by_its_own_function_says_so():
+    vocab = Vocabulary([b"a", b"b", b""], eos_ids=[2])
+    lm = CachedTransformer(lambda ids: lm.context("a").log_probs(), vocab)
+    with pytest.raises(RuntimeError, match="a language model was used from inside a call of its own"):
+        lm.context("b").log_probs()
+
+
+# --- interrupts -------------------------------------------------------------------------------------------------------
+
+FILES = {each.__file__ for each in (cache, room.context, evaluator, room.transformer)}
+A = Vocabulary([bytes([97 + i]) for i in range(8)] + [b""], eos_ids=[8])
+
+
+class Remembering(SlotEngine):
+    """An engine whose slots hold token ids; its logits are a hash of the context as it reads it back from them."""
+
+    slot_bytes = 64
+
+    def __init__(self):
+        self.memory = np.full(0, -1)
+
+    def reserve(self, slots):
+        self.memory = np.concatenate([self.memory, np.full(max(0, slots - len(self.memory)), -1)])
+
+    def forward(self, contexts, asked):
+        return np.stack([logits_of(contexts[i][:n]) for i, n in asked])
+
+    def run(self, batch):
+        for i, n in enumerate(batch.lengths):
+            places = batch.slots[i, batch.starts[i] : batch.starts[i] + n]
+            self.memory[places] = batch.tokens[i, :n]
+        read = [batch.slots[i, : batch.starts[i] + j + 1] for i, j in batch.asked]
+        return np.stack([logits_of(self.memory[slots]) for slots in read])
+
+
+def logits_of(ids):
+    return np.random.default_rng([int(i) + 1 for i in ids]).normal(size=9)
+
+
+def wrong(lm, ids):
+    logits = logits_of(ids)
+    return np.abs(at(lm, ids).log_probs() - (logits - np.logaddexp.reduce(logits))).max() > LIMIT
+
+
+def small_contexts(rng, n):
+    return [[0, *rng.integers(0, 8, rng.integers(1, 9)).tolist()] for _ in range(n)]
+
+
+JOBS = small_contexts(np.random.default_rng(5), 24)
+
+
+def a_day(lm):
+    """Rounds of several contexts, strings, contexts that come and go, drawings: most of what an lm does."""
+    kept = []
+    for k in range(0, len(JOBS), 3):
+        contexts = [at(lm, ids[:2]) + "".join(chr(97 + i) for i in ids[2:]) for ids in JOBS[k : k + 3]]
+        for context in contexts:
+            context.prefetch(lm)
+        contexts[0].log_probs()
+        contexts[1].log_prob_since(at(lm, JOBS[k + 1][:1]))
+        kept = [*kept[-4:], contexts[2]]
+        del contexts, context
+    try:
+        lm.context("abba").log_probs()
+        repr(kept[0]), str(lm.trie), len(lm.trie), kept[0].text, lm.context("a") == kept[0], hash(kept[0]), repr(lm)
+    finally:
+        kept.clear()
+
+
+SLOT, ROW = 64 + SLOT_OVERHEAD, 72 + ROW_OVERHEAD
+BUDGETS = [0, 6 * SLOT_OVERHEAD, 20 * SLOT + 3 * ROW, 60 * SLOT + 3 * ROW]
+
+
+def new_lm(budget):
+    return CachedTransformer(Remembering(), A, cache_bytes=budget)
+
+
+@pytest.fixture(scope="module")
+def lines():
+    """For each line that a day reaches, under each budget, how often it does."""
+    seen = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for budget in BUDGETS:
+            with Interrupt(FILES) as watch:
+                a_day(new_lm(budget))
+            for place, times in watch.seen.items():
+                seen.setdefault(place, {})[budget] = times
+    return seen
+
+
+def test_a_day_of_an_lm_reaches_most_of_its_code(lines):
+    assert len(lines) >= 150
+
+
+@pytest.mark.filterwarnings("ignore:cache_bytes=")
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_after_an_interrupt_at_any_line_every_answer_is_that_of_a_fresh_model(lines, error):
+    swallowed, before = [], sys.unraisablehook
+    sys.unraisablehook = swallowed.append
+    rng, reached, faults = np.random.default_rng(0), set(), []
+    try:
+        for place, budgets in lines.items():
+            for budget in list(budgets)[-repetitions(4, 1) :]:
+                times = budgets[budget]
+                for nth in sorted({1, times // 2 + 1, times}) if repetitions(1, 0) else {times // 2 + 1}:
+                    lm = new_lm(budget)
+                    held = [at(lm, ids) for ids in JOBS[:3]]
+                    with Interrupt(FILES, place, nth, error) as interrupt:
+                        a_day(lm)
+                    if interrupt.left == 0:
+                        reached.add(place)
+                    asked = [*JOBS, *small_contexts(rng, 10)]
+                    try:
+                        faults += [(place, nth, budget, ids) for ids in asked if wrong(lm, ids)]
+                        assert in_threads([lambda lm=lm: wrong(lm, [0, 1])]) == [False]    # no lock is left
+                        check_books(lm, held)
+                    except Exception:
+                        faults.append((place, nth, budget, traceback.format_exc()))
+    finally:
+        sys.unraisablehook = before
+    assert len(reached) >= 150 and faults == [] and swallowed == []
+
+
+@pytest.mark.filterwarnings("ignore:cache_bytes=")
+def test_an_interrupt_at_any_line_of_the_renewal_is_made_good_by_the_next():
+    budget = BUDGETS[-1]
+    with Interrupt(FILES) as watch:
+        interrupted(new_lm(budget))
+    places = {place: times for place, times in watch.seen.items() if place in lines_of_the_renewal()}
+    assert len(places) >= 12
+    for place, times in places.items():
+        for nth in sorted({1, times // 2 + 1, times}):
+            lm = new_lm(budget)
+            held = [at(lm, ids) for ids in JOBS[:3]]
+            with Interrupt(FILES, place, nth):
+                interrupted(lm)
+            assert not any(wrong(lm, ids) for ids in JOBS)
+            check_books(lm, held)
+
+
+def interrupted(lm):
+    """A day, an interrupt at its end, and the renewal behind it."""
+    a_day(lm)
+    with pytest.raises(ZeroDivisionError):
+        lm.evaluator.exclusive(lambda: 1 / 0)
+    assert len(lm.trie) >= 0
+
+
+def lines_of_the_renewal():
+    found = set()
+    for function in (cache.Trie.renew, cache.Store.clear, evaluator.CachedEvaluator._renew):
+        source, first = inspect.getsourcelines(function)
+        found |= {(function.__code__.co_filename, first + i) for i in range(len(source))}
+    return found
+
+
+def test_an_interrupt_while_all_is_made_anew_is_one_more_interrupt():
+    state = []
+
+    def renew():
+        state.append("renew")
+        if state.count("renew") == 1:
+            raise KeyboardInterrupt
+
+    def fail():
+        raise KeyboardInterrupt
+
+    exclusive = Exclusive(renew, "a thing")
+    for function in (fail, state.clear):
+        with pytest.raises(KeyboardInterrupt):
+            exclusive(function)
+    assert exclusive(lambda: list(state)) == ["renew", "renew"]
+    assert exclusive(lambda: len(state)) == 2           # and only once
+
+
+def test_a_context_that_dies_runs_no_code_of_ours():
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
+    context = at(lm, [3, 4, 5])
+    died, ran = weakref.ref(context), []
+    sys.setprofile(lambda frame, event, arg: ran.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        del context
+    finally:
+        sys.setprofile(None)
+    assert died() is None and ran == []
+    assert len(lm.trie) == 0
+
+
+# --- what stays within the budget -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("megabytes", [8, 32, 2048])
+def test_a_cache_that_keys_and_values_have_filled_still_answers_a_question_once(embedded, megabytes):
+    lm = CachedTransformer(embedded.model, embedded.tokenizer, cache_bytes=megabytes << 20)
+    rng = np.random.default_rng(0)
+    for _ in range(40 if megabytes == 8 else 3):
+        (at(lm, [300, *rng.integers(300, 3000, 120)])).log_probs()
+    context = lm.context("Once upon a time there was")
+    context.log_probs()
+    before = lm.evaluator.done()
+    for _ in range(10):
+        context.log_probs()
+    assert (lm.evaluator.done() - before).tokens == 0
+    program = ConstrainedText(lm, "Tim", mask=short_words(lm.vocab, 5), max_tokens=12)
+    found = smc_steer(program, 5, 3, seed=1, progress=False)
+    assert found.stats.rounds == 12

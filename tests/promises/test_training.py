@@ -1,0 +1,384 @@
+"""The embedded model's recipe, run end to end on the sample of tools/corpus_sample: text to tokenizer to model to card.
+
+A small model takes 200 steps; the slow run gives a larger one three minutes. Also: the checksum of the weights.
+"""
+
+import contextlib
+import copy
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.common import HANG, ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+
+from llmppl import CachedTransformer, ConstrainedText, Regex, smc_standard
+from llmppl.constraints import Vocabulary
+from llmppl.lm.embedded import PATH, verify
+from llmppl.lm.engines import loading
+
+TOOLS = ROOT / "tools"
+SAMPLE = TOOLS / "corpus_sample" / "grimm_tales.txt"
+sys.path.insert(0, str(TOOLS))                      # as it is for a script of the folder
+import corpora  # noqa: E402
+import evaluate_embedded  # noqa: E402
+import train_embedded  # noqa: E402
+
+SMALL = "--steps 200 --vocab 512 --hidden 64 --layers 2 --heads 4 --kv-heads 2 --intermediate 128 --batch 8"
+LARGER = "--minutes 3 --vocab 1024 --hidden 128 --layers 4 --heads 4 --kv-heads 2 --intermediate 384 --batch 8"
+MIX = f"{SAMPLE}:1:1"
+
+
+def run(script: ModuleType, *arguments: object) -> str:
+    """What a script of tools/ printed, given these arguments."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", [script.__name__, *map(str, arguments)])
+        script.main()
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module", params=["small", pytest.param("larger", marks=pytest.mark.slow)])
+def recipe(request, tmp_path_factory):
+    """What the training script made: the folder, what it printed, and the loss per token that a good model is below."""
+    folder = tmp_path_factory.mktemp(request.param) / "model"
+    options = {"small": SMALL, "larger": LARGER}[request.param]
+    printed = run(train_embedded, "--out", folder, "--mix", MIX, "--window", 64, *options.split())
+    lm = CachedTransformer.from_pretrained(folder)
+    return SimpleNamespace(
+        folder=folder,
+        options=options.split(),
+        printed=printed,
+        lm=lm,
+        corpus=corpora.read_training([MIX], lm.tokenizer.backend_tokenizer)[0],
+        held_out=corpora.read_held_out([MIX], lm.tokenizer.backend_tokenizer)[0],
+        training=json.loads((folder / "training.json").read_text(encoding="utf-8")),
+        evaluation=json.loads((folder / "evaluation.json").read_text(encoding="utf-8")),
+        nats_learnt={"small": 1.0, "larger": 1.5}[request.param],
+    )
+
+
+def unigram_nats(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> float:
+    """Mean nats of held-out tokens by the frequencies of the training tokens, one added to each count."""
+    counts = np.bincount(train, minlength=vocab_size) + 1.0
+    return float(-np.log(counts / counts.sum())[held_out].mean())
+
+
+def test_the_model_predicts_held_out_text_clearly_better_than_token_frequencies(recipe):
+    found = recipe.evaluation["held_out"][SAMPLE.name]
+    tokens = recipe.held_out.tokens[1 : found["windows"] * 64 + 1]
+    unigram = unigram_nats(recipe.corpus.tokens, tokens, len(recipe.lm.vocab))
+    assert found["nats_per_token"] < unigram - recipe.nats_learnt
+    assert found == pytest.approx(recipe.training["held_out"][SAMPLE.name], abs=0.005)     # float16 against float32
+
+
+def test_held_out_losses_are_those_of_a_loop_over_the_tokens(recipe):
+    """Nats of each token one after the other; bytes by the vocabulary's own account of the tokens."""
+    ids, lm = recipe.held_out.tokens[:65].tolist(), recipe.lm
+    short = corpora.HeldOut("short", [], np.array(ids, np.uint16))
+    found = evaluate_embedded.held_out_losses(lm.model, lm.tokenizer, [short], 64)["short"]
+    with torch.no_grad():
+        logits = [lm.model(input_ids=torch.tensor([ids[:k]])).logits[0, -1].double() for k in range(1, 65)]
+    nats = -sum(float(torch.log_softmax(row, 0)[token]) for row, token in zip(logits, ids[1:], strict=True))
+    num_bytes = sum(len(lm.vocab.tokens[token]) for token in ids[1:])
+    assert found["nats_per_token"] == pytest.approx(nats / 64, abs=0.001)
+    assert found["bits_per_byte"] == pytest.approx(nats / np.log(2) / num_bytes, abs=0.001)
+
+
+def test_nats_by_place_are_those_of_a_loop_over_the_tokens(recipe):
+    """Of two documents, one of which ends before the second range; the token that closes them counts, too."""
+    lm, (first, second) = recipe.lm, recipe.held_out.documents[:2]
+    texts = [first[:40], second[:400]]
+    found = evaluate_embedded.nats_by_place(lm.model, lm.tokenizer, [corpora.HeldOut("two", texts, np.zeros(0))])["two"]
+    nats = [[], [], [], []]
+    for text in texts:
+        ids = [corpora.EOS_ID, *lm.tokenizer.encode(text, add_special_tokens=False), corpora.EOS_ID]
+        for place, token in enumerate(ids[1:]):
+            with torch.no_grad():
+                logits = lm.model(input_ids=torch.tensor([ids[: place + 1]])).logits[0, -1]
+            log_prob = float(torch.log_softmax(logits, 0)[token])
+            nats[np.searchsorted([64, 256, 512], place, side="right")].append(-log_prob)
+    assert [count for count, _ in found] == [len(each) for each in nats] and nats[1] and not nats[3]
+    for (_, mean), each in zip(found, nats, strict=True):
+        assert mean == (pytest.approx(np.mean(each), abs=0.001) if each else None)
+
+
+def test_the_folder_is_a_language_model_that_writes(recipe):
+    text = smc_standard(ConstrainedText(recipe.lm, "There was once", Regex(r" [a-z]+ [a-z]+\.")), 4, seed=0)
+    assert all(re.fullmatch(r" [a-z]+ [a-z]+\.", str(particle)) for particle in text) and len(text) > 0
+
+
+@given(text=st.text())
+@settings(max_examples=300)
+def test_the_tokenizer_gives_any_text_back(recipe, text):
+    tokenizer = recipe.lm.tokenizer
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_no_token_has_white_space_behind_its_beginning_and_every_digit_is_a_token_of_its_own(recipe):
+    tokens = [token.decode(errors="replace") for token in Vocabulary.from_tokenizer(recipe.lm.tokenizer).tokens]
+    assert not [token for token in tokens if re.search(r"\s", token[1:])]
+    assert set(tokens) >= set("0123456789")
+    assert not [token for token in tokens if re.search("[0-9]", token) and not re.fullmatch(" ?[0-9]", token)]
+
+
+def test_the_figures_that_training_printed_are_put_into_a_card_and_are_whole(recipe, tmp_path):
+    """An evaluation of its own prints the same, too: the seed is fixed."""
+    card = tmp_path / "card.md"
+    card.write_text(f"above\n{evaluate_embedded.BEGIN}\nformer figures\n{evaluate_embedded.END}\nbelow\n")
+    printed = run(evaluate_embedded, recipe.folder, "--mix", MIX, "--window", 64, "--card", card)
+    assert printed.strip() in recipe.printed
+    text = card.read_text(encoding="utf-8")
+    assert text.startswith("above\n") and text.endswith("\nbelow\n") and "former figures" not in text
+    figures, training = recipe.evaluation, recipe.training
+    for shown in (
+        f"{training['steps']:,} steps",
+        f"{training['minutes']} minutes",
+        f"| {SAMPLE.name} | {len(recipe.corpus.tokens):,} | 100% | 100% |",
+        f"{figures['held_out'][SAMPLE.name]['bits_per_byte']:.3f}",
+        f"{figures['infilling'][SAMPLE.name]['mean_rank']:.2f}",
+        f"{figures['text']['0.7']['known_words']:.1%}",
+    ):
+        assert shown in text
+    assert [len(figures["samples"][name]) for name in ("1.0", "0.7")] == [20, 20]
+
+
+def test_the_checksum_of_a_training_is_that_of_its_weights(recipe):
+    verify(recipe.folder)
+
+
+# ---- the parts
+
+
+def test_a_held_out_document_is_never_trained_on():
+    train, held_out = corpora.split(SAMPLE)
+    everything = list(corpora.documents(SAMPLE))
+    assert len(held_out) == len(everything[17::50]) > 0 and sorted(train + held_out) == sorted(everything)
+    assert not {" ".join(text.split()) for text in held_out} & {" ".join(text.split()) for text in train}
+
+
+def test_a_corpus_is_its_documents_each_closed_by_the_end_of_text():
+    tokenizer = train_embedded.train_tokenizer([MIX], 300)
+    (corpus,), (rest,) = corpora.read_training([MIX], tokenizer), corpora.read_held_out([MIX], tokenizer)
+    train, held_out = corpora.split(SAMPLE)
+    assert rest.documents == held_out
+    for ids, texts in ((corpus.tokens, train), (rest.tokens, held_out)):
+        assert (ids == corpora.EOS_ID).sum() == len(texts) and ids[-1] == corpora.EOS_ID
+        assert tokenizer.decode(ids.tolist(), skip_special_tokens=False) == "".join(t + corpora.EOS for t in texts)
+
+
+@pytest.mark.parametrize("item", ["tales.txt", "tales.txt:1", "tales.txt:much:1"])
+def test_a_mix_item_without_two_weights_is_an_error_that_shows_one(item):
+    with pytest.raises(ValueError, match=re.escape(f"mix item {item!r} is not PATH:MAIN_WEIGHT:DECAY_WEIGHT")):
+        corpora.parse(item)
+
+
+@pytest.mark.parametrize("weights, window, message", [
+    ((1, 1), 9, "a: its 10 tokens do not fill a window of 9"),
+    ((1, 0), 8, "the weights of the decay part are [0]"),
+    ((-1, 1), 8, "the weights of the main part are [-1]"),
+])  # fmt: skip
+def test_a_mix_that_cannot_be_drawn_from_is_refused(weights, window, message):
+    corpus = corpora.Corpus("a", *weights, np.zeros(10, np.uint16))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train_embedded.check([corpus], window)
+
+
+def test_the_loss_of_training_and_its_gradients_are_those_of_autograd():
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 8, generator=generator, dtype=torch.float64) for n in (300, 20))
+    labels = torch.randint(20, (300,), generator=generator)
+    found, expected = [], []
+    for out, loss in ((found, train_embedded.LinearCrossEntropy.apply),
+                      (expected, lambda x, weight, y: torch.nn.functional.cross_entropy(x @ weight.T, y))):  # fmt: skip
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        value = loss(*leaves, labels)
+        value.backward()
+        out += [value.detach().double(), *(leaf.grad for leaf in leaves)]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)      # the sum is kept in float32
+
+
+@pytest.mark.parametrize("options, message", [
+    ("--minutes 0", "--minutes must be above 0, not 0.0"),
+    ("--vocab 70000", "--vocab must be from 257, the bytes and the end of text, to 65536, not 70000"),
+    ("--hidden 64 --heads 5", "--heads must be such that --hidden 64 over it is even, not 5"),
+    ("--heads 6 --kv-heads 4", "--kv-heads must be a divisor of --heads 6, not 4"),
+    ("--window 256 2000", "--window must be from 1 to --context 1024, not 256 2000"),
+    ("--window 0", "--window must be from 1 to --context 1024, not 0"),
+    ("--dropout 1", "--dropout must be from 0 to below 1, not 1.0"),
+    ("--decay 0", "--decay must be above 0 and at most 1, not 0.0"),
+    ("--weights nowhere", "--weights must be a folder with a model, config.json in it, not nowhere"),
+])  # fmt: skip
+def test_a_number_that_makes_no_training_is_refused_before_it_begins(options, message, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run(train_embedded, "--out", tmp_path / "model", "--mix", MIX, *options.split())
+    assert message in capsys.readouterr().err and not (tmp_path / "model").exists()
+
+
+def test_a_training_that_diverges_stops_and_says_what_to_lower(recipe, tmp_path):
+    options = [*recipe.options, "--steps", 20, "--lr", "1e30", "--window", 64]
+    message = "the loss of step [0-9]+ is (nan|inf): give a lower --lr and --adam-lr"
+    with pytest.raises(ValueError, match=message):
+        run(train_embedded, "--out", tmp_path / "model", "--mix", MIX, *options)
+
+
+def test_weights_go_on_under_a_tokenizer_of_their_own_or_another(recipe):
+    """With its own tokenizer nothing changes; a token that is new gets the mean of the tokens that spell it."""
+    old, bpe = recipe.lm.model, recipe.lm.tokenizer.backend_tokenizer
+    again = LlamaForCausalLM(old.config)            # with weights of its own, at random
+    train_embedded.inherit(again, bpe, recipe.folder)
+    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), old.state_dict().values(), strict=True))
+
+    other_bpe = train_embedded.train_tokenizer([MIX], len(recipe.lm.vocab) + 100)
+    config = copy.deepcopy(old.config)
+    config.vocab_size = other_bpe.get_vocab_size()
+    larger = LlamaForCausalLM(config)
+    train_embedded.inherit(larger, other_bpe, recipe.folder)
+    rows, old_rows = larger.get_input_embeddings().weight, old.get_input_embeddings().weight
+    fresh = other_bpe.get_vocab().keys() - bpe.get_vocab().keys()
+    assert fresh
+    for token in fresh:                             # the letters of a byte-level token spell its bytes
+        pieces = bpe.encode(decoders.ByteLevel().decode([token]), add_special_tokens=False).ids
+        torch.testing.assert_close(rows[other_bpe.token_to_id(token)], old_rows[pieces].mean(0))
+    for token in ["<|endoftext|>", "e", "0"]:
+        assert torch.equal(rows[other_bpe.token_to_id(token)], old_rows[bpe.token_to_id(token)])
+
+
+def test_weights_of_another_size_are_refused(recipe):
+    config = copy.deepcopy(recipe.lm.model.config)
+    config.num_hidden_layers += 1
+    larger = LlamaForCausalLM(config)
+    layers = config.num_hidden_layers
+    message = re.escape(f"has num_hidden_layers {layers - 1}, but {layers} is asked for")
+    with pytest.raises(ValueError, match=message):
+        train_embedded.inherit(larger, recipe.lm.tokenizer.backend_tokenizer, recipe.folder)
+
+
+def test_dropout_silences_its_share_of_every_part_in_training_only():
+    """The embeddings and two parts of each of two layers; what is left is scaled by 1 / (1 - 0.25)."""
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    decoder, plain = LlamaModel(config), LlamaModel(config).eval()
+    plain.load_state_dict(decoder.state_dict())
+    train_embedded.add_dropout(decoder, 0.25)
+    outputs = []
+    parts = [decoder.embed_tokens, *(part for layer in decoder.layers for part in (layer.self_attn, layer.mlp))]
+    for part in parts:
+        part.register_forward_hook(lambda part, inputs, out: outputs.append(out[0] if isinstance(out, tuple) else out))
+    ids = torch.randint(32, (8, 40), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    decoder.train()(input_ids=ids)
+    assert len(outputs) == 5
+    for out in outputs:                             # 20,480 values: the standard error of the share is 0.003
+        assert float((out == 0).float().mean()) == pytest.approx(0.25, abs=0.015)
+    embedded = plain.embed_tokens(ids)
+    torch.testing.assert_close(outputs[0], torch.where(outputs[0] == 0, 0, embedded / 0.75))
+    torch.testing.assert_close(decoder.eval()(input_ids=ids)[0], plain(input_ids=ids)[0])
+
+
+def test_two_processes_share_steps_of_two_lengths_and_average_gradients_and_progress(recipe, tmp_path):
+    """The script of two processes trains the model a little more, and then averages numbers that are known."""
+    script = tmp_path / "both.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(TOOLS)!r})\n"
+        "import torch, train_embedded\n"
+        "shapes, draw = [], train_embedded.draw_batch\n"
+        "def draw_and_note(*arguments):\n"
+        "    shapes.append(tuple((windows := draw(*arguments)).shape))\n"
+        "    return windows\n"
+        "train_embedded.draw_batch = draw_and_note\n"
+        "train_embedded.main()\n"
+        "rank, processes = train_embedded.rank_and_processes()\n"
+        "gradients = [torch.full((2, 3), rank + 1.0), torch.tensor([10.0 * rank])]\n"
+        "progress = train_embedded.average_over_processes(gradients, 0.5 + rank / 4)\n"
+        f"torch.save((processes, progress, gradients, shapes), {str(tmp_path)!r} + f'/{{rank}}.pt')\n"
+    )
+    out = tmp_path / "model"
+    options = [*recipe.options, "--steps", "3", "--dropout", "0.1", "--window", "64", "128", "--weights", recipe.folder]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    subprocess.run([*launch, "--out", out, "--mix", MIX, *options], check=True, capture_output=True, timeout=HANG)
+    training = json.loads((out / "training.json").read_text(encoding="utf-8"))
+    assert (training["steps"], training["tokens_seen"]) == (3, 3 * 2 * 8 * 64)
+    assert training["before"] == [recipe.training]
+    verify(out)
+    for rank in (0, 1):
+        processes, progress, gradients, shapes = torch.load(tmp_path / f"{rank}.pt")
+        assert shapes == [(8, 65), (4, 129), (8, 65)]       # windows with the token that follows
+        assert (processes, progress) == (2, 0.625)
+        assert gradients[0].tolist() == [[1.5] * 3] * 2 and gradients[1].tolist() == [5.0]
+
+
+def test_a_question_of_infilling_differs_in_as_many_words_as_are_missing_and_its_first_text_is_held_out():
+    _, held_out = corpora.split(SAMPLE)
+    text = " ".join(" ".join(held_out).split())
+    questions = evaluate_embedded.infilling_questions(held_out, np.random.default_rng(0))
+    assert len(questions) > 10
+    for gold, *others in questions:
+        assert gold in text and len({gold, *others}) == 10
+        for other in others:
+            pairs = list(zip(gold.split(), other.split(), strict=True))
+            assert sum(a != b for a, b in pairs) <= 3 and pairs[0][0] == pairs[0][1] and pairs[-1][0] == pairs[-1][1]
+
+
+def test_log_likelihoods_of_texts_in_one_batch_are_those_of_contexts(recipe):
+    lm, texts = recipe.lm, ["The king", "The king had a daughter who was fair.", "Alas!"]
+    found = evaluate_embedded.log_likelihoods(lm.model, lm.tokenizer, texts)
+    start = lm.context()
+    np.testing.assert_allclose(found, [(start + text).log_prob_since(start) for text in texts], rtol=1e-5)
+
+
+def test_text_statistics_are_those_counted_by_hand(recipe):
+    """Two texts: "a b c a b c a" has 5 trigrams, 3 of them different; "d a b c" has 2, one of them new."""
+    tokenizer = recipe.lm.tokenizer
+    samples = [tokenizer.encode(text, add_special_tokens=False) for text in ("a b c a b c a", "D, a b c")]
+    found = evaluate_embedded.text_statistics(tokenizer, samples, {"a", "b", "c"})
+    assert found == {
+        "texts": 2,
+        "words": 11,
+        "known_words": round(10 / 11, 4),
+        "distinct_3": round(4 / 7, 4),              # abc, bca, cab; dab
+        "repeated_4": round(1 / 5, 4),              # abca bcab cabc abca; dabc
+    }
+
+
+def test_a_card_without_a_place_for_figures_is_refused(tmp_path):
+    card = tmp_path / "card.md"
+    card.write_text("nothing here")
+    with pytest.raises(ValueError, match="card.md has no place for the figures: it needs a line <!-- evaluation"):
+        evaluate_embedded.fill(card, "figures")
+
+
+def test_weights_without_a_checksum_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"incomplete: .*model\.safetensors is not there; install llmppl again"):
+        verify(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(ValueError, match=r"incomplete: .*sha256 is not there"):
+        verify(tmp_path)
+
+
+def test_weights_that_are_not_those_of_the_checksum_are_refused(tmp_path, monkeypatch):
+    verify()
+    folder = tmp_path / "embedded"
+    shutil.copytree(PATH, folder)
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    digest = hashlib.sha256(weights).hexdigest()
+    with pytest.raises(ValueError, match=rf"(?s)damaged: the SHA-256 of .* is {digest[:12]}.*install llmppl again"):
+        verify(folder)
+    monkeypatch.setattr(loading, "verify", lambda: verify(folder))
+    with pytest.raises(ValueError, match="the weights of the embedded model are damaged"):
+        CachedTransformer.from_pretrained()

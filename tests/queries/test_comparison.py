@@ -1,0 +1,272 @@
+"""Comparisons: values by hand, p against all tables, the level of the test and of the interval over many seeds."""
+
+import itertools
+import math
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers.common import repetitions
+
+from llmppl.queries import Exact, chi_square_tail, compare
+
+RUNS = repetitions(4000, 1000)
+NAMES = [f"s{i:02}" for i in range(50)]
+
+
+def drawn(rng, n, shares) -> dict[str, int]:
+    """The counts of `n` samples."""
+    return dict(zip(NAMES, rng.multinomial(n, shares).tolist(), strict=False))
+
+
+def skewed(num: int) -> np.ndarray:
+    """Shares of `num` strings, from frequent to rare."""
+    weights = 1 / np.arange(1, num + 1)
+    return weights / weights.sum()
+
+
+def pearson(table) -> float:
+    table = np.asarray(table, float)
+    expected = table.sum(1, keepdims=True) * table.sum(0) / table.sum()
+    return float(((table - expected) ** 2 / expected).sum())
+
+
+# ---- by hand
+
+
+def test_a_table_of_two_by_two_by_hand():
+    found = compare({"yes": 10, "no": 20}, {"no": 10, "yes": 20}, seed=0)
+    assert found.categories == ("no", "yes") and found.a.tolist() == [20, 10] and found.b.tolist() == [10, 20]
+    assert (found.num_a, found.num_b) == (30, 30)
+    assert found.test.statistic == pytest.approx(60 * (10 * 10 - 20 * 20) ** 2 / 30**4)        # 6.67
+    assert found.test.df == 1 and found.test.p_asymptotic == pytest.approx(math.erfc(math.sqrt(20 / 3 / 2)))
+    assert found.cramers_v == pytest.approx(1 / 3) and found.tv == pytest.approx(1 / 3) and found.kl is None
+
+
+def test_goodness_of_fit_by_hand():
+    found = compare({"a": 18, "b": 42}, Exact({"a": 0.5, "b": 0.3, "c": 0.2}), seed=0)
+    assert found.test.statistic == pytest.approx((18 - 30) ** 2 / 30 + (42 - 18) ** 2 / 18 + 12**2 / 12)
+    assert found.test.df == 2 and found.tv == pytest.approx(0.4) and found.cramers_v is None
+    other = compare(Exact({"a": 0.5, "b": 0.3, "c": 0.2}), {"a": 18, "b": 42}, seed=0)
+    assert other.test == found.test and other.tv_interval == pytest.approx(found.tv_interval)
+    assert other.num_a is None and other.num_b == 60
+    impossible = compare(["a", "b"], Exact({"a": 1}), permutations=99)
+    assert impossible.test.statistic == math.inf and impossible.p == 0.01 and impossible.test.p_asymptotic == 0
+
+
+def test_two_known_distributions_are_not_tested():
+    found = compare(Exact({"a": 0.5, "b": 0.5}), Exact({"a": 0.25, "b": 0.5, "c": 0.25}))
+    assert found.p is found.test is found.tv_interval is found.cramers_v is None
+    assert found.tv == pytest.approx(0.25) and found.kl == pytest.approx(0.5 * math.log(2))
+    assert compare(Exact({"a": 0.5, "b": 0.5}), Exact({"a": 1})).kl == math.inf
+    assert compare(Exact({"a": 1}), Exact({"a": 0.5, "b": 0.5})).kl == pytest.approx(math.log(2))
+
+
+def test_samples_are_counted_and_seeds_repeat():
+    samples, counts = ["x", "y", "x", "z"], {"x": 2, "z": 1, "y": 1, "never": 0}
+    first, again = (compare(side, {"x": 5, "y": 1}, seed=3) for side in (samples, counts))
+    assert repr(first) == repr(again) and first.test == again.test and "never" not in first.categories
+    assert compare(iter(np.array(samples)), Counter(x=5, y=1), rng=np.random.default_rng(3)).test == first.test
+    assert not first.a.flags.writeable
+
+
+def test_the_table_shows_counts_shares_and_results():
+    shown = repr(compare({"yes": 1430, "no": 510, "may\nbe": 60}, Exact({"yes": 0.75, "no": 0.25}), seed=1))
+    assert shown == "\n".join(
+        [
+            "Comparison(a: 2,000 drawn, b: exact, strings: 3)",
+            "",
+            "             a       b   a - b  string",
+            "1,430 (71.5 %)  75.0 %  -3.5 %  'yes'",
+            "  510 (25.5 %)  25.0 %  +0.5 %  'no'",
+            "    60 (3.0 %)   0.0 %  +3.0 %  'may\\nbe'",
+            "",
+            "total variation 0.0350, between 0.0115 and 0.0552 at 95 %",
+            "p = 0.0001 by 10,000 draws (the least they can show); X2 = inf, for which the chi-square distribution "
+            "of 1 df has 0",
+        ]
+    )
+    known = repr(compare(Exact({"a": 0.5, "b": 0.5}), Exact({"b": 1})))
+    assert known.endswith("total variation 0.5000\nKL(a || b) inf nats; both sides are exact: there is nothing to test")
+    many = repr(compare({f"{i}" * 100: 30 - i for i in range(25)}, {"x": 1}))
+    assert f"'{'0' * 59}'…" in many and "... and 6 more" in many and "Cramer's V 1.0000" in many
+
+
+# ---- p
+
+
+def test_p_is_never_zero():
+    assert compare({"a": 1000}, {"b": 1000}, permutations=99).p == 0.01
+    assert compare({"a": 1000}, Exact({"a": 0.5, "b": 0.5}), permutations=49).p == 0.02
+    assert compare({"a": 10}, {"a": 12}).p == compare({"a": 10}, Exact({"a": 1})).p == 1
+
+
+@pytest.mark.parametrize("a, b", [((7, 1), (2, 6)), ((3, 0, 1), (0, 4, 2)), ((1, 0), (0, 1)), ((5, 5), (1, 1))])
+def test_p_is_the_share_of_all_relabelings_that_are_as_far_apart(a, b):
+    labels = [i for i, n in enumerate(np.add(a, b)) for _ in range(n)]
+    observed, as_far, number = pearson([a, b]), 0, 0
+    for chosen in itertools.combinations(range(len(labels)), sum(a)):
+        left = np.bincount([labels[i] for i in chosen], minlength=len(a))
+        as_far += pearson([left, np.add(a, b) - left]) >= observed - 1e-9
+        number += 1
+    truth = as_far / number
+    R = repetitions(100_000, 20_000)
+    p = compare(dict(zip(NAMES, a, strict=False)), dict(zip(NAMES, b, strict=False)), permutations=R, seed=5).p
+    assert abs(p - truth) <= 4 * math.sqrt(truth * (1 - truth) / R) + 1 / R
+
+
+def test_p_of_a_fit_is_the_share_of_all_samples_that_fit_no_better():
+    shares, n, observed = np.array([0.6, 0.3, 0.1]), 6, (2, 1, 3)
+
+    def statistic(counts):
+        return float(((np.array(counts) - n * shares) ** 2 / (n * shares)).sum())
+
+    truth = 0.0
+    for counts in (c for c in itertools.product(range(n + 1), repeat=3) if sum(c) == n):
+        if statistic(counts) >= statistic(observed) - 1e-9:
+            ways = math.factorial(n) / math.prod(map(math.factorial, counts))
+            truth += ways * math.prod(shares ** np.array(counts))
+    known = Exact(dict(zip(NAMES, shares.tolist(), strict=False)))
+    R = repetitions(100_000, 20_000)
+    p = compare(dict(zip(NAMES, observed, strict=False)), known, permutations=R, seed=2).p
+    assert abs(p - truth) <= 4 * math.sqrt(truth * (1 - truth) / R) + 1 / R
+
+
+def rejections(shares_a, shares_b, n_a, n_b, runs=RUNS) -> float:
+    """How often p <= 0.05; `n_b` None for a known distribution."""
+    rng = np.random.default_rng(11)
+    number = 0
+    for _ in range(runs):
+        known = Exact(dict(zip(NAMES, shares_b.tolist(), strict=False)))
+        b = known if n_b is None else drawn(rng, n_b, shares_b)
+        number += compare(drawn(rng, n_a, shares_a), b, permutations=199, rng=rng).p <= 0.05
+    return number / runs
+
+
+@pytest.mark.parametrize("num", [2, 10])
+@pytest.mark.parametrize("n_a, n_b", [(1000, 1000), (200, 1500), (500, None)])
+def test_the_test_rejects_one_true_hypothesis_in_twenty(num, n_a, n_b):
+    rate = rejections(skewed(num), skewed(num), n_a, n_b)
+    assert abs(rate - 0.05) < 4 * math.sqrt(0.05 * 0.95 / RUNS) + 0.005       # what is lost to ties
+
+
+@pytest.mark.parametrize("num", [2, 10, 40])
+@pytest.mark.parametrize("n_a, n_b", [(8, 8), (5, 30), (12, None)])
+def test_the_test_keeps_its_level_at_small_counts(num, n_a, n_b):
+    assert rejections(skewed(num), skewed(num), n_a, n_b) < 0.05 + 4 * math.sqrt(0.05 * 0.95 / RUNS)
+
+
+def test_a_shift_is_found_as_often_as_the_normal_distribution_says():
+    # two shares, 0.5 and 0.6, of 500 samples each: a difference of 3.18 standard errors, so power 0.889
+    rate = rejections(np.array([0.5, 0.5]), np.array([0.6, 0.4]), 500, 500)
+    assert abs(rate - 0.889) < 4 * math.sqrt(0.889 * 0.111 / RUNS) + 0.02     # permutations are few, ties are counted
+    assert rejections(skewed(10), skewed(10)[::-1], 100, 100, runs=50) == 1
+
+
+# ---- the chi-square distribution
+
+
+def test_the_chi_square_tail_is_that_of_the_tables():
+    table = {1: (3.841, 6.635), 2: (5.991, 9.210), 3: (7.815, 11.345), 9: (16.919, 21.666), 10: (18.307, 23.209),
+             30: (43.773, 50.892), 100: (124.342, 135.807)}  # fmt: skip
+    for df, (five, one) in table.items():
+        assert chi_square_tail(five, df) == pytest.approx(0.05, rel=1e-3)
+        assert chi_square_tail(one, df) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_chi_square_tail_is_the_integral_of_the_density():
+    for df, statistic in [(1, 0.5), (2, 3.0), (3, 0.01), (5, 12.0), (8, 2.0), (51, 40.0), (400, 480.0)]:
+        # with x = statistic + t / (1 - t), by the midpoint rule
+        t = (np.arange(400_000) + 0.5) / 400_000
+        x = statistic + t / (1 - t)
+        log_density = (df / 2 - 1) * np.log(x) - x / 2 - df / 2 * math.log(2) - math.lgamma(df / 2)
+        integral = float(np.mean(np.exp(log_density) / (1 - t) ** 2))
+        assert chi_square_tail(statistic, df) == pytest.approx(integral, rel=1e-6), df
+
+
+def test_the_chi_square_tail_is_exact_far_out_and_at_its_ends():
+    for statistic in (0.1, 3.0, 200.0, 1000.0):
+        assert chi_square_tail(statistic, 1) == pytest.approx(math.erfc(math.sqrt(statistic / 2)), rel=1e-12)
+        assert chi_square_tail(statistic, 2) == pytest.approx(math.exp(-statistic / 2), rel=1e-12)
+    assert chi_square_tail(1000, 4) == pytest.approx(math.exp(-500) * 501, rel=1e-12)      # 3.6e-215
+    assert chi_square_tail(0, 5) == chi_square_tail(3, 0) == 1 and chi_square_tail(math.inf, 5) == 0
+
+
+# ---- the interval
+
+
+def test_the_interval_is_newcombes_where_nothing_is_chosen():
+    # Newcombe (1998): 81 / 263 by Wilson's method; 56 / 70 - 48 / 80 by method 10
+    low, high = compare({"x": 81, "y": 182}, Exact({"y": 1}), seed=0).tv_interval
+    assert low == pytest.approx(0.2553, abs=5e-5) and high == pytest.approx(0.3662, abs=5e-5)
+    low, high = compare({"x": 56, "y": 14}, {"x": 48, "y": 32}, seed=0).tv_interval
+    assert high == pytest.approx(0.3339, abs=5e-5) and 0.02 < low < 0.0524     # moved down: which is more was seen
+    low, high = compare({"x": 5600, "y": 1400}, {"x": 4800, "y": 3200}, seed=0).tv_interval
+    assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.8 * 0.2 / 7000 + 0.6 * 0.4 / 8000), rel=1e-2)
+
+
+@pytest.mark.parametrize("num", [2, 3, 10, 50])
+@pytest.mark.parametrize("n_a, n_b", [(20, 20), (200, 200), (30, 500), (200, None)])
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_the_interval_holds_the_total_variation_as_often_as_told(num, n_a, n_b, level):
+    rng, runs = np.random.default_rng(4), repetitions(2000, 300)
+    for shift in (0, 0.1, 0.5, 1):
+        shares_a = skewed(num)
+        shares_b = (1 - shift) * shares_a + shift * shares_a[::-1]
+        truth, inside = float(np.abs(shares_a - shares_b).sum() / 2), 0
+        for _ in range(runs):
+            known = Exact(dict(zip(NAMES, shares_b.tolist(), strict=False)))
+            b = known if n_b is None else drawn(rng, n_b, shares_b)
+            low, high = compare(drawn(rng, n_a, shares_a), b, permutations=1, level=level, rng=rng).tv_interval
+            inside += low - 1e-12 <= truth <= high + 1e-12
+        assert inside / runs > level - 0.02 - 4 * math.sqrt(level * (1 - level) / runs), shift
+
+
+def test_the_interval_shrinks_with_the_root_of_the_samples():
+    widths = []
+    for n in (10_000, 40_000):
+        counts = [{name: int(n * share) for name, share in zip(NAMES, shares, strict=False)}
+                  for shares in (skewed(4), skewed(4)[::-1])]  # fmt: skip
+        low, high = compare(*counts, permutations=1).tv_interval
+        widths.append(high - low)
+    assert widths[0] / widths[1] == pytest.approx(2, rel=0.01)
+
+
+# ---- errors
+
+
+def test_errors_say_what_is_wrong_and_what_works():
+    ok = {"a": 3, "b": 4}
+    particle = SimpleNamespace(log_weight=0.0)
+    for a, error, message in [
+        ({"a": -1}, ValueError, "a: -1 of 'a' is no count, which is an integer of at least 0"),
+        ({"a": 0.5, "b": 0.5}, ValueError, r"a: 0.5 of 'a' is no count.*Exact\({...}\), and weighted samples have no"),
+        ({"a": 0}, ValueError, "a has no sample; at least one is needed"),
+        ([], ValueError, "a has no sample"),
+        ("yes", TypeError, r"a is the str 'yes'; samples are strings in a list, as in \['yes'\]"),
+        ({1: 3}, TypeError, "a: 1 is no str; distributions are compared over strings"),
+        ([("a", 0.5)], TypeError, r"a: \('a', 0.5\) is no str; distributions are compared over strings"),
+    ]:
+        with pytest.raises(error, match=message):
+            compare(a, ok)
+    with pytest.raises(TypeError, match="b: namespace.* is no str; distributions are compared over strings"):
+        compare(ok, [particle])
+    for probabilities, message in [
+        ({"a": 0.5}, "the probabilities sum to 0.5, not to 1; counts are given without Exact"),
+        ({"a": 3, "b": 4}, "the probabilities sum to 7, not to 1"),
+        ({"a": 1.5, "b": -0.5}, "the probability of 'b' is -0.5; it is at least 0"),
+        ({"a": math.nan}, "the probability of 'a' must be a number, not nan"),
+        ({}, "sum to 0, not to 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Exact(probabilities)
+    for options, message in [
+        ({"permutations": 0}, "permutations must be at least 1, not 0"),
+        ({"level": 95}, "level is 95; it is between 0 and 1, as 0.95 is"),
+        ({"seed": 1, "rng": np.random.default_rng(1)}, "give seed= or rng=, not both"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            compare(ok, ok, **options)
+    with pytest.raises(TypeError, match="permutations must be an integer, not True"):
+        compare(ok, ok, permutations=True)

@@ -1,0 +1,735 @@
+"""Search, samples, probability: all against enumeration of every token sequence, with rows by plain forward passes.
+
+The truth: every string that `re.fullmatch` accepts (and every string within k edits of one, made by editing), cut into
+tokens in every way, with log-probabilities of the transformer without any cache and a decision rule in plain numpy.
+"""
+
+import functools
+import itertools
+import math
+import re
+
+import numpy as np
+import pytest
+from helpers import tiny
+from helpers.common import repetitions
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from llmppl import CachedTransformer, Regex, smc_standard
+from llmppl.constraints import DFA, Vocabulary
+from llmppl.queries import Edits, Query, Rule, any_case, can_generate, chi_square_tail, explain, probability, search
+from llmppl.queries.sampling import Sampled
+
+V, LETTERS, LONGEST = 6, "abc ", 4
+EOS = V - 1
+
+
+@functools.cache
+def language_model(seed: int = 0) -> CachedTransformer:
+    return tiny.cold_lm_with_bos(V, seed)
+
+
+# ---- the truth
+
+
+def ruled(dist: np.ndarray, temperature=1.0, top_k=None, top_p=None) -> np.ndarray:
+    """(V,) log-probabilities after a decision rule, by its definition."""
+    p = np.exp(dist / temperature)
+    p /= p.sum()
+    order = sorted(range(len(p)), key=lambda i: (-p[i], i))
+    if top_k is not None:
+        p[order[top_k:]] = 0.0
+        p /= p.sum()
+    if top_p is not None:
+        total, keep = 0.0, []
+        for i in order:
+            if total >= top_p:
+                break
+            keep.append(i)
+            total += p[i]
+        p[[i for i in order if i not in keep]] = 0.0
+        p /= p.sum()
+    with np.errstate(divide="ignore"):
+        return np.log(p)
+
+
+def spellings(text: str) -> list[tuple[int, ...]]:
+    """Every token sequence that spells a text."""
+    if not text:
+        return [()]
+    return [
+        (i, *rest)
+        for i in range(V - 1)
+        if text.startswith(tiny.TOKENS[i].decode())
+        for rest in spellings(text[len(tiny.TOKENS[i].decode()) :])
+    ]
+
+
+@functools.cache
+def strings(longest: int) -> list[str]:
+    return ["".join(chars) for n in range(longest + 1) for chars in itertools.product(LETTERS, repeat=n)]
+
+
+def edited(words: set[str], k: int) -> set[str]:
+    """All strings within k edits of some word, over LETTERS."""
+    for _ in range(k):
+        near = set(words)
+        for word in words:
+            for i in range(len(word) + 1):
+                near.update(word[:i] + c + word[i:] for c in LETTERS)
+                if i < len(word):
+                    near.add(word[:i] + word[i + 1 :])
+                    near.update(word[:i] + c + word[i + 1 :] for c in LETTERS)
+        words = near
+    return words
+
+
+def truth(lm, words, prefixes, *, end="eos", canonical=False, rule=None, max_tokens=None, order="joint", follows=None):
+    """{(prefix, text): log-probability}, and {(prefix, text, ids): log-probability}.
+
+    `words` are the whole texts that match; `follows(prefix, text)` says whether a text could still become one.
+    """
+    of_strings, of_tokens = {}, {}
+    for prefix in prefixes:
+        before = [int(t) for t in lm.context(prefix).tokens]
+        base = tiny.log_prob_by_hand(lm, before[:1], before[1:]) if order == "joint" else 0.0
+        for word in words:
+            if not word.startswith(prefix):
+                continue
+            for ids in spellings(word[len(prefix) :]):
+                if max_tokens is not None and len(ids) > max_tokens:
+                    continue
+                if canonical and [int(t) for t in lm.context(word).tokens] != [*before, *ids]:
+                    continue
+                read, total = list(before), base
+                for i in ids:
+                    total += ruled(tiny.log_probs_by_hand(lm, read), **(rule or {}))[i]
+                    read.append(i)
+                dist = ruled(tiny.log_probs_by_hand(lm, read), **(rule or {}))
+                if end == "eos":
+                    total += dist[EOS]
+                if end == "boundary":
+                    inside = [
+                        i
+                        for i in range(V - 1)
+                        if any(w.startswith(word + tiny.TOKENS[i].decode()) for w in words)
+                    ]
+                    with np.errstate(divide="ignore"):
+                        total += np.log(np.exp(np.delete(dist, inside)).sum())
+                if total > -math.inf:
+                    of_tokens[prefix, word, ids] = float(total)
+                    of_strings.setdefault((prefix, word), []).append(total)
+    return {key: float(np.logaddexp.reduce(parts)) for key, parts in of_strings.items()}, of_tokens
+
+
+def check(matches, expected, results, order="joint") -> None:
+    """The matches are exactly those expected, with their probabilities, in the order of these."""
+    got = [
+        (m.prefix, str(m.text)) if results == "strings" else (m.prefix, str(m.text), tuple(int(t) for t in m.tokens))
+        for m in matches
+    ]
+    assert len(set(got)) == len(got) and set(got) == set(expected)
+    values = [m.log_joint if order == "joint" else m.log_prob for m in matches]
+    np.testing.assert_allclose(values, [expected[key] for key in got], atol=1e-7)
+    np.testing.assert_allclose(values, sorted(expected.values(), reverse=True), atol=1e-7)
+    for m in matches:
+        assert m.log_prob <= m.log_prob_upper + 1e-12 <= m.log_prob + 1e-7
+
+
+@st.composite
+def patterns(draw, depth: int = 3) -> str:
+    """Regular expressions of finite languages over LETTERS."""
+    kind = draw(st.sampled_from(["char", "class", "cat", "alt", "optional", "repeat"] if depth else ["char", "class"]))
+    if kind == "char":
+        return draw(st.sampled_from(["a", "b", "c", " ", "ab"]))
+    if kind == "class":
+        return draw(st.sampled_from(["[ab]", "[^ac]", "[abc ]", "."])).replace(".", "[abc ]").replace("[^ac]", "[b ]")
+    if kind in ("cat", "alt"):
+        parts = draw(st.lists(patterns(depth - 1), min_size=2, max_size=3))
+        return "(" + ("" if kind == "cat" else "|").join(parts) + ")"
+    times = "?" if kind == "optional" else draw(st.sampled_from(["{1,2}", "{0,2}", "{2}"]))
+    return f"({draw(patterns(depth - 1))}){times}"
+
+
+def members(pattern: str, longest: int = LONGEST) -> set[str]:
+    """The strings of a language, or assume() that none is longer."""
+    found = {text for text in strings(longest) if re.fullmatch(pattern, text)}
+    assume(found and len(list(itertools.islice(Regex(pattern).enumerate(), len(found) + 1))) == len(found))
+    return found
+
+
+# ---- the shortest path
+
+
+RULES = [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.4, "top_k": 4, "top_p": 0.9}]
+
+
+@settings(max_examples=repetitions(200, 25))
+@given(patterns(), st.data())
+def test_matches_are_the_enumerated_strings_in_the_order_of_their_probability(pattern, data):
+    words, lm = members(pattern), language_model()
+    rule = data.draw(st.sampled_from(RULES), label="rule")
+    end = data.draw(st.sampled_from(["eos", "prefix", "boundary"]), label="end")
+    canonical = data.draw(st.booleans(), label="canonical")
+    max_tokens = data.draw(st.sampled_from([None, None, 2]), label="max_tokens")
+    longest = min(map(len, words))
+    cut = data.draw(st.integers(0, longest), label="prefix length")
+    prefixes = {word[:cut] for word in words}
+    order = data.draw(st.sampled_from(["joint", "conditional"]), label="order")
+    options = {"canonical": canonical, "end": end, "rule": rule, "max_tokens": max_tokens, "order": order}
+    of_strings, of_tokens = truth(lm, words, prefixes, **options)
+    for batch, results in itertools.product((1, 8, 64), ("strings", "tokens")):
+        query = Query(
+            lm,
+            pattern,
+            prefix="|".join(prefixes),
+            tokenization="canonical" if canonical else "all",
+            end=end,
+            max_tokens=max_tokens,
+            rule=Rule(**rule),
+        )
+        matches = query.best(results=results, order=order, batch=batch)
+        check(list(matches), of_strings if results == "strings" else of_tokens, results, order)
+
+
+@settings(max_examples=repetitions(100, 12))
+@given(patterns(depth=2), st.integers(1, 2), st.booleans(), st.data())
+def test_edits_and_ignored_strings(pattern, k, canonical, data):
+    words, lm = members(pattern, 3), language_model()
+    assume(max(map(len, words)) + k <= 5)
+    cut = data.draw(st.integers(0, min(map(len, words))), label="prefix length")
+    prefix = data.draw(st.sampled_from(sorted({word[:cut] for word in words})), label="prefix")
+    ignore = data.draw(st.sampled_from([None, "a.*", "[abc]*"]), label="ignore")
+    near = {prefix + rest for rest in edited({word[cut:] for word in words if word.startswith(prefix)}, k)}
+    if ignore is not None:
+        near = {word for word in near if not re.fullmatch(ignore, word[cut:])}
+    edits = Edits(k, alphabet="[abc ]")
+    options = {"prefix": prefix, "edits": edits, "ignore": ignore, "tokenization": "canonical" if canonical else "all"}
+    if not near:
+        with pytest.raises(ValueError, match="is left by ignore"):
+            search(lm, pattern, **options)
+        return
+    of_strings, _ = truth(lm, near, [prefix], canonical=canonical)
+    matches = list(search(lm, pattern, **options))
+    check(matches, of_strings, "strings")
+    nearest = {word[cut:] for word in words if word.startswith(prefix)}
+    for match in matches:
+        text = str(match.text)[cut:]
+        least = next(n for n in range(k + 1) if text in edited(nearest, n))
+        assert len(match.edits) == least
+        undone = list(text)
+        for edit in reversed(match.edits):
+            undone[edit.place : edit.place + len(edit.found)] = edit.wanted
+        assert "".join(undone) in nearest
+
+
+def test_edits_of_the_prefix_by_region():
+    lm = language_model()
+    near = edited({"ab"}, 1)
+    matches = list(search(lm, "abc", prefix="ab", edits={"prefix": Edits(1, alphabet="[abc ]")}))
+    of_strings, _ = truth(lm, {word + "c" for word in near}, near)
+    expected = {(p, w): value for (p, w), value in of_strings.items() if w == p + "c"}
+    check(matches, expected, "strings")
+
+
+def test_two_prefixes_that_edits_bring_together_share_their_string_once():
+    lm = language_model()
+    options = {"prefix": "a|b", "edits": {"prefix": Edits(1, insert=None, delete=None, alphabet="[ab]")}}
+    matches = list(search(lm, "ac|bd|b ", **options))
+    assert sorted((m.prefix, str(m.text)) for m in matches) == [(p, p + c) for p in "ab" for c in " c"]
+
+
+def test_a_difference_that_would_be_too_large_is_left_to_the_end_with_the_same_result(monkeypatch):
+    lm, options = language_model(), {"ignore": "a[abc]*"}
+    at_once = [(str(m), m.log_prob) for m in search(lm, "[abc]{1,3}", **options)]
+    monkeypatch.setattr("llmppl.queries.compile.MAX_DIFFERENCE_STATES", 1)
+    later = Query(lm, "[abc]{1,3}", **options)
+    assert later.compiled.ignored is not None
+    assert [(str(m), m.log_prob) for m in later.best()] == at_once
+
+
+def test_rewrites_apply_to_pattern_and_prefix():
+    vocab = Vocabulary([b"a", b"A", b"b", b"B", b""], eos_ids=[4])
+    lm = CachedTransformer(lambda ids: [1.0, 0.5, 0.2, 0.1, 0.3], vocab)
+    texts = {(m.prefix, str(m)) for m in search(lm, "ab", prefix="a", rewrite=[any_case])}
+    assert texts == {("a", "ab"), ("a", "aB"), ("A", "Ab"), ("A", "AB")}
+    only_long = search(lm, "a|aab", prefix="a", rewrite=[lambda language: language & Regex("a|aa.")])
+    assert [str(m) for m in only_long] == ["a", "aab"]
+
+
+def test_more_prefixes_than_can_be_listed_are_searched_in_joint_order(monkeypatch):
+    lm = language_model()
+    monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 2)
+    prefixes = [text for text in strings(3) if re.fullmatch("[ab]{1,3}", text)]
+    of_strings, of_tokens = truth(lm, {p + "c" for p in prefixes}, prefixes)
+    for results, expected in (("strings", of_strings), ("tokens", of_tokens)):
+        check(list(Query(lm, "[ab]{1,3}c", prefix="[ab]{1,3}").best(results=results, batch=4)), expected, results)
+    endless = itertools.islice(search(lm, "[ab]*c", prefix="[ab]*"), 5)
+    values = [m.log_joint for m in endless]
+    assert len(values) == 5 and values == sorted(values, reverse=True)
+
+
+def test_an_empty_prefix_among_very_many_is_refused_where_it_alone_begins_behind_a_bos(embedded, monkeypatch):
+    monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 1)
+    with pytest.raises(ValueError, match="a BOS before the empty text alone, so the empty prefix cannot be searched"):
+        next(Query(embedded, "(A|The)? boy", prefix="(A|The)?").best())
+    found = list(Query(embedded, "(A|The) boy", prefix="A|The", end="prefix").best())
+    assert {match.prefix for match in found} == {"A", "The"}
+    assert {str(match) for match in found} == {"A boy", "The boy"}
+
+
+def test_an_infinite_language_is_searched_as_far_as_is_asked():
+    lm = language_model()
+    some = list(itertools.islice(search(lm, "[ab]*c?", end="eos"), 20))
+    deep = {text for text in strings(6) if re.fullmatch("[ab]*c?", text)}
+    of_strings, _ = truth(lm, deep, [""])
+    best = sorted(of_strings.values(), reverse=True)[:20]
+    np.testing.assert_allclose([m.log_prob for m in some], best, atol=1e-7)
+
+
+@pytest.mark.parametrize("results", ["strings", "tokens"])
+def test_probabilities_below_the_least_float_keep_their_order(results):
+    lm = tiny.table_lm(lambda ids: [-800.0, -900.0, 0.0])
+    matches = list(search(lm, "a(bb|ab|aa)", prefix="a", results=results))
+    assert [str(m) for m in matches] == ["aaa", "aab", "abb"]
+    np.testing.assert_allclose([m.log_prob for m in matches], [-1600.0, -1700.0, -1800.0])
+    assert [str(m) for m in Query(lm, "a(bb|ab|aa)", prefix="a").best(beam_width=32, results=results)] == [
+        str(m) for m in matches
+    ]
+
+
+def test_memory_does_not_grow_with_the_vocabulary():
+    vocab = Vocabulary([*(bytes([65 + i // 26, 97 + i % 26]) for i in range(600)), b""], eos_ids=[600])
+    lm = CachedTransformer(lambda ids: np.linspace(0.0, 3.0, 601), vocab)
+    found = Query(lm, "Aa.*", prefix="Aa").best(results="tokens", batch=1)
+    for _ in itertools.islice(found, 30):
+        pass
+    search_state = found._search
+    assert search_state.expansions > 100 and len(search_state.heap) <= 25 * search_state.expansions
+
+
+def test_the_has_four_encodings(embedded):
+    ids = embedded.vocab.ids_by_bytes
+    assert all(piece in ids for piece in (b"T", b"h", b"e", b"Th", b"he", b"The"))
+    assert len(list(search(embedded, "The", results="tokens", end="prefix"))) == 4
+    (match,) = search(embedded, "The", end="prefix")
+    total = np.logaddexp.reduce([m.log_prob for m in search(embedded, "The", results="tokens", end="prefix")])
+    assert match.log_prob == pytest.approx(total, abs=1e-7)
+
+
+def test_canonical_texts_without_a_prefix_begin_behind_the_bos(embedded):
+    own = [int(token) for token in embedded.context("The boy").tokens]       # no BOS: the tokenizer puts none there
+    query = Query(embedded, "The boy|b?", prefix="", end="prefix", tokenization="canonical")
+    found = {str(match): match for match in query.best()}
+    assert [int(token) for token in found["The boy"].tokens] == own
+    begin = embedded.context("")
+    spelled = begin + own[0] + own[1]
+    assert found["The boy"].log_prob == pytest.approx(spelled.log_prob_since(begin))
+    assert found.keys() == {"The boy", "b", ""} and found[""].log_prob == 0.0
+
+
+# ---- samples
+
+
+def chi_square_ok(counts: dict, expected: dict, n: int) -> None:
+    assert set(counts) <= set(expected)
+    statistic = sum((counts.get(key, 0) - n * p) ** 2 / (n * p) for key, p in expected.items())
+    assert chi_square_tail(statistic, len(expected) - 1) > 1e-4
+
+
+def test_prefixes_are_drawn_uniformly_as_strings():
+    lm, n = language_model(), repetitions(4000, 800)
+    query = Query(lm, "(a|b|bb|bbb)c", prefix="a|b|bb|bbb")
+    drawn = query.samples(local=True, prefixes="uniform", particles=1, seed=0)
+    counts: dict[str, int] = {}
+    for match in itertools.islice(drawn, n):
+        counts[match.prefix] = counts.get(match.prefix, 0) + 1
+    chi_square_ok(counts, dict.fromkeys(["a", "b", "bb", "bbb"], 0.25), n)
+
+
+def test_local_samples_follow_the_distribution_that_renormalises_each_token():
+    """Kuchnik et al. 2023, random search: computed here by walking every token sequence."""
+    lm, n = language_model(), repetitions(4000, 800)
+    words = {text for text in strings(3) if re.fullmatch("a(b|c)?|ba", text)}
+    dist: dict[str, float] = {}
+
+    def walk(ids: tuple[int, ...], text: str, p: float) -> None:
+        weights = np.exp(tiny.log_probs_by_hand(lm, [V, *ids]))
+        nexts = [i for i in range(V - 1) if any(w.startswith(text + tiny.TOKENS[i].decode()) for w in words)]
+        total = weights[nexts].sum() + (weights[EOS] if text in words else 0.0)
+        if text in words:
+            dist[text] = dist.get(text, 0.0) + p * weights[EOS] / total
+        for i in nexts:
+            walk((*ids, i), text + tiny.TOKENS[i].decode(), p * weights[i] / total)
+
+    walk((), "", 1.0)
+    counts: dict[str, int] = {}
+    for match in itertools.islice(Query(lm, "a(b|c)?|ba").samples(local=True, seed=1), n):
+        counts[str(match)] = counts.get(str(match), 0) + 1
+        assert match.log_weight == 0.0
+    chi_square_ok(counts, dist, n)
+
+
+SAMPLED = ["a[ab]{0,3}c|ba", "(ab){1,3}", "a(b|c)?|b", "[ab]{2}|c", " ?(a|b)c?", "(a|bc){1,2}", "b?a{0,2}"]
+
+
+@pytest.mark.parametrize("pattern", SAMPLED[: repetitions(7, 2)])
+@pytest.mark.parametrize("end", ["eos", "prefix", "boundary"])
+def test_weighted_samples_follow_the_model_given_the_language(pattern, end):
+    """Block by block, the weights of each string add up to an unbiased estimate of its probability (4.5 errors)."""
+    lm, runs = language_model(), repetitions(2000, 200)
+    words = {text for text in strings(6) if re.fullmatch(pattern, text)}
+    expected, _ = truth(lm, words, [""], end=end)
+    names = sorted(word for _, word in expected)
+    space = Query(lm, pattern, end=end).space
+    program = Sampled(space, space.starts())
+    sums = np.zeros((runs, len(names)))
+    for i in range(runs):
+        for particle in smc_standard(program, 6, seed=i, progress=False):
+            sums[i, names.index(str(particle.match(0.0)))] += math.exp(particle.log_weight)
+    target = np.array([math.exp(expected["", name]) for name in names])
+    often = target > 0.02 * target.sum()                # rarer ones are met too seldom for an error to be known
+    sums = np.column_stack([sums[:, often], sums.sum(axis=1)])
+    error = sums.std(axis=0, ddof=1) / math.sqrt(runs)
+    assert np.all(np.abs(sums.mean(axis=0) - [*target[often], target.sum()]) <= 4.5 * error + 1e-12)
+
+
+def test_the_stream_of_samples_carries_these_weights():
+    lm = language_model()
+    words = {text for text in strings(4) if re.fullmatch("a(b|c)?|b", text)}
+    expected, _ = truth(lm, words, [""])
+    Z = sum(map(math.exp, expected.values()))
+    sums: dict[str, float] = {}
+    for match in itertools.islice(Query(lm, "a(b|c)?|b").samples(particles=8, seed=2), repetitions(8000, 2000)):
+        sums[str(match)] = sums.get(str(match), 0.0) + math.exp(match.log_weight)
+        key = "", str(match)
+        assert match.log_prob <= expected[key] + 1e-9
+    for (_, word), value in expected.items():
+        assert sums[word] / sum(sums.values()) == pytest.approx(math.exp(value) / Z, abs=0.06)
+
+
+def test_the_error_of_weighted_samples_falls_with_their_number():
+    lm = language_model()
+    words = {text for text in strings(4) if re.fullmatch("a[ab]{0,2}c|ba", text)}
+    expected, _ = truth(lm, words, [""])
+    Z = sum(map(math.exp, expected.values()))
+
+    def error(N: int) -> float:
+        """Mean total variation over runs of N particles."""
+        total = []
+        for seed in range(repetitions(300, 60)):
+            sums = dict.fromkeys((word for _, word in expected), 0.0)
+            stream = Query(lm, "a[ab]{0,2}c|ba").samples(particles=N, seed=seed)
+            for match in itertools.islice(stream, N):
+                sums[str(match)] += math.exp(match.log_weight)
+            W = sum(sums.values())
+            total.append(0.5 * sum(abs(sums[w] / W - math.exp(v) / Z) for (_, w), v in expected.items()))
+        return float(np.mean(total))
+
+    assert 2.0 < error(4) / error(64) < 8.0             # 4 by the rate N^-1/2
+
+
+def test_distinct_samples_are_drawn_without_replacement_from_the_model():
+    lm, n = language_model(), repetitions(3000, 500)
+    words = {text for text in strings(3) if re.fullmatch("a(b|c)?|ba", text)}
+    expected, _ = truth(lm, words, [""])
+    Z = sum(map(math.exp, expected.values()))
+    p = {word: math.exp(value) / Z for (_, word), value in expected.items()}
+    pairs: dict[tuple[str, str], int] = {}
+    query = Query(lm, "a(b|c)?|ba")
+    for seed in range(n):
+        drawn = [str(m) for m in query.distinct(seed=seed)]
+        assert sorted(drawn) == sorted(words)
+        pairs[drawn[0], drawn[1]] = pairs.get((drawn[0], drawn[1]), 0) + 1
+    exact = {(x, y): p[x] * p[y] / (1.0 - p[x]) for x in p for y in p if x != y}
+    chi_square_ok(pairs, exact, n)
+
+
+def test_what_begins_another_match_is_told_by_what_follows_the_prefix():
+    """Of the whole pattern "" begins "c", which does not matter after "a"."""
+    lm = language_model()
+    assert [str(m) for m in Query(lm, "c?|ab", prefix="a", end="prefix").distinct(seed=0)] == ["ab"]
+    with pytest.raises(ValueError, match="a match here can begin another"):
+        Query(lm, "ab?", prefix="a", end="prefix").distinct()
+
+
+def test_a_wide_beam_finds_what_the_shortest_path_finds():
+    lm = language_model()
+    query = Query(lm, "a[abc]{1,2}")
+    exact = [str(m) for m in query.best(results="tokens")]
+    assert [str(m) for m in query.best(beam_width=64, results="tokens")] == exact
+    narrow = list(query.best(beam_width=1))
+    assert len(narrow) == 1 and str(narrow[0]) in exact
+
+
+# ---- rules and certificates
+
+
+@settings(max_examples=repetitions(100, 20))
+@given(st.text(LETTERS, min_size=1, max_size=4), st.sampled_from(RULES), st.booleans())
+def test_certificates_are_those_of_the_distribution(text, rule, end):
+    lm = language_model()
+    found = explain(lm, text, Rule(**rule), prefix="a", end="eos" if end else "prefix")
+    before = [int(t) for t in lm.context("a").tokens]
+    ids = [int(c.token) for c in found]
+    assert b"".join(lm.vocab.tokens[i] for i in ids).decode() == text and (ids[-1] == EOS) == end
+    possible = True
+    for i, certificate in zip(ids, found, strict=True):
+        dist = tiny.log_probs_by_hand(lm, before)
+        assert certificate.log_prob == pytest.approx(dist[i], abs=1e-9)
+        assert certificate.rank == 1 + sum(dist > dist[i])
+        drawn = ruled(dist, **rule)[i] > -math.inf
+        assert (certificate.excluded_by is None) == drawn
+        possible &= drawn
+        before.append(i)
+    assert bool(found) == possible == can_generate(lm, text, Rule(**rule), prefix="a", end="eos" if end else "prefix")
+
+
+def test_the_part_of_a_rule_that_excludes_a_token_is_named():
+    lm = tiny.table_lm(lambda ids: np.log([0.5, 0.3, 0.2]))
+    assert explain(lm, "b", Rule(top_k=1), prefix="a")[0].excluded_by == "top_k=1"
+    assert explain(lm, "b", Rule(top_p=0.4), prefix="a")[0].excluded_by == "top_p=0.4"
+    assert explain(lm, "b", Rule(min_p=0.9), prefix="a")[0].excluded_by == "min_p=0.9"
+    assert "excluded by top_k=1" in str(explain(lm, "b", Rule(top_k=1), prefix="a"))
+
+
+def test_a_query_explains_a_whole_text_behind_the_longest_prefix_that_it_begins_with():
+    lm, rule = language_model(), Rule(top_k=2)
+    for end, ends in (("eos", "eos"), ("prefix", "prefix"), ("boundary", "prefix")):
+        found = Query(lm, "(a|ab)[abc]*", prefix="a|ab", end=end, rule=rule).explain("abcb")
+        assert list(found) == list(explain(lm, "cb", rule, prefix="ab", end=ends))
+    with pytest.raises(ValueError, match=r"'cab' begins with no string of the prefix 'a\|ab'"):
+        Query(lm, "(a|ab)[abc]*", prefix="a|ab").explain("cab")
+    with pytest.raises(TypeError, match="explain names the part of a Rule"):
+        Query(lm, "ab", prefix="a", rule=lambda dist: dist.top_k(2)).explain("ab")
+
+
+def test_a_query_gives_the_same_answers_again_and_to_those_who_bring_their_own_stream():
+    query = Query(language_model(), "a(b|c)?|ba", rule=Rule(top_k=4))
+
+    def answers(**stream):
+        """The texts and weights of a few matches of each kind, and a probability."""
+        for matches in (query.best(), query.distinct(**stream), query.samples(**stream)):
+            yield [(str(match), match.log_prob, match.log_weight) for match in itertools.islice(matches, 5)]
+        yield query.probability(max_expansions=1, **stream)
+
+    first = list(answers(seed=3))
+    for stream in ({"seed": 3}, {"rng": None, "seed": 3}):
+        assert list(answers(**stream)) == first
+    drawn = [str(match) for match in query.distinct(rng=np.random.default_rng(3))]
+    assert drawn == [str(match) for match in query.distinct(seed=3)]
+
+
+def test_search_and_probability_are_short_for_a_query():
+    lm, options = language_model(), {"prefix": "a", "end": "prefix", "rule": Rule(top_k=4), "max_tokens": 2}
+    query = Query(lm, "a[bc]{1,2}", **options)
+    assert list(search(lm, "a[bc]{1,2}", results="tokens", **options)) == list(query.best(results="tokens"))
+    assert probability(lm, "a[bc]{1,2}", seed=0, **options) == query.probability(seed=0)
+
+
+# ---- errors, and what can be stopped
+
+
+def test_bad_arguments_are_named():
+    lm = language_model()
+    for options, said in [
+        ({"tokenization": "some"}, "tokenization must be one of"),
+        ({"end": "never"}, "end must be one of 'eos', 'prefix', 'boundary', not 'never'"),
+        ({"results": "all"}, "results must be one of"),
+        ({"max_tokens": -1}, "max_tokens must be at least 0, not -1"),
+        ({"max_chars": -1}, "max_chars must be at least 0, not -1"),
+        ({"edits": -1}, "edits must be at least 0, not -1"),
+        ({"edits": {"middle": 1}}, "edits by region"),
+        ({"ignore": "(a"}, r"\^"),
+        ({"ignore": ".*"}, "is left by ignore"),
+        ({"prefix": "b"}, "no text of it begins with 'b'"),
+        ({"prefix": "a*"}, "no text of it begins with 'aa'"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            search(lm, "ab?", **options)
+    for options, said in [
+        ({"beam": 2}, "a query takes no beam: it takes edits, end, ignore, max_chars, max_tokens, prefix"),
+        ({"edit": 2}, "a query takes no edit: did you mean edits"),
+        ({"max_tokens": 2.5}, "max_tokens must be an integer, not 2.5"),
+        ({"max_chars": math.nan}, "max_chars must be an integer, not nan"),
+        ({"max_expansions": 1e4}, "max_expansions must be an integer, not 10000.0"),
+        ({"progress": "yes"}, "progress must be True or False, not 'yes'"),
+        ({"edits": "x"}, "edits must be an integer, not 'x'"),
+        ({"edits": {"prefix": 1.5}}, "edits must be an integer, not 1.5"),
+        ({"ignore": 3}, "ignore must be a regular expression"),
+        ({"prefix": b"a"}, "prefix must be a regular expression"),
+        ({"rewrite": any_case}, r"rewrite must be a list of functions from DFA to DFA, such as \[any_case\]"),
+        ({"rewrite": ["any_case"]}, "each of rewrite must be a function, as any_case is, not 'any_case'"),
+        ({"rule": "top_k"}, r"rule must be a function, as Rule\(top_k=40\) is"),
+    ]:
+        with pytest.raises(TypeError, match=said):
+            search(lm, "ab?", **options)
+    for name, options, error, said in [
+        ("best", {"order": "random"}, ValueError, "order must be one of"),
+        ("best", {"tolerance": 1.0}, ValueError, "tolerance must be a fraction"),
+        ("best", {"tolerance": "1e-8"}, TypeError, "tolerance must be a number"),
+        ("best", {"batch": None}, TypeError, "batch must be an integer, not None"),
+        ("best", {"beam_width": 0}, ValueError, "beam_width must be at least 1, not 0"),
+        ("distinct", {"results": "all"}, ValueError, "results must be one of"),
+        ("distinct", {"seed": 1, "rng": np.random.default_rng()}, ValueError, "give seed= or rng=, not both"),
+        ("samples", {"prefixes": "some"}, ValueError, "prefixes must be one of 'model', 'uniform', not 'some'"),
+        ("samples", {"max_prefix_chars": "9"}, TypeError, "max_prefix_chars must be an integer"),
+        ("samples", {"local": "yes"}, TypeError, "local must be True or False, not 'yes'"),
+        ("samples", {"particles": 0}, ValueError, "particles must be at least 1, not 0"),
+        ("samples", {"seed": 0.5}, TypeError, "seed must be an integer, not 0.5"),
+        ("samples", {"seed": -1}, ValueError, "seed must be at least 0, not -1"),
+        ("probability", {"batch": 0}, ValueError, "batch must be at least 1, not 0"),
+    ]:
+        with pytest.raises(error, match=said):
+            getattr(Query(lm, "ab?"), name)(**options)
+    for options, said in [
+        ({"max_cost": -1}, "max_cost must be at least 0, not -1"),
+        ({"max_cost": 1, "insert": 0}, "insert must be at least 1, not 0"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            Edits(**options)
+    for options, said in [
+        ({"text": 3}, "text must be a str, not 3"),
+        ({"prefix": 3}, "prefix must be a str or a Context, not 3"),
+        ({"end": True}, "end must be one of 'prefix', 'eos', not True"),
+        ({"rule": 40}, "explain names the part of a Rule"),
+        ({"lm": "gpt2"}, "explain wants a CachedTransformer first, not 'gpt2'"),
+    ]:
+        with pytest.raises(TypeError, match=said):
+            can_generate(**{"lm": lm, "text": "b", "prefix": "a"} | options)
+    for options, said in [
+        ({"tolerance": -0.1}, "tolerance must be a fraction"),
+        ({"max_expansions": -1}, "max_expansions must be at least 0, not -1"),
+        ({"particles": 0}, "particles must be at least 1, not 0"),
+        ({"runs": -1}, "runs must be at least 0, not -1"),
+        ({"seed": -1}, "seed must be at least 0, not -1"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            Query(lm, "ab?").probability(**options)
+    with pytest.raises(ValueError, match=r"\n.*\^"):
+        search(lm, "a(b")
+    with pytest.raises(ValueError, match="matches no text"):
+        search(lm, Regex("a") & Regex("b"))
+    with pytest.raises(ValueError, match="look-behind|lookbehind|not regular"):
+        search(lm, "a(?<=b*)c")
+    with pytest.raises(TypeError, match="CachedTransformer"):
+        search("gpt2", "a")
+    with pytest.raises(TypeError, match="must return a DFA"):
+        search(lm, "a", rewrite=[lambda language: None])
+
+
+def test_a_language_without_a_canonical_path_is_named():
+    """The tokenizer writes "ab" as one token, and the prefix "a" is one already."""
+    with pytest.raises(ValueError, match="own encoding"):
+        list(search(language_model(), "ab", prefix="a", tokenization="canonical"))
+
+
+def test_samples_that_never_finish_are_an_error(monkeypatch):
+    with pytest.raises(ValueError, match="samples finished"):
+        next(Query(language_model(), "a{4}", max_tokens=2).samples())
+    monkeypatch.setattr("llmppl.queries.sampling.MAX_BARREN_STEPS", 60)
+    only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
+    for local in (False, True):
+        with pytest.raises(ValueError, match="no sample finished in 60 steps of samples; the last ones have 6 tokens"):
+            next(Query(only_a, "a*b", prefix="a").samples(local=local, particles=10))
+
+
+def test_a_search_without_a_match_ends_and_says_what_is_left(monkeypatch):
+    """After each "a" comes another with 0.5, or the end; "b" never comes. The bound is 0.5 ** 40."""
+    monkeypatch.setattr("llmppl.queries.best_first.MAX_BARREN_EXPANSIONS", 40)
+    only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
+    said = "what is still to be found has probability 9.1e-13 at most, all together, and none of it above 9.1e-13"
+    for results in ("strings", "tokens"):
+        with pytest.raises(ValueError, match=f"^no match in 40 expansions; {said}.*give a larger max_expansions"):
+            next(Query(only_a, "a*b", prefix="a").best(batch=1, results=results))
+        longer = Query(only_a, "a*b", prefix="a").best(batch=1, results=results, max_expansions=99)
+        assert next(longer, None) is None and longer.expansions == 99 and not longer.complete
+    monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 2)               # no prefix is ever complete
+    with pytest.raises(ValueError, match=f"all together, and none of it above {0.5**39:.2g}"):
+        next(Query(only_a, "a+ba", prefix="a+b").best(batch=1))
+    with pytest.raises(ValueError, match="no match in 40 expansions; .* all together. To search on"):
+        next(Query(only_a, "a*b", prefix="a").distinct(batch=1))
+    with pytest.raises(ValueError, match="no match in 40 expansions"):
+        next(Query(only_a, "a*b", prefix="a").best(beam_width=1))
+    beam = Query(only_a, "a*", prefix="a").best(beam_width=9, max_expansions=3)
+    assert [str(m) for m in beam] == ["a", "aa", "aaa"]
+
+
+def test_patience_begins_anew_with_every_match(monkeypatch):
+    """The matches are 30 expansions apart, then come no more."""
+    monkeypatch.setattr("llmppl.queries.best_first.MAX_BARREN_EXPANSIONS", 40)
+    only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
+    for results in ("strings", "tokens"):
+        found = Query(only_a, "(a{30}){1,3}|a*b", prefix="a").best(batch=1, results=results)
+        assert [len(str(match)) for match in itertools.islice(found, 3)] == [30, 60, 90]
+        with pytest.raises(ValueError, match="no further match in 40 expansions"):
+            next(found)
+
+
+def test_progress_is_shown_on_stderr(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")              # as on a terminal
+    lm = language_model()
+    shown = search(lm, "[ab]c", progress=True)
+    assert [str(m) for m in shown] == [str(m) for m in search(lm, "[ab]c")]
+    assert str(shown) == f"2 matches, {shown.expansions} expansions"
+    assert f"2 matches, {shown.expansions} expansions" in capsys.readouterr().err
+
+
+def test_a_search_can_be_bounded_and_says_whether_it_was_complete():
+    lm = language_model()
+    cut = Query(lm, "[ab]*c").best(max_expansions=20, batch=4)
+    found = [str(m) for m in cut]
+    assert not cut.complete and 20 <= cut.expansions < 24
+    assert found == [str(m) for m in itertools.islice(search(lm, "[ab]*c"), len(found))]
+    whole = search(lm, "a|b", max_expansions=50)
+    assert len(list(whole)) == 2 and whole.complete
+    with pytest.raises(ValueError, match="max_expansions"):
+        search(lm, "a", max_expansions=0)
+
+
+def test_what_the_model_cannot_read_is_no_match():
+    lm = language_model()                               # reads 32 tokens
+    texts = [str(m) for m in search(lm, "c{30}|c{31}|c{32}", end="prefix")]
+    assert texts == ["c" * 30, "c" * 31]                # behind a BOS
+
+
+def test_the_estimate_of_an_endless_language_gives_long_particles_up(monkeypatch):
+    lm = language_model()
+    monkeypatch.setattr("llmppl.queries.bounds.MAX_STEPS", 7)
+    found = probability(lm, "[ab]*c", max_expansions=0, seed=1)
+    bounded = Query(lm, "[ab]*c", max_tokens=6).probability(tolerance=1e-6, runs=0)
+    assert abs(found.estimate - bounded.lower) <= 4.5 * found.estimate_se
+    assert math.isnan(probability(lm, "[ab]*c", runs=0).estimate)
+
+
+def test_a_query_that_never_ends_can_be_left_and_keeps_what_it_found():
+    lm = language_model()
+    found = Query(lm, "[abc ]*").samples(seed=0)
+    first = next(found)
+    assert found.num_matches == 1 and str(first) in strings(len(str(first)))
+    assert "1 so far" in repr(found) and found.stats.rows > 0
+
+
+def test_the_plan_names_the_sizes():
+    lm = language_model()
+    plan = Query(lm, "a(b|c)+", prefix="a").plan()
+    assert "infinite language" in plan and "of 7 tokens may come first" in plan
+    assert "a finite language" in Query(lm, "a(b|c)", prefix="a").plan()
+
+
+def test_a_match_shows_what_matters():
+    (match,) = search(tiny.table_lm(lambda ids: [0.0, 0.0, 0.0]), "ab", prefix="a", end="prefix")
+    assert repr(match) == "Match('ab', log_prob=-1.099, 1 tokens)"
+    assert match.as_dict()["text"] == str(match) == "ab" and match.as_dict()["tokens"] == [1]
+
+
+def test_a_dfa_is_a_pattern_as_well():
+    lm = language_model()
+    assert {str(m) for m in search(lm, DFA.from_strings(["ab", "c"]))} == {"ab", "c"}
+
+
+def test_five_hundred_words_within_one_edit_have_few_states():
+    words = [f"{a}{b}{c}{d}" for a in "abcdefgh" for b in "aeiou" for c in "lmnrst" for d in "aeiou"][:500]
+    (num_states,) = re.findall(r"([0-9]+) states", Query(language_model(), "|".join(words), edits=1).plan())
+    assert int(num_states) < 10_000

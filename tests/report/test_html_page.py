@@ -1,0 +1,348 @@
+"""The page of a run, driven in a browser as a reader would: pointer, keys, finger, light and dark, wide and narrow.
+
+What the page must say comes from the recording itself. Skipped without playwright (`make browser`) or a browser.
+"""
+
+import html
+import re
+import shutil
+
+import pytest
+from helpers.common import HANG
+
+from llmppl import Bernoulli, Categorical, Model, smc_steer
+from llmppl.report import Recorder, page
+
+BROWSERS = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+SIZES = {"wide": (1440, 760), "phone": (390, 844)}
+WORDS = {" the": 0.3, " a": 0.2, " cat": 0.2, " dog": 0.15, " sat": 0.1, ".": 0.05}
+
+
+class Prompt:
+    """A context, as far as a recorder looks at it."""
+
+    next_token = None
+
+    def __init__(self, text):
+        self.text = text
+
+
+class Words(Model):
+    """Words, of which some die and some weigh less."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most, self.context, self.n = most, Prompt("Once <upon> a time"), 0
+
+    def step(self):
+        word = self.sample(Categorical(WORDS))
+        self.s += word
+        self.context = Prompt("Once <upon> a time" + self.s)
+        self.n += 1
+        self.score(-0.7 * (word == " a"))
+        self.condition(self.sample(Bernoulli(0.9)))
+        if word == "." or self.n == self.most:
+            self.finish()
+
+
+def recorded(N, steps):
+    recorder = Recorder(title="a <test>")
+    smc_steer(Words(steps), N, 3, seed=2, on_step=recorder)
+    return recorder.recording
+
+
+@pytest.fixture(scope="module")
+def run():
+    return recorded(8, 12)
+
+
+@pytest.fixture(scope="module")
+def large():
+    return recorded(100, 32)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make browser)")
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)}")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS, timeout=1000 * HANG)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens a page; at the end of the test, nothing may have gone wrong in it."""
+    contexts, errors = [], []
+
+    def open_page(text, size="wide", scheme="light", **options):
+        width, height = SIZES[size]
+        viewport = {"width": width, "height": height}
+        contexts.append(browser.new_context(viewport=viewport, color_scheme=scheme, **options))
+        contexts[-1].set_default_timeout(1000 * HANG)
+        tab = contexts[-1].new_page()
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.on("console", lambda message: errors.append(message.text))
+        tab.on("request", lambda request: None if request.url.startswith("file:") else errors.append(request.url))
+        path = tmp_path / f"{len(contexts)}.html"
+        path.write_text(text, encoding="utf-8")
+        tab.goto(path.as_uri())
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def place_of(tab, step, candidate):
+    """Where a candidate is drawn, in px of the window, once it has been scrolled to."""
+    return tab.evaluate(
+        """([t, i]) => {
+          const node = nodes[t - 1][i], stage = $("stage"), tree = $("tree");
+          stage.scrollLeft = left(node.t) * scale - 100;
+          const box = tree.getBoundingClientRect();
+          return [box.left + (left(node.t) + LINK + 3) * scale, box.top + node.line * scale];
+        }""",
+        [step, candidate],
+    )
+
+
+def first(run, holds):
+    """The step and the place of the first candidate of which it holds."""
+    return next((step.index, i) for step in run.steps for i, c in enumerate(step.candidates) if holds(c))
+
+
+def heaviest(run, step, parent=None):
+    """The place of the heaviest candidate of a step, among the children of `parent`."""
+    candidates = run.steps[step - 1].candidates
+    of = [i for i, c in enumerate(candidates) if parent is None or c.parent == parent]
+    return max(of, key=lambda i: candidates[i].log_weight_after)
+
+
+def survivors(run):
+    """How many candidates of each step the particles of the last descend from."""
+    alive = {i for i, c in enumerate(run.steps[-1].candidates) if c.copies}
+    numbers = [len(alive)]
+    for step in reversed(run.steps[1:]):
+        alive = {step.candidates[i].parent for i in alive}
+        numbers.append(len(alive))
+    return numbers[::-1]
+
+
+def found(run, text):
+    """The candidates with which a text has come."""
+    before, places = [""], []
+    for step in run.steps:
+        for i, c in enumerate(step.candidates):
+            parent = "" if c.parent is None else before[c.parent]
+            if text in c.text and text not in parent:
+                places.append((step.index, i))
+        before = [c.text for c in step.candidates]
+    return places
+
+
+def test_the_pointer_tells_the_fate_of_a_candidate(opened, run):
+    tab = opened(page(run))
+    for holds, fate in [
+        (lambda c: c.death, "Died: condition is false (test_browser.py, line"),
+        (lambda c: not c.copies and not c.death, "Culled. It had"),
+        (lambda c: c.copies and c.finished and not c.carried, "Finished, and kept"),
+    ]:
+        step, place = first(run, holds)
+        tab.mouse.move(*place_of(tab, step, place))
+        told = tab.inner_text("#tip")
+        assert fate in told and run.steps[step - 1].candidates[place].text.strip() in told
+        assert f"(step {step})" in tab.inner_text("#ess")
+    tab.mouse.move(1300, 700)
+    assert tab.is_hidden("#tip")
+
+
+def test_a_click_shows_the_history_and_a_link_in_it_leads_on(opened, run):
+    tab = opened(page(run))
+    step, place = first(run, lambda c: c.death and len(c.text) > 12)
+    tab.mouse.click(*place_of(tab, step, place))
+    died = run.steps[step - 1].candidates[place]
+    assert tab.inner_text("#detail h2") == f"Step {step}, candidate {place}"
+    assert tab.inner_text(".whole") == "Once <upon> a time" + died.text
+    assert died.death in tab.inner_text(".fate") and tab.locator("#history tbody").count() == step
+    tab.click("#history tbody:nth-of-type(2) a")
+    assert tab.inner_text("#detail h2") == f"Step {step - 1}, candidate {died.parent}"
+    assert tab.url.endswith(f"#step={step - 1}&candidate={died.parent}")
+    tab.go_back()
+    assert tab.inner_text("#detail h2") == f"Step {step}, candidate {place}"
+    tab.click("#detail .bars a")
+    assert tab.is_visible("#overview") and tab.is_hidden("#detail")
+    tab.click("#overview .code a")                      # the first that died
+    assert tab.inner_text(".fate").startswith("Died")
+
+
+def test_keys_move_along_the_tree_before_anything_was_clicked(opened, run):
+    tab = opened(page(run))
+
+    def press(key, step, place):
+        tab.keyboard.press(key)
+        assert tab.inner_text("#detail h2") == f"Step {step}, candidate {place}"
+
+    one = heaviest(run, 1)
+    two = heaviest(run, 2, one)
+    press("ArrowRight", 1, one)
+    press("ArrowRight", 2, two)
+    press("ArrowLeft", 1, one)
+    below, above = tab.evaluate("i => [1, -1].map(d => (columns[0][nodes[0][i].rank + d] || {i: null}).i)", one)
+    for key, back, other in [("ArrowDown", "ArrowUp", below), ("ArrowUp", "ArrowDown", above)]:
+        if other is not None:
+            press(key, 1, other)
+            press(back, 1, one)
+    tab.keyboard.press("Escape")
+    assert tab.is_visible("#overview")
+    tab.keyboard.press("Tab")                           # and whoever goes by the tabulator sees where he is
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+
+
+def test_a_text_is_found_and_enter_goes_from_one_to_the_next(opened, run):
+    tab = opened(page(run))
+    tab.keyboard.press("/")
+    tab.keyboard.type("Cat sat")
+    places = found(run, "cat sat")
+    assert len(places) > 1 and tab.inner_text("#found") == f"{len(places)} found"
+    assert tab.locator("#hits rect").count() == len(places)
+    seen = set()
+    for _ in places:
+        tab.keyboard.press("Enter")
+        seen.add(tuple(map(int, re.findall(r"\d+", tab.inner_text("#detail h2")))))
+    assert seen == set(places)
+    tab.keyboard.press("Shift+Enter")
+    assert tuple(map(int, re.findall(r"\d+", tab.inner_text("#detail h2")))) in seen
+    tab.keyboard.press("Escape")
+    assert tab.input_value("#find") == "" and tab.locator("#hits rect").count() == 0
+
+
+def test_survivors_alone_are_those_that_the_last_particles_descend_from(opened, run):
+    tab = opened(page(run))
+    drawn = "columns.map(column => column.length)"
+    assert tab.evaluate(drawn) == [len(step.candidates) for step in run.steps]
+    tab.check("#survivors")
+    assert tab.evaluate(drawn) == survivors(run)
+    step, place = first(run, lambda c: c.death)
+    tab.click("#overview .code a")                      # it is none: the others come back, so that it can be seen
+    assert tab.inner_text("#detail h2") == f"Step {step}, candidate {place}" and not tab.is_checked("#survivors")
+
+
+def test_a_hundred_particles_are_seen_at_once_and_found_again(opened, large):
+    tab = opened(page(large))
+    stage = tab.evaluate("$('stage').clientWidth")
+    assert tab.evaluate("$('tree').getBoundingClientRect().width") > 2 * stage
+    tab.click("text=fit")
+    assert tab.evaluate("$('tree').getBoundingClientRect().width") <= stage
+    step, place = first(large, lambda c: c.death and len(c.text) > 30)
+    tab.mouse.move(*place_of(tab, step, place))
+    near = tab.inner_text("#tip")                       # where rows are 2 px high the pointer meets a neighbour
+    assert f"(step {step})" in tab.inner_text("#ess") and re.search("Died|Culled|Kept|Finished", near)
+    assert tab.locator("#tree text:visible").count() == 0
+    tab.check("#survivors")
+    assert tab.evaluate("columns.map(column => column.length)") == survivors(large)
+    for _ in range(12):
+        tab.keyboard.press("+")
+    assert tab.evaluate("scale") > 1 and tab.locator("#tree text:visible").count() > 100
+    tab.keyboard.press("-")
+
+
+def contrasts(tab):
+    """The contrast of every text that is seen, by the formula of WCAG 2, with a few words of it."""
+    texts = tab.evaluate(
+        """() => [...document.querySelectorAll("body *")].filter(e => e.checkVisibility()
+             && !["SCRIPT", "TITLE"].includes(e.tagName)
+             && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())).map(e => {
+          let opacity = 1, behind = null;
+          for (let up = e; up instanceof Element; up = up.parentNode) {
+            const style = getComputedStyle(up);
+            opacity *= style.opacity;
+            if (!behind && style.backgroundColor !== "rgba(0, 0, 0, 0)") behind = style.backgroundColor;
+          }
+          const style = getComputedStyle(e);
+          return [e.textContent.slice(0, 30), e instanceof SVGElement ? style.fill : style.color, behind, opacity];
+        })"""
+    )
+
+    return [(contrast(ink, behind, opacity), text) for text, ink, behind, opacity in texts]
+
+
+def contrast(ink, behind, opacity=1.0):
+    """The contrast of two colours, as CSS writes them."""
+
+    def luminance(channels):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def rgb(colour):
+        return [int(c) / 255 for c in re.findall(r"\d+", colour)[:3]]
+
+    seen = [opacity * a + (1 - opacity) * b for a, b in zip(rgb(ink), rgb(behind), strict=True)]
+    light, dark = sorted([luminance(seen), luminance(rgb(behind))], reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_a_contrast_of_4_5_at_least(opened, run, scheme, size):
+    tab = opened(page(run), size, scheme)
+    overview = contrasts(tab)
+    step, place = first(run, lambda c: c.death and len(c.text) > 12)
+    assert len(overview) > 150 and any(text in WORDS for _, text in overview)
+    tab.goto(f"{tab.url}#step={step}&candidate={place}")
+    tab.wait_for_selector("#detail .fate")
+    for ratio, text in overview + contrasts(tab):
+        assert ratio >= 4.5, f"{text!r} has {ratio:.2f}"
+    tab.fill("#find", "cat")                            # what is found lies on a colour of its own
+    fill = "name => getComputedStyle(document.querySelector(name)).fill"
+    hit = tab.evaluate(fill, "#hits rect")
+    for name in "#all text.rejected", "#all text:not(.rejected)", "#chosen text:not(.end)":
+        assert contrast(tab.evaluate(fill, name), hit) >= 4.5
+    paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", paper))) < 150) == (scheme == "dark")
+
+
+def test_a_phone_shows_all_below_one_another_and_is_worked_by_a_finger(opened, run):
+    tab = opened(page(run), "phone", has_touch=True, is_mobile=True)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    stage, aside = (tab.locator(name).bounding_box() for name in ("#stage", "aside"))
+    assert stage["width"] == 390 and stage["height"] >= 320 and aside["y"] >= stage["y"] + stage["height"]
+    for button in tab.locator("#tools button").all():
+        assert min(button.bounding_box()["width"], button.bounding_box()["height"]) >= 24       # WCAG 2.5.8
+    step, place = first(run, lambda c: c.copies)
+    tab.touchscreen.tap(*place_of(tab, step, place))
+    assert tab.inner_text("#detail h2") == f"Step {step}, candidate {place}"
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_prompt_stands_above_and_a_long_one_scrolls(opened, run):
+    tab = opened(page(run))
+    assert tab.inner_text(".prompt") == "after Once <upon> a time"
+    assert "…pon> a time" in tab.locator("#all text").last.inner_html().replace("&gt;", ">")
+    run.prompts, before = ["many words " * 500], run.prompts
+    try:
+        tab = opened(page(run))
+    finally:
+        run.prompts = before
+    assert tab.locator(".prompt").bounding_box()["height"] < 80
+    assert tab.evaluate("(e => e.scrollHeight > e.clientHeight)(document.querySelector('.prompt'))")
+
+
+def test_in_the_frame_of_a_notebook_links_and_keys_stay_in_the_frame(opened, run):
+    document = f'<p>cell</p><iframe srcdoc="{html.escape(page(run))}" width="900" height="600"></iframe>'
+    tab = opened(document)
+    frame, address = tab.frame_locator("iframe"), tab.url
+    step, place = first(run, lambda c: c.death)
+    frame.locator("#overview .code a").first.click()
+    assert frame.locator("#detail h2").first.inner_text() == f"Step {step}, candidate {place}"
+    tab.keyboard.press("ArrowLeft")
+    frame.locator("#detail .bars a").click()
+    assert frame.locator("#overview").is_visible() and tab.url == address
+    tab.keyboard.press("ArrowRight")
+    assert frame.locator("#detail h2").first.inner_text() == f"Step 1, candidate {heaviest(run, 1)}"

@@ -1,0 +1,206 @@
+"""Views of results: tables as text and for a notebook, charts, data frames."""
+
+import html
+import math
+import pickle
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers.common import HANG, Cell
+from helpers.tiny import cold_lm_with_bos
+
+from llmppl import Bernoulli, Categorical, Model, beam_search, repeat, search, smc_steer
+from llmppl.constraints import Text
+from llmppl.inference import Death, Particles
+from llmppl.models.choices import told
+from llmppl.queries import Match, MatchList
+from llmppl.report.svg import chart
+from llmppl.report.tables import html_table, text_table
+
+
+class Letters(Model):
+    def step(self):
+        letter = self.sample(Categorical({"a": 0.5, "<b>": 0.3, ".": 0.2}))
+        self.s += letter
+        self.condition(self.s[:1] != ".")
+        if letter == ".":
+            self.finish()
+
+
+def steer(rng=None, seed=3):
+    return smc_steer(Letters(), N=4, K=2, max_steps=5, **({"seed": seed} if rng is None else {"rng": rng}))
+
+
+def test_a_table_is_as_wide_as_its_cells_and_shows_twenty_rows():
+    assert text_table(["n", "text"], [["1", "a"], ["22", "b c"]]) == [" n  text", " 1  a", "22  b c"]
+    many = [[str(i), "x"] for i in range(23)]
+    assert text_table(["n", "text"], many)[-2:] == ["19  x", "... and 3 more"]
+    assert html_table(["n", "text"], many).count("<tr>") == 21 and "... and 3 more" in html_table(["n", "t"], many)
+
+
+def test_a_table_of_a_notebook_escapes_its_cells_and_sets_no_colours():
+    shown = html_table(["n", "<text>"], [["<1>", "</td>&"]], shares=[0.25])
+    assert "&lt;text&gt;" in shown and "<td>&lt;1&gt;</td>" in shown and "&lt;/td&gt;&amp;" in shown
+    assert 'rect width="20.0"' in shown and shown.count("<th") - shown.count("<thead") == 3
+    assert not re.search("color:|background|<script", shown)
+
+
+def test_a_chart_writes_its_ends_and_leaves_gaps():
+    drawn = chart("ess", [0.0, 1.0, -math.inf, 0.5], low=0.0)
+    axis, path = re.findall(r'<path d="(.*?)"', drawn)
+    assert axis == "M56 8V47H284" and path == "M56.0 47.0L132.0 8.0M284.0 27.5"
+    assert re.findall(r"<text[^>]*>(.*?)</text>", drawn) == ["0.00", "1.00", "1", "4", "0.50"]
+    assert "ess over 4 steps, from 0.00 to 1.00" in drawn and "color:" not in drawn
+    flat = chart("x", [2.0, 2.0])
+    assert re.findall(r"<text[^>]*>(.*?)</text>", flat) == ["2.00", "1", "2", "2.00"]
+    assert "<circle" not in chart("x", [-math.inf])
+
+
+def test_steps_are_a_tuple_that_shows_as_a_table_with_charts():
+    particles = steer()
+    steps = particles.steps
+    lines = repr(steps).splitlines()
+    assert isinstance(steps, tuple) and lines[0] == f"{len(steps)} steps"
+    assert lines[2].split() == ["step", "ess", "log", "Z-hat", "ancestors", "finished", "dead"]
+    last = steps[-1]
+    figures = [last.index, f"{last.ess:.1f}", f"{last.log_ml:.2f}", last.num_unique_ancestors]
+    assert lines[-1].split() == [*map(str, figures), str(last.num_finished), str(last.num_dead)]
+    assert steps._repr_html_().count('class="chart"') == 2 and steps._repr_html_().count("<tr>") == len(steps) + 1
+    empty = Particles([]).steps
+    assert repr(empty) == "0 steps" and empty._repr_html_() == "<p>0 steps</p>"
+
+
+def test_deaths_show_as_a_table_in_a_notebook():
+    deaths = Particles([], deaths=[Death(2, "a < b", 3), Death(4, "a < b", 1, "<i>")]).deaths
+    shown = deaths._repr_html_()
+    assert "Deaths(4 particles)" in shown and "<td>4</td><td>2-4</td>" in shown
+    assert "a &lt; b, one with the text &#x27;&lt;i&gt;&#x27;" in shown
+    assert Particles([]).deaths._repr_html_() == "<p>Deaths(0 particles)</p>"
+
+
+def test_repeats_show_their_runs_the_largest_estimate_first():
+    repeats = repeat(lambda rng: steer(rng), 5, seed=0)
+    shown = repeats._repr_html_()
+    order = np.argsort(-repeats.log_mls, kind="stable")
+    assert [int(run) for run in re.findall(r"</svg></td><td>(\d+)</td>", shown)] == order.tolist()
+    widths = [float(width) for width in re.findall(r'rect width="([\d.]+)"', shown)]
+    assert widths == pytest.approx(80 * np.exp(repeats.log_mls[order] - repeats.log_mls.max()), abs=0.06)
+    assert repr(repeats).splitlines()[0] in shown and "<b>" not in shown
+
+
+class Doomed(Model):
+    def step(self):
+        self.condition(self.sample(Bernoulli(0.5)) > 2)
+
+
+def test_repeats_in_which_all_died_show_as_well():
+    shown = repeat(lambda rng: smc_steer(Doomed(), 2, 2, rng=rng), 2, seed=0)._repr_html_()
+    assert shown.count("all died") == 2 and "all particles died in 2 runs" in shown and shown.count("-inf") == 3
+
+
+def test_matches_that_were_taken_show_as_a_table():
+    found = search(cold_lm_with_bos(), "a|b|c")
+    two = found.take(2)
+    assert isinstance(two, MatchList) and isinstance(two, list) and found.num_matches == 2
+    log_prob = f"{two[0].log_prob:.3f}"
+    assert repr(two).splitlines()[:4] == ["2 matches", "", "log prob  tokens  text", f"{log_prob:>8}       1  {two[0]}"]
+    assert two._repr_html_().count("<tr>") == 3 and f"<td>{log_prob}</td><td>1</td>" in two._repr_html_()
+    assert len(found.take(10)) == 1 and repr(found.take(10)) == "0 matches"
+    with pytest.raises(ValueError, match="n must be at least 0, not -1"):
+        found.take(-1)
+    weighed = MatchList([Match(Text("a"), "", (), -1.0, -1.0, -1.0, log_weight=-2.5)])
+    assert repr(weighed).splitlines() == [
+        "1 match", "", "log prob  log weight  tokens  text", "  -1.000      -2.500       0  a",
+    ]  # fmt: skip
+
+
+def test_beams_show_as_a_table():
+    beams = beam_search(Letters(), 2, 2, max_steps=1)
+    assert repr(beams).splitlines() == ["2 beams", "", "log joint  text", "    -0.69  a [cut]", "    -1.20  <b> [cut]"]
+    assert beams._repr_html_().count("<tr>") == 3 and "&lt;b&gt; [cut]</td>" in beams._repr_html_()
+    assert beams.best is beams[0].particle
+    frame = pytest.importorskip("pandas", reason="pandas is not installed") and beams.to_pandas()
+    assert frame["log_joint"].tolist() == [beam.log_joint for beam in beams] and frame["text"].tolist() == ["a", "<b>"]
+    assert repr(pickle.loads(pickle.dumps(beams))) == repr(beams)
+    assert repr(beam_search(Letters(), 1, 1, max_steps=1)).startswith("1 beam\n")
+
+
+def test_the_trie_shows_its_contexts_in_a_notebook():
+    lm = cold_lm_with_bos()
+    search(lm, "ab|c").take(1)
+    shown = lm.trie._repr_html_()
+    assert shown.startswith("<p>Trie of ") and html.escape(lm.trie.draw()) in shown
+    assert "<6>" in lm.trie.draw() and "<6>" not in shown
+
+
+def test_data_frames_hold_what_the_results_hold():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    particles = steer()
+    frame = particles.to_pandas()
+    assert list(frame) == ["text", "weight", "log_weight", "cut"] and isinstance(frame, pandas.DataFrame)
+    assert frame["text"].tolist() == particles.texts and frame["log_weight"].tolist() == particles.log_weights.tolist()
+    assert frame.groupby("text")["weight"].sum().to_dict() == pytest.approx(particles.by_text())
+    assert frame["cut"].tolist() == [particle.cut for particle in particles]
+    assert particles.steps.to_pandas()["ess"].tolist() == [step.ess for step in particles.steps]
+    repeats = repeat(lambda rng: steer(rng), 3, seed=0)
+    assert repeats.to_pandas()["log_ml"].tolist() == repeats.log_mls.tolist()
+    matches = search(cold_lm_with_bos(), "a|b").take(2)
+    assert matches.to_pandas()["log_prob"].tolist() == [match.log_prob for match in matches]
+    assert MatchList().to_pandas().empty and len(Particles([]).to_pandas()) == 0
+
+
+def test_in_a_notebook_progress_is_a_line_below_the_cell_without_widgets(monkeypatch, capsys):
+    cell = Cell()
+    monkeypatch.setitem(sys.modules, "IPython", cell)
+    monkeypatch.setitem(sys.modules, "IPython.display", cell)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    particles = smc_steer(Letters(), 4, 2, seed=3, max_steps=5, progress=True)
+    assert re.fullmatch(rf"step {len(particles.steps)} of 5: \d/4 finished, log Z-hat -?[\d.]+", cell.shown[0])
+    search(cold_lm_with_bos(), "a|b", progress=True).take(2)
+    assert re.fullmatch(r"2 matches, \d+ expansions", cell.shown[1]) and len(cell.shown) == 2
+    steer()                                             # which is asked for no line
+    assert len(cell.shown) == 2 and capsys.readouterr() == ("", "")
+
+
+NOTEBOOK = """
+import sys, types
+IPython = types.ModuleType("IPython")
+IPython.get_ipython = lambda: types.SimpleNamespace(kernel=None)
+sys.modules.update({"IPython": IPython, "ipykernel.zmqshell": IPython, "ipywidgets": None})
+from llmppl import CachedTransformer
+CachedTransformer.from_pretrained(engine="transformers")
+assert sys.modules["tqdm.auto"]
+"""
+
+
+def test_in_a_notebook_without_widgets_nobody_is_told_to_install_them():
+    command = [sys.executable, "-W", "always", "-c", NOTEBOOK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0 and "IProgress" not in done.stderr, done.stderr
+
+
+class Named(Model):
+    def step(self):
+        self.condition(len(self.s) > 3)
+
+
+def test_a_statement_in_a_cell_is_told_by_the_number_of_the_cell(monkeypatch):
+    cell = Cell()
+    cell.compile = SimpleNamespace(format_code_name=lambda name: ("Cell", "In[7]") if name == __file__ else None)
+    monkeypatch.setitem(sys.modules, "IPython", cell)
+    told.cache_clear()                                  # others were told outside of a notebook
+    try:
+        (death,) = smc_steer(Named(), 2, 2, seed=0).deaths
+    finally:
+        told.cache_clear()
+    assert re.fullmatch(r"condition is false \(In\[7\], line \d+\)", death.reason)
+
+
+def test_without_pandas_an_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="to_pandas needs pandas: pip install pandas"):
+        steer().to_pandas()

@@ -1,0 +1,496 @@
+"""The runtime, with evaluators that write down what they are asked."""
+
+import contextlib
+import contextvars
+import time
+import traceback
+from dataclasses import replace
+
+import pytest
+from greenlet import getcurrent
+
+from llmppl.support.runtime import Runtime, Stats, mask_timer, request
+
+
+class Doubling:
+    """Answers x with 2 x; knows what it has answered if it `remembers`."""
+
+    patient = False
+
+    def __init__(self, remembers=False):
+        self.stats = Stats()
+        self.batches = []
+        self.memory = {} if remembers else None
+
+    def begin(self):
+        pass
+
+    def done(self):
+        return replace(self.stats)
+
+    def cached(self, question):
+        return None if self.memory is None else self.memory.get(question)
+
+    def evaluate(self, questions):
+        self.batches.append(list(questions))
+        self.stats.rounds += 1
+        self.stats.rows += len(questions)
+        if self.memory is not None:
+            self.memory.update((question, 2 * question) for question in questions)
+        return [2 * question for question in questions]
+
+
+NAMES = [f"function {i}" for i in range(9)]
+
+
+def test_what_all_wait_for_is_one_batch_in_the_order_of_the_functions():
+    lm, done = Doubling(), []
+
+    def function(i):
+        first = request(lm, i)
+        second = request(lm, 100 + first)
+        done.append((i, first, second))
+
+    Runtime().run([lambda i=i: function(i) for i in range(4)], NAMES)
+    assert lm.batches == [[0, 1, 2, 3], [100, 102, 104, 106]]
+    assert done == [(i, 2 * i, 200 + 4 * i) for i in range(4)]
+
+
+def test_functions_that_ask_more_or_less_often_share_the_rounds_that_they_have():
+    lm, seen = Doubling(), []
+
+    def function(i):
+        for k in range(i):
+            seen.append((i, k, request(lm, 10 * i + k)))
+
+    Runtime().run([lambda i=i: function(i) for i in (0, 2, 1, 3)], NAMES)
+    assert lm.batches == [[20, 10, 30], [21, 31], [32]]
+    assert all(answer == 2 * (10 * i + k) for i, k, answer in seen)
+
+
+def test_every_evaluator_gets_its_own_questions():
+    one, two, got = Doubling(), Doubling(), {}
+
+    def function(i):
+        got[i] = request(one if i % 2 else two, i)
+
+    Runtime().run([lambda i=i: function(i) for i in range(5)], NAMES)
+    assert one.batches == [[1, 3]] and two.batches == [[0, 2, 4]]
+    assert got == {i: 2 * i for i in range(5)}
+
+
+class Patient(Doubling):
+    patient = True
+
+
+def test_a_patient_evaluator_is_asked_when_nobody_waits_for_another():
+    lm, critic, got = Doubling(), Patient(), {}
+
+    def function(i):
+        for k in range(i):
+            request(lm, 10 * i + k)
+        got[i] = request(critic, i), request(lm, 100 + i), request(critic, 100 + i)
+
+    Runtime().run([lambda i=i: function(i) for i in (0, 2, 1, 3)], NAMES)
+    assert lm.batches == [[20, 10, 30], [21, 31], [32], [100, 101, 102, 103]]
+    assert critic.batches == [[0, 1, 2, 3], [100, 101, 102, 103]]
+    assert got == {i: (2 * i, 200 + 2 * i, 200 + 2 * i) for i in range(4)}
+
+
+def test_two_patient_evaluators_do_not_wait_for_each_other():
+    one, two = Patient(), Patient()
+    Runtime().run([lambda: request(one, request(two, 1)), lambda: request(two, request(one, 2))], NAMES)
+    assert one.batches == [[2], [2]] and two.batches == [[1], [4]]
+
+
+def test_one_of_each_does_not_wait_for_what_another_asks():
+    lm, critic = Doubling(), Patient()
+
+    def function(i):
+        if i == 0:
+            return request(critic, 0)
+        for k in range(3):
+            request(lm, k)
+
+    list(Runtime().each([(lambda i=i: function(i), "") for i in range(2)], together=2))
+    assert (len(lm.batches), len(critic.batches)) == (3, 1)
+    alone = []
+    each = Runtime().each([(lambda i=i: alone.append(i) or function(i), "") for i in range(2)], together=2)
+    assert next(each) == 0 and len(lm.batches) == 4      # it ended first
+
+
+def test_what_is_known_is_answered_at_once():
+    lm, order = Doubling(remembers=True), []
+
+    def function(i):
+        request(lm, 7)
+        order.append(i)
+        request(lm, 7)
+        order.append(i)
+
+    request(lm, 7)
+    Runtime().run([lambda i=i: function(i) for i in range(2)], NAMES)
+    assert lm.batches == [[7]] and order == [0, 0, 1, 1]
+
+
+def test_no_functions_and_functions_that_ask_nothing_need_no_round():
+    ran = []
+    Runtime().run([], NAMES)
+    Runtime().run([lambda: ran.append(0), lambda: ran.append(1)], NAMES)
+    assert ran == [0, 1]
+
+
+def test_only_functions_that_wait_take_a_greenlet_of_their_own():
+    lm, greenlets = Doubling(), []
+
+    def function(i):
+        greenlets.append(getcurrent())
+        if i in (2, 5):
+            request(lm, i)
+            greenlets.append(getcurrent())
+
+    Runtime().run([lambda i=i: function(i) for i in range(8)], NAMES)
+    first, second, third = dict.fromkeys(greenlets[:8])
+    assert greenlets == [first] * 3 + [second] * 3 + [third] * 2 + [first, second]
+    assert getcurrent() not in greenlets and all(each.dead for each in greenlets)
+
+
+def test_a_function_that_holds_up_the_end_of_a_run_does_not_begin_others():
+    lm, begun = Doubling(), []
+
+    def function(i):
+        begun.append(i)
+        if i == 0:
+            with contextlib.suppress(BaseException):
+                request(lm, i)
+        if i == 1:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Runtime().run([lambda i=i: function(i) for i in range(4)], NAMES)
+    assert begun == [0, 1]
+
+
+def test_outside_a_run_a_question_is_simply_asked():
+    lm = Doubling()
+    assert request(lm, 3) == 6 and lm.batches == [[3]]
+
+
+def test_runs_inside_functions_share_their_batches():
+    lm, got = Doubling(), []
+
+    def inner(i):
+        got.append(request(lm, i))
+
+    def outer(i):
+        Runtime().run([lambda k=k: inner(10 * i + k) for k in range(2)], NAMES)
+        got.append(request(lm, 100 + i))
+
+    Runtime().run([lambda: outer(1), lambda: outer(2)], NAMES)
+    assert lm.batches == [[10, 11, 20, 21], [101, 102]]
+    assert got == [20, 22, 40, 42, 202, 204]
+
+
+def test_an_exception_in_a_function_is_raised_with_a_note_of_who_it_was():
+    lm = Doubling()
+
+    def function(i):
+        if request(lm, i) == 4:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        Runtime().run([lambda i=i: function(i) for i in range(4)], NAMES)
+    assert caught.value.__notes__ == ["in function 2"]
+    assert caught.traceback[-1].name == "function"
+
+
+def test_an_exception_before_any_question_is_raised_with_the_note_too():
+    def function():
+        raise RuntimeError("early")
+
+    with pytest.raises(RuntimeError, match="early") as caught:
+        Runtime().run([lambda: None, function], NAMES)
+    assert caught.value.__notes__ == ["in function 1"]
+
+
+class Broken(Doubling):
+    def evaluate(self, questions):
+        raise FloatingPointError("the model gave NaN")
+
+
+def test_an_exception_in_an_evaluator_shows_the_line_that_asked_and_who_it_was():
+    def function(i):
+        if i:
+            request(Broken(), i)
+
+    with pytest.raises(FloatingPointError, match="gave NaN") as caught:
+        Runtime().run([lambda i=i: function(i) for i in range(2)], NAMES)
+    assert caught.value.__notes__ == ["in function 1"]
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "request(Broken(), i)" in shown and "in evaluate" in shown
+
+
+def test_a_function_that_swallows_what_an_evaluator_raised_does_not_hide_it():
+    def function():
+        try:
+            request(Broken(), 1)
+        except FloatingPointError:
+            pass
+
+    with pytest.raises(FloatingPointError, match="gave NaN"):
+        Runtime().run([function], NAMES)
+
+
+def test_what_an_exception_leaves_hanging_is_unwound():
+    lm, unwound = Doubling(), []
+
+    def waits(i):
+        try:
+            request(lm, i)
+            request(lm, i)
+        finally:
+            unwound.append(i)
+
+    def raises():
+        request(lm, 0)
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        Runtime().run([lambda: waits(1), lambda: waits(2), raises, lambda: waits(3)], NAMES)
+    assert sorted(unwound) == [1, 2, 3] and len(lm.batches) == 1
+
+
+def test_an_interrupt_while_answering_unwinds_everything():
+    class Interrupted(Doubling):
+        def evaluate(self, questions):
+            raise KeyboardInterrupt
+
+    unwound = []
+
+    def function(i):
+        try:
+            request(Interrupted(), i)
+        finally:
+            unwound.append(i)
+
+    with pytest.raises(KeyboardInterrupt):
+        Runtime().run([lambda i=i: function(i) for i in range(3)], NAMES)
+    assert sorted(unwound) == [0, 1, 2]
+
+
+def test_a_number_of_answers_other_than_that_of_the_questions_is_an_error():
+    class Short(Doubling):
+        def evaluate(self, questions):
+            return [0]
+
+    lm = Short()
+    with pytest.raises(ValueError):
+        Runtime().run([lambda i=i: request(lm, i) for i in range(2)], NAMES)
+
+
+def test_an_answer_may_be_any_object_but_None_means_unknown():
+    class Zero(Doubling):
+        def cached(self, question):
+            return 0
+
+    lm = Zero()
+    got = []
+    Runtime().run([lambda: got.append(request(lm, 1))], NAMES)
+    assert got == [0] and lm.batches == []
+
+
+def test_functions_see_the_context_variables_of_the_caller_and_set_only_their_own():
+    variable = contextvars.ContextVar("variable", default="default")
+    variable.set("caller")
+    lm, seen = Doubling(), []
+
+    def function(i):
+        seen.append(variable.get())
+        variable.set(i)
+        request(lm, i)
+        assert variable.get() == i
+
+    Runtime().run([lambda i=i: function(i) for i in range(3)], NAMES)
+    assert seen == ["caller"] * 3 and variable.get() == "caller"
+
+
+# ---- functions that have nothing to do with one another
+
+
+def asking(lm, n, times):
+    """Asks `times` times, and returns what it was answered last."""
+
+    def function():
+        answer = n
+        for _ in range(times):
+            answer = request(lm, answer)
+        return answer
+
+    return function, f"function {n}"
+
+
+def test_each_gives_what_functions_return_as_they_end_and_begins_the_next_in_their_place():
+    lm = Doubling()
+    times = {1: 1, 3: 4, 5: 2, 7: 0, 9: 2}
+    found = list(Runtime().each((asking(lm, n, k) for n, k in times.items()), together=2))
+    assert found == [2, 20, 7, 48, 36]
+    assert lm.batches == [[1, 3], [6, 5], [12, 10], [24, 9], [18]]
+
+
+def test_each_takes_a_function_when_one_has_ended_and_gives_its_result_before_the_next_goes_on():
+    lm, events = Doubling(), []
+
+    def functions():
+        for n in range(5):
+            events.append(f"take {n}")
+            yield asking(lm, n, 0)
+
+    for result in Runtime().each(functions(), together=3):
+        events.append(f"give {result}")
+    assert events == [event for n in range(5) for event in (f"take {n}", f"give {n}")]
+
+
+class Choosy(Doubling):
+    """Fails for odd questions, and for more than `most` at a time."""
+
+    def __init__(self, most=99):
+        super().__init__()
+        self.most = most
+
+    def evaluate(self, questions):
+        if len(questions) > self.most:
+            raise MemoryError("too many")
+        if any(question % 2 for question in questions):
+            raise FloatingPointError("an odd one")
+        return super().evaluate(questions)
+
+
+def caught(lm, n):
+    def function():
+        try:
+            return request(lm, n)
+        except FloatingPointError as error:
+            return f"{error}: {n}"
+
+    return function, f"function {n}"
+
+
+def test_of_each_only_those_fail_that_an_evaluator_does_not_answer():
+    numbers = [0, 2, 4, 5, 6, 8, 9, 10]
+    found = list(Runtime().each([caught(Choosy(), n) for n in numbers], together=8))
+    assert found == ["an odd one: 5" if n == 5 else "an odd one: 9" if n == 9 else 2 * n for n in numbers]
+    lm = Choosy(most=2)
+    assert list(Runtime().each([caught(lm, n) for n in [0, 2, 4, 6, 8]], together=5)) == [0, 4, 8, 12, 16]
+    assert lm.batches == [[0, 2], [4], [6, 8]]
+
+
+def test_an_evaluator_that_fails_in_a_run_within_one_of_each_shows_the_line_that_asked():
+    def function():
+        Runtime().run([lambda: request(Choosy(), 1)], ["inner"])
+
+    with pytest.raises(FloatingPointError) as error:
+        list(Runtime().each([(function, "outer"), asking(Choosy(), 2, 3)], together=2))
+    assert error.value.__notes__ == ["in inner", "in outer"]
+    assert "lambda: request(Choosy(), 1)" in "".join(traceback.format_exception(error.value))
+
+
+def test_what_leaves_one_of_each_ends_all():
+    unwound = []
+
+    def waits(n):
+        try:
+            request(Doubling(), n)
+            request(Doubling(), n)
+        finally:
+            unwound.append(n)
+
+    def raises():
+        request(Doubling(), 0)
+        raise KeyError("mine")
+
+    functions = [(lambda: waits(1), "one"), (raises, "two"), (lambda: waits(3), "three")]
+    with pytest.raises(KeyError) as error:
+        list(Runtime().each(functions, together=3))
+    assert error.value.__notes__ == ["in two"] and sorted(unwound) == [1, 3]
+
+
+def test_each_of_them_begins_with_the_context_variables_of_the_caller():
+    variable = contextvars.ContextVar("variable", default="default")
+    variable.set("caller")
+
+    def function(n):
+        before = variable.get()
+        variable.set(n)
+        request(Doubling(), n)
+        return before, variable.get()
+
+    found = list(Runtime().each([(lambda n=n: function(n), "") for n in range(4)], together=2))
+    assert found == [("caller", n) for n in range(4)] and variable.get() == "caller"
+
+
+# ---- statistics
+
+
+def test_stats_add_subtract_and_show_themselves():
+    a, b = Stats(1, 2, 3, 4, 5.0, 6.0, 7.0), Stats(10, 20, 30, 40, 50.0, 60.0, 70.0)
+    assert a + b == Stats(11, 22, 33, 44, 55.0, 66.0, 77.0)
+    assert b - a == Stats(9, 18, 27, 36, 45.0, 54.0, 63.0)
+    assert a + Stats() == a and a - a == Stats()
+    assert replace(a, calls=8, arguments=9) - a == Stats(calls=8, arguments=9)
+    assert str(a) == (
+        "1 rounds, 2 rows, 3 tokens run, 4 cache hits; 5.00 s in the lm, 6.00 s in masks, 7.00 s elsewhere"
+    )
+
+
+def test_a_runtime_counts_what_its_evaluators_did_since_it_met_them():
+    lm, other = Doubling(), Doubling()
+    request(lm, 1)
+    runtime = Runtime()
+    assert runtime.stats.rounds == 0
+    runtime.run([lambda: request(lm, 1), lambda: request(other, 2), lambda: request(lm, 3)], NAMES)
+    assert (runtime.stats.rounds, runtime.stats.rows) == (2, 3)
+    runtime.run([lambda: request(lm, 4)], NAMES)
+    assert (runtime.stats.rounds, runtime.stats.rows) == (3, 4)
+    assert lm.stats.rounds == 3                         # its own count goes on
+
+
+def test_what_runs_inside_functions_do_counts_for_the_outer_run_too():
+    lm, inner = Doubling(), []
+
+    def masked(question):
+        request(lm, question)
+        with mask_timer():
+            time.perf_counter()
+
+    def outer(i):
+        runtime = Runtime()
+        runtime.run([lambda k=k: masked(10 * i + k) for k in range(2)], NAMES)
+        inner.append(runtime.seconds_masks)
+
+    runtime = Runtime()
+    runtime.run([lambda: outer(1), lambda: outer(2)], NAMES)
+    assert (runtime.stats.rounds, runtime.stats.rows) == (1, 4)
+    assert runtime.stats.seconds_masks == pytest.approx(sum(inner)) and min(inner) > 0.0
+
+
+def test_time_in_masks_is_counted_apart_and_only_inside_a_run():
+    def function():
+        with mask_timer():
+            time.perf_counter()
+
+    runtime = Runtime()
+    runtime.run([function], NAMES)
+    stats = runtime.stats
+    assert stats.seconds_masks > 0.0 and stats.seconds_lm == 0.0 and stats.seconds_other > 0.0
+    before = runtime.seconds_masks
+    function()
+    assert runtime.seconds_masks == before
+
+
+def test_masking_lets_exceptions_through():
+    def function():
+        with mask_timer():
+            raise ValueError("in a mask")
+
+    with pytest.raises(ValueError, match="in a mask"):
+        Runtime().run([function], NAMES)

@@ -1,0 +1,425 @@
+"""Many tasks in shared batches: each comes out as if it had run alone, and one that fails stops no other."""
+
+import gc
+import itertools
+import math
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from helpers.common import repetitions
+from helpers.killable import Coin, coin
+from helpers.tiny import cold_lm, table_lm, tiny_lm
+from test_exactness import ALGORITHMS, check, with_sums
+
+from llmppl import (
+    Bernoulli,
+    Model,
+    PromptIntersection,
+    Query,
+    beam_search,
+    importance_sampling,
+    repeat,
+    run_many,
+    smc_standard,
+    smc_steer,
+)
+
+TASKS = [["a", "b"], ["b", "c"], ["ab", "a"], ["c", "c"], ["a b", "c"], ["a", "a"]]
+
+
+def stream(seed, index):
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,)))
+
+
+def steer(lm):
+    return lambda prompts, rng: smc_steer(PromptIntersection(lm, prompts, max_tokens=3), 3, 2, rng=rng)
+
+
+def told(particles):
+    return particles.texts, particles.log_weights.tolist()
+
+
+def by_index(results):
+    return sorted(results, key=lambda result: result.index)
+
+
+def test_tasks_come_out_as_if_each_had_run_alone_in_fewer_rounds():
+    apart, together = cold_lm(), cold_lm()
+    alone = [steer(apart)(task, stream(5, i)) for i, task in enumerate(TASKS)]
+    results = by_index(run_many(steer(together), TASKS, seed=5, together=4))
+    assert [(r.index, r.task, r.error, r.matches) for r in results] == [(i, t, None, None) for i, t in enumerate(TASKS)]
+    for one, result in zip(alone, results, strict=True):
+        assert result.particles.texts == one.texts
+        np.testing.assert_allclose(result.particles.log_weights, one.log_weights, atol=1e-12)
+        assert result.particles.log_ml_se == pytest.approx(one.log_ml_se)
+        assert result.particles.stats is None and result.seconds > 0
+    assert together.stats.rounds < apart.stats.rounds / 2
+
+
+class Waits(Model):
+    """Asks its lm `n` times."""
+
+    def __init__(self, lm, n):
+        super().__init__()
+        self.context, self.n = lm.context("a"), n
+
+    def step(self):
+        self.context += self.sample(self.transformer(self.context))
+        self.n -= 1
+        if self.n == 0:
+            self.finish()
+
+
+def test_where_a_task_ends_the_next_begins_so_that_rounds_stay_full():
+    """Tasks of 1 and 9 steps, two at a time: after task 0 came 2, 3, ... beside task 1."""
+    lm = table_lm(lambda ids: [0.0, 0.0, -np.inf])
+    run = lambda n, rng: importance_sampling(Waits(lm, n), 1, rng=rng)      # noqa: E731
+    order = [result.index for result in run_many(run, [1, 9, 1, 1, 1, 1], seed=0, together=2)]
+    assert order == [0, 2, 3, 4, 5, 1]
+    assert lm.stats.rounds == 9
+
+
+def test_tasks_are_taken_as_they_begin_and_no_more_than_that_run_together():
+    lm, taken, running = tiny_lm(), [], []
+
+    def tasks():
+        for task in itertools.cycle(TASKS):
+            taken.append(task)
+            yield task
+
+    def run(task, rng):
+        running.append(task)
+        try:
+            return steer(lm)(task, rng)
+        finally:
+            assert len(running) <= 3
+            running.remove(task)
+
+    results = run_many(run, tasks(), seed=0, together=3)
+    assert not taken
+    for n, result in enumerate(itertools.islice(results, 10), 1):
+        assert result.error is None
+        assert len(taken) <= n + 3
+    results.close()
+    assert not running
+
+
+def test_a_task_that_raises_is_recorded_with_its_traceback_and_stops_no_other():
+    lm = tiny_lm()
+
+    def run(task, rng):
+        if task == ["c", "c"]:
+            raise KeyError("mine")
+        return steer(lm)(task, rng)
+
+    results = by_index(run_many(run, TASKS, seed=0))
+    assert [result.error is None for result in results] == [task != ["c", "c"] for task in TASKS]
+    failed = results[3]
+    assert failed.particles is None and failed.matches is None
+    assert "in run\n" in failed.error and failed.error.endswith("KeyError: 'mine'\n")
+    assert "KeyError: 'mine'" in repr(failed)
+
+
+def test_where_the_language_model_fails_for_a_context_only_those_fail_that_asked_for_it():
+    """The table raises after "b": tasks that begin there fail, with the line that asked."""
+
+    def logits(ids):
+        if ids[0] == 1:
+            raise FloatingPointError("not after b")
+        return [0.0, 0.0, 0.0]
+
+    lm, right = table_lm(logits), table_lm(lambda ids: [0.0, 0.0, 0.0])
+
+    class From(Model):
+        def __init__(self, lm, prompt):
+            super().__init__()
+            self.context = lm.context(prompt)
+
+        def step(self):
+            token = self.sample(self.transformer(self.context))
+            self.s += token
+            self.context += token
+            if len(self.s) > 3 or token.is_eos:
+                self.finish()
+
+    tasks = [*"aabababbaaab"]
+    run = lambda lm: lambda prompt, rng: smc_steer(From(lm, prompt), 3, 2, rng=rng)     # noqa: E731
+    expected = by_index(run_many(run(right), tasks, seed=1))
+    results = by_index(run_many(run(lm), tasks, seed=1, together=5))
+    for task, result, other in zip(tasks, results, expected, strict=True):
+        if task == "b":
+            assert "not after b" in result.error and "self.transformer(self.context))" in result.error
+        else:
+            assert told(result.particles) == told(other.particles)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "text", [1, 2], iter([])])
+def test_a_run_that_returns_something_else_is_an_error_that_says_what_it_should(wrong):
+    (result,) = run_many(lambda task, rng: wrong, ["a"], seed=0)
+    assert "TypeError: run must return Particles, as smc_steer does, or a list of matches or beams;" in result.error
+
+
+def test_any_inference_can_be_a_task():
+    lm = tiny_lm()
+    program = PromptIntersection(lm, ["a", "b"], max_tokens=2)
+    runs = [
+        lambda rng: smc_steer(program, 3, 2, rng=rng),
+        lambda rng: smc_standard(program, 3, rng=rng),
+        lambda rng: importance_sampling(program, 3, rng=rng),
+        lambda rng: beam_search(program, 2, 2),
+        lambda rng: list(itertools.islice(Query(lm, "b(a|ab|abc)", prefix="b").best(), 2)),
+    ]
+    results = by_index(run_many(lambda run, rng: run(rng), runs, seed=0))
+    assert not [result.error for result in results if result.error]
+    assert [result.particles is None for result in results] == [False, False, False, True, True]
+    assert [beam.log_joint for beam in results[3].matches] == pytest.approx(
+        [beam.log_joint for beam in beam_search(program, 2, 2)]
+    )
+    alone = itertools.islice(Query(lm, "b(a|ab|abc)", prefix="b").best(), 2)
+    assert [str(match) for match in results[4].matches] == [str(match) for match in alone]
+
+
+def test_a_run_within_a_task_shares_the_rounds_of_the_others():
+    lm, apart = cold_lm(), cold_lm()
+
+    def run(tasks, rng):
+        inner = by_index(run_many(steer(lm), tasks, seed=int(rng.integers(9)), together=2))
+        return steer(lm)([result.particles.texts[0] or "a" for result in inner], rng)
+
+    results = by_index(run_many(run, [TASKS, TASKS[:3]], seed=3))
+    assert [result.error for result in results] == [None, None]
+    within = lm.stats.rounds
+    lm = apart
+    alone = [run(tasks, stream(3, i)) for i, tasks in enumerate([TASKS, TASKS[:3]])]
+    assert [told(r.particles) for r in results] == [told(particles) for particles in alone]
+    assert within < lm.stats.rounds
+
+
+def test_a_failing_context_within_a_run_within_a_task_fails_that_inner_task_alone():
+    def logits(ids):
+        if ids[0] == 1:
+            raise FloatingPointError("not after b")
+        return [0.0, 0.0, 0.0]
+
+    lm = table_lm(logits)
+    run = lambda prompt, rng: smc_steer(PromptIntersection(lm, [prompt], max_tokens=2), 2, 2, rng=rng)      # noqa: E731
+    kept = []
+
+    def outer(tasks, rng):
+        kept.append(by_index(run_many(run, tasks, seed=0)))
+        return importance_sampling(Coin(), 1, rng=rng)
+
+    assert [r.error for r in run_many(outer, [[*"aba"], [*"aab"]], seed=0)] == [None, None]
+    assert sorted([[result.error is None for result in inner] for inner in kept]) == [
+        [True, False, True], [True, True, False],
+    ]  # fmt: skip
+
+
+def test_an_iterator_that_is_given_up_unwinds_its_tasks():
+    lm, begun, left = cold_lm(), [], []
+
+    def run(task, rng):
+        begun.append(task)
+        try:
+            return steer(lm)(task, rng)
+        finally:
+            left.append(task)
+
+    for result in run_many(run, TASKS * 3, seed=0, together=6):
+        first = result
+        break
+    assert first.particles is not None
+    assert len(begun) >= 6 and sorted(begun) == sorted(left)
+    assert steer(lm)(TASKS[0], stream(0, 0)).texts == steer(cold_lm())(TASKS[0], stream(0, 0)).texts
+
+
+def outcomes(results):
+    """Of each result by its index: in which order they come depends on what is cached."""
+    return {result.index: told(result.particles) for result in results}
+
+
+def test_other_inference_between_two_results_changes_nothing():
+    lm, found = cold_lm(), {}
+    for result in run_many(steer(lm), TASKS, seed=2, together=3):
+        found[result.index] = told(result.particles)
+        smc_steer(PromptIntersection(lm, ["b", "b"], max_tokens=3), 3, 2, seed=len(found))
+        np.random.random()                              # noqa: NPY002
+    assert found == outcomes(run_many(steer(cold_lm()), TASKS, seed=2, together=3))
+
+
+def test_two_iterators_may_take_turns():
+    lm = cold_lm()
+    one, two = (run_many(steer(lm), TASKS, seed=2, together=3) for _ in range(2))
+    pairs = list(zip(one, two, strict=True))
+    expected = outcomes(run_many(steer(cold_lm()), TASKS, seed=2, together=3))
+    assert outcomes(a for a, _ in pairs) == outcomes(b for _, b in pairs) == expected
+
+
+def test_an_iterator_that_was_begun_outside_may_go_on_within_a_task():
+    lm = cold_lm()
+    results = run_many(steer(lm), TASKS, seed=2, together=3)
+    found = [next(results)]
+
+    def run(task, rng):
+        found.append(next(results))
+        return steer(lm)(task, rng)
+
+    inside = list(run_many(run, TASKS[:2], seed=0, together=1))
+    assert [result.error for result in inside] == [None, None]
+    found += results
+    assert outcomes(found) == outcomes(run_many(steer(cold_lm()), TASKS, seed=2, together=3))
+
+
+def test_threads_run_tasks_of_their_own():
+    lm = tiny_lm()
+    expected = [told(result.particles) for result in by_index(run_many(steer(lm), TASKS, seed=2, together=3))]
+    found = [None] * 4
+
+    def work(k):
+        found[k] = [told(result.particles) for result in by_index(run_many(steer(lm), TASKS, seed=2, together=3))]
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 4
+
+
+def test_another_thread_cannot_go_on_with_a_run_that_has_begun():
+    lm = tiny_lm()
+    results, caught = run_many(steer(lm), TASKS, seed=2, together=3), []
+    next(results)
+
+    def work():
+        try:
+            list(results)
+        except RuntimeError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert caught == ["what runs together goes on in the thread that began it, and this is another"]
+
+
+def test_an_interrupt_ends_all_with_a_note_of_the_task_and_the_lm_stays_right():
+    lm, fresh, unwound = cold_lm(), cold_lm(), []
+
+    def run(task, rng):
+        try:
+            if task == ["a b", "c"]:
+                raise KeyboardInterrupt
+            return steer(lm)(task, rng)
+        finally:
+            unwound.append(task)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        list(run_many(run, TASKS, seed=0, together=5))
+    assert caught.value.__notes__ == ["in task 4"] and len(unwound) == 5
+    expected = [told(result.particles) for result in run_many(steer(fresh), TASKS, seed=2)]
+    assert [told(result.particles) for result in run_many(steer(lm), TASKS, seed=2)] == expected
+
+
+def test_the_seed_decides_and_None_draws_one():
+    first, again, *others = (
+        [told(result.particles) for result in run_many(coin, range(64), seed=seed)] for seed in (0, 0, 1, None, None)
+    )
+    assert first == again
+    assert all(a != b for a, b in itertools.combinations([first, *others], 2))
+
+
+def test_repeat_gives_the_runs_of_run_many():
+    results = by_index(run_many(coin, range(40), seed=6))
+    repeats = repeat(lambda rng: importance_sampling(Coin(), 2, rng=rng), 40, seed=6, progress=False)
+    assert [told(particles) for particles in repeats.runs] == [told(result.particles) for result in results]
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ((3, TASKS), TypeError, "run must be a function, as lambda task, rng"),
+        ((lambda task: None, TASKS), TypeError, r"run must take 2 arguments, .* <lambda> is wrong: too many"),
+        ((coin, 3), TypeError, "tasks must be a list or another iterable of tasks, not 3"),
+        ((coin, "abc"), TypeError, "tasks must be a list or another iterable of tasks, not 'abc'"),
+        ((coin, TASKS, {"together": 0}), ValueError, "together must be at least 1"),
+        ((coin, TASKS, {"seed": -1}), ValueError, "seed must be at least 0"),
+        ((coin, TASKS, {"resume": True}), ValueError, r"say with which, as to='results\.jsonl'"),
+    ],
+)
+def test_what_run_many_refuses_before_it_begins(arguments, error, message):
+    run, tasks, options = (*arguments, {})[:3]
+    with pytest.raises(error, match=message):
+        run_many(run, tasks, **options)
+
+
+def test_the_bar_says_how_many_are_done(capsys):
+    list(run_many(coin, range(5), seed=0, progress=True))
+    assert capsys.readouterr().out == ""
+
+
+# ---- exactness
+
+
+def runs_together(case, algorithm, runs, seed):
+    """For each task, the summed weights of its particles in each cell."""
+    model, found = case.model(), []
+    for result in run_many(lambda _, rng: algorithm(model, rng), range(runs), seed=seed, together=7):
+        cells = Counter()
+        for particle in result.particles:
+            cells[case.key(particle)] += math.exp(particle.log_weight)
+        found.append(with_sums(cells))
+    return found
+
+
+STEER, STANDARD = "steer N=4 K=2 distinct", "standard N=4, systematic always"
+
+
+@pytest.mark.parametrize(
+    "name, algorithm",
+    [("mask", STEER), ("infilling", STANDARD), ("where, second choice", STEER), ("twist by a critic", STANDARD)],
+)
+def test_Z_hat_and_the_weighted_histogram_are_right_on_average_through_run_many(name, algorithm):
+    """Within 4.5 standard errors of what is summed by hand; see test_exactness."""
+    check(name, ALGORITHMS[algorithm], seed=len(name), runs_of=runs_together)
+
+
+# ---- many
+
+
+@pytest.mark.parametrize("to", [None, "results.jsonl"])
+def test_what_is_held_does_not_grow_with_the_number_of_tasks(tmp_path, to):
+    lm = table_lm(lambda ids: [0.1 * (len(ids) % 3), 0.0, -1.0], cache_bytes=1 << 14)
+    num_tasks, counts = repetitions(10_000, 600), []
+
+    def run(n, rng):
+        prompt = "".join(rng.choice(["a", "b"], 8))
+        return smc_steer(PromptIntersection(lm, [prompt], max_tokens=2), 2, 2, rng=rng)
+
+    for result in run_many(run, iter(range(num_tasks)), seed=0, to=to and tmp_path / to, progress=False):
+        assert result.error is None
+        if result.index % (num_tasks // 6) == num_tasks // 6 - 1:
+            gc.collect()
+            counts.append(len(gc.get_objects()))
+    middle = len(counts) // 2
+    assert max(counts[middle:]) - max(counts[:middle]) < 3000            # a result holds hundreds
+
+
+def test_a_task_without_an_end_is_ended_by_max_steps():
+    class Endless(Model):
+        def step(self):
+            self.s += "x" * self.sample(Bernoulli(0.5))
+
+    run = lambda n, rng: importance_sampling(Endless(), 2, rng=rng, max_steps=n)        # noqa: E731
+    results = by_index(run_many(run, [3, 1000, 5], seed=0))
+    assert [[particle.cut for particle in result.particles] for result in results] == [[True, True]] * 3
+
+    class Quiet(Model):
+        def step(self):
+            pass
+
+    run = lambda task, rng: importance_sampling(task(), 1, rng=rng)         # noqa: E731
+    quiet, coin = by_index(run_many(run, [Quiet, Coin], seed=0))
+    assert "bound the run with max_steps=" in quiet.error and coin.error is None

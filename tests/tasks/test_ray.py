@@ -1,0 +1,326 @@
+"""`llmppl.tasks.ray.run_many` gives what `llmppl.run_many` gives, whichever process is killed."""
+
+import functools
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.common import HANG, repetitions, wants_ray
+from helpers.fire import in_child
+
+import llmppl.tasks.ray
+from llmppl import CachedTransformer, Model, Vocabulary, beam_search, load_results, run_many, search, smc_steer
+
+TASKS = ["".join(letters) for letters in itertools.product("abc ", repeat=3)]
+TOGETHER = 4
+steps_left = [0]                                        # of this process, if it is to be killed in the last of them
+
+
+class Text(Model):
+    """Six tokens after a prompt, no two of them the same in a row."""
+
+    def __init__(self, lm, prompt):
+        super().__init__()
+        self.context, self.last, self.left = lm.context(prompt), None, 6
+
+    def step(self):
+        steps_left[0] -= 1
+        if not steps_left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        token = self.sample(self.transformer(self.context))
+        self.condition(token != self.last)
+        self.context, self.last, self.left = self.context + token, token, self.left - 1
+        self.s += str(token)
+        if not self.left:
+            self.finish()
+
+
+def steer(lm, prompt, rng):
+    return smc_steer(Text(lm, prompt), 5, 3, rng=rng, progress=False)
+
+
+def make_lm(folder=None, killed_after=0):
+    """The tiny model; the process leaves its number in a folder, and the first is killed after some steps."""
+    if folder is not None:
+        if killed_after and not list(Path(folder).iterdir()):
+            steps_left[0] = killed_after
+        (Path(folder) / str(os.getpid())).touch()
+    return tiny_lm()
+
+
+def tiny_lm():
+    """A function that computes in float64, so that a worker starts in a second, and batches round alike."""
+    vocab = Vocabulary([b"a", b"b", b"c", b" ", b"ab", b""], eos_ids=[5])
+    return CachedTransformer(lambda ids: np.random.default_rng([len(ids), *ids]).normal(size=6), vocab)
+
+
+def drive(folder, path):
+    """What the driver that is killed does, in a process of its own."""
+    start_ray()
+    make = functools.partial(make_lm, folder)
+    results = llmppl.tasks.ray.run_many(
+        steer, TASKS, make_lm=make, workers=2, together=TOGETHER, seed=7, to=path, resume=True, progress=False
+    )
+    return sum(1 for _ in results)
+
+
+def start_ray():
+    import ray
+
+    environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}}    # where the workers find this file
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(num_cpus=2, object_store_memory=80 * 2**20, runtime_env=environment, **quiet)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Ray on this machine, for two workers."""
+    wants_ray()
+    start_ray()
+    yield sys.modules["ray"]
+    sys.modules["ray"].shutdown()
+
+
+@functools.cache
+def truth():
+    """What one process gives, in the order of the tasks."""
+    results = run_many(functools.partial(steer, tiny_lm()), TASKS, together=TOGETHER, seed=7, progress=False)
+    return [result.particles.to_dict() for result in sorted(results, key=lambda result: result.index)]
+
+
+def assert_nothing_is_lost(path):
+    """Each task is there once, with what one process gives, bit for bit."""
+    lines = sorted(map(json.loads, path.read_text().splitlines()[1:]), key=lambda line: line["index"])
+    assert [line["index"] for line in lines] == list(range(len(TASKS)))
+    assert [{name: line[name] for name in expected} for line, expected in zip(lines, truth(), strict=True)] == truth()
+
+
+def test_without_ray_the_error_says_what_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"llmppl\.ray needs Ray: pip install 'llmppl\[ray\]'$"):
+        llmppl.tasks.ray.run_many(steer, ["a"], make_lm=make_lm)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"run": 3}, "run must be a function"),
+        ({"run": lambda task, rng: None}, "run must take 3 arguments"),
+        ({"make_lm": "smollm2"}, "make_lm must be a function"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"together": 0}, "together must be at least 1"),
+        ({"tasks": "abc"}, "tasks must be a list"),
+        ({"resume": True}, "resume=True goes on with a file"),
+        ({"sed": 1}, "llmppl.tasks.ray.run_many takes no sed: did you mean seed?"),
+    ],
+)
+def test_wrong_arguments_are_named_before_ray_is_started(wrong, message):
+    wants_ray()
+    arguments = {"run": steer, "tasks": ["a"], "make_lm": make_lm, **wrong}
+    with pytest.raises((TypeError, ValueError), match=message):
+        llmppl.tasks.ray.run_many(arguments.pop("run"), arguments.pop("tasks"), **arguments)
+
+
+def test_two_workers_give_and_write_what_one_process_does(cluster, tmp_path):
+    path, tasks = tmp_path / "results.jsonl", ["ab", "", "d", "no such text", "bca", "a"]
+    results = list(llmppl.tasks.ray.run_many(steer, iter(tasks), make_lm=make_lm, workers=2, together=2, seed=3, to=path))
+    other = tmp_path / "other.jsonl"
+    alone = list(run_many(functools.partial(steer, tiny_lm()), tasks, together=2, seed=3, to=other, progress=False))
+    results, alone = (sorted(each, key=lambda result: result.index) for each in (results, alone))
+    for ours, expected in zip(results, alone, strict=True):
+        assert (ours.index, ours.task) == (expected.index, expected.task)
+        assert (ours.error is None) == (expected.error is None)
+        if ours.particles is not None:
+            assert ours.particles.to_dict() == expected.particles.to_dict()
+            assert repr(ours.particles) == repr(expected.particles)
+            assert ours.particles[0].left == 0
+
+    def lines(file):
+        records = map(json.loads, file.read_text().splitlines()[1:])
+        varies = {"seconds": 0, "run": "", "check": ""}
+        errors = ({**record, "error": record.get("error", "").splitlines()[-1:]} for record in records)
+        return sorted(({**record, **varies} for record in errors), key=lambda record: record["index"])
+
+    assert lines(path) == lines(other)
+
+
+class Steer:
+    """`steer`, which leaves a file in a folder for each time that it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        (self.folder / str(len(list(self.folder.iterdir())))).touch()
+
+    def __call__(self, lm, prompt, rng):
+        return steer(lm, prompt, rng)
+
+
+def test_run_is_unpickled_once_in_a_worker_however_many_chunks_it_gets(cluster, tmp_path):
+    results = llmppl.tasks.ray.run_many(Steer(tmp_path), TASKS[:12], make_lm=make_lm, workers=1, together=1)
+    assert sum(result.error is None for result in results) == 12
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_matches_and_beams_come_back(cluster):
+    runs = [
+        lambda lm, text, rng: list(itertools.islice(search(lm, "c(a|b){2}", prefix=text), 2)),
+        lambda lm, text, rng: list(beam_search(Text(lm, text), 2, 2, progress=False)),
+    ]
+    for run in runs:
+        (result,) = llmppl.tasks.ray.run_many(run, ["c"], make_lm=make_lm, workers=1)
+        (alone,) = run_many(functools.partial(run, tiny_lm()), ["c"], progress=False)
+        assert result.error is None and [each.as_dict() for each in result.matches] == [
+            each.as_dict() for each in alone.matches
+        ]
+
+
+def test_what_cannot_be_sent_back_is_the_error_of_its_task(cluster):
+    class Odd(dict):
+        def as_dict(self):
+            return {}
+
+    def run(lm, task, rng):
+        return [Odd(odd=(x for x in ()))] if task == "odd" else steer(lm, task, rng)
+
+    results = sorted(llmppl.tasks.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1), key=lambda r: r.index)
+    assert [result.error is None for result in results] == [True, False, True]
+    assert results[1].error.startswith("what the task returned cannot be sent to the driver: TypeError: cannot pickle")
+
+
+class Abort(BaseException):
+    """What no `except Exception` catches."""
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, Abort])
+@pytest.mark.parametrize("in_step", [False, True])
+def test_a_task_that_would_end_its_process_is_an_error_at_once(cluster, tmp_path, error, in_step):
+    class Ends(Text):
+        def step(self):
+            raise error("that is all")
+
+    def run(lm, task, rng):
+        if task == "cab" and not in_step:
+            raise error("that is all")
+        return smc_steer((Ends if task == "cab" else Text)(lm, task), 5, 3, rng=rng, progress=False)
+
+    tasks, make = ["a", "cab", "b", "", "c"], functools.partial(make_lm, tmp_path)
+    results = sorted(llmppl.tasks.ray.run_many(run, tasks, make_lm=make, workers=1, together=3), key=lambda r: r.index)
+    assert [result.error is None for result in results] == [True, False, True, True, True]
+    assert f"RuntimeError: the task raised {error.__name__}" in results[1].error and "that is all" in results[1].error
+    assert len(list(tmp_path.iterdir())) == 1           # process
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork")
+def test_a_fork_neither_goes_on_with_a_run_nor_ends_it(cluster):
+    results = llmppl.tasks.ray.run_many(steer, TASKS[:9], make_lm=make_lm, workers=2, together=1)
+
+    def go_on():
+        with pytest.raises(RuntimeError, match="this run goes on in the process that began it"):
+            next(results)
+        return True
+
+    next(results)
+    assert in_child(go_on) and in_child(lambda: results.close() is None)
+    assert len(list(results)) == 8
+
+
+def test_a_language_model_that_cannot_be_made_ends_the_run_with_its_error(cluster):
+    def missing():
+        raise FileNotFoundError("no such weights")
+
+    with pytest.raises(FileNotFoundError, match="^no such weights$"):
+        next(llmppl.tasks.ray.run_many(steer, ["a"], make_lm=missing, workers=2))
+
+
+def test_workers_that_die_of_the_language_model_end_the_run(cluster):
+    def deadly():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RuntimeError, match="no worker is left: 3 times in a row each of them died in make_lm"):
+        next(llmppl.tasks.ray.run_many(steer, ["a"], make_lm=deadly, workers=1))
+
+
+def test_a_worker_runs_one_thread_unless_it_is_given_more_cpus(cluster, monkeypatch):
+    def run(lm, task, rng):
+        import torch
+
+        raise RuntimeError(f"{torch.get_num_threads()} threads")
+
+    for resources, expected in [(None, "1 threads"), ({"num_cpus": 2}, "2 threads")]:
+        (result,) = llmppl.tasks.ray.run_many(run, ["a"], make_lm=make_lm, workers=1, resources=resources)
+        assert result.error.rstrip().endswith(expected)
+
+
+def alive(process):
+    """Whether the process runs."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, what):
+    for _ in range(1000 * HANG):
+        if condition():
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"there was no {what}")
+
+
+def test_by_default_there_are_as_many_workers_as_the_cluster_has_room_for(cluster, tmp_path):
+    def make():                                         # waits for the other, which might come when all is done
+        lm = make_lm(tmp_path)
+        wait_until(lambda: len(list(tmp_path.iterdir())) >= 2, "second worker")
+        return lm
+
+    assert len(list(llmppl.tasks.ray.run_many(steer, TASKS[:8], make_lm=make, together=1))) == 8
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_run_that_is_broken_off_leaves_no_worker(cluster, tmp_path):
+    results = llmppl.tasks.ray.run_many(steer, TASKS, make_lm=functools.partial(make_lm, tmp_path), workers=2, together=1)
+    next(results)
+    results.close()
+    wait_until(lambda: not any(alive(path.name) for path in tmp_path.iterdir()), "end of the workers")
+
+
+@pytest.mark.parametrize("seed", range(repetitions(full=20, quick=2)))
+def test_a_worker_that_is_killed_costs_nothing(cluster, tmp_path, seed):
+    path, pids = tmp_path / "results.jsonl", tmp_path / "pids"
+    pids.mkdir()
+    make = functools.partial(make_lm, pids, killed_after=random.Random(seed).randrange(1, 2500))
+    results = llmppl.tasks.ray.run_many(steer, TASKS, make_lm=make, workers=2, together=TOGETHER, seed=7, to=path)
+    assert len(list(results)) == len(TASKS)             # of 6848 steps, by two workers
+    assert not all(alive(pid.name) for pid in pids.iterdir())
+    assert_nothing_is_lost(path)
+
+
+@pytest.mark.parametrize("seed", range(repetitions(full=20, quick=1)))
+def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path, seed):
+    wants_ray()
+    path, pids, moment = tmp_path / "results.jsonl", tmp_path / "pids", random.Random(seed).randrange(1, len(TASKS))
+    pids.mkdir()
+    code = f"import test_ray; print('ran:', test_ray.drive({str(pids)!r}, {str(path)!r}))"
+    command = functools.partial(
+        subprocess.Popen, [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    )
+    with command() as driver:
+        wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") > moment, f"result {moment}")
+        driver.kill()
+    wait_until(lambda: not any(alive(pid.name) for pid in pids.iterdir()), "end of the workers")
+    before = len(load_results(path))
+    assert before >= moment
+    with command() as driver:
+        assert f"ran: {len(TASKS) - before}\n" in driver.communicate()[0]       # where Ray writes, too
+    assert_nothing_is_lost(path)

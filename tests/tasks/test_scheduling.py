@@ -1,0 +1,179 @@
+"""Tasks are handed to workers, and sent again when workers die, so that each is answered once and rightly.
+
+The workers are those of benchmarks/scaling.py: simulated, in virtual time.
+"""
+
+import importlib
+import itertools
+import math
+import os
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from helpers.common import ROOT, repetitions
+
+from llmppl import Result
+from llmppl.tasks.ray import Actors, Worker
+from llmppl.tasks.scheduling import schedule
+
+sys.path.append(str(ROOT / "benchmarks"))
+scaling = importlib.import_module("scaling")
+COST = scaling.Cost(a=0.002, c=0.003, start=10.0)
+
+
+class Scripted:
+    """Workers that do what they are told by a test, and keep what they were sent."""
+
+    def __init__(self, size, answer=lambda worker, chunk: [*(Result(i, task) for i, task in chunk), "ready"]):
+        self.size, self.answer, self.chunks = size, answer, []
+        self.events = [(worker, "ready") for worker in range(size)]
+
+    def send(self, worker, chunk):
+        self.chunks.append([index for index, _ in chunk])
+        self.events += [(worker, event) for event in self.answer(worker, chunk)]
+
+    def wait(self):
+        return self.events.pop(0)
+
+
+def numbered(n):
+    return ((i, f"task {i}") for i in range(n))
+
+
+def test_chunks_are_of_one_size_for_all_workers_and_get_smaller_towards_the_end():
+    cluster = Scripted(2)
+    assert sorted(r.index for r in schedule(cluster, numbered(100), together=16)) == list(range(100))
+    assert [len(chunk) for chunk in cluster.chunks] == [25, 25, 16, 16, 9, 9]       # 100: a quarter each; 50; 18
+    assert list(itertools.chain(*cluster.chunks)) == list(range(100))
+
+
+def test_few_tasks_are_shared_out_evenly():
+    cluster = Scripted(8)
+    assert len(list(schedule(cluster, numbered(17), together=16))) == 17
+    assert [len(chunk) for chunk in cluster.chunks] == [3, 3, 3, 3, 3, 2]
+
+
+def test_without_tasks_no_worker_is_waited_for():
+    assert list(schedule(Scripted(2), [], together=4)) == []
+
+
+def test_a_task_that_workers_die_of_is_an_error_and_costs_no_other():
+    def answer(worker, chunk):
+        before = itertools.takewhile(lambda pair: pair[0] != 13, chunk)
+        dies = any(index == 13 for index, _ in chunk)
+        return [*(Result(i, task) for i, task in before), *(["dead"] * dies), "ready"]
+
+    cluster = Scripted(3, answer)
+    results = {result.index: result for result in schedule(cluster, numbered(50), together=8)}
+    assert sorted(results) == list(range(50))
+    assert [i for i, result in results.items() if result.error] == [13]
+    assert results[13].error == "5 workers died of this task (out of memory?), the last 3 of it alone"
+    assert [len(chunk) for chunk in cluster.chunks if 13 in chunk] == [9, 8, 1, 1, 1]
+
+
+def test_a_task_whose_workers_died_of_something_else_has_its_result():
+    deaths = iter([True, True, False, False, False])
+    cluster = Scripted(1, lambda worker, chunk: ["dead", "ready"] if next(deaths)
+                       else [*(Result(i, task) for i, task in chunk), "ready"])  # fmt: skip
+    results = list(schedule(cluster, numbered(2), together=4))
+    assert [(result.index, result.error) for result in results] == [(0, None), (1, None)]
+    assert cluster.chunks == [[0, 1], [0, 1], [0], [1]]
+
+
+def test_what_a_worker_answers_after_its_tasks_were_sent_to_another_is_left_out():
+    cluster = Scripted(1)
+    cluster.answer = lambda worker, chunk: (
+        [Result(0, "first"), "dead", "ready"] if len(cluster.chunks) == 1
+        else [Result(0, "late"), Result(1, "second"), "ready"]
+    )  # fmt: skip
+    assert [result.task for result in schedule(cluster, numbered(2), together=4)] == ["first", "second"]
+
+
+def test_a_result_that_did_not_arrive_is_asked_for_again():
+    cluster = Scripted(1)
+    cluster.answer = lambda worker, chunk: [*(Result(i, t) for i, t in chunk if i or len(cluster.chunks) > 1), "ready"]
+    assert sorted(result.index for result in schedule(cluster, numbered(3), together=4)) == [0, 1, 2]
+    assert cluster.chunks == [[0, 1, 2], [0]]
+
+
+def test_tasks_are_taken_as_they_are_needed_and_none_is_sent_before_a_result_is_wanted():
+    taken, together, size = itertools.count(), 4, 3
+
+    def endless():
+        for i in itertools.count():
+            next(taken)
+            yield i, i
+
+    cluster = scaling.Simulated(size, together, COST)
+    results = schedule(cluster, endless(), together)
+    assert next(taken) == 0 and cluster.sent == 0
+    for answered in range(1, 200):
+        next(results)
+        sent = cluster.sent
+        assert sent - answered < 2 * together * size
+        assert taken.__reduce__()[1][0] - 1 - answered < 6 * together * size
+    results.close()
+    assert cluster.sent == sent
+
+
+@pytest.mark.parametrize("seed", range(repetitions(full=20, quick=2)))
+def test_64_workers_that_die_and_a_driver_that_is_stopped_lose_nothing(tmp_path, monkeypatch, seed):
+    monkeypatch.setattr(os, "fsync", lambda file: None)                 # 4 ms, and nothing is killed but in simulation
+    n, path = 2000, tmp_path / "results.jsonl"
+    stops = sorted(scaling.np.random.default_rng(seed).integers(1, n, size=3).tolist())
+    clusters = scaling.simulate(path, n, stops, size=64, together=4, cost=COST, life=5.0, lost=0.01)
+    assert sum(cluster.deaths for cluster in clusters) > 10
+    assert sum(cluster.sent for cluster in clusters) > n
+    assert scaling.nothing_is_lost(path, n)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    assert not scaling.nothing_is_lost(path, n)
+    path.write_text("".join([*lines, lines[1]]))
+    with pytest.raises(ValueError, match="is a second result of task"):
+        scaling.nothing_is_lost(path, n)
+
+
+@pytest.mark.parametrize("life", [math.inf, 200.0])
+def test_the_model_of_the_cost_predicts_a_simulated_run_within_a_fifth(life):
+    cluster = scaling.Simulated(64, 16, COST, life=life)
+    assert len(list(schedule(cluster, numbered(20_000), 16))) == 20_000
+    assert abs(COST.seconds(20_000, 16, 64, life=life) / cluster.clock - 1) < 0.2
+
+
+# ---- workers, without Ray
+
+
+@pytest.mark.parametrize("resources, share", [(None, None), ({"num_gpus": 0.5}, "0.5"), ({"num_gpus": 2}, "2")])
+def test_a_worker_knows_its_share_of_a_device(resources, share):
+    options = []
+    actor = SimpleNamespace(options=lambda **given: options.append(given) or SimpleNamespace(remote=lambda: None))
+    Actors(SimpleNamespace(remote=lambda _: actor), 2, resources or {})
+    variables = [each["runtime_env"]["env_vars"] for each in options]
+    assert [each.get("LLMPPL_DEVICE_SHARE") for each in variables] == [share, share]
+    assert [each["OMP_NUM_THREADS"] for each in variables] == ["1", "1"]
+
+
+class Placed:
+    """A language model on a device."""
+
+    def __init__(self, device):
+        self.engine = SimpleNamespace(device=device)
+
+
+@pytest.mark.parametrize("device, share, warned", [("cpu", "1", True), ("cuda:0", "1", False), ("cpu", None, False)])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_worker_with_a_gpu_warns_of_a_language_model_on_the_cpu(device, share, warned, several, monkeypatch):
+    pickled = SimpleNamespace(loads=lambda it: it)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cloudpickle=pickled))
+    monkeypatch.delenv("LLMPPL_DEVICE_SHARE", raising=False)
+    if share is not None:
+        monkeypatch.setenv("LLMPPL_DEVICE_SHARE", share)
+    worker = Worker()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):                              # the second finds it there
+            worker.start(lambda: (Placed(device), "a grammar") if several else Placed(device), print)
+    said = ["a GPU, and its language model is on the CPU" in str(each.message) for each in caught]
+    assert said == ([True] if warned else [])
