@@ -1,6 +1,6 @@
 """Fixtures and settings for all tests: hypothesis profiles, threads, the embedded model.
 
-LLMPPL_FULL=1 (`make check`) asks for the full counts, everything else is the quick profile; see tests/helpers/common.py.
+LLMPPL_FULL=1 (`make check`) selects the full counts; without it the quick profile runs (tests/helpers/common.py).
 """
 
 import os
@@ -17,8 +17,8 @@ settings.load_profile("full" if FULL else "quick")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")        # no test needs a network
 os.environ.setdefault("MPLBACKEND", "Agg")
-path = [str(ROOT), *(each for each in sys.path if each.startswith(str(ROOT / "tests"))), os.environ.get("PYTHONPATH", "")]
-os.environ["PYTHONPATH"] = os.pathsep.join(path)    # subprocesses import the same files
+own = [each for each in sys.path if each.startswith(str(ROOT / "tests"))]
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *own, os.environ.get("PYTHONPATH", "")])     # of subprocesses
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # as a shell leaves it to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Imports follow the order of folders: a file imports from its own folder and from the folders before it in `FOLDERS`.
+"""Imports follow the order of folders: a file imports from its own folder and from those before it in `FOLDERS`.
 
 The files of a folder do not import one another in a circle. A fresh process shows the modules that a folder loads.
 """
@@ -12,14 +12,10 @@ from pathlib import Path
 
 import pytest
 from helpers.common import ROOT
+from helpers.folders import FOLDERS
 
 PACKAGE = ROOT / "llmppl"
 
-FOLDERS = [
-    "support", "report", "constraints.constraint", "constraints.vocabulary", "constraints.masks", "constraints.automata",
-    "constraints.json", "constraints.lark", "constraints.values", "constraints", "distributions", "lm", "models",
-    "inference", "queries", "tasks", "testing", "cli", "__main__", "__init__",
-]  # fmt: skip
 FORBIDDEN = {"inference": ["constraints", "lm"]}        # besides the order; `inference.resuming` is excepted
 DOORS = {("inference", "tasks")}                        # a package whose `__init__` imports these names on first use
 HEAVY = ["accelerate", "llguidance", "ray", "rich", "torch", "transformers", "typer"]
@@ -61,7 +57,7 @@ def complaint(name: str, target: str) -> str | None:
     """Why the module `name` may not import `target`, or None if it may."""
     folder, other = folder_of(name), folder_of(target)
     if other is None:
-        return "no such folder in the list of tests/promises/test_imports.py"
+        return "no such folder in the list of tests/helpers/folders.py"
     if other.split(".")[0] in FORBIDDEN.get(folder, []) and not name.startswith("inference.resuming"):
         return f"{folder} does not know {other}"
     if folder == other:
@@ -92,7 +88,7 @@ def violations(package: Path) -> list[str]:
     for path in sorted(package.rglob("*.py")):
         name, shown = module_name(path, package), path.relative_to(package.parent)
         if folder_of(name) is None:
-            found.append(f"{shown} is in no folder that tests/promises/test_imports.py lists: add it to FOLDERS")
+            found.append(f"{shown} is in no folder that tests/helpers/folders.py lists: add it to FOLDERS")
             continue
         targets = imports(path, package)
         edges[name] = {target for _, target in targets if folder_of(target) == folder_of(name)}
@@ -120,7 +116,8 @@ def test_lazy_names_are_the_same_for_type_checkers(package):
     module = importlib.import_module(package)
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    typed = {(alias.name, node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    imported = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    typed = {(alias.name, node.module) for node in imported for alias in node.names}
     lazy = ast.literal_eval(block.orelse[0].value.args[1])
     assert {name for name, _ in typed} == {name for names in lazy.values() for name in names} <= set(dir(module))
     for name, origin in typed:
@@ -193,7 +190,7 @@ VOCABULARY = "constraints/vocabulary/vocabulary.py"
         ("inference/smc.py", "from ..constraints.vocabulary import Vocabulary", "inference does not know constraints"),
         ("inference/smc.py", "from ..tasks import run_many", "tasks comes after inference"),
         (VOCABULARY, "from ..lark.masks import f", "constraints.lark comes after constraints.vocabulary"),
-        ("settings/config.py", "", "settings/config.py is in no folder that tests/promises/test_imports.py lists"),
+        ("settings/config.py", "", "settings/config.py is in no folder that tests/helpers/folders.py lists"),
     ],
 )  # fmt: skip
 def test_an_import_that_breaks_a_rule_is_named(tmp_path, file, text, message):
@@ -202,5 +199,6 @@ def test_an_import_that_breaks_a_rule_is_named(tmp_path, file, text, message):
 
 
 def test_a_circle_within_a_folder_is_named(tmp_path):
-    files = {"lm/cache.py": "from .engines.hf import load", "lm/engines/hf.py": "def f():\n    from ..cache import Trie"}
+    inner = "def f():\n    from ..cache import Trie"
+    files = {"lm/cache.py": "from .engines.hf import load", "lm/engines/hf.py": inner}
     assert violations(write_package(tmp_path, files)) == ["a circle: lm.cache imports lm.engines.hf imports lm.cache"]

@@ -1,0 +1,8 @@
+"""Order of the package's folders: a file imports from its own folder and from the folders before it."""
+
+FOLDERS = [
+    "support", "report", "constraints.constraint", "constraints.vocabulary", "constraints.masks",
+    "constraints.automata",
+    "constraints.json", "constraints.lark", "constraints.values", "constraints", "distributions", "lm", "models",
+    "inference", "queries", "tasks", "testing", "cli", "__main__", "__init__",
+]  # fmt: skip
