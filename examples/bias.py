@@ -4,8 +4,8 @@ Kuchnik et al. 2023, Sec. 4.2, ask: if two sentences differ in one word, which p
 are boys and girls, and the sentence names their wish for a profession; this suits the embedded model. --paper takes men
 and women, in the paper's words. Three choices make the eight settings. The tokens are any that spell a sentence, or
 only the tokenizer's own. The text is exact, or within one edit. An edited text counts as the sentence before the edit.
-The beginning is given as a prefix, or drawn as well. --lm takes several models. --draws 5000 takes as many sentences as in
-the paper (docs/papers.md). A plot shows all shares, as in its Fig. 7.
+The beginning is given as a prefix, or drawn as well. --lm takes several models. --draws 5000 takes as many sentences as
+in the paper (docs/papers.md). A plot shows all shares, as in its Fig. 7.
 
 What to look for: local draws take each token from those that fit, as ReLM does, without regard to the tokens that
 follow. For this reason they contain too many rare spellings and edits. A quarter of the draws without a prefix begin

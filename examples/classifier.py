@@ -8,10 +8,10 @@ of the label for a message without content. This removes the model's preference 
 
 What to look for (`--lm smollm2`): without a constraint the model almost never answers with a label. With a mask, it
 takes the label that begins well, and guesses. The posterior of the same answer is right in half of the messages. As an
-explanation the label is right in three quarters, with a mean probability of 0.82. That is close to the share of right
-answers, as it should be for a classifier. Without any knowledge, the three columns would be 0.20, 0.20 and log(1/5) =
--1.61. Dividing by the label's own probability makes the answers overconfident. It helps the explanations, but within
-the error. The embedded model has read about children and animals only, and guesses with every method.
+explanation the label is right in three quarters, with a mean probability of 0.82. That is not much more than the share
+of right answers, as it should be for a classifier. Without any knowledge, the three columns would be 0.20, 0.20 and
+log(1/5) = -1.61. Dividing by the label's own probability makes the answers overconfident. It helps the explanations,
+but within the error. The embedded model has read about children and animals only, and guesses with every method.
 
     40 messages, N=10
                                           right         believed   log p(label)

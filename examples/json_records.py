@@ -4,7 +4,7 @@ The schema defines the fields; the model fills them. Every text ends by `max_tok
 schema knows the distance to its end. The example needs llguidance: pip install 'llmppl[json-schema]'.
 
 What to look for: every text is JSON and an instance of the schema. A record costs the embedded model hundreds of nats
-(log Z-hat), because it has never seen JSON. Its records therefore have the form, and take at most a name or a dog from
+(log Z-hat), because it has never seen JSON. Its records therefore have the right form, but at most a name or a dog from
 the prompt. Tom and his dog also appear with the next three seeds. Lily does not, and no record says that she is three
 and likes cake.
 

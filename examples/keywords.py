@@ -7,9 +7,9 @@ automaton of reasonable size can check. `where` tests only tokens that are drawn
 
 What to look for: the target is the same for every twist, so a higher mean log Z-hat is a better sample of it. Without a
 twist, nothing brings the words in until the mask forces them. Counting the missing words needs a number of nats for
-each. `Lookahead` does not need it: it estimates how probable they are in the remaining tokens. In the first set, both
-twists are more than two standard errors above none. In the second set only the log mass is, and it is as far above the
-counted words. Five runs are few.
+each. `Lookahead` needs no such number, because it estimates how probable these words are in the remaining tokens. In
+the first set, both twists are more than two standard errors above none. In the second set only the log mass is, and it
+is as far above the counted words. Five runs are few.
 
     dog, ball, park (at most 24 tokens; N=20, K=3, 5 runs)
       no twist       mean log Z-hat  -25.5 +- 2.3   One day, Tim was playing in the garden when he saw a bumpy dog ...

@@ -1,9 +1,9 @@
 """Length bias: more beams find shorter texts; the length of drawn texts does not change.
 
 Lew et al. 2023, Sec. 2, compare sampling with optimising. Every token costs probability, so the most probable text of
-all is a very short one. A search that gets better at finding it finds shorter texts. Here the embedded model continues
-a prompt until it ends its text (no constraint, no cut). One method is beam search of N beams, each extended by its N
-most probable tokens (at most --most). The other is plain sampling, whose mean length is the model's own.
+all is a very short one. A better search for this text finds shorter texts. Here the embedded model continues a prompt
+until it ends its text (no constraint, no cut). One method is beam search of N beams, each extended by its N most
+probable tokens (at most --most). The other is plain sampling, whose mean length is the model's own.
 
 What to look for: after both prompts the best text gets shorter and more probable. All texts of a search are far from
 the mean length of the model's texts. After the first prompt, 256 beams find no better text than 64.

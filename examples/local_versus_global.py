@@ -8,9 +8,9 @@ over all tokenisations of the choices (`enumerate_exact`).
 What to look for: local masking is wrong for any number of particles. Its mean is far from the truth, and so is each
 run. The masked proposal is nearer, and comes as near as you like with more particles (--particles). Steering tries
 different tokens and never the same twice. Three choices have so few tokenisations that 20 particles contain all that
-matter, so steering is exact to three places. Plain conditioning is also right where it is alive. But with Z = 0.0013,
-none of 800 draws fits. Each column is the mean posterior over the runs that are alive. The distance is the mean total
-variation to the truth.
+matter, so steering is exact to three places. Plain conditioning is also right if any draw survives. But with Z =
+0.0013, none of 800 draws fits. Each column is the mean posterior over the runs that are alive. The distance is the mean
+total variation to the truth.
 
     Lily saw ... (40 runs of 20 particles; Z = 0.0013)
 
