@@ -94,7 +94,7 @@ class Particles(Shared, Sequence[P]):
         Standard error of log_ml, estimated from this run alone. None where all particles died, where there was no step,
         and where each step had one candidate. It knows only what the particles have met: where a rare event carries the
         mass and none has met it, log_ml is nats too low and its error small. An integer that must end in time: log_ml
-        -24.6 +- 0.5, and log Z above -12.1 (docs/inference.md, "What a run tells of itself").
+        -24.6 +- 0.5, and log Z above -12.1 (docs/inference.md, "The error of one run").
     log_ml_se_reason : str
         Why `log_ml_se` is None, else "".
     """
