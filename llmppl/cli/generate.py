@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from llmppl.cli import options, show
-from llmppl.cli.continuing import Continuing, Limits, Many, Writing, continue_file
+from llmppl.cli.job import GenerateJob, Limits, Many, Writing, continue_file
 from llmppl.cli.options import Shaping, Source, Steering, option
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def generate(
     with show.plain_errors():
         kind, limit = limits.automaton()
         constraint = options.constraint(kind, limit) if kind else None
-        job = Continuing(limits, constraint, writing, steering, steering.shaping.rule())
+        job = GenerateJob(limits, constraint, writing, steering, steering.shaping.rule())
         if many.prompts is not None and many.out is not None:
             continue_file(job, many.prompts, many.out, many)
         elif prompt is not None:

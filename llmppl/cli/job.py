@@ -114,7 +114,7 @@ class Loaded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Continuing:
+class GenerateJob:
     """Options of the command. It pickles, for other processes, which load the language model themselves."""
 
     limits: Limits
@@ -179,7 +179,7 @@ class Continuing:
         return identity_of("llmppl generate", {}, **given)
 
 
-def continue_file(job: Continuing, prompts: Path, out: Path, many: Many) -> None:
+def continue_file(job: GenerateJob, prompts: Path, out: Path, many: Many) -> None:
     """Continue each prompt of a file, and leave with what became of them."""
     texts = read(prompts, many.field)
     from llmppl.display.standing import standing
