@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 from llmppl import ConstrainedText, Infilling, Rule, load_results, smc_steer
 from llmppl.cli import app, options, prompts
-from llmppl.cli.job import GenerateJob, Limits, Writing
+from llmppl.cli.job import GenerateJob
+from llmppl.cli.options import Limits, Writing
 from llmppl.display import standing
 from llmppl.inference.files import sealed
 from llmppl.inference.many import lanes

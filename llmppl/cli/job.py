@@ -1,4 +1,4 @@
-"""How `llmppl generate` continues prompts: one, or those of a file, whose results go to another file."""
+"""Job of `llmppl generate`: continue one prompt, or each prompt of a file, whose results go to another file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import hashlib
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from llmppl.cli import options, show
-from llmppl.cli.options import FILE, Steering, option
+from llmppl.cli.options import Limits, PromptFile, Steering, Writing
 from llmppl.cli.prompts import read
 
 if TYPE_CHECKING:
@@ -25,113 +25,36 @@ if TYPE_CHECKING:
     from llmppl.models.programs import ConstrainedText
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the texts, of which a command has at most one."""
-
-    max_letters: int | None = option("No word of more than L letters.", none="any", min=1, metavar="L")
-    regex: str | None = option("Only texts that R matches as a whole.", none="any", metavar="R")
-    grammar: Path | None = option("Only texts that lark parses with this grammar.", none="any", **FILE)
-    json_schema: Path | None = option("Only JSON texts that this schema admits.", none="any", **FILE)
-    choices: list[str] | None = option(
-        "Only one of these texts, all up to the next option.", none="any", metavar="TEXT TEXT ..."
-    )
-
-    def given(self) -> dict[str, Any]:
-        """Return the limits of the command, by the names of their options."""
-        return {name.replace("_", "-"): value for name, value in vars(self).items() if value not in (None, [])}
-
-    def automaton(self) -> tuple[str, Any]:
-        """Return the name and the value of the option that an automaton enforces; ("", None) without one."""
-        return next((each for each in self.given().items() if each[0] != "max-letters"), ("", None))
-
-    def __str__(self) -> str:
-        """Return the words of a title that name the limit."""
-        if self.max_letters is not None:
-            return f", with no word of more than {self.max_letters} letter{'s' * (self.max_letters != 1)}"
-        kind, limit = self.automaton()
-        if kind == "choices":
-            return f", with {' or '.join(map(repr, limit))}"
-        return f", matching {limit}" if kind == "regex" else f", as {limit} has it" if kind else ""
-
-
-@dataclass(frozen=True)
-class Writing:
-    """Options of how a text begins and ends."""
-
-    end: Literal["boundary", "prefix", "eos"] = option(
-        "What follows a text under a constraint: what leaves it, anything, or the end of the text.", default="boundary"
-    )
-    complete: bool | None = option(
-        "At --max-tokens: only texts that end by then, or texts cut there.",
-        "--complete/--cut",
-        none="--complete under a constraint, else --cut",
-    )
-    stop: list[str] | None = option(
-        "End a text at TEXT, which is left out; give it again for a further one.", metavar="TEXT"
-    )
-    chat: bool = option("The prompt is a message, answered by a model trained to chat.", "--chat", default=False)
-    system: str | None = option("With --chat: what the system says first.", metavar="TEXT")
-
-
-@dataclass(frozen=True)
-class Many:
-    """Options of a file of prompts."""
-
-    prompts: Path | None = option(
-        "Continue each prompt of a file: a line each, .jsonl, .csv, or - for standard input.", metavar="FILE"
-    )
-    field: str | None = option("The field of JSON lines or the column of a .csv file.", none="prompt", metavar="NAME")
-    out: Path | None = option("Where the results of --prompts go, a line of JSON each.", metavar="FILE")
-    resume: bool = option("Go on with --out FILE: skip the prompts that it has results of.", "--resume", default=False)
-    force: bool = option("Go on with --out FILE as other options or another version made it.", "--force", default=False)
-    workers: int = option(
-        "With --prompts: processes, each with a model of its own, by Ray if above 1.", default=1, min=1, metavar="N"
-    )
-
-    def check(self, prompt: str | None, steering: Steering) -> None:
-        """Raise a usage error unless the options are those of one prompt, or those of many."""
-        if (prompt is None) == (self.prompts is None):
-            raise typer.BadParameter("Give a PROMPT, or a file of them: --prompts FILE --out FILE.")
-        of_one = {"--json": steering.as_json, "--trace": steering.trace}
-        of_many = {"--out": self.out, "--field": self.field, "--resume": self.resume}
-        of_many |= {"--force": self.force, "--workers": self.workers > 1}
-        wrong, place = (of_many, "--prompts FILE") if self.prompts is None else (of_one, "a single PROMPT")
-        for name in (name for name, value in wrong.items() if value):
-            raise typer.BadParameter(f"{name} goes with {place}.")
-        if self.prompts is not None and self.out is None:
-            raise typer.BadParameter("--prompts FILE wants --out FILE, where the results go.")
-        if str(self.out) == "-":
-            raise typer.BadParameter("--out FILE is one that --resume can go on with, not standard output.")
-
-
 class Loaded(NamedTuple):
-    """Parts that all prompts share."""
+    """Objects that all prompts share: the model, the index of the constraint, and the mask of short words."""
 
     model: CachedTransformer
-    limit: Index | None                                 # of the constraint
-    fits: Any                                           # from a text to the tokens that keep its words short
+    limit: Index | None
+    fits: Any                                           # (text) -> (V,) bool mask
 
 
 @dataclass(frozen=True)
 class GenerateJob:
-    """Options of the command. It pickles, for other processes, which load the language model themselves."""
+    """Options of the command, with the constraint and the rule that they name.
+
+    A job pickles. Another process that receives it loads the language model itself.
+    """
 
     limits: Limits
-    constraint: Any                                     # of the limit that an automaton enforces
+    constraint: Any
     writing: Writing
     steering: Steering
-    rule: Rule                                          # of `steering`
+    rule: Rule
 
     def load(self) -> Loaded:
-        """Load the model, and compute the parts that take long; a ValueError for what no prompt can meet."""
+        """Load the model and index the constraint. Raise a ValueError if the options allow no text for any prompt."""
         model = options.load(self.steering.source)
         from llmppl.languages import index_of
         from llmppl.models.programs import short_words
         from llmppl.models.spans import must_end_by
 
         if self.writing.chat and getattr(model.tokenizer, "chat_template", None) is None:
-            raise ValueError("--chat wants a model that was trained to chat and has a template for it, as --lm smollm2")
+            raise ValueError("--chat wants a model that was trained to chat and has a chat template, as --lm smollm2")
         index = index_of(self.constraint, model.vocab)
         try:
             must_end_by("text", self.writing.complete, self.steering.max_tokens, index)
@@ -141,16 +64,17 @@ class GenerateJob:
         return Loaded(model, index, None if letters is None else short_words(model.vocab, letters))
 
     def program(self, loaded: Loaded, prompt: str) -> ConstrainedText:
+        """Return the program that continues `prompt`. Its first word may begin at the end of the prompt."""
         from llmppl.models.programs import ConstrainedText
 
         model, limit, fits = loaded
         chat = self.writing.chat
-        before = "" if chat else prompt                 # it may end inside a word
+        begun = "" if chat else prompt
         return ConstrainedText(
             model,
             model.chat(prompt, system=self.writing.system) if chat else prompt,
             limit,
-            mask=None if fits is None else lambda text: fits(before + text),
+            mask=None if fits is None else lambda text: fits(begun + text),
             end=self.writing.end,
             complete=self.writing.complete,
             max_tokens=self.steering.max_tokens,
@@ -159,18 +83,18 @@ class GenerateJob:
         )
 
     def steer(self, loaded: Loaded, prompt: str, rng: np.random.Generator) -> Particles[ConstrainedText]:
-        """Return the particles of one of many prompts."""
+        """Return the particles of a prompt of a file."""
         from llmppl.inference import smc_steer
 
         return smc_steer(self.program(loaded, prompt), self.steering.N, self.steering.K, rng=rng)
 
     def identity(self) -> tuple[dict[str, Any], Any]:
-        """Return the identity of runs with these options, in which a file stands for its contents."""
+        """Return the identity of runs with these options. A hash of its contents stands for a file."""
+        from llmppl.models.identity import identity_of
+
         _, limit = self.limits.automaton()
         if isinstance(limit, Path):
             limit = hashlib.sha256(limit.read_bytes()).hexdigest()[:12]
-        from llmppl.models.identity import identity_of
-
         steering = self.steering
         given = {
             "lm": str(steering.source), "max_letters": self.limits.max_letters, "constraint": limit, "N": steering.N,
@@ -179,49 +103,54 @@ class GenerateJob:
         return identity_of("llmppl generate", {}, **given)
 
 
-def continue_file(job: GenerateJob, prompts: Path, out: Path, many: Many) -> None:
-    """Continue each prompt of a file, and leave with what became of them."""
-    texts = read(prompts, many.field)
+def continue_file(job: GenerateJob, prompts: Path, out: Path, file: PromptFile) -> None:
+    """Continue each prompt of the file `prompts`, append the results to `out`, and print a summary.
+
+    Exit with code 1 if a task failed, with 2 if `out` cannot be written or no worker is left, and with 130 after
+    Ctrl-C. In the last two cases --resume continues the run.
+    """
     from llmppl.display.standing import standing
     from llmppl.inference import read_results
     from llmppl.inference.many import TOGETHER, RunAll, in_lanes, recorded
 
-    load, done, bad = functools.cache(job.load), 0, 0
+    texts = read(prompts, file.field)
+    load, alone = functools.cache(job.load), file.workers == 1
+    failed = list[bool]()                               # for each result of `out`
     run_all: RunAll
     try:
-        if many.workers == 1:
+        if alone:
             run_all = in_lanes(lambda prompt, rng: job.steer(load(), prompt, rng), TOGETHER)
         else:
             from llmppl.ray.actors import on_workers
 
-            run_all = on_workers(job.steer, job.load, many.workers, None, TOGETHER)
-        kept: Any = {"to": out, "seed": job.steering.seed, "resume": "force" if many.force else many.resume}
+            run_all = on_workers(job.steer, job.load, file.workers, None, TOGETHER)
+        kept: Any = {"to": out, "seed": job.steering.seed, "resume": "force" if file.force else file.resume}
         results: Any = recorded(run_all, texts, job.identity, progress=False, **kept)
         with closing(results):
-            for before in read_results(out):
-                done, bad = done + 1, bad + is_bad(before)
-            typer.echo(f"{len(texts)} prompts, {done} of them done before; the results go to {out}", err=True)
-            model = load().model if many.workers == 1 and done < len(texts) else None
-            with standing(len(texts), done, bad, (lambda: model.stats.tokens) if model else None) as ended:
+            failed += map(has_no_text, read_results(out))
+            typer.echo(f"{len(texts)} prompts, {len(failed)} of them done before; the results go to {out}", err=True)
+            model = load().model if alone and len(failed) < len(texts) else None
+            tokens = (lambda: model.stats.tokens) if model else None
+            with standing(len(texts), len(failed), sum(failed), tokens) as ended:
                 for result in results:
-                    ended(is_bad(result))
-                    done, bad = done + 1, bad + is_bad(result)
+                    failed.append(has_no_text(result))
+                    ended(failed[-1])
     except (KeyboardInterrupt, RuntimeError) as error:
         by_hand = isinstance(error, KeyboardInterrupt)
-        if many.workers == 1 and not by_hand:
+        if alone and not by_hand:
             raise
-        code, why = (show.INTERRUPTED, "interrupted") if by_hand else (2, error)        # no worker is left
-        how = f"{done} of {len(texts)} results are in {out}; the same command with --resume goes on"
+        code, why = (show.INTERRUPTED, "interrupted") if by_hand else (2, error)
+        how = f"{len(failed)} of {len(texts)} results are in {out}; the same command with --resume goes on"
         show.leave(code, f"{why}: {how}")
     except OSError as error:
         show.leave(2, f"{error.filename}: {error.strerror}".replace("resume=True", "--resume"))
     except ValueError as error:
         raise ValueError(str(error).replace('resume="force"', "--force")) from error
-    typer.echo(f"{out}: {done} results, {bad} failed")
-    if bad:
-        show.leave(1, f"{bad} of {done} tasks failed; llmppl results {out} says of what")
+    typer.echo(f"{out}: {len(failed)} results, {sum(failed)} failed")
+    if any(failed):
+        show.leave(1, f"{sum(failed)} of {len(failed)} tasks failed; llmppl results {out} says of what")
 
 
-def is_bad(result: Result) -> bool:
-    """Return whether there is no text: the task failed, or all of its particles died."""
+def has_no_text(result: Result) -> bool:
+    """Return whether a task has no text, because it failed or all of its particles died."""
     return not result.particles
