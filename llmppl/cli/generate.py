@@ -77,12 +77,11 @@ def generate(
     kind, limit = limits.automaton()
     constraint = options.constraint(kind, limit) if kind else None
     job = GenerateJob(limits, constraint, writing, steering, steering.shaping.rule())
-    if file.prompts is not None and file.out is not None:
-        continue_file(job, file.prompts, file.out, file)
-    elif prompt is not None:
-        prompt = options.given_text(prompt)
-        title = f"{prompt!r} {'is answered' if writing.chat else 'goes on'}{limits}"
-        _steer(title, job.program(job.load(), prompt), steering, by_text=kind == "choices")
+    if prompt is None:
+        return continue_file(job, file)
+    prompt = options.given_text(prompt)
+    title = f"{prompt!r} {'is answered' if writing.chat else 'goes on'}{limits}"
+    _steer(title, job.program(job.load(), prompt), steering, by_text=kind == "choices")
 
 
 def _check(limits: Limits, writing: Writing, nothing_to_continue: bool) -> None:

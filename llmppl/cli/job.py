@@ -103,17 +103,18 @@ class GenerateJob:
         return identity_of("llmppl generate", {}, **given)
 
 
-def continue_file(job: GenerateJob, prompts: Path, out: Path, file: PromptFile) -> None:
-    """Continue each prompt of the file `prompts`, append the results to `out`, and print a summary.
+def continue_file(job: GenerateJob, file: PromptFile) -> None:
+    """Continue each prompt of --prompts, append the results to --out, and print a summary.
 
-    Exit with code 1 if a task failed, with 2 if `out` cannot be written or no worker is left, and with 130 after
+    Exit with code 1 if a task failed, with 2 if --out cannot be written or no worker is left, and with 130 after
     Ctrl-C. In the last two cases --resume continues the run.
     """
     from llmppl.display.standing import standing
     from llmppl.inference import read_results
     from llmppl.inference.many import TOGETHER, RunAll, in_lanes, recorded
 
-    texts = read(prompts, file.field)
+    assert file.prompts is not None and file.out is not None        # PromptFile.check refuses other options
+    texts, out = read(file.prompts, file.field), file.out
     load, alone = functools.cache(job.load), file.workers == 1
     failed = list[bool]()                               # for each result of `out`
     run_all: RunAll

@@ -104,8 +104,7 @@ class Source:
     )
 
     def __str__(self) -> str:
-        given = {"engine": self.engine, "device": self.device, "dtype": self.dtype}
-        options = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+        options = ", ".join(f"{name} {value}" for name, value in vars(self).items() if value and name != "name")
         return f"{self.name or 'the model in the package'} ({options})" if options else self.name or ""
 
     @property
@@ -178,12 +177,14 @@ class Limits:
         return next((each for each in self.given().items() if each[0] != "max-letters"), ("", None))
 
     def __str__(self) -> str:
-        if self.max_letters is not None:
-            return f", with no word of more than {self.max_letters} letter{'s' * (self.max_letters != 1)}"
-        kind, limit = self.automaton()
-        if kind == "choices":
-            return f", with {' or '.join(map(repr, limit))}"
-        return f", matching {limit}" if kind == "regex" else f", as {limit} has it" if kind else ""
+        kind, limit = next(iter(self.given().items()), ("", None))
+        words = {
+            "": "",
+            "max-letters": f", with no word of more than {limit} letter{'s' * (limit != 1)}",
+            "regex": f", matching {limit}",
+            "choices": f", with {' or '.join(map(repr, self.choices or ()))}",
+        }
+        return words.get(kind, f", as {limit} has it")
 
 
 @dataclass(frozen=True)
