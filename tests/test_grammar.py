@@ -555,7 +555,7 @@ def python():
 
 
 def test_the_plan_completes_indented_texts_where_other_completions_are_not_looked_for(python, monkeypatch):
-    monkeypatch.setattr(TokenCompletions, "_asked_for", lambda self, stack: iter(()))
+    monkeypatch.setattr(TokenCompletions, "_shortest_completions", lambda self, stack: iter(()))
     path = Path(lark_package.__file__).parent / "grammars" / "python.lark"
     planned = Grammar.from_file(path, "file_input", postlex=PythonIndenter())
     one, other = planned.start, python[0].start
@@ -774,8 +774,8 @@ RESOLVED = {
 def test_where_conflicts_were_resolved_the_plan_promises_what_the_search_finds(name):
     """Two recognizers, one without the plan by which every stack is completed: they know the same bytes everywhere."""
     planned, searching = Grammar(RESOLVED[name]), Grammar(RESOLVED[name])
-    assert planned._completability.tokens.always
-    searching._completability.tokens.always = False
+    assert planned._completability.tokens.always_completable
+    searching._completability.tokens.always_completable = False
     rng, letters = random.Random(12), b"ifelsxy;=,()[]:ab \nlmd\"'"
     for _ in range(repetitions(100, 8)):
         one, other, text = planned.start, searching.start, b""
@@ -803,7 +803,7 @@ def test_what_follows_two_slashes_that_begin_no_comment_is_not_searched_for(monk
 def test_what_must_not_be_a_comment_is_known_without_search(name):
     """Two recognizers, one of which searches for all texts: they have as many hypotheses everywhere."""
     planned, searching = Grammar(RESOLVED[name]), Grammar(RESOLVED[name])
-    searching._completability.tokens.always = False
+    searching._completability.tokens.always_completable = False
     rng = random.Random(5)
     for _ in range(repetitions(2000, 200)):
         text = b"".join(rng.choices([b"a", b"/", b"//", b"/*", b"*/", b";", b"\n", b'"'], k=8))
