@@ -603,7 +603,7 @@ ERRORS = {
     'begin: "a"': "no rule is named 'start'",
     "start: b": "'b' used but not defined",
     "start: B\nB: /(a)\\1/": r"terminal B: (.|\n)*backreference",
-    "start: B\nB: /a(/": r"terminal B: missing \)",
+    "start: B\nB: /a(/": r"terminal B: .*missing \)",
     "start: B\nB: /a*/": "terminal B: 'a[*]' matches the empty text",
     'start: NAME "x"\nNAME: /[a-z]+/': "no text at all",
     'start: "a" start': "no text at all",

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from llmppl.arguments import shown
 from llmppl.exclusive import cached_property
 from llmppl.grammar.lalr import Layout, Parser, Stack
-from llmppl.grammar.lalr_tables import END, IGNORED, shortest_yields, union, united
+from llmppl.grammar.lalr_tables import END, IGNORED, shortest_yields, union
 from llmppl.grammar.lexer import Ended, PartialTokens
 from llmppl.grammar.reductions import TEXT_END, Lookahead, ReductionTable
 from llmppl.grammar.spellings import WitnessSpellings
@@ -106,20 +106,16 @@ class TokenCompletions:
     def _planned(self, stack: Stack) -> Iterator[tuple[str, ...]]:
         """Yield the terminals that the plan gives until the text's end, if it gets there."""
         tokens: list[str] = []
-        below: Stack | None = stack
-        above: list[int] = []                           # states on top of it
         for _ in range(MAX_TOKENS if self._plan else 0):
-            assert below is not None and self._plan is not None
-            state = above[-1] if above else below.state
-            if state == self.tables.end_state:
+            assert self._plan is not None
+            if stack.state == self.tables.end_state:
                 yield tuple(tokens)
                 return
-            size, symbol = self._plan[state]
+            size, symbol = self._plan[stack.state]
             tokens += [symbol] * (symbol in self.tables.bits)
-            below = below.pop(max(size - len(above), 0))
-            del above[max(len(above) - size, 0) :]
-            if below is not None:
-                above.append(self.shifts[above[-1] if above else below.state][symbol])
+            base = stack.pop(size)
+            assert base is not None
+            stack = base.push(self.shifts[base.state][symbol], base.layout)
 
     def _shortest_completions(self, stack: Stack) -> Iterator[tuple[str, ...]]:
         """Yield terminals that finish the rules on the stack, shortest first; resolved conflicts are not heeded."""
@@ -206,32 +202,29 @@ class TokenCompletions:
 
     def _wrong(self, plan: Plan) -> list[int]:
         """Return the states in which the parser may not reduce as planned."""
-        given, first = self._first(plan)
+        given = self._given(plan)
         reducing = [q for q in range(len(plan)) if not given[q]]
-        wrong = [q for q in reducing if not self._reduces(q, plan[q], first[q])]
-        return [q for q in wrong if not self._reduces(q, plan[q], self._given_after(q, plan, given))]
+        return [q for q in reducing if not self._reduces(q, plan[q], self._next_given(q, plan, given))]
 
-    def _first(self, plan: Plan) -> tuple[list[int], list[int]]:
-        """Return by state the terminal that a plan gives there, if any, and a superset of those it may give next."""
+    def _given(self, plan: Plan) -> list[int]:
+        """Return by state the bit of the terminal that a plan gives there, 0 if it reduces."""
         given = [self.tables.bits.get(symbol, 0) for _, symbol in plan]
         given[self.tables.end_state] = self.tables.bits[END]
-        edges = [() if given[q] else self._states_after(q, *step) for q, step in enumerate(plan)]
-        return given, united(given, edges)
+        return given
 
     def _find_doubtful(self, plan: Plan) -> frozenset[int]:
         """Return the states after a line's end, or after the blocks there, where a plan may open or close a block."""
-        indenter, bits = self.parser.indenter, self.tables.bits
+        indenter, bits, given = self.parser.indenter, self.tables.bits, self._given(plan)
         names = indenter.NL_type, indenter.INDENT_type, indenter.DEDENT_type
         after_lines = {shifts[name] for shifts in self.shifts for name in names if name in shifts}
         blocks = union(bits.get(name, 0) for name in names[1:])
-        first = self._first(plan)[1]
-        return frozenset([q for q in after_lines if first[q] & blocks])
+        return frozenset([q for q in after_lines if self._next_given(q, plan, given) & blocks])
 
     def _reduces(self, state: int, step: Step, terminals: int) -> bool:
         return not terminals & ~union(bits for bits, action in self.tables.reductions[state] if action == step)
 
-    def _given_after(self, state: int, plan: Plan, given: list[int]) -> int:
-        """Return the terminals that a plan may give after the reductions at `state`, by pairs of topmost states."""
+    def _next_given(self, state: int, plan: Plan, given: list[int]) -> int:
+        """Return the terminals that a plan may give next at `state`, after reductions of pairs of topmost states."""
 
         def onward(top: Top) -> list[Top]:
             return [] if given[top[0]] else self._after(top, *plan[top[0]])

@@ -65,23 +65,20 @@ class Tables:
     def __init__(self, rules: Sequence[Rule], start: str, whole: Mapping[str, str] = {}) -> None:
         self.rules = [*rules, Rule(f"$root_{start}", (start,))]
         self._whole = whole
-        self._alternatives: dict[str, list[int]] = defaultdict(list)
         self._base: list[int] = []                      # the item at the beginning of each alternative
+        self._begun: dict[str | None, list[int]] = defaultdict(list)    # these items by the rule's name
         self._next: list[str | None] = []               # the symbol behind an item's place
         self._rule_of: list[int] = []
         for r, rule in enumerate(self.rules):
-            self._alternatives[rule.origin].append(r)
             self._base.append(len(self._next))
+            self._begun[rule.origin].append(len(self._next))
             self._next += [*rule.expansion, None]
             self._rule_of += [r] * (len(rule.expansion) + 1)
-        self.rule_names = self._alternatives.keys()
+        self.rule_names = dict.fromkeys(rule.origin for rule in self.rules).keys()
         symbols = dict.fromkeys(itertools.chain.from_iterable(rule.expansion for rule in self.rules))
         names = [symbol for symbol in symbols if symbol not in self.rule_names]
         self.bits = {name: 2 << i for i, name in enumerate([*names, END])}
         self.terminal_of = {bit: name for name, bit in self.bits.items()}
-        self._begun: dict[str | None, list[int]] = {
-            name: list(map(self._base.__getitem__, numbers)) for name, numbers in self._alternatives.items()
-        }
         self._first = {name: list(map(self._next.__getitem__, items)) for name, items in self._begun.items()}
         self.shifts: list[dict[str, int]] = []
         self._items: list[list[int]] = []               # kernel and what it leads to without reading

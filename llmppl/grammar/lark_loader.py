@@ -176,7 +176,7 @@ class _Expander(EBNF_to_BNF):
     def _shortened(self, name: str, tree: Any, priority: int | None) -> Any:
         """Return the tree; if it would grow too long, that of an automaton, with few and short alternatives."""
         size = num_symbols(tree)
-        if size > self._most and size > ALLOWED_GROWTH * num_leaves(tree):
+        if size > self._most and size > ALLOWED_GROWTH * sum(len(part.children) for part in subtrees(tree)):
             self.sizes[name], self.whole[name] = size, name
             return self._rules_of(name, automaton(name, tree, load_grammar._EMPTY), RuleOptions(priority=priority))
         self._left -= size
@@ -237,11 +237,6 @@ def num_symbols(tree: Any, unfolded: bool = False) -> int:
             number, size = min(number * n, COUNTED), min(size * n + s * number, COUNTED)
         known[id(part)] = number, size
     return sum(known[id(tree)])
-
-
-def num_leaves(tree: Any) -> int:
-    """Return how many symbols a tree has as it is written."""
-    return sum(len(part.children) for part in subtrees(tree))
 
 
 def automaton(name: str, tree: Any, empty: Any) -> list[Row]:

@@ -100,8 +100,12 @@ class PartialTokens:
         self.widths = {32: 1, 9: indenter.tab_len} if indenter else {}
         self.terminals = {terminal.name: terminal for terminal in terminals}
         self._size = 0                                  # of all partial tokens and obligations, in states of terminals
-        self.token_number: Numbering[PartialToken] = Numbering(check=self._keep_token)
-        self.obligation_number: Numbering[Obligation] = Numbering(check=self._keep_obligation)
+        self.token_number: Numbering[PartialToken] = Numbering(
+            check=lambda token: self._keep(len(token.threads) + len(token.keyword_threads), token.threads)
+        )
+        self.obligation_number: Numbering[Obligation] = Numbering(
+            check=lambda each: self._keep(len(each.forbidden) + sum(map(len, each.required)), ())
+        )
         self.tokens, self.obligations = self.token_number.met, self.obligation_number.met
         self.starts = Memo(self._begin)
         self.classes = Memo(self._find_classes)
@@ -136,12 +140,6 @@ class PartialTokens:
         return tuple(sorted(set().union(*going_on))), tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
 
     # ---- limits
-
-    def _keep_obligation(self, obligation: Obligation) -> None:
-        self._keep(len(obligation.forbidden) + sum(map(len, obligation.required)), ())
-
-    def _keep_token(self, token: PartialToken) -> None:
-        self._keep(len(token.threads) + len(token.keyword_threads), token.threads)
 
     def _keep(self, size: int, threads: Sequence[int]) -> None:
         """Count the kept states; TooLarge, with the terminal that takes most, beyond the limit."""

@@ -113,6 +113,10 @@ class TerminalTexts:
         ends = self.automata.ends
         return set(map(ends.__getitem__, (states & ends.keys()) - self.automata.lookahead_ends))
 
+    def matches_of_all(self, text: bytes) -> set[str]:
+        """Return the terminals that match the whole of a text."""
+        return self._matched(self.after(text)[1])
+
     def left(self, text: bytes) -> set[int]:
         """Return the states active after a text that may read on."""
         return set(filter(self.automata.edges.__getitem__, self.after(text)[1]))
@@ -120,14 +124,6 @@ class TerminalTexts:
     def names_left(self, text: bytes) -> set[str]:
         """Return the terminals of these states."""
         return self.automata.names_of(self.left(text))
-
-    def matches(self, name: str, text: bytes) -> list[int]:
-        """Return the places in a text where a match of a terminal may end."""
-        states, found = self._closure([self.automata.starts[name]]), []
-        for at, byte in enumerate(text, 1):
-            states = self._closure(self.automata.read(states, byte))
-            found += [at] * (name in self._matched(states))
-        return found
 
     def preferred_match(self, name: str, text: bytes) -> int | None:
         """Return the end of the match that a terminal without guards prefers at the beginning of a text."""
@@ -270,8 +266,8 @@ class WitnessSpellings:
 
     def _separates(self, text: bytes, name: str) -> bool:
         """Check that every lexer reads an ignored text as such and as a whole; its own terminal may read on."""
-        if name in self._guarded or name in self._hosts or self.texts.matches(name, text) != [len(text)]:
-            return False
+        if name in self._guarded or name in self._hosts or name in self.texts.after(text[:-1])[0]:
+            return False                            # every text of a terminal matches as a whole
         rivals = self.texts.after(text)[0] | self.texts.names_left(text)
         return all(self._rank[rival] >= self._rank[name] for rival in rivals)
 
@@ -291,7 +287,7 @@ class WitnessSpellings:
         split_off = set(itertools.chain.from_iterable(map(self._keywords.__getitem__, hosts))) - {terminal.name}
         return (
             all(self._rank[rival] > last for rival in rivals)
-            and not any(self.texts.matches(rival, w)[-1:] == [len(w)] for rival in split_off & self.texts.after(w)[0])
+            and not split_off & self.texts.matches_of_all(w)
             and all(self.texts.preferred_match(name, w + s) == len(w) for name in own)
         )
 

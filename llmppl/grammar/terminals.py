@@ -140,11 +140,9 @@ def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Termina
     A text that is a keyword of the terminal that matches it is read as the keyword. Where both may stand, the keyword
     is no alternative of its own.
     """
-    for terminal in terminals:
-        _check(terminal, flags)
+    nfas = {t.name: _nfa(t, flags) for t in terminals}
     _check_together(terminals, flags)
     ranked = sorted(terminals, key=lambda t: (-t.priority, -t.pattern.max_width, -len(t.pattern.value), t.name))
-    nfas = {t.name: _nfa(t, flags) for t in ranked}
     if sum(map(len, nfas.values())) > MAX_NFA_STATES:
         worst = max(nfas, key=lambda name: len(nfas[name]))
         raise TooLarge(
@@ -166,19 +164,6 @@ def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Termina
     return list(map(made, ranked))
 
 
-def _check(terminal: TerminalDef, flags: int) -> None:
-    pattern = terminal.pattern.to_regexp()
-    try:
-        re.compile(pattern, flags)
-    except re.error as error:
-        where = "" if error.pos is None else f"\n    {pattern}\n    {' ' * error.pos}^"
-        raise ValueError(f"terminal {terminal.name}: {error}{where}") from error
-    except (OverflowError, RecursionError) as error:
-        raise ValueError(f"terminal {terminal.name}: {error or 'too deeply nested'}") from None
-    if terminal.pattern.min_width == 0:
-        raise ValueError(f"terminal {terminal.name}: {pattern!r} matches the empty text, which lark's lexers refuse")
-
-
 def _check_together(terminals: Sequence[TerminalDef], flags: int) -> None:
     """Raise a ValueError if lark cannot make the terminals alternatives of one regular expression."""
     patterns = {t.name: t.pattern.to_regexp() for t in terminals}
@@ -191,10 +176,14 @@ def _check_together(terminals: Sequence[TerminalDef], flags: int) -> None:
 
 
 def _nfa(terminal: TerminalDef, flags: int) -> NFA:
+    pattern = terminal.pattern.to_regexp()
     try:
-        return parse(terminal.pattern.to_regexp(), flags)
+        nfa = parse(pattern, flags)
     except ValueError as error:
         raise ValueError(f"terminal {terminal.name}: {error}") from error
+    if terminal.pattern.min_width == 0:
+        raise ValueError(f"terminal {terminal.name}: {pattern!r} matches the empty text, which lark's lexers refuse")
+    return nfa
 
 
 def _keywords(terminal: TerminalDef, nfa: NFA, words: Iterable[TerminalDef]) -> tuple[str, ...]:
