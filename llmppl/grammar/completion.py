@@ -23,7 +23,7 @@ from typing import NamedTuple
 from llmppl.arguments import shown
 from llmppl.exclusive import cached_property
 from llmppl.grammar.lalr import Layout, Parser, Stack
-from llmppl.grammar.lalr_tables import END, IGNORED, shortest_yields, union
+from llmppl.grammar.lalr_tables import END, IGNORED, shortest_yields, union, united
 from llmppl.grammar.lexer import Ended, PartialTokens
 from llmppl.grammar.reductions import TEXT_END, Lookahead, ReductionTable
 from llmppl.grammar.spellings import WitnessSpellings
@@ -202,29 +202,32 @@ class TokenCompletions:
 
     def _wrong(self, plan: Plan) -> list[int]:
         """Return the states in which the parser may not reduce as planned."""
-        given = self._given(plan)
+        given, first = self._first(plan)
         reducing = [q for q in range(len(plan)) if not given[q]]
-        return [q for q in reducing if not self._reduces(q, plan[q], self._next_given(q, plan, given))]
+        wrong = [q for q in reducing if not self._reduces(q, plan[q], first[q])]
+        return [q for q in wrong if not self._reduces(q, plan[q], self._given_after(q, plan, given))]
 
-    def _given(self, plan: Plan) -> list[int]:
-        """Return by state the bit of the terminal that a plan gives there, 0 if it reduces."""
+    def _first(self, plan: Plan) -> tuple[list[int], list[int]]:
+        """Return by state the terminal that a plan gives there, if any, and a superset of those it may give next."""
         given = [self.tables.bits.get(symbol, 0) for _, symbol in plan]
         given[self.tables.end_state] = self.tables.bits[END]
-        return given
+        edges = [() if given[q] else self._states_after(q, *step) for q, step in enumerate(plan)]
+        return given, united(given, edges)
 
     def _find_doubtful(self, plan: Plan) -> frozenset[int]:
         """Return the states after a line's end, or after the blocks there, where a plan may open or close a block."""
-        indenter, bits, given = self.parser.indenter, self.tables.bits, self._given(plan)
+        indenter, bits = self.parser.indenter, self.tables.bits
         names = indenter.NL_type, indenter.INDENT_type, indenter.DEDENT_type
         after_lines = {shifts[name] for shifts in self.shifts for name in names if name in shifts}
         blocks = union(bits.get(name, 0) for name in names[1:])
-        return frozenset([q for q in after_lines if self._next_given(q, plan, given) & blocks])
+        first = self._first(plan)[1]
+        return frozenset([q for q in after_lines if first[q] & blocks])
 
     def _reduces(self, state: int, step: Step, terminals: int) -> bool:
         return not terminals & ~union(bits for bits, action in self.tables.reductions[state] if action == step)
 
-    def _next_given(self, state: int, plan: Plan, given: list[int]) -> int:
-        """Return the terminals that a plan may give next at `state`, after reductions of pairs of topmost states."""
+    def _given_after(self, state: int, plan: Plan, given: list[int]) -> int:
+        """Return the terminals that a plan may give after the reductions at `state`, by pairs of topmost states."""
 
         def onward(top: Top) -> list[Top]:
             return [] if given[top[0]] else self._after(top, *plan[top[0]])
