@@ -1,8 +1,8 @@
 """Grammars: every answer of the recognizer against lark itself.
 
-Two oracles. `parses(lark, text)` asks lark. `check_states` walks all short texts over an alphabet: the recognizer
-accepts exactly what lark parses; where it says that no continuation is accepted, lark parses no text of those that
-begin so; and where it says that one is, a short one is found by search and lark parses that.
+Two oracles. `parses(lark, text)` runs lark. `check_states` walks all short texts over an alphabet. The recognizer
+accepts exactly the texts that lark parses. Where it denies a continuation, lark parses no text that begins so. Where it
+admits one, a search finds a short one, which lark parses.
 """
 
 import copy
@@ -485,7 +485,7 @@ def test_a_keyword_before_anything_is_not_cut():
 
 
 def test_masks_agree_with_steps_and_members_only():
-    """xgrammar#382 and #618: what the mask allows can be read; long alternations hold their members only."""
+    """xgrammar#382 and #618: allowed tokens can be read; long alternations hold their members only."""
     rng = random.Random(5)
     words = sorted({"".join(rng.choices("abc", k=rng.randrange(2, 7))) for _ in range(repetitions(1200, 300))})
     recognizer = Grammar("start: " + " | ".join(f'"{word}"' for word in words))
@@ -674,7 +674,7 @@ class Bare:
 
 
 def content(state):
-    """What a state is, whatever objects it is made of: old ones are forgotten when there are too many."""
+    """Return the content of a state, which does not depend on its objects: old ones may have been forgotten."""
 
     def below(stack):
         while stack is not None:

@@ -1,4 +1,4 @@
-"""Masks of indented grammars: what all layouts share, and what is of one layout only."""
+"""Masks of indented grammars: the part that all layouts share, and the part of one layout only."""
 
 import functools
 from pathlib import Path

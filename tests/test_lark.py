@@ -1,5 +1,6 @@
-"""The parts of lark that are used beyond what it documents: named in one table, there in the lark that is installed,
-and no others. A lark that changes them fails here, by name, before it parses otherwise than the tables say.
+"""Undocumented parts of lark: those in one table exist in the installed lark, and no others are used.
+
+A lark that changes them fails here, by name, before it parses differently from the tables.
 """
 
 import ast
@@ -59,7 +60,7 @@ SIGNATURES = {
 
 
 def found(name):
-    """What a dotted name stands for; of attributes that only instances have, what a new instance has."""
+    """Return the object of a dotted name; an attribute of instances is that of a new instance."""
     parts = name.split(".")
     module = ".".join(parts[: 2 if parts[1].islower() else 1])
     value = importlib.import_module(module)
@@ -116,7 +117,7 @@ def chain(node):
 
 
 def used(source):
-    """The dotted names of lark that a file uses: what it imports, attributes of that, and what its classes inherit."""
+    """Return the dotted names of lark that a file uses: imports, their attributes, and inherited attributes."""
     tree = ast.parse(source)
     imported, names = {}, set()
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Witness spellings where what is before a terminal matters: guarded identifiers, and separators that read on."""
+"""Witness spellings where the text before a terminal matters: guarded identifiers, and separators that read on."""
 
 import functools
 import itertools
@@ -101,7 +101,7 @@ def test_a_search_that_goes_too_far_is_refused_by_its_terminal(monkeypatch):
     grammar = Grammar(GUARDED)
     grammar._completability.tokens.always_completable = grammar._completability.spellings.usable = False
     monkeypatch.setattr(reductions, "MAX_SEARCHED", 3)
-    with pytest.raises(ValueError, match=r"behind terminal \w+ '.*' is too large: more than 3 runs .*; ignored text"):
+    with pytest.raises(ValueError, match=r"after terminal \w+ '.*' is too large: more than 3 runs .*; ignored text"):
         after(grammar, b"if a[b] c; else d")
     monkeypatch.undo()
     assert after(grammar, b"if a[b] c; else d") is not None

@@ -66,7 +66,7 @@ class TokenCompletions:
     Attributes
     ----------
     always_completable : True if every stack has one, except perhaps those with a doubtful state on top
-    doubtful_states : the states in which a block must perhaps open or close although the line's end was already read
+    doubtful_states : states after a line's end in which a block may still have to open or close
     """
 
     def __init__(self, parser: Parser, avoided: Set[str]) -> None:
@@ -437,7 +437,7 @@ class Completability:
         except TooLarge as error:
             begun = self.partials.automata.names[self.partials.tokens[token].threads[0]]
             name = min(self.spellings.missing, default=begun)
-            what = f"{error.what} behind terminal {name} {shown(self.partials.terminals[name].pattern)}"
+            what = f"{error.what} after terminal {name} {shown(self.partials.terminals[name].pattern)}"
             raise TooLarge(what, error.count, SEARCH_REMEDY) from None
 
     def _search_indented(self, stack: Stack, token: int, layout: Layout) -> bool:

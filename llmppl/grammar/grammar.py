@@ -48,12 +48,12 @@ Hypothesis = tuple[Stack, int]                      # a parser stack, and a part
 class _State(Shared):
     """A state of the recognizer: its hypotheses, and whether the text may end. Equal states are one object."""
 
-    __slots__ = ("hypotheses", "accepting", "next", "alike")
+    __slots__ = ("hypotheses", "accepting", "next", "by_outcomes")
 
     def __init__(self, hypotheses: tuple[Hypothesis, ...], accepting: bool):
         self.hypotheses, self.accepting = hypotheses, accepting
         self.next: dict[int, _State | None] = {}        # by byte
-        self.alike: dict[tuple[int, ...], _State | None] = {}   # by the outcomes of the tokens
+        self.by_outcomes: dict[tuple[int, ...], _State | None] = {}     # of the partial tokens
 
     def __repr__(self) -> str:
         return f"<grammar state: {len(self.hypotheses)} hypotheses{', accepting' if self.accepting else ''}>"
@@ -146,10 +146,6 @@ class Grammar(Shared):
         return saving.digest(self._completability, self._options["g_regex_flags"])
 
     @in_turn
-    def _save_index(self, path: str | Path, index: TokenIndex) -> None:
-        saving.write(path, index, self._digest, self._completability, self._masks_over(index.trie))
-
-    @in_turn
     def _load_index(self, path: str | Path, vocab: VocabularyLike) -> TokenIndex:
         data = storage.read_arrays(path, "grammar")
         if str(data["grammar"]) != self._digest:
@@ -181,9 +177,9 @@ class Grammar(Shared):
     @in_turn
     def _step_anew(self, state: _State, byte: int) -> _State | None:
         key = tuple([id(self._tokens.step(token, byte)) for _, token in state.hypotheses])
-        if key not in state.alike:                      # else another byte of the same class
-            state.alike[key] = self.token_step(state, bytes([byte]))
-        found = state.next[byte] = state.alike[key]
+        if key not in state.by_outcomes:                # else another byte of the same class
+            state.by_outcomes[key] = self.token_step(state, bytes([byte]))
+        found = state.next[byte] = state.by_outcomes[key]
         return found
 
     @in_turn
@@ -243,7 +239,7 @@ class Grammar(Shared):
     def _forget(self) -> None:
         """Drop all states and stacks; those that a caller holds stay valid."""
         self._states.clear()
-        for memo in (self.start.next, self.start.alike, self._parser.bottom.pushed, self._parser.bottom.fed):
+        for memo in (self.start.next, self.start.by_outcomes, self._parser.bottom.pushed, self._parser.bottom.fed):
             memo.clear()
         if self._masks is not None:
             self._masks.forget()
@@ -264,9 +260,11 @@ class GrammarIndex(TokenIndex):
         """
         return self.recognizer.read_all(self.trie, count("max_states", max_states))
 
+    @in_turn
     def save(self, path: str | Path) -> None:
         """Write the known part of the index to a file, from which `load`, given the grammar, continues."""
-        self.recognizer._save_index(path, self)
+        grammar: Grammar = self.recognizer
+        saving.write(path, self, grammar._digest, grammar._completability, grammar._masks_over(self.trie))
 
     def known(self) -> tuple[list[tuple[State, bytes]], list[tuple[tuple[State, int], State]]]:
         """Return the states with known masks and the masks' keys, and the known steps."""

@@ -35,7 +35,8 @@ class Stack:
                  "completable")  # fmt: skip
 
     def __init__(self, state: int, below: Stack | None, layout: Layout | None):
-        self.state, self.below, self.layout = state, below, layout
+        self.state, self.below = state, below
+        self.layout: Any = layout                       # a Layout, or None
         self.height: int = below.height + 1 if below else 1
         self.pushed: dict[tuple[int, Layout | None], Stack] = {}
         self.fed: dict[Symbol, tuple[Stack | None, int]] = {}   # by the symbol; with the least height that was read
@@ -263,14 +264,14 @@ class IndentedParser(Parser):
             return stack                                # the end of the line before has made it
         if token != self.indenter.NL_type:
             return self.feed(stack, token)
-        columns = _layout(stack).columns
+        columns = stack.layout.columns
         if after[:1] == (self.indenter.INDENT_type,):
             return self.feed(stack, (token, columns[-1] + 1))
         closed = next((n for n, other in enumerate(after) if other != self.indenter.DEDENT_type), 0)
         return self.feed(stack, (token, columns[-1 - closed])) if closed < len(columns) else None
 
     def _feed(self, stack: Stack, symbol: Symbol) -> Stack | None:
-        layout = _layout(stack)
+        layout: Layout = stack.layout
         if isinstance(symbol, tuple):
             self.lowest = 0
             return stack if layout.brackets else self._feed_line_end(stack, layout.columns, *symbol)
@@ -290,7 +291,7 @@ class IndentedParser(Parser):
         return _on_top(self._shift(stack, name, *closed), Layout(0, left))
 
     def _outdented(self, stack: Stack) -> Stack | None:
-        return self._shift(stack, *[self.indenter.DEDENT_type] * (len(_layout(stack).columns) - 1))
+        return self._shift(stack, *[self.indenter.DEDENT_type] * (len(stack.layout.columns) - 1))
 
     def _shift(self, stack: Stack, *symbols: str) -> Stack | None:
         """Return the stack after some tokens, with its layout as before."""
@@ -302,11 +303,6 @@ class IndentedParser(Parser):
                 return None
             stack = top.push(state, top.layout)
         return stack
-
-
-def _layout(stack: Stack) -> Layout:
-    assert stack.layout is not None
-    return stack.layout
 
 
 def _on_top(stack: Stack | None, layout: Layout) -> Stack | None:

@@ -67,7 +67,7 @@ class Tables:
         self._whole = whole
         self._base: list[int] = []                      # the item at the beginning of each alternative
         self._begun: dict[str | None, list[int]] = defaultdict(list)    # these items by the rule's name
-        self._next: list[str | None] = []               # the symbol behind an item's place
+        self._next: list[str | None] = []               # the symbol after an item's place
         self._rule_of: list[int] = []
         for r, rule in enumerate(self.rules):
             self._base.append(len(self._next))
@@ -81,7 +81,7 @@ class Tables:
         self.terminal_of = {bit: name for name, bit in self.bits.items()}
         self._first = {name: list(map(self._next.__getitem__, items)) for name, items in self._begun.items()}
         self.shifts: list[dict[str, int]] = []
-        self._items: list[list[int]] = []               # kernel and what it leads to without reading
+        self._items: list[list[int]] = []               # by state, the kernel and the items that it leads to
         kernels = self._find_states(self._base[-1])
         self.kernels = [list(map(self._pointer, kernel)) for kernel in kernels]
         self.end_state = self.shifts[0][start]
@@ -297,8 +297,8 @@ def united(sets: Iterable[S], edges: Sequence[Collection[int]]) -> list[S]:
 def columns_are_irrelevant(tables: Tables, indenter: Any) -> bool:
     """Check that any tokens that complete a stack can be laid out by lark's indenter, which then only chooses columns.
 
-    True if the rules themselves nest brackets and blocks, and admit no line end within brackets, a block's beginning
-    only after a line's end, and a block's end only after a line's end or another block's.
+    True if each rule nests its brackets and blocks and has no line end within brackets. A block must begin right after
+    a line's end, and end right after a line's or another block's end.
     """
     bits, rules, shortest = tables.bits, tables.rules, tables.shortest
     if not shortest.keys() >= tables.rule_names:

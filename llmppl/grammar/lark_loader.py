@@ -274,7 +274,7 @@ def _nondeterministic(name: str, tree: Any) -> tuple[NFA, int]:
         return known[key]
 
     def in_a_row(parts: list[Any], end: int) -> int:
-        return functools.reduce(lambda behind, part: build(part, behind), reversed(parts), end)
+        return functools.reduce(lambda after, part: build(part, after), reversed(parts), end)
 
     kinds: dict[str, Callable[[list[Any], int], int]] = {
         "expansions": lambda parts, end: new([(None, build(part, end)) for part in parts]),
@@ -320,7 +320,7 @@ def _minimal(graph: list[Row]) -> list[Row]:
 def _refuse_twice(name: str, graph: list[Row], empty: Any) -> None:
     """Raise lark's error if leaving out two different sets of symbols leaves the same ones, at least one."""
     begun = [t for _, row in graph for symbol, t in row.items() if symbol != empty]
-    behind = set(reached(begun, lambda node: graph[node][1].values()))      # nodes before which a symbol may stand
+    after_one = set(reached(begun, lambda node: graph[node][1].values()))   # nodes that a symbol may lead to
 
     # Two nodes; whether the second must not leave out a symbol here (the paths part); whether a symbol was read.
     def moves(pair: tuple[int, int, bool, bool]) -> Iterator[tuple[int, int, bool, bool]]:
@@ -334,12 +334,12 @@ def _refuse_twice(name: str, graph: list[Row], empty: Any) -> None:
             yield p, other[empty], False, read
 
     parted = [(row[empty], node) for node, (_, row) in enumerate(graph) if empty in row]
-    pairs = [(p, node, True, read) for p, node in parted for read in {False, node in behind}]
+    pairs = [(p, node, True, read) for p, node in parted for read in {False, node in after_one}]
     for number, (p, q, _, read) in enumerate(reached(pairs, moves)):
         if read and graph[p][0] and graph[q][0]:
             raise GrammarError(
-                f"Rules defined twice: two of the alternatives of {name} are equal when what its [] leave out is gone; "
-                "lark refuses that: use ()? for one of them"
+                f"Rules defined twice: two of the alternatives of {name} are equal once its [] are left out, which "
+                "lark refuses: use ()? for one of them"
             )
         if number > MAX_PAIRS:
             raise GrammarError(_too_large(name))

@@ -292,8 +292,8 @@ class PartialTokens:
             whole = {ends[q] for q in spelled if q in ends}
             name = next(filter(whole.__contains__, keywords.get(matched, ())), matched)
             symbol = None if matched in self.ignored else (name, token.column) if name == self.newline else name
-            behind = obligation._replace(forbidden=obligation.forbidden.union(before))
-            ended[Ended(symbol, self.obligation_number[behind])] = None
+            after = obligation._replace(forbidden=obligation.forbidden.union(before))
+            ended[Ended(symbol, self.obligation_number[after])] = None
 
     def _assumed(self, ahead: Assumptions, obligation: Obligation) -> Obligation | None:
         """Return an obligation with its epsilon edges followed, or None if an assumption is already wrong."""

@@ -189,7 +189,7 @@ class Masks(Shared):
 
     def _refuse_more(self, number: int, most: int) -> None:
         if number > most:
-            raise ValueError(f"more than {most} quotients: terminals leave too much behind them that may still match")
+            raise ValueError(f"more than {most} quotients: terminals leave too many obligations after them")
 
     def bits(self, hypotheses: Iterable[tuple[Stack, int]]) -> bytes:
         """Return the tokens that may follow under one of the hypotheses, as bits (np.packbits)."""

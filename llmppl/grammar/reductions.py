@@ -85,7 +85,7 @@ class ReductionTable:
         lexer, obligation = key
         ends: Memo[int, set[Ended]] = Memo(lambda left: set().union(*map(self.ends, self.partials.starts[lexer, left])))
         left = list(reached([obligation], lambda left: [end.obligation for end in ends[left] if end.symbol is None]))
-        found = {(str(symbol), behind) for each in left for symbol, behind in ends[each] if symbol is not None}
+        found = {(str(symbol), after) for each in left for symbol, after in ends[each] if symbol is not None}
         over = not all(self.partials.obligations[each].required for each in left)
         return frozenset(found).union([TEXT_END] * over)
 

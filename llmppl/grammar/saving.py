@@ -58,13 +58,9 @@ def digest(completability: Completability, flags: int) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _described(pattern: str) -> tuple[str, list[str]]:
-    """Return a pattern without the flags around it, and these: lark orders them as a set does."""
-    flags = []
-    while found := re.match(r"\(\?([a-z]+):", pattern):
-        flags.append(found[1])
-        pattern = pattern[found.end() :]
-    return pattern, sorted(flags)
+def _described(pattern: str) -> str:
+    """Return a pattern with the flags around it in order: lark writes them in the order of a set."""
+    return re.sub(r"^(\(\?[a-z]+:)+", lambda found: "".join(sorted(re.findall(r"\(\?[a-z]+:", found[0]))), pattern)
 
 
 def write(path: str | Path, index: Any, digest: str, completability: Completability, masks: Masks) -> None:
@@ -97,8 +93,8 @@ class _Writer:
             [
                 [self.blobs[nodes], self._some(tokens)],
                 [
-                    [f"{c.proofs:x}", self._ends(c.ends), self._some(c.going_on), c.ids.itemsize, self._blob(c.ids)]
-                    for c in quotient.classes
+                    [f"{proofs:x}", self._ends(ends), self._some(going_on), ids.itemsize, self.blobs[ids.tobytes()]]
+                    for proofs, ends, going_on, ids in quotient.classes
                 ],
                 [[*self._ends([c.end]), self.blobs[c.nodes]] for c in quotient.crossings],
             ]
@@ -110,9 +106,6 @@ class _Writer:
 
     def _ends(self, ends: Iterable[Ended]) -> Tree:
         return [[symbol, self.obligations[self.partials.obligations[number]]] for symbol, number in ends]
-
-    def _blob(self, array: Any) -> int:
-        return self.blobs[array.tobytes()]
 
     def states(self, index: Any) -> dict[str, Tree]:
         """Return the states that have a mask or a step, and these."""

@@ -2,11 +2,12 @@
 
 A terminal T gets a *spelling* w and a *separator* s. In *every* lexer that has T, w s is read as T and ignored text,
 whatever follows, and leaves a *clean* obligation: nothing is required, and nothing forbidden begins like a spelling.
-Then any tokens that have spellings and complete a parser stack can be written as a text. Another terminal does no harm
-if it does not match within w s and may not continue at its end, if it comes after T (and after the terminals that T is
-split off) in lark's order, or if T is split off it. These checks ignore guards, which only forbid. If guards or these
-checks leave a doubt, every lexer reads w s instead, after each separator and each spelling that needs no separator;
-after other texts, a separator comes first.
+Then any tokens that have spellings and complete a parser stack can be written as a text.
+
+Another terminal does no harm in three cases. It neither matches within w s nor may continue at its end. Or it comes
+after T, and after the terminals that have T as a keyword, in lark's order. Or T is its keyword. These checks ignore
+guards, which only forbid. If they or guards of T leave a doubt, every lexer reads w s instead, after each separator and
+each spelling that needs no separator. After other texts, a separator comes first.
 
 If few terminals suffice to complete every stack, an obligation may also be *idle*: it may continue with the bytes of
 their spellings and separators, but never matches within these.

@@ -1,7 +1,7 @@
 """The terminals of a grammar: in the order in which lark's lexers try them, and their automata side by side.
 
 A terminal is an NFA. Its states may have *guards*: a look-ahead, which is an automaton that must (or must not) match
-after a place, or a look-behind, which a *tracker* decides that reads the text so far. All automata share one numbering
+after a place, or a look-behind, which a *tracker* of the text so far decides. All automata share one numbering
 of states. States that read a byte or end are *stops*.
 
 A *word* is a terminal that is one string. A *keyword* is a word that a regular expression matches as a whole. Words in
