@@ -11,7 +11,6 @@ A file may come from somebody else. `_Reader` looks up or checks every number an
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import re
@@ -168,7 +167,7 @@ class _Reader:
         self.blobs = [part.tobytes() for part in storage.parts(data, "blobs")]
         self.tree: Tree = json.loads(data["tree"].tobytes())
         trackers = [
-            {int(state): _after(tracker, text.encode("latin-1")) for state, text in texts.items()}
+            {int(state): tracker.after(tracker.start, text.encode("latin-1")) for state, text in texts.items()}
             for tracker, texts in zip(self.partials.automata.trackers, self.tree["trackers"], strict=True)
         ]
         self.obligations = [
@@ -261,7 +260,7 @@ class _Reader:
         shape = (NATURAL, [NATURAL]) if self.parser.indenter else type(None)
         for number, place, layout in self.tree["stacks"]:
             below = stacks[place]
-            if number not in self.parser.shifts[below.state].values() or layout == [0, []]:
+            if number not in self.parser.shifts[below.state].values() or (layout and not layout[1]):
                 raise ValueError("it has a stack that no text leads to")
             _checked([number, layout], (NATURAL, shape))
             stacks.append(below.push(number, layout and Layout(layout[0], tuple(layout[1]))))
@@ -277,7 +276,7 @@ def _checked(value: Tree, shape: Any) -> Any:
 
 def _in_range(numbers: Any, end: int) -> Any:
     """Return an array; ValueError unless its numbers are from 0 to below `end`."""
-    if numbers.size and not (numbers.min() >= 0 and numbers.max() < end):
+    if not ((numbers >= 0) & (numbers < end)).all():
         raise ValueError(f"it has a number that is not from 0 to {end - 1}")
     return numbers
 
@@ -287,18 +286,13 @@ def _texts_to(tracker: Any, states: set[int]) -> dict[str, str]:
     texts: dict[int, bytes] = {int(tracker.start): b""}
 
     def onward(state: int) -> list[int]:
-        targets, bytes_to = np.unique(tracker.row(state), return_index=True)
-        new = {target: byte for target, byte in zip(targets.tolist(), bytes_to.tolist(), strict=True) if target}
-        for target, byte in new.items():
+        targets, bytes_to = (each.tolist() for each in np.unique(tracker.row(state), return_index=True))
+        for target, byte in zip(targets, bytes_to, strict=True):
             texts.setdefault(target, texts[state] + bytes([byte]))
-        return list(new)
+        return targets
 
     wanted = states - {0}
     for _ in reached([int(tracker.start)], onward):
         if wanted <= texts.keys():
             break
     return {str(state): texts[state].decode("latin-1") for state in wanted}
-
-
-def _after(tracker: Any, text: bytes) -> int:
-    return functools.reduce(lambda state, byte: int(tracker.step(state, byte) or 0), text, int(tracker.start))

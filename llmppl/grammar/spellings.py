@@ -177,10 +177,9 @@ class WitnessSpellings:
         for t in missing:
             read = list(filter(all, tried[t]))[:MAX_READ_IN_LEXERS]     # those with a separator
             found[t.name] = next((pair for pair in read if self._spells_in_lexers(t.name, *pair)), None)
-        pairs = self._pairs = {name: pair for name, pair in found.items() if pair}
-        self.words = {name: word for name, (word, _) in pairs.items()}
-        self.missing = found.keys() - self.words
-        self.separators = list(filter(None, dict.fromkeys(separator for _, separator in pairs.values())))
+        self._pairs = {name: pair for name, pair in found.items() if pair}
+        self.missing = found.keys() - self._pairs
+        self.separators = list(filter(None, dict.fromkeys(separator for _, separator in self._pairs.values())))
         clean = all(itertools.starmap(self._clean, self._to_be_clean))
         self.usable = clean and not any(itertools.starmap(self._reads, self._left_over(candidates)))
 
@@ -220,7 +219,7 @@ class WitnessSpellings:
 
     def _find_firsts(self, lexer: int) -> set[int]:
         """Return the first bytes of the spellings that a lexer may meet."""
-        return {self.words[name][0] for name in self.words.keys() & set(self.partials.lexers[lexer])}
+        return {self._pairs[name][0][0] for name in self._pairs.keys() & set(self.partials.lexers[lexer])}
 
     def _clean(self, lexer: int, obligation: int) -> bool:
         forbidden, required, _ = self.partials.obligations[obligation]

@@ -114,7 +114,7 @@ class Automata:
     def track(self, states: tuple[int, ...], byte: int) -> tuple[int, ...]:
         """Return the states of the trackers after one more byte."""
         pairs = zip(self.trackers, states, strict=True)
-        return tuple([int(tracker.step(state, byte) or 0) if state else 0 for tracker, state in pairs])
+        return tuple([tracker.step(state, byte) or 0 for tracker, state in pairs])
 
     def unguarded(self, state: int) -> Iterable[int]:
         """Return the states that a state reaches without reading, even if its guard forbids it; also its look-ahead."""
@@ -196,11 +196,9 @@ def _keywords(terminal: TerminalDef, nfa: NFA, words: Iterable[TerminalDef]) -> 
 
 
 def _matches_whole(machine: Leftmost, data: bytes) -> bool:
-    state: int | None = machine.start
-    for byte in data:
-        state = machine.step(state, byte) if state else None
-    since = machine.at_end(state or 0)                  # bytes from the match's end to the text's end
-    return (machine.matched(state or 0) if since is None else since) == 0
+    state = machine.after(machine.start, data)
+    since = machine.at_end(state)                       # bytes from the match's end to the text's end
+    return (machine.matched(state) if since is None else since) == 0
 
 
 def join_words(
