@@ -285,11 +285,11 @@ def _texts_to(tracker: Any, states: set[int]) -> dict[str, str]:
     """Return for each state of a tracker, except 0, a text that leads to it."""
     texts: dict[int, bytes] = {int(tracker.start): b""}
 
-    def onward(state: int) -> list[int]:
-        targets, bytes_to = (each.tolist() for each in np.unique(tracker.row(state), return_index=True))
-        for target, byte in zip(targets, bytes_to, strict=True):
+    def onward(state: int) -> Iterable[int]:
+        targets, first = np.unique(tracker.row(state), return_index=True)
+        for target, byte in zip(targets.tolist(), first.tolist(), strict=True):
             texts.setdefault(target, texts[state] + bytes([byte]))
-        return targets
+        return map(int, targets)
 
     wanted = states - {0}
     for _ in reached([int(tracker.start)], onward):
