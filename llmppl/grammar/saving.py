@@ -1,8 +1,9 @@
 """Files that keep the index of a grammar, so that a later process continues from it.
 
-A file holds the states of the text with their masks and steps, and the quotients of the vocabulary, with the stacks and
-partial tokens that these refer to. Everything is written as numbers of the grammar's own tables, so
-a file is read together with its grammar, which a digest identifies. The contents join those the grammar already has.
+A file holds the states of the text with their masks and steps, the quotients of the vocabulary, and the outcomes of the
+lexer, with the stacks and partial tokens that these refer to. Everything is written as numbers of the grammar's own
+tables, so a file is read together with its grammar, which a digest identifies. The contents join those the grammar
+already has.
 
 A look-behind tracker numbers its states in order of use, so a file stores for each state a text that leads to it.
 
@@ -27,7 +28,7 @@ from llmppl.grammar.completion import Completability
 from llmppl.grammar.lalr import Layout, Stack
 from llmppl.grammar.lalr_tables import END as TEXT_END
 from llmppl.grammar.lalr_tables import union
-from llmppl.grammar.lexer import Ended, Obligation, PartialToken, PartialTokens
+from llmppl.grammar.lexer import Ended, Obligation, Outcome, PartialToken, PartialTokens
 from llmppl.grammar.masks import Crossing, Masks, Quotient, TokenClass
 from llmppl.growing import Numbering, reached
 from llmppl.languages.nfa import Ahead
@@ -86,6 +87,7 @@ class _Writer:
         self.blobs: Numbering[bytes] = Numbering()      # masks, and arrays of tokens and nodes
         self.tokens: Numbering[int] = Numbering()
         self.obligations: Numbering[Obligation] = Numbering()
+        self.outcomes: Numbering[Outcome] = Numbering()
 
     def quotients(self, masks: Masks) -> Tree:
         return [
@@ -126,13 +128,20 @@ class _Writer:
         return [self.stacks[each] for each in reversed(above)][-1]
 
     def parts(self) -> dict[str, Tree]:
-        """Return the objects that the others refer to."""
+        """Return the known outcomes, and the objects that the others refer to."""
+        rows = [
+            [self.tokens[token], [-1 if outcome is None else self.outcomes[outcome] for outcome in row]]
+            for token, row in self.partials.rows.items()
+        ]
+        outcomes = [[self._some(tokens), self._ends(ends)] for tokens, ends in self.outcomes.met]
         tokens = [
             [t.keywords, t.threads, sorted(t.keyword_threads), self.obligations[t.obligation], t.column]
             for t in map(self.partials.tokens.__getitem__, self.tokens.met)
         ]
         met, trackers = self.obligations.met, self.partials.automata.trackers
         return {
+            "rows": rows,
+            "outcomes": outcomes,
             "tokens": tokens,
             "obligations": [[sorted(each.forbidden), [*map(sorted, each.required)], each.trackers] for each in met],
             "trackers": [_texts_to(each, {o.trackers[i] for o in met}) for i, each in enumerate(trackers)],
@@ -147,6 +156,7 @@ def read(data: dict[str, Any], index: Any, completability: Completability, masks
     """
     try:
         reader = _Reader(completability, masks, data)
+        reader.read_rows()
         reader.read_quotients()
         index.join(*reader.states(state))
     except (AttributeError, LookupError, TypeError) as error:
@@ -209,6 +219,15 @@ class _Reader:
         elif symbol == TEXT_END or symbol not in self.parser.bits:
             raise ValueError("it has a terminal that this grammar has not")
         return Ended(symbol, self.partials.obligation_number[self.obligations[obligation]])
+
+    def read_rows(self) -> None:
+        partials = self.partials
+        outcomes = [partials.intern((self._some(tokens), self._ends(ends))) for tokens, ends in self.tree["outcomes"]]
+        for number, row in self.tree["rows"]:
+            token = self.tokens[number]
+            if len(row) != len(partials.classes[token]):
+                raise ValueError("its rows are not such as this grammar has")
+            partials.rows.setdefault(token, [None if each == -1 else outcomes[each] for each in row])
 
     def read_quotients(self) -> None:
         for (place, tokens), classes, crossings in self.tree["quotients"]:
