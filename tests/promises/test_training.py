@@ -75,6 +75,7 @@ def unigram_nats(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> fl
     return float(-np.log(counts / counts.sum())[held_out].mean())
 
 
+@pytest.mark.slow
 def test_the_model_predicts_held_out_text_clearly_better_than_token_frequencies(recipe):
     found = recipe.evaluation["held_out"][SAMPLE.name]
     tokens = recipe.held_out.tokens[1 : found["windows"] * 64 + 1]
@@ -289,6 +290,7 @@ def test_dropout_silences_its_share_of_every_part_in_training_only():
     torch.testing.assert_close(decoder.eval()(input_ids=ids)[0], plain(input_ids=ids)[0])
 
 
+@pytest.mark.slow
 def test_two_processes_share_steps_of_two_lengths_and_average_gradients_and_progress(recipe, tmp_path):
     """The script of two processes trains the model a little more, and then averages numbers that are known."""
     script = tmp_path / "both.py"

@@ -1,8 +1,8 @@
 """Completability: decide whether some text completes a hypothesis, as every step of a grammar's recognizer asks.
 
-A *hypothesis* is a parser stack and a partial token. Witness spellings (`llmppl.constraints.lark.spellings`) answer most
+A *hypothesis* is a parser stack and a partial token. Witness spellings (`spellings.py`) answer most
 questions: if every terminal has a spelling that ignored text separates from the next token, then any tokens that
-complete a stack can be written as a text. The table of the parser's reductions (`llmppl.constraints.lark.reductions`) decides
+complete a stack can be written as a text. The table of the parser's reductions (`reductions.py`) decides
 the rest.
 
 Tokens complete a stack in two ways. A *plan* names for each state on top of a stack the next terminal, or the rule to

@@ -4,10 +4,10 @@ A text is in the language iff `lark.Lark(grammar, parser="lalr", lexer="contextu
 terminals of each parser state equal lark's. Only the loop differs: it takes one byte at a time and never goes back.
 
 The one idea: assume where a token ends instead of waiting to see it. A *hypothesis* assumes an end of every token so
-far. It is a parser stack (`llmppl.constraints.lark.lalr`) and the current partial token (`llmppl.constraints.lark.lexer`). Exactly one
+far. It is a parser stack (`lalr.py`) and the current partial token (`lexer.py`). Exactly one
 hypothesis survives the whole text, so no byte is read twice. For example, `1e+x` is read as `1 e + x` under the
 hypothesis that `1` ends there, which forbids an exponent. A hypothesis is dropped unless some text completes it
-(`llmppl.constraints.lark.completion`), so `step` returns None iff no continuation of the text is accepted.
+(`completion.py`), so `step` returns None iff no continuation of the text is accepted.
 
 Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for parsers as recognizers.
 """

@@ -1,7 +1,7 @@
 """Reductions that a text may lead to: a table of the parser's runs over (state, symbol, obligation).
 
 The parser is a pushdown automaton over finitely many lookaheads, which are pairs of a terminal and the obligation
-after it (`llmppl.constraints.lark.lexer`). An *entry* is a state on top of the stack with a lookahead. Its *exits* are the
+after it (`lexer.py`). An *entry* is a state on top of the stack with a lookahead. Its *exits* are the
 reductions that remove the state, with the number of states they still pop and the lookahead then. Both are finitely
 many. The states below the top are read only when an exit reaches them.
 
