@@ -1,11 +1,13 @@
-"""Which engine a name is loaded by, and what an engine does not take."""
+"""The registry of engines: the engine that loads a name, and the options that an engine refuses."""
 
 import sys
 import types
+from typing import get_args, get_type_hints
 
 import pytest
 
 from llmppl import CachedTransformer, Vocabulary
+from llmppl.cli.options import Source
 from llmppl.lm.engine import FunctionEngine
 from llmppl.lm.engines import gguf
 from llmppl.lm.engines import registry as choosing
@@ -15,7 +17,7 @@ load = CachedTransformer.from_pretrained
 
 @pytest.fixture
 def installed(monkeypatch):
-    """As if there were what the test says; loaders that give back what they were given."""
+    """Return a function that makes exactly the named packages appear installed."""
 
     def have(*packages):
         monkeypatch.setattr(choosing, "find_spec", lambda name: name if name in packages else None)
@@ -50,9 +52,15 @@ def test_an_engine_that_is_not_installed_says_how(installed, engine, extra):
         load(engine=engine)
 
 
+def test_the_names_of_engines_are_the_same_for_type_checkers_and_the_command_line():
+    assert get_args(choosing.EngineName) == tuple(choosing.ENGINES)
+    of_option, none = get_args(get_type_hints(Source)["engine"])
+    assert get_args(of_option) == tuple(choosing.ENGINES) and none is type(None)
+
+
 def test_a_gguf_file_goes_to_llama_cpp_unless_something_is_for_transformers(installed, monkeypatch, tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr("llmppl.lm.engines.loading.load", lambda name, **options: ("transformers", options))
+    monkeypatch.setattr("llmppl.lm.engines.loading.load", lambda name, **options: ("transformers", {**none, **options}))
     wide = types.SimpleNamespace(quantised=False)
     monkeypatch.setattr("llmppl.lm.engines.llamacpp.load", lambda source, **options: (wide, options))
     file = str(tmp_path / "a.gguf")
