@@ -166,8 +166,8 @@ class CachedEvaluator:
     def _evaluate(self, questions: list[Question], prefetches: list[_Prefetch]) -> list[Any]:
         if self._replaced:
             raise RuntimeError(
-                f"{self.engine.name or type(self.engine).__name__} was given to another CachedTransformer, which owns its "
-                "cache now: share the CachedTransformer, which any number of programs and threads may use"
+                f"{self.engine.name or type(self.engine).__name__} was given to another CachedTransformer, which owns "
+                "its cache: share the CachedTransformer, which any number of programs and threads may use"
             )
         start = perf_counter()
         self._round += 1

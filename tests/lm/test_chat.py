@@ -91,7 +91,7 @@ STRICT = (
         (TEMPLATE, [{"role": "system", "content": "a"}], {"system": "b"}, ValueError, "give system=, or a first"),
         (TEMPLATE, "Hi", {"system": 3}, TypeError, "system must be a str, not 3"),
         (STRICT, "Hi", {"system": "x"}, ValueError, r"refuses .* \(System role not supported\); give it"),
-        (STRICT, [USER, BEGUN], {}, ValueError, "it does not go on with a last message of the assistant: let the last"),
+        (STRICT, [USER, BEGUN], {}, ValueError, "it does not continue a last message of the assistant: let the last"),
     ],
 )  # fmt: skip
 def test_what_is_no_conversation_or_not_one_for_the_template_is_named(template, messages, options, error, said):

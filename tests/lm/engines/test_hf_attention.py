@@ -13,7 +13,7 @@ from test_cache import BATCHES, BUDGETS, LIMIT, Session, limits, operations
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmppl.lm.engines import hf_attention as attention
-from llmppl.lm.engines.hf_attention import Pass, Read, _mean, share
+from llmppl.lm.engines.hf_attention import ForwardPass, LazyKV, _mean, share
 from llmppl.lm.transformer import CachedTransformer
 
 PROMPT = list(range(3, 23))
@@ -213,13 +213,13 @@ def test_shared_attention_in_half_precision_is_as_near_to_the_truth_as_torchs_ow
     starts, ends = np.full(B, T - 1), np.full(B, T)
     order, parts = share(slots, starts, ends, least=1)
     assert order == list(range(B)) and {part.shared for part in parts} == {True, False}
-    run = Pass(torch.from_numpy(slots[:, -1]), None, torch.from_numpy(slots), parts)
-    key, value = (Read(tensor, run, name, repeats=G) for name, tensor in (("keys", keys), ("values", values)))
+    run = ForwardPass(torch.from_numpy(slots[:, -1]), None, torch.from_numpy(slots), parts)
+    key, value = (LazyKV(tensor, run, name, repeats=G) for name, tensor in (("keys", keys), ("values", values)))
     mask = torch.zeros(B, 1, 1, T, dtype=dtype)
     mask[1, :, :, :50] = torch.finfo(dtype).min
     with Widening(0):
         found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    made = query, key.made(), value.made()
+    made = query, key.materialise(), value.materialise()
     own = torch.nn.functional.scaled_dot_product_attention(*made, attn_mask=mask)
     wide = [tensor.double() for tensor in made]
     truth = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=mask.double())
