@@ -57,11 +57,12 @@ def _conversation(messages: str | Iterable[Message], system: str | None) -> list
     """Return the messages as a list of dicts, with `system` first."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": text("messages", messages)}]
-    listed = [messages] if isinstance(messages, Mapping) or not isinstance(messages, Iterable) else list(messages)
-    wrong = next((each for each in listed if not isinstance(each, Mapping)), None)
-    if isinstance(messages, Mapping) or wrong is not None:
-        example = [messages if isinstance(messages, Mapping) else {"role": "user", "content": wrong}]
-        raise TypeError(f"messages must be a str or a list of dicts, such as {shown(example)}")
+    if isinstance(messages, Mapping):
+        raise _no_messages(messages)
+    listed = list(messages) if isinstance(messages, Iterable) else [messages]
+    for message in listed:
+        if not isinstance(message, Mapping):
+            raise _no_messages({"role": "user", "content": message})
     if not listed:
         raise ValueError("messages must be at least one, such as {'role': 'user', 'content': 'Hi'}, not []")
     for i, message in enumerate(listed):
@@ -74,6 +75,10 @@ def _conversation(messages: str | Iterable[Message], system: str | None) -> list
             raise ValueError("give system=, or a first message of role 'system', not both")
         listed = [{"role": "system", "content": text("system", system)}, *listed]
     return list(map(dict, listed))
+
+
+def _no_messages(example: Message) -> TypeError:
+    return TypeError(f"messages must be a str or a list of dicts, such as {shown([example])}")
 
 
 def _options_of(template: str) -> set[str]:

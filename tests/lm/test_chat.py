@@ -1,4 +1,4 @@
-"""Conversations: what a chat template is given, and what is said where it cannot do with it."""
+"""Conversations: the messages and options that a chat template gets, and the errors if it refuses them."""
 
 import numpy as np
 import pytest

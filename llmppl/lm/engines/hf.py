@@ -194,8 +194,7 @@ def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 
 def _text_config(model: Any) -> Any:
-    config = model.config
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(model.config, "get_text_config", lambda: model.config)()
 
 
 def _layer_types(config: Any) -> set[str]:
@@ -215,16 +214,13 @@ def _max_length(config: Any) -> int | None:
 
 def _dtype(model: Any) -> torch.dtype:
     """Return the dtype of the layers. Embedding and head may be wider, and quantised weights narrower."""
-    outside = {id(p) for ends in (model.get_input_embeddings(), _head(model)) if ends for p in ends.parameters()}
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    outside = {id(p) for ends in (model.get_input_embeddings(), head) if ends for p in ends.parameters()}
     sizes: Counter[torch.dtype] = Counter()
     for p in model.parameters():
         if p.is_floating_point() and p.element_size() > 1:
             sizes[p.dtype] += p.numel() * (id(p) not in outside)
     return sizes.most_common(1)[0][0] if sizes else torch.get_default_dtype()
-
-
-def _head(model: Any) -> Any:
-    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 
 def _device(model: Any) -> torch.device:

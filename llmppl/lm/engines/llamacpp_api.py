@@ -195,10 +195,10 @@ def _path() -> Path:
     if spec is None or spec.origin is None:
         raise ImportError(f'engine="llama.cpp" needs the package xllamacpp: {INSTALL}')
     folder = Path(spec.origin).parent
-    for pattern in ("xllamacpp*.so", "xllamacpp*.pyd", "xllamacpp*.dylib"):
-        for path in sorted(folder.glob(pattern)):
-            return path
-    raise _unfit(f"{folder} holds no shared library")
+    libraries = sorted(path for path in folder.glob("xllamacpp*") if path.suffix in (".so", ".pyd", ".dylib"))
+    if not libraries:
+        raise _unfit(f"{folder} holds no shared library")
+    return libraries[0]
 
 
 def _unfit(why: str) -> ImportError:

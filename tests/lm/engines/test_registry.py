@@ -76,7 +76,7 @@ def test_a_gguf_file_goes_to_llama_cpp_unless_something_is_for_transformers(inst
     wide.quantised = True
     with pytest.warns(UserWarning, match="a.gguf has quantised weights.*They do not with engine='transformers'"):
         choosing.load(file, None)
-    choosing.load(file, "llama.cpp")                    # meant, and no warning
+    choosing.load(file, "llama.cpp")                    # chosen by name: no warning
     monkeypatch.setitem(gguf.PACKAGES, "toy", "toy==1.0")
     monkeypatch.setattr(gguf, "packaged", lambda name: tmp_path / "a.gguf")
     assert choosing.load("toy", None) == ("transformers", none)
