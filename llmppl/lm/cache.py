@@ -1,8 +1,8 @@
 """The prefix cache: a trie of contexts (`Trie`), and the slots and rows that its nodes keep (`Store`).
 
-A `Node` of the trie is a context: its tokens are on the path from the root. A node can keep the keys and values of its
-last token (in a *slot* of the engine's slab), its *row* (the logits of the next token), and the log-probability of its
-token given its parent.
+A `Node` of the trie is a context: its tokens are on the path from the root. A node can keep three things: the keys and
+values of its last token, in a *slot* of the engine's slab; its *row*, the logits of the next token; and the
+log-probability of its token given its parent.
 
 `Store` holds slots and rows under one budget in bytes, or each under its own. The parent of a node with a slot has a
 slot, too, so slots are evicted from the leaves, least recently used first. Under one budget rows are evicted before
@@ -305,7 +305,7 @@ class _Pin(weakref.ref[Any]):
 
 
 class Trie:
-    """All contexts of one language model. `print(trie)` draws what they share and which data is kept.
+    """Tree of all contexts of one language model. `print(trie)` draws it, with marks for the kept data.
 
     `len`, `repr` and `draw` enter `exclusive`, which lets in one thread at a time. Callers of other methods are in it.
     """

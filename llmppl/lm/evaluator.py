@@ -284,7 +284,7 @@ class CachedEvaluator:
             chain[-1].used = self._round
 
     def _run_whole(self, engine: Engine, pending: PendingRound) -> None:
-        """Call the engine once with whole contexts, the shortest ones first. It may keep what it likes."""
+        """Call the engine once with whole contexts, the shortest ones first. The engine may cache them."""
         most = max(1, _MAX_ANSWER // (4 * len(self.vocab)))
         needs = sorted(pending.children, key=lambda node: node.depth)[:most]
         min_depth, needed = needs[0].depth, set(needs)

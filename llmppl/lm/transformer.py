@@ -209,13 +209,13 @@ class CachedTransformer(Fixed):
         if self._adapted is None:
             raise ValueError(f"adapter {name!r}: only transformers models have adapters, and this is {self!r}")
         with self._adapted.turn.lock:
-            found = self._siblings.get(names)
-            if found is None or not found._adapted.current:
+            lm = self._siblings.get(names)
+            if lm is None or not lm._adapted.current:
                 engine = _engine(self.model, self.vocab, self._limits[2], names)
-                found = self._siblings[names] = type(self).__new__(type(self))
-                vars(found).update(vars(self))
-                found._use(engine)
-        return found
+                lm = self._siblings[names] = type(self).__new__(type(self))
+                vars(lm).update(vars(self))
+                lm._use(engine)
+        return lm
 
     def clear(self) -> None:
         """Empty the cache, and those of the other adapters of the model. Contexts stay valid.
@@ -228,7 +228,7 @@ class CachedTransformer(Fixed):
 
     @property
     def _adapted(self) -> Any:
-        """`Adapted` model that the engine runs; None if the engine does not run a transformers model."""
+        """The `Adapted` model that the engine runs; None if the engine does not run a transformers model."""
         return getattr(self.engine, "adapted", None)
 
     @property

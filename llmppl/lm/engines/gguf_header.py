@@ -104,9 +104,10 @@ def _read_tensors(header: _Header, num_tensors: int, alignment: int) -> int:
         offset = header.number("Q")
         if len(shape) > 4 or not 0 < math.prod(shape) < 1 << 63 or offset % alignment or name in names:
             raise ValueError(f"the tensor {name!r:.80} is there twice, or cannot be {shape} at {offset}")
-        end, found = max(end, offset + math.prod(shape) // block * size), re.search(r"(?:^|\.)blk\.([0-9]+)\.", name)
+        end = max(end, offset + math.prod(shape) // block * size)
         names.add(name)
-        blocks = max(blocks, int(found[1]) + 1 if found else 0)
+        if block_of := re.search(r"(?:^|\.)blk\.([0-9]+)\.", name):
+            blocks = max(blocks, int(block_of[1]) + 1)
     header.at += -header.at % alignment                 # where the weights begin
     if header.at + end > len(header.data):
         raise ValueError(f"its tensors end at byte {header.at + end:,}, and it ends at {len(header.data):,}")

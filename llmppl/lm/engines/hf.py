@@ -208,8 +208,8 @@ def _window(config: Any) -> int | None:
 
 
 def _max_length(config: Any) -> int | None:
-    found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
-    return next((int(n) for n in found if n is not None), None)
+    lengths = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
+    return next((int(n) for n in lengths if n is not None), None)
 
 
 def _dtype(model: Any) -> torch.dtype:

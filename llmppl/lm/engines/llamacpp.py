@@ -45,7 +45,7 @@ class _Entry(NamedTuple):
 
 
 Asked = list[tuple[int, int]]                           # of one context: (n, row) for the logits after n tokens
-Group = list[tuple[Segment, list[_Entry], Asked]]       # of each context: its leaf, tokens to run again, what is asked
+Group = list[tuple[Segment, list[_Entry], Asked]]       # of each context: leaf, tokens to run again, questions
 
 
 class LlamaCpp(Engine):

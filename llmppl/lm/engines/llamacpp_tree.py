@@ -163,10 +163,10 @@ def common(one: bytes, other: bytes) -> int:
 
 def pending(leaves: Iterable[Segment]) -> list[Segment]:
     """Return the segments above `leaves` that have tokens to run, each after its ancestors."""
-    found: dict[int, Segment] = {}
+    todo: dict[int, Segment] = {}
     for leaf in leaves:
         for segment in leaf.path():
-            if segment.done == segment.end or id(segment) in found:
+            if segment.done == segment.end or id(segment) in todo:
                 break
-            found[id(segment)] = segment
-    return sorted(found.values(), key=lambda segment: segment.start)
+            todo[id(segment)] = segment
+    return sorted(todo.values(), key=lambda segment: segment.start)

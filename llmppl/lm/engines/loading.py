@@ -112,14 +112,14 @@ def _dtype(dtype: Any, on_cpu: bool) -> Any:
 def _device(device: Any) -> torch.device:
     """Return `device` as a torch.device; ValueError if it cannot be used on this machine."""
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        known = torch.device(device)
+        torch.empty(0, device=known)
     except (RuntimeError, AssertionError, TypeError) as error:
         there = "'cpu'"
         if torch.accelerator.is_available():
             there += f" or {str(torch.accelerator.current_accelerator())!r}"
         raise ValueError(f"device {device!r} cannot be used here ({first_line(error)}); give {there}") from error
-    return found
+    return known
 
 
 def _complete(folder: str) -> bool:
