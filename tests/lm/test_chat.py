@@ -85,6 +85,7 @@ STRICT = (
         (TEMPLATE, ["Hi"], {}, TypeError, "messages must be a str or a list of dicts, such as .*'content': 'Hi'"),
         (TEMPLATE, USER, {}, TypeError, r"messages must be a str or a list of dicts, such as \[\{'role': 'user'"),
         (TEMPLATE, 3, {}, TypeError, "messages must be a str or a list of dicts"),
+        (TEMPLATE, None, {}, TypeError, "messages must be a str or a list of dicts"),
         (TEMPLATE, [], {}, ValueError, "messages must be at least one, such as"),
         (TEMPLATE, [{"content": "Hi"}], {}, ValueError, r"messages\[0\] has no role, 'user', .*\{'content': 'Hi'\}"),
         (TEMPLATE, [USER, {"role": "user"}], {}, ValueError, r"messages\[1\] has no content: \{'role': 'user'\}"),
