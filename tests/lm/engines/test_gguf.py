@@ -379,7 +379,7 @@ def test_weights_that_are_missing_or_no_numbers_are_refused(tmp_path, cache):
 def test_a_file_without_a_tokenizer_is_refused(tmp_path, cache):
     file = write(tmp_path / "bare.gguf", tokenizer=False)
     said = refused(file.read_bytes(), tmp_path, cache)
-    assert said.startswith("holds no tokenizer: give a GGUF file with one, or CachedTransformer(model, tokenizer)")
+    assert said.startswith("holds no tokenizer: give a GGUF file with one, or load model and tokenizer by transformers")
 
 
 def test_an_architecture_that_is_not_read_is_refused_by_name(tmp_path, cache):
