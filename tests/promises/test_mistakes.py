@@ -89,9 +89,9 @@ MISTAKES = [
     (lambda: load(eos_token_id=5), TypeError, r"from_pretrained takes no eos_token_id: did you mean eos_ids\?"),
     (lambda: load(torch_dtype="float16"), TypeError, r"takes no torch_dtype: did you mean dtype\?"),
     (lambda: load(backend="hf"), TypeError, r"takes no backend: did you mean engine\?"),
-    (lambda: load(top_k=5), TypeError, r"takes no top_k: it is the program's, Constrained.* rule=Rule\(top_k=5\)\)"),
-    (lambda: load(max_new_tokens=5), TypeError, r"it is the program's, ConstrainedText\(lm, prompt, max_tokens=5\)"),
-    (lambda: load(n_ctx=512), TypeError, "engine='transformers' takes no n_ctx: it is of engine='llama.cpp'"),
+    (lambda: load(top_k=5), TypeError, r"takes no top_k: .* option of programs, Constrained.* rule=Rule\(top_k=5\)\)"),
+    (lambda: load(max_new_tokens=5), TypeError, r"an option of programs, ConstrainedText\(lm, prompt, max_tokens=5\)"),
+    (lambda: load(n_ctx=512), TypeError, "takes no n_ctx: it is an option of engine='llama.cpp'"),
     # ---- options
     (lambda: program(max_new_tokens=5), TypeError, r"takes no max_new_tokens: did you mean max_tokens\?"),
     (lambda: program(min_token=5), TypeError, r"takes no min_token: did you mean min_tokens\?"),

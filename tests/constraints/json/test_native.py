@@ -346,7 +346,7 @@ DAMAGE = """
 import os, resource, struct, sys
 import numpy as np
 from pathlib import Path
-import test_gguf
+from lm.engines import test_gguf
 from gguf import GGUFReader
 from llmppl.lm.engines.llamacpp import LlamaCpp
 from llmppl.lm.engines.llamacpp_api import library
