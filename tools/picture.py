@@ -2,8 +2,8 @@
 
     python tools/picture.py
 
-A box is a folder; its text is the first sentence of the folder's docstring. A folder imports only from folders above it.
-A dot in column j of row i means that folder i imports from folder j.
+A box is a folder; its text is the first sentence of the folder's docstring. A folder imports only from folders
+above it. A dot in column j of row i means that folder i imports from folder j.
 """
 
 from __future__ import annotations
