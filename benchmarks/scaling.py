@@ -105,7 +105,8 @@ def measure(sizes: list[tuple[int, int, int]], most: int) -> None:
         prompts = [PROMPTS[i % len(PROMPTS)] for i in range(tasks)]
         if workers:
             make_lm = CachedTransformer.from_pretrained
-            return timed(llmppl.tasks.ray.run_many(run, prompts, make_lm=make_lm, workers=workers, together=together, seed=0))
+            options = {"make_lm": make_lm, "workers": workers, "together": together, "seed": 0}
+            return timed(llmppl.tasks.ray.run_many(run, prompts, **options))
         lm = CachedTransformer.from_pretrained()
         run(lm, "Hello.", np.random.default_rng(0))      # excludes one-time work
         return timed(run_many(partial(run, lm), prompts, together=together, seed=0))

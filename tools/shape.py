@@ -65,7 +65,8 @@ def main(packages: list[str]) -> None:
             density = each["branches"] / max(each["code"], 1)
             questions = 100 * each["questions"] / max(each["docstrings"], 1)
             whats = 1000 * each["whats"] / max(each["words"], 1)
-            row = f"{each['files']:5} {each['lines']:6,} {each['code']:6,} {density:14.3f} {questions:9.0f}% {whats:17.1f}"
+            sizes = f"{each['files']:5} {each['lines']:6,} {each['code']:6,}"
+            row = f"{sizes} {density:14.3f} {questions:9.0f}% {whats:17.1f}"
             print(f"{folder or 'all':24} {row}")
 
 
