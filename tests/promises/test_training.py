@@ -220,7 +220,7 @@ def test_the_loss_of_training_and_its_gradients_are_those_of_autograd():
     ("--window 0", "--window must be from 1 to --context 1024, not 0"),
     ("--dropout 1", "--dropout must be from 0 to below 1, not 1.0"),
     ("--decay 0", "--decay must be above 0 and at most 1, not 0.0"),
-    ("--weights nowhere", "--weights must be a folder with a model, config.json in it, not nowhere"),
+    ("--weights nowhere", "--weights must be a folder with a model and its config.json, not nowhere"),
 ])  # fmt: skip
 def test_a_number_that_makes_no_training_is_refused_before_it_begins(options, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
@@ -262,7 +262,7 @@ def test_weights_of_another_size_are_refused(recipe):
     config.num_hidden_layers += 1
     larger = LlamaForCausalLM(config)
     layers = config.num_hidden_layers
-    message = re.escape(f"has num_hidden_layers {layers - 1}, but {layers} is asked for")
+    message = re.escape(f"has num_hidden_layers {layers - 1}, but the options give {layers}")
     with pytest.raises(ValueError, match=message):
         train_embedded.inherit(larger, recipe.lm.tokenizer.backend_tokenizer, recipe.folder)
 
