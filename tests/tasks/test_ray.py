@@ -131,7 +131,9 @@ def test_wrong_arguments_are_named_before_ray_is_started(wrong, message):
 
 def test_two_workers_give_and_write_what_one_process_does(cluster, tmp_path):
     path, tasks = tmp_path / "results.jsonl", ["ab", "", "d", "no such text", "bca", "a"]
-    results = list(llmppl.tasks.ray.run_many(steer, iter(tasks), make_lm=make_lm, workers=2, together=2, seed=3, to=path))
+    results = list(
+        llmppl.tasks.ray.run_many(steer, iter(tasks), make_lm=make_lm, workers=2, together=2, seed=3, to=path)
+    )
     other = tmp_path / "other.jsonl"
     alone = list(run_many(functools.partial(steer, tiny_lm()), tasks, together=2, seed=3, to=other, progress=False))
     results, alone = (sorted(each, key=lambda result: result.index) for each in (results, alone))
@@ -193,7 +195,8 @@ def test_what_cannot_be_sent_back_is_the_error_of_its_task(cluster):
     def run(lm, task, rng):
         return [Odd(odd=(x for x in ()))] if task == "odd" else steer(lm, task, rng)
 
-    results = sorted(llmppl.tasks.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1), key=lambda r: r.index)
+    found = llmppl.tasks.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1)
+    results = sorted(found, key=lambda result: result.index)
     assert [result.error is None for result in results] == [True, False, True]
     assert results[1].error.startswith("what the task returned cannot be sent to the driver: TypeError: cannot pickle")
 
@@ -289,7 +292,8 @@ def test_by_default_there_are_as_many_workers_as_the_cluster_has_room_for(cluste
 
 
 def test_a_run_that_is_broken_off_leaves_no_worker(cluster, tmp_path):
-    results = llmppl.tasks.ray.run_many(steer, TASKS, make_lm=functools.partial(make_lm, tmp_path), workers=2, together=1)
+    make = functools.partial(make_lm, tmp_path)
+    results = llmppl.tasks.ray.run_many(steer, TASKS, make_lm=make, workers=2, together=1)
     next(results)
     results.close()
     wait_until(lambda: not any(alive(path.name) for path in tmp_path.iterdir()), "end of the workers")
