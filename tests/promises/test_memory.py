@@ -136,7 +136,7 @@ def test_an_engine_names_the_devices_of_all_its_layers():
     assert engine.devices == {torch.device("cpu")}
     for layer, device in zip(engine.slab.layers, ("cpu", "meta"), strict=True):
         layer.keys = layer.values = torch.empty((1, 1, 1), device=device)
-    engine.start()
+    engine.start(shares=False)
     assert engine.devices == {torch.device("cpu"), torch.device("meta")}
 
 
