@@ -129,7 +129,7 @@ def _results(
         nonlocal taken, done
         for index, task in enumerate(tasks):
             taken += 1
-            if file is None or not file.holds(index, task):
+            if file is None or not file.is_done(index, task):
                 yield index, task
             else:
                 done += 1
