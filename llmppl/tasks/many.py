@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from llmppl.inference.gc_freeze import collected_once, freeze
+from llmppl.inference.gc_freeze import frozen_gc, freeze
 from llmppl.inference.particles import Particles
 from llmppl.inference.resuming.fingerprint import identity_of
 from llmppl.report.progress import bar
@@ -156,7 +156,7 @@ def in_lanes(run: Run, together: int) -> RunAll:
 def lanes(run: Run, numbered: Iterable[tuple[int, Any]], *, seed: int, together: int) -> Iterator[Result]:
     """The results of tasks with these indices, `together` at a time, as they end."""
     calls = ((functools.partial(_attempt, run, index, task, seed), f"task {index}") for index, task in numbered)
-    with collected_once():
+    with frozen_gc():
         yield from Runtime().each(calls, together)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.common import HANG, repetitions
 from helpers.killable import Coin, coin
-from test_results import by_index, everything, lines, run_all
+from test_results import by_index, lines, run_all
 from typer.testing import CliRunner
 
 from llmppl import Bernoulli, Model, importance_sampling, load_results, run_many, smc_steer
