@@ -94,7 +94,7 @@ class Particles(Shared, Sequence[P]):
         Standard error of log_ml, estimated from this run alone. None if all particles died, if there was no step, or if
         each step had one candidate. It reflects only events that particles have seen. If a rare event carries the mass
         and no particle has seen it, log_ml is several nats too low and its error small. Example, an integer that must
-        end in time: log_ml -24.6 +- 0.5, and log Z above -12.1 (docs/inference.md, "What a run tells of itself").
+        end in time: log_ml -24.6 +- 0.5, and log Z above -12.1 (docs/inference.md, "The error of one run").
     log_ml_se_reason : str
         Reason why `log_ml_se` is None, else "".
     """
