@@ -27,8 +27,8 @@ _PLACES = (                                             # options of other funct
     (("n", "k", "limit", "num_results"), "a query", "matches come one by one, take({value}) so many"),
     (("max_tokens", "min_tokens", "stop", "prompt", "rule"), "", "it is the program's, {program}"),
     (_RULE, "", "it is the program's, {program}"),
-    (("eos_ids",), "", "it is the language model's, CachedTransformer.from_pretrained(name, eos_ids=[...]); a text that "
-     "ends texts is stop="),
+    (("eos_ids",), "", "it is the language model's, CachedTransformer.from_pretrained(name, eos_ids=[...]); "
+     "a text that ends texts is stop="),
     (("N", "K", "seed", "rng", "max_steps"), "", "it is inference's, smc_steer(program, N, K, seed=0)"),
 )  # fmt: skip
 
@@ -107,7 +107,7 @@ def check_keywords(owner: str) -> Callable[[C], C]:
 
 
 def readable_tuple(cls: C) -> C:
-    """Return a NamedTuple class whose signature shows types as they are written, and not as ForwardRef (Python 3.11)."""
+    """Return a NamedTuple class after making its signature show types as they are written, not as ForwardRef."""
     new: Any = cls.__new__
     new.__annotations__ = {name: _text(kind) for name, kind in new.__annotations__.items()}
     return cls

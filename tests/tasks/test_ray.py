@@ -195,7 +195,7 @@ def test_what_cannot_be_sent_back_is_the_error_of_its_task(cluster):
 
     results = sorted(llmppl.tasks.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1), key=lambda r: r.index)
     assert [result.error is None for result in results] == [True, False, True]
-    assert results[1].error.startswith("what the task returned cannot be sent to the driver: TypeError: cannot pickle")
+    assert results[1].error.startswith("the result of the task cannot be sent to the driver: TypeError: cannot pickle")
 
 
 class Abort(BaseException):
