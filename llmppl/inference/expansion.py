@@ -144,10 +144,10 @@ class Distinct:
     """Expansion into at most N K extensions with distinct first choices. A run begins with one particle.
 
     If there are fewer than N K, extensions that made further choices run again, N K times in all, the heavier ones more
-    often. Equal results are merged. A particle is copied K times (N K times if it is the only one) if it draws outside
-    `sample` before its first choice, or if its first choice has no finite support or is a weighted proposal. A particle
-    whose step ends without a choice steps once, and finished particles are carried along. The code of a step before
-    its first `sample` runs twice.
+    often. Equal results are merged. Some first choices cannot be listed: they have no finite support, are a weighted
+    proposal, or follow a draw outside `sample`. Such a particle is copied K times, or N K times if it is the only one.
+    A particle whose step ends without a choice steps once, and finished particles are carried along. The code of a step
+    before its first `sample` runs twice.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Checkpoint: a file from which an interrupted run continues, and ends as it would have ended.
 
-The file contains the arguments of the run and its state after a complete step: the choices of the particles, from which
-they are rebuilt, their weights and random streams, the genealogy, the deaths, and the lines of a `Recorder`. It is
-lines of JSON, and no code. The record of an earlier step never changes, so a long run encodes each step once. The last
+The file contains the arguments of the run and its state after a complete step: particles, genealogy, deaths, and the
+lines of a `Recorder`. A particle is rebuilt from its choices, weight and random stream. The file is lines of JSON, and
+no code. The record of an earlier step never changes, so a long run encodes each step once. The last
 line is a digest of all others. The file is replaced as a whole, so it always belongs to a complete step.
 """
 
