@@ -77,12 +77,11 @@ def list_options(options: type, defaults: Mapping[str, object]) -> Callable[[F],
     """
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        listed = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=_text(kind))
-            for name, kind in inspect.get_annotations(options).items()
-        ]
-        setattr(function, "__signature__", signature.replace(parameters=own + listed))      # noqa: B010
+        parameters = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
+        keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, kind in inspect.get_annotations(options).items():
+            parameters.setdefault(name, keyword(name, default=defaults.get(name), annotation=_text(kind)))
+        setattr(function, "__signature__", signature.replace(parameters=[*parameters.values()]))      # noqa: B010
         return function
 
     return decorate
@@ -92,12 +91,13 @@ def check_keywords(owner: str) -> Callable[[C], C]:
     """Return a decorator for a dataclass whose error for an unknown keyword names the one that was meant."""
     def decorate(cls: C) -> C:
         init: Any = cls.__init__                        # type: ignore[misc]
-        known = inspect.signature(init).parameters.keys() - {"self"}
+        parameters = inspect.signature(cls).parameters
+        listed = [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY] or [*parameters]
 
         @functools.wraps(init)
         def checked_init(self: Any, *arguments: Any, **keywords: Any) -> None:
-            if unknown := {name: keywords[name] for name in sorted(keywords.keys() - known)}:
-                raise unknown_option(owner, unknown, known)
+            if unknown := {name: keywords[name] for name in sorted(keywords.keys() - parameters.keys())}:
+                raise unknown_option(owner, unknown, listed)
             init(self, *arguments, **keywords)
 
         setattr(cls, "__init__", checked_init)          # noqa: B010

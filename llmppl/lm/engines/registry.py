@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from llmppl.lm.engines import gguf
+from llmppl.support.options import foreign_hint, unknown_option
 
 EngineName = Literal["transformers", "numpy", "llama.cpp", "vllm"]
 
 _PACKAGES = {"llama.cpp": "xllamacpp", "vllm": "vllm"}
-_CALLED = {                                             # what others call an option
-    "eos_token_id": "eos_ids", "eos_token_ids": "eos_ids", "stop_token_ids": "eos_ids", "torch_dtype": "dtype",
-    "backend": "engine", "auth_token": "token", "use_auth_token": "token",
-}  # fmt: skip
-_OF_PROGRAMS = {"max_tokens": "max_tokens", "max_new_tokens": "max_tokens", "min_tokens": "min_tokens", "stop": "stop"}
-_OF_RULES = "temperature", "top_k", "top_p", "min_p"
+_KNOWN = "engine", "dtype", "eos_ids", "token"           # our names of options that other libraries call otherwise
 _OF_ENGINES = {
     "n_ctx": "llama.cpp", "threads": "llama.cpp", "batch_size": "llama.cpp", "cache_type": "llama.cpp",
     "max_model_len": "vllm", "tensor_parallel_size": "vllm", "gpu_memory_utilization": "vllm",
@@ -32,8 +28,9 @@ def load(
 
     `cache_bytes` is what keys and values may take where that is the engine's business.
     """
-    for option, value in options.items():
-        _check_option(option, value)
+    for option, value in options.items():               # transformers takes some names of other libraries in silence
+        if foreign_hint("from_pretrained", option, value, _KNOWN):
+            raise unknown_option("from_pretrained", {option: value}, _KNOWN)
     if engine is not None and engine not in get_args(EngineName):
         raise ValueError(f"engine must be one of {', '.join(map(repr, get_args(EngineName)))}, not {engine!r}")
     given = {key: options[key] for key in ("dtype", "device", "device_map") if options.get(key) is not None}
@@ -88,16 +85,3 @@ def load(
             stacklevel=3,
         )
     return found
-
-
-def _check_option(name: str, value: Any) -> None:
-    """A TypeError for an option that has another name here, or another place: transformers takes some in silence."""
-    if name in _CALLED:
-        raise TypeError(f"from_pretrained takes no {name}: did you mean {_CALLED[name]}?")
-    if name in _OF_PROGRAMS:
-        given = f"{_OF_PROGRAMS[name]}={value!r}"
-    elif name in _OF_RULES:
-        given = f"rule=Rule({name}={value!r})"
-    else:
-        return
-    raise TypeError(f"from_pretrained takes no {name}: it is the program's, ConstrainedText(lm, prompt, {given})")
