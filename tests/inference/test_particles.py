@@ -1,4 +1,4 @@
-"""Particles, checked against sums written out by hand."""
+"""Tests of Particles against sums written by hand."""
 
 import json
 import warnings
@@ -24,7 +24,7 @@ class Run:
 
 
 def three() -> Particles[Run]:
-    """Weights 1, 5, 2 of Z-hat 8, and a dead one."""
+    """Return particles of weights 1, 5, 2 with Z-hat 8, and a dead one."""
     return Particles([Run("a", log(1)), Run("b", log(5)), Run("dead", -np.inf), Run("c", log(2))])
 
 

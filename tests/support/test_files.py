@@ -155,7 +155,7 @@ def test_a_file_that_has_a_header_alone_is_begun_anew(tmp_path):
 
 
 def test_another_run_is_refused_at_once_by_the_name_of_the_owner_and_ends_nobodys(tmp_path):
-    """Threads and a process on one path, of results and of checkpoints: one writes, the others hear who does."""
+    """Threads and a process on one path, of results and of checkpoints: one writes, the others get its name."""
     entered, leave = threading.Event(), threading.Event()
 
     def waits(step):
@@ -211,7 +211,7 @@ def test_threads_that_begin_one_checkpoint_at_once_have_one_owner(tmp_path):
 
 
 def forked(function):
-    """What a forked child writes to a pipe, and that it ends."""
+    """Return the text that a forked child writes to a pipe, and check that it ends."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -267,7 +267,7 @@ def test_a_fork_that_lives_longer_than_the_run_holds_no_file(tmp_path):
 
 
 def changed(path, change, monkeypatch):
-    """A run whose file is changed after its third result; the error, and how many results came."""
+    """Run tasks, change the file after the third result, and return the error and the number of results."""
     monkeypatch.setattr(module, "_SECOND", 0.0)
     given = []
     with pytest.raises(OSError) as error:
@@ -388,14 +388,14 @@ def test_what_fits_is_no_mismatch():
 
 
 def damaged(path, change):
-    """The lines of a file of four results, changed."""
+    """Write a file of four results with changed lines."""
     run_all(path, range(4))
     whole = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(change(whole)))
 
 
 def edited(number, edit):
-    """A change of one line; what comes after it is appended to it, if `edit` takes its end."""
+    """Return a change of one line. The next line is appended to it if `edit` removes its end."""
     return lambda whole: [edit(line) if i == number else line for i, line in enumerate(whole)]
 
 
@@ -463,7 +463,7 @@ def test_a_file_that_cannot_be_repaired_is_left_as_it_is(tmp_path):
 
 
 def test_a_record_costs_about_as_much_as_its_json(tmp_path):
-    """A count, not a time: one write, and no look at the disk, for each record within a second."""
+    """Counted, not timed: one write, and no synchronisation, for each record within a second."""
     calls, write = [], os.write
     with ResultFile(tmp_path / "r.jsonl", seed=1) as file:
         (result,) = run_many(coin, ["a"], seed=1)

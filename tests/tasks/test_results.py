@@ -1,4 +1,4 @@
-"""Results in a file: a whole line for each task that has ended, through kills, torn lines and full disks."""
+"""Tests of files of results: a complete line for each ended task, after kills, torn lines and full disks."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ def run_all(path, tasks, run=coin, **options):
 
 
 def lines(path):
-    """What a file says, but for the order of its lines and their seconds."""
+    """Return the records of a file without seconds, in the order of the tasks."""
     header, *records = [json.loads(line) for line in Path(path).read_bytes().splitlines()]
     assert all(record.pop("seconds") >= 0 and record.pop("check") for record in records)
     assert {record.pop("run") for record in records} <= {header["run"]}
@@ -129,7 +129,7 @@ def test_without_a_seed_one_is_drawn_and_the_resumed_run_takes_it(tmp_path):
 
 
 def refused(path, error, message, tasks=range(4), **options):
-    """A run that refuses, before any task runs, and leaves the file as it is."""
+    """Check that a run raises an error before any task begins, and leaves the file as it is."""
     before = path.read_bytes() if path.is_file() else None
 
     def run(task, rng):
@@ -210,7 +210,7 @@ print(len(seen))
 
 
 def test_a_full_disk_ends_the_run_and_loses_no_line(tmp_path):
-    """The limit on the size of files fails a write as a full disk does, in the middle of a line."""
+    """The limit on the size of files breaks a write in the middle of a line, as a full disk does."""
     path, whole = tmp_path / "results.jsonl", tmp_path / "whole.jsonl"
     told = subprocess.run(
         [sys.executable, "-c", FULL, path], capture_output=True, check=True, text=True
@@ -293,7 +293,7 @@ for result in run_many(fresh(), PROMPTS, seed=3, to=sys.argv[1], resume=True, to
 
 
 def killed(path, number):
-    """A run that is killed soon after its result of this number."""
+    """Kill a run soon after its result of this number, and return the indices of the results."""
     with subprocess.Popen([sys.executable, "-c", KILLED, path], stdout=-1) as process:
         told = [int(process.stdout.readline()) for _ in range(number)]
         process.kill()

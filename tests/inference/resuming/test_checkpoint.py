@@ -1,4 +1,4 @@
-"""Checkpoints: an interrupted run that is called again ends as it would have ended, or is refused by what differs."""
+"""Tests of checkpoints: an interrupted run that is called again ends as if uninterrupted, or names a difference."""
 
 import contextlib
 import enum
@@ -56,12 +56,12 @@ ALGORITHMS = {
 
 @pytest.fixture(autouse=True)
 def no_wait_for_the_disk(monkeypatch):
-    """What is killed is the process, not the machine."""
+    """Skip fsync: tests kill the process, not the machine."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 def told(particles):
-    """All that a run tells of itself, but for what it cost."""
+    """Return all results of a run except its cost."""
     each = [(what_the_program_made(p), p.choices, p.log_weight, p.log_twist, p.finished, p.cut) for p in particles]
     steps = [{name: np.asarray(value).tolist() for name, value in vars(step).items()} for step in particles.steps]
     total = particles.log_ml, particles.log_ml_se, particles.log_ml_se_reason, particles.deaths
@@ -69,7 +69,7 @@ def told(particles):
 
 
 def interrupt(at):
-    """An `on_step` at whose `at`-th step the user has had enough."""
+    """Return an `on_step` that raises KeyboardInterrupt at step `at`."""
 
     def on_step(step):
         if step.index == at:
@@ -94,7 +94,7 @@ def test_a_run_that_is_interrupted_at_any_step_ends_as_it_would_have(program, ru
 
 
 class Dies(Model):
-    """Some particles die in each step."""
+    """Program in which some particles die in each step."""
 
     def step(self):
         value = self.sample(Uniform(0, 4))
@@ -186,7 +186,7 @@ def test_the_recording_of_a_run_that_goes_on_is_whole(tmp_path):
 
 
 class Hops(Model):
-    """One token or two a step, and an end now and then: particles reach what the model reads at different steps."""
+    """Program of one or two tokens a step, with rare ends. Particles reach the model's limit at different steps."""
 
     def __init__(self, lm):
         super().__init__()
@@ -344,7 +344,7 @@ def test_a_run_that_is_killed_twenty_times_ends_as_it_would_have(lm, every, tmp_
 
 
 def resumed(algorithm):
-    """`algorithm`, interrupted after a number of steps, then again, and called once more."""
+    """Run `algorithm`, interrupt it twice after some steps, and call it once more."""
 
     def run(model, rng):
         with tempfile.TemporaryDirectory() as folder:
@@ -374,7 +374,7 @@ def test_Z_hat_through_interrupted_runs_is_right_on_average(name, algorithm):
 
 
 def table(scale, V=4):
-    """A language model of V tokens, the last the end."""
+    """Return a language model of V tokens, of which the last is eos."""
 
     def logits(ids):
         return np.cos(np.arange(V) * scale * (1 + len(ids)))
@@ -400,7 +400,7 @@ class Writes(Model):
 
 
 def changed(step=None, **attributes):
-    """A program of the same name that differs in its class."""
+    """Return a program of the same name with another class."""
     cls = type("Writes", (Writes,), {"__qualname__": "Writes", **attributes})
     if step is not None:
         cls.step = step
@@ -648,7 +648,7 @@ def test_a_path_that_cannot_be_written_is_told_before_the_run_and_every_wants_a_
 
 
 def test_a_program_that_fails_leaves_a_checkpoint_of_the_last_whole_step(tmp_path):
-    """What fails from outside, such as a service, can be tried again."""
+    """A run can be repeated after an outside failure, such as that of a service."""
     service = tmp_path / "service"
 
     class Calls(Odd):
