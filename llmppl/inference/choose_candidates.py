@@ -10,8 +10,8 @@ candidate with c w >= 1 keeps its weight, another gets the weight 1/c. This is t
   with the sums of the other blocks, have the same threshold as all values.
 - *The others* are kept by the pivotal method (Deville & Tillé 1998), in which two shares a and b meet. If a + b < 1,
   one gets a + b and the other 0. Otherwise one is kept and the other continues with a + b - 1. Chance decides which, so
-  that each keeps its expectation. A block that was not opened has a share below 1 and meets others as one unit. If it is
-  kept, one of its values is drawn in proportion to the weights.
+  that each keeps its expectation. A block that was not opened has a share below 1 and meets others as one unit. If it
+  is kept, one of its values is drawn in proportion to the weights.
 
 No cumulative sum is involved: an error of 1e-6 in the weights changes about one meeting in a million.
 """

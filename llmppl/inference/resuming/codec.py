@@ -71,17 +71,17 @@ class ValueCodec:
             array = np.asarray(value)
             data = [base64.b64encode(array.tobytes()).decode(), array.dtype.str, *array.shape]
             return {"array" if isinstance(value, np.ndarray) else "scalar": data}
-        for name, (of, encode, _) in _KINDS.items():
-            if kind is of:
-                return {name: encode(self, value)}
-        raise TypeError(f"{shown(value)}, a {kind.__qualname__}")
+        if kind not in _ENCODERS:
+            raise TypeError(f"{shown(value)}, a {kind.__qualname__}")
+        name, encode = _ENCODERS[kind]
+        return {name: encode(self, value)}
 
     def decode(self, data: Json) -> Any:
         """Return the value that `encode` has written as `data`."""
         if not isinstance(data, dict):
             return data
         ((name, inside),) = data.items()
-        return _KINDS[name][2](self, inside)
+        return _DECODERS[name](self, inside)
 
     def _encode_all(self, values: Any) -> Json:
         return [self.encode(value) for value in values]
@@ -124,20 +124,29 @@ def _decode_array(_: ValueCodec, data: Json) -> np.ndarray:
     return np.frombuffer(base64.b64decode(encoded), dtype).reshape(shape).copy()
 
 
-def _sequence(make: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
-    return make, ValueCodec._encode_all, lambda codec, data: make(map(codec.decode, data))
+def _decode_sequence(make: Callable[[Any], Any]) -> Callable[[ValueCodec, Json], Any]:
+    return lambda codec, data: make(map(codec.decode, data))
 
 
-_KINDS: dict[str, tuple[Any, Callable[[ValueCodec, Any], Json], Callable[[ValueCodec, Json], Any]]] = {
-    "token": (Token, ValueCodec._encode_token, ValueCodec._decode_token),
-    "eos": (type(EOS), lambda _, value: True, lambda _, data: EOS),
-    "text": (Text, lambda _, text: text.bytes.hex(), lambda _, data: Text(bytes.fromhex(data))),
-    "bytes": (bytes, lambda _, value: value.hex(), lambda _, data: bytes.fromhex(data)),
-    "float": (float, lambda _, value: repr(value), lambda _, data: float(data)),
-    "array": (None, lambda _, value: None, _decode_array),
-    "scalar": (None, lambda _, value: None, lambda codec, data: _decode_array(codec, data)[()]),
-    "dict": (dict, ValueCodec._encode_dict, ValueCodec._decode_dict),
-    **{name: _sequence(make) for name, make in _SEQUENCES.items()},
+_ENCODERS: dict[Any, tuple[str, Callable[[ValueCodec, Any], Json]]] = {
+    Token: ("token", ValueCodec._encode_token),
+    type(EOS): ("eos", lambda _, value: True),
+    Text: ("text", lambda _, text: text.bytes.hex()),
+    bytes: ("bytes", lambda _, value: value.hex()),
+    float: ("float", lambda _, value: repr(value)),
+    dict: ("dict", ValueCodec._encode_dict),
+    **{make: (name, ValueCodec._encode_all) for name, make in _SEQUENCES.items()},
+}
+_DECODERS: dict[str, Callable[[ValueCodec, Json], Any]] = {
+    "token": ValueCodec._decode_token,
+    "eos": lambda _, data: EOS,
+    "text": lambda _, data: Text(bytes.fromhex(data)),
+    "bytes": lambda _, data: bytes.fromhex(data),
+    "float": lambda _, data: float(data),
+    "array": _decode_array,
+    "scalar": lambda codec, data: _decode_array(codec, data)[()],
+    "dict": ValueCodec._decode_dict,
+    **{name: _decode_sequence(make) for name, make in _SEQUENCES.items()},
 }
 
 
