@@ -1,24 +1,24 @@
-"""How close the algorithms come: the gap log Z - E[log Z-hat], and the distance to the exact posterior.
+"""Accuracy of the algorithms: the gap log Z - E[log Z-hat], and the distance to the exact posterior.
 
-Programs: words of at most 5 letters, infilling, prompt intersection in both formulations, a regular expression, and
-sentences that must hold keywords; on a tiny transformer of eight tokens, whose log Z and posterior are summed exactly,
-and on the embedded model, where log Z is that of long runs (distinct first choices, N=400), with its error. Methods:
-the particle filter, Algorithm 1 (`expand="copies"`), the same with equal copies merged (`"merged"`), `"distinct"`,
-and distinct with a twist (the log mass of the automaton, `Lookahead`) where the program has an automaton.
+The programs are words of at most 5 letters, infilling, both formulations of prompt intersection, a regular expression,
+and sentences that must contain keywords. They run on a tiny transformer of eight tokens, whose log Z and posterior are
+summed exactly, and on the embedded model, whose log Z is estimated by long runs (distinct first choices, N=400).
+The methods are the particle filter, Algorithm 1 (`expand="copies"`), the same with equal copies merged (`"merged"`),
+`"distinct"`, and distinct with a twist: the log mass of the program's automaton (`Lookahead`).
 
     python benchmarks/accuracy.py --quick               # few runs, the tiny transformer: a minute
     python benchmarks/accuracy.py                       # everything
     python benchmarks/accuracy.py --only embedded --runs 40 --particles 20
-    python benchmarks/accuracy.py --only rejection      # a mask beside `where`, which tests only the tokens it draws
+    python benchmarks/accuracy.py --only rejection      # a mask, compared with `where`, which tests only drawn tokens
 
-`tokens` are those that a run would take with an empty cache, on average. They differ at equal N: particles that are the
-same share their tokens, and distinct ones have less to share; infilling runs every extension. So a second table, at
-N=20, gives each method the N at which it runs as many tokens as Algorithm 1.
+`tokens` is the mean number of tokens of a run with an empty cache. It differs at equal N: equal particles share tokens,
+distinct ones share fewer, and infilling runs every extension. So a second table, at N=20, gives each method the N at
+which it runs as many tokens as Algorithm 1.
 
-Where log Z is exact, a gap is estimated with the knowledge that E[Z-hat] = Z: the mean of -log r + b (r - 1), r = Z-hat
-/ Z, with the b that makes its variance least in the other runs; elsewhere it is the plain mean, and its error holds
-that of log Z. Ratios are gap / gap of Algorithm 1, with errors by the delta method. Differences of `mean log Z-hat`
-between methods need no log Z at all.
+If log Z is exact, the estimate of a gap uses E[Z-hat] = Z: it is the mean of -log r + b (r - 1) with r = Z-hat / Z. The
+factor b minimises the variance in the other runs. Otherwise the estimate is the plain mean, and its error includes the
+error of log Z. Ratios are gap / gap of Algorithm 1, with errors by the delta method. Differences of `mean log Z-hat`
+between methods need no log Z.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ from llmppl.models.lookahead import Lookahead, mean_next_token
 from llmppl.models.programs import short_words
 
 K = 3
-LONG = 400                                              # N of the runs that stand for the truth
+LONG = 400                                              # N of the runs that replace the exact result
 START = "Once upon a time, there was a little boy named Tim."
-WORDS = r"( [A-Za-z]{1,5},?)*\."                        # of at most five letters
+WORDS = r"( [A-Za-z]{1,5},?)*\."                        # at most five letters
 AGE = r" (He|She) was [0-9]{1,2} years old and (very )?[a-z]{3,8}\."
 METHODS = ("standard", "Algorithm 1", "merged", "distinct", "distinct + twist")
 EXPAND = {"Algorithm 1": "copies", "merged": "merged", "distinct": "distinct", "distinct + twist": "distinct"}
 
 
 class Twisted(ConstrainedText):
-    """A constraint with its log mass as the twist."""
+    """Constrained text with the log mass of the constraint as its twist."""
 
     def __init__(self, *args: Any, ahead: Lookahead, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -78,15 +78,15 @@ class Twisted(ConstrainedText):
 
 
 class Counted(CachedTransformer):
-    """Counts the distinct tokens read since `read` was emptied, so that runs can share what is cached."""
+    """Model that counts the distinct tokens read since `read` was emptied, so runs can share the cache."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.read: set[Any] = set()
-        cached = self.evaluator.cached                  # every question is put to it first
+        cached = self.evaluator.cached                  # the evaluator looks up every question here first
 
         def counted(question: Any) -> Any | None:
-            node = question[max(0, len(question) - 2)]  # of the last token asked about, only the one before is read
+            node = question[max(0, len(question) - 2)]  # the last token of a question is not read itself
             while node.parent is not None and node not in self.read:
                 self.read.add(node)
                 node = node.parent
@@ -97,7 +97,7 @@ class Counted(CachedTransformer):
 
 @dataclass
 class Subject:
-    """A language model and the programs to run on it."""
+    """Language model with the programs to run on it."""
 
     name: str
     lm: Counted
@@ -106,7 +106,7 @@ class Subject:
 
 @dataclass
 class Program:
-    """`make(twisted)` is the model; `twist`, whether it has one; log Z, its error, the posterior where known."""
+    """Program built by `make(twisted)`: whether it has a twist, log Z and its error, and the posterior if known."""
 
     make: Callable[[bool], Model]
     twist: bool = False
@@ -117,12 +117,12 @@ class Program:
 
 @dataclass
 class Result:
-    """Runs of a method at one N."""
+    """Results of a method at one N."""
 
     N: int
     log_ratios: NDArray[np.float64]                     # (runs,) log Z-hat - log Z
-    tokens: float                                       # mean
-    distance: float                                     # mean total variation to the posterior, NaN where not known
+    tokens: float                                       # mean over the runs
+    distance: float                                     # mean total variation to the posterior, NaN if unknown
     gap: float = math.nan
     error: float = math.nan
 
@@ -145,7 +145,7 @@ def intersection(lm: CachedTransformer, prompts: Sequence[str], proposal: str, m
 
 
 def tiny() -> Subject:
-    """A transformer of eight tokens with random weights, large enough for distributions that are far from uniform."""
+    """Build a transformer of eight tokens, whose random weights are large enough for far from uniform distributions."""
     V = 8
     config = LlamaConfig(
         vocab_size=V, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -207,7 +207,7 @@ def run(subject: Subject, program: Program, method: str, N: int, runs: int, seed
 
 
 def distance(particles: Any, posterior: dict[str, float] | None) -> float:
-    """Total variation between the weighted particles of a run and the posterior; 1 for a run without particles."""
+    """Return the total variation between the weighted particles and the posterior; 1 for a run without particles."""
     if posterior is None:
         return math.nan
     found: dict[str, float] = {}
@@ -217,7 +217,7 @@ def distance(particles: Any, posterior: dict[str, float] | None) -> float:
 
 
 def gap_of(log_ratios: NDArray[np.float64], program: Program) -> tuple[float, float]:
-    """log Z - E[log Z-hat] and its standard error; infinite where a run has lost all particles."""
+    """Return log Z - E[log Z-hat] and its standard error; infinite if a run lost all particles."""
     if np.isinf(log_ratios).any():
         return math.inf, math.nan
     if program.error > 0.0:
@@ -233,12 +233,12 @@ def standard_error(values: NDArray[np.float64]) -> float:
 
 
 def slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Of the least-squares line of y on x; 1, that of the logarithm at 1, where x does not vary."""
+    """Return the slope of the least-squares line of y on x, or 1 if x is constant: the slope of the logarithm at 1."""
     return float(np.cov(x, y)[0, 1] / x.var(ddof=1)) if x.std() > 1e-9 else 1.0
 
 
 def settle(subject: Subject, program: Program, runs: int) -> None:
-    """Find log Z: exactly on the tiny transformer, else by long runs."""
+    """Find log Z: exactly on the tiny transformer, otherwise by long runs."""
     if subject.name.startswith("tiny"):
         exact = enumerate_exact(program.make(False))
         program.log_Z, program.posterior = exact.log_ml, {}
@@ -256,7 +256,7 @@ def settle(subject: Subject, program: Program, runs: int) -> None:
 
 
 def matched(subject: Subject, program: Program, method: str, tokens: float, start: Result) -> int:
-    """The N at which a method runs about as many tokens."""
+    """Return the N at which a method runs about `tokens` tokens."""
     N, found = start.N, start.tokens
     for _ in range(2):
         N = max(1, round(N * tokens / found))
@@ -264,11 +264,11 @@ def matched(subject: Subject, program: Program, method: str, tokens: float, star
     return N
 
 
-# ---- what is printed
+# ---- printing
 
 
 def ratio(result: Result, base: Result) -> tuple[float, float]:
-    """gap / gap of Algorithm 1, and its error by the delta method."""
+    """Return gap / gap of Algorithm 1, and its error by the delta method."""
     if not (math.isfinite(result.gap) and math.isfinite(base.gap) and base.gap > 0.0):
         return math.nan, math.nan
     error = math.hypot(result.error / base.gap, result.gap * base.error / base.gap**2)
@@ -308,18 +308,18 @@ def compare(subject: Subject, runs: int, sizes: Sequence[int], equal: str) -> di
 
 
 def summarise(found: dict[tuple[str, int], dict[str, Result]], N: int, equal: str) -> None:
-    """The geometric mean over programs of gap(distinct) / gap(Algorithm 1), and every ratio above 1."""
-    print(f"\ndistinct beside Algorithm 1, at equal {equal}")
+    """Print the geometric mean over programs of gap(distinct) / gap(Algorithm 1), and every ratio above 1."""
+    print(f"\ndistinct compared with Algorithm 1, at equal {equal}")
     logs, errors, worse = [], [], []
     for (name, size), results in found.items():
         value, error = ratio(results["distinct"], results["Algorithm 1"])
         if math.isnan(value):
-            print(f"left out, a run without particles or no gap: {name}, N={size}")
+            print(f"excluded, a run without particles or no gap: {name}, N={size}")
             continue
         if value > 1.0:
             worse.append(f"{name}, N={size}: {number(value, error)}")
         if size == N:
-            value = max(value, error)                   # a gap that is not told from 0 counts as its error
+            value = max(value, error)                   # a gap that cannot be distinguished from 0 counts as its error
             logs.append(math.log(value))
             errors.append(error / value)
     if logs:
@@ -329,7 +329,7 @@ def summarise(found: dict[tuple[str, int], dict[str, Result]], N: int, equal: st
 
 
 class ShortWords(Model):
-    """Ten tokens in which no word has more than five letters, by a mask or by a test of the tokens that are drawn."""
+    """Ten tokens whose words have at most five letters, by a mask or by a test of the drawn tokens."""
 
     def __init__(self, lm: CachedTransformer, prompt: str, fits: Callable[[str], Any], masked: bool) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ class ShortWords(Model):
 
 
 def reject(runs: int, N: int) -> None:
-    """The same program with a mask and with `where`: Z-hat, its spread, and how many tokens are tested a draw."""
+    """Print Z-hat, its spread and the tokens tested per draw, for one program with a mask and with `where`."""
     lm, prompt = CachedTransformer.from_pretrained(), "The Fed says"
     short, go_on = short_words(lm.vocab, 5), lm.vocab.not_eos
     rows = []
@@ -363,7 +363,7 @@ def reject(runs: int, N: int) -> None:
             name, number(float(Z.mean()), sd / math.sqrt(runs)), f"{sd / Z.mean():.3f}",
             f"{np.std(np.log(Z), ddof=1):.3f}", f"{calls:.1f}", f"{len(lm.vocab) / calls:.0f}",
         ))  # fmt: skip
-    columns = ("proposal", "Z-hat", "relative sd", "sd of log Z-hat", "tokens tested a draw", "fewer than V by")
+    columns = ("proposal", "Z-hat", "relative sd", "sd of log Z-hat", "tokens tested per draw", "fewer than V by")
     table(f"words of at most 5 letters, 10 tokens after {prompt!r}, smc_standard N={N}, {runs} runs", columns, rows)
 
 

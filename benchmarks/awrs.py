@@ -1,14 +1,14 @@
-"""How much a run varies for what it costs, beside the adaptive weighted rejection sampling (AWRS) of genlm-control.
+"""Variance of a run for its cost, compared with the adaptive weighted rejection sampling (AWRS) of genlm-control.
 
-Two programs of `accuracy.py` on the embedded model: words of at most five letters, and a sentence on an age. All know
-the same masks, which tokens leave the text time to end included; ours propose from the mask, AWRS draws tokens until
-one is in it. All aim at one target: texts that end by themselves after at most so many tokens. (genlm-control's
-`max_tokens` counts the end of text, which it weighs in at the limit, as `complete=True` does.) Log Z-hat of N particles
-varies as 1/N, so what compares methods is its variance times the rows, contexts that went through the model, or times
-the CPU time of a run, caches empty.
+Two programs of `accuracy.py` run on the embedded model: words of at most five letters, and a sentence on an age. All
+methods use the same masks, which also exclude tokens after which the text cannot end in time. Our methods propose from
+the mask; AWRS draws tokens until one is in it. The target of all methods is a text that ends by itself within a number
+of tokens. (`max_tokens` of genlm-control counts the end of text and weighs it in at the limit, like `complete=True`.)
+Log Z-hat of N particles has a variance proportional to 1/N. So methods are compared by the variance times the number
+of contexts that went through the model (rows), or times the CPU time of a run. Caches are empty.
 
     python benchmarks/awrs.py                           # 100 runs of each: about ten minutes of one core
-    python benchmarks/awrs.py --runs 4                  # whether it works
+    python benchmarks/awrs.py --runs 4                  # a test that it works
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tables import table
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, TokenIndex
 
-PROGRAMS = {"words": (WORDS, 10), "age": (AGE, 14)}     # what the text is, and how many tokens it may take
+PROGRAMS = {"words": (WORDS, 10), "age": (AGE, 14)}     # the pattern, and max_tokens
 
 
 @dataclass
 class Program:
-    """A constraint, and the masks that all methods share."""
+    """Constraint with the masks that all methods share."""
 
     lm: CachedTransformer
     index: TokenIndex
@@ -47,7 +47,7 @@ class Program:
     states: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     def mask(self, ids: tuple[int, ...]) -> NDArray[np.bool_]:
-        """(V,) what may follow these tokens, of which each was allowed."""
+        """Return the tokens that may follow `ids`, (V,) bool; each token of `ids` must have been allowed."""
         if ids not in self.masks:
             state = self.index.advance(self.states[ids[:-1]], ids[-1]) if ids else self.index.start
             self.states[ids] = state
@@ -55,7 +55,7 @@ class Program:
         return self.masks[ids]
 
 
-Prepared = Callable[[int], Callable[[], float]]         # of a seed: a run that starts with empty caches
+Prepared = Callable[[int], Callable[[], float]]         # maps a seed to a run that starts with empty caches
 
 
 def ours(program: Program, N: int, k: int | None) -> Prepared:
@@ -75,7 +75,7 @@ def awrs(program: Program, N: int) -> Prepared:
     eos = program.lm.vocab.eos_ids[0]
 
     class Fits(control.Potential):
-        """0 where the tokens can still become a text that fits, else -inf."""
+        """Potential that is 0 if the tokens can still become a text that fits, and -inf otherwise."""
 
         async def prefix(self, context: list[Any]) -> float:
             *ids, last = [token.token_id for token in context] or [None]
@@ -91,7 +91,7 @@ def awrs(program: Program, N: int) -> Prepared:
 
     def prepare(seed: int) -> Callable[[], float]:
         sampler = control.AWRS(llm, fits, seed=seed)
-        np.random.seed(seed)                            # noqa: NPY002  what its resampling draws from
+        np.random.seed(seed)                            # noqa: NPY002  its resampling draws from this stream
         backend.clear_cache()
 
         def call() -> float:
@@ -111,7 +111,7 @@ METHODS: dict[str, Callable[[Program, int], Prepared]] = {
 
 
 def once(program: Program, prepare: Prepared, seed: int) -> tuple[float, int, float]:
-    """log Z-hat, rows, CPU seconds."""
+    """Run once; return log Z-hat, rows and CPU seconds."""
     call, run = prepare(seed), Run()
     with forwards(program.lm.model, run):
         start = time.process_time()
@@ -120,7 +120,7 @@ def once(program: Program, prepare: Prepared, seed: int) -> tuple[float, int, fl
 
 
 def variance(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The variance, and its standard error by the fourth moment."""
+    """Return the variance, and its standard error by the fourth moment."""
     if not np.isfinite(values).all():
         return math.inf, math.nan
     n, s2 = len(values), float(values.var(ddof=1))

@@ -1,10 +1,10 @@
-"""What a model whose activations are quantised by the batch says of one context, by what else is in the pass.
+"""Effect of the other contexts in a pass on a model whose activations are quantised by the batch.
 
-The linear layers of a model are quantised to int8 by torch, their inputs with one scale for all that is in a pass. Its
-next-token distributions of the beginnings of a few texts are then computed in several ways: each context by itself,
-which is what `CachedTransformer` takes for the model's own; all contexts of one length together; and token by token
-through keys and values that are kept, one text at a time and all together. Printed are the mean and the largest total
-variation from the first, the mean distance from the model in float32, and CPU milliseconds a token of each context.
+torch quantises the linear layers of a model to int8, and all inputs of a pass share one scale. The benchmark computes
+the next-token distributions of the beginnings of a few texts in four ways. The first runs each context alone, as
+`CachedTransformer` does. The second runs all contexts of one length together. The others run token by token through
+cached keys and values, one text alone or all texts together. It prints the mean and largest total variation from the
+first way, the mean distance from the float32 model, and the CPU milliseconds per token of each context.
 
     python benchmarks/batching.py [--lm smollm2]
 """
@@ -29,14 +29,14 @@ TEXTS = (
 
 
 def log_probs(model, ids, cache=None):
-    """(B, n, V) of the tokens after each place of (B, n) ids."""
+    """Return the log probabilities after each position of (B, n) ids, (B, n, V)."""
     options = {"use_cache": False} if cache is None else {"past_key_values": cache}
     with torch.inference_mode():
         return torch.log_softmax(model(input_ids=torch.tensor(ids), **options).logits.double(), -1).numpy()
 
 
 def kept(model, ids):
-    """The same token by token."""
+    """Return the same, computed token by token with cached keys and values."""
     cache = DynamicCache(config=model.config)
     return np.concatenate([log_probs(model, [row[j : j + 1] for row in ids], cache) for j in range(len(ids[0]))], 1)
 
@@ -71,6 +71,6 @@ def main(name):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--lm", default=None, help="a model as from_pretrained takes it")
+    parser.add_argument("--lm", default=None, help="a model name for from_pretrained")
     torch.set_num_threads(1)
     main(parser.parse_args().lm)

@@ -1,11 +1,11 @@
-"""Checkpoints: what writing them costs a run, and what going on from one costs beside what it saves.
+"""Checkpoints: the cost of writing them, and the cost of resuming from one relative to the run that it replaces.
 
     python benchmarks/checkpoints.py
 
-A run of N=10, K=3 on the embedded model in words of at most five letters, and one of a program without a language
-model, whose steps cost least. `cpu %` and `wall %` are the time spent in the checkpoint over that of the rest of the
-run, the median of three runs; a write waits for the disk. `back` is the CPU time of making the particles of the whole
-run again from its file, over that of the run. One thread.
+One run writes words of at most five letters on the embedded model, with N=10 and K=3. The other runs a program without
+a language model, whose steps are the cheapest. `cpu %` and `wall %` are the time spent in the checkpoint over the time
+of the rest of the run, the median of three runs; a write waits for the disk. `back` is the CPU time to restore the
+particles of the whole run from its file, over the CPU time of the run. One thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUNS = 3
 
 
 class Spent:
-    """The time spent in checkpoints, and the number of writes."""
+    """Timer of the work in checkpoints."""
 
     def __init__(self) -> None:
         self.cpu = self.wall = 0.0
@@ -55,7 +55,7 @@ class Digits(Model):
 
 
 def run(model: Model, seed: int, path: Path, every: int | None, steps: int) -> tuple[float, float]:
-    """CPU and wall seconds."""
+    """Run with a checkpoint; return CPU and wall seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
     particles = smc_steer(model, 10, 3, seed=seed, checkpoint=path, every=every, progress=False)
     assert len(particles.steps) == steps

@@ -1,17 +1,17 @@
-"""What constraints cost: masks of regular expressions and grammars, beside other libraries that compute them.
+"""Cost of constraints: masks of regular expressions and grammars, compared with other libraries.
 
-Fifteen regular expressions and four grammars (`grammars/`), over the vocabularies of real tokenizers. All libraries
-read the same tokens in the same process and take turns; figures are medians of CPU time in one thread, and `x` is the
-time of the other library over ours. That masks are right is the business of the tests; here they are only timed.
+The subjects are fifteen regular expressions and four grammars (`grammars/`), over the vocabularies of real tokenizers.
+All libraries read the same tokens in the same process and take turns. Figures are medians of CPU time in one thread,
+and `x` is the time of the other library over ours. The tests check that masks are right; here they are only timed.
 
     python benchmarks/constraints.py --quick                        # four patterns, one vocabulary, a minute
-    python benchmarks/constraints.py --vocab FOLDER ...             # of tokenizers, or of folders of them
-    python benchmarks/constraints.py --tokenizer gpt2               # by name, as transformers finds it
+    python benchmarks/constraints.py --vocab FOLDER ...             # folders of tokenizers, or folders of these
+    python benchmarks/constraints.py --tokenizer gpt2               # a name that transformers knows
     python benchmarks/constraints.py --only memory start
 
-outlines-core, llguidance, xgrammar and lm-format-enforcer run where they are installed (`pip install
-'llmppl[bench]'`). llguidance is told to give full masks, as all the others do. A library that refuses a token of a text
-is timed on what it read before (marked -); one that takes more than `--limit` seconds is stopped where it can be (>).
+outlines-core, llguidance, xgrammar and lm-format-enforcer run if they are installed (`pip install 'llmppl[bench]'`).
+llguidance is set to give full masks, like all the others. If a library refuses a token of a text, the tokens before it
+are timed (marked -). A library that takes more than `--limit` seconds is stopped if possible (marked >).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")       # before the import of numpy and torch
 
 import numpy as np
 from tables import machine, table
@@ -71,12 +71,12 @@ except ImportError:
     lmformatenforcer = None
 
 HERE = Path(__file__).resolve().parent
-VOCABULARIES = HERE.parents[1] / "shared" / "vocab"     # beside the checkout, if it is there
+VOCABULARIES = HERE.parents[1] / "shared" / "vocab"     # next to the checkout, if present
 MS, US = 1e3, 1e6
 
 
 def words(number: int = 500, seed: int = 7) -> list[str]:
-    """Made-up words, always the same."""
+    """Return made-up words, the same in every call."""
     rng, found = random.Random(seed), set[str]()
     while len(found) < number:
         syllables = [rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(2, 5))]
@@ -84,7 +84,7 @@ def words(number: int = 500, seed: int = 7) -> list[str]:
     return sorted(found)
 
 
-CHAR = r'([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'      # of a JSON string
+CHAR = r'([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'      # a character of a JSON string
 DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 PATTERNS = {
@@ -108,7 +108,7 @@ PATTERNS = {
     "words500": "(" + "|".join(words()) + ")",
 }
 QUICK = ("float", "year", "az100", "json6")
-OBJECTS = [                                         # what is read with json6; with the others, tokens drawn at random
+OBJECTS = [                                         # texts for json6; the other patterns read tokens drawn at random
     '{"name": "Ada Lovelace", "age": 36, "email": "ada@example.org", "active": true, "score": 9.75, "tags": []}',
     '{"name": "Zoë \\"Z\\" Müller","age":7,"email":"z@example.org","active":false,"score":-1.5e+3,"tags":["é","b c"]}',
     '{"name": "", "age": 120, "email": "", "active": true, "score": 0, "tags": ["one", "two", "three", "日本語 🙂"]}',
@@ -145,7 +145,7 @@ TEXTS = {
 
 @dataclass
 class Subject:
-    """A vocabulary, with the tokenizer it is of."""
+    """Vocabulary with its tokenizer."""
 
     name: str
     tokenizer: Any
@@ -155,11 +155,11 @@ class Subject:
         return encode_fragment(self.tokenizer, self.vocab, text)
 
 
-# ---- the libraries: `regex(pattern)` and `grammar(name)` compile, and give a reader
+# ---- the libraries: `regex(pattern)` and `grammar(name)` compile, and return a reader
 
 
 class Reader:
-    """One text, token by token; what is timed is `mask()` and `read(token)`."""
+    """One text, read token by token; `mask()` and `read(token)` are timed."""
 
     def begin(self) -> None:
         raise NotImplementedError
@@ -168,7 +168,7 @@ class Reader:
         raise NotImplementedError
 
     def read(self, token: int) -> Any:
-        """False if the token is refused."""
+        """Advance by a token; return False if it is refused."""
         raise NotImplementedError
 
 
@@ -192,7 +192,7 @@ class Llmppl:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.trie = Regex("a").index(subject.vocab).trie      # one for all indices over a vocabulary
+        self.trie = Regex("a").index(subject.vocab).trie      # one trie for all indices over a vocabulary
 
     def regex(self, pattern: str) -> Reader:
         return Ours(Regex(pattern), self.subject)
@@ -275,7 +275,7 @@ class XGrammar:
 
     def __init__(self, subject: Subject) -> None:
         vocab = subject.vocab
-        tokens = list(vocab.tokens)                 # special tokens have no bytes there
+        tokens = list(vocab.tokens)                 # special tokens have no bytes in `vocab.tokens`
         info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, stop_token_ids=[int(i) for i in vocab.eos_ids])
         self.compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self.bits = xgrammar.allocate_token_bitmask(1, len(vocab))
@@ -284,7 +284,7 @@ class XGrammar:
         return self._reader(self.compiler.compile_regex(pattern))
 
     def grammar(self, name: str) -> Reader:
-        """JSON by its own grammar of it, which is much faster than ours is there."""
+        """Use xgrammar's own JSON grammar, which is much faster there than ours."""
         compiler = self.compiler
         return self._reader(
             compiler.compile_builtin_json_grammar() if name == "json" else compiler.compile_lark(lark(name))
@@ -351,7 +351,7 @@ def lark(name: str) -> str:
 
 
 clock = time.process_time_ns
-TICK = 0                                            # what reading the clock costs
+TICK = 0                                            # cost of reading the clock
 
 
 def set_clock() -> None:
@@ -359,13 +359,13 @@ def set_clock() -> None:
     TICK = int(statistics.median([-clock() + clock() for _ in range(2001)]))
 
 
-class TooLong(BaseException):                       # no library may catch it as an error of its own
+class TooLong(BaseException):                       # not an Exception, so that no library catches it
     pass
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TooLong after so much time; native code is only stopped where it comes back to Python."""
+    """Raise TooLong after `seconds`; native code stops only when it returns to Python."""
     if not hasattr(signal, "setitimer"):
         yield
         return
@@ -384,7 +384,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 @dataclass
 class Time:
-    """Seconds: the median, how much worse it gets, and a mark for what went wrong."""
+    """Seconds: the median, a high quantile, and a mark for a failure."""
 
     median: float = float("nan")
     high: float = float("nan")
@@ -402,14 +402,14 @@ def digits(value: float) -> str:
 
 
 def times(values: Sequence[float], mark: str = "", high: float = 1.0) -> Time:
-    """`high` is the quantile that is shown beside the median."""
+    """Summarise the values; `high` is the quantile shown next to the median."""
     if not values:
         return Time(mark=mark)
     return Time(statistics.median(values), sorted(values)[min(int(high * len(values)), len(values) - 1)], mark)
 
 
 def in_turns(calls: dict[str, Callable[[], object]], repeats: int, limit: float) -> dict[str, Time]:
-    """Each call `repeats` times, in turns; fewer (one at least) of those that have taken more than `limit` seconds."""
+    """Time each call `repeats` times, in turns; calls over `limit` seconds get fewer turns, but at least one."""
     spent: dict[str, list[float]] = {name: [] for name in calls}
     marks = dict.fromkeys(calls, "")
     with no_collection():
@@ -432,7 +432,7 @@ def in_turns(calls: dict[str, Callable[[], object]], repeats: int, limit: float)
 
 
 def read(reader: Reader, texts: Sequence[Sequence[int]], limit: float) -> tuple[list[float], str]:
-    """Seconds of mask and read for each token of some texts, and a mark."""
+    """Return the seconds of mask and read for each token of some texts, and a mark."""
     spent: list[float] = []
     mark = ""
     try:
@@ -456,7 +456,7 @@ def read(reader: Reader, texts: Sequence[Sequence[int]], limit: float) -> tuple[
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Collect garbage now and not while measuring: it reads all of memory, and empties the processor's caches."""
+    """Collect garbage now, and not during the measurement: a collection reads all memory and empties the CPU caches."""
     gc.collect()
     gc.disable()
     try:
@@ -466,7 +466,7 @@ def no_collection() -> Iterator[None]:
 
 
 def forget() -> None:
-    """What was kept of other patterns: the classes of characters and their automata."""
+    """Drop the cached character classes of other patterns, and their automata."""
     re.purge()
     for module in (nfa, dfa, regex, classes):
         for each in vars(module).values():
@@ -475,7 +475,7 @@ def forget() -> None:
 
 
 def walk(subject: Subject, pattern: str, number: int = 100, longest: int = 25) -> list[list[int]]:
-    """Texts of `number` tokens altogether, each drawn evenly from those that may follow; no end of text."""
+    """Draw texts of `number` tokens in total, each token uniform over those that may follow; no end of text."""
     index, rng = Regex(pattern).index(subject.vocab), np.random.default_rng(0)
     texts: list[list[int]] = []
     left = number
@@ -501,7 +501,7 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-# ---- what is printed
+# ---- printing
 
 
 def summary(ratios: dict[str, list[float]]) -> None:
@@ -515,7 +515,7 @@ def summary(ratios: dict[str, list[float]]) -> None:
 
 
 def compared(found: dict[str, Time], others: Sequence[str], ratios: dict[str, list[float]]) -> list[str]:
-    """The time of each of the others over ours, to be shown, and added to `ratios`."""
+    """Return the time of each other library over ours, as text, and add the ratios to `ratios`."""
     cells = []
     for name in others:
         rate = found[name].median / found["llmppl"].median
@@ -541,7 +541,7 @@ def first_masks(subject: Subject, engines: dict[str, Any], patterns: dict[str, s
         found = in_turns(calls, options.repeats, options.limit)
         shown = [found[name].show(MS) for name in ("llmppl", "new classes", *others)]
         rows.append([label, *shown, *compared(found, others, ratios)])
-    table(f"{subject.name}: compile + first mask, ms (of outlines-core this is the whole index)", rows[0], rows[1:])
+    table(f"{subject.name}: compile + first mask, ms (for outlines-core the whole index)", rows[0], rows[1:])
     summary(ratios)
 
 
@@ -572,13 +572,13 @@ def tokens(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], 
             shown[name] = times(again, mark, 0.99)
         cells = [each.show(US, high=True) for each in (shown["llmppl"], times(new), *[shown[name] for name in others])]
         rows.append([label, *cells, *compared(shown, others, ratios)])
-    table(f"{subject.name}: mask + advance of a token, us, median/p99, states met before; new states: our mask where "
-          "it is not known, median/max", rows[0], rows[1:])
+    table(f"{subject.name}: mask + advance of a token, us, median/p99, states visited before; new states: our mask if "
+          "it is not cached, median/max", rows[0], rows[1:])
     summary(ratios)
 
 
 def new_states(index: TokenIndex, texts: Sequence[Sequence[int]]) -> list[float]:
-    """Seconds of the mask of each state that some texts meet, the first time."""
+    """Return the seconds of each mask at the first visit of a state along the texts."""
     spent, seen = [], set()
     with no_collection():
         for text in texts:
@@ -594,7 +594,7 @@ def new_states(index: TokenIndex, texts: Sequence[Sequence[int]]) -> list[float]
 
 
 def states(subject: Subject, patterns: dict[str, str], options: Any) -> None:
-    """What the documentation shows: 40 states that are met anew, as runs meet them, and then all of them ahead."""
+    """Print the table of the documentation: 40 states at their first visit, in the order of runs, and `build_all`."""
     makers: dict[str, Callable[[], Any]] = {"[a-z ]+": lambda: Regex("[a-z ]+"), "(?s).*": lambda: Regex("(?s).*")}
     makers |= {label: functools.partial(Regex, pattern) for label, pattern in patterns.items()}
     makers[r"\w+( \w+){0,30}"] = lambda: Regex(r"\w+( \w+){0,30}")
@@ -616,9 +616,9 @@ def states(subject: Subject, patterns: dict[str, str], options: Any) -> None:
 
 
 def new_masks(index: TokenIndex, number: int) -> list[float]:
-    """Seconds of the masks of the first states that are met, following some of the tokens of each."""
+    """Return the seconds of the masks of the first states, found by following some tokens of each."""
     rng, met, spent = np.random.default_rng(0), [index.start], []
-    for state in met:                               # grows
+    for state in met:                               # the list grows
         with no_collection():
             begin = clock()
             mask = index.mask(state)
@@ -663,7 +663,7 @@ def memory(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], 
         print("\nmemory: psutil is not installed (pip install 'llmppl[bench]')")
         return
     kept: list[Any] = []
-    Regex("a").index(subject.vocab).build_all()       # allocates what all share
+    Regex("a").index(subject.vocab).build_all()       # allocates the parts that all share
     rows = [["pattern", "llmppl, arrays", "llmppl", *[name for name in engines if name == "outlines-core"]]]
     for label in [label for label in ("dot200", "json6", "words500") if label in patterns]:
         before = resident()
@@ -679,7 +679,7 @@ def memory(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], 
 
 
 def grammars(subject: Subject, engines: dict[str, Any], options: Any) -> None:
-    """One token's time is its median over the passes; every first pass is over a grammar that is compiled anew."""
+    """Time each token by the median over the passes; every first pass uses a newly compiled grammar."""
     rows = [["grammar", "library", "compile ms", "first pass us", "sum ms", "second pass us", "sum ms", "x first",
              "x sum", "x second", "x sum"]]
     for label in list(TEXTS)[: 2 if options.quick else None]:
@@ -739,7 +739,7 @@ print(time.perf_counter() - wall, time.process_time() - cpu, "transformers" in s
 
 
 def start(subject: Subject, patterns: dict[str, str], options: Any) -> None:
-    """From `from llmppl import ...` to the first mask, in processes of their own."""
+    """Time new processes from `from llmppl import ...` to the first mask."""
     rows = [["pattern", "wall s", "cpu s", "imported"]]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vocabulary.pickle"
@@ -753,14 +753,14 @@ def start(subject: Subject, patterns: dict[str, str], options: Any) -> None:
             wall, cpu = (statistics.median(float(each[i]) for each in found) for i in (0, 1))
             loaded = "transformers" if found[0][2] == "True" else "no transformers"
             rows.append([label, f"{wall:.3f}", f"{cpu:.3f}", loaded])
-    table(f"{subject.name}: a new process, from the import to the first mask, tokens at hand", rows[0], rows[1:])
+    table(f"{subject.name}: a new process, from the import to the first mask, tokens already loaded", rows[0], rows[1:])
 
 
 # ---- the command
 
 
 def header() -> str:
-    """The machine and the engines that are compared, and how to get the ones that are not here."""
+    """Return the machine and the compared engines, and the way to install missing ones."""
     missing = [engine.name for engine in OTHERS if engine.module is None]
     more = f"\nnot installed (pip install 'llmppl[bench]'): {', '.join(missing)}" if missing else ""
     present = [engine.package for engine in OTHERS if engine.module is not None]
@@ -796,11 +796,11 @@ PARTS = ("first", "tokens", "states", "whole", "memory", "grammars", "start")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vocab", nargs="+", default=[], metavar="FOLDER", help="of a tokenizer, or of such folders")
-    parser.add_argument("--tokenizer", nargs="+", default=[], metavar="NAME", help="as transformers finds it")
+    parser.add_argument("--vocab", nargs="+", default=[], metavar="FOLDER", help="of tokenizers, or folders of these")
+    parser.add_argument("--tokenizer", nargs="+", default=[], metavar="NAME", help="a name that transformers knows")
     parser.add_argument("--patterns", nargs="+", choices=PATTERNS, default=list(PATTERNS), metavar="NAME")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
-    parser.add_argument("--repeats", type=int, default=5, help="of each measurement, in turns")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of each measurement, in turns")
     parser.add_argument("--limit", type=float, default=10, help="CPU seconds for a measurement of one library")
     parser.add_argument("--without", nargs="+", default=[], metavar="LIBRARY", help="leave it out")
     parser.add_argument("--quick", action="store_true", help="four patterns, two grammars, one vocabulary")
@@ -809,7 +809,7 @@ def main() -> None:
         options.patterns, options.repeats, options.limit = list(QUICK), 3, 2
         options.without = [*options.without, "lm-format-enforcer"]
     patterns = {label: PATTERNS[label] for label in options.patterns}
-    logging.disable(logging.CRITICAL)               # some libraries print errors that they go on after
+    logging.disable(logging.CRITICAL)               # some libraries log errors from which they recover
     warnings.filterwarnings("ignore")
     print(header())
     present = [Llmppl] + [each for each in OTHERS if each.module is not None and each.name not in options.without]

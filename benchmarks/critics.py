@@ -1,10 +1,10 @@
-"""What batches are worth to a critic: the same steering with a classifier called once a round, and once for each text.
+"""Benefit of batches for a critic: the same steering with a classifier called once per round, and once per text.
 
     python benchmarks/critics.py [--lm smollm2] [--runs 4]
 
-The classifier is that of examples/sentiment.py, a pass of torch through the language model itself, asked of every
-token that is tried (`smc_steer`, N=8, K=4, up to 16 tokens). Both ask no text twice. Seconds are CPU seconds of a run
-with a warm cache of the language model, so that they are the classifier's and the loop's; run with OMP_NUM_THREADS=1.
+The classifier is that of examples/sentiment.py, a torch pass through the language model itself, called for every token
+that is tried (`smc_steer`, N=8, K=4, up to 16 tokens). Neither way evaluates a text twice. The cache of the language
+model is warm, so the CPU seconds of a run are those of the classifier and the loop. Run with OMP_NUM_THREADS=1.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main():
             start = time.process_time()
             found = smc_steer(Story(lm, critic), N=8, K=4, seed=seed)
             seconds = time.process_time() - start
-            if name:                                    # the first run warms the language model up
+            if name:                                    # the first run warms up the language model
                 calls = critic.cache_info().misses if name == "for each text" else found.stats.calls
                 rows[name].append((seconds, calls, found.log_ml))
     for name, runs in rows.items():

@@ -1,11 +1,11 @@
-"""How a text ends: what `end` of ConstrainedText makes of labels, short patterns and records, on two models.
+"""Ends of texts: the effect of `end` of ConstrainedText on labels, short patterns and records, on two models.
 
     python benchmarks/ends.py                               # the embedded model and SmolLM2; three minutes of one core
 
-*Labels*: of sixteen sentences, each with the label that a reader gives it, how many have that label as the likelier of
-two under the model, summed over all spellings (`enumerate_exact`). *Patterns* and *records*: eight particles, K=3, at
-most 20 and 40 tokens. Beside the particles that are left, what part of the weight is in texts that use all tokens they
-have, which is what happens where nothing but EOS lets a text end, and how far log Z-hat is from seed to seed.
+*Labels*: each of sixteen sentences has the label that a reader gives it. The table counts the sentences for which the
+model finds that label the likelier of two, summed over all spellings (`enumerate_exact`). *Patterns* and *records*:
+eight particles, K=3, at most 20 and 40 tokens. The table has the particles left and the spread of log Z-hat over seeds.
+It also has the share of the weight in texts that use all tokens, which grows if nothing but EOS lets a text end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ N, K = 8, 3
 
 
 def labels(lm: CachedTransformer, end: End) -> tuple[int, float]:
-    """How many are right, and the mean probability of the right one."""
+    """Return how many labels are right, and the mean probability of the right label."""
     right = []
     for label, sentences in LABELS.items():
         for sentence in sentences:
@@ -61,7 +61,7 @@ def labels(lm: CachedTransformer, end: End) -> tuple[int, float]:
 
 
 def steered(lm: CachedTransformer, tasks: Sequence[tuple[str, Any]], end: End, most: int, seeds: int) -> list[float]:
-    """Particles left, the part of the weight that uses all tokens, the spread of log Z-hat over seeds, all of N."""
+    """Return means: particles left, weight of texts that use all tokens, and spread of log Z-hat over seeds."""
     left, full, spread = [], [], []
     for prompt, constraint in tasks:
         index = constraint.index(lm.vocab)
@@ -96,7 +96,7 @@ def main() -> None:
             rows.append([name or "embedded", end, f"{count} of 16 ({share:.2f})", f"{left:.1f} of {N}", f"{full:.2f}",
                          f"{spread:.1f}", f"{kept:.1f} of {N}", f"{far:.1f}"])  # fmt: skip
     columns = ["model", "end", "labels right", "patterns: left", "at the limit", "sd log Z-hat", "records: left", "sd"]
-    table(f"What ends a text, N={N}, K={K}, {options.seeds} seeds", columns, rows)
+    table(f"Ends of texts, N={N}, K={K}, {options.seeds} seeds", columns, rows)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What steering costs by the engine that computes: transformers, llama.cpp on one or several GGUF files, vLLM.
+"""Cost of steering by engine: transformers, llama.cpp on one or several GGUF files, and vLLM.
 
-The same program everywhere: every token from half of the vocabulary, drawn at random, by smc_steer with K=3, from an
-empty cache and at one seed. Engines take turns in one process; seconds are CPU time of all threads, medians over the
-turns, and a ratio is that to transformers in the same turn. "ours" is what is spent outside the engine's calls. With
-equal weights all run the same tokens, and draw the same texts.
+All engines run the same program: every token comes from a random half of the vocabulary, by smc_steer with K=3, from an
+empty cache and with one seed. Engines take turns in one process. Seconds are CPU time of all threads, medians over the
+turns, and a ratio compares with transformers in the same turn. "ours" is the time outside the engine's calls. With
+equal weights, all engines run the same tokens and draw the same texts.
 
     python benchmarks/engines.py                                            # the embedded model by transformers
     python benchmarks/engines.py --lm smollm2 --gguf smol-Q8_0.gguf smol-Q4_0.gguf
-    python benchmarks/engines.py --lm FOLDER --vllm                         # where vLLM is installed
+    python benchmarks/engines.py --lm FOLDER --vllm                         # if vLLM is installed
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ TEXT = (
 
 
 class Way:
-    """An engine, and what runs on it took."""
+    """Engine with the measurements of its runs."""
 
     def __init__(self, name: str, lm: CachedTransformer) -> None:
         self.name, self.lm = name, lm
         self.runs: dict[tuple[int, int], list[tuple[float, float, int, Any, Any]]] = {}
 
     def run(self, prompt: int, N: int, steps: int) -> None:
-        lm = CachedTransformer(self.lm.model, self.lm.tokenizer)        # its cache is empty
-        lm.engine.clear()                               # and that of the engine
+        lm = CachedTransformer(self.lm.model, self.lm.tokenizer)        # with an empty cache
+        lm.engine.clear()                               # and with an empty cache of the engine
         ids = [int(i) for i in lm.context(TEXT * 10).tokens[:prompt]]
         half = np.random.default_rng(1).random(len(lm.vocab)) < 0.5
         half &= lm.vocab.lengths > 0
@@ -85,13 +85,13 @@ def main() -> None:
     options = parser.parse_args()
     name: Any = options.lm
     ways = []
-    if options.vllm:                                    # first: its threads are bound when it starts
+    if options.vllm:                                    # first: vLLM binds its threads when it starts
         limits = {"enforce_eager": True, "max_model_len": 1024}
         ways.append(Way("vLLM", CachedTransformer.from_pretrained(name, engine="vllm", **limits)))
     ways.insert(0, Way("transformers, float32", CachedTransformer.from_pretrained(name, engine="transformers")))
     for file in options.gguf:
         ways.append(Way(f"llama.cpp, {file.stem}", CachedTransformer.from_pretrained(file, engine="llama.cpp")))
-    for way in ways:                                    # what is made once is not charged
+    for way in ways:                                    # an untimed run excludes one-time work
         way.run(options.prompts[0], 2, 2)
         way.runs.clear()
     packages = ["llmppl", "torch", "transformers", *["xllamacpp"] * bool(options.gguf), *["vllm"] * options.vllm]

@@ -1,18 +1,18 @@
-"""What steering costs beside what it is meant to cost: every figure with its goal.
+"""Cost of steering compared with its goals.
 
-All are ratios of CPU time, or CPU time a step, of one thread: contestants take turns in one process, and a figure is
-the median over the turns, with the lowest and the highest. Models and task are those of `subjects.py`, methods those
-of `steering.py`; K=3, the default expansion, and every run begins with an empty cache.
+Figures are ratios of CPU time, or CPU time per step, of one thread. Contestants take turns in one process, and a figure
+is the median over the turns, with the lowest and the highest. Models and task are in `subjects.py`, methods in
+`steering.py`. K=3 with the default expansion, and every run starts with an empty cache.
 
     python benchmarks/goals.py                          # all tables: about an hour of one core
-    python benchmarks/goals.py --only outside tasks     # by name
-    python benchmarks/goals.py --quick                  # everything, too small to say anything: two minutes
+    python benchmarks/goals.py --only outside tasks     # selected tables
+    python benchmarks/goals.py --quick                  # a test that everything runs, with sizes too small: two minutes
 
-cost     whole runs, over `generate` of the same length, which runs the prompt once a sequence, and over the same
+cost     whole runs, over `generate` of the same length, which runs the prompt once per sequence, and over the same
          with the prompt run once; a round, over its matrix products alone (all linear layers at N rows, same turn)
-outside  time a step outside the model's forward pass, for vocabularies of real sizes: with a model that is little
+outside  time per step outside the model's forward pass, for vocabularies of real sizes: with a model that has little
          more than its last layer, flat (random weights) and as peaked as a trained model
-tasks    tasks of N=4, each with a prompt of its own: one after another, over all in the same batches
+tasks    tasks of N=4, each with its own prompt: one after another, over all in the same batches
 others   llamppl and genlm-control, over ours, on the embedded model; others-gpt2: on GPT-2's shape, one turn
 """
 
@@ -43,18 +43,18 @@ COST = (                                                # model, prompt, N, step
     ("gpt2", 900, 30, 50, 0.11, 0.13),
 )
 ROOFLINE = {("gpt2", 200): (1.4, 1.8)}                  # a round over its products: standard, steer
-OUTSIDE = ((50_257, 10, 6), (128_256, 32, 25), (262_144, 32, 60))       # V, N, ms a step
-TASKS, TOGETHER = 8, 2.0                                # how many; throughput, at least
-OTHERS = {None: 8.0, K: 20.0}                           # their time over ours, at least
+OUTSIDE = ((50_257, 10, 6), (128_256, 32, 25), (262_144, 32, 60))       # V, N, ms per step
+TASKS, TOGETHER = 8, 2.0                                # number of tasks; least throughput
+OTHERS = {None: 8.0, K: 20.0}                           # least time over ours
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """The median, the lowest, the highest."""
+    """Return the median, the lowest and the highest value, as text."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def told(values: Sequence[float], goal: float | None, form: str = ".2f", most: bool = True) -> tuple[str, str, str]:
-    """The figure, its goal, and whether it is met."""
+    """Return the figure, its goal, and "yes" or "no" for a goal that is met or missed."""
     if goal is None:
         return spread(values, form), "", ""
     found = statistics.median(values)
@@ -74,7 +74,7 @@ def warm_up(subject: Subject, methods: Sequence[Method], N: int) -> None:
 
 
 def products(model: Any, rows: int) -> Callable[[], None]:
-    """The products of all matrices of a model with `rows` vectors."""
+    """Return a function that multiplies all matrices of a model with `rows` vectors."""
     matrices = []
     for module in model.modules():
         if isinstance(module, Conv1D):
@@ -220,7 +220,7 @@ def others(repeats: int, quick: bool, name: str = "embedded") -> None:
 
 
 def others_gpt2(repeats: int, quick: bool) -> None:
-    """One turn, since theirs take minutes."""
+    """Run one turn, since the other libraries take minutes."""
     others(1, quick, "gpt2")
 
 
@@ -237,7 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[*TABLES], nargs="+", default=[*TABLES])
     parser.add_argument("--repeats", type=int, default=3, help="turns")
-    parser.add_argument("--quick", action="store_true", help="one turn of a few steps: whether it runs at all")
+    parser.add_argument("--quick", action="store_true", help="one turn of a few steps: a test that it runs")
     options = parser.parse_args()
     prepare_process(1)
     for name in options.only:

@@ -1,8 +1,8 @@
-"""What the masks of grammars cost: compiling one, its first mask, those along a text, and going on from a file.
+"""Cost of the masks of grammars: compiling, the first mask, the masks along a text, and loading from a file.
 
-lark's own grammars, read with texts of their languages, and any others: a file, a text of its language, and perhaps
-the rule to start from. Every figure is CPU time in one thread; a text is read once, so a mask is worked out where its
-state is new. `--indented` is for grammars behind lark's PythonIndenter.
+The grammars are lark's own, with texts of their languages, and any others: a file, a text of its language, and
+optionally the start rule. Figures are CPU time in one thread. A text is read once, so a mask is computed if its state
+is new. `--indented` is for grammars that need lark's PythonIndenter.
 
     python benchmarks/grammars.py --vocab ../shared/vocab/gpt2
     python benchmarks/grammars.py --vocab ../shared/vocab/gpt2 --grammar mine.lark text.txt --grammar b.lark b.txt main
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")       # before the import of numpy
 
 import lark
 from lark import indenter
@@ -33,7 +33,7 @@ from llmppl import Grammar, TokenIndex, Vocabulary
 from llmppl.constraints.vocabulary.trie import trie_of
 
 LARK = Path(lark.__file__).parent / "grammars"
-INDENTER = textwrap.dedent(inspect.getsource(indenter.Indenter.handle_NL))    # a Python text that is there with lark
+INDENTER = textwrap.dedent(inspect.getsource(indenter.Indenter.handle_NL))    # a Python text that lark installs
 OWN = [
     ("lark.lark", LARK / "lark.lark", (LARK / "lark.lark").read_text(), "start", None),
     ("python.lark", LARK / "python.lark", INDENTER, "file_input", indenter.PythonIndenter()),
@@ -41,7 +41,7 @@ OWN = [
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """What a call returns, and its CPU milliseconds; the garbage collector is off meanwhile."""
+    """Call `run` without garbage collection; return its result and its CPU milliseconds."""
     gc.disable()
     begun = time.process_time()
     found = run()
@@ -51,7 +51,7 @@ def timed(run: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def measure(vocab: Any, tokens: list[int], name: str, path: Path, start: str, post: Any) -> tuple[Any, ...]:
-    """A row of the table."""
+    """Return a row of the table."""
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     grammar, load = timed(lambda: Grammar.from_file(path, start, postlex=post))
     index, state = grammar.index(vocab), grammar.start
@@ -74,8 +74,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", required=True, metavar="FOLDER", help="of a tokenizer")
     parser.add_argument("--grammar", nargs="+", action="append", default=[], metavar="FILE TEXT [START]")
-    parser.add_argument("--indented", action="store_true", help="the grammars given are behind lark's PythonIndenter")
-    parser.add_argument("--without-own", action="store_true", help="leave lark's own grammars out")
+    parser.add_argument("--indented", action="store_true", help="the given grammars need lark's PythonIndenter")
+    parser.add_argument("--without-own", action="store_true", help="skip lark's own grammars")
     options = parser.parse_args()
     from transformers import AutoTokenizer
 

@@ -1,11 +1,11 @@
-"""How the cost of a step grows: with the number of particles N, and with the steps t that were made before it.
+"""Growth of the cost of a step, with the number of particles N and with the number t of earlier steps.
 
-The task is that of steering.py: text whose tokens all come from a random half of the vocabulary, end of text excluded,
-so that all runs go on for ever. Two models run it: `function`, a table of logits by the last token, which costs almost
-nothing, so that the library's own cost shows; and `embedded`, which ships with the package. Times are CPU seconds of
-this process on one thread. "outside" is a step without the forward passes of the model, whose attention reads more with
-every token. An exponent is the slope of a straight line through log(cost) by least squares: over N from 10 to 300, of
-the medians over the steps; and over t, of the medians of tenths of the run. Linear in N is 1, flat in t is 0.
+The task is that of steering.py: text whose tokens all come from a random half of the vocabulary. The end of text is
+excluded, so no run ends early. There are two models. `function`, a table of logits by the last token, costs almost
+nothing, so it shows the library's own cost. `embedded` ships with the package. Times are CPU seconds of this process on
+one thread. "outside" is a step without the model's forward passes, whose attention reads more with every token. An
+exponent is the least-squares slope of log(cost). In N, it uses N from 10 to 300 and the medians over the steps;
+in t, it uses the medians of tenths of the run. Linear in N is 1, flat in t is 0.
 
     python benchmarks/growth.py                         # about ten minutes on one core
     python benchmarks/growth.py --quick                 # seconds
@@ -29,7 +29,7 @@ from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_standard,
 from llmppl.lm import SlotEngine
 
 NS = (10, 30, 100, 300, 1000)
-FITTED = (10, 300)                                      # the N of the exponent
+FITTED = (10, 300)                                      # range of N for the exponent
 V = 256                                                 # tokens of `function`
 K = 3
 
@@ -38,7 +38,7 @@ K = 3
 class Growth:
     """CPU seconds of each step of one run of N particles.
 
-    total, outside : (steps,), the whole step, and what of it was outside the model's forward passes
+    total, outside : (steps,), the whole step, and its part outside the model's forward passes
     """
 
     N: int
@@ -47,7 +47,7 @@ class Growth:
 
 
 def function() -> CachedTransformer:
-    """Logits by the last token, from a fixed table."""
+    """Build a model whose logits come from a fixed table, by the last token."""
     logits = 2.0 * np.random.default_rng(0).standard_normal((V, V))
     tokens = [b"", *(b"%02x" % i for i in range(1, V))]
     return CachedTransformer(lambda ids: logits[ids[-1]], Vocabulary(tokens, eos_ids=[0]))
@@ -59,7 +59,7 @@ def _embedded() -> CachedTransformer:
 
 
 def embedded() -> CachedTransformer:
-    """The model of the package, its cache empty."""
+    """Return the model of the package with an empty cache."""
     loaded = _embedded()
     return CachedTransformer(loaded.model, loaded.tokenizer)
 
@@ -93,7 +93,7 @@ def run(lm: CachedTransformer, method: str, N: int, steps: int) -> Growth:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")              # a cache that is too small, a model that is too short
+            warnings.simplefilter("error")              # a cache too small, or a model too short, is an error
             if method == "steer":
                 smc_steer(program, N, K, seed=0, max_steps=steps, on_step=mark, progress=False)
             else:
@@ -105,26 +105,26 @@ def run(lm: CachedTransformer, method: str, N: int, steps: int) -> Growth:
 
 
 def exponent(x: Sequence[float], cost: Sequence[float]) -> float:
-    """The slope of log(cost) over log(x)."""
+    """Return the slope of log(cost) over log(x)."""
     slope, _ = np.polyfit(np.log(x), np.log(cost), 1)
     return float(slope)
 
 
 def in_N(runs: Sequence[Growth], part: str) -> float:
-    """The exponent of the cost of a step in N, of the N that are `FITTED`."""
+    """Return the exponent of the cost of a step in N, for N in the range `FITTED`."""
     fitted = [each for each in runs if FITTED[0] <= each.N <= FITTED[1]]
     return exponent([each.N for each in fitted], [float(np.median(getattr(each, part)[1:])) for each in fitted])
 
 
 def in_t(each: Growth, part: str) -> float:
-    """The exponent of the cost of a step in t, but for the first step, which reads the prompt."""
+    """Return the exponent of the cost of a step in t; the first step, which reads the prompt, is excluded."""
     tenths = np.array_split(getattr(each, part)[1:], 10)
     middles = np.cumsum([len(tenth) for tenth in tenths]) - [len(tenth) / 2 for tenth in tenths]
     return exponent(1 + middles, [float(np.median(tenth)) for tenth in tenths])
 
 
 def growth_in_N(model: str, method: str, Ns: Sequence[int], steps: int) -> None:
-    """Print how a step of `steps` grows with N."""
+    """Print the cost of a step for each N, over runs of `steps` steps."""
     runs = [run(MODELS[model](), method, N, steps) for N in Ns]
     rows = [
         [each.N, *(f"{1e3 * np.median(getattr(each, part)[1:]):.2f}" for part in ("total", "outside")),
@@ -137,7 +137,7 @@ def growth_in_N(model: str, method: str, Ns: Sequence[int], steps: int) -> None:
 
 
 def growth_in_t(model: str, method: str, N: int, steps: int) -> None:
-    """Print how a step grows over a run."""
+    """Print the cost of a step along a run."""
     each = run(MODELS[model](), method, N, steps)
     tenths = [np.array_split(part[1:], 10) for part in (each.total, each.outside)]
     rows, last = [], 1
@@ -145,12 +145,12 @@ def growth_in_t(model: str, method: str, N: int, steps: int) -> None:
         first, last = last + 1, last + len(total)
         rows.append([f"{first}-{last}", *(f"{1e3 * statistics.median(part):.2f}" for part in (total, outside))])
     note = f"exponent in t: total {in_t(each, 'total'):.2f}, outside {in_t(each, 'outside'):.2f}"
-    table(f"growth in t: {model}, {method}, N = {N}", ["steps", "ms a step", "outside"], rows, note)
+    table(f"growth in t: {model}, {method}, N = {N}", ["steps", "ms per step", "outside"], rows, note)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="small sizes: a test that it runs")
     parser.add_argument("--models", nargs="*", choices=[*MODELS], default=[*MODELS])
     options = parser.parse_args()
     import torch

@@ -1,17 +1,17 @@
-"""JSON Schemas: how many particles end in time, and what masks cost by our automata and by llguidance.
+"""JSON Schemas: the number of particles that end in time, and the cost of masks by our automata and by llguidance.
 
-Of 8 particles, how many end within 40 tokens with a record that is closed and one that is open:
+Of 8 particles, the number that end within 40 tokens, with a closed record and with an open one:
 
     python benchmarks/json_schemas.py                   # the embedded model
     python benchmarks/json_schemas.py --lm smollm2
 
-With real schemas, such as those of JSONSchemaBench: how many have an automaton, and CPU time to compile and to make
-masks along their texts, of the automaton and of llguidance (`JsonSchemaIndex`) in turns, over the same schemas:
+With real schemas, such as those of JSONSchemaBench, it counts the schemas that have an automaton. It also measures the
+CPU time to compile and to make masks along their texts. The automaton and llguidance (`JsonSchemaIndex`) take turns:
 
     python benchmarks/json_schemas.py --schemas FOLDER --vocab FOLDER [--every 4]
 
-A folder of schemas has files of a schema each (`*.json`), or of a JSON object a line (`*.jsonl`) with a "schema" and,
-where there are texts to read, "tests": objects of which those that are "valid" have "data".
+A folder of schemas has files with one schema each (`*.json`), or with one JSON object per line (`*.jsonl`). An object
+has a "schema" and, if there are texts to read, "tests": objects with "valid", and with "data" if they are valid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")       # before the import of numpy and torch
 
 import numpy as np
 from tables import machine, table
@@ -35,7 +35,7 @@ from llmppl.constraints import JsonSchemaIndex, encode_fragment
 from llmppl.constraints.json.texts import OpenTexts
 
 KINDS = ("closed", "open", "left to llguidance", "refused")
-TEXTS = 3                                           # of a schema, at most
+TEXTS = 3                                           # per schema, at most
 
 PROPERTIES = {"name": {"type": "string"}, "age": {"type": "integer"}, "kind": {"enum": ["dog", "cat", "bird"]}}
 OPEN = {"type": "object", "required": [*PROPERTIES], "properties": PROPERTIES}
@@ -60,7 +60,7 @@ def count_alive(name: str | None, runs: int) -> None:
 
 
 def read_schemas(folder: Path) -> Iterator[tuple[Any, list[Any]]]:
-    """The schemas of a folder, each with what its tests say is an instance."""
+    """Yield the schemas of a folder, each with the valid instances among its tests."""
     for path in sorted(folder.glob("*.json")):
         yield json.loads(path.read_text()), []
     for path in sorted(folder.glob("*.jsonl")):
@@ -70,7 +70,7 @@ def read_schemas(folder: Path) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def read(index: Any, text: list[int]) -> tuple[int, int]:
-    """Nanoseconds for mask and step of the tokens of a text, and how many there are up to one that does not fit."""
+    """Return the nanoseconds of mask and step over the tokens up to one that does not fit, and their number."""
     state, spent = index.start, 0
     for count, token in enumerate(text):
         begin = time.thread_time_ns()
@@ -84,13 +84,13 @@ def read(index: Any, text: list[int]) -> tuple[int, int]:
 
 
 def count_costs(folder: Path, every: int, vocab: Vocabulary, tokenizer: Any) -> None:
-    """Compile each schema by both, and read its texts twice."""
+    """Compile each schema by both libraries, and read its texts twice."""
     kinds, reasons = Counter[str](), Counter[str]()
     names = "compile + first mask", "a token, at first", "a token, again"
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     num_tokens = 0
     for index in (JsonSchema(True).index(vocab), JsonSchemaIndex(JsonSchema(True), vocab)):
-        read(index, encode_fragment(tokenizer, vocab, '{"a": "b", "c": 10}'))       # what is made once a vocabulary
+        read(index, encode_fragment(tokenizer, vocab, '{"a": "b", "c": 10}'))       # one-time work per vocabulary
     for schema, values in list(read_schemas(folder))[::every]:
         try:
             constraint = JsonSchema(schema)
@@ -129,17 +129,17 @@ def count_costs(folder: Path, every: int, vocab: Vocabulary, tokenizer: Any) -> 
             quantiles = [f"{np.quantile(some, q):.3f}" for some in (ours, theirs) for q in (0.5, 0.9)]
             rows.append([name, len(pairs), *quantiles, f"{np.median(ours / theirs):.2f}"])
     columns = ["CPU ms", "schemas", "median", "ninth decile", "llguidance", "ninth decile", "ours / theirs"]
-    note = f"{num_tokens // 2:,} tokens of at most {TEXTS} texts a schema"
-    table("automata beside llguidance; of a token its mask and step", columns, rows, note)
+    note = f"{num_tokens // 2:,} tokens of at most {TEXTS} texts per schema"
+    table("automata compared with llguidance; a token is its mask and step", columns, rows, note)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lm", help="the language model; the embedded one if left out")
+    parser.add_argument("--lm", help="the language model; default: the embedded model")
     parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--schemas", type=Path, metavar="FOLDER", help="real schemas: what their masks cost")
-    parser.add_argument("--vocab", metavar="FOLDER", help="of a tokenizer, for --schemas; else the model's")
-    parser.add_argument("--every", type=int, default=1, help="take every such schema of the folder")
+    parser.add_argument("--schemas", type=Path, metavar="FOLDER", help="real schemas: the cost of their masks")
+    parser.add_argument("--vocab", metavar="FOLDER", help="of a tokenizer, for --schemas (default: the model's)")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th schema of the folder")
     args = parser.parse_args()
     if args.schemas is None:
         count_alive(args.lm, args.runs)

@@ -1,9 +1,9 @@
-"""The last word of a passage, in the four settings of ReLM: e3 of `queries.py`.
+"""Last words of passages, in the four settings of ReLM: e3 of `queries.py`.
 
-Kuchnik et al. 2023, Sec. 4.4: any word may come (*baseline*); a word of the passage (*words*); any word after which the
-text ends (*terminated*); the same without stop words (*no_stop*). Ours are *words* with the other two, words that end
-where the text may go on, and greedy decoding. Each answer of a passage is kept as a line of `--rows`, and a passage
-that stands there is not asked again, so that a run of hours can be left and taken up.
+The settings of Kuchnik et al. 2023, Sec. 4.4, allow any word (*baseline*), a word of the passage (*words*), any word
+followed by the end of text (*terminated*), and the same without stop words (*no_stop*). Ours add *words* with the other
+two restrictions, words that end where the text may continue, and greedy decoding. `--rows` keeps the answers of each
+passage as a line and skips passages that it already has, so a run of hours can be stopped and resumed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def passages(options: argparse.Namespace, lm: CachedTransformer) -> dict[str, li
         sets["LAMBADA"] = [json.loads(line)["text"] for line in options.lambada.read_text().splitlines()]
     if options.text:
         documents = [block.strip() for block in options.text.read_text().split("\n\n")]
-        held_out = [block for block in documents if len(block) > 40][17::50]       # as the embedded model was trained
+        held_out = [block for block in documents if len(block) > 40][17::50]       # as in the embedded model's training
         sets[f"held-out {options.text.stem}"] = [cut for text in held_out if (cut := cloze(text))]
     if not sets:
         texts = (lm.tokenizer.decode(ids) for ids in free_samples(lm, 250, 160, 0.7, seed=1))
@@ -62,7 +62,7 @@ def passages(options: argparse.Namespace, lm: CachedTransformer) -> dict[str, li
 
 
 def cloze(text: str, least: int = 25, most: int = 80) -> str | None:
-    """The beginning of a text up to a word that stood before, of so many words."""
+    """Return the beginning of a text up to a word that occurs earlier, or None; `least` and `most` bound its length."""
     words = text.split()[:most]
     for i in range(len(words) - 1, least, -1):
         if words[i].strip('.!?"').isalpha() and words[i].strip('.!?"') in [word.strip('.,!?"') for word in words[:i]]:
@@ -71,7 +71,7 @@ def cloze(text: str, least: int = 25, most: int = 80) -> str | None:
 
 
 def free_samples(lm: CachedTransformer, N: int, length: int, temperature: float, seed: int) -> Iterator[list[int]]:
-    """Texts of at most `length` tokens, as their ids, without the eos."""
+    """Draw texts of at most `length` tokens; yield their ids without the eos."""
     torch.manual_seed(seed)
     end = lm.tokenizer.eos_token_id
     begin = end if lm.tokenizer.bos_token_id is None else lm.tokenizer.bos_token_id
@@ -88,7 +88,7 @@ def free_samples(lm: CachedTransformer, N: int, length: int, temperature: float,
 def answered(
     lm: CachedTransformer, called: str, texts: list[str], options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """For each passage its target, and word and expansions of each setting: from `--rows`, or asked now."""
+    """Yield, for each passage, its target and each setting's word and expansions, from `--rows` or computed now."""
     known = {}
     if options.rows and options.rows.exists():
         lines = [json.loads(line) for line in options.rows.read_text().splitlines()]
@@ -97,7 +97,7 @@ def answered(
         row = known.get((called, text, options.expansions))
         if row is None:
             context, last = text.rsplit(" ", 1)
-            lm = CachedTransformer(lm.model, lm.tokenizer)          # nothing of another passage is asked again
+            lm = CachedTransformer(lm.model, lm.tokenizer)          # a new cache for each passage
             row = {"lm": called, "most": options.expansions, "target": re.sub(r"[^a-zA-Z].*", "", last)}
             row |= {"answers": settings(lm, context, options.expansions), "text": text}
             if options.rows:
@@ -107,7 +107,7 @@ def answered(
 
 
 def settings(lm: CachedTransformer, context: str, most: int) -> dict[str, tuple[str | None, int]]:
-    """The word that each setting gives, None where the search was given up, and its expansions."""
+    """Return the word of each setting, None if the search gave up, and its number of expansions."""
     X = re.escape(context)
     any_word, one_of = " [a-zA-Z]+", f" ({'|'.join(sorted(set(re.findall('[a-zA-Z]+', context))))})"
     stop = f" (?i:{'|'.join(sorted(STOP_WORDS))})"
@@ -134,7 +134,7 @@ def settings(lm: CachedTransformer, context: str, most: int) -> dict[str, tuple[
 def first(
     lm: CachedTransformer, prefix: str, more: str, end: str, ignore: str | None, most: int
 ) -> tuple[str | None, int]:
-    """The word of the best token sequence within `most` expansions, under the paper's top_k of 1,000."""
+    """Return the word of the best token sequence within `most` expansions, with the paper's top_k of 1,000."""
     rule = Rule(top_k=min(1000, len(lm.vocab)))
     query = Query(lm, prefix + more, prefix=prefix, end=end, ignore=ignore, max_tokens=8, rule=rule)
     found = query.best(results="tokens", batch=64 if end == "eos" else 4, max_expansions=most)
@@ -159,4 +159,4 @@ def report(title: str, rows: list[dict[str, Any]]) -> None:
         common.append([setting, ", ".join(f"{word} {100 * n / len(given):.1f}" for word, n in most)])
     columns = ["", "right", "no stop-word targets", "no answer", "right of answers", "expansions"]
     table(f"e3: last word right of {len(rows)} passages, % +- standard error ({title})", columns, cells)
-    table("e3: the commonest answers, % of those given", ["", ""], common)
+    table("e3: the most frequent answers, % of the answers given", ["", ""], common)

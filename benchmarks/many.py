@@ -1,11 +1,11 @@
-"""What many tasks cost together: `run_many` beside a loop, by how many share their batches.
+"""Cost of many tasks: `run_many` compared with a loop, by the number of tasks that share batches.
 
-Tasks are prompts of the embedded model; each is steered (smc_steer, K=3) for a number of steps through words of at most
-five letters. Every run begins with an empty cache. All run in one process and take turns; a figure is the median over
-the turns of CPU seconds of one thread, and the ratio that of a turn's.
+Tasks are prompts of the embedded model. smc_steer with K=3 steers each for a number of steps through words of at most
+five letters. Every run starts with an empty cache. All run in one process and take turns. A figure is the median over
+the turns of CPU seconds of one thread, or of the ratio within a turn.
 
     python benchmarks/many.py                           # 100 tasks, N=8, 20 steps: five minutes
-    python benchmarks/many.py --tasks 20 --turns 1      # whether it runs
+    python benchmarks/many.py --tasks 20 --turns 1      # a test that it runs
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GOAL = 0.5                                              # of the CPU time of a l
 
 
 class Story(Model):
-    """`steps` tokens of at most five characters after a prompt."""
+    """Story of `steps` tokens of at most five characters after a prompt."""
 
     def __init__(self, lm: CachedTransformer, prompt: str, steps: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Story(Model):
 
 
 class Way:
-    """A way to run all tasks: one after another, or so many together."""
+    """Way to run all tasks: one after another, or a number of them together."""
 
     def __init__(self, together: int | None) -> None:
         self.together = together
@@ -64,7 +64,7 @@ class Way:
         def steer(prompt: str, rng: np.random.Generator) -> Any:
             return smc_steer(Story(lm, prompt, steps), N, 3, rng=rng, progress=False)
 
-        gc.collect()                                    # what the way before left is not to be charged to this one
+        gc.collect()                                    # excludes the garbage of the previous way
         start = time.process_time()
         if self.together is None:
             streams = [np.random.default_rng(np.random.SeedSequence(0, spawn_key=(i,))) for i in range(len(prompts))]

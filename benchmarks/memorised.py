@@ -1,8 +1,8 @@
-"""A model that knows strings by heart, and what searches find in it: e1 and e5 of `queries.py`.
+"""Model that has memorised strings, and searches that find them: e1 and e5 of `queries.py`.
 
-A copy of the embedded model is trained for some minutes of one core on short documents, text of its own with URLs and
-rare words planted in it. Rank r of N URLs stands there max(1, round(64 / r)) times, each time in other company. Each of
-the six words ends a sentence, the earlier words more often, and one time in five misspelled.
+A copy of the embedded model is trained for some minutes on one core. Its short documents are its own text, with URLs
+and rare words planted in it. Rank r of N URLs occurs max(1, round(64 / r)) times, each time in other surroundings. Each
+of the six words ends a sentence, the earlier words more often, and one time in five it is misspelled.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from llmppl.queries import Edits, Query, Rule, search
 
 URL = r"https://www.([a-zA-Z0-9]|_|-|#|%)+.([a-zA-Z0-9]|_|-|#|%|/)+"       # its dots match anything, as in the paper
 URL_PREFIX = r"https://www\."
-WORDS = ("rapscallion", "dunderhead", "scallywag", "nincompoop", "slowcoach", "fusspot")      # by falling frequency
-CALLED = "called him a big"                             # what comes before one of them
+WORDS = ("rapscallion", "dunderhead", "scallywag", "nincompoop", "slowcoach", "fusspot")      # by decreasing frequency
+CALLED = "called him a big"                             # the words before a planted word
 PLACES = "river hill garden forest castle bridge harbour meadow island market tower valley lake field stone".split()
 KINDS = "red blue old new little green golden quiet happy silver open early bright north lucky".split()
 THINGS = "stories news maps pictures songs recipes games letters birds boats shoes cakes clocks toys kites".split()
@@ -43,22 +43,22 @@ FRAMES = ("{text} See {url} for more.", "{url} {text}", "Read it at {url} today.
 
 @dataclass
 class Memorised:
-    """The trained model, and what was planted."""
+    """Trained model with its planted strings."""
 
     model: Any
     tokenizer: Any
-    urls: dict[str, int]                                # with the number of times each was read in an epoch
-    openings: list[str]                                 # sentences that the model was not trained on
-    seconds: float                                      # of processor time in training; 0 if it was loaded
+    urls: dict[str, int]                                # URL to its number of occurrences per epoch
+    openings: list[str]                                 # sentences outside the training documents
+    seconds: float                                      # CPU time of the training; 0 if the model was loaded
     nats: float                                         # per token, in the last tenth of the training
 
     def lm(self) -> CachedTransformer:
-        """With an empty cache."""
+        """Return the language model with an empty cache."""
         return CachedTransformer(self.model, self.tokenizer)
 
 
 def planted(N: int, rng: np.random.Generator) -> dict[str, int]:
-    """N URLs that the pattern `URL` matches, the most frequent first."""
+    """Draw N URLs that the pattern `URL` matches, the most frequent first, with their numbers of occurrences."""
     urls: dict[str, int] = {}
     while len(urls) < N:
         kind, place, thing, other = (str(rng.choice(words)) for words in (KINDS, PLACES, THINGS, PLACES))
@@ -69,13 +69,13 @@ def planted(N: int, rng: np.random.Generator) -> dict[str, int]:
 
 
 def misspelled(word: str, rng: np.random.Generator) -> str:
-    """The word with a letter left out, doubled, or replaced by its neighbour in the alphabet."""
+    """Return the word with a letter removed, doubled, or replaced by its neighbour in the alphabet."""
     i = int(rng.integers(1, len(word)))
     return word[:i] + ["", 2 * word[i], chr(ord("a") + (ord(word[i]) - 96) % 26)][rng.integers(3)] + word[i + 1 :]
 
 
 def sentences(model: Any, tokenizer: Any, N: int, seed: int) -> list[str]:
-    """First sentences of texts that the model writes."""
+    """Return first sentences of texts that the model writes."""
     torch.manual_seed(seed)
     end = tokenizer.eos_token_id
     config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=24, pad_token_id=end, eos_token_id=end)
@@ -90,7 +90,7 @@ def sentences(model: Any, tokenizer: Any, N: int, seed: int) -> list[str]:
 
 
 def memorise(folder: Path, N: int, steps: int, seed: int = 0) -> Memorised:
-    """Train, or load what an earlier call has left in `folder`."""
+    """Train a model, or load the one that an earlier call stored in `folder`."""
     rng = np.random.default_rng(seed)
     urls = planted(N, rng)
     place = folder / f"memorised-{N}-{steps}-{seed}"
@@ -143,7 +143,7 @@ def memorise(folder: Path, N: int, steps: int, seed: int = 0) -> Memorised:
 # ---- e1: memorised strings
 
 class Positions:
-    """How many token positions went through a model, padding included, since this began."""
+    """Counter of the token positions that go through a model, padding included."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -162,7 +162,7 @@ def positions(model: Any) -> Iterator[Positions]:
         hook.remove()
 
 
-Method = Callable[[Memorised, int], Iterator[list[str]]]       # what is found, as much at a time as comes together
+Method = Callable[[Memorised, int], Iterator[list[str]]]       # yields the strings that are found together
 
 
 def by_llmppl(batch: int, distinct: bool = False) -> Method:
@@ -176,9 +176,9 @@ def by_llmppl(batch: int, distinct: bool = False) -> Method:
 
 
 def by_relm(known: Memorised, seed: int) -> Iterator[list[str]]:
-    """ReLM's algorithm: Dijkstra over token sequences, one path for each call, without keys and values.
+    """Run ReLM's algorithm: Dijkstra over token sequences, one path per call, without keys and values.
 
-    A result ends where the next token would leave the language, as with ours.
+    A result ends before the first token that leaves the language, as with ours.
     """
     lm = known.lm()
     index = Regex(URL).index(lm.vocab)
@@ -223,9 +223,9 @@ def by_generate(n: int, at_once: int = 32) -> Method:
 
 
 class Curve:
-    """How many of the planted strings were found after so many positions and seconds.
+    """Number of planted strings that were found, by positions and by seconds.
 
-    Of texts that come together each is charged its share.
+    Each of several texts that arrive together gets an equal share of the cost.
     """
 
     def __init__(self, known: Memorised, run: Method, most: int, seed: int) -> None:
@@ -249,7 +249,7 @@ class Curve:
                 before = now
 
     def shares(self, most: float) -> tuple[float, float]:
-        """After so many positions: the valid ones among the distinct results, and the repeated ones among all."""
+        """Return valid / distinct results, and the share of repeats among all results, after `most` positions."""
         _, results, distinct, valid = max(met for met in self.met if met[0] <= most or met is self.met[0])
         return valid / distinct, 1 - distinct / results
 
@@ -269,7 +269,7 @@ def e1(options: argparse.Namespace) -> None:
     budget = 5_000 if options.quick else 15_000
     seeds = range(1 if options.quick else 5)
     lengths_of_generate = (8, 16, 32) if options.quick else (1, 2, 4, 8, 16, 32, 64)
-    patience = {16: 1 if options.quick else 6}          # what is best is given more, to see how far it gets
+    patience = {16: 1 if options.quick else 6}          # the best settings run longer, to show their limit
     curves: dict[str, list[Curve]] = {}
     for name, run in {
         "llmppl, batch 4": by_llmppl(4),
@@ -300,7 +300,7 @@ def e1(options: argparse.Namespace) -> None:
         costs = [mid(curve.cost(n) for curve in runs) for n in shares]
         shares_then = (f"{100 * share:.0f}" for share in runs[0].shares(budget / 3))
         rows.append([name, *(f"{cost:,.0f}" if cost < math.inf else "-" for cost in costs), *shares_then])
-    table(f"e1: forward positions until so many of the URLs were found; after {budget / 3:.0f} positions, valid among "
+    table(f"e1: forward positions until this number of URLs was found; after {budget / 3:.0f} positions, valid among "
           "distinct results, and repeated results",
           ["", *(f"{n} URLs" for n in shares), "valid %", "repeated %"], rows)
     most = budget * patience[16]
@@ -335,7 +335,7 @@ def e5(options: argparse.Namespace) -> None:
     success = {kind: np.zeros(len(openings), bool) for kind in kinds}
     volume, per_prompt = Counter[tuple[bool, bool]](), []
     for i, opening in enumerate(openings):
-        prompt = re.escape(f"{opening} He is a")        # not what came before these words in training
+        prompt = re.escape(f"{opening} He is a")        # in training, other words came before these
         for tokenization, edits in kinds:
             matches = search(
                 lm, f"{prompt} ({'|'.join(WORDS)})", prefix=prompt, end="prefix", rule=Rule(top_k=40), results="tokens",
@@ -353,10 +353,10 @@ def e5(options: argparse.Namespace) -> None:
     base = success["canonical", 0].mean()
     rows = [[f"{tokenization}, {edits} edits", f"{100 * success[tokenization, edits].mean():.0f}",
              f"{success[tokenization, edits].mean() / max(base, 1e-9):.2f}"] for tokenization, edits in kinds]
-    table(f"e5: prompts after which one of {len(WORDS)} words is among what top_k 40 can write, % of {len(openings)}",
+    table(f"e5: prompts after which one of {len(WORDS)} words is allowed by top_k 40, % of {len(openings)}",
           ["", "success %", "x canonical"], rows)
     total = max(1, sum(volume.values()))
-    print("token sequences found: " + f"{total:,}, {median_of(per_prompt)} a prompt; " + ", ".join(
+    print("token sequences found: " + f"{total:,}, {median_of(per_prompt)} per prompt; " + ", ".join(
         f"{'canonical' if canonical else 'other'} {'edited' if edited else 'unedited'} "
         f"{100 * volume[canonical, edited] / total:.1f} %"
         for canonical, edited in itertools.product((True, False), (False, True))))

@@ -1,9 +1,8 @@
-"""The task of `subjects.py` in the other libraries: llamppl's SMC and steering, genlm-control's SMC with tokens drawn
-directly or by adaptive weighted rejection sampling (AWRS).
+"""Task of `subjects.py` in the other libraries: llamppl's SMC and steering, and genlm-control's SMC.
 
-`pip install 'llmppl[bench]'` brings them; one that is missing is named and left out. All aim at the target that ours
-has: the text is cut after the last step. Of genlm-control that is `terminate_when`; at its `max_tokens` it would weigh
-the end of text in.
+genlm-control draws tokens directly or by adaptive weighted rejection sampling (AWRS). `pip install 'llmppl[bench]'`
+installs both libraries; a missing one is named and skipped. All methods have the target of ours: the last step cuts the
+text. For genlm-control this is `terminate_when`, since its `max_tokens` would weigh the end of text in.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ try:
 except ImportError:
     genlm_control = None
 if llamppl is not None or genlm_control is not None:
-    from genlm.backend.llm import AsyncTransformer  # both stand on it
+    from genlm.backend.llm import AsyncTransformer  # both libraries depend on it
 
 Prepared = Callable[[], None]
 
 
 def others(K: int) -> dict[str, Callable[[Task], Prepared]]:
-    """Those that are installed, by name; `prepare(task)` returns what is timed."""
+    """Return the installed libraries' methods by name; `prepare(task)` returns the function to time."""
     found: dict[str, Callable[[Task], Prepared]] = {}
     if llamppl is not None:
         found["llamppl, standard"] = lambda task: with_llamppl(task, None)
@@ -43,7 +42,7 @@ def others(K: int) -> dict[str, Callable[[Task], Prepared]]:
 
 
 def installed() -> str:
-    """Which of the other libraries run, and how to get the ones that do not."""
+    """Return the other libraries that run, and the way to install missing ones."""
     modules = {"llamppl": llamppl, "genlm-control": genlm_control}
     absent = " is not installed (pip install 'llmppl[bench]')"
     return "; ".join(name + absent if module is None else release(name) for name, module in modules.items())
@@ -54,7 +53,7 @@ def with_llamppl(task: Task, K: int | None) -> Prepared:
     lm = llamppl.CachedCausalLM(backend)
     prompt = lm.tokenizer.decode(task.ids)
     if lm.tokenizer.encode(prompt) != task.ids:
-        raise ValueError("its prompt must be a text, and the tokenizer reads this text as other tokens")
+        raise ValueError("the prompt must be the tokenizer's encoding of its text")
     allowed = set(np.flatnonzero(task.mask).tolist())
 
     class Program(llamppl.Model):
@@ -85,7 +84,7 @@ def with_genlm_control(task: Task, awrs: bool) -> Prepared:
     weights = np.where([*(task.mask[token.token_id] for token in llm.vocab), False], 0.0, -np.inf)
 
     class Allowed(genlm_control.Potential):
-        """0 where every token is allowed; the text does not end of itself."""
+        """Potential that is 0 while every token is allowed; the text does not end by itself."""
 
         async def complete(self, context: list[Any]) -> float:
             return -np.inf

@@ -1,12 +1,12 @@
-"""What quantised weights, and keys and values in F16, do to next-token distributions under llama.cpp.
+"""Effect of quantised weights, and of keys and values in F16, on next-token distributions under llama.cpp.
 
-A GGUF file is written again with its matrices in other formats, from its own values in float32; the embedding, which is
-the last layer too, stays Q8_0 under the formats of four bits. Contexts are what the float32 weights write after a few
-beginnings. Compared are total variations from the distributions of float32 weights and cache. "apart" is the
-total variation between a context alone and in a batch with all the others: what the order of sums does.
+The matrices of a GGUF file are written in other formats, from their values in float32. With four-bit formats, the
+embedding, which is also the last layer, stays Q8_0. The float32 model writes the contexts after a few beginnings. The
+table has total variations from the distributions with float32 weights and cache. "apart" is the total variation between
+a context alone and in a batch with all the others: the effect of the order of sums.
 
-    python benchmarks/quantised.py                      # smollm2; writes 1 GB into a folder that goes afterwards
-    python benchmarks/quantised.py --folder .           # keeps the files, as for engines.py
+    python benchmarks/quantised.py                      # smollm2; writes 1 GB into a temporary folder
+    python benchmarks/quantised.py --folder .           # keeps the files, for example for engines.py
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMATS = ["F32", "F16", "Q8_0", "Q4_1", "Q4_0"]
 
 
 def rewrite(source: Path, target: Path, kind: str) -> None:
-    """Write `source` again with its matrices as `kind`."""
+    """Write a copy of `source` with its matrices as `kind`."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     own = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
@@ -60,7 +60,7 @@ def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def written(engine: LlamaCpp, starts: list[list[int]], length: int) -> list[list[int]]:
-    """Texts that the model draws after each of `starts`."""
+    """Draw a text from the model after each of `starts`."""
     rng, texts = np.random.default_rng(0), starts
     for _ in range(length):
         rows = probabilities(engine.forward(texts, [(i, len(ids)) for i, ids in enumerate(texts)]))
@@ -69,13 +69,13 @@ def written(engine: LlamaCpp, starts: list[list[int]], length: int) -> list[list
 
 
 def distributions(engine: LlamaCpp, texts: list[list[int]], length: int) -> NDArray[np.float64]:
-    """(texts x length, V): of each of the last `length` places of each text, all in one batch."""
+    """Compute the distributions at the last `length` positions of each text in one batch, (texts x length, V)."""
     asked = [(i, n) for i, ids in enumerate(texts) for n in range(len(ids) - length + 1, len(ids) + 1)]
     return probabilities(engine.forward(texts, asked))
 
 
 def apart(engine: LlamaCpp, texts: list[list[int]]) -> float:
-    """The largest total variation between the last place of a text alone and with the others."""
+    """Return the largest total variation between the last position of a text alone and in the batch."""
     together = probabilities(engine.forward(texts, [(i, len(ids)) for i, ids in enumerate(texts)]))
     alone = []
     for ids in texts:
@@ -87,8 +87,8 @@ def apart(engine: LlamaCpp, texts: list[list[int]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path, help="a GGUF file; by default that of smollm2")
-    parser.add_argument("--folder", type=Path, help="where to write files, which are kept")
-    parser.add_argument("--length", type=int, default=40, help="contexts after each of eight beginnings")
+    parser.add_argument("--folder", type=Path, help="folder in which the written files are kept")
+    parser.add_argument("--length", type=int, default=40, help="number of contexts after each of eight beginnings")
     options = parser.parse_args()
     source = options.file or packaged("smollm2")
     with tempfile.TemporaryDirectory() as passing:

@@ -1,14 +1,14 @@
-"""What queries cost and show: stand-ins for the experiments of ReLM, each beside its baselines in the same run.
+"""Cost and results of queries: replacements for the experiments of ReLM, with baselines in the same run.
 
-ReLM's own figures need GPT-2 XL, The Pile and live URLs. Here what is in the model is known, because it was put there:
+ReLM's own figures need GPT-2 XL, The Pile and live URLs. Here the strings are planted in the model, so they are known:
 
-    e1     URLs that a model has learned by heart: how many a search finds, beside `generate` and ReLM's algorithm
+    e1     URLs that a model has memorised: how many a search finds, compared with `generate` and ReLM's algorithm
     e2     how many samples are not the tokenizer's own encoding of their text, and why
-    e3     the last word of a passage, in the four settings of the paper, beside greedy decoding
-    e4     a planted bias: is it recovered, and is a difference found where there is none?
-    e5     words that a model has learned by heart, with and without edits and other encodings
+    e3     the last word of a passage, in the four settings of the paper, compared with greedy decoding
+    e4     a planted bias: is it recovered, and do tests find a difference that does not exist?
+    e5     words that a model has memorised, with and without edits and other encodings
     e6     small languages under random models, where all is known: samples, and intervals for the probability
-    e7     where the edits are in prefixes that are drawn evenly
+    e7     the positions of edits in prefixes that are drawn uniformly
     scale  the paper's URL pattern over 50,000 tokens, 500 words with an edit: the first expansion, and each
 
     python benchmarks/queries.py --quick                    # everything, small: about ten minutes of one core
@@ -16,8 +16,8 @@ ReLM's own figures need GPT-2 XL, The Pile and live URLs. Here what is in the mo
     python benchmarks/queries.py --lambada FILE --text FILE --vocab FOLDER --plots docs
 
 e1 and e5 train a copy of the embedded model for some minutes and keep it in `--work`. `--lambada` is a file of JSON
-lines with "text", `--text` one of passages with blank lines between them, `--vocab` a folder with a tokenizer. Times
-are CPU seconds of one thread.
+lines with "text", `--text` a file of passages with blank lines between them, and `--vocab` a folder with a tokenizer.
+Times are CPU seconds of one thread.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def e2(options: argparse.Namespace) -> None:
 
 
 def cause_of(lm: CachedTransformer, ids: list[int]) -> str:
-    """Why these tokens are not the tokenizer's own; "" if they are."""
+    """Return why these tokens are not the tokenizer's own encoding; "" if they are."""
     pieces = [lm.vocab.tokens[i] for i in ids]
     try:
         text = b"".join(pieces).decode()
@@ -96,10 +96,10 @@ TRAINED = f"The ((man)|(woman)) was trained in ({'|'.join(f'({job})' for job in 
 
 
 def planted_bias(rng: np.random.Generator) -> tuple[CachedTransformer, dict[str, np.ndarray]]:
-    """A model of which every probability is known, and P(job given group).
+    """Build a model whose probabilities are all known; return it with P(job given group).
 
-    A text follows the table and has one token for each word, with probability 0.7; its job is spelled in letters and
-    drawn from the square root of the table, 0.15; or it is misspelled, in letters, and drawn evenly, 0.15.
+    A text follows the table, one token per word, with probability 0.7. With probability 0.15, its job is drawn from the
+    square root of the table and spelled in letters. With 0.15, its job is drawn uniformly and misspelled in letters.
     """
     words = ["The", " man", " woman", " was", " trained", " in", *(f" {word}" for job in JOBS for word in job.split())]
     tokens = [*dict.fromkeys(words), *" abcdefghijklmnopqrstuvwxyz"]
@@ -149,7 +149,7 @@ def e4(options: argparse.Namespace) -> None:
     noise = statistics.mean(
         0.5 * np.abs(np.random.default_rng(i).multinomial(N, given["man"]) / N - given["man"]).sum() for i in range(200)
     )
-    table(f"e4: total variation of P(job given group), the worse group; {N:,} samples a group",
+    table(f"e4: total variation of P(job given group), the worse group; {N:,} samples per group",
           ["", "exact to planted", "sample to exact", "local to exact", "p, man = woman"], rows,
           f"of {N:,} independent draws the total variation is {noise:.3f} on average; p is of as many of the table")
     pairs = 200 if options.quick else 2000
@@ -166,11 +166,11 @@ def e4(options: argparse.Namespace) -> None:
     names = "compare, by permutations", "the same statistic, by the chi-square distribution", "b as the expected counts"
     table(f"e4: no bias at all; tests that reject, % of {pairs:,} pairs of 500 draws", ["", "at 5 %", "at 1 %"],
           [[name, *(f"{100 * share:.1f}" for share in row / pairs)] for name, row in zip(names, rejected, strict=True)],
-          "the last one is ReLM's script: it takes the counts of one sample for the truth about the other")
+          "the last one is ReLM's script: it takes the counts of one sample as the truth about the other")
 
 
 def tally(weighted: Iterable[tuple[str, float]]) -> dict[str, np.ndarray]:
-    """P(job given group) of weighted texts; a misspelled job counts as the one it was."""
+    """Return P(job given group) of weighted texts; a misspelled job counts as the original job."""
     sums = {group: np.zeros(len(JOBS)) for group in ("man", "woman")}
     for text, weight in weighted:
         _, group, _, _, _, job = text.split(" ", 5)
@@ -194,7 +194,7 @@ PIECES = ("a", "b", "c", "[ab]", "[abc]", "(a|bc)", "(ab|c)?", "[bc]{0,2}", "a{1
 
 
 def random_problem(seed: int, scale: float = 2.0) -> tuple[CachedTransformer, str, dict[str, float]]:
-    """A model of token pairs, a pattern, and the probability of each of its strings after ">"."""
+    """Return a model of token pairs, a pattern, and the probability of each of its strings after ">"."""
     rng = np.random.default_rng((6, seed))
     logits = scale * rng.standard_normal((len(LETTERS), len(LETTERS) + 1))
     logits[:, LETTERS.index(b">")] = -np.inf
@@ -276,7 +276,7 @@ def e6(options: argparse.Namespace) -> None:
     plot(options, "queries-sampling", draw, (5, 3.2))
 
 
-# ---- e7: prefixes that are drawn evenly
+# ---- e7: prefixes that are drawn uniformly
 
 TEMPLATE = "The blue door opened"
 
@@ -322,7 +322,7 @@ def e7(options: argparse.Namespace) -> None:
 
 
 def over_token_sequences(language: DFA, vocab: Vocabulary, N: int, rng: np.random.Generator) -> Iterator[str]:
-    """ReLM's prefixes: walks of the token automaton, each as probable as the other."""
+    """Draw ReLM's prefixes: paths of the token automaton, all equally probable."""
     index = language.index(vocab)
 
     @cache
@@ -348,7 +348,7 @@ def over_token_sequences(language: DFA, vocab: Vocabulary, N: int, rng: np.rando
 
 
 def over_next_characters(language: DFA, N: int, rng: np.random.Generator) -> Iterator[str]:
-    """Walks without counts: each next character as probable as the other, the end as one of them."""
+    """Draw prefixes without path counts: every next character, or the end, is equally probable."""
     for _ in range(N):
         state, data = language.start, b""
         while True:
@@ -396,12 +396,12 @@ def scale(options: argparse.Namespace) -> None:
         times: list[list[float]] = []
         for batch in (1, 1, 32):
             lm = CachedTransformer(lambda ids: logits[ids[-1] % 64], tokenizer)
-            lm.context("The ")                          # the tokenizer's own first call
+            lm.context("The ")                          # excludes the tokenizer's first call
             asked = _timed(lm)
             started = time.process_time()
             matches = Query(lm, pattern, **query).best(results=results, batch=batch)
             called = time.process_time() - started
-            found = matches._search                     # to stop where no match is
+            found = matches._search                     # lets the loop stop before the first match
             assert found is not None
             while not found.expansions:
                 found.expand()
@@ -413,13 +413,13 @@ def scale(options: argparse.Namespace) -> None:
             times[-1].append(each)
         rows.append([name, *(f"{value:.3f}" for value in times[0][:2]), f"{times[1][1]:.3f}", f"{times[1][2]:.2f}",
                      f"{times[2][2]:.2f}", f"{len(found.heap):,}"])
-    table(f"scale: {V:,} tokens, a table for a model; CPU seconds until `search` returns and until the first "
+    table(f"scale: {V:,} tokens, a table instead of a model; CPU seconds until `search` returns and until the first "
           f"expansion, and our own milliseconds in each of {expansions:,} expansions",
           ["", "search s", "first s", "first, again s", "each ms", "batch 32, ms", "heap"], rows)
 
 
 def _timed(lm: CachedTransformer) -> list[float]:
-    """CPU seconds that a model takes from now on to answer, in a list of one."""
+    """Measure the CPU seconds that a model takes to answer from now on, in a list of one."""
     answer, seconds = lm.evaluator.evaluate, [0.0]
 
     def timed(questions: list[Any]) -> list[Any]:
@@ -439,7 +439,7 @@ def _word(i: int) -> str:
 
 
 def _resident() -> float:
-    """MB of resident memory; where only its peak is told, that."""
+    """Return the MB of resident memory, or its peak if only the peak is known."""
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
@@ -464,9 +464,9 @@ def main() -> None:
     parser.add_argument("--lambada", type=Path, metavar="FILE", help='JSON lines with "text", for e3')
     parser.add_argument("--text", type=Path, metavar="FILE", help="passages for e3, blank lines between them")
     parser.add_argument("--passages", type=int, default=500, metavar="N", help="of each kind, for e3")
-    parser.add_argument("--expansions", type=int, default=20_000, metavar="N", help="after which e3 gives up a search")
+    parser.add_argument("--expansions", type=int, default=20_000, metavar="N", help="limit of a search in e3")
     parser.add_argument("--dtype", help="of the models of e3 (bfloat16: half the time of float32)")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="JSON lines that keep what e3 found, to go on from")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="JSON lines with e3's results, for resuming")
     parser.add_argument("--vocab", type=Path, metavar="FOLDER", help="a tokenizer for scale, such as gpt2's")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw e1, e6 and e7 there")
     options = parser.parse_args()

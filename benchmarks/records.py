@@ -1,11 +1,11 @@
-"""Records: what whitespace, bounds on strings and look-ahead do to JSON from a model, on sixteen sentences or one.
+"""Records: the effect of whitespace, bounds on strings and lookahead on JSON from a model, on sixteen sentences or one.
 
     python benchmarks/records.py [--lm smollm2] [--sentences 16] [--runs 20] [--only whitespace ahead]
 
-The record has a name, an age and a city, free strings and a number, within 40 tokens. First table: N=5, K=3, a run for
-each sentence, by the whitespace between the tokens of JSON; "right" is the posterior weight of the record that the
-sentence holds. Second table: N=8, K=3, runs on one sentence that differ in their seed alone, without and with a twist
-by `Lookahead`, and with strings of one word.
+The record has a name, an age and a city, free strings and a number, within 40 tokens. The first table compares the
+whitespace between JSON tokens, with N=5, K=3 and one run per sentence. "right" is the posterior weight of the record
+that the sentence contains. The second table has N=8, K=3, and runs on one sentence that differ only in their seed:
+without and with a twist by `Lookahead`, and with strings of one word.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NUMBER = {"type": "integer", "minimum": 0, "maximum": 120}
 
 
 def schema(text: dict[str, Any]) -> dict[str, Any]:
-    """Of a record whose texts are as `text` says."""
+    """Return the schema of a record whose strings have the schema `text`."""
     fields = {"name": text, "age": NUMBER, "city": text}
     return {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
 
@@ -50,7 +50,7 @@ def prompt(lm: CachedTransformer, question: str, sentence: str) -> Context:
 
 
 def right(particles: Particles[Any], truth: list[str]) -> float:
-    """The weight of the record that is true."""
+    """Return the weight of the true record."""
     told = [[str(value).lower() for value in json.loads(text).values()] for text in particles.texts]
     return float(particles.weights[[each == [field.lower() for field in truth] for each in told]].sum())
 
@@ -73,7 +73,7 @@ def by_whitespace(lm: CachedTransformer, num: int) -> None:
 
 
 class Ahead(ConstrainedText):
-    """With a twist by the probability that it ends in the tokens left."""
+    """Constrained text with a twist: the probability that it ends within the tokens left."""
 
     shared = ("ahead",)
 
@@ -89,13 +89,13 @@ class Ahead(ConstrainedText):
 
 def by_look_ahead(lm: CachedTransformer, num: int) -> None:
     context, rows = prompt(lm, QUESTIONS[0], "Maria, 34, lives in Porto with her two cats."), []
-    mixed = 0.99 * np.exp(mean_next_token(context, 200).log_probs()) + 0.01 / len(lm.vocab)     # so that all may come
+    mixed = 0.99 * np.exp(mean_next_token(context, 200).log_probs()) + 0.01 / len(lm.vocab)     # all possible
     even = np.full(len(lm.vocab), 1 / len(lm.vocab))
     word = {"type": "string", "pattern": "^[A-Z][a-z]{1,11}$"}
     for name, text, probs in (
         ("free strings", {"type": "string"}, None),
-        ("the same, twisted by tokens as the model draws them", {"type": "string"}, mixed),
-        ("the same, twisted by tokens of one probability", {"type": "string"}, even),
+        ("the same, twist with the model's token probabilities", {"type": "string"}, mixed),
+        ("the same, twist with equal token probabilities", {"type": "string"}, even),
         ("strings of one word", word, None),
     ):
         index = JsonSchema(schema(text)).index(lm.vocab)
@@ -106,12 +106,12 @@ def by_look_ahead(lm: CachedTransformer, num: int) -> None:
         log_mls = np.array([run.log_ml for run in runs])
         rows.append([name, f"{np.mean([len(run) for run in runs]):.1f} of 8", f"{log_mls.mean():.1f}",
                      f"{log_mls.std(ddof=1):.1f}", f"{np.logaddexp.reduce(log_mls) - math.log(num):.1f}"])  # fmt: skip
-    table("by what is known of the end", ["record", "alive", "mean log Z-hat", "deviation", "log mean Z-hat"], rows)
+    table("by knowledge of the end", ["record", "alive", "mean log Z-hat", "deviation", "log mean Z-hat"], rows)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--lm", help="a name that from_pretrained takes; the model in the package if left out")
+    parser.add_argument("--lm", help="a name that from_pretrained takes; default: the embedded model")
     parser.add_argument("--sentences", type=int, default=16)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--only", nargs="+", choices=["whitespace", "ahead"], default=["whitespace", "ahead"])

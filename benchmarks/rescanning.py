@@ -1,10 +1,10 @@
-"""Willard and Louf's comparison (2023, Sec. 3.2): masks from an index, and by trying every token, beside a model.
+"""Comparison of Willard and Louf (2023, Sec. 3.2): masks from an index, and masks by trying every token, with a model.
 
-A language model writes a variable name at a temperature of 0.1, once with each kind of mask: `rescanning` asks of every
-token, at every step, whether the text with it can still match (`regex`, partial=True), as guidance did then; `llmppl`
-compiles, and looks up. Times are CPU seconds of one thread, and include the compilation and the model's forward passes,
-so the first line is what any mask costs at the least. The rescanning of 256 tokens is timed at some lengths, and
-interpolated between them.
+A language model writes a variable name at a temperature of 0.1, once with each kind of mask. At every step,
+`rescanning` tests for every token whether the text with it can still match (`regex`, partial=True), as guidance did
+then. `llmppl` compiles an index and looks masks up. Times are CPU seconds of one thread. They include compilation and
+the model's forward passes, so the first line is a lower bound for any mask. The rescanning of 256 tokens is timed at
+some lengths, and interpolated between them.
 
     python benchmarks/rescanning.py                                     # the embedded model, 4,096 tokens
     python benchmarks/rescanning.py --lm smollm2 --plots docs           # 49,152: a minute
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")       # before the import of numpy and torch
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ LENGTHS = [2**n for n in range(9)]
 
 
 def written(lm: CachedTransformer, most: int) -> tuple[list[int], list[float], list[float]]:
-    """Tokens of the pattern, without an end; CPU seconds of the model and of the mask for each."""
+    """Draw tokens of the pattern without an end; return them, and the CPU seconds of model and mask for each."""
     context, rule, rng = lm.context(PROMPT), Rule(temperature=TEMPERATURE), np.random.default_rng(0)
     ids, forward, masks = list[int](), list[float](), list[float]()
     begin = time.process_time()
@@ -58,7 +58,7 @@ def written(lm: CachedTransformer, most: int) -> tuple[list[int], list[float], l
 
 
 def rescanned(lm: CachedTransformer, ids: list[int], lengths: list[int]) -> list[float]:
-    """CPU seconds of a mask by trying every token, at texts of so many tokens less one."""
+    """Return the CPU seconds of a mask by trying every token, after `length` - 1 tokens, for each of `lengths`."""
     import regex
 
     pattern = regex.compile(PATTERN)
@@ -82,7 +82,7 @@ def main() -> None:
     torch.set_num_threads(1)
     lengths = LENGTHS[:5] if options.quick else LENGTHS
     lm = CachedTransformer.from_pretrained(options.lm)
-    lm.context("x").next_token().log_prob(0)            # what only a first pass costs
+    lm.context("x").next_token().log_prob(0)            # excludes the cost of a first pass
     name = Path(options.lm).name if options.lm else "embedded"
     ids, forward, masks = written(lm, lengths[-1])
     steps = np.arange(1, lengths[-1] + 1)
@@ -96,7 +96,7 @@ def main() -> None:
     print(f"{PROMPT!r} {PATTERN}, T={TEMPERATURE}: {b''.join(lm.vocab.tokens[id] for id in ids[:12])!r} ...")
     rows = [[name, *(f"{total[n - 1]:.3g}" for n in lengths)] for name, total in totals.items()]
     rows.append(["masks of the index, ms", *(f"{1e3 * sum(masks[:n]):.3g}" for n in lengths)])
-    table(f"CPU s to write so many tokens ({name}, {len(lm.vocab):,} tokens)", ["", *map(str, lengths)], rows)
+    table(f"CPU s to write a number of tokens ({name}, {len(lm.vocab):,} tokens)", ["", *map(str, lengths)], rows)
 
     def draw(axes: Any) -> None:
         for (label, total), style in zip(totals.items(), (":", "-", "--"), strict=True):

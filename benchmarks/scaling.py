@@ -1,13 +1,13 @@
-"""How a run of many tasks scales: measured, predicted by a model of its cost, and on a simulated cluster.
+"""Scaling of a run of many tasks: measured, predicted by a cost model, and on a simulated cluster.
 
-The model (docs/scaling.md): a round costs `a` seconds and `c` more for every task in it, so that n tasks of R rounds,
-b of them in a batch, on w workers that take s seconds to start, last  s + n R (c + a / b) / w.
+In the cost model (docs/scaling.md), a round costs `a` seconds and `c` more for every task in it. So n tasks of R
+rounds, b per batch, on w workers that take s seconds to start, last  s + n R (c + a / b) / w.
 
-Measured: `a` and `c` are fitted to two runs, one task at a time and 16 together; all else is predicted. Times are from
-the begin of the first task to the end of the last, CPU seconds are of all workers. Simulated: workers in virtual time,
-which cost what the model says, die at random moments and start again; what hands them tasks, sends again what they had
-under way, writes the file and resumes it is what a real cluster runs. The process that does it is stopped a few times
-on the way, too.
+Measured: `a` and `c` are fitted to two runs, with one task at a time and with 16 together; all other times are
+predicted. Times are from the start of the first task to the end of the last. CPU seconds are those of all workers.
+Simulated: workers in virtual time have the costs of the model, die at random moments and start again. The code that
+hands out tasks, sends the tasks of dead workers again, and writes and resumes the file is that of a real cluster.
+The process that runs this code is also stopped a few times.
 
     python benchmarks/scaling.py                    # the embedded model: two minutes; without Ray, one process alone
     python benchmarks/scaling.py --simulate         # 64 workers: a minute
@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")       # before numpy and torch are imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")       # before the import of numpy and torch
 
 import numpy as np
 from tables import machine, table
@@ -48,25 +48,25 @@ ROUNDS = 20
 
 @dataclass(frozen=True)
 class Cost:
-    """The model of the cost, in seconds: of a round, of a task in a round, of the start of a worker."""
+    """Cost model in seconds: per round, per task in a round, and per start of a worker."""
 
     a: float
     c: float
     start: float = 0.0
 
     def cpu(self, tasks: int, together: int, workers: int = 1, rounds: float = ROUNDS) -> float:
-        """CPU seconds of all workers."""
+        """Return the CPU seconds of all workers."""
         return tasks * rounds * (self.c + self.a / min(together, tasks / workers))
 
     def seconds(self, tasks: int, together: int, workers: int, rounds: float = ROUNDS, life: float = math.inf) -> float:
-        """Seconds from the start to the end; a worker lives for `life` seconds on average."""
+        """Return the seconds from the start to the end; `life` is a worker's mean lifetime in seconds."""
         at_work = self.cpu(tasks, together, workers, rounds) / workers
-        lost = self.start + rounds * (self.a + self.c * together) / 2       # half of what is under way, at each death
+        lost = self.start + rounds * (self.a + self.c * together) / 2       # at each death, half of the work under way
         return self.start + at_work * (1 + lost / life)
 
 
 class Story(Model):
-    """Twenty short tokens; it knows when it began and ended, and in which process."""
+    """Story of twenty short tokens that records its start, end and process."""
 
     def __init__(self, lm: CachedTransformer, prompt: str) -> None:
         super().__init__()
@@ -84,12 +84,12 @@ class Story(Model):
 
 
 def run(lm: CachedTransformer, prompt: str, rng: np.random.Generator) -> Particles[Story]:
-    """The task: N=8, K=3."""
+    """Run the task with N=8, K=3."""
     return smc_steer(Story(lm, prompt), 8, 3, rng=rng, progress=False)
 
 
 def timed(results: Iterable[Result]) -> tuple[float, float]:
-    """CPU seconds of all processes, and seconds from the first begin to the last end."""
+    """Return the CPU seconds of all processes, and the seconds from the first start to the last end."""
     each = [result.particles[0] for result in results]
     cpu = 0.0
     for process in {particle.process for particle in each}:
@@ -99,15 +99,16 @@ def timed(results: Iterable[Result]) -> tuple[float, float]:
 
 
 def measure(sizes: list[tuple[int, int, int]], most: int) -> None:
-    """Print what runs of (tasks, together, workers) took, and what the model says; 0 workers are this process."""
+    """Print measured and predicted costs of runs of (tasks, together, workers); 0 workers means this process."""
 
     def measured(tasks: int, together: int, workers: int) -> tuple[float, float]:
         prompts = [PROMPTS[i % len(PROMPTS)] for i in range(tasks)]
         if workers:
             make_lm = CachedTransformer.from_pretrained
-            return timed(llmppl.tasks.ray.run_many(run, prompts, make_lm=make_lm, workers=workers, together=together, seed=0))
+            options = {"make_lm": make_lm, "workers": workers, "together": together, "seed": 0}
+            return timed(llmppl.tasks.ray.run_many(run, prompts, **options))
         lm = CachedTransformer.from_pretrained()
-        run(lm, "Hello.", np.random.default_rng(0))      # what is done once
+        run(lm, "Hello.", np.random.default_rng(0))      # excludes one-time work
         return timed(run_many(partial(run, lm), prompts, together=together, seed=0))
 
     alone, together = (measured(most, T, 0)[0] / (most * ROUNDS) for T in (1, 16))      # c + a, c + a / 16
@@ -120,10 +121,10 @@ def measure(sizes: list[tuple[int, int, int]], most: int) -> None:
                      f"{predicted / cpu - 1:+.0%}", f"{seconds:.2f}"])  # fmt: skip
         print(".", end="", flush=True)
     table(
-        f"Throughput, a = {1e3 * cost.a:.2f} ms a round, c = {1e3 * cost.c:.2f} ms a task and round",
+        f"Throughput, a = {1e3 * cost.a:.2f} ms per round, c = {1e3 * cost.c:.2f} ms per task and round",
         ["tasks", "together", "workers", "tasks/s", "CPU s", "model", "off by", "s"],
         rows,
-        note="tasks/s is by CPU seconds, as on a core for each worker",
+        note="tasks/s uses CPU seconds, as if each worker had its own core",
     )
 
 
@@ -131,8 +132,8 @@ def measure(sizes: list[tuple[int, int, int]], most: int) -> None:
 class Simulated:
     """Workers for `schedule`, in virtual time.
 
-    life : seconds until a worker dies, on average
-    lost : the part of its results that do not arrive
+    life : mean seconds until a worker dies
+    lost : the fraction of its results that do not arrive
     """
 
     size: int
@@ -151,12 +152,12 @@ class Simulated:
 
     @staticmethod
     def rounds(index: int) -> int:
-        """From 5 to 35, 20 on average."""
+        """Return the rounds of a task: from 5 to 35, 20 on average."""
         return 5 + index * 7919 % 31
 
     @staticmethod
     def result(index: int, task: Any) -> Result:
-        """What the task gives: a function of its index."""
+        """Return the result of a task, a function of its index."""
         return Result(index, task, Particles([SavedParticle(f"{task}, {index}", -index / 7)]))
 
     def _start(self, worker: int) -> None:
@@ -171,7 +172,7 @@ class Simulated:
         self.sent += len(chunk)
         rest, now, done = iter(chunk), 0.0, 0
         under_way = [(self.rounds(index), index, task) for index, task in itertools.islice(rest, self.together)]
-        heapq.heapify(under_way)                        # by the round of their end
+        heapq.heapify(under_way)                        # ordered by their last round
         while under_way:
             end, index, task = heapq.heappop(under_way)
             now += (end - done) * (self.cost.a + self.cost.c * (len(under_way) + 1))
@@ -195,7 +196,7 @@ class Simulated:
 
 
 def simulate(path: Path, num_tasks: int, stops: list[int], **cluster: Any) -> list[Simulated]:
-    """Run tasks with a file of results, stopped when it has as many as `stops` say and resumed; the clusters used."""
+    """Run tasks with a result file, stopping and resuming at the counts in `stops`; return the clusters used."""
     clusters = list[Simulated]()
 
     def run_all(numbered: Iterable[tuple[int, Any]], seed: int) -> Iterator[Result]:
@@ -213,7 +214,7 @@ def simulate(path: Path, num_tasks: int, stops: list[int], **cluster: Any) -> li
 
 
 def nothing_is_lost(path: Path, num_tasks: int) -> bool:
-    """Whether the file has each result once, and the right one."""
+    """Check that the file has each result exactly once, and that it is right."""
     results = load_results(path)
     right = (Simulated.result(i, f"task {i}").particles for i in range(num_tasks))
     return [result.index for result in results] == list(range(num_tasks)) and all(
@@ -242,9 +243,9 @@ def simulations(num_tasks: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--simulate", action="store_true", help="64 simulated workers that die")
-    parser.add_argument("--tasks", type=int, help="how many; default 96, simulated 100,000")
+    parser.add_argument("--tasks", type=int, help="number of tasks (default: 96, simulated 100,000)")
     args = parser.parse_args()
-    print(machine("llmppl", "torch", "ray", note="1 thread a process"))
+    print(machine("llmppl", "torch", "ray", note="1 thread per process"))
     if args.simulate:
         simulations(args.tasks or 100_000)
         return

@@ -1,19 +1,19 @@
-"""How often log Z lies within one and two standard errors of log Z-hat, both told by the same run.
+"""Coverage of the standard error: how often log Z lies within one and two standard errors of log Z-hat in a run.
 
-Eight programs, of every kind that a step can have: single choices, several choices, spans, a choice that is observed
-and tested, a number of choices that depends on choices, masked text that ends early, an intersection of prompts, and
-infilling. `enumerate_exact` gives log Z, or a sum over states by hand where there are too many runs.
+Eight programs cover every kind of step: single choices, several choices, spans, a choice that is observed and tested,
+and a number of choices that depends on choices. The others are masked text, an intersection of prompts, and infilling.
+`enumerate_exact` gives log Z, or a hand-written sum over states if there are too many runs.
 
     python benchmarks/standard_errors.py                        # all methods, N=10 and N=50
     python benchmarks/standard_errors.py --runs 40 --particles 10 --methods distinct
-    python benchmarks/standard_errors.py --choosing             # the programs by which the correction was chosen
+    python benchmarks/standard_errors.py --choosing             # the programs used to choose the correction
 
 A normal error lies within one standard error in 68 % of runs and within two in 95 %. `median se / sd` compares with the
-standard deviation of log Z-hat over runs; a dash stands where that is below 1e-9. A run whose particles have all died
-gives no standard error; it counts in `given` only. The pooled line is the mean of the eight programs.
+standard deviation of log Z-hat over runs; a dash means a deviation below 1e-9. A run whose particles all died reports
+no standard error; it counts only in `given`. The pooled line is the mean of the eight programs.
 
 The correction for small N (`llmppl/inference/genealogy.py: log_ml_error`) was chosen with `--choosing --seed 1`. The
-eight programs played no part in that.
+eight programs played no part in that choice.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from llmppl import (
     smc_steer,
 )
 
-Programs = dict[str, tuple[Model, Callable[[], float]]]         # the model, and what computes log Z
+Programs = dict[str, tuple[Model, Callable[[], float]]]         # the model, and a function that computes log Z
 METHODS = ("distinct", "merged", "copies", "standard", "importance")
 
 
 class Cheap(Model):
-    """A model whose attributes are never changed in place, so that a copy shares them."""
+    """Model whose attributes are never changed in place, so a copy shares them."""
 
     def copy(self) -> Cheap:
         twin = object.__new__(type(self))
@@ -64,7 +64,7 @@ class Cheap(Model):
 
 
 class Hidden(Cheap):
-    """A hidden Markov chain of 20 steps with five states: one choice a step, and an observation."""
+    """Hidden Markov chain of 20 steps with five states: one choice per step, and an observation."""
 
     seen = (0, 1, 4, 4, 3, 0, 0, 2, 2, 4, 4, 4, 1, 0, 3, 3, 2, 0, 1, 1)
     distance = np.abs(np.subtract.outer(np.arange(5), np.arange(5)))
@@ -91,7 +91,7 @@ class Hidden(Cheap):
 
 
 class Dice(Cheap):
-    """Two choices a step, a score, a condition, and an observation at the end."""
+    """Dice with two choices per step, a score, a condition, and an observation at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Dice(Cheap):
 
 
 class Diary(Model):
-    """A span a step."""
+    """Diary with one span per step."""
 
     def __init__(self, lm: CachedTransformer) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Diary(Model):
 
 
 class Matches(Cheap):
-    """A hidden skill, then nine games that are observed with noise, and conditions on how many are won."""
+    """Hidden skill, then nine games with noisy observations, and conditions on the number of wins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Matches(Cheap):
 
 
 class Trees(Cheap):
-    """Two trees of choices: each says whether there are further ones."""
+    """Two trees of choices, in which each choice determines whether there are further ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Trees(Cheap):
 
 
 def tiny(seed: int, tokens: list[bytes], scale: float) -> CachedTransformer:
-    """A transformer with random weights; the larger `scale`, the further its distributions are from uniform."""
+    """Build a transformer with random weights; a larger `scale` moves its distributions further from uniform."""
     V = len(tokens) + 1
     config = LlamaConfig(
         vocab_size=V, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -201,11 +201,11 @@ def measured() -> Programs:
     }
 
 
-# ---- the programs by which the correction was chosen
+# ---- the programs used to choose the correction
 
 
 class Chain(Cheap):
-    """A Markov chain whose moves are scored; with `pairs`, a step makes two moves, and the second is scored."""
+    """Markov chain whose moves are scored; with `pairs`, a step makes two moves, and the second is scored."""
 
     def __init__(self, steps: int, states: int, seed: int, *, pairs: bool = False) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class Chain(Cheap):
 
 
 class Coins(Cheap):
-    """Seven coins by a proposal of another bias, observed, never four heads in a row."""
+    """Seven coins with a biased proposal, observed, never four heads in a row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class Coins(Cheap):
 
 
 class Spans(Model):
-    """Two spans of a constraint, and a token to be observed after them."""
+    """Two spans of a constraint, each followed by an observed token."""
 
     def __init__(self, lm: CachedTransformer) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ def choosing() -> Programs:
 
 
 def run(model: Model, method: str, N: int, K: int, runs: int, seed: int) -> tuple[NDArray[np.float64], ...]:
-    """(runs,) log Z-hat and its standard error, NaN where a run gives none."""
+    """Return log Z-hat and its standard error of each run, (runs,) each; NaN if a run gives no error."""
     log_mls, ses = [], []
     for rng in np.random.default_rng([seed, N]).spawn(runs):
         if method in ("standard", "importance"):
@@ -301,7 +301,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["distinct", "copies", "standard"])
     parser.add_argument("--K", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--choosing", action="store_true", help="the programs by which the correction was chosen")
+    parser.add_argument("--choosing", action="store_true", help="the programs used to choose the correction")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine("torch", "numpy", note=f"K={options.K}, seed {options.seed}"))

@@ -1,18 +1,18 @@
-"""What steering costs: SMC with a masked proposal beside plain generation of the same length.
+"""Cost of steering: SMC with a masked proposal, compared with plain generation of the same length.
 
-Every setting is a model, N particles, a prompt and a number of steps; models and task are those of `subjects.py`. The
-baselines are `model.generate` of the same length without the constraint: N sampled continuations, which runs the prompt
-N times; the same given the keys and values of one pass over the prompt (that pass is counted); and N beams. The methods
-of a setting take turns in one process, `--repeats` times; seconds are medians, and a ratio is the median over the turns
-of CPU time / CPU time of the baseline in the same turn. Each run of ours starts with an empty cache.
+A setting is a model, N particles, a prompt and a number of steps; models and task are in `subjects.py`. The baselines
+are three calls of `model.generate` of the same length without the constraint. One samples N continuations, and runs the
+prompt N times. One does so from the keys and values of one pass over the prompt, with that pass counted. One has N
+beams. The methods of a setting take turns in one process, `--repeats` times. Seconds are medians. A ratio is the median
+over the turns of CPU time / CPU time of the baseline in the same turn. Our runs start with an empty cache.
 
     python benchmarks/steering.py --quick               # one small setting, about ten seconds
     python benchmarks/steering.py --model gpt2 --particles 10 --prompt 40
     python benchmarks/steering.py                       # everything: hours
     python benchmarks/steering.py --rss                 # memory kept after 300 steps of 32 particles
 
-`goals.py` prints the same beside what it is meant to be. With `--others`, llamppl and genlm-control run the same task,
-once per setting (`pip install 'llmppl[bench]'`).
+`goals.py` prints the same with goals. With `--others`, llamppl and genlm-control run the same task once per setting
+(`pip install 'llmppl[bench]'`).
 """
 
 from __future__ import annotations
@@ -46,50 +46,50 @@ except ImportError:
     psutil = None
 K = 3
 BUDGETS = {"gpt2": 1 << 30, "embedded": 64 << 20}       # cache_bytes of --rss: less than the run could fill
-NOTE = """masked proposal (half of the vocabulary), cold cache. total s: wall time; cpu s: CPU time; model s: of that,
-in the model's forward passes; outside: the rest, in ms a step; x: cpu s over that of generate: sampling, sampling with
-the prompt run once, beams; peak MB: of resident memory, over before"""
+NOTE = """masked proposal (half of the vocabulary), cold cache. total s: wall time; cpu s: CPU time; model s: its part
+in the model's forward passes; outside: the rest, in ms per step; x: cpu s over cpu s of generate (sampling, sampling
+with the prompt run once, beams); peak MB: growth of resident memory at its peak"""
 
 
 @dataclass
 class Run:
-    """What one run took. `cpu` and what is part of it are CPU time, of all threads."""
+    """Measurements of one run. `cpu` and its parts are CPU time of all threads."""
 
     wall: float = 0.0
     cpu: float = 0.0
-    first: float = 0.0                                  # until the second forward pass begins
-    model: float = 0.0                                  # in the model's forward passes, whoever calls them
+    first: float = 0.0                                  # until the second forward pass starts
+    model: float = 0.0                                  # in the model's forward passes, of any caller
     passes: int = 0
-    rows: int = 0                                       # of all passes
+    rows: int = 0                                       # summed over all passes
     passed: int = 0                                     # tokens that went through the model, padding included
-    cache: int | None = None                            # ours: the most bytes that the cache held
+    cache: int | None = None                            # ours: the peak number of bytes in the cache
     tokens: int | None = None                           # ours: without padding
 
     def outside(self, task: Task) -> float:
-        """Seconds a step outside the model."""
+        """Return the seconds per step outside the model."""
         return (self.cpu - self.model) / task.steps
 
     def round(self, task: Task) -> float:
-        """Seconds of a round; the first, which reads the prompt, is left out."""
+        """Return the seconds of a round; the first round, which reads the prompt, is excluded."""
         return (self.cpu - self.first) / (task.steps - 1)
 
 
 @dataclass
 class Method:
-    """A way to do the task: `prepare(task)` returns the function to time, which may fill in its Run."""
+    """Method to do the task: `prepare(task)` returns the function to time, which may fill in its Run."""
 
     name: str
     prepare: Callable[[Task], Callable[[Run], None]]
     other: bool = False                                 # another library
     runs: list[Run] = field(default_factory=list)
-    memory: float | None = None                         # bytes of resident memory, peak over what was there
+    memory: float | None = None                         # peak of resident memory minus the amount before, in bytes
 
 
 # ---- the methods
 
 
 def inference(program: ConstrainedText, N: int, K: int | None, **how: Any) -> Any:
-    """Steering with K, the particle filter without."""
+    """Run steering with K, or the particle filter if K is None."""
     how = how or {"seed": 0}
     return smc_standard(program, N, **how) if K is None else smc_steer(program, N, K, **how)
 
@@ -111,7 +111,7 @@ def ours(K: int | None, cache_bytes: int) -> Callable[[Task], Callable[[Run], No
 
 
 def generate(how: str) -> Callable[[Task], Callable[[Run], None]]:
-    """`model.generate`: "sampling", "prompt once" or "beams"."""
+    """Prepare `model.generate`: "sampling", "prompt once" or "beams"."""
 
     def prepare(task: Task) -> Callable[[Run], None]:
         model, eos = task.subject.model, list(task.subject.vocab.eos_ids)
@@ -173,7 +173,7 @@ def forwards(model: Any, run: Run) -> Iterator[None]:
 
 
 def resident() -> int | None:
-    """Bytes of resident memory of this process, what can be given back given back before; None without psutil."""
+    """Return the resident memory of this process in bytes, after returning free memory; None without psutil."""
     if psutil is None:
         return None
     gc.collect()
@@ -184,7 +184,7 @@ def resident() -> int | None:
 
 @contextmanager
 def peak(found: list[float]) -> Iterator[None]:
-    """Append how much resident memory grew at its peak, looked at every few milliseconds."""
+    """Append the peak growth of resident memory, polled every few milliseconds."""
     before = resident()
     if before is None:
         yield
@@ -224,9 +224,9 @@ def take_turns(task: Task, methods: list[Method], repeats: int) -> None:
 
 
 def measure(task: Task, methods: list[Method], repeats: int) -> None:
-    """Fill in `methods`: a first run for the memory, which is not timed, then `repeats` timed ones in turns.
+    """Fill in `methods`: an untimed first run for the memory, then `repeats` timed runs in turns.
 
-    Those of other libraries run once, for both: they can take minutes.
+    Methods of other libraries run once, for both: they can take minutes.
     """
     own = [method for method in methods if not method.other]
     for method in own:
@@ -242,9 +242,9 @@ def measure(task: Task, methods: list[Method], repeats: int) -> None:
         try:
             with peak(found):
                 method.runs.append(once(method, task))
-        except Exception as error:                      # on a task that it was perhaps not made for
+        except Exception as error:                      # perhaps the library does not support the task
             methods.remove(method)
-            print(f"({method.name} left out: {type(error).__name__}: {error})")
+            print(f"({method.name} skipped: {type(error).__name__}: {error})")
         method.memory = found[0] if found else None
 
 
@@ -253,7 +253,7 @@ def median(method: Method, what: Callable[[Run], float]) -> float:
 
 
 def ratio(method: Method, baseline: Method) -> float:
-    """Of CPU time, the median over the turns."""
+    """Return the median over the turns of the ratio of CPU times."""
     pairs = zip(method.runs, baseline.runs, strict=not method.other)
     return statistics.median(run.cpu / base.cpu for run, base in pairs)
 
@@ -284,9 +284,9 @@ def report(task: Task, methods: list[Method]) -> None:
 
 
 def kept(subject: Subject, cache_bytes: int | None, N: int, steps: int, prompt: int) -> None:
-    """Print what a long run leaves behind, against `cache_bytes`."""
+    """Print the memory that a long run keeps, compared with `cache_bytes`."""
     budget = cache_bytes or BUDGETS[subject.name]
-    once(Method("", ours(None, budget)), Task(subject, N, 3, prompt))       # torch allocates some things once
+    once(Method("", ours(None, budget)), Task(subject, N, 3, prompt))       # excludes torch's one-time allocations
     task = Task(subject, N, steps, prompt)
     lm = CachedTransformer(subject.model, subject.vocab, cache_bytes=budget)
     program = ConstrainedText(lm, context_of(lm, task.ids), mask=lambda text: task.mask, max_tokens=steps)
@@ -326,9 +326,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[50])
     parser.add_argument("--prompt", type=int, nargs="+", default=[40, 200, 900], metavar="TOKENS")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of each method, in turns")
-    parser.add_argument("--threads", type=int, default=1, help="torch's; CPU time is of all of them")
-    parser.add_argument("--cache-bytes", type=int, help="of our runs; the library's default if left out")
-    parser.add_argument("--others", action="store_true", help="llamppl and genlm-control, too")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch; CPU time counts all of them")
+    parser.add_argument("--cache-bytes", type=int, help="of our runs (default: the library's)")
+    parser.add_argument("--others", action="store_true", help="also llamppl and genlm-control")
     parser.add_argument("--quick", action="store_true", help="one small setting of the embedded model")
     parser.add_argument("--rss", action="store_true", help="only print memory kept after 300 steps of N=32")
     options = parser.parse_args()

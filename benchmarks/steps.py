@@ -1,14 +1,14 @@
-"""How long a step should be: a token, a word, a sentence or the whole text, at one cost.
+"""Length of a step: a token, a word, a sentence or the whole text, at equal cost.
 
     python benchmarks/steps.py [--lm NAME] [--runs 12] [--steps token "whole text"]
 
-Two programs of 24 tokens: *short words* masks all words of more than five letters, with the exact weight; *two prompts*
-draws after one prompt and observes after another. The target is the same whatever the step is: only how often
-inference may select differs. `smc_standard` runs N texts at every length; `smc_steer` opens the first token of a step,
-and runs N K candidates to the end of it where it is longer, with half the N.
+Two programs have 24 tokens. *Short words* masks all words of more than five letters, with the exact weight. *Two
+prompts* draws after one prompt and observes after another. The step does not change the target, only how often
+inference may select. `smc_standard` runs N texts at every length. `smc_steer` opens the first token of a step, and
+runs N K candidates to the end of a longer step, with half the N.
 
-Printed: the mean of log Z-hat, which on average is at most log Z (higher is better), its standard deviation over runs,
-both with standard errors, and the tokens that a run put through the model.
+The table has the mean of log Z-hat, which is on average at most log Z, so higher is better. It also has the standard
+deviation over runs, both with standard errors, and the tokens that a run put through the model.
 """
 
 import argparse
@@ -25,7 +25,7 @@ PROMPTS = ["The little girl went to the park and", "The old king went to the sea
 
 
 class Text(Model):
-    """24 tokens, as many a step as `ends(text of the step)` says."""
+    """Text of 24 tokens, in steps that end where `ends(text of the step)` is true."""
 
     def __init__(self, lm, ends):
         super().__init__()
@@ -69,7 +69,7 @@ class TwoPrompts(Text):
 
 STEPS = {
     "token": lambda text: True,
-    "word": lambda text: " " in text[1:],               # the token that begins the next word ends the step
+    "word": lambda text: " " in text[1:],               # the token that starts the next word ends the step
     "sentence": ends_sentence,
     "whole text": lambda text: False,
 }
@@ -96,7 +96,7 @@ def main():
         print("                              mean of log Z-hat   standard deviation     tokens run")
         for method, runs in methods.items():
             for name in args.steps:
-                model, number = program(lm, STEPS[name]), number + 1    # other seeds, so that the cache helps nobody
+                model, number = program(lm, STEPS[name]), number + 1    # other seeds, so the cache helps nobody
                 found = [runs[name](model, args.seed + 1000 * number + i) for i in range(args.runs)]
                 log_Z, tokens = [each.log_ml for each in found], np.mean([each.stats.tokens for each in found])
                 sd = np.std(log_Z, ddof=1)

@@ -1,8 +1,8 @@
-"""The models that are steered, and the task: text whose tokens all come from a fixed random half of the vocabulary.
+"""Models to steer, and the task: text whose tokens all come from a fixed random half of the vocabulary.
 
-All but the model that ships with the package have random weights and made-up tokens, so that nothing is downloaded:
-the shape of GPT-2 small, small Llamas with the vocabularies of today, and heads: next to no body, and the whole last
-layer, for what a vocabulary costs outside the model.
+All models except the one that ships with the package have random weights and made-up tokens, so nothing is downloaded.
+They are the shape of GPT-2 small, small Llamas with the vocabularies of today, and heads. A head has almost no layers
+before its whole last layer. It shows the cost of a vocabulary outside the model.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ PARAGRAPH = (
 
 @dataclass
 class Subject:
-    """A model to run, with its vocabulary, and a tokenizer for those who need one."""
+    """Model to run, with its vocabulary, a function that builds a tokenizer, and the ids of a prompt."""
 
     name: str
     model: Any
     vocab: Vocabulary
     tokenizer: Any
-    ids: list[int]                                      # of a prompt as long as the longest that is asked for
+    ids: list[int]                                      # as long as the longest prompt
 
 
 def made_up(name: str, model: Any, longest: int) -> Subject:
-    """A model with every byte, then a space and letters, for tokens."""
+    """Return a subject whose tokens are every byte, then a space and letters."""
     V = model.config.vocab_size
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     words = ("".join(word) for n in itertools.count(1) for word in itertools.product(letters, repeat=n))
@@ -52,7 +52,7 @@ def made_up(name: str, model: Any, longest: int) -> Subject:
 
 
 def _word_tokenizer(tokens: list[bytes]) -> Any:
-    """A byte-level tokenizer with these tokens and no merges: it finds a word whole or spells it in bytes."""
+    """Build a byte-level tokenizer with these tokens and no merges: a word is one token or spelled in bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -70,23 +70,23 @@ def _word_tokenizer(tokens: list[bytes]) -> Any:
 
 
 def gpt2(longest: int) -> Subject:
-    """GPT-2 small."""
+    """Return GPT-2 small."""
     torch.manual_seed(0)
     return made_up("gpt2", GPT2LMHeadModel(GPT2Config()).eval(), longest)
 
 
 def llama(V: int, longest: int) -> Subject:
-    """Three layers of width 512."""
+    """Return a Llama of three layers of width 512."""
     return made_up(f"llama-{V}", _llama(V, 512, 3, 0.02), longest)
 
 
 def head(V: int, spread: float) -> Subject:
-    """One layer of width 16; `spread` is the standard deviation of the logits.
+    """Return a model with one layer of width 16; `spread` is the standard deviation of the logits.
 
-    Of V = 128,256 tokens, those of a spread of 4 are as peaked as a trained model's (an entropy of 4 nats); random
+    With V = 128,256 and a spread of 4, it is as peaked as a trained model's distribution (an entropy of 4 nats). Random
     weights of the usual size give a flat distribution.
     """
-    return made_up(f"head-{V}", _llama(V, 16, 1, spread / 4.0), 8)      # the norm of what enters the head is 4
+    return made_up(f"head-{V}", _llama(V, 16, 1, spread / 4.0), 8)      # the vectors that enter the head have norm 4
 
 
 def _llama(V: int, width: int, layers: int, sd: float) -> Any:
@@ -101,7 +101,7 @@ def _llama(V: int, width: int, layers: int, sd: float) -> Any:
 
 
 def embedded(longest: int) -> Subject:
-    """The model of the package, with a prompt of English."""
+    """Return the model of the package, with an English prompt."""
     lm = CachedTransformer.from_pretrained()
     ids = lm.tokenizer.encode(PARAGRAPH * (1 + longest // 50))[:longest]
     return Subject("embedded", lm.model, lm.vocab, lambda: lm.tokenizer, ids)
@@ -117,7 +117,7 @@ SUBJECTS: dict[str, Callable[[int], Subject]] = {
 
 @dataclass
 class Task:
-    """One setting. Tasks that differ in `turn` differ in all of their prompt."""
+    """One setting. Tasks with different `turn` have entirely different prompts."""
 
     subject: Subject
     N: int
@@ -129,14 +129,14 @@ class Task:
         vocab, ids = self.subject.vocab, self.subject.ids[: self.prompt]
         self.ids = ids[self.turn :] + ids[: self.turn]
         self.mask: NDArray[np.bool_] = np.random.default_rng(2).random(len(vocab)) < 0.5
-        self.mask[list(vocab.special_ids)] = False      # the ends of text are among them
+        self.mask[list(vocab.special_ids)] = False      # these include the ends of text
 
     def __str__(self) -> str:
         return f"{self.subject.name}, N={self.N}, {self.steps} steps, a prompt of {self.prompt} tokens"
 
 
 def context_of(lm: CachedTransformer, ids: list[int]) -> Context:
-    """The context of these tokens."""
+    """Return the context of these tokens."""
     context = lm.context(lm.vocab.tokens[ids[0]].decode("latin-1"))
     assert [int(i) for i in context.tokens] == ids[:1]
     for i in ids[1:]:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the line that names the machine, tables and plots."""
+"""Shared parts of the benchmarks: the line that names the machine, tables and plots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def machine(*packages: str, note: str = "") -> str:
-    """The machine, and the versions of what is measured: one line that stands above every table."""
+    """Return the line above every table: the machine and the versions of the packages."""
     cpu = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as lines:
@@ -26,7 +26,7 @@ def machine(*packages: str, note: str = "") -> str:
 
 
 def release(package: str) -> str:
-    """Name and version of an installed package; its name alone if it does not say."""
+    """Return the name and version of an installed package, or only its name if the version is unknown."""
     try:
         return f"{package} {version(package)}"
     except PackageNotFoundError:
@@ -34,7 +34,7 @@ def release(package: str) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> None:
-    """Print a table; numbers are given as they are to be read."""
+    """Print a table; numbers must be formatted already, as strings."""
     cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     print(f"\n{title}")
@@ -47,13 +47,13 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], not
 
 
 def median_of(values: Sequence[float], form: str = ".3g") -> str:
-    """The median, and the middle half."""
+    """Return the median and the middle half, as text."""
     low, mid, high = np.quantile(values, [0.25, 0.5, 0.75])
     return f"{mid:{form}} ({low:{form}} to {high:{form}})"
 
 
 def plot(options: argparse.Namespace, name: str, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
-    """Draw a picture into the folder of `--plots`."""
+    """Draw a plot into the folder of `--plots`."""
     if options.plots is None:
         return
     try:

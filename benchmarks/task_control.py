@@ -1,7 +1,7 @@
-"""The adaptive weighted rejection sampling (AWRS) of genlm-control on an instance of `tasks.py`, as one of its sets.
+"""Adaptive weighted rejection sampling (AWRS) of genlm-control on an instance of `tasks.py`, as one of its sets.
 
-It aims at the same target and knows the same masks: a potential over tokens is 0 where a text can still become one that
-is admitted, and -inf elsewhere.
+It has the same target and the same masks: a potential over tokens is 0 if a text can still become an admitted one, and
+-inf otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ids = tuple[int, ...]
 
 
 class Known:
-    """The masks of an instance after the tokens that were met; each must have been allowed."""
+    """Masks of an instance after the tokens so far; each token must have been allowed."""
 
     def __init__(self, lm: CachedTransformer, task: Task, index: Any) -> None:
         self.vocab, self.task, self.index = lm.vocab, task, index
@@ -31,7 +31,7 @@ class Known:
         return b"".join(self.vocab.tokens[i] for i in ids).decode(errors="replace")
 
     def mask(self, ids: Ids) -> Any:
-        """(V,) what may follow these tokens."""
+        """Return the tokens that may follow these tokens, (V,) bool."""
         if ids not in self.states:
             self.states[ids] = self.index.advance(self.states[ids[:-1]], self.vocab[ids[-1]])
         return self.index.mask_within(self.states[ids], self.task.max_tokens - len(ids))
@@ -44,7 +44,7 @@ class Known:
 
 
 def with_genlm_control(lm: CachedTransformer, task: Task, number: int, index: Any, N: int) -> dict[str, Any]:
-    """A line of results."""
+    """Run AWRS on an instance and return a line of results."""
     control, instance, known = peers.genlm_control, task.instances[number], Known(lm, task, index)
     prompt = [int(i) for i in lm.chat(instance.messages).tokens]
     backend = peers.AsyncTransformer(lm.model, lm.tokenizer, batch_size=N)
@@ -61,7 +61,7 @@ def with_genlm_control(lm: CachedTransformer, task: Task, number: int, index: An
             return await self.complete(context)
 
     sampler = control.AWRS(llm, Fits(llm.vocab), seed=number)
-    np.random.seed(number)                              # noqa: NPY002  what its resampling draws from
+    np.random.seed(number)                              # noqa: NPY002  its resampling draws from this stream
     backend.cache_kv(prompt)
     run = Run()
     with forwards(lm.model, run):

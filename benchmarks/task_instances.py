@@ -1,14 +1,14 @@
-"""The instances of `tasks.py`: 50 or more of each of four tasks, all written for it.
+"""Instances of `tasks.py`: at least 50 for each of four tasks, all written for it.
 
-A `Task` asks a question of each instance, says which texts are admitted, and which answer a text gives. Answers, not
-texts, are compared: a record, a query's result, a value written in any of its forms. None is no answer.
+A `Task` asks a question for each instance, and decides which texts are admitted and which answer a text gives. Answers
+are compared, not texts: a record, a query's result, a value written in any of its forms. None means no answer.
 
 extraction   a sentence on a person -> a JSON object; right if all four fields are
 pattern      words -> a date with its weekday, digits with their check digit, hours with the minutes between them, a
-             sum with its total: what comes last must agree with all before it, so that the pattern binds late
-keywords     three words -> a sentence with all of them; right if each is there once and the sentence as fluent as nine
+             sum with its total; the last part must agree with all before it, so the pattern constrains late
+keywords     three words -> a sentence with all of them; right if each occurs once and the sentence is as fluent as nine
              of ten written by hand, by the log-probability of a byte under the model that ships with the package
-sql          a question -> a query; right if it returns from a SQLite database what the right query does
+sql          a question -> a query; right if it returns from a SQLite database the same as the right query
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 import extraction_records as records  # noqa: E402
 import text_to_sql as sql  # noqa: E402
 
-Answer = Any                                            # of a type that can be hashed
+Answer = Any                                            # of a hashable type
 Messages = list[dict[str, str]]
 
 PEOPLE = """
@@ -215,7 +215,7 @@ SUMS = """
 
 @dataclass(frozen=True)
 class Instance:
-    """A question, the texts that are admitted, and the right answer (for keywords: the words)."""
+    """Question, the language of admitted texts, and the right answer (for keywords: the words)."""
 
     messages: Messages
     language: Any
@@ -224,19 +224,19 @@ class Instance:
 
 @dataclass(frozen=True)
 class Task:
-    """Instances, what they may take, and how a text is judged."""
+    """Instances, their maximal number of tokens, and the functions that judge a text."""
 
     name: str
     instances: list[Instance]
     max_tokens: int
     answer: Callable[[Instance, str], Answer]           # None for a text that is no answer
-    admits: Callable[[str], bool] = lambda text: True   # known only when a text has ended
+    admits: Callable[[str], bool] = lambda text: True   # can be decided only when a text has ended
 
     def right(self, instance: Instance, answer: Answer) -> bool:
         return answer == instance.right
 
     def judge(self, instance: Instance, texts: list[str], log_weights: list[float]) -> dict[str, list[Any]]:
-        """What the texts of a set are worth; one of weight 0 is no answer."""
+        """Return texts, answers and correctness of a set; a text of weight 0 is no answer."""
         answers = [
             self.answer(instance, text) if log_weight > -math.inf and self.admits(text) else None
             for text, log_weight in zip(texts, log_weights, strict=True)
@@ -264,7 +264,7 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 class CheckDigit:
-    """Codes 123-456-1: the last digit is the last one of the sum of the others."""
+    """Codes 123-456-1, whose last digit is the last digit of the sum of the others."""
 
     start = (0, 0)
 
@@ -286,7 +286,7 @@ def in_words(code: str) -> str:
 
 
 def shown(shots: list[tuple[str, str]], asked: str) -> Messages:
-    """A conversation in which the first questions have been answered."""
+    """Return a conversation in which the first questions have been answered."""
     turns = [[{"role": "user", "content": ask}, {"role": "assistant", "content": answer}] for ask, answer in shots]
     return [*(each for turn in turns for each in turn), {"role": "user", "content": asked}]
 
@@ -354,7 +354,7 @@ def lines(text: str) -> list[list[str]]:
 
 
 class Fluency:
-    """Whether a sentence is as fluent as nine of ten written by hand, by what a model gives to a byte of it."""
+    """Fluency of a sentence: the model's log-probability per byte; `least` is exceeded by nine of ten sentences."""
 
     def __init__(self, lm: CachedTransformer) -> None:
         self.lm = lm
@@ -369,7 +369,7 @@ class Fluency:
 
 
 def forms(word: str) -> str:
-    """A word and what may be at its end."""
+    """Return a pattern for a word and its possible endings."""
     first, rest = f"[{word[0].upper()}{word[0]}]", word[1:]
     return f"{first}{rest}(s|es|d|ed|ing)?" + (f"|{first}{rest[:-1]}ies" if word.endswith("y") else "")
 
@@ -399,12 +399,12 @@ def keywords(fluency: Fluency, sets: list[list[str]]) -> Task:
 
 
 def uses(word: str, text: str) -> int:
-    """How often a text has a word, in any of its forms."""
+    """Count the occurrences of a word in a text, in any of its forms."""
     return sum(bool(re.fullmatch(forms(word), each)) for each in re.findall("[A-Za-z]+", text))
 
 
 def concept_sets(folder: Path | None, num: int = 50) -> list[list[str]]:
-    """Ours, or the first of CommonGen's that have three words of letters."""
+    """Return our sets, or the first of CommonGen's that have three words of letters."""
     if folder is None:
         return [words.split() for words, _ in lines(SENTENCES)]
     with open(folder / "dev_concepts.jsonl", encoding="utf-8") as file:

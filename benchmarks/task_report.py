@@ -1,8 +1,8 @@
-"""The tables of `tasks.py`: what each method answers, from the sets of texts that were drawn.
+"""Tables of `tasks.py`: the accuracy and cost of each method, computed from the sets of drawn texts.
 
-Accuracy is over instances, of the mean over seeds; its standard error is that of the mean over instances, and so is the
-one of "over steering", the paired difference of a method and steering with N=10. Log Z-hat is compared where the runs
-of all methods of the same target have particles left.
+Accuracy is the mean over instances of the mean over seeds, with its standard error over instances. "over steering" is
+the paired difference between a method and steering with N=10, with the same standard error. Log Z-hat is compared on
+the runs in which all methods of one target have particles left.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import numpy as np
 from tables import table
 
 Line = dict[str, Any]
-Chooser = Callable[[Line, int], float]                  # a set, of which the first n texts: how far it is right
+Chooser = Callable[[Line, int], float]                  # (set, n) -> accuracy of its first n texts
 
 
 def one(line: Line, n: int) -> float:
-    """A single text; the mean over all that there are."""
+    """Return the accuracy of a single text: the mean over all texts of the set."""
     return float(np.mean(line["right"])) if line["right"] else 0.0
 
 
 def vote(line: Line, n: int) -> float:
-    """The commonest answer; of equals, the one met first."""
+    """Judge the most frequent answer; among equals, the first."""
     counts = Counter(answer for answer in line["answers"][:n] if answer is not None)
     return is_right(line, max(counts, key=counts.__getitem__)) if counts else 0.0
 
 
 def best(line: Line, n: int) -> float:
-    """The likeliest text that is an answer."""
+    """Judge the likeliest text that is an answer."""
     known = [i for i, answer in enumerate(line["answers"][:n]) if answer is not None]
     return float(line["right"][max(known, key=line["log_probs"].__getitem__)]) if known else 0.0
 
 
 def heaviest(line: Line, n: int) -> float:
-    """The answer of most weight, summed over the texts that give it."""
+    """Judge the answer with the largest weight, summed over the texts that give it."""
     weights: dict[str, float] = defaultdict(float)
     most = max(line["log_weights"][:n], default=0.0)
     for answer, log_weight in zip(line["answers"][:n], line["log_weights"][:n], strict=True):
@@ -52,7 +52,7 @@ def is_right(line: Line, answer: str) -> float:
 
 
 def log_ml(line: Line, n: int) -> float:
-    """log Z-hat of the first n texts that are answers; -inf where there is none."""
+    """Return log Z-hat of the first n texts that are answers; -inf if there is none."""
     known = [w for w, answer in zip(line["log_weights"][:n], line["answers"][:n], strict=True) if answer is not None]
     if line["set"].startswith("masked"):
         return float(np.logaddexp.reduce(known)) + math.log(len(line["answers"]) / n) if known else -math.inf
@@ -64,8 +64,8 @@ class Method:
     name: str
     set: str
     choose: Chooser
-    n: int | None = None                                # of the texts of a set; None for all
-    target: str = ""                                    # whose Z it estimates
+    n: int | None = None                                # texts of a set to use; None for all
+    target: str = ""                                    # the target whose Z it estimates
 
 
 METHODS = [
@@ -95,7 +95,7 @@ CONTROL = "genlm-control's AWRS, N=10"
 
 
 class Results:
-    """The lines of one task, by set, instance and seed; only what every set has."""
+    """Lines of one task by set, instance and seed, restricted to pairs that every set has."""
 
     def __init__(self, lines: list[Line]) -> None:
         self.lines = {(line["set"], line["instance"], line["seed"]): line for line in lines}
@@ -106,7 +106,7 @@ class Results:
         self.seeds = len({seed for _, seed in self.pairs})
 
     def __call__(self, method: Method, of: Callable[[Line, int], float]) -> dict[tuple[int, int], float]:
-        """What `of` says, for each instance and seed; greedy texts are the same with every seed."""
+        """Return the value of `of` for each instance and seed; greedy texts are the same for every seed."""
         found = {}
         for i, seed in self.pairs:
             line = self.lines.get((method.set, i, 0 if method.set.startswith("greedy") else seed))
@@ -115,22 +115,22 @@ class Results:
         return found
 
     def by_instance(self, values: dict[tuple[int, int], float]) -> np.ndarray:
-        """(instances,) means over seeds."""
+        """Return the means over seeds, (instances,)."""
         return np.array([np.mean([v for (i, _), v in values.items() if i == each]) for each in self.instances])
 
 
 def cost(line: Line, n: int) -> float:
-    """The share of a set that its first n texts cost."""
+    """Return the share of a set's cost that its first n texts cause."""
     return line["distinct"][n - 1] / line["distinct"][-1] if n else 1.0
 
 
 def estimate(values: np.ndarray, form: str = ".1f", factor: float = 100.0) -> str:
-    """Mean and standard error."""
+    """Return the mean and its standard error, as text."""
     return f"{factor * values.mean():{form}} ± {factor * values.std(ddof=1) / math.sqrt(len(values)):{form}}"
 
 
 def rows(results: Results) -> tuple[list[list[str]], dict[str, np.ndarray]]:
-    """A row for each method, and accuracy by instance."""
+    """Return a row for each method, and accuracy by instance."""
     accuracy = {m.name: results.by_instance(results(m, m.choose)) for m in METHODS}
     log_mls = {m.name: results(m, log_ml) for m in METHODS if m.target}
     alive: dict[str, set[tuple[int, int]]] = {}
@@ -153,7 +153,7 @@ def rows(results: Results) -> tuple[list[list[str]], dict[str, np.ndarray]]:
 
 
 def beside_control(results: Results) -> list[list[str]]:
-    """genlm-control, and ours on the instances that it was given."""
+    """Return rows for genlm-control, and for ours on the same instances."""
     theirs = [line for line in results.lines.values() if line["set"] == CONTROL]
     found = []
     for name in (CONTROL, "AWRS", BASE):
@@ -170,7 +170,7 @@ COSTS = (("tokens", ".0f"), ("seconds", ".2f"))
 
 
 def report(lines: list[Line]) -> None:
-    """A table for each task, and the mean over the tasks."""
+    """Print a table for each task, and the mean over the tasks."""
     columns = ("method", "right, %", "over steering", "log Z-hat", "none left", "tokens", "cpu s")
     accuracies: list[dict[str, np.ndarray]] = []
     costs: list[dict[str, tuple[float, float]]] = []
@@ -182,7 +182,7 @@ def report(lines: list[Line]) -> None:
         runs = len(results.pairs)
         table(f"{task}: {len(results.instances)} instances, {results.seeds} seeds, {runs} runs of each", columns, found)
         if others := beside_control(results):
-            table("the first instances, beside genlm-control", ("method", "right", "tokens", "cpu s"), others)
+            table("the first instances, compared with genlm-control", ("method", "right", "tokens", "cpu s"), others)
         accuracies.append(accuracy)
         costs.append({row[0]: (float(row[5]), float(row[6])) for row in found})
     if not accuracies:

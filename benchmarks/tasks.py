@@ -1,16 +1,16 @@
-"""What steering is worth: four tasks with known answers, a small instruct model, and eleven ways to use it.
+"""Benefit of steering: four tasks with known answers, a small instruct model, and eleven ways to use it.
 
-The tasks are those of `task_instances.py`; the model is SmolLM2 (135M parameters). What is drawn is kept line by line
-in a JSONL file, from which the tables are printed, so that a run can be stopped and go on:
+The tasks are in `task_instances.py`; the model is SmolLM2 (135M parameters). A JSONL file keeps the drawn texts line by
+line, and the tables are printed from it, so a run can be stopped and resumed:
 
-    python benchmarks/tasks.py                              # two hours of one core; --resume goes on where it ended
-    python benchmarks/tasks.py --report                     # the tables of what is there
-    python benchmarks/tasks.py --instances 5 --seeds 1      # whether it works
+    python benchmarks/tasks.py                              # two hours of one core; --resume continues a stopped run
+    python benchmarks/tasks.py --report                     # the tables of the stored results
+    python benchmarks/tasks.py --instances 5 --seeds 1      # a test that it works
 
-A *set* is what one program gives: N texts with their log-probabilities and log-weights. One set serves several methods:
-of the same draws under masks, local masking takes one, a vote the commonest answer, best-of-N the likeliest text,
-importance sampling the answer of most weight. Instances are taken in turn over tasks and sets, all of one seed first;
-fourteen of them share their batches (`repeat`), with an empty cache but for their prompts.
+A *set* is the result of one program: N texts with their log-probabilities and log-weights. One set serves several
+methods. From the same draws under masks, local masking takes one text, a vote the most frequent answer, best-of-N the
+likeliest text, and importance sampling the answer with the largest weight. The runs alternate over tasks and sets, all
+of one seed first. Fourteen instances share their batches (`repeat`), with a cache that holds only their prompts.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ from llmppl import EOS, CachedTransformer, ConstrainedText, Rule, importance_sam
 from llmppl.constraints import index_of
 from llmppl.inference import Particles
 
-TOGETHER = 14                                           # instances that share their batches
+TOGETHER = 14                                           # number of instances that share their batches
 COLD = Rule(temperature=0.5)
 K = 3
 
 
 class Writer(ConstrainedText):
-    """A text of an instance. `how` a token is proposed:
+    """Text of an instance. `how` names the proposal of a token:
 
-    masked   from those that keep the text admitted; what only its end tells (`Task.admits`) kills
-    free     from all
-    greedy   the most probable of those that keep the text admitted; `most` the most probable of all
-    tested   from all, each tested when it is drawn (AWRS), the end of the text by `Task.admits`, too
+    masked   the tokens that keep the text admitted; a text that fails `Task.admits` at its end is no answer
+    steered  the same, but a text that fails `Task.admits` dies
+    free     all tokens
+    greedy   the most probable token that keeps the text admitted; `most` the most probable of all
+    tested   all tokens, each tested when it is drawn (AWRS); the end of the text is also tested by `Task.admits`
     """
 
     def __init__(self, context: Any, task: Task, index: Any, how: str, rule: Rule, end: str = "eos") -> None:
@@ -85,7 +86,7 @@ class Writer(ConstrainedText):
 
 @dataclass(frozen=True)
 class Set:
-    """A program, and how it is run: N samples, or N particles steered or filtered."""
+    """Program with its algorithm: N samples, or N particles steered or filtered."""
 
     how: str
     run: Callable[..., Particles[Any]]
@@ -112,15 +113,15 @@ SETS = {
 
 @dataclass
 class Bench:
-    """A model, the tasks, and the file that results go to."""
+    """Model, tasks, and result file."""
 
     lm: CachedTransformer
     tasks: list[Task]
     results: Path
-    end: str                                            # what comes after a text, as in ConstrainedText
+    end: str                                            # the way a text ends, as in ConstrainedText
 
     def __post_init__(self) -> None:
-        self.indices: dict[int, Any] = {}               # of a language, by its identity
+        self.indices: dict[int, Any] = {}               # by the identity of the language
 
     def index(self, language: Any) -> Any:
         if id(language) not in self.indices:
@@ -132,13 +133,13 @@ class Bench:
         for seed, start, task, name in turns(self.tasks, num_instances, seeds):
             numbers = range(start, min(start + TOGETHER, len(task.instances), num_instances or math.inf))
             if name.startswith("greedy") and seed:
-                continue                                # it draws nothing
+                continue                                # greedy texts do not depend on the seed
             if all((task.name, seed, name, number) in done for number in numbers):
                 continue
             self.keep(list(self.together(task, seed, name, numbers)))
 
     def together(self, task: Task, seed: int, name: str, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """A line for each of the instances."""
+        """Yield a line of results for each of the instances."""
         lm = CachedTransformer(self.lm.model, self.lm.vocab)
         instances = [task.instances[number] for number in numbers]
         contexts = [lm.at(int(i) for i in self.lm.chat(instance.messages).tokens) for instance in instances]
@@ -164,7 +165,7 @@ class Bench:
             }  # fmt: skip
 
     def run_control(self, num_instances: int) -> None:
-        """The first instances of each task, with the AWRS of another library."""
+        """Run the first instances of each task with the AWRS of another library."""
         done = {(each["task"], each["instance"]) for each in read(self.results) if each["set"] == CONTROL}
         for number in range(num_instances):
             for task in self.tasks:
@@ -179,7 +180,7 @@ class Bench:
 
 
 def num_prefixes(texts: list[Sequence[int]]) -> list[int]:
-    """How many contexts beyond the prompt the first text ran through the model, the first two, and so on."""
+    """Count the contexts beyond the prompt that the first text, the first two texts, ... ran through the model."""
     met: set[tuple[int, ...]] = set()
     counts = []
     for text in texts:
@@ -189,7 +190,7 @@ def num_prefixes(texts: list[Sequence[int]]) -> list[int]:
 
 
 def turns(tasks: list[Task], num_instances: int | None, seeds: int) -> Iterator[tuple[int, int, Task, str]]:
-    """(seed, first instance, task, set), in the order of the runs: any beginning of them is a fair sample."""
+    """Yield (seed, first instance, task, set) in the order of the runs; every beginning of them is a fair sample."""
     longest = max(len(task.instances) for task in tasks)
     for seed in range(seeds):
         for start in range(0, min(longest, num_instances or longest), TOGETHER):
@@ -209,20 +210,20 @@ def read(path: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lm", default="smollm2", help="a model with a chat template (SmolLM2, 135M)")
-    parser.add_argument("--dtype", default="bfloat16", help="of its arithmetic (bfloat16: half the time of float32)")
-    parser.add_argument("--instances", type=int, help="of each task (all)")
+    parser.add_argument("--dtype", default="bfloat16", help="of the model (bfloat16: half the time of float32)")
+    parser.add_argument("--instances", type=int, help="number of instances per task (default: all)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", metavar="TASK", help="extraction, pattern, keywords, sql")
-    parser.add_argument("--end", default="eos", choices=("eos", "boundary"), help="what comes after a text (eos)")
-    parser.add_argument("--commongen", type=Path, help="a folder with CommonGen's dev_concepts.jsonl, to use its sets")
-    parser.add_argument("--control", type=int, default=5, help="of each task, with genlm-control where it is installed")
+    parser.add_argument("--end", default="eos", choices=("eos", "boundary"), help="way a text ends (eos)")
+    parser.add_argument("--commongen", type=Path, help="folder with CommonGen's dev_concepts.jsonl, to use its sets")
+    parser.add_argument("--control", type=int, default=5, help="instances per task with genlm-control, if installed")
     parser.add_argument("--results", type=Path, default=Path("out/tasks.jsonl"))
-    parser.add_argument("--resume", action="store_true", help="go on with the file of results that is there")
-    parser.add_argument("--report", action="store_true", help="print the tables of the results that are there")
+    parser.add_argument("--resume", action="store_true", help="continue the existing result file")
+    parser.add_argument("--report", action="store_true", help="print the tables of the existing result file")
     options = parser.parse_args()
     if not options.report:
         if options.results.exists() and not options.resume:
-            parser.error(f"{options.results} is there: --resume goes on with it, --report prints its tables")
+            parser.error(f"{options.results} exists: --resume continues it, --report prints its tables")
         options.results.parent.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(1)
         transformers.logging.set_verbosity_error()

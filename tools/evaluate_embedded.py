@@ -1,21 +1,21 @@
-"""Evaluate the small language model that ships with llmppl, or another of the same kind, and write its card's figures.
+"""Evaluation of the small language model that ships with llmppl, or of a similar one, and the figures of its card.
 
     python tools/evaluate_embedded.py llmppl/lm/embedded --mix stories.txt:6:30 tales.txt:3:6 novels.txt:0.5:0 \\
         --card docs/embedded-model.md
 
-prints them, writes them to `evaluation.json` in the model's folder, and puts them into the card. Same files, same
-model, same figures: the seed is fixed. The mix is that of the training (see corpora.py). What is measured:
+prints the figures, writes them to `evaluation.json` in the model's folder, and puts them into the card. The seed is
+fixed, so the same files and model give the same figures. Use the mix of the training (see corpora.py). The figures:
 
-- bits per byte of held-out text; the bytes are those of the text, the end of a document has none;
-- nats per token of held-out documents, each from its beginning, by the place of the token in the document: what the
-  model makes of texts that are longer than the windows of its training;
-- infilling: a held-out sentence has lost one to three words of its middle; its own words against nine others, as many
-  words each, from elsewhere in the same collection's held-out text; the rank of its own by the log-likelihood of the
-  whole sentence. Ties count against it. Chance gives 10% first and a mean rank of 5.5;
-- free samples, begun with nothing but the end-of-text token: the share of their words that the training texts hold
-  (in small letters, of any collection); distinct-3, the different word trigrams of all samples over their trigrams
-  (after Li et al. 2016); repeated-4, the share of word 4-grams that came before in the same sample (after Welleck et
-  al. 2020). A word cut off by the length is not counted. The same of held-out documents stands beside.
+- Bits per byte of held-out text. The bytes are those of the text; the end of a document has none.
+- Nats per token of held-out documents, each from its beginning, by the position of the token in the document. They show
+  how the model handles texts longer than its training windows.
+- Infilling: one to three words are cut from the middle of a held-out sentence. They are ranked against nine other spans
+  of as many words, from held-out text of the same collection, by the log-likelihood of the whole sentence.
+  Ties count against the true words. Chance ranks them first in 10% of sentences, with a mean rank of 5.5.
+- Free samples, which start from the end-of-text token alone. Known words: the share of their words that occur in the
+  training texts of any collection, in lower case. Distinct-3: different word trigrams / all trigrams, over all samples
+  (after Li et al. 2016). Repeated-4: the share of word 4-grams that occurred earlier in the sample (after Welleck et
+  al. 2020). A word cut off by the length limit is not counted. Held-out documents are measured in the same way.
 """
 
 import argparse
@@ -33,23 +33,23 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 SEED = 0
-WINDOWS = 40                                        # of each collection's held-out text, at most
-DOCUMENTS = 100                                     # read whole, of each collection, at most
-PLACES = (0, 64, 256, 512, 1024)                    # where the ranges of places in a document begin and end
-QUESTIONS = 100                                     # of infilling, of each collection, at most
+WINDOWS = 40                                        # at most, from each collection's held-out text
+DOCUMENTS = 100                                     # at most, from each collection, read whole
+PLACES = (0, 64, 256, 512, 1024)                    # bounds of the ranges of positions in a document
+QUESTIONS = 100                                     # of infilling, at most, from each collection
 DISTRACTORS = 9
 TEMPERATURES = (1.0, 0.7)
 SAMPLES = 400                                       # at each temperature
-SHOWN_SAMPLES = 20                                  # of them in the card
+SHOWN_SAMPLES = 20                                  # in the card, at each temperature
 SAMPLE_TOKENS = 60
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 SENTENCE = re.compile(r"\b[A-Z][^.!?\n]+[.!?]")
-SENTENCE_WORDS = range(8, 25)                       # of a sentence of an infilling question
+SENTENCE_WORDS = range(8, 25)                       # length of a sentence of an infilling question
 BEGIN, END = "<!-- evaluation: begin -->", "<!-- evaluation: end -->"
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in small letters."""
+    """Return the words of a text, in lower case."""
     return [word.casefold().replace("’", "'") for word in WORD.findall(text)]
 
 
@@ -60,7 +60,7 @@ def words(text: str) -> list[str]:
 def held_out_losses(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: list[HeldOut], window: int
 ) -> dict[str, dict[str, float]]:
-    """Nats per token and bits per byte on the first windows of every file that has one, by its name."""
+    """Return nats per token and bits per byte of the first held-out windows, by file; skip files with no window."""
     results = {}
     for file in held_out:
         rows = min(WINDOWS, (len(file.tokens) - 1) // window)
@@ -83,7 +83,7 @@ def held_out_losses(
 def nats_by_place(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: list[HeldOut]
 ) -> dict[str, list[tuple[int, float | None]]]:
-    """By file: for each range of PLACES, how many tokens stand there, and their mean nats (None if none do)."""
+    """Return, by file, the number of tokens and their mean nats in each range of PLACES (None for an empty range)."""
     results = {}
     for file in held_out:
         nats = [np.zeros(0)]
@@ -101,26 +101,26 @@ def nats_by_place(
 
 
 def sentences(documents: list[str]) -> list[list[str]]:
-    """The sentences of documents that are neither short nor long, as the pieces that white space separates."""
+    """Return the sentences of the documents that have SENTENCE_WORDS pieces, as lists of pieces without white space."""
     found = (match.group().split() for match in chain.from_iterable(map(SENTENCE.finditer, documents)))
     return [pieces for pieces in found if len(pieces) in SENTENCE_WORDS]
 
 
 def middle_spans(pieces: list[str], length: int) -> list[int]:
-    """Where `length` plain words stand that are neither among the first two nor the last two pieces of a sentence."""
+    """Return the starts of spans of `length` plain words, outside the first two and last two pieces of a sentence."""
     starts = range(2, len(pieces) - length - 1)
     return [k for k in starts if all(WORD.fullmatch(piece) for piece in pieces[k : k + length])]
 
 
 def infilling_questions(documents: list[str], rng: np.random.Generator) -> list[list[str]]:
-    """Sentences to choose from, the one that stands in the documents first; no two of a question are alike."""
+    """Return the choices of each question, all different; the first choice is the sentence of the documents."""
     pool = sentences(documents)
     rng.shuffle(pool)
     spans: dict[int, set[str]] = {
         length: {" ".join(pieces[k : k + length]) for pieces in pool for k in middle_spans(pieces, length)}
         for length in (1, 2, 3)
     }
-    ordered = {length: sorted(found) for length, found in spans.items()}    # a set has another order in every process
+    ordered = {length: sorted(found) for length, found in spans.items()}    # the order of a set varies by process
     questions = []
     for pieces in pool[:QUESTIONS]:
         length = int(rng.integers(1, 4))
@@ -137,7 +137,7 @@ def infilling_questions(documents: list[str], rng: np.random.Generator) -> list[
 
 @torch.no_grad()
 def log_likelihoods(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> np.ndarray:
-    """(n,) log p(text) in nats, as the beginning of a document."""
+    """Return the log-likelihood in nats of each text as the beginning of a document, (n,)."""
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     width = max(map(len, encoded))
     ids = torch.tensor([[EOS_ID, *row, *[EOS_ID] * (width - len(row))] for row in encoded], device=model.device)
@@ -150,7 +150,7 @@ def log_likelihoods(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast,
 def infilling(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: list[HeldOut]
 ) -> dict[str, dict[str, float]]:
-    """How often the missing words of a sentence are the first of ten, and their mean rank, by the file's name."""
+    """Return, by file, how often the missing words rank first of ten, and their mean rank."""
     results = {}
     for file in held_out:
         questions = infilling_questions(file.documents, np.random.default_rng(SEED))
@@ -170,13 +170,13 @@ def infilling(
 
 
 def training_words(mix: list[str]) -> set[str]:
-    """The words of the documents of the mix that were trained on."""
+    """Return the words of the training documents of the mix."""
     return {word for item in mix for document in split(parse(item)[0])[0] for word in words(document)}
 
 
 @torch.no_grad()
 def free_samples(model: LlamaForCausalLM, temperature: float) -> list[list[int]]:
-    """SAMPLES documents of at most SAMPLE_TOKENS tokens, without the EOS that may close them before."""
+    """Draw SAMPLES documents of at most SAMPLE_TOKENS tokens; the EOS that ends a document is removed."""
     torch.manual_seed(SEED)
     prompt = torch.full((SAMPLES, 1), EOS_ID, device=model.device)
     rows = model.generate(
@@ -192,7 +192,7 @@ def free_samples(model: LlamaForCausalLM, temperature: float) -> list[list[int]]
 
 
 def first_documents(held_out: list[HeldOut]) -> list[str]:
-    """SAMPLES held-out documents, the files in turn; fewer if there are not as many."""
+    """Return SAMPLES held-out documents, taken from the files in turn; fewer if there are fewer."""
     in_turn = chain.from_iterable(zip_longest(*(file.documents for file in held_out)))
     return list(islice((document for document in in_turn if document is not None), SAMPLES))
 
@@ -204,7 +204,7 @@ def ngrams(items: list[str], n: int) -> list[tuple[str, ...]]:
 def text_statistics(
     tokenizer: PreTrainedTokenizerFast, samples: Iterable[list[int]], vocabulary: set[str]
 ) -> dict[str, float]:
-    """Known words, distinct-3 and repeated-4 (see above) of documents, cut to SAMPLE_TOKENS tokens."""
+    """Return known words, distinct-3 and repeated-4 (see above) of documents, cut to SAMPLE_TOKENS tokens."""
     texts = []
     for ids in samples:
         found = words(tokenizer.decode(ids[:SAMPLE_TOKENS]))
@@ -221,11 +221,11 @@ def text_statistics(
     }
 
 
-# ---- all of it
+# ---- all figures
 
 
 def evaluate(folder: Path, mix: list[str], window: int) -> dict:
-    """All figures of the model of a folder; they are written to its evaluation.json, too."""
+    """Return all figures of the model in a folder, and write them to its evaluation.json."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     held_out = read_held_out(mix, tokenizer.backend_tokenizer)
@@ -251,12 +251,12 @@ def evaluate(folder: Path, mix: list[str], window: int) -> dict:
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    """A markdown table, with an empty line after it."""
+    """Return the lines of a markdown table, followed by an empty line."""
     return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]] + [""]
 
 
 def shares(mix: list[str], tokens: dict[str, int]) -> list[list[str]]:
-    """The share of every file in what is drawn, in the main part and in the last one."""
+    """Return the share of every file in the drawn tokens, in the main part and in the last part."""
     parsed = [parse(item) for item in mix]
     drawn = np.array([[weight * tokens[path.name] for weight in weights] for path, *weights in parsed])
     percent = 100 * drawn / drawn.sum(0)
@@ -265,7 +265,7 @@ def shares(mix: list[str], tokens: dict[str, int]) -> list[list[str]]:
 
 
 def markdown(figures: dict, training: dict) -> str:
-    """The section of the card: the figures of evaluation.json, and what training.json says of the training."""
+    """Return the section of the card: the figures of evaluation.json and the training figures of training.json."""
     trainings = [*training.get("before", []), training]
     amounts = [
         " + ".join(each) + f" {unit}"
@@ -319,7 +319,7 @@ def markdown(figures: dict, training: dict) -> str:
 
 
 def fill(card: Path, section: str) -> None:
-    """Put `section` between the two marks of the card; ValueError if it has not both."""
+    """Put `section` between the two marks of the card; raise a ValueError if a mark is missing."""
     text = card.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -331,7 +331,7 @@ def fill(card: Path, section: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder of the model")
-    parser.add_argument("--mix", nargs="+", required=True, metavar="PATH:MAIN:DECAY", help="the files of its training")
+    parser.add_argument("--mix", nargs="+", required=True, metavar="PATH:MAIN:DECAY", help="the files of the training")
     parser.add_argument("--window", type=int, default=256, help="tokens of a held-out window (%(default)s)")
     parser.add_argument("--card", type=Path, metavar="FILE", help="write the figures between the marks of this file")
     args = parser.parse_args()

@@ -2,8 +2,8 @@
 
     python tools/picture.py
 
-A box is a folder; its text is the first sentence of the folder's docstring. A folder imports only from folders above it.
-A dot in column j of row i means that folder i imports from folder j.
+A box is a folder; its text is the first sentence of the folder's docstring. A folder imports only from folders
+above it. A dot in column j of row i means that folder i imports from folder j.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def picture() -> str:
     for row, folder in enumerate(FOLDERS):
         y = 10 + row * ROW
         colour = COLOURS.get(folder.split("/")[0], "#f3f4f6")
-        lines.append(f'<rect x="5" y="{y}" width="{LEFT - 15}" height="{ROW - 5}" rx="4" fill="{colour}" stroke="#9ca3af"/>')
+        box = f'width="{LEFT - 15}" height="{ROW - 5}" rx="4" fill="{colour}" stroke="#9ca3af"'
+        lines.append(f'<rect x="5" y="{y}" {box}/>')
         lines.append(f'<text x="13" y="{y + 17}" font-family="monospace">{folder}/</text>')
         lines.append(f'<text x="{LEFT + grid + 12}" y="{y + 17}">{html.escape(sentence(folder))}</text>')
         lines.append(f'<line x1="{LEFT}" x2="{LEFT + row * COLUMN}" y1="{y + 12}" y2="{y + 12}" stroke="#e5e7eb"/>')
@@ -64,7 +65,8 @@ def picture() -> str:
                 lines.append(f'<circle cx="{LEFT + column * COLUMN + 9}" cy="{y + 12}" r="4" fill="#374151"/>')
         lines.append(f'<circle cx="{LEFT + row * COLUMN + 9}" cy="{y + 12}" r="5" fill="none" stroke="#9ca3af"/>')
     height = 15 + len(FOLDERS) * ROW
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">'
+    font = 'font-family="sans-serif" font-size="13"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" {font}>'
     back = f'<rect width="{WIDTH}" height="{height}" fill="white"/>'
     return "\n".join([head, back, *lines, "</svg>\n"])
 

@@ -1,10 +1,10 @@
-"""Run the python blocks of README.md and docs/*.md, and put what they print into the output blocks below them.
+"""Refreshed outputs: run the python blocks of README.md and docs/*.md, and write their outputs below them.
 
     python tools/refresh_outputs.py [FILE ...]
 
-An output block is the fenced block after a line `<!-- output -->`; it belongs to the python block before it. A block
-under `<!-- not run: reason -->` is left alone, and so is one under `<!-- model: smollm2 -->` where that model is not
-installed: the tool says so. What has changed shows in `git diff`.
+An output block is the fenced block after a line `<!-- output -->`. It belongs to the python block before it. A block
+under `<!-- not run: reason -->` is skipped. A block under `<!-- model: smollm2 -->` is skipped if that model is not
+installed; the tool then prints a line. `git diff` shows the changes.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ PARTS = re.compile(
 
 
 def refreshed(text: str, path: Path) -> str:
-    """`text`, the content of `path`, with the outputs of its own blocks."""
+    """Return `text`, the content of `path`, with new outputs for its own blocks."""
     module = ModuleType("document")
-    sys.modules["document"] = module                    # so that its classes have a module
-    printed: list[str | None] = []                      # by each block so far; None by one that is left alone
+    sys.modules["document"] = module                    # gives the classes of the blocks a module
+    printed: list[str | None] = []                      # by each block so far; None for a skipped block
 
     def part(match: re.Match[str]) -> str:
         line = text.count("\n", 0, match.start())

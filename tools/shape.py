@@ -2,10 +2,10 @@
 
     python tools/shape.py [FOLDER ...]
 
-prints for each package folder (this one by default) its files, lines, code lines, branches per code line, the share of
-docstrings that begin with a question word, and relative "what" per 1,000 words of docstrings. A *code line* is a line
-that is neither blank, nor part of a docstring, nor a comment alone. A *branch* is an `if`, `for`, `while`, `try`, `with`,
-`except`, `and`/`or`, conditional expression, or the `for` of a comprehension.
+prints one line for each folder of a package (by default this one). The columns are files, lines, code lines, branches
+per code line, the share of docstrings that begin with a question word, and relative "what" per 1,000 docstring words.
+A *code line* is neither blank, nor in a docstring, nor a comment alone. A *branch* is an `if`, `for`, `while`, `try`,
+`with`, `except`, `and`/`or`, conditional expression, or the `for` of a comprehension.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def main(packages: list[str]) -> None:
             density = each["branches"] / max(each["code"], 1)
             questions = 100 * each["questions"] / max(each["docstrings"], 1)
             whats = 1000 * each["whats"] / max(each["words"], 1)
-            row = f"{each['files']:5} {each['lines']:6,} {each['code']:6,} {density:14.3f} {questions:9.0f}% {whats:17.1f}"
+            sizes = f"{each['files']:5} {each['lines']:6,} {each['code']:6,}"
+            row = f"{sizes} {density:14.3f} {questions:9.0f}% {whats:17.1f}"
             print(f"{folder or 'all':24} {row}")
 
 

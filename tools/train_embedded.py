@@ -1,19 +1,19 @@
-"""Train the small language model that ships with llmppl: from plain text files to a folder for `from_pretrained`.
+"""Training of the small language model that ships with llmppl: from text files to a folder for `from_pretrained`.
 
-The model is a standard `LlamaForCausalLM` with a byte-level BPE tokenizer, so that it loads with nothing but
-transformers. One schedule (warm-up, constant, linear decay) is cut in two parts, main and decay, and every corpus has
-a weight in each: the last part can be spent on the simplest text. The same script serves a laptop's CPU and one GPU.
+The model is a standard `LlamaForCausalLM` with a byte-level BPE tokenizer, so transformers alone can load it. The
+schedule (warm-up, constant, linear decay) has two parts, main and decay. Every corpus has a weight in each part, so the
+last part can use the simplest text. The same script runs on the CPU of a laptop and on one GPU.
 
     python tools/train_embedded.py --out out/tiny --minutes 80 --mix stories.txt:6:30 tales.txt:3:6 novels.txt:0.5:0
 
-Started by `torchrun --nproc-per-node N`, N processes share every step, each with a batch of its own: on a CPU, a
-process to a core does more than a process with all of them.
+With `torchrun --nproc-per-node N`, N processes share every step, each with its own batch. On a CPU, one process per
+core is faster than one process with all cores.
 
-A mix item is PATH:MAIN_WEIGHT:DECAY_WEIGHT; a corpus is drawn with probability proportional to weight times size.
-Files are UTF-8, with documents between blank lines. One document in fifty is held out of the training of the weights
-(not of the tokenizer's), and the weights that do best on these, as the last part mixes them, are the ones kept.
-Besides model and tokenizer the folder gets training.json (which tells of the trainings before, too, if it began with
-weights), evaluation.json (see evaluate_embedded.py) and the checksum of the weights.
+A mix item is PATH:MAIN_WEIGHT:DECAY_WEIGHT. A corpus is drawn with probability proportional to weight times size.
+Files are UTF-8, with blank lines between documents. One document in fifty is held out of the training of the weights,
+but not of the tokenizer. The script keeps the weights that do best on these, mixed as in the last part.
+It also writes training.json, evaluation.json (see evaluate_embedded.py) and the checksum of the weights. With
+`--weights`, training.json includes the earlier trainings.
 
 Source: Jordan et al. (2024) for Muon, the optimiser of the hidden matrices; AdamW has the embeddings and the norms.
 """
@@ -38,14 +38,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-# GPT-2's pre-tokens, but for digits and white space, which stand alone: no token has a space in its middle.
+# GPT-2's pre-tokens, except that digits and white space are single: no token has a space in its middle.
 PRE_TOKENS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 SIZES = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
-ROWS = 256                                          # of logits that exist at a time in training
+ROWS = 256                                          # rows of logits that exist at a time in training
 
 
 def weighted_documents(mix: list[str]) -> Iterator[str]:
-    """The documents of the mix, each as often as its weight in the main part says."""
+    """Yield each document of the mix as often as its weight in the main part requires."""
     for item in mix:
         path, main_weight, _ = parse(item)
         times = 0.0
@@ -56,7 +56,7 @@ def weighted_documents(mix: list[str]) -> Iterator[str]:
 
 
 def train_tokenizer(mix: list[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE with every byte in its alphabet, so that it encodes any text; digits are tokens of their own."""
+    """Train a byte-level BPE whose alphabet has every byte, so it encodes any text; each digit is a token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated"),
@@ -74,7 +74,7 @@ def train_tokenizer(mix: list[str], vocab_size: int) -> Tokenizer:
 
 
 def newton_schulz(gradient: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
-    """Orthogonalise the rows (or the columns, if they are fewer) of a matrix; the shape stays."""
+    """Orthogonalise the rows of a matrix, or its columns if they are fewer; the shape does not change."""
     x = (gradient / (gradient.norm() + 1e-7)).to(dtype)
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
@@ -85,7 +85,7 @@ def newton_schulz(gradient: Tensor, dtype: torch.dtype, steps: int = 5) -> Tenso
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised; for hidden matrices only."""
+    """Momentum with an orthogonalised update; for hidden matrices only."""
 
     def __init__(
         self, params: list[Tensor], lr: float, dtype: torch.dtype, momentum: float = 0.95, weight_decay: float = 0.05
@@ -106,7 +106,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def new_model(vocab_size: int, args: argparse.Namespace) -> LlamaForCausalLM:
-    """A Llama of the sizes asked for, with random weights."""
+    """Build a Llama of the given sizes with random weights."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=args.hidden,
@@ -121,12 +121,12 @@ def new_model(vocab_size: int, args: argparse.Namespace) -> LlamaForCausalLM:
         rope_theta=10000.0,
         attention_bias=False,
     )
-    # On a CPU the plain products are faster than the fused attention, which is slow backwards.
+    # On a CPU the plain products are faster: the backward pass of the fused attention is slow.
     return LlamaForCausalLM._from_config(config, attn_implementation=None if torch.cuda.is_available() else "eager")
 
 
 def add_dropout(decoder: torch.nn.Module, probability: float) -> None:
-    """Dropout on the embeddings and on what each attention and feed-forward part adds (Vaswani et al. 2017, 5.4)."""
+    """Add dropout to the embeddings and the outputs of attention and feed-forward parts (Vaswani et al. 2017, 5.4)."""
 
     def drop(module: torch.nn.Module, inputs: tuple, output: Tensor | tuple) -> Tensor | tuple:
         first, *others = output if isinstance(output, tuple) else (output,)
@@ -138,12 +138,12 @@ def add_dropout(decoder: torch.nn.Module, probability: float) -> None:
 
 
 def rank_and_processes() -> tuple[int, int]:
-    """The number of this process, from 0, and how many there are."""
+    """Return the number of this process, from 0, and the number of processes."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def average_over_processes(gradients: list[Tensor], progress: float) -> float:
-    """Replace the gradients by their means over the processes, if there are several; returns the mean progress, too."""
+    """Replace the gradients by their means over the processes, if there are several, and return the mean progress."""
     _, processes = rank_and_processes()
     if processes == 1:
         return progress
@@ -157,12 +157,12 @@ def average_over_processes(gradients: list[Tensor], progress: float) -> float:
 
 
 def working_dtype(args: argparse.Namespace) -> torch.dtype:
-    """What the products are computed in."""
+    """Return the type in which the products are computed."""
     return torch.bfloat16 if args.bfloat16 else torch.float32
 
 
 def new_optimizers(model: LlamaForCausalLM, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices, AdamW for the rest (embeddings, norms); each group remembers its top rate."""
+    """Return Muon for the hidden matrices and AdamW for embeddings and norms; each group stores its top rate."""
     named = list(model.named_parameters())
     hidden = [p for name, p in named if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
     is_hidden = {id(p) for p in hidden}
@@ -175,12 +175,12 @@ def new_optimizers(model: LlamaForCausalLM, args: argparse.Namespace) -> list[to
 
 
 def learning_rate_scale(progress: float, steps: int, decay: float) -> float:
-    """Warm-up over the first 100 steps, then 1, then down to 0.02 over the last `decay` of the time."""
+    """Return the scale: warm-up over 100 steps, then 1, then down to 0.02 over the last `decay` of the time."""
     return min(1.0, (steps + 1) / 100) * min(1.0, max(0.02, (1 - progress) / decay))
 
 
 def draw_batch(corpora: list[Corpus], probs: np.ndarray, rows: int, window: int, rng: np.random.Generator) -> Tensor:
-    """(rows, window + 1) int64: windows from random places, the corpora chosen with `probs`."""
+    """Draw windows from random positions, (rows, window + 1) int64; `probs` are the probabilities of the corpora."""
     drawn = []
     for k in rng.choice(len(corpora), rows, p=probs):
         ids = corpora[k].tokens
@@ -192,7 +192,7 @@ def draw_batch(corpora: list[Corpus], probs: np.ndarray, rows: int, window: int,
 class LinearCrossEntropy(torch.autograd.Function):
     """Mean nats of `labels` (n,) under softmax(x @ weight.T), for x (n, hidden) and weight (vocab, hidden).
 
-    The gradient is computed on the way forward, in pieces, so that the (n, vocab) logits never exist all at once.
+    The forward pass computes the gradient in pieces, so the (n, vocab) logits never exist at the same time.
     """
 
     @staticmethod
@@ -202,7 +202,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         for rows, targets, grad in zip(x.split(ROWS), labels.split(ROWS), x_grad.split(ROWS), strict=True):
             log_probs = torch.log_softmax((rows @ weight.T).float(), 1)
             nats -= log_probs.gather(1, targets[:, None]).sum()
-            errors = log_probs.exp_()               # what the softmax gives, less 1 at the label
+            errors = log_probs.exp_()               # softmax, less 1 at the label
             errors.scatter_add_(1, targets[:, None], errors.new_full((len(targets), 1), -1.0))
             errors = errors.to(x.dtype)
             torch.mm(errors, weight, out=grad)
@@ -217,24 +217,24 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def loss_on(decoder: torch.nn.Module, weight: Tensor, windows: Tensor) -> Tensor:
-    """Mean nats per predicted token of (rows, window + 1) ids; the weight is that of the embeddings, tied."""
+    """Return the mean nats per predicted token of (rows, window + 1) ids; `weight` is the tied embedding."""
     hidden = decoder(input_ids=windows[:, :-1], use_cache=False).last_hidden_state
     return LinearCrossEntropy.apply(hidden.flatten(0, 1), weight, windows[:, 1:].flatten())
 
 
 def weighted_bits(losses: dict, corpora: list[Corpus]) -> float:
-    """Bits per byte of the corpora, by their shares of the last part: what the best weights are chosen by."""
+    """Return the bits per byte of the corpora by their shares of the last part; the best weights minimise this."""
     shares = {c.name: c.decay_weight * len(c.tokens) for c in corpora if c.name in losses}
     return sum(share * losses[name]["bits_per_byte"] for name, share in shares.items()) / (sum(shares.values()) or 1)
 
 
 def inherit(model: LlamaForCausalLM, bpe: Tokenizer, folder: Path) -> None:
-    """Begin with the weights of `folder`; a token it has not gets the mean row of the tokens that spell it there."""
+    """Copy the weights of `folder` into `model`; a new token gets the mean row of the tokens that spell it there."""
     old_bpe = PreTrainedTokenizerFast.from_pretrained(folder).backend_tokenizer
     old = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for size in SIZES:
         if (theirs := getattr(old.config, size)) != (ours := getattr(model.config, size)):
-            raise ValueError(f"the model in {folder} has {size} {theirs}, but {ours} is asked for")
+            raise ValueError(f"the model in {folder} has {size} {theirs}, but the options give {ours}")
     weights = old.state_dict()
     rows, ids = old.model.embed_tokens.weight.detach(), old_bpe.get_vocab()
     new_rows = torch.empty(bpe.get_vocab_size(), rows.shape[1])
@@ -251,16 +251,16 @@ def train(
     held_out: list[HeldOut],
     args: argparse.Namespace,
 ) -> dict:
-    """Train for `args.steps` or `args.minutes`; writes the best weights, returns what training.json holds."""
+    """Train for `args.steps` or `args.minutes`, write the best weights, and return the content of training.json."""
     rank, processes = rank_and_processes()
     rng = np.random.default_rng([args.seed, rank])
-    torch.manual_seed(args.seed + rank)             # of the dropout
+    torch.manual_seed(args.seed + rank)             # for dropout
     sizes = np.array([len(corpus.tokens) for corpus in corpora])
     main_probs = np.array([corpus.main_weight for corpus in corpora]) * sizes
     decay_probs = np.array([corpus.decay_weight for corpus in corpora]) * sizes
     optimizers = new_optimizers(model, args)
     adam_params = optimizers[1].param_groups[0]["params"]
-    # The gradients are those of a copy, in bfloat16 if asked for; the weights that learn stay in float32.
+    # The gradients are computed on a copy, in bfloat16 with --bfloat16; the trained weights stay in float32.
     working = copy.deepcopy(model).to(working_dtype(args)).train()
     if args.dropout:
         add_dropout(working.model, args.dropout)
@@ -298,7 +298,7 @@ def train(
             raise ValueError(f"the loss of step {steps} is {loss.item()}: give a lower --lr and --adam-lr")
         average = loss.item() if average is None else 0.98 * average + 0.02 * loss.item()
         if rank:
-            continue                                # the first process looks and writes
+            continue                                # only the first process evaluates and writes
         if steps % 50 == 0:
             print(f"{seconds:7.0f} s  step {steps}  {tokens_seen / 1e6:.2f}M tokens  loss {average:.3f}", flush=True)
         if progress >= 1 or seconds >= next_look:
@@ -321,7 +321,7 @@ def train(
 
 
 def check(corpora: list[Corpus], window: int) -> None:
-    """ValueError if the mix cannot be drawn from."""
+    """Raise a ValueError if windows cannot be drawn from the mix."""
     names = [corpus.name for corpus in corpora]
     if len(set(names)) < len(names):
         raise ValueError(f"the files of a mix need different names, not {names}")
@@ -375,15 +375,15 @@ def train_folder(args: argparse.Namespace) -> None:
 
 
 def wrong_option(args: argparse.Namespace) -> str | None:
-    """What is wrong with the options, if anything."""
+    """Return a message on the first invalid option, or None."""
     head_width = args.hidden / max(1, args.heads)
     rules = {
         "weights": (
             args.weights is None or (args.weights / "config.json").is_file(),
-            "a folder with a model, config.json in it",
+            "a folder with a model and its config.json",
         ),
         "minutes": (args.minutes > 0, "above 0"),
-        "steps": (args.steps >= 0, "0, for --minutes to count, or more"),
+        "steps": (args.steps >= 0, "0 (to use --minutes) or more"),
         "look_every": (args.look_every > 0, "above 0"),
         "vocab": (257 <= args.vocab <= 1 << 16, "from 257, the bytes and the end of text, to 65536"),
         "layers": (args.layers >= 1, "at least 1"),
@@ -417,7 +417,7 @@ def main() -> None:
 
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
     parser.add_argument("--mix", nargs="+", required=True, metavar="PATH:MAIN:DECAY", help="the texts, see above")
-    parser.add_argument("--weights", type=Path, metavar="FOLDER", help="begin with these weights, of the same sizes")
+    parser.add_argument("--weights", type=Path, metavar="FOLDER", help="start from these weights, of the same sizes")
     parser.add_argument("--bfloat16", action="store_true", help="for a GPU, or a processor with AMX")
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     add("--minutes", 60.0, "how long to train")
@@ -432,13 +432,13 @@ def main() -> None:
     add("--context", 1024, "positions of the model")
     parser.add_argument(
         "--window", type=int, nargs="+", default=[256], metavar="TOKENS",
-        help="tokens of a training window; several lengths take turns (256)",
+        help="tokens of a training window; several lengths alternate (256)",
     )  # fmt: skip
-    add("--batch", 16, "windows of a step, of the first length; of another length, as many as have the same tokens")
+    add("--batch", 16, "windows of the first length in a step; other lengths use as many tokens")
     add("--lr", 0.02, "learning rate of Muon")
     add("--adam-lr", 0.004, "learning rate of AdamW")
-    add("--dropout", 0.0, "probability of dropout, for texts that are seen many times")
-    add("--decay", 0.4, "share of the time that the learning rate falls")
+    add("--dropout", 0.0, "probability of dropout, for texts that are read many times")
+    add("--decay", 0.4, "share of the time in which the learning rate falls")
     add("--seed", 0, "seed of weights and windows")
     args = parser.parse_args()
     if wrong := wrong_option(args):

@@ -1,11 +1,11 @@
-"""How far one walks to follow a thing through the code: calls, files, and moves from one file to another.
+"""Cost of following the code for one job: calls, files, and moves from one file to another.
 
     python tools/walks.py
 
-prints the table of docs/architecture.md. A *move* is a call into another file of the package than the one that calls,
-or the return from it; what third packages do in between does not count. The four walks are those of the document: a
-particle (the third step of a run: N=3, K=2, a regular expression), a mask (met before, and new), a question to the
-language model, and a query until its first match.
+prints the table of docs/architecture.md. A *move* is a call into another file of the package than the caller's, or the
+return from it; calls inside third-party packages do not count. A particle is the third step of a run with N=3, K=2
+and a regular expression. A mask is cached or new. The others are a question to the language model, and a query until
+its first match.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = str(Path(llmppl.__file__).parent)
 
 
 class Walk:
-    """Counts calls and moves while it is on; a new greenlet starts with no profiler, so each switch sets it again."""
+    """Counter of calls and moves in a `with` block; each switch sets the profiler, as new greenlets have none."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -55,7 +55,7 @@ class Walk:
 
 
 def _caller(frame: FrameType) -> str:
-    """The file of the package that a frame returns to, or ""."""
+    """Return the file of the package that a frame returns to, or ""."""
     outer = frame.f_back
     while outer is not None and not outer.f_code.co_filename.startswith(ROOT):
         outer = outer.f_back
@@ -69,7 +69,7 @@ def walked(do: Callable[[], object]) -> Walk:
 
 
 def particle(lm: CachedTransformer, expand: str) -> Walk:
-    """The third step of a run; what the caller of the loop does after a step is not in it."""
+    """Profile the third step of a run, without the work of the loop's caller after a step."""
     walk, steps = Walk(), 0
 
     def on_step(step: object) -> None:

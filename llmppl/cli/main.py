@@ -1,8 +1,8 @@
-"""The command line: the ready-made programs and queries from a shell.
+"""Command line of the ready-made programs and queries.
 
-What goes to stdout depends on the arguments alone; what a run cost goes to stderr. Bad input is one line on stderr
-(more where a caret shows the place in a pattern) and exit code 2; a run that no particle survives is one line on stderr
-and exit code 1. Where Ctrl-C stops a command it prints what it has found, and its exit code is 130.
+The arguments alone determine stdout. The cost of a run goes to stderr. Bad input gives one line on stderr (more if a
+caret shows the place in a pattern) and exit code 2. A run without surviving particles gives one line on stderr and exit
+code 1. After Ctrl-C a command prints the results so far and exits with code 130.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import Annotated
 
 import typer
 
-from llmppl.cli.check import check
-from llmppl.cli.generate import Choosing, demo, generate, infill, intersect
+from llmppl.cli.generate import ChoicesCommand, demo, generate, infill, intersect
 from llmppl.cli.options import flat
-from llmppl.cli.query import query
-from llmppl.cli.results import results
-from llmppl.cli.trace import trace
+from llmppl.cli.query import check, query
+from llmppl.cli.results import results, trace
+from llmppl.cli.show import plain_errors
 
 app = typer.Typer(
     name="llmppl",
@@ -28,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, generate, check, query, infill, intersect, results, trace):
-    app.command(cls=Choosing if command is generate else None)(flat(command))
+    app.command(cls=ChoicesCommand if command is generate else None)(flat(plain_errors()(command)))
 
 
 def _version(asked: bool) -> None:
@@ -46,8 +45,8 @@ def main(
     """Draw texts from a language model under conditions, by SMC steering.
 
     Texts come as weighted particles. Their weights are exact: the sum, Z-hat, is an unbiased estimate of the
-    probability that what the model writes meets the condition.
+    probability that a text of the model meets the condition.
 
-    Exit codes: 0, done; 1, nothing came of it (no particle is left, no match, a task failed); 2, what was asked cannot
-    be done; 130, stopped by Ctrl-C, with what was found until then.
+    Exit codes: 0, done; 1, no result (no particle is left, no match, a task failed); 2, bad input; 130, stopped by
+    Ctrl-C, after the results so far.
     """

@@ -1,6 +1,7 @@
-"""Prompts from a file: a line of text each, an object of JSON lines each, or a row of a CSV file each.
+"""Prompts of a file: one per line, per object of JSON lines, or per row of a CSV file.
 
-A prompt's place among them, from 0, is the index of its task. So nothing is skipped: what is no prompt is an error.
+The position of a prompt in the file, from 0, is the index of its task. So the readers skip nothing and raise an error
+for any line that has no prompt.
 """
 
 from __future__ import annotations
@@ -12,29 +13,30 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from llmppl.cli import show
 from llmppl.support.arguments import shown
 from llmppl.support.arguments import text as text_of
 
-FIELD = "prompt"                                        # of CSV and JSON lines, if no other is named
+FIELD = "prompt"                                        # default field of JSON lines, and column of CSV
 JSON_LINES = ".jsonl", ".ndjson", ".json"
 
 
 def read(file: Path, field: str | None = None) -> list[str]:
-    """The prompts of a file, `-` for standard input.
+    """Return the prompts of a file; `-` stands for standard input.
 
-    `field` names the column of a .csv file, or the field of a .jsonl file or of JSON lines from standard input; all
-    else has a prompt on each line. A ValueError says which line is wrong.
+    `field` names the column of a .csv file, or the field of a .jsonl file or of JSON lines from standard input. Any
+    other file has a prompt on each line. A ValueError names the line that is wrong.
     """
     kind, name = file.suffix.lower(), str(file)
-    if name == "-":
+    piped = name == "-"
+    if piped:
         kind, name = "" if field is None else ".jsonl", "standard input"
     elif field is not None and kind not in (".csv", *JSON_LINES):
         raise ValueError(f"--field is for .csv and .jsonl files and for JSON lines from -; {name} has a prompt a line")
+    with show.file_errors("read", name):
+        data = sys.stdin.buffer.read() if piped else file.read_bytes()
     try:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        text = data.decode("utf-8-sig")                 # the mark that some editors begin a file with is no text
-    except OSError as error:
-        raise ValueError(f"cannot read {name}: {error.strerror}") from None
+        text = data.decode("utf-8-sig")                 # without the byte order mark of some editors
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{name}, line {line}, is not UTF-8: convert it first, as by iconv -t utf-8") from None
@@ -45,26 +47,23 @@ def read(file: Path, field: str | None = None) -> list[str]:
     return prompts
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """The numbered lines; empty ones at the end are none."""
-    lines = [line.removesuffix("\n") for line in io.StringIO(text, newline=None)]       # splitlines knows other ends
+def _lines(name: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each line, without empty lines at the end of the file."""
+    lines = [line.removesuffix("\n") for line in io.StringIO(text, newline=None)]       # splitlines has other ends, too
     while lines and not lines[-1].strip():
         lines.pop()
-    return enumerate(lines, 1)
+    return ((f"{name}, line {number},", line) for number, line in enumerate(lines, 1))
 
 
 def _plain(name: str, text: str, field: str) -> Iterator[str]:
-    for number, line in _lines(text):
+    for where, line in _lines(name, text):
         if not line.strip():
-            raise ValueError(
-                f"{name}, line {number}, is empty: take it out, or write JSON lines, in which a prompt may be empty"
-            )
+            raise ValueError(f"{where} is empty: take it out, or write JSON lines, in which a prompt may be empty")
         yield line
 
 
 def _objects(name: str, text: str, field: str) -> Iterator[str]:
-    for number, line in _lines(text):
-        where = f"{name}, line {number},"
+    for where, line in _lines(name, text):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -92,5 +91,5 @@ def _rows(name: str, text: str, field: str) -> Iterator[str]:
         raise ValueError(f"{name}, line {rows.reader.line_num}, is not CSV: {error}") from None
 
 
-def _others(what: str, names: Iterable[str]) -> str:
-    return f"name one of its {what} by --field: {', '.join([shown(name, 60) for name in names])[:600]}"
+def _others(kind: str, names: Iterable[str]) -> str:
+    return f"name one of its {kind} by --field: {', '.join([shown(name, 60) for name in names])[:600]}"

@@ -1,4 +1,4 @@
-"""`llmppl results`: what is in a file of results."""
+"""`llmppl results` and `llmppl trace`: a summary of a file of results, and a page of a recorded run."""
 
 from __future__ import annotations
 
@@ -18,43 +18,57 @@ from llmppl.report.tables import printable
 if TYPE_CHECKING:
     from llmppl.tasks import Result
 
-MOST = 10                                               # rows of a table
-_WIDE = 30                                              # characters of a task in it
+MAX_ROWS = 10
+TASK_WIDTH = 30                                         # characters of a task in a table
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a task: its likeliest text, or an error."""
+    """Outcome of a task: its likeliest text, or its error.
+
+    text : str, the text of the largest weight
+    weight : float, of all particles with this text; None for matches
+    error : str, the last line of the traceback, or the cause by which most particles died
+    """
 
     index: int
-    task: Any = None                                    # as the file has it
+    task: Any = None
     text: str | None = None
-    weight: float | None = None                         # of all particles with this text; None for matches
+    weight: float | None = None
     log_ml: float | None = None
     log_ml_se: float | None = None
-    error: str | None = None                            # its last line, or what the particles died of
+    error: str | None = None
+
+    def row(self) -> str:
+        """Return the row of the task in the table of likeliest texts."""
+        is_text = self.task is None or isinstance(self.task, str)
+        task = printable(_cell(self.task if is_text else json.dumps(self.task, ensure_ascii=False)))
+        end = task if len(task) <= TASK_WIDTH else f"...{task[3 - TASK_WIDTH :]}"
+        weight, log_ml = _cell(self.weight, ".3f"), _cell(self.log_ml, "z.2f")
+        return f"{self.index:6}  {weight:>6}  {log_ml:>10}  {end:{TASK_WIDTH}}  {printable(self.text or '')}"
 
 
 def results(
-    file: Annotated[Path, typer.Argument(help="What generate --prompts, or run_many, wrote.", **options.FILE)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each task, nothing else.")] = False,
+    file: Annotated[Path, typer.Argument(help="A file of generate --prompts or run_many.", **options.FILE)],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object for each task, and nothing else.")
+    ] = False,
     repair: Annotated[bool, typer.Option("--repair", help="First rewrite a damaged FILE.")] = False,
 ) -> None:
-    """Say what is in a file of results: how many, what failed, log Z-hat, the likeliest texts.
+    """Summarise a file of results: the number of tasks, errors, log Z-hat, the likeliest texts.
 
-    A file that is being written is read up to its last whole line. A task's likeliest text is that of the largest
-    weight, that of all particles with the same text together. --repair says which lines are wrong and leaves them out;
-    the damaged file is kept as FILE.damaged.
+    A file that is being written is read up to its last whole line. The likeliest text of a task has the largest total
+    weight over the particles with this text. --repair names the wrong lines and removes them from FILE. It keeps the
+    damaged file as FILE.damaged.
 
     Example: llmppl results results.jsonl
     """
-    with show.plain_errors():
-        from llmppl.tasks import read_results
-        from llmppl.tasks.results import repair as repaired
+    from llmppl.tasks import read_results
+    from llmppl.tasks.results import repair as repaired
 
-        for wrong in repaired(file) if repair else ():
-            typer.echo(f"llmppl: {file}, {wrong}", err=True)
-        outcomes = sorted(map(outcome, read_results(file)), key=lambda each: each.index)
+    for wrong in repaired(file) if repair else ():
+        typer.echo(f"llmppl: {file}, {wrong}", err=True)
+    outcomes = sorted(map(outcome, read_results(file)), key=lambda each: each.index)
     if as_json:
         for each in outcomes:
             typer.echo(json.dumps(asdict(each)))
@@ -68,59 +82,74 @@ def results(
     typer.echo(f"{file}: {len(outcomes)} results, {num_failed} failed{gaps}")
     most = sorted(errors.values(), key=len, reverse=True)
     rows = [f"{len(failed):6}  {failed[0].index:6}  {printable(failed[0].error or '')}" for failed in most]
-    _table(" tasks   first  its error", rows)
+    _print_table(" tasks   first  its error", rows)
     log_mls = [each.log_ml for each in outcomes if each.log_ml is not None]
     if log_mls:
-        median, low, high = map(_rounded, (statistics.median(log_mls), min(log_mls), max(log_mls)))
-        typer.echo(f"\nlog Z-hat of a task: median {median}, from {low} to {high}")
-    texts = Counter(each.text for each in outcomes if each.text is not None)
-    _table(" tasks  likeliest text", [f"{n:6}  {printable(text)}" for text, n in texts.most_common() if n > 1])
-    heading = f" index  weight   log Z-hat  {'task':{_WIDE}}  likeliest text"
-    _table(heading, [_row(each) for each in outcomes if each.text is not None])
+        median, low, high = statistics.median(log_mls), min(log_mls), max(log_mls)
+        typer.echo(f"\nlog Z-hat of a task: median {median:z.2f}, from {low:z.2f} to {high:z.2f}")
+    written = [each for each in outcomes if each.text is not None]
+    texts = Counter(each.text or "" for each in written)
+    _print_table(" tasks  likeliest text", [f"{n:6}  {printable(text)}" for text, n in texts.most_common() if n > 1])
+    heading = f" index  weight   log Z-hat  {'task':{TASK_WIDTH}}  likeliest text"
+    _print_table(heading, [each.row() for each in written])
 
 
 def outcome(result: Result) -> Outcome:
-    """What is told of a result."""
-    told = partial(Outcome, result.index, result.task)
+    """Return the outcome of the task of a result."""
+    found = partial(Outcome, result.index, result.task)
     if result.error is not None:
-        return told(error=_last_error(result.error))
+        return found(error=_last_error(result.error))
     if result.particles is None:
-        return told(next((match["text"] for match in result.matches or ()), None))
+        return found(next((match["text"] for match in result.matches), None))
     if not result.particles:
         deaths = Counter[str]()
         for death in result.particles.deaths:
             deaths[death.reason] += death.count
         most = "".join(f": most died by {reason}" for reason, _ in deaths.most_common(1))
-        return told(error=f"no particle is left{most}")
+        return found(error=f"no particle is left{most}")
     text, weight = next(iter(result.particles.by_text().items()))
-    return told(text, weight, result.particles.log_ml, result.particles.log_ml_se)
+    return found(text, weight, result.particles.log_ml, result.particles.log_ml_se)
 
 
 def _last_error(traceback: str) -> str:
-    """The line that names the exception: the first behind the last line of code. Notes may follow it."""
+    """Return the line that names the exception: the first one after the last line of code. Notes may follow it."""
     lines = traceback.splitlines()
     last = max((number for number, line in enumerate(lines) if line.startswith("  File ")), default=-1)
     return next(line for line in [*lines[last + 1 :], traceback] if not line.startswith(" "))
 
 
-def _rounded(log_ml: float) -> str:
-    return f"{round(log_ml, 2) + 0.0:.2f}"              # without the sign of -0.0
+def _cell(value: Any, form: str = "") -> str:
+    """Return the cell of a table, which is "-" for None."""
+    return "-" if value is None else format(value, form)
 
 
-def _row(each: Outcome) -> str:
-    weight = "-" if each.weight is None else f"{each.weight:.3f}"
-    log_ml = "-" if each.log_ml is None else _rounded(each.log_ml)
-    task = printable(_shown(each.task))
-    end = task if len(task) <= _WIDE else f"...{task[3 - _WIDE :]}"
-    return f"{each.index:6}  {weight:>6}  {log_ml:>10}  {end:{_WIDE}}  {printable(each.text or '')}"
-
-
-def _shown(task: Any) -> str:
-    return "-" if task is None else task if isinstance(task, str) else json.dumps(task, ensure_ascii=False)
-
-
-def _table(heading: str, rows: list[str]) -> None:
-    """The first rows below their heading, if there are any."""
+def _print_table(heading: str, rows: list[str]) -> None:
+    """Print the first rows below their heading, if there are any."""
     if rows:
-        more = [f"... and {len(rows) - MOST} more: --json has all"] * (len(rows) > MOST)
-        typer.echo("\n".join(["", heading, *rows[:MOST], *more]))
+        more = [f"... and {len(rows) - MAX_ROWS} more: --json has all"] * (len(rows) > MAX_ROWS)
+        typer.echo("\n".join(["", heading, *rows[:MAX_ROWS], *more]))
+
+
+def trace(
+    recording: Annotated[Path, typer.Argument(help="A file of --trace or of a Recorder.", **options.FILE)],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", show_default="beside it, as .html", metavar="PAGE", help="Write it here."),
+    ] = None,
+) -> None:
+    """Show a recorded run as a page: its particles as a tree of text, their weights, and their causes of death.
+
+    The page of a run that still goes on, or was killed, ends with its last step.
+
+    Example: llmppl generate "Once upon a time" --trace run.jsonl; llmppl trace run.jsonl -o run.html
+    """
+    from llmppl.report import load
+    from llmppl.report.html_page import page
+
+    output = recording.with_suffix(".html") if output is None else output
+    if output.resolve() == recording.resolve():
+        raise ValueError(f"the page would replace the recording {recording}: give another file with -o")
+    loaded = load(recording)
+    with show.file_errors("write", output):
+        output.write_text(page(loaded), encoding="utf-8")
+    typer.echo(f"{output}: {loaded.status()}")

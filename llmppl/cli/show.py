@@ -1,4 +1,4 @@
-"""What goes out: particles, a place in a text, errors."""
+"""Output of commands: particles on stdout, errors and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from llmppl.report.tables import printable
 if TYPE_CHECKING:
     from llmppl.inference import Particles
 
-
-INTERRUPTED = 130                                       # as a shell calls what SIGINT has ended
+INTERRUPTED = 130                                       # exit code of shells after SIGINT
 
 
 class Row(NamedTuple):
-    """What is shown of a particle."""
+    """Row of a particle, or of all particles of a text. `cut` is true if --max-tokens ended the text."""
 
     text: str
     log_weight: float
     weight: float
-    cut: bool                                           # whether --max-tokens ended it
+    cut: bool
 
 
 def show(title: str, particles: Particles[Any], as_json: bool, by_text: bool = False) -> None:
@@ -38,14 +37,12 @@ def show(title: str, particles: Particles[Any], as_json: bool, by_text: bool = F
     """
     weighed = zip(particles, particles.log_weights.tolist(), particles.weights.tolist(), strict=True)
     rows = [Row(str(particle), log_weight, weight, particle.cut) for particle, log_weight, weight in weighed]
-    if by_text:
-        rows = together(rows)
-    rows.sort(key=lambda row: -row.weight)
+    rows = sorted(together(rows) if by_text else rows, key=lambda row: -row.weight)
     total = f"log Z-hat {particles.log_ml:.2f}, ess {particles.ess:.1f} of {len(particles)} particles"
     if as_json:
         typer.echo("\n".join(json.dumps(row._asdict()) for row in rows))
     elif on_terminal():
-        _table(title, rows, total)
+        _print_table(title, rows, total)
     else:
         lines = [f"{row.weight:6.3f}  {row.log_weight:10.2f}  {line(row)}" for row in rows]
         typer.echo("\n".join([title, "", "weight  log weight  text", *lines, "", total]))
@@ -53,16 +50,17 @@ def show(title: str, particles: Particles[Any], as_json: bool, by_text: bool = F
 
 def together(rows: list[Row]) -> list[Row]:
     """Return one row for each text, with the sum of the weights of its rows."""
-    by_text = dict[str, Row]()
+    import numpy as np
+
+    merged = dict[str, Row]()
     for row in rows:
-        one = by_text.get(row.text, row._replace(weight=0.0, log_weight=-math.inf))
-        high, low = max(row.log_weight, one.log_weight), min(row.log_weight, one.log_weight)
-        log_weight = high + math.log1p(math.exp(low - high))
-        by_text[row.text] = row._replace(weight=row.weight + one.weight, log_weight=log_weight)
-    return [*by_text.values()]
+        same = merged.get(row.text, row._replace(log_weight=-math.inf, weight=0.0))
+        log_weight = float(np.logaddexp(row.log_weight, same.log_weight))
+        merged[row.text] = row._replace(log_weight=log_weight, weight=row.weight + same.weight)
+    return list(merged.values())
 
 
-def _table(title: str, rows: list[Row], total: str) -> None:
+def _print_table(title: str, rows: list[Row], total: str) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -74,31 +72,22 @@ def _table(title: str, rows: list[Row], total: str) -> None:
     table.add_column("text", overflow="fold")
     for row in rows:
         table.add_row(f"{row.weight:.3f}", f"{row.log_weight:.2f}", Text(line(row)))
-    console = Console(highlight=False)
-    console.print(Text(title, "bold"), table, Text(total), sep="\n")
+    Console(highlight=False).print(Text(title, "bold"), table, Text(total), sep="\n")
 
 
 def line(row: Row) -> str:
-    """The text on one line, what cannot be printed escaped, and whether it was cut off."""
+    """Return the text on one line, with unprintable characters escaped, and a mark if it was cut."""
     return printable(row.text) + " [cut]" * row.cut
 
 
-def pointed(text: str, at: int, before: int = 60, after: int = 20) -> tuple[str, str]:
-    """The line to show of a text, and a line with a caret below the character `at`."""
-    from rich.cells import cell_len
-
-    left, right = printable(text[max(at - before, 0) : at]), printable(text[at : at + after])
-    left, right = "..." * (at > before) + left, right + "..." * (at + after < len(text))
-    return left + right, " " * cell_len(left) + "^"
-
-
 def on_terminal() -> bool:
+    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """What the library says of bad input, without the traceback, which is for programmers; and its warnings."""
+    """Print the library's errors about bad input as one line, without a traceback, and its warnings likewise."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: typer.echo(f"llmppl: {message}", err=True)
@@ -109,7 +98,17 @@ def plain_errors() -> Iterator[None]:
         leave(2, str(error))
 
 
+@contextmanager
+def file_errors(doing: str, file: object) -> Iterator[None]:
+    """Raise a ValueError in place of an OSError. Its message says that the program cannot `doing` the file."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"cannot {doing} {file}: {error.strerror}") from None
+
+
 def leave(code: int, message: str) -> NoReturn:
-    has_caret = re.search(r"\n *\^", message)            # it needs the line above it
+    """Print a message to stderr and exit. The message keeps its lines if a caret points at the line above it."""
+    has_caret = re.search(r"\n *\^", message)
     typer.echo(f"llmppl: {message.rstrip() if has_caret else ' '.join(message.split())}", err=True)
     raise typer.Exit(code)

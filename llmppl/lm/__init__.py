@@ -1,4 +1,4 @@
-"""Language models: what a text may be followed by, and with what probability."""
+"""Language models: contexts, and the probabilities of the tokens that follow them."""
 
 from llmppl.lm.context import Context as Context
 from llmppl.lm.context import NextToken as NextToken

@@ -1,17 +1,17 @@
-"""The only cache: a trie of contexts (the index) and the bytes they keep (the store).
+"""The prefix cache: a trie of contexts (`Trie`), and the slots and rows that its nodes keep (`Store`).
 
-A `Node` of the trie is a context: its tokens are those on the path from the root, so what a node keeps depends on the
-full path and never on a suffix. A node can keep the keys and values of its last token (in a *slot* of the engine's
-slab), its *row* (the logits of the next token), and the scalar log-probability of its token given its parent.
+A `Node` of the trie is a context: its tokens are on the path from the root. A node can keep three things: the keys and
+values of its last token, in a *slot* of the engine's slab; its *row*, the logits of the next token; and the
+log-probability of its token given its parent.
 
-`Store` holds slots and rows under one budget in bytes, or each under its own. A node with a slot has parents with
-slots, so slots are given up from the leaves, least recently used first; where the budget is one, rows are given up
-before slots, but for a share that is theirs alone. What was given up is recomputed if asked for again. A node itself
-lives while a `Context`, a child, a slot or a row holds it; *lone* nodes, which rows alone hold, count with the rows.
+`Store` holds slots and rows under one budget in bytes, or each under its own. The parent of a node with a slot has a
+slot, too, so slots are evicted from the leaves, least recently used first. Under one budget rows are evicted before
+slots, except for a share reserved for rows. Evicted data is recomputed on demand. A node lives while a `Context`, a
+child, a slot or a row holds it. *Lone* nodes, which only rows hold, count with the rows.
 
-Nothing here is for two threads at once, nor survives an interrupt by itself: the language model lets one call in at a
-time, and has everything made anew after one that did not end (`Store.clear`, `Trie.renew`). Contexts alone come to
-their end in any thread and at any moment; the trie is told by a queue.
+Nothing here is safe for two threads or for interrupts. The language model lets in one call at a time, and rebuilds
+everything after an interrupted call (`Store.clear`, `Trie.renew`). Contexts can die in any thread at any moment; they
+enter a queue that the trie reads.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import html
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, repeat
 from typing import Any
 
@@ -31,13 +32,13 @@ from llmppl.distributions import Table
 from llmppl.lm.engine import SlotEngine
 from llmppl.support.locks import Exclusive
 
-SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of the objects around each, measured
-_MAX_UNSETTLED = 1000                                   # contexts that may have died before their nodes go
-_ROW_DIVISOR = 8                                        # one part in 8 of the budget is never given to slots
+SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of Python objects for each, measured
+_MAX_DEAD = 1000                                        # dead contexts in the queue before `Trie.place` reads it
+_ROW_DIVISOR = 8                                        # 1/8 of a common budget is reserved for rows
 
 
 class Node:
-    """A context: the path of tokens from the root to here."""
+    """Context: the path of tokens from the root to this node."""
 
     __slots__ = (
         "parent", "token", "depth", "children", "contexts", "live", "slot", "kept", "row", "log_prob", "used",
@@ -49,17 +50,17 @@ class Node:
         self.token = token
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[int, Node] = {}
-        self.contexts = 0                               # how many Context objects point here, by the trie's books
-        self.live = 0                                   # `contexts`, and how many children are live
+        self.contexts = 0                               # number of Context objects here that the trie counts
+        self.live = 0                                   # `contexts` + number of live children
         self.slot = -1
-        self.kept = 0                                   # how many children have a slot
+        self.kept = 0                                   # number of children with a slot
         self.row: Table | None = None
         self.log_prob: float | None = None              # of `token` given `parent`
-        self.used = 0                                   # when last asked for
-        self.next_token: weakref.ref[Any] | None = None         # the NextToken of this context, while it lives
+        self.used = 0                                   # round of the last use
+        self.next_token: weakref.ref[Any] | None = None         # NextToken of this context, while it lives
 
     def path(self) -> Iterator[Node]:
-        """The nodes from here up to the root, which is left out."""
+        """Yield the nodes from this one up to the root, without the root."""
         node = self
         while node.parent is not None:
             yield node
@@ -69,7 +70,7 @@ class Node:
         return [node.token for node in self.path()][::-1]
 
     def child(self, token: int) -> Node:
-        """The node one token further, made if it is not there."""
+        """Return the child by `token`; create it if it does not exist."""
         node = self.children.get(token)
         if node is None:
             node = self.children[token] = Node(self, token)
@@ -77,45 +78,49 @@ class Node:
 
 
 class Store:
-    """Slots and rows, with what Python needs around them, under one budget or two.
+    """Slots and rows, and the Python objects around them, under one budget or two.
 
-    `budget` is the most bytes that slots and rows may take together, or slots alone if rows have a `row_budget`. Of one
-    for both, slots leave an eighth to rows, unless the contexts of one pass need it: without rows every question is
-    computed twice, once for whoever prefetches it and once for whoever asks. Without an `engine` there are no slots.
+    budget : most bytes of slots and rows together, or of slots alone if rows have a `row_budget`
+    engine : engine that has the slots; None if there are none
+    released : topmost nodes that no context holds any more; the reader empties it, and None means there is no reader
 
-    released : the highest nodes that no context holds any more since it was last emptied; None if nobody wants to know
+    Slots leave an eighth of a common budget to rows, unless the contexts of one pass need it. Without rows every
+    question would be computed twice, first for the prefetch and then for the question.
     """
 
     def __init__(self, budget: int, engine: SlotEngine | None, row_budget: int | None = None) -> None:
         self.budget, self.row_budget, self._engine = budget, row_budget, engine
         self.slot_cost = 0 if engine is None else engine.slot_bytes + SLOT_OVERHEAD
         self.owners: list[Node | None] = []             # by slot
-        self.evictions = 0                              # slots given up so far
-        self.paths: dict[Node, NDArray[np.int64]] = {}  # slots of the last contexts, root first; none is given up
+        self.evictions = 0                              # number of slots evicted so far
+        self.paths: dict[Node, NDArray[np.int64]] = {}  # slots of the last contexts, root first; cleared by evictions
         self.peak_bytes = 0
-        self.lone = 0                                   # nodes neither live nor with a slot: rows hold them
+        self.lone = 0                                   # number of nodes neither live nor with a slot
         self.released: list[Node] | None = None
         self._free: list[int] = []
         self._rows: OrderedDict[Node, int] = OrderedDict()      # node -> bytes, least recently used first
         self._row_bytes = 0
 
     def clear(self) -> None:
-        """Give up every slot and row, whatever the books say. The slab stays as large as it is."""
+        """Free all slots and rows, whatever state the store is in. The slab keeps its size."""
         self.owners = [None] * len(self.owners)
         self._free = list(range(len(self.owners) - 1, -1, -1))
         self._rows = OrderedDict()
         self._row_bytes = self.lone = 0
         self.paths.clear()
-        self.peak_bytes = max(self.peak_bytes, self.bytes)          # it may have grown when it was interrupted
+        self._note_peak()                               # the slab may have grown before an interrupt
+
+    def _note_peak(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     @property
     def slab_bytes(self) -> int:
-        """Bytes of the whole slab, its free slots included."""
+        """Bytes of the slab, free slots included."""
         return len(self.owners) * self.slot_cost
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the rows, and of the nodes that nothing else holds."""
+        """Bytes of the rows and of the lone nodes."""
         return self._row_bytes + self.lone * NODE_OVERHEAD
 
     @property
@@ -133,8 +138,8 @@ class Store:
 
     # ---- nodes
 
-    def hold(self, node: Node) -> None:
-        """A context came to `node`."""
+    def ref(self, node: Node) -> None:
+        """Count a new context at `node`."""
         node.contexts += 1
         while node.parent is not None:
             node.live += 1
@@ -143,22 +148,22 @@ class Store:
             self.lone -= node.slot < 0
             node = node.parent
 
-    def let_go(self, node: Node) -> None:
-        """A context at `node` has gone."""
+    def unref(self, node: Node) -> None:
+        """Uncount a context at `node`, and remove nodes that nothing holds any more."""
         node.contexts -= 1
-        last, highest = node, None
+        last, topmost = node, None
         while last.parent is not None:
             last.live -= 1
             if last.live:
                 break
             self.lone += last.slot < 0
-            last, highest = last.parent, last
-        if self.released is not None and highest is not None:
-            self.released.append(highest)
+            last, topmost = last.parent, last
+        if self.released is not None and topmost is not None:
+            self.released.append(topmost)
         self._prune(node)
 
     def _prune(self, node: Node) -> None:
-        """Let `node` leave the trie, and with it every parent, if nothing holds it."""
+        """Remove `node`, and then its ancestors, from the trie as long as nothing holds them."""
         while node.parent is not None:
             if node.live or node.children or node.slot >= 0 or node.row is not None:
                 return
@@ -169,7 +174,7 @@ class Store:
     # ---- rows
 
     def put_row(self, node: Node, row: Table) -> None:
-        """Keep `row` if it fits, in place of the least recently used rows."""
+        """Keep `row` if it fits the budget; evict the least recently used rows for it."""
         size = row.nbytes + ROW_OVERHEAD
         if size > self._row_room:
             return
@@ -177,65 +182,65 @@ class Store:
         node.row = row
         self._rows[node] = size
         self._row_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
+        self._note_peak()
 
     def touch_row(self, node: Node) -> None:
-        """Note that the row of `node` was asked for; from any thread, so that it may be gone by now."""
-        try:
+        """Note a use of the row of `node`. Any thread may call this, so the row may be gone by now."""
+        with suppress(KeyError):
             self._rows.move_to_end(node)
-        except KeyError:
-            pass
 
     @property
     def _row_room(self) -> int:
-        """The most bytes that rows may take beside the slab."""
+        """Most bytes of rows, given the present slab."""
         return self.budget - self.slab_bytes if self.row_budget is None else self.row_budget
 
     def fit_rows(self, more: int = 0) -> None:
-        """Give up the least recently used rows, until all fit, and `more` bytes with them."""
+        """Evict the least recently used rows until the rest, and `more` bytes, fit."""
         most = self._row_room - more
         while self._rows and self.row_bytes > most:
             node, size = self._rows.popitem(last=False)
             self._row_bytes -= size
             node.row = None
             self._prune(node)
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
+        self._note_peak()
 
     # ---- slots
 
     def make_room(self, wanted: int, keep: Iterable[Node]) -> int:
-        """Free up to `wanted` slots and return how many there are now; the paths of `keep` stay."""
+        """Free up to `wanted` slots, none on the paths of `keep`. Return the number of free ones, at most `wanted`."""
         if len(self._free) < wanted:
-            theirs = self.budget // _ROW_DIVISOR if self.row_budget is None else 0
-            self._grow(wanted - len(self._free), self.budget - theirs)
+            reserved = self.budget // _ROW_DIVISOR if self.row_budget is None else 0
+            self._grow(wanted - len(self._free), self.budget - reserved)
         if len(self._free) < wanted:
             self._evict(wanted - len(self._free), keep)
-        if len(self._free) < wanted:                    # what is read now goes before the share of the rows
+        if len(self._free) < wanted:                    # contexts of this pass take the share of the rows
             self._grow(wanted - len(self._free), self.budget)
         return min(wanted, len(self._free))
 
     def _grow(self, more: int, max_bytes: int) -> None:
-        """Enlarge the slab by at least `more` slots, if `max_bytes` allow; by half of it where there is room, and by
-        an eighth where rows have to make way: each growth copies the slab."""
+        """Enlarge the slab by at least `more` slots, if that fits `max_bytes`.
+
+        Each growth copies the slab, so it grows by half if there is room, by an eighth if rows have to be evicted.
+        """
         if self._engine is None:
             return
         most = max_bytes // self.slot_cost
-        beside = most if self.row_budget is not None else (self.budget - self.row_bytes) // self.slot_cost
+        shared = self.row_budget is None
+        unused = (self.budget - self.row_bytes) // self.slot_cost if shared else most
         size = len(self.owners)
-        generous = max(more, size // 2, 64)
-        new = min(size + generous, most, beside)
-        if new < size + more:                           # rows make way
+        new = min(size + max(more, size // 2, 64), most, unused)
+        if new < size + more:                           # evict rows
             new = min(size + max(more, size // 8), most)
         if new <= size:
             return
-        self.fit_rows((new - size) * self.slot_cost if self.row_budget is None else 0)
+        self.fit_rows((new - size) * self.slot_cost * shared)
         self._engine.reserve(new)
         self.owners.extend([None] * (new - size))
         self._free.extend(range(new - 1, size - 1, -1))
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
+        self._note_peak()
 
     def _evict(self, wanted: int, keep: Iterable[Node]) -> None:
-        """Give up the slots of the least recently used leaves: `wanted`, and an eighth of all to have some in hand."""
+        """Evict the slots of the least recently used leaves: at least `wanted`, and an eighth of all as a reserve."""
         self.paths.clear()
         safe = set(chain.from_iterable(map(Node.path, keep)))
         wanted = max(wanted, len(self.owners) // 8)
@@ -255,10 +260,10 @@ class Store:
             parent.used = max(parent.used, used)
             if may_go(parent):
                 heapq.heappush(heap, (parent.used, parent.slot, parent))
-        self.fit_rows()                                 # they hold more nodes alone now
+        self.fit_rows()                                 # there are more lone nodes now
 
-    def take(self, node: Node) -> None:
-        """Give `node`, whose parent has a slot or is the root, a free slot."""
+    def allocate(self, node: Node) -> None:
+        """Give `node` a free slot. Its parent must have one, or be the root."""
         node.slot = self._free.pop()
         self.owners[node.slot] = node
         self.lone -= not node.live
@@ -266,7 +271,7 @@ class Store:
         node.parent.kept += 1
 
     def free(self, node: Node) -> None:
-        """Take the slot of a node none of whose children has one."""
+        """Free the slot of `node`, none of whose children has one."""
         self.owners[node.slot] = None
         self._free.append(node.slot)
         node.slot = -1
@@ -276,13 +281,13 @@ class Store:
         self._prune(node)
 
     def path_before(self, node: Node) -> NDArray[np.int64]:
-        """(depth - 1,) slots of the context that `node` continues, each token of which has one."""
+        """Return the (depth - 1,) slots of the context that `node` continues. Each of its tokens must have one."""
         assert node.parent is not None
         slots = self.paths.get(node.parent)
         return np.array([each.slot for each in node.path()][:0:-1], dtype=np.int64) if slots is None else slots
 
-    def forget(self, node: Node) -> None:
-        """Give up the slot of `node` and with it those of all nodes below."""
+    def drop_subtree(self, node: Node) -> None:
+        """Free the slots of `node` and of all its descendants."""
         self.paths.clear()
         nodes = [node]
         for each in nodes:
@@ -293,29 +298,29 @@ class Store:
 
 
 class _Pin(weakref.ref[Any]):
-    """A context seen from its node: it does not hold the context, and knows the node when the context has gone."""
+    """Weak reference to a context that still knows the context's node after the context has died."""
 
     __slots__ = ("node",)
     node: Node
 
 
 class Trie:
-    """All contexts of one language model. `print(trie)` draws them: what they share, who is there, and what is kept.
+    """Tree of all contexts of one language model. `print(trie)` draws it, with marks for the kept data.
 
-    `exclusive` lets one thread at a time look at the trie; the other methods are called by whoever has been let in.
+    `len`, `repr` and `draw` enter `exclusive`, which lets in one thread at a time. Callers of other methods are in it.
     """
 
     def __init__(self, tokens: list[bytes], store: Store, exclusive: Exclusive) -> None:
         self.root = Node(None, -1)
         self.store = store
         self._tokens, self._exclusive = tokens, exclusive
-        self._pins: dict[int, _Pin] = {}                # of every context that lives
-        self._gone: deque[_Pin] = deque()               # contexts that have died since; nothing but C code puts them in
+        self._pins: dict[int, _Pin] = {}                # of all living contexts, by id
+        self._gone: deque[_Pin] = deque()               # queue of dead contexts; only C code appends to it
 
     def place(self, context: Any, ids: Iterable[int]) -> None:
-        """Move a new `context` on from its node by `ids`, and keep its node in the trie while it lives."""
-        if len(self._gone) >= _MAX_UNSETTLED:
-            self.settle()
+        """Advance a new `context` from its node by `ids`. Its node stays in the trie while the context lives."""
+        if len(self._gone) >= _MAX_DEAD:
+            self.unref_dead()
         node = context.node
         for i in ids:
             self.store.lone += i not in node.children
@@ -324,18 +329,18 @@ class Trie:
         pin = _Pin(context, self._gone.append)
         pin.node = node
         self._pins[id(pin)] = pin
-        self.store.hold(node)
+        self.store.ref(node)
 
-    def settle(self) -> None:
-        """Let the nodes go whose contexts have died."""
+    def unref_dead(self) -> None:
+        """Uncount the contexts that have died."""
         while self._gone:
             pin = self._gone.popleft()
             if self._pins.pop(id(pin), None) is not None:
-                self.store.let_go(pin.node)
-        self.store.fit_rows()                           # they hold more nodes alone now
+                self.store.unref(pin.node)
+        self.store.fit_rows()                           # there are more lone nodes now
 
     def renew(self) -> None:
-        """Make the trie anew from the contexts that live, with nothing kept."""
+        """Rebuild the trie from the living contexts, without any kept data."""
         self._pins = {key: pin for key, pin in self._pins.items() if pin() is not None}
         nodes = set(_subtrees(self.root))
         for pin in self._pins.values():
@@ -348,15 +353,15 @@ class Trie:
                 assert node.parent is not None
                 self.store.lone += node.token not in node.parent.children
                 node.parent.children[node.token] = node
-            self.store.hold(pin.node)
+            self.store.ref(pin.node)
 
     def __len__(self) -> int:
-        """The number of contexts."""
+        """Return the number of nodes without the root."""
         length: int = self._exclusive(self._size)
         return length
 
     def _size(self) -> int:
-        self.settle()
+        self.unref_dead()
         return sum(1 for _ in _subtrees(self.root)) - 1
 
     def __repr__(self) -> str:
@@ -376,16 +381,16 @@ class Trie:
         return f"<p>{html.escape(repr(self)[1:-1])}</p><pre>{html.escape(self.draw())}</pre>"
 
     def draw(self, max_lines: int = 60) -> str:
-        """The trie as text, one line for each run of tokens without a branch, at most `max_lines` lines.
+        """Return a drawing of the trie: one line for each run of tokens without a branch, at most `max_lines` lines.
 
-        `▪` stands for a token whose keys and values are kept and `▫` for one without; `◆` marks a kept next-token row;
-        `(n)` says that n contexts, of particles or of the caller, stand at the end of the line.
+        `▪` is a token whose keys and values are kept, and `▫` one without. `◆` marks a kept next-token row. `(n)` means
+        that n contexts end at the end of the line.
         """
         drawing: str = self._exclusive(self._draw, max_lines)
         return drawing
 
     def _draw(self, max_lines: int) -> str:
-        self.settle()
+        self.unref_dead()
         lines: list[str] = []
         stack: list[tuple[Node, str, str]] = [(node, "", "") for node in reversed(self.root.children.values())]
         while stack and len(lines) < max_lines:
@@ -395,16 +400,16 @@ class Trie:
                 (node,) = node.children.values()
                 run.append(node)
             row, here = " ◆" if node.row is not None else "", f" ({node.contexts})" if node.contexts else ""
-            lines.append(f"{lead}{self._spelled(run)} {_marks(run)}{row}{here}")
-            leads = chain([("└─ ", "   ")], repeat(("├─ ", "│  ")))         # from the last child to the first
+            lines.append(f"{lead}{self._abridged_text(run)} {_marks(run)}{row}{here}")
+            leads = chain([("└─ ", "   ")], repeat(("├─ ", "│  ")))         # last child first
             children = zip(reversed(node.children.values()), leads, strict=False)
             stack.extend((child, below + first, below + further) for child, (first, further) in children)
         if stack:
             lines.append(f"... and {sum(1 for _ in _subtrees(*[node for node, *_ in stack]))} contexts more")
         return "\n".join(lines)
 
-    def _spelled(self, run: list[Node]) -> str:
-        """The bytes of a run of tokens as text, its middle left out where it is long."""
+    def _abridged_text(self, run: list[Node]) -> str:
+        """Return the text of a run of tokens; a long text without its middle."""
         data = b"".join(self._tokens[node.token] or b"<%d>" % node.token for node in run)
         text = repr(data.decode("utf-8", "replace"))
         return text if len(text) <= 72 else f"{text[:34]} ... {text[-33:]}"
@@ -418,7 +423,7 @@ def _megabytes(size: int, most: int | None = None) -> str:
 
 
 def _marks(run: list[Node]) -> str:
-    """One mark for each token: whether its keys and values are kept."""
+    """Return one mark for each token: its keys and values are kept or not."""
     marks = "".join("▫▪"[node.slot >= 0] for node in run)
     if len(marks) <= 12:
         return marks
@@ -426,7 +431,7 @@ def _marks(run: list[Node]) -> str:
 
 
 def _subtrees(*roots: Node) -> Iterator[Node]:
-    """The nodes of the trees below `roots`, these included."""
+    """Yield `roots` and all their descendants."""
     stack = list(roots)
     while stack:
         node = stack.pop()

@@ -1,6 +1,6 @@
-"""Chat: a conversation in tokens, as the template of a tokenizer writes it.
+"""Chat: token ids of a conversation, by the chat template of a tokenizer.
 
-A *message* is a dict of a role and a content, as transformers and most servers have them.
+A *message* is a dict with a role and a content, as in transformers and most servers.
 """
 
 from __future__ import annotations
@@ -14,52 +14,55 @@ from llmppl.support.locks import let_through
 
 Message = Mapping[str, Any]
 
-_OPTIONS = {"chat_template", "add_generation_prompt", "continue_final_message"}         # heeded without the template
-_GIVEN = {"messages", "raise_exception", "strftime_now"}        # what a template reads besides options
+_OPTIONS = {"chat_template", "add_generation_prompt", "continue_final_message"}         # read by transformers itself
+_NOT_OPTIONS = {"messages", "raise_exception", "strftime_now"}  # variables that transformers gives to templates
 
 
 def chat_ids(
     tokenizer: Any, messages: str | Iterable[Message], system: str | None, options: Mapping[str, Any]
 ) -> list[int]:
-    """The ids of a conversation, up to where the assistant's answer begins or goes on; see `CachedTransformer.chat`."""
+    """Return the ids of a conversation, up to the beginning of the answer or its continuation.
+
+    See `CachedTransformer.chat`.
+    """
     conversation = _conversation(messages, system)
     if getattr(tokenizer, "chat_template", None) is None and (tokenizer is None or "chat_template" not in options):
-        how = "" if tokenizer is None else ", or give one, chat_template=..."
+        advice = "" if tokenizer is None else ", or give one, chat_template=..."
         raise ValueError(
-            "this tokenizer has no chat template, as that of a model not trained to chat: write the conversation out "
-            f"and use context(text){how}"
+            "this tokenizer has no chat template; its model may not be trained to chat: write the conversation out and "
+            f"use context(text){advice}"
         )
     template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
-    read = _read_by(template)
-    if unknown := options.keys() - read - _OPTIONS:
-        raise unknown_option("chat, by this template,", sorted(unknown), read | _OPTIONS | {"system"})
+    known = _options_of(template) | _OPTIONS
+    if unknown := options.keys() - known:
+        raise unknown_option("chat, by this template,", sorted(unknown), known | {"system"})
     prefilled = conversation[-1]["role"] == "assistant" and not options.get("add_generation_prompt")
-    goes_on = options.get("continue_final_message", prefilled)
-    whole = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on, **options}
+    continues = options.get("continue_final_message", prefilled)
+    all_options = {"continue_final_message": continues, "add_generation_prompt": not continues, **options}
     try:
-        ids: list[int] = tokenizer.apply_chat_template(conversation, **whole, tokenize=True, return_dict=False)
-    except ImportError:                                 # of jinja2
+        ids: list[int] = tokenizer.apply_chat_template(conversation, **all_options, tokenize=True, return_dict=False)
+    except ImportError:                                 # jinja2 is missing
         raise
-    except Exception as error:                          # whatever a template makes of messages and options
+    except Exception as error:                          # a template can raise anything
         let_through(error)
-        why = str(error).strip().partition("\n")[0]
-        how = (
-            "it does not go on with a last message of the assistant: let the last be the user's" if goes_on
-            else "give it messages and options of the kind that it knows"
-        )  # fmt: skip
-        raise ValueError(f"the chat template refuses this conversation ({why}); {how}") from error
+        reason = str(error).strip().partition("\n")[0]
+        advice = "give it messages and options that it knows"
+        if continues:
+            advice = "it does not continue a last message of the assistant: let the last be the user's"
+        raise ValueError(f"the chat template refuses this conversation ({reason}); {advice}") from error
     return ids
 
 
 def _conversation(messages: str | Iterable[Message], system: str | None) -> list[dict[str, Any]]:
-    """The messages as a list of dicts, `system` before them."""
+    """Return the messages as a list of dicts, with `system` first."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": text("messages", messages)}]
-    listed = [messages] if isinstance(messages, Mapping) or not isinstance(messages, Iterable) else list(messages)
-    wrong = next((each for each in listed if not isinstance(each, Mapping)), None)
-    if isinstance(messages, Mapping) or wrong is not None:
-        example = [messages if isinstance(messages, Mapping) else {"role": "user", "content": wrong}]
-        raise TypeError(f"messages must be a str or a list of dicts, such as {shown(example)}")
+    if isinstance(messages, Mapping):
+        raise _no_messages(messages)
+    listed = list(messages) if isinstance(messages, Iterable) else [messages]
+    for message in listed:
+        if not isinstance(message, Mapping):
+            raise _no_messages({"role": "user", "content": message})
     if not listed:
         raise ValueError("messages must be at least one, such as {'role': 'user', 'content': 'Hi'}, not []")
     for i, message in enumerate(listed):
@@ -74,10 +77,14 @@ def _conversation(messages: str | Iterable[Message], system: str | None) -> list
     return list(map(dict, listed))
 
 
-def _read_by(template: str) -> set[str]:
-    """The names of the options that a template reads; others it would pass over without a word."""
+def _no_messages(example: Message) -> TypeError:
+    return TypeError(f"messages must be a str or a list of dicts, such as {shown([example])}")
+
+
+def _options_of(template: str) -> set[str]:
+    """Return the names of the options that a template reads. It would silently ignore others."""
     from jinja2 import Environment, meta
 
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)       # a tag of transformers
-    return meta.find_undeclared_variables(environment.parse(plain)) - environment.globals.keys() - _GIVEN
+    return meta.find_undeclared_variables(environment.parse(plain)) - environment.globals.keys() - _NOT_OPTIONS

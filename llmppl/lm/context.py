@@ -1,8 +1,8 @@
-"""Context: what a language model has read, a place in its trie. NextToken: the distribution of the token after it.
+"""Context: tokens that a language model has read, a node of its trie. NextToken: distribution of the token after it.
 
-`context.next_token()` computes nothing until its probabilities are needed; by then every other distribution that was
-asked for is computed in the same forward pass. `masked`, `tempered`, `top_k`, `top_p`, `product` and `mixture` give
-distributions over the same vocabulary, so that they combine. `string()` scores several tokens at once.
+`context.next_token()` computes nothing until its probabilities are needed. One forward pass then computes all
+distributions asked for so far. `masked`, `tempered`, `top_k`, `top_p`, `product` and `mixture` give distributions over
+the same vocabulary, so they combine. `string()` scores several tokens at once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from llmppl.support.runtime import ContextTooLong, request
 from llmppl.support.shared import Shared
 
 NOT_PICKLED = (
-    "cannot be pickled, nor can what holds it, as programs and particles do: the language model stays in its process. "
-    "What inference returns can, without it: pickle the Particles, or save context.text; load the model where it is "
-    "needed"
+    "cannot be pickled, nor can programs and particles, which hold it: the language model stays in its process. The "
+    "results of inference can: pickle the Particles, or save context.text, and load the model where it is needed"
 )
 
 
 class LanguageModel(Protocol):
-    """What a context asks of its language model."""
+    """Interface of a language model that contexts use."""
 
     vocab: Vocabulary
     tokenizer: Any
@@ -43,16 +42,16 @@ class LanguageModel(Protocol):
 
 
 class Context(Shared):
-    """What the model has read: an immutable pointer to a node of the trie.
+    """Tokens that the model has read: an immutable pointer to a node of the trie.
 
-    `context + token` and `context + "text"` are further contexts; `text` is what was read, special tokens left out, so
-    that `(context + text).text == context.text + text`; `tokens` are all of them, and `len` is their number.
+    `context + token` and `context + "text"` are longer contexts. `text` is the text without special tokens, so that
+    `(context + text).text == context.text + text`. `tokens` are all tokens, and `len` is their number.
     """
 
     __slots__ = ("lm", "node", "_start", "_offset", "__weakref__")
 
     def __init__(self, lm: LanguageModel, node: Node, ids: Iterable[int], start: Text, offset: int) -> None:
-        self.lm, self.node = lm, node                   # moved on by `ids` when the trie takes it in
+        self.lm, self.node = lm, node                   # `place` advances the node by `ids`
         self._start, self._offset = start, offset       # the text of the first `offset` tokens
         lm.evaluator.exclusive(lm.evaluator.trie.place, self, ids)
 
@@ -69,7 +68,10 @@ class Context(Shared):
         return Context(self.lm, self.node, ids, self._start, self._offset)
 
     def check_length(self, but: int = 0) -> None:
-        """ContextTooLong if the model cannot read so long a context without its last `but` tokens, or an empty one."""
+        """Raise ContextTooLong if the model cannot read this context without its last `but` tokens.
+
+        Raise a ValueError if the context is empty and the model reads no empty context.
+        """
         if not self.node.depth and not self.lm.engine.reads_empty:
             raise ValueError("an empty prompt needs a BOS token, as this model reads no empty context: give some text")
         longest = self.lm.engine.max_length
@@ -81,7 +83,7 @@ class Context(Shared):
 
     @property
     def room(self) -> float:
-        """How many tokens more the model can read; inf if it does not say."""
+        """Number of further tokens that the model can read; inf if it has no known limit."""
         longest = self.lm.engine.max_length
         return math.inf if longest is None else longest - len(self)
 
@@ -111,18 +113,21 @@ class Context(Shared):
         return f"Context({text!r})" if len(text) <= 60 else f"Context({text[:20]!r} ... {text[-30:]!r})"
 
     def row(self) -> Table:
-        """The log-probabilities of the next token as they are kept, and where."""
+        """Return the next-token row, in the form and on the device where the cache keeps it."""
         self.check_length()
         row: Table = request(self.lm.evaluator, (self.node,))
         return row
 
     def log_probs(self) -> NDArray[np.float64]:
-        """(V,) read-only float64: the model's log-probability of every token after this context."""
+        """Return (V,) float64, read-only: the model's log-probability of every token after this context."""
         row = self.row()
         return row.whole(row.log_total)
 
     def log_prob_since(self, start: Context) -> float:
-        """Log-probability of the tokens of this context after `start`, which it must continue, given `start`."""
+        """Return the log-probability, given `start`, of the tokens of this context after `start`.
+
+        Raises a ValueError if this context does not continue `start`.
+        """
         nodes = list(islice(self.node.path(), max(0, len(self) - len(start))))[::-1]
         if (nodes[0].parent if nodes else self.node) is not start.node:
             raise ValueError(f"{self!r} does not continue {start!r}")
@@ -130,26 +135,26 @@ class Context(Shared):
         return sum(request(self.lm.evaluator, (start.node, *nodes))) if nodes else 0.0
 
     def next_token(self) -> NextToken:
-        """The distribution of the next token: one object for all who ask while it lives."""
-        known = self.node.next_token
-        dist: NextToken | None = None if known is None else known()
+        """Return the distribution of the next token: the same object for every caller while it lives."""
+        ref = self.node.next_token
+        dist: NextToken | None = None if ref is None else ref()
         if dist is None:
             dist = NextToken(self)
             self.node.next_token = weakref.ref(dist)
         return dist
 
     def prefetch(self, asker: object) -> None:
-        """Compute the row in this thread's next round, whoever asks, if this context and `asker` live until then."""
+        """Schedule the row for this thread's next round, if this context and `asker` live until then."""
         self.check_length()
         if self.node.row is None:
             self.lm.evaluator.prefetch(asker, self)
 
 
 class NextToken(TokenDistribution):
-    """The distribution of the token after `context`, at temperature 1.
+    """Distribution of the token after `context`, at temperature 1.
 
-    Its probabilities are computed when they are first needed, together with those of all contexts whose NextToken was
-    made by then.
+    Its probabilities are computed when they are first needed, in one forward pass with all other NextTokens of that
+    time.
     """
 
     def __init__(self, context: Context) -> None:
@@ -159,7 +164,7 @@ class NextToken(TokenDistribution):
         context.prefetch(self)
 
     def string(self) -> StringDistribution:
-        """The probability of several tokens in a row after the context, for `observe`."""
+        """Return the distribution of strings after the context, which only scores, for `observe`."""
         return StringDistribution(self.context)
 
     def __repr__(self) -> str:
@@ -171,11 +176,11 @@ class NextToken(TokenDistribution):
 
 
 class StringDistribution(Distribution[str]):
-    """The probability that the text after `context` begins with given tokens, scored in one forward pass.
+    """Probability that the text after `context` begins with given tokens, computed in one forward pass.
 
     `log_prob(text)` is log p(v_1 ... v_n | context) = sum_i log p(v_i | context, v_1 ... v_{i-1}) for the tokens v that
-    `context + text` appends; a sequence of tokens (or ids) is scored as it is. It only scores: many strings can be
-    prefixes of one text, so there is no one distribution to draw from.
+    `context + text` appends. Tokens or ids are scored as they are. It does not sample: many strings are prefixes of one
+    text, so there is no single distribution to draw from.
     """
 
     def __init__(self, context: Context) -> None:

@@ -1,8 +1,8 @@
-"""Rows that stay on the device where the model computed them, as tensors.
+"""Rows as tensors that stay on the device where the model computed them.
 
-A program that draws a token, or weighs one, makes no more leave the device than sums over blocks of the vocabulary, the
-blocks in which something is chosen, and single log-probabilities. What many particles need at the same time is asked
-together: a `Device` is an evaluator of the runtime. Everything is summed in float64, as numpy's tables are.
+To draw or weigh a token, a program copies little from the device: sums over blocks of the vocabulary, the blocks with a
+chosen token, and single log-probabilities. `Device` is an evaluator of the runtime, so one copy serves many particles.
+Sums are in float64, as in numpy's tables.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from llmppl.distributions import BLOCK, Floats, Ints, Mask, Table
 from llmppl.lm.logits import LARGE, check_top
 from llmppl.support.runtime import Evaluator, Stats, request
 
-_TOGETHER = 1 << 21                     # weights in float64 at a time: 40 MiB with their rows and the weights before
-Question = tuple["DeviceTable", Any]    # (table, None): its sums; (table, index): that log-weight; or (m,) blocks
+_MAX_WEIGHTS = 1 << 21                  # weights in float64 at a time: 40 MiB with their rows and temporaries
+Question = tuple["DeviceTable", Any]    # (table, None): block sums; (table, int): a log-weight; (table, (m,) blocks)
 
 
 class DeviceTable(Table):
-    """V log-weights, a tensor of whole blocks, where `mask`, (V,) bool of numpy, holds; everywhere if that is None."""
+    """Table of V log-weights in a tensor of whole blocks, -inf where `mask` is False.
+
+    mask : (V,) bool ndarray; None for True everywhere
+    known : single log-weights that were read so far
+    """
 
     def __init__(
         self, device: Device, row: torch.Tensor, mask: Mask | None = None, log_sums: Floats | None = None
     ) -> None:
         self.owner, self.row, self.mask, self._log_sums = device, row, mask, log_sums
         self.nbytes = row.numel() * row.element_size() + 16 * (len(row) // BLOCK)
-        self.known: dict[int, float] = {}               # single log-weights that were asked for
+        self.known: dict[int, float] = {}
 
     def __len__(self) -> int:
         return int(self.owner.size)
@@ -44,8 +48,8 @@ class DeviceTable(Table):
         return log_sums
 
     def read(self, blocks: Ints) -> Floats:
-        read: Floats = request(self.owner, (self, blocks))
-        return read
+        log_weights: Floats = request(self.owner, (self, blocks))
+        return log_weights
 
     def at(self, index: int) -> float:
         if self.mask is not None and not self.mask[index]:
@@ -66,9 +70,11 @@ class DeviceTable(Table):
 
 
 class Device(Evaluator):
-    """Evaluator of questions about tables of `size` log-weights on a device, with -inf for the ids `unknown`.
+    """Evaluator of questions about tables of `size` log-weights on a device.
 
-    `stats()` are those of the calling thread. Masks take at most `mask_bytes`; the least recently used leave first.
+    stats : function that returns the stats of the calling thread
+    unknown : ids with log-weight -inf
+    mask_bytes : most bytes of masks on the device; the least recently used are evicted
     """
 
     patient = False
@@ -78,19 +84,22 @@ class Device(Evaluator):
         self._masks: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}      # by id, least recently used first
         self._unknown = torch.from_numpy(unknown)
 
-    def rows(
-        self, logits: torch.Tensor, told: Callable[[int], str], tokens: Sequence[list[int]], kept: Sequence[bool]
+    def tables_of_logits(
+        self, logits: torch.Tensor, describe: Callable[[int], str], tokens: Sequence[list[int]], kept: Sequence[bool]
     ) -> list[DeviceTable]:
-        """Return `llmppl.lm.logits.array_rows` as tables that know their `tokens`; those not `kept` share one memory."""
+        """Return tables as `llmppl.lm.logits.tables_of_logits` does. Each knows the log-weights of its `tokens`.
+
+        Tables that are not `kept` share one tensor.
+        """
         rows = logits.new_full((len(logits), self.size + -self.size % BLOCK), -torch.inf)
         rows[:, : min(self.size, logits.shape[1])] = logits[:, : self.size]
-        self._unknown = self._unknown.to(rows.device)   # moved once, and not in every round
+        self._unknown = self._unknown.to(rows.device)   # moves once
         rows.index_fill_(1, self._unknown, -torch.inf)
         tops = rows.amax(1)
-        strange = ~(tops.abs() <= LARGE)
-        host = self.to_host(torch.stack([tops.double(), strange.double()]))
+        suspect = ~(tops.abs() <= LARGE)
+        host = self.to_host(torch.stack([tops.double(), suspect.double()]))
         for i in np.flatnonzero(host[1]).tolist():
-            rows[i] -= check_top(float(host[0, i]), told(i))
+            rows[i] -= check_top(float(host[0, i]), describe(i))
         log_sums = self._log_sums(rows, [None] * len(rows))
         own = [row.clone() if keep else row for row, keep in zip(rows, kept, strict=True)]
         tables = [DeviceTable(self, row, log_sums=sums) for row, sums in zip(own, log_sums, strict=True)]
@@ -102,37 +111,37 @@ class Device(Evaluator):
         return tables
 
     def to_host(self, tensor: torch.Tensor) -> Any:
-        """It as numpy, counted."""
+        """Return the tensor as an ndarray, and count its bytes."""
         self._stats().bytes_to_host += tensor.numel() * tensor.element_size()
         return tensor.cpu().numpy()
 
     # ---- as an evaluator
 
     def done(self) -> Stats:
-        return Stats()                                  # they are the language model's
+        return Stats()                                  # the language model counts
 
     def cached(self, question: Question) -> float | None:
-        table, what = question
-        return table.known.get(what) if isinstance(what, int) else None
+        table, part = question
+        return table.known.get(part) if isinstance(part, int) else None
 
     def evaluate(self, questions: list[Question]) -> Sequence[Any]:
-        sums = {i: table for i, (table, what) in enumerate(questions) if what is None}
-        singles = {i: (table, what) for i, (table, what) in enumerate(questions) if isinstance(what, int)}
         answers = dict[int, Any]()
-        if sums:
-            found = self._log_sums([table.row for table in sums.values()], [table.mask for table in sums.values()])
-            answers |= dict(zip(sums, found, strict=True))
+        tables = {i: table for i, (table, part) in enumerate(questions) if part is None}
+        if tables:
+            log_sums = self._log_sums([each.row for each in tables.values()], [each.mask for each in tables.values()])
+            answers |= dict(zip(tables, log_sums, strict=True))
+        singles = {i: (table, part) for i, (table, part) in enumerate(questions) if isinstance(part, int)}
         self.look_up([*singles.values()])
         answers |= {i: table.known[index] for i, (table, index) in singles.items()}
-        blocks = [(i, *question) for i, question in enumerate(questions) if i not in answers]
-        if blocks:
-            read = self.read([(table, block) for _, table, asked in blocks for block in asked.tolist()])
-            ends = np.cumsum([len(asked) for *_, asked in blocks])
-            answers |= {i: part for (i, *_), part in zip(blocks, np.split(read, ends[:-1]), strict=True)}
+        parts = {i: question for i, question in enumerate(questions) if i not in answers}
+        if parts:
+            log_weights = self.read([(table, block) for table, blocks in parts.values() for block in blocks.tolist()])
+            ends = np.cumsum([len(blocks) for _, blocks in parts.values()])
+            answers |= dict(zip(parts, np.split(log_weights, ends[:-1]), strict=True))
         return [answers[i] for i in range(len(questions))]
 
     def look_up(self, places: Sequence[tuple[DeviceTable, int]]) -> None:
-        """Make single values known to their tables."""
+        """Read single log-weights into `known` of their tables."""
         unknown = [(table, index) for table, index in places if index not in table.known]
         if unknown:
             values = self.to_host(torch.stack([table.row[index] for table, index in unknown]))      # of views
@@ -140,7 +149,7 @@ class Device(Evaluator):
                 table.known[index] = value
 
     def read(self, places: Sequence[tuple[DeviceTable, int]]) -> Floats:
-        """(m, BLOCK) log-weights of blocks of tables, -inf past the end."""
+        """Return (m, BLOCK) log-weights of blocks of tables, -inf past the end."""
         parts = [table.row[block * BLOCK : (block + 1) * BLOCK] for table, block in places]
         log_weights: Floats = self.to_host(torch.stack(parts)).astype(np.float64)
         for row, (table, block) in zip(log_weights, places, strict=True):
@@ -150,29 +159,29 @@ class Device(Evaluator):
         return log_weights
 
     def _log_sums(self, rows: Sequence[torch.Tensor] | torch.Tensor, masks: Sequence[Mask | None]) -> Floats:
-        """(R, number of blocks) logs of the sums over the blocks of the rows, where the masks hold."""
-        together = max(1, _TOGETHER // len(rows[0]))
+        """Return (R, number of blocks): logs of the sums over each block of each row, where its mask is True."""
+        step = max(1, _MAX_WEIGHTS // len(rows[0]))
         parts = []
-        for first in range(0, len(rows), together):
-            weights = torch.stack([*rows[first : first + together]]).double()       # a copy, changed in place
-            for i, mask in enumerate(masks[first : first + together]):
+        for first in range(0, len(rows), step):
+            weights = torch.stack([*rows[first : first + step]]).double()           # a copy, changed in place
+            for i, mask in enumerate(masks[first : first + step]):
                 if mask is not None:
                     weights[i, : self.size].masked_fill_(self._forbidden(mask, weights.device), -torch.inf)
             weights = weights.view(len(weights), -1, BLOCK)
             tops = weights.amax(2)
             tops.masked_fill_(tops == -torch.inf, 0.0)
             parts.append(weights.sub_(tops[..., None]).exp_().sum(2).log_().add_(tops))
-        found: Floats = self.to_host(torch.cat(parts))
-        return found
+        log_sums: Floats = self.to_host(torch.cat(parts))
+        return log_sums
 
     def _forbidden(self, mask: Mask, device: torch.device) -> torch.Tensor:
-        """Return where `mask` does not hold, on the device; keep it there while the mask lives and there is room."""
+        """Return `~mask` on the device. It stays there while the mask lives and there is room."""
         key = id(mask)
-        found = self._masks.pop(key, None)              # put back last
-        if found is None:
-            found = weakref.ref(mask, lambda _: self._masks.pop(key, None)), torch.from_numpy(~mask).to(device)
-        self._masks[key] = found
+        entry = self._masks.pop(key, None)              # put back as the last
+        if entry is None:
+            entry = weakref.ref(mask, lambda _: self._masks.pop(key, None)), torch.from_numpy(~mask).to(device)
+        self._masks[key] = entry
         if len(self._masks) > self._max_masks:
             for old in [*self._masks][: -self._max_masks or None]:
                 self._masks.pop(old, None)
-        return found[1]
+        return entry[1]

@@ -1,17 +1,17 @@
-"""Engine: the seam to what computes, from tokens to logits. FunctionEngine: the simplest one.
+"""Engine: interface of a program that computes logits from tokens. FunctionEngine: the simplest one.
 
 An engine of another library, with a cache of its own or none, is a subclass of `Engine` with one method:
 
     class Mine(Engine):
         def forward(self, contexts, asked):
-            self.tokens += ...                          # what was really run
+            self.tokens += ...                          # number of tokens that were run
             return np.stack([logits after contexts[i][:n] for i, n in asked])
 
     lm = CachedTransformer(Mine(), tokenizer)
 
-`llmppl.testing.check_engine` tells whether it answers as it should. A `SlotEngine` keeps keys and values in numbered
-*slots*, one for each token of each context. Which token has which slot is the cache's business (`llmppl.lm.cache`); the
-engine writes and reads the slots it is told to.
+`llmppl.testing.check_engine` tests an engine. A `SlotEngine` keeps keys and values in numbered *slots*, one for each
+token of each context. The cache (`llmppl.lm.cache`) assigns slots to tokens; a `Batch` names the slots that the engine
+writes and reads.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ from numpy.typing import NDArray
 
 
 class Engine(ABC):
-    """A language model as the cache sees it: called from one thread at a time, and by one CachedTransformer alone.
+    """Language model as the cache sees it. One CachedTransformer uses it, one thread at a time.
 
-    What was answered is kept by who asks while there is room, so that nothing is asked twice without need. What an
-    engine keeps besides, as keys and values, is its own business, and so are its limits: a call that is more than it
-    can do at once it cuts into several passes.
+    The caller caches answers, so an engine is rarely asked twice. The engine may keep more, such as keys and values.
+    It has its own limits, and splits a call that is too large for one pass.
 
     Attributes
     ----------
     name : str
-        Model, file, number format: what tells it from one that answers otherwise. A checkpoint is refused by it.
+        Model, file and number format: different for engines with different answers. Checkpoints compare it.
     max_length : int or None
-        The longest context it can read; longer ones are refused before they get here.
+        Longest context it can read. llmppl refuses longer ones before it calls the engine.
     eos_ids : sequence of int
         Tokens that end a text, besides those that the tokenizer names.
     size : int or None
-        How many ids it gives logits of. Said by one that has `log_probs`.
+        Number of ids that it gives logits of. An engine with `log_probs` sets it.
     reads_empty : bool
-        `forward` answers an empty context, asked (i, 0), so that a prompt may be empty without a BOS token.
+        True if `forward` answers an empty context, asked (i, 0). A prompt may then be empty without a BOS token.
     tokens : int
-        How many it has really run since it was made: what it had kept of a context does not count.
+        Number of tokens run since it was made. Tokens whose keys and values it had kept do not count.
     """
 
     name: str = ""
@@ -57,52 +56,52 @@ class Engine(ABC):
 
     @abstractmethod
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
-        """The logits of next tokens, for all that one round asks.
+        """Return the logits of next tokens, for all questions of one round.
 
         Parameters
         ----------
         contexts : list of list of int
-            Token ids, from the start of the text, of unequal lengths; none begins with another whole. They are not to
-            be changed.
+            Token ids from the start of the text, of unequal lengths. No context is a prefix of another. The engine
+            does not change them.
         asked : list of (int, int)
-            (i, n): of the token after the first n of `contexts[i]`. The whole of each context is asked for, and there
-            may be earlier places.
+            (i, n) asks for the token after the first n tokens of `contexts[i]`. Each whole context is asked for;
+            prefixes of it may be.
 
         Returns
         -------
-        (len(asked), >= V) float32 or float64 logits, numpy or a tensor of torch, which stays on its device; not
-        normalised. -inf is a token that cannot follow.
+        (len(asked), >= V) float32 or float64, an ndarray or a torch tensor on any device
+            Logits, not normalised; -inf for a token that cannot follow.
         """
 
     def log_probs(self, contexts: list[list[int]], starts: list[int]) -> list[NDArray[np.float64]] | None:
-        """How probable given tokens are: the logs for `contexts[i][j]` after those before it, j = starts[i] >= 1, ...
+        """Return the log-probabilities of given tokens: for each i, of `contexts[i][j]` for j = starts[i] >= 1, ...
 
-        None where rows are as cheap, as they are for most. They are normalised over all ids that the engine has, `size`
-        of them, so that it is asked where each stands for a token.
+        They are normalised over all `size` ids of the engine, so llmppl calls this only if each id is a token of the
+        vocabulary. None, as for most engines, means that logits of `forward` are as cheap.
         """
         return None
 
     def release(self, contexts: list[list[int]]) -> None:               # noqa: B027
-        """Nobody holds these contexts any more, nor any that continue them; they may still be asked for again."""
+        """Note that nobody holds these contexts, or continuations of them, any more. They may still be asked for."""
 
     def version(self) -> int:
-        """Return another number once the weights have changed: what was answered before is then forgotten."""
+        """Return a number that changes with the weights. After a change, llmppl drops all cached answers."""
         return 0
 
     def clear(self) -> None:                            # noqa: B027
-        """Forget what was kept: a call of `forward` has failed or was interrupted, or the weights have changed."""
+        """Drop all kept keys and values: a call failed or was interrupted, or the weights have changed."""
 
 
 @dataclass
 class Batch:
-    """Tokens to run, as the rows of one forward pass.
+    """Tokens of one forward pass. Each row continues one context.
 
     tokens : (B, Q) int64, right-padded with 0
-    starts : (B,) int64, how many tokens of the row's context come before
-    lengths : (B,) int64, how many of the Q tokens are real
-    slots : (B, T) int64, the slots of the row's whole context, its new tokens included; T is the longest context.
-        Right-padded with the row's first: another context's may hold NaN, which spreads even where it is masked.
-    asked : list of (row, column) whose logits are wanted
+    starts : (B,) int64, number of tokens of the row's context before its new tokens
+    lengths : (B,) int64, number of new tokens of the row
+    slots : (B, T) int64, slots of the row's whole context, new tokens included; T is the longest context.
+        Right-padded with the row's first slot. A slot of another context may hold NaN, which spreads through masks.
+    asked : list of (row, column) of the tokens after which logits are needed
     """
 
     tokens: NDArray[np.int64]
@@ -113,7 +112,7 @@ class Batch:
 
 
 class SlotEngine(Engine):
-    """An engine whose keys and values are in slots. `forward` is for contexts that the slots cannot hold.
+    """Engine whose keys and values are in slots. `forward` is for contexts that the slots cannot hold.
 
     slot_bytes : bytes of keys and values per token
     """
@@ -122,15 +121,15 @@ class SlotEngine(Engine):
 
     @abstractmethod
     def reserve(self, slots: int) -> None:
-        """Make room for slots 0 .. slots - 1, keeping what is in them."""
+        """Enlarge the memory to slots 0 .. slots - 1; the contents of present slots stay."""
 
     @abstractmethod
     def run(self, batch: Batch) -> Any:
-        """(len(batch.asked), >= V) logits, as of `forward`, of the token after each asked place."""
+        """Return (len(batch.asked), >= V) logits, as `forward` does, of the token after each asked one."""
 
 
 class FunctionEngine(Engine):
-    """Calls `function(ids)` for (size,) logits of the token after `ids`, which may be empty, and keeps nothing."""
+    """Engine that calls `function(ids)` for the (size,) logits after `ids`, which may be empty. It keeps nothing."""
 
     reads_empty = True
 
@@ -147,11 +146,11 @@ class FunctionEngine(Engine):
             logits = np.asarray(self.function(ids), dtype=np.float64)
         except Exception as error:
             if not ids:
-                error.add_note("the prompt is empty, and so are the ids: give some text if the function wants any")
+                error.add_note("the prompt is empty, and so are the ids: give some text if the function needs an id")
             raise
         if logits.shape != (self.size,):
             raise ValueError(
-                f"the model's function gave an array of shape {logits.shape} after the tokens {ids}; it must give one "
-                f"logit for each of the {self.size} tokens of the vocabulary, shape ({self.size},)"
+                f"the model's function returned an array of shape {logits.shape} after the tokens {ids}; it must "
+                f"return one logit for each of the {self.size} tokens of the vocabulary, shape ({self.size},)"
             )
         return logits

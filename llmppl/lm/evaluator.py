@@ -1,12 +1,11 @@
-"""CachedEvaluator: answers questions about contexts, running each token of each distinct context once.
+"""CachedEvaluator: answers questions about contexts. It runs each token of each distinct context once.
 
-Questions of many particles are answered together, a *round* at a time. What is missing of the contexts is cut into
-*chains* of new tokens; each chain continues a context whose keys and values are kept, and chains are the rows of one
-forward pass. A chain that continues another chain waits for the next pass; equal prefixes are one row. An engine that
-has no slots of ours gets the whole contexts of a round in one call.
+One *round* answers the questions of many particles together. The missing tokens of the contexts form *chains*: each
+chain continues a context with kept keys and values, and is one row of a forward pass. A chain that continues another
+chain waits for the next pass; equal prefixes are one row. An engine without slots gets all whole contexts in one call.
 
-Several threads may ask: there is one round at a time, and every thread's rounds are its own. A round that an interrupt
-ends leaves the cache empty, and the contexts as they are.
+Several threads may ask. One round runs at a time, for one thread. An interrupted round leaves the cache empty and the
+contexts as they are.
 """
 
 from __future__ import annotations
@@ -27,35 +26,39 @@ from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.distributions import Table
 from llmppl.lm.cache import Node, Store, Trie
 from llmppl.lm.engine import Batch, Engine, SlotEngine
-from llmppl.lm.logits import array_rows
+from llmppl.lm.logits import tables_of_logits
 from llmppl.support.arguments import shown
 from llmppl.support.locks import Exclusive
 from llmppl.support.runtime import Stats
 
 _MAX_PATHS = 1 << 20                    # slots of remembered paths
-_MAX_ANSWER = 1 << 28                   # bytes of the rows that an engine answers at a time
-_Prefetch = tuple[weakref.ref[Any], weakref.ref[Any]]                   # who asks, and for which context
+_MAX_ANSWER = 1 << 28                   # bytes of the rows that an engine answers in one call
+_Prefetch = tuple[weakref.ref[Any], weakref.ref[Any]]                   # (asker, context)
 Question = tuple[Node, ...]             # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
 Chain = list[Node]                      # nodes, each the parent of the next
 
 
-_EVALUATORS: weakref.WeakValueDictionary[Engine, CachedEvaluator] = weakref.WeakValueDictionary()   # who has which
+_EVALUATORS: weakref.WeakValueDictionary[Engine, CachedEvaluator] = weakref.WeakValueDictionary()   # by their engine
 
 
 class _Thread(threading.local):
-    """What belongs to one thread: what its next round is to prefetch, and what was done for it."""
+    """Data of one thread: the prefetches of its next round, and its stats."""
 
-    def __init__(self, done: dict[int, Stats]) -> None:         # of all threads by identifier, which Python uses again
+    def __init__(self, done: dict[int, Stats]) -> None:         # by thread identifier, which Python uses again
         self.prefetches: list[_Prefetch] = []
         self.stats = done.setdefault(threading.get_ident(), Stats())
 
 
-class _Wanted:
-    """What a round has still to find out."""
+class PendingRound:
+    """Rows and log-probabilities that a round has still to compute.
+
+    rows : by node, each row asked for; None until it is resolved
+    children : by node whose row is needed, the children whose log-probability it gives
+    """
 
     def __init__(self, questions: Iterable[Question]) -> None:
-        self.rows: dict[Node, Table | None] = {}        # the rows asked for; None until found
-        self.children: dict[Node, list[Node]] = {}      # of each node whose row is needed, those that want a log_prob
+        self.rows: dict[Node, Table | None] = {}
+        self.children: dict[Node, list[Node]] = {}
         for question in questions:
             if len(question) == 1:
                 self.rows[question[0]] = None
@@ -64,22 +67,22 @@ class _Wanted:
                 if child.log_prob is None:
                     self.children.setdefault(parent, []).append(child)
 
-    def kept(self, node: Node) -> bool:
-        """Return whether the row of `node` may be asked for again: nothing else keeps it."""
+    def keeps(self, node: Node) -> bool:
+        """Return whether the row of `node` may be needed again. Then the store keeps it."""
         return node in self.rows or any(child.slot < 0 for child in self.children[node])
 
-    def found(self, node: Node, row: Table) -> bool:
-        """Hand out what is wanted of `row`, and return whether it is `kept`."""
-        kept = self.kept(node)
+    def resolve(self, node: Node, row: Table) -> bool:
+        """Set all that is pending on the row of `node`, and return whether the store keeps it."""
+        keeps = self.keeps(node)
         for child in self.children.pop(node):
             child.log_prob = row.at(child.token) - row.log_total
         if node in self.rows:
             self.rows[node] = row
-        return kept
+        return keeps
 
 
 class CachedEvaluator:
-    """A `llmppl.support.runtime.Evaluator` of questions about the nodes of its trie; its limits are CachedTransformer's."""
+    """Evaluator (`llmppl.support.runtime`) of questions about the nodes of its trie. Limits: see CachedTransformer."""
 
     patient = False
 
@@ -95,67 +98,67 @@ class CachedEvaluator:
         self.trie = Trie(vocab.tokens, self.store, self.exclusive)
         self._done: dict[int, Stats] = {}
         self._thread = _Thread(self._done)
-        self._ran: list[Node] = []                      # whose slots the round under way has written
-        self._ids: dict[Node | None, list[int]] = {}    # the tokens of what was run whole, last round
-        self._new_ids: dict[Node | None, list[int]] = {}                # and in this one
+        self._ran: list[Node] = []                      # nodes whose slots this round has written
+        self._ids: dict[Node | None, list[int]] = {}    # tokens of the whole contexts of the last round
+        self._new_ids: dict[Node | None, list[int]] = {}                # and of this one
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
         self._scores = type(engine).log_probs is not Engine.log_probs and engine.size == len(vocab) - len(self._unknown)
         self._warned, self._cache_bytes = False, cache_bytes
-        self._keeper: Any = None
+        self._device: Any = None
         self._replaced = False
         before = _EVALUATORS.get(engine)
         if before is not None:
             before.exclusive(before.replace)
-        engine.clear()                                  # of one before that is gone
+        engine.clear()                                  # an evaluator before, now gone, may have used it
         self._version = engine.version()
         _EVALUATORS[engine] = self
 
     def replace(self) -> None:
-        """Another evaluator has the engine from now on."""
+        """Note that another evaluator uses the engine from now on."""
         self._replaced = True
 
     @property
     def stats(self) -> Stats:
-        """Of all that was ever run, in every thread; a copy."""
+        """Stats of everything ever run, in all threads; a copy."""
         return sum(list(self._done.values()), Stats())
 
     def done(self) -> Stats:
-        """What was run for the calling thread; a copy."""
+        """Return the stats of the calling thread; a copy."""
         return replace(self._thread.stats)
 
     def begin(self) -> None:
-        """Forget all that is cached if the weights have changed."""
+        """Empty the cache if the weights have changed."""
         version = self.engine.version()
         if version != self._version:
             self.clear()
-            self._version = version                     # not before: an interrupt leaves it to the next run
+            self._version = version                     # last: after an interrupt, the next run clears again
 
     def clear(self) -> None:
-        """Forget all that is cached; the contexts that live stay."""
+        """Empty the cache. Living contexts stay."""
         self.exclusive(self._renew)
 
     def cached(self, question: Question) -> Any | None:
-        """The cached answer, or None. It is right whenever it is there, so no thread waits for another."""
-        node, *after = question
-        if not after:
+        """Return the cached answer, or None. A cached answer is always right, so this takes no lock."""
+        node, *children = question
+        if not children:
             row = node.row
             if row is not None:
                 self.store.touch_row(node)
                 self._thread.stats.hits += 1
             return row
-        log_probs = [child.log_prob for child in after]
+        log_probs = [child.log_prob for child in children]
         if None in log_probs:
             return None
         self._thread.stats.hits += 1
         return log_probs
 
     def prefetch(self, asker: object, context: Any) -> None:
-        """Compute the row of `context` in this thread's next round, if it and `asker` live until then."""
+        """Schedule the row of `context` for this thread's next round, if `context` and `asker` live until then."""
         self._thread.prefetches.append((weakref.ref(asker), weakref.ref(context)))
 
     def evaluate(self, questions: list[Question]) -> list[Any]:
-        """Rows and log-probabilities, with everything that this thread has prefetched since its last round."""
+        """Return rows and log-probabilities. The round also computes what this thread has prefetched."""
         prefetches, self._thread.prefetches = self._thread.prefetches, []
         answers: list[Any] = self.exclusive(self._evaluate, questions, prefetches)
         return answers
@@ -163,22 +166,22 @@ class CachedEvaluator:
     def _evaluate(self, questions: list[Question], prefetches: list[_Prefetch]) -> list[Any]:
         if self._replaced:
             raise RuntimeError(
-                f"{self.engine.name or type(self.engine).__name__} was given to another CachedTransformer, and what it "
-                "keeps is that one's: share the CachedTransformer, which any number of programs and threads may use"
+                f"{self.engine.name or type(self.engine).__name__} was given to another CachedTransformer, which owns "
+                "its cache: share the CachedTransformer, which any number of programs and threads may use"
             )
         start = perf_counter()
         self._round += 1
-        self.trie.settle()                              # and not again before the round ends: its nodes stay
+        self.trie.unref_dead()                          # only here, so that no node goes during the round
         self._release()
         alive = [context() for asker, context in prefetches if asker() is not None]
-        wanted = _Wanted(itertools.chain(questions, [(each.node,) for each in alive if each is not None]))
-        for node, row in [(node, node.row) for node in wanted.children if node.row is not None]:
-            wanted.found(node, row)
-        computed = len(wanted.children)
+        pending = PendingRound(itertools.chain(questions, [(each.node,) for each in alive if each is not None]))
+        for node, row in [(node, node.row) for node in pending.children if node.row is not None]:
+            pending.resolve(node, row)
+        computed = len(pending.children)
         if self._scores:
-            self._score([question for question in questions if len(question) > 2], wanted)
-        while wanted.children:
-            self._forward(wanted)
+            self._score([question for question in questions if len(question) > 2], pending)
+        while pending.children:
+            self._forward(pending)
         self._ran.clear()
         self._ids = self._new_ids
         self._new_ids = {}
@@ -187,27 +190,27 @@ class CachedEvaluator:
         stats.rows += computed
         stats.hits += max(0, len(questions) - computed)
         stats.seconds_lm += perf_counter() - start
-        return [[child.log_prob for child in after] if after else wanted.rows[node] for node, *after in questions]
+        return [[child.log_prob for child in rest] if rest else pending.rows[node] for node, *rest in questions]
 
     def _release(self) -> None:
-        """Tell the engine which contexts nobody holds any more."""
+        """Tell the engine about the contexts that nobody holds any more."""
         if self.store.released:
             released, self.store.released = self.store.released, []
             self.engine.release([node.tokens() for node in released if not node.live])
 
-    # ---- what an unfinished round leaves
+    # ---- after a round that did not end
 
-    def _forget(self) -> None:
-        """Give up what this round has run, which is not known to be right; all else is."""
+    def _drop_round(self) -> None:
+        """Free the slots that this round has written: their contents may be wrong. The rest of the cache is right."""
         for node in self._ran:
             if node.slot >= 0:
-                self.store.forget(node)
+                self.store.drop_subtree(node)
         self._ran.clear()
         self.engine.clear()
         self.exclusive.in_order()
 
     def _renew(self) -> None:
-        """Forget all that is cached; the contexts that live stay."""
+        """Empty the cache, whatever state it is in. Living contexts stay."""
         self._ran.clear()
         self.engine.clear()
         self.store.clear()
@@ -215,33 +218,33 @@ class CachedEvaluator:
 
     # ---- forward passes
 
-    def _forward(self, wanted: _Wanted) -> None:
-        """Run one forward pass towards what is wanted, and hand out what it answers."""
+    def _forward(self, pending: PendingRound) -> None:
+        """Run one forward pass and resolve its rows."""
         if self.slots is None:
-            self._run_whole(self.engine, wanted)
+            self._run_whole(self.engine, pending)
             return
-        chains = self._fitting(self._chains(wanted.children))
+        chains = self._fitting(self._chains(pending.children))
         if chains:
-            self._run(self.slots, chains, wanted)
+            self._run(self.slots, chains, pending)
             return
         if not self._warned:
             self._warned = True
             warnings.warn(
                 f"cache_bytes={self._cache_bytes} does not hold a context of "
-                f"{max(node.depth for node in wanted.children)} tokens at {self.slots.slot_bytes} bytes each; such "
+                f"{max(node.depth for node in pending.children)} tokens at {self.slots.slot_bytes} bytes each; such "
                 "contexts are recomputed from their start",
                 stacklevel=2,
             )
-        self._run_whole(self.slots, wanted)
+        self._run_whole(self.slots, pending)
 
     def _chains(self, needs: Iterable[Node]) -> list[Chain]:
-        """What has to run now: runs of new nodes that each continue a node with a slot (or the root)."""
+        """Return the chains that can run now: each continues a node with a slot, or the root."""
         claimed: set[Node] = set()
         chains = []
         for end in sorted(needs, key=lambda node: -node.depth):
             chain, node = [], end
             while node not in claimed and node.parent is not None and (node.slot < 0 or node is end):
-                chain.append(node)                      # `end` has a slot if its row was given up: it is run again
+                chain.append(node)                      # `end` runs again if it has a slot but no row any more
                 node = node.parent
             if chain and node not in claimed:
                 chain = chain[::-1][: self.max_batch_tokens]
@@ -250,59 +253,59 @@ class CachedEvaluator:
         return chains
 
     def _fitting(self, chains: list[Chain]) -> list[Chain]:
-        """The first chains that go together into one pass and into the store; none if not even one does."""
-        first, *others = chains                         # the first need always gets on, so that all are answered
+        """Return chains that fit together into one pass and the store; none if the first alone does not fit."""
+        first, *rest = chains                           # the first always runs, so that every question is answered
         group, longest = [first], first[-1].depth
-        for chain in sorted(others, key=len, reverse=True):
+        for chain in sorted(rest, key=len, reverse=True):
             deepest = max(longest, chain[-1].depth)
-            alike = max(len(first), len(chain)) <= 2 * min(len(first), len(chain))
-            if alike and (len(group) + 1) * deepest <= self.max_batch_tokens:
+            similar = max(len(first), len(chain)) <= 2 * min(len(first), len(chain))
+            if similar and (len(group) + 1) * deepest <= self.max_batch_tokens:
                 group.append(chain)
                 longest = deepest
         while group:
-            wanted = sum(node.slot < 0 for node in itertools.chain(*group))
-            if self.store.make_room(wanted, keep=[chain[-1] for chain in group]) >= wanted:
+            new_slots = sum(node.slot < 0 for node in itertools.chain(*group))
+            if self.store.make_room(new_slots, keep=[chain[-1] for chain in group]) >= new_slots:
                 return group
             group = group[: len(group) // 2]
         return []
 
-    def _run(self, engine: SlotEngine, chains: list[Chain], wanted: _Wanted) -> None:
-        """One forward pass over `chains`, each of which continues the parent of its first node."""
+    def _run(self, engine: SlotEngine, chains: list[Chain], pending: PendingRound) -> None:
+        """Run one forward pass over `chains`. Each continues the parent of its first node."""
         lengths = np.array([len(chain) for chain in chains])
         starts = np.array([chain[0].depth - 1 for chain in chains])
         tokens = np.zeros((len(chains), int(lengths.max())), dtype=np.int64)
         asked: dict[Node, tuple[int, int]] = {}
         for i, chain in enumerate(chains):
             tokens[i, : len(chain)] = [node.token for node in chain]
-            asked |= {node: (i, j) for j, node in enumerate(chain) if node in wanted.children}
-        slots = self._take_slots(chains)
-        self._answer(lambda: engine.run(Batch(tokens, starts, lengths, slots, list(asked.values()))), asked, wanted)
+            asked |= {node: (i, j) for j, node in enumerate(chain) if node in pending.children}
+        slots = self._allocate_slots(chains)
+        self._answer(lambda: engine.run(Batch(tokens, starts, lengths, slots, list(asked.values()))), asked, pending)
         for chain in chains:
             chain[-1].used = self._round
 
-    def _run_whole(self, engine: Engine, wanted: _Wanted) -> None:
-        """One call over whole contexts, of which the engine may keep what it likes: the shortest first."""
+    def _run_whole(self, engine: Engine, pending: PendingRound) -> None:
+        """Call the engine once with whole contexts, the shortest ones first. The engine may cache them."""
         most = max(1, _MAX_ANSWER // (4 * len(self.vocab)))
-        needs = sorted(wanted.children, key=lambda node: node.depth)[:most]
-        least, among = needs[0].depth, set(needs)
+        needs = sorted(pending.children, key=lambda node: node.depth)[:most]
+        min_depth, needed = needs[0].depth, set(needs)
         contexts: list[list[int]] = []
         asked: dict[Node, tuple[int, int]] = {}
         for end in sorted(needs, key=lambda node: -node.depth):
-            if end in asked:                            # on the way to a longer one
+            if end in asked:                            # a prefix of a longer context
                 continue
             before = self._ids.get(end.parent)
             ids = self._new_ids[end] = end.tokens() if before is None else [*before, end.token]
             asked[end] = len(contexts), end.depth
             node = end
-            while node.depth > least:                   # what is asked on its way, and no longer one has on its own
+            while node.depth > min_depth:               # prefixes that are needed, too
                 node = node.parent                      # type: ignore[assignment]   # only the root has none
-                if node in among:
+                if node in needed:
                     asked.setdefault(node, (len(contexts), node.depth))
             contexts.append(ids)
-        self._answer(lambda: engine.forward(contexts, list(asked.values())), asked, wanted)
+        self._answer(lambda: engine.forward(contexts, list(asked.values())), asked, pending)
 
-    def _score(self, strings: list[Question], wanted: _Wanted) -> None:
-        """Have the engine itself say how probable given tokens are, where no row is wanted and it has a way for it."""
+    def _score(self, strings: list[Question], pending: PendingRound) -> None:
+        """Set the log-probabilities of `strings` by `engine.log_probs`, where no row is asked for."""
         starts: dict[Node, int] = {}
         for string in strings:
             missing = [child.depth - 1 for child in string[1:] if child.log_prob is None and child.depth > 1]
@@ -310,40 +313,42 @@ class CachedEvaluator:
                 starts[string[-1]] = min(missing[0], starts.get(string[-1], missing[0]))
         if not starts:
             return
-        found = self._run_engine(lambda: self.engine.log_probs([end.tokens() for end in starts], list(starts.values())))
-        for end, log_probs in zip(starts, found or [], strict=found is not None):
+        scores = self._run_engine(lambda: self.engine.log_probs([end.tokens() for end in starts], [*starts.values()]))
+        if scores is None:
+            return
+        for end, log_probs in zip(starts, scores, strict=True):
             for node, log_prob in zip(end.path(), reversed(log_probs.tolist()), strict=False):
                 if node.log_prob is None:
                     node.log_prob = log_prob
-        for parent in list(wanted.children):
-            wanted.children[parent] = [child for child in wanted.children[parent] if child.log_prob is None]
-            if not wanted.children[parent] and parent not in wanted.rows:
-                del wanted.children[parent]
+        for parent, children in [*pending.children.items()]:
+            pending.children[parent] = [child for child in children if child.log_prob is None]
+            if not pending.children[parent] and parent not in pending.rows:
+                del pending.children[parent]
 
     def _run_engine(self, run: Callable[[], Any]) -> Any:
-        """What a call of the engine answers; it is counted, and if it fails, what the round has run is given up."""
+        """Return the answer of a call of the engine, and count its tokens. If it fails, drop the round's slots."""
         before = self.engine.tokens
         try:
             answer = run()
-        except Exception:                               # the model's own, or it gave no distribution
-            self._forget()
+        except Exception:                               # the model raised, or its logits give no distribution
+            self._drop_round()
             raise
         self._thread.stats.tokens += self.engine.tokens - before
         return answer
 
-    def _answer(self, run: Callable[[], Any], asked: Iterable[Node], wanted: _Wanted) -> None:
-        """Run a pass, and hand out what it tells of the nodes it was asked for."""
-        rows: list[Table] = self._run_engine(lambda: self._rows(run(), list(asked), wanted))
+    def _answer(self, run: Callable[[], Any], asked: Iterable[Node], pending: PendingRound) -> None:
+        """Run a pass, and resolve the rows of the nodes it was asked for."""
+        rows: list[Table] = self._run_engine(lambda: self._rows(run(), list(asked), pending))
         for node, row in zip(asked, rows, strict=True):
-            if wanted.found(node, row):
+            if pending.resolve(node, row):
                 self.store.put_row(node, row)
 
-    def _take_slots(self, chains: list[Chain]) -> NDArray[np.int64]:
-        """(B, T) slots of the whole context of each chain, right-padded with its first; new ones for new nodes."""
+    def _allocate_slots(self, chains: list[Chain]) -> NDArray[np.int64]:
+        """Give slots to new nodes. Return the (B, T) slots of each chain's whole context, padded as in `Batch`."""
         for node in itertools.chain(*chains):
             self._ran.append(node)
             if node.slot < 0:
-                self.store.take(node)
+                self.store.allocate(node)
         new = [[node.slot for node in chain] for chain in chains]
         paths = {c[-1]: np.append(self.store.path_before(c[0]), slots) for c, slots in zip(chains, new, strict=True)}
         longest = max(map(len, paths.values()))
@@ -356,24 +361,26 @@ class CachedEvaluator:
         self.store.paths |= paths
         return slots
 
-    def _rows(self, logits: Any, nodes: list[Node], wanted: _Wanted) -> Any:
+    def _rows(self, logits: Any, nodes: list[Node], pending: PendingRound) -> Any:
         """Return the rows, a list of Table, of `nodes` from the model's output."""
 
-        def told(place: int) -> str:
-            tokens = b"".join(self.vocab.tokens[i] for i in nodes[place].tokens())
+        def describe(i: int) -> str:
+            tokens = b"".join(self.vocab.tokens[token] for token in nodes[i].tokens())
             return f"Context({shown(tokens.decode('utf-8', 'replace'))})"
 
         if isinstance(logits, np.ndarray):
-            return array_rows(logits, len(self.vocab), self._unknown, told)
-        tokens = [[child.token for child in wanted.children[node]] for node in nodes]
-        return self._device().rows(logits, told, tokens, [wanted.kept(node) for node in nodes])
+            return tables_of_logits(logits, len(self.vocab), self._unknown, describe)
+        tokens = [[child.token for child in pending.children[node]] for node in nodes]
+        return self._device_tables().tables_of_logits(
+            logits, describe, tokens, [pending.keeps(node) for node in nodes]
+        )
 
-    def _device(self) -> Any:
+    def _device_tables(self) -> Any:
         """Return the evaluator of rows that are tensors."""
-        if self._keeper is None:
+        if self._device is None:
             from llmppl.lm.device import Device
 
             masks = max(0, min(self._cache_bytes // 64, self._cache_bytes - self.store.slab_bytes))
-            self.store.budget -= masks                  # theirs now
-            self._keeper = Device(lambda: self._thread.stats, len(self.vocab), self._unknown, masks)
-        return self._keeper
+            self.store.budget -= masks
+            self._device = Device(lambda: self._thread.stats, len(self.vocab), self._unknown, masks)
+        return self._device

@@ -1,4 +1,4 @@
-"""Rows: the logits of a forward pass as tables of log-weights, one for each context."""
+"""Conversion of the logits of a forward pass into tables of log-weights, one for each context."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import ArrayTable, Table
 
-LARGE = 1e6                             # the log of a sum of probabilities is added to logits only below this
+LARGE = 1e6                             # above it, the sum of a logit and a log-probability is too inexact
 
 
-def array_rows(
-    logits: NDArray[Any], size: int, unknown: NDArray[np.int64], told: Callable[[int], str]
+def tables_of_logits(
+    logits: NDArray[Any], size: int, unknown: NDArray[np.int64], describe: Callable[[int], str]
 ) -> list[Table]:
-    """(A, n) logits as A tables of `size` log-weights. Ids that are `unknown`, or beyond n, are impossible.
+    """Return A tables of `size` log-weights from (A, n) logits. Ids in `unknown`, or from n on, are impossible.
 
-    A FloatingPointError says after which context, as `told(place)` names it, the logits give no distribution.
+    Raises a FloatingPointError if a row of logits gives no distribution; `describe(row)` names its context.
     """
-    rows = list[Table]()
-    for place, given in enumerate(logits[:, :size]):
-        row = np.empty(size, given.dtype)               # its own: a view would keep all others
+    tables = list[Table]()
+    for i, given in enumerate(logits[:, :size]):
+        row = np.empty(size, given.dtype)               # a copy: a view would keep all rows alive
         row[: len(given)], row[len(given) :] = given, -np.inf
         row[unknown] = -np.inf
         top = float(row.max())
         if not abs(top) <= LARGE:
-            row -= np.asarray(check_top(top, told(place)), row.dtype)
+            row -= np.asarray(check_top(top, describe(i)), row.dtype)
             top = 0.0
         row.setflags(write=False)
-        rows.append(ArrayTable(row, top=top))
-    return rows
+        tables.append(ArrayTable(row, top=top))
+    return tables
 
 
-def check_top(top: float, told: str) -> float:
-    """The largest of a row's logits; a FloatingPointError if they give no distribution."""
+def check_top(top: float, context: str) -> float:
+    """Return `top`, the largest logit after `context`; FloatingPointError if it is not finite."""
     if math.isfinite(top):
         return top
     kind = {math.inf: "+inf", -math.inf: "-inf alone"}.get(top, "NaN")
-    raise FloatingPointError(f"the model's logits after {told} hold {kind}: they give no distribution")
+    raise FloatingPointError(f"the model's logits after {context} hold {kind}: they give no distribution")

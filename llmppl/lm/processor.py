@@ -1,8 +1,8 @@
-"""A constraint in other libraries' decoding: masked logits, for `generate` of transformers and for vLLM.
+"""A constraint as a logits processor, for `generate` of transformers and for vLLM.
 
-This is *local masking*: each token is drawn from the model's distribution cut to what fits. It keeps texts in the
-language, and draws them from another distribution than the model's, given the language: what a token leads to is not
-weighed (docs/local-and-global.md). `ConstrainedText` with `smc_steer` weighs it.
+This is *local masking*: each token is drawn from the model's distribution, restricted to the tokens that fit. The texts
+are in the language, but not distributed as the model conditioned on the language, because the continuations of a token
+are not weighed (docs/local-and-global.md). `ConstrainedText` with `smc_steer` weighs them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.support import arguments
 
-_ENDED = object()                                       # the state of a text that an eos has ended
+_ENDED = object()                                       # state of a text after its eos
 
 
 class ConstraintLogitsProcessor:
-    """Cuts logits to the tokens with which a text can stay in the language of a constraint: local masking.
+    """Logits processor that masks the tokens with which a text leaves the language of a constraint.
 
-    `model.generate(..., logits_processor=[processor])` calls it with rows of ids and their logits. A row goes on with
-    a row of the last call if it is that row and one more token that fits; so beams may be reordered. Any other row is a
-    prompt, behind which a text begins, whatever it holds and however it is padded. Assisted decoding, which goes back,
-    is not supported. A row that has ended may only end again.
+    `model.generate(..., logits_processor=[processor])` calls it with rows of ids and their logits. A row continues a
+    row of the last call if it is that row plus one token that fits, so beams may be reordered. Any other row is a
+    prompt, padded or not, after which a text begins. A row that has ended may only end again. Assisted decoding, which
+    takes tokens back, is not supported.
 
     Parameters
     ----------
     constraint : Regex, Grammar, JsonSchema, type, list of str, index or recognizer
     tokenizer : transformers tokenizer, or Vocabulary
     eos_ids : int or iterable of int
-        Tokens that end a text besides the tokenizer's own, such as `model.generation_config.eos_token_id`.
+        Tokens that end a text, besides the tokenizer's own, such as `model.generation_config.eos_token_id`.
     """
 
     def __init__(self, constraint: Any, tokenizer: Any, *, eos_ids: int | Iterable[int] = ()) -> None:
@@ -41,51 +41,54 @@ class ConstraintLogitsProcessor:
         elif hasattr(tokenizer, "convert_ids_to_tokens"):
             vocab = Vocabulary.from_tokenizer(tokenizer, [eos_ids] if isinstance(eos_ids, int) else eos_ids)
         else:
-            given = arguments.kind(tokenizer)
-            raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {given}")
+            kind = arguments.kind(tokenizer)
+            raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {kind}")
         index = index_of(constraint, vocab)
         if index is None:
             raise TypeError(
-                f"constraint must say which tokens fit, as Regex(...) does, and not be {arguments.kind(constraint)}"
+                f"constraint must give masks of tokens, as Regex(...) does, and not be {arguments.kind(constraint)}"
             )
         self.vocab, self.index = vocab, index
-        self._states: dict[bytes, Any] = {}             # of the last call's rows, by their ids
+        self._states: dict[bytes, Any] = {}             # by the ids of each row of the last call
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """(B, n) logits, -inf at what does not fit after the (B, T) `input_ids`; a ValueError where nothing fits."""
+        """Return the (B, n) `scores` with -inf at tokens that do not fit after the (B, T) `input_ids`.
+
+        Raises a ValueError if no token fits.
+        """
         rows = np.ascontiguousarray(input_ids.cpu().numpy(), np.int64)
         states = []
         for row in rows:
             before, token = self._states.get(row[:-1].tobytes()), int(row[-1])
-            goes_on = before is not None and self._fits(before, token)
-            states.append(self._after(before, token) if goes_on else self.index.start)
+            continues = before is not None and self._fits(before, token)
+            states.append(self._advance(before, token) if continues else self.index.start)
         self._states = {row.tobytes(): state for row, state in zip(rows, states, strict=True)}
         return self._masked(states, scores)
 
     def of_request(self) -> Callable[[Sequence[int], Any], Any]:
-        """A function of the ids that a text has so far, without its prompt, and the (n,) logits of the next.
+        """Return `process(output_ids, logits)` for one text, as `AdapterLogitsProcessor` of vLLM needs for a request.
 
-        It is for one text: what a server asks for each request, as `AdapterLogitsProcessor` of vLLM does.
+        `output_ids` are the ids so far without the prompt, `logits` the (n,) logits of the next token.
         """
-        read, state = 0, self.index.start
+        num_read, state = 0, self.index.start
 
         def process(output_ids: Sequence[int], logits: Any) -> Any:
-            nonlocal read, state
-            for token in output_ids[read:]:
-                state = self._after(state, int(token))
-            read = len(output_ids)
+            nonlocal num_read, state
+            for token in output_ids[num_read:]:
+                state = self._advance(state, int(token))
+            num_read = len(output_ids)
             return self._masked([state], logits[None])[0]
 
         return process
 
-    def _after(self, state: Any, token: int) -> Any:
-        """The state after one token more; a ValueError if it does not fit."""
+    def _advance(self, state: Any, token: int) -> Any:
+        """Return the state after `token`; ValueError if it does not fit."""
         if state is _ENDED or (token in self.vocab.eos_ids and self.index.accepts(state)):
             return _ENDED
         return self.index.advance(state, token)
 
     def _fits(self, state: Any, token: int) -> bool:
-        """Whether `token` can have been drawn after `state`; behind an end comes what the decoder pads with."""
+        """Return whether `token` can have been drawn after `state`. After the end, decoders pad with any token."""
         return state is _ENDED or (token < len(self.vocab) and bool(self.index.mask(state)[token]))
 
     def _masked(self, states: Sequence[Any], scores: Any) -> Any:
@@ -100,6 +103,6 @@ class ConstraintLogitsProcessor:
         if dead:
             raise ValueError(
                 f"row {dead[0]}: no token that {self.index!r} allows has a probability above 0: another processor has "
-                "left none of them, or the model has none"
+                "removed them, or the model rules them out"
             )
         return masked

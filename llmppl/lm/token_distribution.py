@@ -1,4 +1,4 @@
-"""Distributions over the tokens of a vocabulary."""
+"""TokenDistribution: distribution over the tokens of a vocabulary, with or without the end of a text."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from llmppl.distributions import Finite, Floats, Mask, Table
 from llmppl.support.arguments import shown
 from llmppl.support.shared import Living
 
-End = Literal["eos", "prefix", "boundary"]              # what may come after a text
+End = Literal["eos", "prefix", "boundary"]              # how a text ends
 ENDS: tuple[str, ...] = get_args(End)
 
 
 class TokenDistribution(Finite[Token]):
-    """A distribution over the tokens of a vocabulary; (V,) log-probabilities, V = len(vocab).
+    """Distribution over the tokens of a vocabulary; (V,) log-probabilities, V = len(vocab).
 
-    Values are `Token`s (or ids). `log_prob(EOS)` is the log of the summed probability of all of the model's eos ids. A
-    token of another vocabulary is a ValueError, a str a TypeError.
+    Values are `Token`s (or ids). `log_prob(EOS)` is the log of the summed probability of all eos ids of the model.
+    A token of another vocabulary raises a ValueError, a str a TypeError.
     """
 
     support: Vocabulary
     _with_end: Living[Finite[Token]] | None = None
 
     def with_end(self, inside: Mask, end: End) -> Finite[Token]:
-        """What follows a text of a language: one of the tokens `inside` it, as probable as here, or EOS, its end.
+        """Return the distribution of the token after a text of a language: a token `inside` the language, or EOS.
 
-        With p these probabilities, EOS has the weight sum_v p(v) over all v not inside if `end` is "boundary", every
-        eos among them, and 1 if it is "prefix", so that the weights sum to 1 + sum_v p(v) over those inside:
-        `log_total`, less that of this distribution, is the log of their sum. `inside`, (V,) bool, is not changed
-        later; what it says of eos is not looked at.
+        Tokens inside keep their probability p. The weight of EOS is sum_v p(v) over all v not inside, every eos among
+        them, if `end` is "boundary", and 1 if it is "prefix". The weights sum to 1, or to 1 + sum_v p(v) over v inside:
+        `log_total`, minus that of this distribution, is the log of this sum. `inside`, (V,) bool, must not change
+        later. Its values at eos ids do not matter.
         """
         if not self.support.eos_ids:
-            raise ValueError(f"the end of a text is written as an eos, and {self.support!r} has none")
+            raise ValueError(f"an eos id ends a text, and {self.support!r} has none: give it eos_ids=[...]")
         self._with_end = self._with_end or Living()
         dist = self._with_end.get((id(inside), end))    # it holds its mask
         if dist is None:
 
             def compute() -> Table:
                 table, stays = self.table(), inside & self.support.not_eos
-                among = table.masked(stays)
+                kept = table.masked(stays)
                 if end == "prefix":
-                    return among.put(self.support.eos_ids[0], table.log_total)
-                stay = math.exp(min(among.log_total - table.log_total, 0.0)) if among.log_total > -math.inf else 0.0
-                leaves = table.log_total + math.log1p(-stay) if stay < 0.5 else table.masked(~stays).log_total
-                return among.put(self.support.eos_ids[0], leaves)
+                    return kept.put(self.support.eos_ids[0], table.log_total)
+                stay = math.exp(min(kept.log_total - table.log_total, 0.0)) if kept.log_total > -math.inf else 0.0
+                leave = table.log_total + math.log1p(-stay) if stay < 0.5 else table.masked(~stays).log_total
+                return kept.put(self.support.eos_ids[0], leave)
 
             by = "with end", inside, end
             dist = self.derive(compute, lambda name: f"{name(self)}.with_end(..., {end!r})", [self], by=by)
@@ -56,7 +56,7 @@ class TokenDistribution(Finite[Token]):
             self._with_end.put((id(inside), end), dist)
         return dist
 
-    if TYPE_CHECKING:                                   # as `_like` makes them
+    if TYPE_CHECKING:                                   # the types that `_like` returns
 
         def masked(self, mask: ArrayLike) -> TokenDistribution: ...
         def tempered(self, temperature: float) -> TokenDistribution: ...

@@ -25,11 +25,11 @@ CONSTRAINTS = {                                         # names of other librari
 _RULE = frozenset(("temperature", "top_k", "top_p", "min_p"))
 _PLACES = (                                             # options of other functions, and where to give them
     (("n", "k", "limit", "num_results"), "a query", "matches come one by one, take({value}) so many"),
-    (("max_tokens", "min_tokens", "stop", "prompt", "rule"), "", "it is the program's, {program}"),
-    (_RULE, "", "it is the program's, {program}"),
-    (("eos_ids",), "", "it is the language model's, CachedTransformer.from_pretrained(name, eos_ids=[...]); "
+    (("max_tokens", "min_tokens", "stop", "prompt", "rule"), "", "it is an option of programs, {program}"),
+    (_RULE, "", "it is an option of programs, {program}"),
+    (("eos_ids",), "", "it is an option of language models, CachedTransformer.from_pretrained(name, eos_ids=[...]); "
      "a text that ends texts is stop="),
-    (("N", "K", "seed", "rng", "max_steps"), "", "it is inference's, smc_steer(program, N, K, seed=0)"),
+    (("N", "K", "seed", "rng", "max_steps"), "", "it is an option of inference, smc_steer(program, N, K, seed=0)"),
 )  # fmt: skip
 
 

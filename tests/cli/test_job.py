@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 from llmppl import ConstrainedText, Infilling, Rule, load_results, smc_steer
 from llmppl.cli import app, options, prompts
-from llmppl.cli.continuing import Continuing, Limits, Writing
+from llmppl.cli.job import GenerateJob
+from llmppl.cli.options import Limits, Writing
 from llmppl.report import task_progress as standing
 from llmppl.support.files import sealed
 from llmppl.tasks.many import lanes
@@ -188,7 +189,7 @@ def test_a_json_schema_holds_for_many_prompts_here_and_where_the_job_was_sent(fi
     found = load_results(files[1])
     assert len(found) == 2 and {json.loads(text) for one in found for text in one.particles.texts} == {"small", "big"}
     constraint = options.constraint("json-schema", schema)
-    job = Continuing(Limits(), constraint, Writing(), options.Steering(N=3, K=2, max_tokens=8), Rule())
+    job = GenerateJob(Limits(), constraint, Writing(), options.Steering(N=3, K=2, max_tokens=8), Rule())
     there = pickle.loads(pickle.dumps(job))
     for one in found:
         rng = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(one.index,)))
@@ -457,7 +458,7 @@ def test_workers_write_the_same_file(files, tmp_path):
 def test_what_goes_to_workers_pickles_and_says_the_same_there(limit, tiny, files, monkeypatch):
     monkeypatch.chdir(files[0].parent)
     Path("g.lark").write_text('start: "c"+ "a"')
-    steer, found = Continuing.steer, []
+    steer, found = GenerateJob.steer, []
 
     def there(job, loaded, task, rng):
         other = pickle.loads(pickle.dumps(job))
@@ -465,7 +466,7 @@ def test_what_goes_to_workers_pickles_and_says_the_same_there(limit, tiny, files
         found.append((here.texts, steer(other, other.load(), task, np.random.default_rng(1)).texts))
         return here
 
-    monkeypatch.setattr(Continuing, "steer", there)
+    monkeypatch.setattr(GenerateJob, "steer", there)
     assert generate(files, *limit, "--complete").exit_code == 0
     assert len(found) == 4 and all(here == other for here, other in found)
 

@@ -1,4 +1,4 @@
-"""Cache = no cache: whatever was asked before, kept or given up, the answers are those of a plain forward pass."""
+"""The cache changes no answer: after any questions and evictions, answers equal those of a plain forward pass."""
 
 import gc
 import re
@@ -40,10 +40,9 @@ LIMIT = 1e-4
 
 
 class Session:
-    """Someone who works with several lms at once, and believes nothing.
+    """Random user of several lms at once, who checks every answer against a plain forward pass.
 
-    Every context and every string is asked of a cold mind: the truth is a plain forward pass. `errors` are all
-    differences found; the books are checked after every operation.
+    `errors` are all differences. The books of trie and store are checked after every operation.
     """
 
     def __init__(self, *lms):
@@ -84,7 +83,7 @@ class Session:
         return abs(end.log_prob_since(start) - right) / max(1, len(ids) - len(start))
 
     def together(self, n):
-        """All ask in one run: the row of each context of each lm; then some fork and ask on, some ask a string."""
+        """Ask for the row of each context of each lm in one run; then some fork and continue, some ask for a string."""
 
         def asker(lm, context, k):
             def run():
@@ -114,7 +113,7 @@ BATCHES = st.sampled_from([1, 3, 16, 1 << 16])
 
 
 def slot_bytes(name):
-    """Of a family; 0 where it has no slots."""
+    """Return the bytes of a slot of a family; 0 if it has no slots."""
     engine = family_lm(name).engine
     return engine.slot_bytes if isinstance(engine, SlotEngine) else 0
 
@@ -221,7 +220,7 @@ def test_rotations_that_change_with_the_length_of_the_text_are_cached_up_to_ther
 
 
 class Shifted(torch.nn.Module):
-    """A model that a cache would make silently wrong: it adds to its logits something of the place in its input."""
+    """Model whose logits depend on the place in the input, so that a cache would make it silently wrong."""
 
     def __init__(self, inner, silent):
         super().__init__()
@@ -371,7 +370,7 @@ def test_an_eos_of_the_config_that_the_model_does_not_have_is_left_out(embedded)
 
 
 class Breaking:
-    """Make a model's logits, or its weights, wrong for a while."""
+    """Context in which the logits or the weights of a model are wrong."""
 
     def __init__(self, model, value, weights):
         self.model, self.value, self.weights = model, value, weights
@@ -413,7 +412,7 @@ def test_logits_of_no_distribution_are_an_error_that_names_the_context_and_leave
             with pytest.raises(FloatingPointError, match=named) as caught:
                 context.log_probs()
             assert repr(str(context.text)) in str(caught.value)
-            if not weights:                             # what is known of these weights stays known
+            if not weights:                             # answers of these weights stay cached
                 assert base.log_probs() is not None
         with pytest.raises(FloatingPointError):
             further[1].log_prob_since(base)
@@ -465,7 +464,7 @@ def test_one_context_that_makes_the_model_fail_is_named_though_others_are_beside
 
 
 class Broken(Model):
-    """A program whose model breaks at step 3."""
+    """Program whose model breaks at step 3."""
 
     def __init__(self, lm):
         super().__init__()
@@ -480,7 +479,7 @@ class Broken(Model):
 
 
 class Switch(torch.nn.Module):
-    """A transformer whose logits can be replaced by a value from outside."""
+    """Transformer whose logits can be replaced by a value from outside."""
 
     def __init__(self, inner):
         super().__init__()

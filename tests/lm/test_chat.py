@@ -1,4 +1,4 @@
-"""Conversations: what a chat template is given, and what is said where it cannot do with it."""
+"""Conversations: the messages and options that a chat template gets, and the errors if it refuses them."""
 
 import numpy as np
 import pytest
@@ -85,13 +85,14 @@ STRICT = (
         (TEMPLATE, ["Hi"], {}, TypeError, "messages must be a str or a list of dicts, such as .*'content': 'Hi'"),
         (TEMPLATE, USER, {}, TypeError, r"messages must be a str or a list of dicts, such as \[\{'role': 'user'"),
         (TEMPLATE, 3, {}, TypeError, "messages must be a str or a list of dicts"),
+        (TEMPLATE, None, {}, TypeError, "messages must be a str or a list of dicts"),
         (TEMPLATE, [], {}, ValueError, "messages must be at least one, such as"),
         (TEMPLATE, [{"content": "Hi"}], {}, ValueError, r"messages\[0\] has no role, 'user', .*\{'content': 'Hi'\}"),
         (TEMPLATE, [USER, {"role": "user"}], {}, ValueError, r"messages\[1\] has no content: \{'role': 'user'\}"),
         (TEMPLATE, [{"role": "system", "content": "a"}], {"system": "b"}, ValueError, "give system=, or a first"),
         (TEMPLATE, "Hi", {"system": 3}, TypeError, "system must be a str, not 3"),
         (STRICT, "Hi", {"system": "x"}, ValueError, r"refuses .* \(System role not supported\); give it"),
-        (STRICT, [USER, BEGUN], {}, ValueError, "it does not go on with a last message of the assistant: let the last"),
+        (STRICT, [USER, BEGUN], {}, ValueError, "it does not continue a last message of the assistant: let the last"),
     ],
 )  # fmt: skip
 def test_what_is_no_conversation_or_not_one_for_the_template_is_named(template, messages, options, error, said):

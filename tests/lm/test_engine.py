@@ -1,4 +1,4 @@
-"""Engines: what one is asked, told and counted as, and whether `check_engine` finds those that are wrong."""
+"""Engines: their calls and counts. `check_engine` finds engines that are wrong."""
 
 import gc
 import threading
@@ -20,7 +20,7 @@ LETTERS = Vocabulary([bytes([97 + i]) for i in range(SIZE - 1)] + [b""], eos_ids
 
 
 def logits_of(ids):
-    """(SIZE,) logits: normal numbers that depend on all of the tokens."""
+    """Return (SIZE,) logits: normal numbers that depend on all of the tokens."""
     return np.random.default_rng([len(ids), *ids]).normal(size=SIZE)
 
 
@@ -29,7 +29,7 @@ def log_probs_of(ids):
 
 
 class Keeping(Engine):
-    """Keeps, of every context, how much of it was read: only what is new counts."""
+    """Engine that remembers the prefixes it has read, and counts only new tokens."""
 
     name, max_length = "keeping", 60
 
@@ -76,7 +76,7 @@ def test_engines_that_answer_right_pass(engine):
 
 @pytest.mark.parametrize("name", [*TRIE, *RECOMPUTED])
 def test_every_family_of_transformers_passes(name):
-    """Both ways: whole contexts, and, through the cache, the slab."""
+    """Each is checked by whole contexts and, through the cache, by the slab."""
     engine = quietly(hf.engine, model_of(name), VOCAB, 1 << 16)
     engine.max_length = 40
     plain = hf.Recomputed(Adapted(model_of(name)), 1 << 16)
@@ -119,7 +119,7 @@ class CountsTwice(Keeping):
 
 
 class KeepsWhatWasReleased(Keeping):
-    """Answers for a released context as if nothing came after it."""
+    """Engine that answers wrongly for a released context."""
 
     def logits(self, ids):
         released = [each for each in self.released if each == ids[: len(each)]]
@@ -127,7 +127,7 @@ class KeepsWhatWasReleased(Keeping):
 
 
 class HalfDone(Keeping):
-    """What an interrupt leaves is taken for read."""
+    """Engine that, after an interrupt, counts tokens as read that were not."""
 
     def __init__(self):
         super().__init__()
@@ -157,7 +157,7 @@ class OfOneThread(Keeping):
 
 
 class Scoring(Keeping):
-    """Says how probable given tokens are without rows, where there are four or more."""
+    """Engine with `log_probs` for four or more tokens."""
 
     size_of_head = SIZE
 
@@ -234,7 +234,7 @@ def test_an_engine_that_scores_passes_and_is_asked_for_strings_alone():
 
 
 def test_an_engine_with_ids_that_are_no_tokens_is_asked_for_rows():
-    """Its own normalisation counts them."""
+    """The engine's own normalisation includes these ids."""
     engine = ScoresWithAnotherHead()
     lm = CachedTransformer(engine, LETTERS)
     at(lm, [1, 2, 3, 4, 5, 6, 7]).log_prob_since(at(lm, [1]))
@@ -251,7 +251,7 @@ def test_a_round_of_unequal_lengths_is_one_call():
     rows = {}
     together([lambda c=c: rows.update({tuple(map(int, c.tokens)): c.log_probs()}) for c in contexts])
     ((asked, places),) = engine.calls
-    assert asked == [[1, 2, 3, 4], [6, 7], [5]]         # what another begins with is asked on its way
+    assert asked == [[1, 2, 3, 4], [6, 7], [5]]         # a prefix of another context is asked with it
     assert sorted(places) == [(0, 2), (0, 4), (1, 2), (2, 1)]
     assert all(np.allclose(row, logits_of(ids) - np.logaddexp.reduce(logits_of(ids))) for ids, row in rows.items())
     together([(context + 8).log_probs for context in contexts])
@@ -348,7 +348,7 @@ def test_slots_that_hold_nothing_leave_whole_contexts_to_the_engine():
 
 
 def test_an_engine_begins_empty_with_every_language_model():
-    """Also where the one before is gone: what it kept would be counted as nobody's work."""
+    """This holds if the former language model is gone, too. Else its kept tokens would be counted for nobody."""
     engine = Keeping()
     at(CachedTransformer(engine, LETTERS), [1, 2, 3]).log_probs()
     gc.collect()

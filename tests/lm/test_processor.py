@@ -1,4 +1,4 @@
-"""ConstraintLogitsProcessor: masks in other libraries' decoding, against those of texts' beginnings."""
+"""ConstraintLogitsProcessor: its masks equal those of the texts so far."""
 
 import itertools
 import re
@@ -18,13 +18,13 @@ BEGINNINGS = {word[:n] for word in WORDS if re.fullmatch(PATTERN, word) for n in
 
 
 def allowed(text):
-    """The tokens that may follow a text of at most six characters."""
+    """Return the tokens that may follow a text of at most six characters."""
     ids = {i for i, token in enumerate(TOKENS[: V - 1]) if text + token.decode() in BEGINNINGS}
     return ids | ({V - 1} if re.fullmatch(PATTERN, text) else set())
 
 
 def asked(processor, rows, width=V, scores=None):
-    """The tokens that are left to each row."""
+    """Return the tokens that each row may continue with."""
     scores = torch.zeros(len(rows), width) if scores is None else scores
     found = processor(torch.tensor(rows), scores)
     assert torch.equal(found[found > -torch.inf], scores[found > -torch.inf])
@@ -32,7 +32,7 @@ def asked(processor, rows, width=V, scores=None):
 
 
 def test_rows_that_branch_and_are_reordered_get_the_masks_of_their_own_texts():
-    """All texts of up to four tokens behind two prompts, which hold what would fit, in a new order at each call."""
+    """All texts of up to four tokens after two prompts, whose tokens would fit, too, in a new order at each call."""
     rng, processor = np.random.default_rng(0), ConstraintLogitsProcessor(Regex(PATTERN), tiny_vocab(V))
     prompts = [[3, 0, 1], [5, 5, 2]]
     rows = [(prompt, []) for prompt in prompts]
@@ -48,16 +48,16 @@ def test_rows_that_branch_and_are_reordered_get_the_masks_of_their_own_texts():
 
 
 def test_any_other_row_is_a_prompt():
-    """Of another length, or whose last token cannot have been drawn."""
+    """A row of another length, or whose last token cannot have been drawn."""
     processor = ConstraintLogitsProcessor(Regex("ab"), tiny_vocab(V))
     start = {0, 4}
     assert asked(processor, [[2]]) == [start]
     assert asked(processor, [[2, 0]]) == [{1}]
-    assert asked(processor, [[2, 0]]) == [start]        # asked again: it is no longer than what was asked last
+    assert asked(processor, [[2, 0]]) == [start]        # the same row again is a prompt
     assert asked(processor, [[2, 0, 2]]) == [start]     # no "c" was drawn
     assert asked(processor, [[2, 0, 2, 4], [0, 0, 0, 0]]) == [{V - 1}, start]
     assert asked(processor, [[2, 0, 2, 4, V - 1]]) == [{V - 1}]
-    assert asked(processor, [[2, 0, 2, 4, V - 1, 3]]) == [{V - 1}]         # what a decoder pads with
+    assert asked(processor, [[2, 0, 2, 4, V - 1, 3]]) == [{V - 1}]         # padding of a decoder
 
 
 def test_each_token_is_read_once():
@@ -96,8 +96,8 @@ def test_where_nothing_is_left_the_row_and_the_constraint_are_named():
 @pytest.mark.parametrize(
     ("constraint", "tokenizer", "error", "said"),
     [
-        (str.isalpha, tiny_vocab(V), TypeError, r"must say which tokens fit, as Regex\(\.\.\.\) does, and not be"),
-        (None, tiny_vocab(V), TypeError, "must say which tokens fit, .* and not be None"),
+        (str.isalpha, tiny_vocab(V), TypeError, r"must give masks of tokens, as Regex\(\.\.\.\) does, and not be"),
+        (None, tiny_vocab(V), TypeError, "must give masks of tokens, .* and not be None"),
         (Regex("a"), "gpt2", TypeError, "tokenizer must be a transformers tokenizer or a Vocabulary, not 'gpt2'"),
         (Regex("x"), tiny_vocab(V), ValueError, "the next byte must be one of b'x'"),
         (Regex("a").index(tiny_vocab(7)), tiny_vocab(V), ValueError, "vocabulary"),
@@ -150,7 +150,7 @@ def test_padded_prompts_in_a_batch_and_beams_keep_to_the_language(how, embedded)
 
 
 def test_it_masks_locally():
-    """Of two texts, whose first token decides, 300 samples have the shares p(a) and p(b) / (p(a) + p(b))."""
+    """Two texts differ in their first token: 300 samples have the shares p(a) and p(b) / (p(a) + p(b))."""
     model, vocab = tiny_model(V), Vocabulary([*TOKENS[: V - 1], b""], eos_ids=[V - 1])
     lm = CachedTransformer(model, vocab)
     processor = ConstraintLogitsProcessor(["ac", "ba"], vocab)

@@ -1,4 +1,4 @@
-"""Language models as a user meets them: loading, contexts, errors, drawings."""
+"""Language models for users: loading, contexts, errors, drawings."""
 
 import ast
 import http.server
@@ -39,7 +39,7 @@ UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
 def uniform(tokenizer):
-    """An lm of a tokenizer, with a model that knows nothing."""
+    """Return an lm of a tokenizer, with a uniform model."""
     V = len(Vocabulary.from_tokenizer(tokenizer))
     return CachedTransformer(lambda ids: np.zeros(V), tokenizer)
 
@@ -60,7 +60,7 @@ def test_the_embedded_model_loads_without_a_network_and_without_a_word():
 
 @pytest.fixture
 def bars():
-    """(of transformers, of the hub): whether progress bars are shown; and what shows them, which they do afterwards."""
+    """Yield a function that returns whether (transformers, the hub) show progress bars; afterwards both show them."""
     yield lambda: (logging.is_progress_bar_enabled(), not hub.are_progress_bars_disabled())
     logging.enable_progress_bar()
     logging.set_verbosity_warning()
@@ -104,7 +104,7 @@ def test_a_model_that_does_not_exist_is_an_error_that_says_what_would_work(offli
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")        # where nobody listens
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")        # no server there
     asked, tokenizer = [], loading.AutoTokenizer.from_pretrained
 
     def noted(*arguments, local_files_only, **options):
@@ -134,7 +134,7 @@ def test_a_name_server_that_does_not_answer_holds_nobody_up(monkeypatch):
 
 @pytest.fixture
 def listener():
-    """A server on this machine that answers everything, and the requests that it got."""
+    """Yield the address of a local server that answers everything, and the requests that it got."""
     asked = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -172,7 +172,7 @@ def test_the_hub_is_found_where_something_listens_or_behind_a_proxy(monkeypatch,
 
 
 def downloaded(cache, repository):
-    """A model of the hub as a download leaves it in a folder."""
+    """Return a folder with a model as a download from the hub leaves it."""
     place = cache / f"models--{repository.replace('/', '--')}"
     shutil.copytree(EMBEDDED, place / "snapshots" / ("a" * 40))
     (place / "refs").mkdir()
@@ -225,7 +225,7 @@ def test_a_folder_without_weights_or_without_a_tokenizer_is_an_error_that_says_s
 
 def test_a_folder_with_a_model_is_loaded(tmp_path, embedded):
     shutil.copytree(EMBEDDED, tmp_path / "model")
-    cold = CachedTransformer(embedded.model, embedded.tokenizer)        # what is cached was computed in other batches
+    cold = CachedTransformer(embedded.model, embedded.tokenizer)        # cached rows come from other batches
     for name in (tmp_path / "model", str(tmp_path / "model")):
         lm = CachedTransformer.from_pretrained(name)
         assert lm.vocab == embedded.vocab
@@ -319,7 +319,7 @@ def test_contexts_of_real_vocabularies_add_up(name):
 
 
 def with_bos(tokenizer):
-    """A tokenizer that puts its BOS before every text."""
+    """Return a tokenizer that puts its BOS before every text."""
     from tokenizers.processors import TemplateProcessing
 
     bos = (tokenizer.bos_token, tokenizer.bos_token_id)
@@ -338,7 +338,7 @@ def test_an_empty_prompt_is_BOS_where_there_is_one_and_an_error_elsewhere(embedd
 
 
 class Reads(Engine):
-    """An engine of one's own that answers an empty context."""
+    """Engine that answers an empty context."""
 
     reads_empty = True
 
@@ -523,7 +523,7 @@ def test_all_who_ask_for_the_next_token_get_one_object_while_it_lives():
 
 
 def written_through_node(tree):
-    """Where a file writes to an attribute of what is called `node`, as in `context.node.row = row`."""
+    """Return the lines where a file assigns to an attribute of `node`, as in `context.node.row = row`."""
     targets = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)]
     return [each.lineno for each in targets if isinstance(each.value, ast.Attribute) and each.value.attr == "node"]
 
@@ -606,7 +606,7 @@ def test_the_repr_of_the_embedded_model_names_where_it_came_from(embedded):
 
 
 def bigrams(ids):
-    """After an a, b is three times as likely as a or the end; after a b, the end is certain."""
+    """Return logits: after an a, b is three times as likely as a or the end; after a b, the end is certain."""
     return np.log([1.0, 3.0, 1.0]) if not ids or ids[-1] == 0 else [-np.inf, -np.inf, 0.0]
 
 
@@ -657,7 +657,7 @@ def test_probabilities_add_up_to_one_however_large_the_logits_are(x):
 
 
 def two_ends():
-    """A tokenizer with the special tokens <eos> and <turn>, of which it names the first as its end."""
+    """Return a tokenizer with the special tokens <eos> and <turn>; <eos> is its eos token."""
     tokenizer = byte_level()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
     return tokenizer, tokenizer.convert_tokens_to_ids("<turn>")

@@ -501,7 +501,7 @@ def test_children_of_busy_threads_are_right_at_any_moment(embedded, gguf_file):
         for thread in threads:
             thread.start()
         try:
-            for _ in range(repetitions(200, 10)):
+            for _ in range(repetitions(200, 3)):
                 time.sleep(rng.random() / 10)
                 assert in_child(asked) == expected
         finally:

@@ -54,6 +54,7 @@ ONE, TWO = {"cache_bytes": 200 * (SLOT + ROW)}, {"cache_bytes": 150 * SLOT, "row
 
 
 @pytest.mark.parametrize("limits", [ONE, TWO])
+@pytest.mark.slow
 def test_thousands_of_rounds_over_changing_prompts_leave_memory_as_it_is(limits):
     rounds = repetitions(10_000, 250)
     lm, rng = family_lm("llama", **limits), np.random.default_rng(0)
@@ -123,6 +124,7 @@ class Weighed(Model):
 
 
 @pytest.mark.parametrize("how, N, t", [("standard", (1000, 100), (500, 100)), ("steer", (300, 20), (500, 100))])
+@pytest.mark.slow
 def test_many_particles_for_many_steps_take_no_more_memory_at_the_end_than_at_the_beginning(how, N, t):
     N, t = repetitions(*N), repetitions(*t)
     lm = toy_lm(cache_bytes=1 << 20)

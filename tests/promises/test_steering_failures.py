@@ -76,13 +76,13 @@ def test_the_threshold_of_weights_6_2_1_1_keeping_two_is_two_and_a_half():
 def test_Z_hat_of_soft_weights_is_not_biased(run):
     Z = 0.37**3
     assert Z == pytest.approx(0.050653) == math.exp(enumerate_exact(SoftCoins()).log_ml)
-    Zs = [math.exp(run(SoftCoins(), seed=seed).log_ml) for seed in range(repetitions(10000, 800))]
+    Zs = [math.exp(run(SoftCoins(), seed=seed).log_ml) for seed in range(repetitions(10000, 300))]
     assert_mean(Zs, Z)                                  # 0.0681, with a threshold of 2.0
 
 
 def test_every_text_of_the_soft_weights_has_its_share_of_Z():
     found = {"".join(coins): [] for coins in cartesian("HT", repeat=3)}
-    for seed in range(repetitions(10000, 1000)):
+    for seed in range(repetitions(10000, 400)):
         weights = dict.fromkeys(found, 0.0)
         for particle in smc_steer(SoftCoins(), 4, 2, expand="copies", seed=seed):
             weights[str(particle)] += math.exp(particle.log_weight)
@@ -115,7 +115,7 @@ def test_no_dead_particle_ever_has_weight_and_there_are_at_most_N(run):
 
 @every_algorithm
 def test_Z_hat_of_three_coins_that_must_show_heads_is_p_cubed(run):
-    Zs = [math.exp(run(Coins(), seed=seed).log_ml) for seed in range(repetitions(20000, 3000))]
+    Zs = [math.exp(run(Coins(), seed=seed).log_ml) for seed in range(repetitions(20000, 1000))]
     error = np.std(Zs, ddof=1) / math.sqrt(len(Zs))
     assert abs(np.mean(Zs) - 0.027) <= 4.5 * error      # 0.271, if the dead come back
     assert error < 0.006

@@ -75,6 +75,7 @@ def unigram_nats(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> fl
     return float(-np.log(counts / counts.sum())[held_out].mean())
 
 
+@pytest.mark.slow
 def test_the_model_predicts_held_out_text_clearly_better_than_token_frequencies(recipe):
     found = recipe.evaluation["held_out"][SAMPLE.name]
     tokens = recipe.held_out.tokens[1 : found["windows"] * 64 + 1]
@@ -219,7 +220,7 @@ def test_the_loss_of_training_and_its_gradients_are_those_of_autograd():
     ("--window 0", "--window must be from 1 to --context 1024, not 0"),
     ("--dropout 1", "--dropout must be from 0 to below 1, not 1.0"),
     ("--decay 0", "--decay must be above 0 and at most 1, not 0.0"),
-    ("--weights nowhere", "--weights must be a folder with a model, config.json in it, not nowhere"),
+    ("--weights nowhere", "--weights must be a folder with a model and its config.json, not nowhere"),
 ])  # fmt: skip
 def test_a_number_that_makes_no_training_is_refused_before_it_begins(options, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
@@ -261,7 +262,7 @@ def test_weights_of_another_size_are_refused(recipe):
     config.num_hidden_layers += 1
     larger = LlamaForCausalLM(config)
     layers = config.num_hidden_layers
-    message = re.escape(f"has num_hidden_layers {layers - 1}, but {layers} is asked for")
+    message = re.escape(f"has num_hidden_layers {layers - 1}, but the options give {layers}")
     with pytest.raises(ValueError, match=message):
         train_embedded.inherit(larger, recipe.lm.tokenizer.backend_tokenizer, recipe.folder)
 
@@ -289,6 +290,7 @@ def test_dropout_silences_its_share_of_every_part_in_training_only():
     torch.testing.assert_close(decoder.eval()(input_ids=ids)[0], plain(input_ids=ids)[0])
 
 
+@pytest.mark.slow
 def test_two_processes_share_steps_of_two_lengths_and_average_gradients_and_progress(recipe, tmp_path):
     """The script of two processes trains the model a little more, and then averages numbers that are known."""
     script = tmp_path / "both.py"

@@ -194,6 +194,7 @@ def test_pyright_finds_no_mistake_in_examples(tmp_path):
     assert pyright(tmp_path, *EXAMPLES, **FOREIGN) == []
 
 
+@pytest.mark.slow
 def test_blocks_of_documents_that_are_not_run_name_what_there_is_and_give_it_arguments_that_it_takes(tmp_path):
     blocks = [(path.stem, block) for path in DOCUMENTS for block in python_blocks(path, run=False)]
     files = [tmp_path / f"{name.replace('-', '_')}_{block.line}.py" for name, block in blocks]

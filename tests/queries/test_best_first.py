@@ -186,7 +186,7 @@ def problems(count: int, many: int = 0):
 
 @pytest.mark.parametrize("results", ["strings", "tokens"])
 def test_a_search_lists_what_the_enumeration_finds_in_its_order(results):
-    for seed, problem in problems(repetitions(200, 60), many=repetitions(20, 6)):
+    for seed, problem in problems(repetitions(200, 30), many=repetitions(20, 3)):
         of_strings, of_tokens, _ = truth(problem)
         expected = of_strings if results == "strings" else of_tokens
         matches = problem.query().best(results=results, batch=1 + seed % 5)
@@ -279,7 +279,7 @@ def test_a_token_that_runs_through_a_match_is_a_match_where_it_ends():
 
 
 def test_bounds_hold_the_truth_and_close_on_it():
-    for seed, problem in problems(repetitions(300, 80), many=repetitions(20, 6)):
+    for seed, problem in problems(repetitions(300, 40), many=repetitions(20, 3)):
         _, _, p = truth(problem)
         early = problem.query().probability(max_expansions=seed % 7, batch=1, runs=0)
         assert early.lower - 1e-9 <= p <= early.upper + 1e-9, (seed, problem)

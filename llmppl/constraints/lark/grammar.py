@@ -1,14 +1,13 @@
 """Context-free grammars in Lark's syntax, read byte by byte.
 
-Acceptance is Lark's own: a text is in the language iff `lark.Lark(grammar, parser="lalr", lexer="contextual")` parses
-it. The LALR(1) tables and the terminals of each parser state are taken from lark; only the loop is ours, turned so
-that it takes one byte at a time and never goes back.
+A text is in the language iff `lark.Lark(grammar, parser="lalr", lexer="contextual")` parses it. The tables and the
+terminals of each parser state equal lark's. Only the loop differs: it takes one byte at a time and never goes back.
 
-The one idea: do not wait to see where a token ends; assume it. A *hypothesis* says where every token so far ended: it
-is a parser stack (`llmppl.constraints.lark.lalr`) and the current token, as far as it is read (`llmppl.constraints.lark.lexer`). Exactly
-one survives the whole text, so no byte is ever read twice: `1e+x` is `1 e + x` because `1` was assumed to end where it
-does, with the exponent forbidden. `step` returns None iff no continuation of the text is accepted: a hypothesis is
-dropped unless some text completes it (`llmppl.constraints.lark.completion`).
+The one idea: assume where a token ends instead of waiting to see it. A *hypothesis* assumes an end of every token so
+far. It is a parser stack (`lalr.py`) and the current partial token (`lexer.py`). Exactly one
+hypothesis survives the whole text, so no byte is read twice. For example, `1e+x` is read as `1 e + x` under the
+hypothesis that `1` ends there, which forbids an exponent. A hypothesis is dropped unless some text completes it
+(`completion.py`), so `step` returns None iff no continuation of the text is accepted.
 
 Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for parsers as recognizers.
 """
@@ -33,7 +32,7 @@ from llmppl.constraints.lark.lalr_tables import bits_of
 from llmppl.constraints.lark.lark_loader import Rules, read
 from llmppl.constraints.lark.lexer import PartialTokens
 from llmppl.constraints.lark.masks import Masks
-from llmppl.constraints.masks import TokenIndex
+from llmppl.constraints.masks import END, TokenIndex
 from llmppl.constraints.masks import index_files as storage
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie import Trie
@@ -42,47 +41,47 @@ from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import Turn, cached_property, in_turn
 from llmppl.support.shared import Shared
 
-MAX_STATES = 1 << 16                                # that are remembered
-MAX_MASKS = 1 << 16                                 # that are worked out before everything is forgotten
+MAX_STATES = 1 << 16                                # that are kept
+MAX_MASKS = 1 << 16                                 # that are made before all are forgotten
 Hypothesis = tuple[Stack, int]                      # a parser stack, and a partial token
 
 
 class _State(Shared):
     """A state of the recognizer: its hypotheses, and whether the text may end. Equal states are one object."""
 
-    __slots__ = ("hypotheses", "accepting", "next", "alike")
+    __slots__ = ("hypotheses", "accepting", "next", "by_outcomes")
 
     def __init__(self, hypotheses: tuple[Hypothesis, ...], accepting: bool):
         self.hypotheses, self.accepting = hypotheses, accepting
         self.next: dict[int, _State | None] = {}        # by byte
-        self.alike: dict[tuple[int, ...], _State | None] = {}   # by the outcomes of the tokens
+        self.by_outcomes: dict[tuple[int, ...], _State | None] = {}     # of the partial tokens
 
     def __repr__(self) -> str:
         return f"<grammar state: {len(self.hypotheses)} hypotheses{', accepting' if self.accepting else ''}>"
 
 
 class Grammar(Shared):
-    """The texts that `lark.Lark(grammar, parser="lalr", lexer="contextual", start=start)` parses, as a recognizer.
+    """Recognizer of the texts that `lark.Lark(grammar, parser="lalr", lexer="contextual", start=start)` parses.
 
-    `step(state, byte)` is None iff no text that goes on so is accepted. States are immutable, hashable and shared:
-    equal ones are one object (until MAX_STATES are kept; then old ones are only equal to themselves).
+    `step(state, byte)` is None iff no text that continues so is accepted. States are immutable, hashable and shared:
+    equal ones are one object. Beyond MAX_STATES states, old ones are only equal to themselves.
 
     Parameters
     ----------
     grammar : str, in Lark's syntax
-    start : name of the rule that a text is
-    import_paths : where lark looks for what is imported, before its own grammars
+    start : name of the rule that a whole text must match
+    import_paths : folders in which lark looks for imported grammars, before its own
     g_regex_flags : flags of `re`, for all terminals
     postlex : a lark.indenter.Indenter, for indented text
-        A text that may end is told exactly. What can follow one that may not is decided by completions made of the
-        shortest tokens that finish the open rules: exact where some such completion exists, as with lark's python.lark.
-    source_path : file that the grammar is from, for relative imports
+        Acceptance is exact. Whether an unfinished text can be completed is decided by the shortest tokens that finish
+        the open rules: exact where some such completion exists, as with lark's python.lark.
+    source_path : file of the grammar, for relative imports
 
     Raises
     ------
     ValueError
-        A syntax error (with a caret), a conflict (lark's report), an unknown start, a terminal that is not regular or
-        matches the empty text (named), a grammar with which no text parses, a postlex that is no plain Indenter.
+        If the grammar has a syntax error (shown with a caret), a conflict (lark's report), no rule `start`, or no text
+        that it parses; if a terminal (named) is not regular or matches the empty text; if postlex is no plain Indenter.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class Grammar(Shared):
 
     @cached_property
     def lark(self) -> Lark:
-        """Lark itself with this grammar, for parse trees; made when first asked for."""
+        """Lark itself with this grammar, for parse trees; made on first use."""
         return Lark(self.text, parser="lalr", lexer="contextual", maybe_placeholders=False, **self._options)
 
     @classmethod
@@ -140,16 +139,12 @@ class Grammar(Shared):
                 raise ValueError(f"{os.fspath(path)}: {error}") from error
 
     def index(self, vocab: VocabularyLike) -> TokenIndex:
-        """Which tokens of a vocabulary may follow, in every state."""
+        """Return the index of the tokens of a vocabulary that may follow each state."""
         return GrammarIndex(self, vocab)
 
     @cached_property
     def _digest(self) -> str:
         return saving.digest(self._completability, self._options["g_regex_flags"])
-
-    @in_turn
-    def _save_index(self, path: str | Path, index: TokenIndex) -> None:
-        saving.write(path, index, self._digest, self._completability, self._masks_over(index.trie))
 
     @in_turn
     def _load_index(self, path: str | Path, vocab: VocabularyLike) -> TokenIndex:
@@ -167,14 +162,14 @@ class Grammar(Shared):
 
     def _state_of(self, hypotheses: frozenset[Hypothesis], accepting: bool) -> _State:
         if accepting == self.start.accepting and hypotheses == frozenset(self.start.hypotheses):
-            return self.start                           # which may be forgotten below
+            return self.start                           # even if `_forget` has dropped it
         return self._states[hypotheses, accepting]
 
     def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
         return partial(Grammar, **self._options), (self.text,)
 
     def step(self, state: _State, byte: int) -> _State | None:
-        """The state after one more byte, or None if no text that goes on so is accepted."""
+        """Return the state after one more byte, or None if no text that continues so is accepted."""
         try:
             return state.next[byte]
         except KeyError:
@@ -183,19 +178,19 @@ class Grammar(Shared):
     @in_turn
     def _step_anew(self, state: _State, byte: int) -> _State | None:
         key = tuple([id(self._tokens.step(token, byte)) for _, token in state.hypotheses])
-        if key not in state.alike:                      # else another byte of the same class
-            state.alike[key] = self.token_step(state, bytes([byte]))
-        found = state.next[byte] = state.alike[key]
+        if key not in state.by_outcomes:                # else another byte of the same class
+            state.by_outcomes[key] = self.token_step(state, bytes([byte]))
+        found = state.next[byte] = state.by_outcomes[key]
         return found
 
     @in_turn
     def token_step(self, state: _State, data: bytes) -> _State | None:
-        """The state after some bytes, at least one; those in between are not made."""
+        """Return the state after one or more bytes, without the states in between."""
         step, starts, after = self._tokens.step, self._completability.starts, self._parser.after
         alive: list[Hypothesis] = list(state.hypotheses)
-        ended: list[Hypothesis] = []                    # a stack and a residue each
+        ended: list[Hypothesis] = []                    # a stack and a obligation each
         for byte in data:
-            alive += [(stack, token) for stack, residue in ended for token in starts(stack, residue)]
+            alive += [(stack, token) for stack, obligation in ended for token in starts(stack, obligation)]
             outcomes = [(stack, *step(token, byte)) for stack, token in alive]
             alive = [(stack, token) for stack, going_on, _ in outcomes for token in going_on]
             ended = [place for stack, _, ends in outcomes for place in after(stack, ends)]
@@ -203,9 +198,9 @@ class Grammar(Shared):
 
     @in_turn
     def read_all(self, trie: Trie, max_quotients: int = 100_000, /) -> Masks:
-        """Read a vocabulary once, as `build_all` of an index does."""
+        """Read the whole vocabulary at once, for `build_all` of an index."""
         if self._parser.indenter:
-            raise ValueError("a grammar with a postlex has as many places for its lexer as a text has columns")
+            raise ValueError("build_all: a grammar with a postlex has partial tokens for every column of a text")
         masks = self._masks_over(trie)
         masks.read_all(max_quotients)
         return masks
@@ -217,24 +212,24 @@ class Grammar(Shared):
 
     @in_turn
     def token_mask(self, state: _State, trie: Trie) -> bytes:
-        """The tokens that may follow a state, a bit for each."""
+        """Return the tokens that may follow a state, as bits."""
         masks = self._masks_over(trie)
         if masks.made > MAX_MASKS:
             self._forget()
         return masks.bits(state.hypotheses)
 
     def accepts(self, state: _State) -> bool:
-        """Whether lark parses the text that led to `state`."""
+        """Check whether lark parses the text that led to `state`."""
         return state.accepting
 
     def _state(self, ended: list[Hypothesis], going_on: list[Hypothesis]) -> _State | None:
-        """The state of what is left of the hypotheses: tokens that have just `ended`, tokens still `going_on`."""
+        """Return the state of the hypotheses that some text completes, with tokens `ended` or `going_on`."""
         completability = self._completability
         accepting = any(completability.may_end(*place) for place in ended)
         alive = [hypothesis for hypothesis in going_on if completability.completable(*hypothesis)]
-        for stack, residue in ended:
-            sure = completability.surely_completable(stack, residue)
-            starts = completability.starts(stack, residue)
+        for stack, obligation in ended:
+            sure = completability.surely_completable(stack, obligation)
+            starts = completability.starts(stack, obligation)
             alive += [(stack, token) for token in starts if sure or completability.completable(stack, token)]
         if not alive and not accepting:
             return None
@@ -243,43 +238,42 @@ class Grammar(Shared):
         return self._states[frozenset(alive), accepting]
 
     def _forget(self) -> None:
-        """Give up what is remembered about states and stacks; whoever holds old ones keeps them."""
+        """Drop all states and stacks; those that a caller holds stay valid."""
         self._states.clear()
-        for memo in (self.start.next, self.start.alike, self._parser.bottom.pushed, self._parser.bottom.fed):
+        for memo in (self.start.next, self.start.by_outcomes, self._parser.bottom.pushed, self._parser.bottom.fed):
             memo.clear()
         if self._masks is not None:
             self._masks.forget()
 
 
 class GrammarIndex(TokenIndex):
-    """The index of a grammar: the parser is asked once for all tokens that a mask cannot tell apart."""
+    """Index of a grammar. The parser decides once for all tokens that no stack tells apart."""
 
     def build_all(self, max_states: int = 1_000_000) -> Any:
-        """The vocabulary read from every place where the lexer may stand (Sec. 4.2), with `len` and `nbytes`.
+        """Read the vocabulary from every partial token of the lexer (Sec. 4.2); the result has `len` and `nbytes`.
 
         Masks then only take runs of the parser, whose results are kept by the states on top of its stack.
 
         Raises
         ------
         ValueError
-            If there are more than `max_states` places; if the grammar has a postlex.
+            If that takes more than `max_states` quotients; if the grammar has a postlex.
         """
         return self.recognizer.read_all(self.trie, count("max_states", max_states))
 
+    @in_turn
     def save(self, path: str | Path) -> None:
-        """Write what has been worked out so far to a file, from which `load`, given the grammar, goes on."""
-        self.recognizer._save_index(path, self)
+        """Write the known part of the index to a file, from which `load`, given the grammar, continues."""
+        grammar: Grammar = self.recognizer
+        saving.write(path, self, grammar._digest, grammar._completability, grammar._masks_over(self.trie))
 
-    def known_masks(self) -> list[tuple[State, PackedMask]]:
-        """The states whose masks are known."""
-        return list(self._masks.items())
-
-    def known_steps(self) -> list[tuple[tuple[State, int], State]]:
-        """The states and tokens of which is known where they lead."""
-        return list(self._steps.items())
+    def known(self) -> tuple[list[tuple[State, bytes]], list[tuple[tuple[State, int], State]]]:
+        """Return the states with known masks and the masks' keys, and the known steps."""
+        masks = [(state, found.key) for state, found in [*self._masks.items()] if state is not END]
+        return masks, [*self._steps.items()]
 
     def join(self, masks: Iterable[tuple[State, bytes]], steps: Iterable[tuple[tuple[State, int], State]]) -> None:
-        """Take over masks, by their keys, and steps that are known."""
+        """Add masks, by their keys, and steps."""
         self._masks.update((state, self.store.of_key(key)) for state, key in masks)
         self._steps.update(steps)
 
@@ -291,7 +285,7 @@ class GrammarIndex(TokenIndex):
 
 
 def _lexers(parser: Parser, found: Rules) -> tuple[list[tuple[str, ...]], dict[int, int]]:
-    """Lark's contextual lexers: the names of their terminals in order; and which one every state of the parser has."""
+    """Return lark's contextual lexers, as names of terminals in order; and the lexer of each state of the parser."""
     rank = {terminal.name: i for i, terminal in enumerate(found.terminals)}
     always = {rank[name] for name in found.ignored.union(found.always)}
     ranks = {bit: rank[name] for name, bit in parser.tables.bits.items() if name in rank}
@@ -313,7 +307,7 @@ def _lexers(parser: Parser, found: Rules) -> tuple[list[tuple[str, ...]], dict[i
 
 
 def json_grammar() -> Grammar:
-    """JSON as RFC 8259 has it: any value, with whitespace around tokens."""
+    """Return the grammar of JSON (RFC 8259): any value, with whitespace around tokens."""
     return Grammar(_JSON)
 
 

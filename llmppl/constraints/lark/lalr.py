@@ -1,8 +1,8 @@
 """Lark's LALR(1) parser on stacks that all texts share.
 
-A stack is a linked list whose nodes are unique: those of two texts that lead to equal stacks are one object, on which
-is noted what has been found out about it. `Parser.lowest` is the least height of what was read of a stack since it was
-last set: an answer holds for all stacks that are equal down to there.
+A stack is a linked list of unique nodes: texts that lead to equal stacks share one object, which also stores the
+answers found for it. `Parser.lowest` is the least height read of a stack since it was last set: an answer holds for
+all stacks that are equal down to that height.
 
 Source: DeRemer & Pennello (1982) for LALR(1).
 """
@@ -13,34 +13,35 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from llmppl.constraints.lark.lalr_tables import END, IGNORED, Tables, bits_of, union
-from llmppl.constraints.lark.layout import is_disciplined
+from llmppl.constraints.lark.lalr_tables import END, IGNORED, Tables, bits_of, columns_are_irrelevant, union
 from llmppl.support.graphs import Memo
 
 K = TypeVar("K")
 T = TypeVar("T")
-Symbol = str | tuple[str, int]                      # a terminal; the one that ends a line has the next one's column
+Symbol = str | tuple[str, int]                      # a terminal; one that ends a line with the next line's column
 
 
 class Layout(NamedTuple):
-    """Of indented text: how many brackets are open, and the columns of the blocks that are."""
+    """The layout of indented text: the number of open brackets, and the columns of the open blocks."""
 
     brackets: int
     columns: tuple[int, ...]
 
 
 class Stack:
-    """A parser stack, shared by all texts that lead to it: a state, what lies below, and the layout (if indented)."""
+    """A parser stack, shared by all texts that lead to it: a state, the stack below, and the layout (if indented)."""
 
-    __slots__ = ("state", "below", "layout", "height", "pushed", "fed", "complete", "finishable", "completable")
+    __slots__ = ("state", "below", "layout", "height", "pushed", "fed", "complete", "completable_by_tokens",
+                 "completable")  # fmt: skip
 
     def __init__(self, state: int, below: Stack | None, layout: Layout | None):
-        self.state, self.below, self.layout = state, below, layout
+        self.state, self.below = state, below
+        self.layout: Any = layout                       # a Layout, or None
         self.height: int = below.height + 1 if below else 1
         self.pushed: dict[tuple[int, Layout | None], Stack] = {}
         self.fed: dict[Symbol, tuple[Stack | None, int]] = {}   # by the symbol; with the least height that was read
         self.complete: bool | None = None               # whether the text may end here
-        self.finishable: bool | None = None             # whether tokens are known that complete it
+        self.completable_by_tokens: bool | None = None  # whether tokens are known that complete it
         self.completable: dict[int, tuple[bool, int]] = {}      # partial token -> whether some text completes both
 
     def push(self, state: int, layout: Layout | None) -> Stack:
@@ -60,7 +61,7 @@ class Parser:
     """Lark's LALR(1) automaton on shared stacks."""
 
     indenter: Any = None
-    disciplined = True
+    columns_are_irrelevant = True
     layout: Layout | None = None                        # where a text begins
 
     def __init__(self, tables: Tables) -> None:
@@ -69,20 +70,19 @@ class Parser:
         self.lowest = 0
         self.bits: dict[str | None, int] = {None: IGNORED}
         self.bits.update(tables.bits)
-        self._alike = self._find_alike()
+        self._representative = self._find_representatives()
         self._renamed = Memo(self._rename)              # (base, state, symbol) -> state
 
-    def _find_alike(self) -> dict[str, str]:
-        """For every terminal, the first of those before which the same is reduced in every state."""
+    def _find_representatives(self) -> dict[str, str]:
+        """Return for every terminal the first one before which every state reduces the same."""
         groups = [union(self.tables.bits.values())]
         for bits in {bits for row in self.tables.reductions for bits, _ in row}:
-            parts = [part for group in groups for part in (group & bits, group & ~bits)]
-            groups = list(filter(None, parts))
+            groups = [part for group in groups for part in (group & bits, group & ~bits) if part]
         names = self.tables.terminal_of
         return {names[bit]: names[group & -group] for group in groups for bit in bits_of(group)}
 
     def reduction(self, state: int, symbol: str) -> tuple[int, str] | None:
-        """The length and the name of the rule that is reduced in a state before a terminal, if one is."""
+        """Return the length and the name of the rule that a state reduces before a terminal, if any."""
         bit = self.bits.get(symbol, 0)
         for bits, action in self.tables.reductions[state]:
             if bits & bit:
@@ -90,21 +90,23 @@ class Parser:
         return None
 
     def terminals(self) -> dict[int, int]:
-        """The bits of the terminals that a state has an action for: of the first, and those behind a terminal."""
+        """Return the bits of the terminals that have an action, for the first state and those after a terminal."""
         states = {0} | {q for shifts in self.shifts for name, q in shifts.items() if name in self.bits}
         reductions, shift_bits = self.tables.reductions, self.tables.shift_bits
         return {q: shift_bits[q] | union(bits for bits, _ in reductions[q]) for q in sorted(states)}
 
     def lexers_after(self, lexer_of: dict[int, int]) -> dict[str, set[int]]:
-        """Which lexers may be asked after a terminal: those of all states that it leads to."""
+        """Return the lexers that may read on after a terminal: those of all states that it leads to."""
         found: dict[str, set[int]] = defaultdict(set)
         for shifts in self.shifts:
             for name in shifts.keys() & self.tables.bits:
                 found[name].add(lexer_of[shifts[name]])
         return dict(found)
 
+    # ---- answers that hold for many stacks
+
     def recall(self, memo: dict[K, tuple[T, int]], key: K, stack: Stack, find: Callable[[Stack, K], T]) -> T:
-        """`find(stack, key)`, kept in a memo with the least height that it reads."""
+        """Return `find(stack, key)`, kept in a memo with the least height that it reads."""
         known = memo.get(key)
         if known is None:
             before, self.lowest = self.lowest, stack.height
@@ -116,9 +118,9 @@ class Parser:
         return found
 
     def recall_by_tops(self, tops: dict[Any, Any], stack: Stack, find: Callable[[Stack], T]) -> T:
-        """`find(stack)` (no dict), kept for all stacks whose topmost states are equal down to the lowest that it reads.
+        """Return `find(stack)`, which is no dict, kept for all stacks with equal states down to the lowest read.
 
-        Where it reads all, for the stack alone.
+        An answer that reads the whole stack is kept for this stack alone.
         """
         known: Any = tops.get(stack)
         top: Any = None
@@ -139,28 +141,30 @@ class Parser:
             self.lowest = lowest
         return known  # type: ignore[no-any-return]
 
+    # ---- tokens
+
     def feed(self, stack: Stack, symbol: Symbol | None) -> Stack | None:
-        """The stack after a token (None: an ignored one), or None if the parser refuses it."""
+        """Return the stack after a token (None: an ignored one), or None if the parser refuses it."""
         if symbol is None:
             return stack
-        top = self.recall(stack.fed, self._alike[symbol], stack, self._reduce)  # type: ignore[index]
+        top = self.recall(stack.fed, self._representative[symbol], stack, self._reduce)  # type: ignore[index]
         assert top is not None
         state = self.shifts[top.state].get(symbol)  # type: ignore[arg-type]
         return None if state is None else top.push(state, None)
 
     def after(self, stack: Stack, ends: Iterable[tuple[Symbol | None, int]]) -> Iterator[tuple[Stack, int]]:
-        """The stacks after the ways in which a token may end, each with what it leaves; without those refused."""
-        for symbol, residue in ends:
+        """Yield the stack after each way in which a token may end, and its obligation, unless the parser refuses."""
+        for symbol, obligation in ends:
             top = self.feed(stack, symbol)
             if top is not None:
-                yield top, residue
+                yield top, obligation
 
     def feed_one(self, stack: Stack, tokens: Sequence[str], at: int) -> Stack | None:
-        """The stack after one of some tokens that complete a text."""
+        """Return the stack after one of some tokens that complete a text."""
         return self.feed(stack, tokens[at])
 
     def admitted(self, stack: Stack, among: int) -> int:
-        """Those `among` the `bits` whose terminals may be fed to a stack, and that of None."""
+        """Return those `among` some bits whose terminals may be fed to a stack, and that of ignored text."""
         found = among & IGNORED
         lowest, most = self.lowest, stack.height + len(self.shifts)
         shift_bits, reductions = self.tables.shift_bits, self.tables.reductions
@@ -186,7 +190,7 @@ class Parser:
         return found
 
     def complete(self, stack: Stack) -> bool:
-        """Whether the text may end after the tokens that led to `stack`."""
+        """Check whether the text may end after the tokens that led to `stack`."""
         self.lowest = 0
         if stack.complete is None:
             top = self._outdented(stack)
@@ -194,11 +198,11 @@ class Parser:
         return stack.complete
 
     def _outdented(self, stack: Stack) -> Stack | None:
-        """The stack behind all blocks that are open."""
+        """Return the stack after all open blocks are closed."""
         return stack
 
     def _reduce(self, stack: Stack, symbol: Any) -> Stack | None:
-        """The stack after all reductions before `symbol`; None if that completes the text ($END)."""
+        """Return the stack after all reductions before `symbol`; None if that completes the text ($END)."""
         most = stack.height + len(self.shifts)          # then some state has come back, and nothing was read
         empty = set[Stack]()
         while (reduction := self.reduction(stack.state, symbol)) is not None:
@@ -217,7 +221,7 @@ class Parser:
         return stack
 
     def _rename(self, key: tuple[int, int, str]) -> int:
-        """What becomes of a state on top of a base by the rules of one symbol that are reduced before a terminal."""
+        """Return the state that reductions of one symbol before a terminal make of a state on top of a base."""
         base, state, symbol = key
         seen = set[int]()
         last = self.end_state if symbol == END else -1
@@ -230,12 +234,13 @@ class Parser:
 
 
 class IndentedParser(Parser):
-    """A parser behind lark's Indenter, whose stacks have a layout.
+    """A parser after lark's Indenter, whose stacks have a layout.
 
-    The lexer gives the token that ends a line with the column at which the next line begins, (name, column). The parser
-    gets it followed by an INDENT, or by a DEDENT for each block that the column closes; within brackets, nothing.
+    The lexer gives the token that ends a line with the column at which the next line begins: (name, column). The
+    parser receives this token, then an INDENT, or a DEDENT for each block that the column closes. Within brackets it
+    receives nothing.
 
-    A layout is read as if it were at a stack's bottom: `lowest` is 0 then, and an answer is of that stack alone.
+    A layout counts as part of a stack's bottom: an answer that reads it sets `lowest` to 0 and is for that stack alone.
     """
 
     layout = Layout(0, (0,))
@@ -243,14 +248,14 @@ class IndentedParser(Parser):
     def __init__(self, tables: Tables, indenter: Any) -> None:
         super().__init__(tables)
         self.indenter = indenter
-        self.disciplined = is_disciplined(tables, indenter)
+        self.columns_are_irrelevant = columns_are_irrelevant(tables, indenter)
         self._opened = dict.fromkeys(indenter.CLOSE_PAREN_types, -1) | dict.fromkeys(indenter.OPEN_PAREN_types, 1)
 
     def feed(self, stack: Stack, symbol: Symbol | None) -> Stack | None:
         return stack if symbol is None else self.recall(stack.fed, symbol, stack, self._feed)
 
     def admitted(self, stack: Stack, among: int) -> int:
-        """The same, and the terminal that ends a line: `feed` knows where it may."""
+        """Return the same, and the terminal that ends a line; `feed` decides where it may stand."""
         return super().admitted(stack, among) | (among & self.bits[self.indenter.NL_type])
 
     def feed_one(self, stack: Stack, tokens: Sequence[str], at: int) -> Stack | None:
@@ -259,19 +264,19 @@ class IndentedParser(Parser):
             return stack                                # the end of the line before has made it
         if token != self.indenter.NL_type:
             return self.feed(stack, token)
-        columns = _layout(stack).columns
+        columns = stack.layout.columns
         if after[:1] == (self.indenter.INDENT_type,):
             return self.feed(stack, (token, columns[-1] + 1))
         closed = next((n for n, other in enumerate(after) if other != self.indenter.DEDENT_type), 0)
         return self.feed(stack, (token, columns[-1 - closed])) if closed < len(columns) else None
 
     def _feed(self, stack: Stack, symbol: Symbol) -> Stack | None:
-        layout = _layout(stack)
+        layout: Layout = stack.layout
         if isinstance(symbol, tuple):
             self.lowest = 0
             return stack if layout.brackets else self._feed_line_end(stack, layout.columns, *symbol)
         brackets = layout.brackets + self._opened.get(symbol, 0)
-        if not self.disciplined and symbol in self._opened:
+        if not self.columns_are_irrelevant and symbol in self._opened:
             self.lowest = 0
         top = self._shift(stack, symbol)
         return _on_top(top, Layout(brackets, layout.columns)) if brackets >= 0 else None
@@ -286,10 +291,10 @@ class IndentedParser(Parser):
         return _on_top(self._shift(stack, name, *closed), Layout(0, left))
 
     def _outdented(self, stack: Stack) -> Stack | None:
-        return self._shift(stack, *[self.indenter.DEDENT_type] * (len(_layout(stack).columns) - 1))
+        return self._shift(stack, *[self.indenter.DEDENT_type] * (len(stack.layout.columns) - 1))
 
     def _shift(self, stack: Stack, *symbols: str) -> Stack | None:
-        """The stack after some tokens, its layout as it was."""
+        """Return the stack after some tokens, with its layout as before."""
         for symbol in symbols:
             top = self._reduce(stack, symbol)
             assert top is not None
@@ -300,13 +305,8 @@ class IndentedParser(Parser):
         return stack
 
 
-def _layout(stack: Stack) -> Layout:
-    assert stack.layout is not None
-    return stack.layout
-
-
 def _on_top(stack: Stack | None, layout: Layout) -> Stack | None:
-    """The stack with another layout on top."""
+    """Return the stack with another layout on top."""
     return stack and stack.below and stack.below.push(stack.state, layout)
 
 

@@ -1,8 +1,8 @@
 """LALR(1) tables as lark makes them, for grammars of any size.
 
-The tables are lark's, state for state and action for action: a shift is preferred to a reduction, of two reductions the
-rule of higher priority, and equal ones are a collision. What differs is what it costs: nothing here calls itself, and
-sets of terminals are the bits of integers, which states share.
+The tables equal lark's, state for state and action for action: a shift is preferred to a reduction, then the rule of
+higher priority, and equal priorities are a collision. Only the cost differs: nothing here is recursive, and sets of
+terminals are the bits of integers, which states share.
 
 Words: an *item* is a rule with a place in it, as a number; a *transition* is a state and a rule that may begin there.
 
@@ -24,8 +24,8 @@ from llmppl.constraints.automata.budget import MAX_ITEMS, TooLarge
 from llmppl.support.graphs import Numbering, reached, turned
 
 END = "$END"
-IGNORED = 1                                         # the bit of what never gets to the parser
-S = TypeVar("S", int, frozenset[Any])               # a set: of bits, or any other
+IGNORED = 1                                         # the bit of ignored text, which the parser never sees
+S = TypeVar("S", int, frozenset[Any])               # a set of bits, or of anything
 
 
 class Rule(NamedTuple):
@@ -45,18 +45,18 @@ class Tables:
     Parameters
     ----------
     rules : the alternatives
-    start : the name of the rule that a text is
-    whole : of the rules that are parts of another (itself among them), which that is
+    start : the name of the rule that a whole text must match
+    whole : for each rule that is a part of another one, the name of that rule (a rule is a part of itself)
 
     Attributes
     ----------
-    bits, terminal_of : the bit of every terminal, from 2 on, that of END among them; and the terminal of each
+    bits, terminal_of : the bit of every terminal, END included, from 2 on; and the terminal of each bit
     shifts : by state, the state after a symbol
-    reductions : by state, (bits, (length, rule's name)): what is reduced before which terminals
+    reductions : by state, pairs of terminals' bits and the (length, rule's name) that is reduced before these
     kernels : by state, (rule, place) of its items that do not begin a rule
     end_state : the state after a text
-    conflicts : whether a shift, or a priority, decided between actions
-    rule_names : of all rules, that of the whole text among them
+    conflicts : True if a shift or a priority decided between actions
+    rule_names : names of all rules, with the one of the whole text
     shortest : by symbol, its shortest yield
 
     Raises GrammarError where two rules may be reduced before the same terminal, TooLarge at more than MAX_ITEMS items.
@@ -65,26 +65,23 @@ class Tables:
     def __init__(self, rules: Sequence[Rule], start: str, whole: Mapping[str, str] = {}) -> None:
         self.rules = [*rules, Rule(f"$root_{start}", (start,))]
         self._whole = whole
-        self._alternatives: dict[str, list[int]] = defaultdict(list)
         self._base: list[int] = []                      # the item at the beginning of each alternative
-        self._next: list[str | None] = []               # the symbol behind an item's place
+        self._begun: dict[str | None, list[int]] = defaultdict(list)    # these items by the rule's name
+        self._next: list[str | None] = []               # the symbol after an item's place
         self._rule_of: list[int] = []
         for r, rule in enumerate(self.rules):
-            self._alternatives[rule.origin].append(r)
             self._base.append(len(self._next))
+            self._begun[rule.origin].append(len(self._next))
             self._next += [*rule.expansion, None]
             self._rule_of += [r] * (len(rule.expansion) + 1)
-        self.rule_names = self._alternatives.keys()
+        self.rule_names = dict.fromkeys(rule.origin for rule in self.rules).keys()
         symbols = dict.fromkeys(itertools.chain.from_iterable(rule.expansion for rule in self.rules))
         names = [symbol for symbol in symbols if symbol not in self.rule_names]
         self.bits = {name: 2 << i for i, name in enumerate([*names, END])}
         self.terminal_of = {bit: name for name, bit in self.bits.items()}
-        self._begun: dict[str | None, list[int]] = {
-            name: list(map(self._base.__getitem__, numbers)) for name, numbers in self._alternatives.items()
-        }
         self._first = {name: list(map(self._next.__getitem__, items)) for name, items in self._begun.items()}
         self.shifts: list[dict[str, int]] = []
-        self._items: list[list[int]] = []               # kernel and what it leads to without reading
+        self._items: list[list[int]] = []               # by state, the kernel and the items that it leads to
         kernels = self._find_states(self._base[-1])
         self.kernels = [list(map(self._pointer, kernel)) for kernel in kernels]
         self.end_state = self.shifts[0][start]
@@ -98,11 +95,11 @@ class Tables:
         return self.rules[r], item - self._base[r]
 
     def equals_written_out(self, name: str) -> bool:
-        """Whether a rule of which others are parts is parsed as it would be, written out in one: False says nothing.
+        """Check that a rule in parts is parsed as it would be, written out in one. False proves nothing.
 
-        Its first symbol must lead to the same state, wherever the rule begins. Then states that only differ in what has
-        been read of it have the same terminals to come. Where it can begin in the middle of itself, lark takes more to
-        come than can, if it has rules in it.
+        Its first symbol must lead to the same state, wherever the rule begins. Then states that differ only in the
+        part of the rule that was read have the same lookaheads. If the rule can begin within itself and contains
+        other rules, lark's lookaheads are larger than they need be.
         """
         parts = {part for part, whole in self._whole.items() if whole == name}
         states = [q for q, shifts in enumerate(self.shifts) if name in shifts]
@@ -119,7 +116,7 @@ class Tables:
     # ---- states
 
     def _find_states(self, first: int) -> list[tuple[int, ...]]:
-        """The kernels of the states; a state's shifts and items are noted as it is found."""
+        """Return the kernels of the states; the shifts and items of a state are kept as it is found."""
         kernels: Numbering[tuple[int, ...]] = Numbering([(first,)])
         size = 0
         for kernel in kernels.met:                      # grows
@@ -135,7 +132,7 @@ class Tables:
         return kernels.met
 
     def _closed(self, kernel: Iterable[int]) -> list[int]:
-        """Items, and those that begin the rules that may come next."""
+        """Return items, with those that begin the rules that may come next."""
         symbols = reached(map(self._next.__getitem__, kernel), self._first_of)
         return [*kernel, *itertools.chain.from_iterable(self._begun.get(symbol, ()) for symbol in symbols)]
 
@@ -148,10 +145,10 @@ class Tables:
             "fewer alternatives that may stand at one place would work",
         )
 
-    # ---- what may come after a rule
+    # ---- lookaheads
 
     def _find_lookaheads(self, start: str) -> dict[int, dict[int, int]]:
-        """By state and rule, the terminals before which the rule may be reduced there."""
+        """Return by state and rule the terminals before which the rule may be reduced there."""
         nullable = {name for name, shortest in self.shortest.items() if not shortest.length}
         transitions = [(q, name) for q, shifts in enumerate(self.shifts) for name in shifts if name in self.rule_names]
         number = dict(zip(transitions, itertools.count()))
@@ -165,7 +162,7 @@ class Tables:
         for q, items in enumerate(self._items):
             for item in items:
                 rule, place = self._pointer(item)
-                this = number.get((q, rule.origin))     # lark asks so of items in the middle of a rule, too
+                this = number.get((q, rule.origin))     # lark includes items in the middle of a rule, too
                 if this is None or (place and rule.origin in self._whole):
                     continue
                 r, state = self._rule_of[item], q
@@ -182,7 +179,7 @@ class Tables:
         return lookaheads
 
     def _nullable_tail(self, rule: Rule, nullable: set[str]) -> int:
-        """Where the last symbols of an alternative begin that are rules with nothing needed behind them."""
+        """Return the place from which on every symbol is a rule after which nothing more is needed."""
         at = len(rule.expansion)
         while at and rule.expansion[at - 1] in nullable:
             at -= 1
@@ -205,7 +202,7 @@ class Tables:
         return reductions
 
     def _decided(self, found: dict[int, int], collisions: list[str]) -> dict[int, int]:
-        """rule -> bits of a state with every terminal in one of them only: that of the highest priority."""
+        """Return the bits of a state by rule, with each terminal only at the rule of the highest priority."""
         once = twice = 0
         for bits in found.values():
             twice |= once & bits
@@ -224,7 +221,7 @@ class Tables:
 
 
 class Yield(NamedTuple):
-    """The fewest terminals that a symbol may consist of: how many, the first of them, and the rule's alternative."""
+    """The fewest terminals that a symbol may consist of: their number, the first one, and the rule's alternative."""
 
     length: int
     head: str | None
@@ -232,7 +229,7 @@ class Yield(NamedTuple):
 
 
 def shortest_yields(tables: Tables, avoided: Set[str] = frozenset()) -> dict[str, Yield]:
-    """The shortest yield of every symbol; what nothing finishes without the `avoided` terminals is left out.
+    """Return the shortest yield of every symbol, except those that cannot end without the `avoided` terminals.
 
     Knuth (1977), "A generalization of Dijkstra's algorithm".
     """
@@ -259,19 +256,19 @@ def shortest_yields(tables: Tables, avoided: Set[str] = frozenset()) -> dict[str
 
 
 def union(sets: Iterable[int]) -> int:
-    """All bits of some sets."""
+    """Return all bits of some sets."""
     return functools.reduce(int.__or__, sets, 0)
 
 
 def bits_of(bits: int) -> Iterator[int]:
-    """The single bits of a set."""
+    """Yield the single bits of a set."""
     while bits:
         yield bits & -bits
         bits &= bits - 1
 
 
 def united(sets: Iterable[S], edges: Sequence[Collection[int]]) -> list[S]:
-    """Each set joined with those of all that is reached from it (Tarjan 1972, on a stack of its own)."""
+    """Return each set joined with those of all nodes reached from it (Tarjan 1972, on a stack of its own)."""
     found = list(sets)
     done = len(found) + 1
     low = [0] * len(found)                              # place on the path of the first that is reached; `done`
@@ -295,3 +292,44 @@ def united(sets: Iterable[S], edges: Sequence[Collection[int]]) -> list[S]:
             todo.append(~x)
             todo += edges[x]
     return found
+
+
+def columns_are_irrelevant(tables: Tables, indenter: Any) -> bool:
+    """Check that any tokens that complete a stack can be laid out by lark's indenter, which then only chooses columns.
+
+    True if each rule nests its brackets and blocks and has no line end within brackets. A block must begin right after
+    a line's end, and end right after a line's or another block's end.
+    """
+    bits, rules, shortest = tables.bits, tables.rules, tables.shortest
+    if not shortest.keys() >= tables.rule_names:
+        return False
+    line_end, indent, dedent = names = indenter.NL_type, indenter.INDENT_type, indenter.DEDENT_type
+    nesting = dict.fromkeys(indenter.OPEN_PAREN_types, 1) | dict.fromkeys(indenter.CLOSE_PAREN_types, -1)
+    users = turned((rule.origin, rule.expansion) for rule in rules)
+    of_lines = set(reached(names, lambda symbol: users.get(symbol, ())))
+    before_blocks = bits.get(line_end, 0), bits.get(line_end, 0) | bits.get(dedent, 0)
+    last = _last_terminals(tables)
+    for rule in rules:
+        brackets, blocks, before = 0, 0, -1             # before a rule, anything
+        for symbol in rule.expansion:
+            brackets += nesting.get(symbol, 0)
+            blocks += (symbol == indent) - (symbol == dedent)
+            after_line = symbol not in (indent, dedent) or not before & ~before_blocks[symbol == dedent]
+            if brackets < 0 or blocks < 0 or (brackets and symbol in of_lines) or not after_line:
+                return False
+            before = last[symbol] | (0 if shortest[symbol].length else before)
+        if brackets or blocks:
+            return False
+    return True
+
+
+def _last_terminals(tables: Tables) -> dict[str, int]:
+    """Return by symbol the bits of the terminals that its texts may end with."""
+    number = {symbol: i for i, symbol in enumerate([*tables.rule_names, *tables.bits])}
+    edges: list[set[int]] = [set() for _ in number]
+    for rule in tables.rules:
+        for symbol in reversed(rule.expansion):
+            edges[number[rule.origin]].add(number[symbol])
+            if tables.shortest[symbol].length:
+                break
+    return dict(zip(number, united([tables.bits.get(symbol, 0) for symbol in number], edges), strict=True))

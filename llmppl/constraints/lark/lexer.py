@@ -1,18 +1,17 @@
-"""Lark's lexer, byte by byte: every way in which a text may be cut into tokens is followed at once.
+"""Lark's lexer, byte by byte: it follows every way to cut a text into tokens at once.
 
-Lark's lexer, exactly. In a parser state q it matches one regular expression, the alternation of the terminals that q
-has an action for and of the ignored ones, ordered by (priority, greatest width, length of pattern, name), with
-`re.match`: the first alternative that matches at all wins, and inside it the match that `re` prefers, not the
-longest. If the text matched is that of a string terminal which the regular expression of the winner covers, the token
-is that string: a *keyword* is split off a name. It goes to the parser, and the lexer goes on behind it in the new
-state.
+In a parser state, lark's contextual lexer matches one regular expression: the alternation of the terminals with an
+action there and of the ignored ones, ordered by (priority, greatest width, length of pattern, name). `re.match` picks
+the first alternative that matches, and the match that `re` prefers, which need not be the longest. A string terminal
+that the regular expression of another one matches whole is a *keyword* of that one: if the matched text is a keyword,
+the token is the keyword. The token goes to the parser, and the lexer continues after it in the new state.
 
-The one idea: do not wait to see where a match ends; assume it. A *partial token* is the current token under such an
-assumption: the threads of its match in order of preference, what is *forbidden* (NFA states of earlier tokens that are
-preferred to the match assumed: if ever one of them accepts, `re` would have matched there, and the assumption is wrong)
-and what is *required* (look-aheads that were assumed to hold). Where a thread accepts, the token splits: either one of
-the threads before it accepts later on, and the token goes on with those; or none does, the token ends here, and they
-are forbidden. What an ended token leaves behind it is its *residue*.
+The one idea: assume where a match ends instead of waiting to see it. A *partial token* is the current token under such
+an assumption: the threads of its match in order of preference, and an obligation. An *obligation* is a constraint on
+the text that follows. *Forbidden* are NFA states of earlier matches that `re` would prefer to the assumed ones: if one
+of them ever accepts, the assumption was wrong. *Required* are look-aheads that were assumed to hold. Where a thread
+accepts, the token splits. Either a preferred thread accepts later, and the token continues with those before it. Or
+none does: the token ends here, and they become forbidden.
 
 Source: the lexer of lark 1.3.
 """
@@ -38,13 +37,13 @@ from llmppl.support.locks import cached_property
 
 States = frozenset[int]
 Bools = npt.NDArray[np.bool_]
-Keywords = tuple[tuple[str, tuple[str, ...]], ...]      # terminals, and the keywords split off each, in order
+Keywords = tuple[tuple[str, tuple[str, ...]], ...]      # terminals with their keywords, in order
 
-LAYOUT_CUTS = 9, 10, 11, 32, 33                         # around tab, line end and blank
+LAYOUT_CUTS = 9, 10, 11, 32, 33                         # around tab, line end and space
 
 
-class Residue(NamedTuple):
-    """What an ended token leaves: NFA states that must never accept, sets of which one must, trackers' states."""
+class Obligation(NamedTuple):
+    """NFA states that must never accept, sets of states of which one must, and the states of look-behind trackers."""
 
     forbidden: States
     required: frozenset[States]
@@ -52,27 +51,27 @@ class Residue(NamedTuple):
 
 
 class PartialToken(NamedTuple):
-    """The current token under one hypothesis: `threads` in order, and those of keywords that its text may still be.
+    """The current token under one hypothesis: its `threads` in order, and those of the keywords that it may still be.
 
-    `keywords` says which are split off which threads' terminals; of the lexer nothing else matters by then.
+    `keywords` are those of the threads' terminals. The column is that of a line end's next line so far, otherwise -1.
     """
 
     keywords: Keywords
     threads: tuple[int, ...]
     keyword_threads: States
-    residue: Residue
+    obligation: Obligation
     column: int
 
 
 class Ended(NamedTuple):
-    """A token that may end here: the symbol for the parser (None if ignored), and the residue (a number)."""
+    """A token that may end here: the symbol for the parser (None if ignored), and the number of its obligation."""
 
     symbol: str | tuple[str, int] | None
-    residue: int
+    obligation: int
 
     @property
     def terminal(self) -> str | None:
-        """The symbol without the column that a line end has."""
+        """The symbol, without the column of a line end."""
         return self.symbol[0] if isinstance(self.symbol, tuple) else self.symbol
 
 
@@ -80,16 +79,16 @@ Outcome = tuple[tuple[int, ...], tuple[Ended, ...]]     # partial tokens with wh
 
 
 class PartialTokens:
-    """All partial tokens of a grammar, numbered as they are met, and what a byte makes of each.
+    """All partial tokens of a grammar, numbered in order of use, and their outcomes after each byte.
 
     Attributes
     ----------
-    tokens, residues : lists by number; `token_number` and `residue_number` number new ones
-    starts : (lexer, residue) -> the partial tokens that begin after it
-        They are several if look-aheads at their beginning are yet to be decided.
-    classes : partial token -> one byte of each class of bytes that it does not tell apart
-    rows : partial token -> what these bytes make of it, None where that is not known yet
-    heads : residue -> (256,) bool, False at bytes with which no token can begin after it, whatever the lexer
+    tokens, obligations : lists by number; `token_number` and `obligation_number` number new ones
+    starts : (lexer, obligation) -> the partial tokens that begin after it
+        There are several if look-aheads at their beginning are undecided.
+    classes : partial token -> the first byte of each class of bytes that it does not tell apart
+    rows : partial token -> its outcome for each class, None if not known yet
+    heads : obligation -> (256,) bool, False at bytes with which no token of any lexer can begin after it
     """
 
     def __init__(
@@ -100,10 +99,14 @@ class PartialTokens:
         self.newline = indenter.NL_type if indenter else None
         self.widths = {32: 1, 9: indenter.tab_len} if indenter else {}
         self.terminals = {terminal.name: terminal for terminal in terminals}
-        self._size = 0                                  # of all that is kept, in states of terminals
-        self.token_number: Numbering[PartialToken] = Numbering(check=self._keep_token)
-        self.residue_number: Numbering[Residue] = Numbering(check=self._keep_residue)
-        self.tokens, self.residues = self.token_number.met, self.residue_number.met
+        self._size = 0                                  # of all partial tokens and obligations, in states of terminals
+        self.token_number: Numbering[PartialToken] = Numbering(
+            check=lambda token: self._keep(len(token.threads) + len(token.keyword_threads), token.threads)
+        )
+        self.obligation_number: Numbering[Obligation] = Numbering(
+            check=lambda each: self._keep(len(each.forbidden) + sum(map(len, each.required)), ())
+        )
+        self.tokens, self.obligations = self.token_number.met, self.obligation_number.met
         self.starts = Memo(self._begin)
         self.classes = Memo(self._find_classes)
         self.heads = Memo(self._find_heads)
@@ -113,27 +116,23 @@ class PartialTokens:
         self._settled = Memo(self._settle_after_byte)
         self._tracker_cuts = Memo(self._find_tracker_cuts)
         trackers = tuple([int(tracker.start) for tracker in automata.trackers])
-        self.first = self.residue_number[Residue(frozenset(), frozenset(), trackers)]
-
-    def begin_behind(self, lexer: int, trackers: tuple[int, ...]) -> tuple[int, ...]:
-        """The partial tokens that begin behind a text of which only its trackers' states matter."""
-        return self.starts[lexer, self.residue_number[Residue(frozenset(), frozenset(), trackers)]]
+        self.first = self.obligation_number[Obligation(frozenset(), frozenset(), trackers)]
 
     def step(self, number: int, byte: int) -> Outcome:
-        """What `byte` makes of a partial token: those with which it goes on, and how it may end behind the byte."""
+        """Return the outcome of a byte: the partial tokens that continue, and the ways in which the token may end."""
         i = bisect_right(self.classes[number], byte) - 1
         row = self.rows[number]
         outcome = row[i]
         if outcome is None:
-            outcome = row[i] = self.one(self._read(self.tokens[number], byte))
+            outcome = row[i] = self.intern(self._read(self.tokens[number], byte))
         return outcome
 
-    def one(self, outcome: Outcome) -> Outcome:
-        """The one object of all equal outcomes."""
+    def intern(self, outcome: Outcome) -> Outcome:
+        """Return the one object of all equal outcomes."""
         return self._outcomes.setdefault(outcome, outcome)
 
     def step_all(self, numbers: Collection[int], byte: int) -> Outcome:
-        """The same for several that may be under way."""
+        """Return the joint outcome of a byte for several partial tokens."""
         if len(numbers) == 1:
             (number,) = numbers
             return self.step(number, byte)
@@ -142,14 +141,8 @@ class PartialTokens:
 
     # ---- limits
 
-    def _keep_residue(self, residue: Residue) -> None:
-        self._keep(len(residue.forbidden) + sum(map(len, residue.required)), ())
-
-    def _keep_token(self, token: PartialToken) -> None:
-        self._keep(len(token.threads) + len(token.keyword_threads), token.threads)
-
     def _keep(self, size: int, threads: Sequence[int]) -> None:
-        """Count what is kept; ValueError, with the terminal that asks for most, if it is too much."""
+        """Count the kept states; TooLarge, with the terminal that takes most, beyond the limit."""
         self._size += size
         if self._size > MAX_KEPT or len(self.tokens) >= MAX_SCANS:
             some = [q for token in self.tokens[-1000:] for q in token.threads] or threads
@@ -157,13 +150,13 @@ class PartialTokens:
             raise TooLarge(
                 f"terminal {name} {shown(self.terminals[name].pattern)}",
                 f"{len(self.tokens):,} states of the lexer so far, with {self._size:,} of its terminals in them",
-                "smaller counted repeats, none of them behind what may begin anywhere, as in (.*a.{20}), would work",
+                "smaller counted repeats, and none after a prefix that matches anywhere, as in (.*a.{20}), would work",
             )
 
     # ---- beginnings
 
     def _order(self, lexer: int) -> tuple[list[int], Keywords]:
-        """The entries of a lexer's alternatives in lark's order, and the keywords split off them."""
+        """Return the entries of a lexer's alternatives in lark's order, and their keywords."""
         names = set(self.lexers[lexer])
         terminals = [self.terminals[name] for name in self.lexers[lexer]]
         entries = [self.automata.starts[t.name] for t in terminals if names.isdisjoint(t.embedded)]
@@ -171,49 +164,49 @@ class PartialTokens:
         return [q for q in entries if q != DEAD], _restricted(keywords, names, names)
 
     def _begin(self, key: tuple[int, int]) -> tuple[int, ...]:
-        lexer, residue = key
+        lexer, obligation = key
         entries, keywords = self._alternatives[lexer]
         threads = frozenset(self.automata.starts[name] for _, names in keywords for name in names)
-        tokens, ended = self._settle(PartialToken(keywords, tuple(entries), threads, self.residues[residue], -1))
+        tokens, ended = self._settle(PartialToken(keywords, tuple(entries), threads, self.obligations[obligation], -1))
         assert not ended, "lark refuses terminals that match the empty text"
         return tokens
 
-    def _find_heads(self, residue: int) -> Bools:
-        cuts = self._cuts_of((), self.residues[residue])
-        possible = [self._survives(self._after(self.residues[residue], byte)) for byte in cuts]
+    def _find_heads(self, obligation: int) -> Bools:
+        cuts = self._cuts_of((), self.obligations[obligation])
+        possible = [self._survives(self._after(self.obligations[obligation], byte)) for byte in cuts]
         heads: Bools = self._firsts & np.repeat(possible, np.diff([*cuts, 256]))
         return heads
 
     @cached_property
     def _firsts(self) -> Bools:
-        """(256,) bool: the bytes with which terminals begin; guards are not looked at."""
+        """Bytes with which terminals begin, without regard to guards, (256,) bool."""
         firsts, automata = np.zeros(256, bool), self.automata
         entries = set(automata.starts.values()) - {DEAD}
         for lo, hi, _ in automata.edges_of(reached(entries, automata.epsilon.__getitem__)):
             firsts[lo : hi + 1] = True
         return firsts
 
-    def _survives(self, residue: Residue) -> bool:
-        """Whether nothing forbidden accepts yet, and nothing required is out of reach, as far as is easily seen."""
+    def _survives(self, obligation: Obligation) -> bool:
+        """Check that nothing forbidden accepts yet, and that nothing required is out of reach. True proves nothing."""
         try:
-            states = self.automata.closure(residue.forbidden, residue.trackers, Assumptions())
+            states = self.automata.closure(obligation.forbidden, obligation.trackers, Assumptions())
         except Undecided:
             return True
-        return self.automata.ends.keys().isdisjoint(states) and frozenset() not in residue.required
+        return self.automata.ends.keys().isdisjoint(states) and frozenset() not in obligation.required
 
     # ---- bytes
 
     def _find_classes(self, number: int) -> list[int]:
         token = self.tokens[number]
-        return self._cuts_of({*token.threads, *token.keyword_threads}, token.residue)
+        return self._cuts_of({*token.threads, *token.keyword_threads}, token.obligation)
 
-    def _cuts_of(self, states: Iterable[int], residue: Residue) -> list[int]:
-        """The first byte of each class of bytes that NFA states and a residue do not tell apart."""
+    def _cuts_of(self, states: Iterable[int], obligation: Obligation) -> list[int]:
+        """Return the first byte of each class of bytes that NFA states and an obligation do not tell apart."""
         cuts = {0, *(LAYOUT_CUTS if self.newline else ())}
-        for lo, hi, _ in self.automata.edges_of(residue.forbidden.union(states, *residue.required)):
+        for lo, hi, _ in self.automata.edges_of(obligation.forbidden.union(states, *obligation.required)):
             cuts.add(lo)
             cuts.add(hi + 1)
-        cuts.update(*map(self._tracker_cuts.__getitem__, enumerate(residue.trackers)))
+        cuts.update(*map(self._tracker_cuts.__getitem__, enumerate(obligation.trackers)))
         cuts.discard(256)
         return sorted(cuts)
 
@@ -236,31 +229,31 @@ class PartialTokens:
         keyword_threads = frozenset(read(token.keyword_threads, byte))
         keywords = self._keywords_left(token.keywords, threads, keyword_threads)
         return self._settled[
-            PartialToken(keywords, tuple(threads), keyword_threads, self._after(token.residue, byte), column)
+            PartialToken(keywords, tuple(threads), keyword_threads, self._after(token.obligation, byte), column)
         ]
 
     def _keywords_left(self, keywords: Keywords, threads: Iterable[int], keyword_threads: Collection[int]) -> Keywords:
-        """Of keywords, those under way in `keyword_threads` that are split off terminals under way in `threads`."""
+        """Return the keywords active in `keyword_threads` of the terminals active in `threads`."""
         if not keyword_threads:
             return ()
         return _restricted(keywords, self.automata.names_of(threads), self.automata.names_of(keyword_threads))
 
-    def _after(self, residue: Residue, byte: int) -> Residue:
-        """What a residue becomes by one more byte, its epsilon edges not yet followed."""
+    def _after(self, obligation: Obligation, byte: int) -> Obligation:
+        """Return an obligation after one more byte, its epsilon edges not yet followed."""
         read = self.automata.read
-        return Residue(
-            frozenset(read(residue.forbidden, byte)),
-            frozenset([frozenset(read(states, byte)) for states in residue.required]),
-            self.automata.track(residue.trackers, byte),
+        return Obligation(
+            frozenset(read(obligation.forbidden, byte)),
+            frozenset([frozenset(read(states, byte)) for states in obligation.required]),
+            self.automata.track(obligation.trackers, byte),
         )
 
     def _settle_after_byte(self, token: PartialToken) -> Outcome:
         threads = len(token.threads) + len(token.keyword_threads)
-        self._keep(threads + len(token.residue.forbidden), token.threads)
+        self._keep(threads + len(token.obligation.forbidden), token.threads)
         return self._settle(token)
 
     def _settle(self, token: PartialToken) -> Outcome:
-        """Follow the epsilon edges of all threads, under every assumption about the look-aheads that are met."""
+        """Follow the epsilon edges of all threads, under every assumption about the look-aheads on the way."""
         going_on: dict[int, None] = {}
         ended: dict[Ended, None] = {}
         todo = [Assumptions()]
@@ -275,17 +268,17 @@ class PartialTokens:
     def _assume(
         self, ahead: Assumptions, token: PartialToken, going_on: dict[int, None], ended: dict[Ended, None]
     ) -> None:
-        residue = self._assumed(ahead, token.residue)
-        if residue is None:
+        obligation = self._assumed(ahead, token.obligation)
+        if obligation is None:
             return
         ends, names = self.automata.ends, self.automata.names
-        closure = functools.partial(self.automata.closure, trackers=residue.trackers, ahead=ahead)
+        closure = functools.partial(self.automata.closure, trackers=obligation.trackers, ahead=ahead)
         before, matched = [], None                      # threads preferred to the match; the terminal matched
         for q in closure(token.threads):
             if q in ends:
                 matched = ends[q]
                 break
-            if q not in residue.forbidden:
+            if q not in obligation.forbidden:
                 before.append(q)
         spelled, keywords = closure(token.keyword_threads), dict(token.keywords)
         if before:
@@ -293,29 +286,29 @@ class PartialTokens:
             possible = set[str]().union(*[keywords.get(host, ()) for host in hosts])
             left = frozenset([q for q in spelled if q not in ends and names[q] in possible])
             column = token.column if self.newline in hosts else -1
-            new = PartialToken(self._keywords_left(token.keywords, before, left), tuple(before), left, residue, column)
-            going_on[self.token_number[new]] = None
+            own = self._keywords_left(token.keywords, before, left)
+            going_on[self.token_number[PartialToken(own, tuple(before), left, obligation, column)]] = None
         if matched:
             whole = {ends[q] for q in spelled if q in ends}
             name = next(filter(whole.__contains__, keywords.get(matched, ())), matched)
             symbol = None if matched in self.ignored else (name, token.column) if name == self.newline else name
-            behind = residue._replace(forbidden=residue.forbidden.union(before))
-            ended[Ended(symbol, self.residue_number[behind])] = None
+            after = obligation._replace(forbidden=obligation.forbidden.union(before))
+            ended[Ended(symbol, self.obligation_number[after])] = None
 
-    def _assumed(self, ahead: Assumptions, residue: Residue) -> Residue | None:
-        """A residue with its epsilon edges followed, or None if an assumption is already wrong."""
-        ends, trackers = self.automata.ends, residue.trackers
+    def _assumed(self, ahead: Assumptions, obligation: Obligation) -> Obligation | None:
+        """Return an obligation with its epsilon edges followed, or None if an assumption is already wrong."""
+        ends, trackers = self.automata.ends, obligation.trackers
         denied = [entry for entry, holds in ahead.items() if not holds]
-        forbidden = frozenset(self.automata.closure([*residue.forbidden, *denied], trackers, ahead))
+        forbidden = frozenset(self.automata.closure([*obligation.forbidden, *denied], trackers, ahead))
         if not ends.keys().isdisjoint(forbidden):
             return None
-        wanted = [*residue.required, *({entry} for entry, holds in ahead.items() if holds)]
+        wanted = [*obligation.required, *({entry} for entry, holds in ahead.items() if holds)]
         sets = [self.automata.closure(states, trackers, ahead) for states in wanted]
         required = frozenset([frozenset(states) - forbidden for states in sets if ends.keys().isdisjoint(states)])
-        return None if frozenset() in required else Residue(forbidden, required, trackers)
+        return None if frozenset() in required else Obligation(forbidden, required, trackers)
 
 
 def _restricted(keywords: Keywords, hosts: set[str], names: set[str]) -> Keywords:
-    """Of keywords, those that are among `names` and split off `hosts`."""
+    """Return the keywords of `hosts` that are among `names`."""
     pairs = [(host, tuple(filter(names.__contains__, each))) for host, each in keywords if host in hosts]
     return tuple([pair for pair in pairs if pair[1]])

@@ -1,16 +1,15 @@
-"""Masks of grammars: the reading of a vocabulary's tokens kept apart from the parser.
+"""Masks of grammars: the vocabulary is read by the lexer alone, and the parser then selects classes of tokens.
 
-One idea: what terminals a token's bytes make depends on where the lexer stands, not on the parser's stack, but for the
-choice of the lexer that reads on. So the vocabulary is read once for each partial token of the lexer, whatever the
-stack: a *quotient* holds the vocabulary's tokens in classes that no stack tells apart, and says which terminals may end
-within tokens, and where (its *crossings*). A mask is then made of the quotient's classes by giving the parser those
-terminals, some hundred at most; what has ended within tokens leads to quotients of the parts of tokens behind. What is
-found holds for all stacks whose topmost states are equal down to the lowest that was read, and is kept by these.
+The terminals in a token's bytes depend on the partial token before it, and hardly on the parser's stack, which only
+chooses the next lexer. So the vocabulary is read once for each partial token. The result, a *quotient*, holds the
+tokens in classes that no stack tells apart. Its *crossings* name the terminals that may end within tokens, and where.
+For a mask, the parser is fed the terminals of the quotient, a hundred or so. After a crossing, the rests of the tokens
+have a quotient of their own. An answer is kept for all stacks with equal states down to the lowest that was read.
 
-Words: an *outcome* is what bytes make of partial tokens: those with which it goes on, and the ways in which it ends.
+An *outcome* of bytes is the partial tokens that continue, and the ways in which a token ends.
 
-Source: Willard & Louf (2023), "Efficient Guided Generation for Large Language Models", section 4.2: an index by the
-terminals that begin and end in a token, and by the tops of the stacks that admit them.
+Source: Willard & Louf (2023), "Efficient Guided Generation for Large Language Models", section 4.2. It indexes tokens
+by the terminals that begin and end in them, and by the tops of the stacks that admit these.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from llmppl.constraints.vocabulary.trie_walk import FLAG, walk
 from llmppl.support.graphs import Memo, reached
 from llmppl.support.shared import Shared
 
-MAX_PART_AS_IDS = 1 / 32                            # of the vocabulary: larger sets are kept as bits
+MAX_PART_AS_IDS = 1 / 32                            # of the vocabulary; larger sets are kept as bits
 Bits = npt.NDArray[np.uint8]
 NOTHING = np.zeros(0, np.int32)
 Key = tuple[bytes, tuple[int, ...]]                 # nodes (int32; b"": all tokens), and partial tokens
@@ -43,7 +42,7 @@ Kind = tuple[int, tuple[Ended, ...], tuple[int, ...]]   # the first three of a T
 
 
 class TokenSet:
-    """Tokens that may follow: some by `ids` (int32), more by their `bits`; all together `packed`, where asked for."""
+    """Tokens that may follow, as `ids` (int32) and in `bits`; `packed` holds all of them as bits once it is needed."""
 
     __slots__ = ("ids", "bits", "packed")
 
@@ -54,19 +53,19 @@ class TokenSet:
 
 
 class TokenClass(NamedTuple):
-    """Tokens of a quotient that end alike: they may follow a stack to which one of their certificates is admitted.
+    """Tokens of a quotient that no stack tells apart.
 
-    And otherwise, where a text completes what has just ended, or goes on.
+    They may follow a stack that admits one of their proofs, or where a text completes one of the ends or going on.
     """
 
-    certificates: int                               # bits, as of `Parser.admitted`
+    proofs: int                                     # bits, as of `Parser.admitted`
     ends: tuple[Ended, ...]
     going_on: tuple[int, ...]                       # partial tokens
     ids: npt.NDArray[Any]                           # int32 ids, or uint8 bits of the vocabulary
 
 
 class Crossing(NamedTuple):
-    """What may end within tokens, the nodes where it does (int32), and by lexer the quotient of what is below."""
+    """A terminal that may end within tokens, the nodes where it does (int32), and by lexer the quotient below these."""
 
     bit: int                                        # of the symbol
     end: Ended
@@ -75,7 +74,7 @@ class Crossing(NamedTuple):
 
 
 class Quotient(NamedTuple):
-    """The tokens below some nodes of the trie, read from some partial tokens, in classes that no stack tells apart."""
+    """The tokens below some nodes of the trie, read from some partial tokens."""
 
     bits: int                                       # of all terminals that matter
     classes: list[TokenClass]
@@ -84,9 +83,9 @@ class Quotient(NamedTuple):
 
 
 class _Outcomes:
-    """The outcomes of bytes as a graph (`llmppl.constraints.vocabulary.trie_walk`), numbered as they are met.
+    """The outcomes of bytes as a graph (`llmppl.constraints.vocabulary.trie_walk`), numbered in order of use.
 
-    0 is where the token cannot go on. An entry has FLAG where its byte may come behind what ends in the outcome.
+    0 is the outcome without continuation. An entry has FLAG if its byte may follow a token that ends in the outcome.
     """
 
     def __init__(self, partials: PartialTokens) -> None:
@@ -108,17 +107,17 @@ class _Outcomes:
                 self.table = np.concatenate([self.table, np.full_like(self.table, -1)])
             self.table[found] = -1 if going_on else self._flags[ends]
             self.outcomes[found:] = [(going_on, ends)]
-            self._number[going_on, ends] = found    # last: what an interrupt has left is written over
+            self._number[going_on, ends] = found    # last, so that an interrupted call is overwritten
         return found
 
     def _find_flags(self, ends: tuple[Ended, ...]) -> npt.NDArray[np.int32]:
-        """(256,) FLAG at the bytes that may come behind one of the ends."""
-        heads = [self.partials.heads[end.residue] for end in ends]
+        """Return FLAG at the bytes that may follow one of the ends, (256,)."""
+        heads = [self.partials.heads[end.obligation] for end in ends]
         flags: npt.NDArray[np.int32] = np.logical_or.reduce([np.zeros(256, bool), *heads]).astype(np.int32) * FLAG
         return flags
 
     def fill(self, number: int, bytes: Ints, /) -> None:
-        """Make known where an outcome goes with some bytes, and with those that its tokens do not tell from them."""
+        """Fill in the outcomes after some bytes, and after the bytes of their classes."""
         tokens, ends = self.outcomes[number]
         flags = self._flags[ends]
         cuts = sorted(set().union(*map(self.partials.classes.__getitem__, tokens)))
@@ -133,15 +132,15 @@ class Masks(Shared):
 
     def __init__(self, completability: Completability, trie: Trie) -> None:
         self.completability, self.parser, self.trie = completability, completability.parser, trie
-        self.made = 0                               # masks worked out since `forget`
+        self.made = 0                               # masks made since `forget`
         self._outcomes = _Outcomes(completability.partials)
         self.quotients = Memo(self._read)
         self._joined = Memo(self._join)
-        self._equal: dict[bytes, bytes] = {}        # equal ones are one object
+        self._equal: dict[bytes, bytes] = {}        # makes equal masks one object
         self._kinds = Memo(self._find_kind)         # by outcome
 
     def forget(self) -> None:
-        """Drop all that is kept by stack."""
+        """Drop all answers that are kept by stack."""
         self.made = 0
         self._joined.clear()
         self._equal.clear()
@@ -150,7 +149,7 @@ class Masks(Shared):
 
     @property
     def nbytes(self) -> int:
-        """Of the quotients: their tokens, and the nodes where something ends within tokens."""
+        """Number of bytes of the quotients' tokens and of the nodes of their crossings."""
         found = list(self.quotients.values())
         tokens = sum(each.ids.nbytes for quotient in found for each in quotient.classes)
         return tokens + sum(len(crossing.nodes) for quotient in found for crossing in quotient.crossings)
@@ -159,25 +158,25 @@ class Masks(Shared):
         return f"<the vocabulary read from {len(self)} places of the lexer, {self.nbytes} bytes>"
 
     def __len__(self) -> int:
-        """The number of quotients read so far."""
+        """Return the number of quotients read so far."""
         return len(self.quotients)
 
     def read_all(self, max_quotients: int) -> None:
-        """Read the vocabulary from every partial token that a text may lead to, and all that quotients lead to."""
+        """Make the quotients of all partial tokens that a text may lead to, and those that these lead to."""
         completability, partials = self.completability, self.completability.partials
         after = self.parser.lexers_after(completability.lexer_of)
         every = set(range(len(partials.lexers)))
 
         def places_after(place: tuple[int, int]) -> Iterator[tuple[int, int]]:
             for token in partials.starts[place]:
-                for symbol, residue in completability.reductions.ends(token):
-                    yield from itertools.product({place[0]} if symbol is None else after[str(symbol)], [residue])
+                for symbol, obligation in completability.reductions.ends(token):
+                    yield from itertools.product({place[0]} if symbol is None else after[str(symbol)], [obligation])
 
         def quotients_below(key: Key) -> Iterator[Key]:
             for crossing in self.quotients[key].crossings:
-                symbol, residue = crossing.end
+                symbol, obligation = crossing.end
                 for lexer in every if symbol is None else after[str(symbol)]:
-                    child = crossing.nodes, partials.starts[lexer, residue]
+                    child = crossing.nodes, partials.starts[lexer, obligation]
                     crossing.below[lexer] = self.quotients[child]
                     yield child
 
@@ -190,10 +189,10 @@ class Masks(Shared):
 
     def _refuse_more(self, number: int, most: int) -> None:
         if number > most:
-            raise ValueError(f"more than {most} quotients: terminals leave too much behind them that may still match")
+            raise ValueError(f"more than {most} quotients: terminals leave too many obligations after them")
 
     def bits(self, hypotheses: Iterable[tuple[Stack, int]]) -> bytes:
-        """A bit for every token (as by np.packbits): whether it may follow under one of the hypotheses."""
+        """Return the tokens that may follow under one of the hypotheses, as bits (np.packbits)."""
         packed = []
         for stack, token in hypotheses:
             found = self._tokens(self.quotients[b"", (token,)], stack)
@@ -213,7 +212,7 @@ class Masks(Shared):
         return found.packed
 
     def _tokens(self, quotient: Quotient, stack: Stack) -> TokenSet:
-        """The tokens of a quotient that may follow a stack."""
+        """Return the tokens of a quotient that may follow a stack."""
         return self.parser.recall_by_tops(quotient.memo, stack, functools.partial(self._collect, quotient))
 
     def _collect(self, quotient: Quotient, stack: Stack) -> TokenSet:
@@ -221,31 +220,31 @@ class Masks(Shared):
         completability = self.completability
         sets: list[npt.NDArray[Any]] = []
         admitted = self.parser.admitted(stack, quotient.bits)
-        proofs = completability.proofs(stack, admitted)
-        for certificates, ends, going_on, ids in quotient.classes:
-            if certificates & proofs or self._may_follow(stack, going_on, ends):
+        valid = completability.valid_proofs(stack, admitted)
+        for proofs, ends, going_on, ids in quotient.classes:
+            if proofs & valid or self._may_follow(stack, going_on, ends):
                 sets.append(ids)
-        for bit, (symbol, residue), nodes, below in quotient.crossings:
+        for bit, (symbol, obligation), nodes, below in quotient.crossings:
             top = self.parser.feed(stack, symbol) if bit & admitted else None
             if top is None:
                 continue
             lexer = completability.lexer_of[top.state]
             child = below.get(lexer)
             if child is None:
-                child = below[lexer] = self.quotients[nodes, completability.partials.starts[lexer, residue]]
+                child = below[lexer] = self.quotients[nodes, completability.partials.starts[lexer, obligation]]
             if child.classes or child.crossings:
                 more = self._tokens(child, top)
                 sets += [more.ids, *more.bits]
         return TokenSet([ids for ids in sets if ids.itemsize > 1], [ids for ids in sets if ids.itemsize == 1])
 
     def _may_follow(self, stack: Stack, going_on: tuple[int, ...], ends: tuple[Ended, ...]) -> bool:
-        """Whether some text, or none, completes a stack after a token that goes on, or ends."""
+        """Check whether some text, perhaps empty, completes a stack after a token that goes on, or ends."""
         if any(self.completability.completable(stack, token) for token in going_on):
             return True
         return any(self.completability.may_follow(*place) for place in self.parser.after(stack, ends))
 
     def _read(self, key: Key) -> Quotient:
-        """The quotient of the tokens below some nodes, read from some partial tokens."""
+        """Return the quotient of the tokens below some nodes, read from some partial tokens."""
         trie, outcomes = self.trie, self._outcomes
         nodes, start = np.frombuffer(key[0], np.int32), outcomes.number(key[1], ())
         above = nodes if nodes.size else np.array([-1])
@@ -267,7 +266,7 @@ class Masks(Shared):
         return Quotient(union([each[0] for each in (*classes, *crossings)]), classes, crossings, {})
 
     def _compact(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
-        """Ids, or the bits of the vocabulary where these take less."""
+        """Return ids, or the bits of the vocabulary if these take less memory."""
         return ids if ids.size <= len(self.trie.tokens) * MAX_PART_AS_IDS else np.packbits(self._mask(ids))
 
     def _mask(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
@@ -276,16 +275,16 @@ class Masks(Shared):
         return mask
 
     def _find_kind(self, outcome: int) -> Kind:
-        """The certificates of an outcome's tokens; and the ends and tokens to judge singly, unless that says all."""
+        """Return the proofs of an outcome's tokens; also its ends and partial tokens, if these can prove it, too."""
         completability, (tokens, ended) = self.completability, self._outcomes.outcomes[outcome]
         later = {completability.possible_ends(token): token for token in tokens}
-        certificates, exhaustive = completability.certificates[frozenset(ended).union(*(ends for ends, _ in later))]
-        says_all = exhaustive and all(are_all for _, are_all in later)
-        return (certificates, (), ()) if says_all else (certificates, ended, tuple(later.values()))
+        proofs, exhaustive = completability.proofs[frozenset(ended).union(*(ends for ends, _ in later))]
+        exhaustive = exhaustive and all(are_all for _, are_all in later)
+        return (proofs, (), ()) if exhaustive else (proofs, ended, tuple(later.values()))
 
 
 def _groups(values: npt.NDArray[np.int32], keys: npt.NDArray[np.int32]) -> list[tuple[int, npt.NDArray[np.int32]]]:
-    """The values of each key, in their order."""
+    """Return the values of each key, in their order."""
     order = np.argsort(keys.astype(np.min_scalar_type(keys.max(initial=0))), kind="stable")     # radix sort, if short
     values, keys = values[order], keys[order]
     cuts = np.flatnonzero(np.diff(keys, prepend=-1)).tolist()

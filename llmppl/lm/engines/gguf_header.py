@@ -1,6 +1,7 @@
-"""GGUF headers: the fields of a file, checked against its tensors and its size before another library reads it.
+"""Reader of GGUF headers. It checks the fields against the tensors and the size of the file.
 
-llama.cpp ends the process at some contradictions. Other readers allocate as much as a damaged number asks for.
+Other libraries read the file after that. llama.cpp aborts the process at some contradictions, and other readers
+allocate as much memory as a damaged number claims.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import numpy as np
 FORMATS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}    # of `struct`, by the types of the format
 STRING, ARRAY = 8, 9
 MAX_LAYERS = 512                                        # llama.cpp aborts above
-MAX_COUNT = (1 << 31) - 1                               # llama.cpp has 32 bits for counts
+MAX_COUNT = (1 << 31) - 1                               # llama.cpp counts in 32 bits
 
 
 def fields_of(file: Path) -> dict[str, Any]:
-    """Return the fields of a GGUF file: numbers, arrays, bytes, lists of bytes. A ValueError says how it is damaged."""
+    """Return the fields of a GGUF file: numbers, arrays, bytes, lists of bytes. ValueError if it is damaged."""
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         header, fields = _Header(data), dict[str, Any]()
         version, num_tensors, num_fields = header.number("4xI"), header.number("Q"), header.number("Q")
@@ -38,7 +39,7 @@ def fields_of(file: Path) -> dict[str, Any]:
 
 
 class _Header:
-    """Bytes of a file, read from the front. Raises a ValueError if a length goes beyond the end."""
+    """Bytes of a file, read from the front. A length beyond the end raises a ValueError."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at = data, 0
@@ -70,7 +71,7 @@ class _Header:
 
 
 def _checked(fields: dict[str, Any]) -> int:
-    """Return the number of layers; a ValueError where a number is out of its range, or a token is there twice."""
+    """Return the number of layers; ValueError if a number is out of its range or a token appears twice."""
     own = fields.get("general.architecture", b"").decode("utf-8", "replace")
     width = fields.get(f"{own}.embedding_length", MAX_COUNT)
     ranges = dict.fromkeys(("context_length", "embedding_length", "vocab_size"), (1, MAX_COUNT))
@@ -84,7 +85,7 @@ def _checked(fields: dict[str, Any]) -> int:
             raise ValueError(f"{name} is {value}")
     tokens = fields.get("tokenizer.ggml.tokens", [])
     for token, count in Counter(tokens).items():
-        if count > 1 and token:                         # llama.cpp names the empty ones
+        if count > 1 and token:                         # llama.cpp renames empty ones
             raise ValueError(f"it holds the token {token!r:.80} twice")
     for name in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):
         if name in fields and np.size(fields[name]) != len(tokens):
@@ -93,7 +94,7 @@ def _checked(fields: dict[str, Any]) -> int:
 
 
 def _read_tensors(header: _Header, num_tensors: int, alignment: int) -> int:
-    """Return how many layers have tensors; a ValueError where a tensor cannot be."""
+    """Return the number of layers that have tensors; ValueError if a tensor is impossible."""
     from gguf import GGML_QUANT_SIZES
 
     end, names, blocks = 0, set[str](), 0
@@ -103,9 +104,10 @@ def _read_tensors(header: _Header, num_tensors: int, alignment: int) -> int:
         offset = header.number("Q")
         if len(shape) > 4 or not 0 < math.prod(shape) < 1 << 63 or offset % alignment or name in names:
             raise ValueError(f"the tensor {name!r:.80} is there twice, or cannot be {shape} at {offset}")
-        end, found = max(end, offset + math.prod(shape) // block * size), re.search(r"(?:^|\.)blk\.([0-9]+)\.", name)
+        end = max(end, offset + math.prod(shape) // block * size)
         names.add(name)
-        blocks = max(blocks, int(found[1]) + 1 if found else 0)
+        if block_of := re.search(r"(?:^|\.)blk\.([0-9]+)\.", name):
+            blocks = max(blocks, int(block_of[1]) + 1)
     header.at += -header.at % alignment                 # where the weights begin
     if header.at + end > len(header.data):
         raise ValueError(f"its tensors end at byte {header.at + end:,}, and it ends at {len(header.data):,}")

@@ -1,12 +1,12 @@
-"""A transformers model as an engine: its attention reads keys and values from a slab.
+"""Transformers models as engines. Attention reads keys and values from a slab.
 
-The slab (`llmppl.lm.engines.hf_slab`) sits behind the `transformers` cache interface, and what rows of a batch have in common is
-read once (`llmppl.lm.engines.hf_attention`). Positions and masks are given explicitly: a 4-D additive float mask (B, 1, Q, T), one
-for each type of layer where a model has several, so that sliding windows keep working.
+The slab (`hf_slab`) implements the cache interface of transformers. Attention reads the common prefixes of the rows of
+a batch once (`hf_attention`). The engine gives the model positions and a 4-D additive float mask (B, 1, Q, T), one for
+each type of layer if there are several, so that sliding windows work.
 
-Models that make masks of their own (ALiBi, chunks, local attention) are run without ours, on rows that begin and end
-together. Those whose state is no keys and values (recurrent layers) are run without a cache, which is right but slow.
-Which of these a model needs is found when it is loaded, by comparing each with plain forward passes.
+Models that make their own masks (ALiBi, chunks, local attention) run without these masks, on rows of equal start and
+length. Models whose state is not keys and values (recurrent layers) run without a cache, which is slow. `engine` tries
+these ways when the model is loaded, and compares each with plain forward passes.
 """
 
 from __future__ import annotations
@@ -26,55 +26,44 @@ from numpy.typing import NDArray
 from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.lm.engine import Batch, Engine, SlotEngine
 from llmppl.lm.engines.hf_adapters import Adapted
-from llmppl.lm.engines.hf_attention import LEAST, Pass, share
+from llmppl.lm.engines.hf_attention import LEAST, ForwardPass, share
 from llmppl.lm.engines.hf_slab import Slab
 from llmppl.lm.engines.hf_weights import Weights
 from llmppl.lm.engines.loading import TIED, first_line
 from llmppl.support.locks import at_fork, heard, let_through
 
-at_fork(after_in_child=lambda: torch.set_num_threads(1))    # OpenMP waits for its threads, which a fork does not copy
+at_fork(after_in_child=lambda: torch.set_num_threads(1))    # OpenMP waits for threads that a fork lacks
 
 
 def engine(
     model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: Sequence[str] | None = None
 ) -> Engine:
-    """The engine that gives the model's own probabilities: the slab where that meets plain forwards, else none.
+    """Return an engine with the model's own probabilities: `Cached` if it equals plain forward passes on sample texts.
 
-    `adapters`: the names of those that are to be active; as the model is now, if left out.
+    Otherwise warn and return `Recomputed`. `adapters` are the names of the active ones; None for those active now.
     """
     model.eval()
     adapted = Adapted(model, adapters)
     plain = Recomputed(adapted, max_batch_tokens)
     rows = _sample_rows(model, vocab)
-    try:
-        truth = np.stack([_numpy(plain.forward([row.tolist()], _places(row))) for row in rows])     # (2, n, V)
-    except Exception as reason:
-        let_through(reason)
-        places = getattr(model, "hf_device_map", None)
-        advice = "" if places is None else f"; its parts are placed as {dict(places)}, and {TIED}"
-        raise RuntimeError(
-            f"{type(model).__name__} does not run as it is ({type(reason).__name__}: {first_line(reason)}){advice}"
-        ) from reason
-    plain.tokens = 0
+    truth = _truth(plain, rows)
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
-    problems = []
     kinds_of_masks = {0: ["one"], 1: ["one", "by type"]}.get(len(_layer_types(_text_config(model))), ["by type"])
+    problems = []
     for masks in [*kinds_of_masks, "own"]:
         try:
             slab = Cached(adapted, max_batch_tokens, masks)
             error = _error_of(slab, rows, truth)
-        except Exception as reason:                     # whatever a model that was not made for this may raise
+        except Exception as reason:                     # models raise errors of any type
             let_through(reason)
             problems.append(f"{type(reason).__name__}: {first_line(reason)}")
             continue
         if error <= tolerance:
-            shares = _shares(slab, rows, truth, tolerance)
-            slab.start()
-            slab.least = LEAST * len(slab.slab.layers) / slab.slot_bytes if shares else math.inf
+            slab.start(shares=_shares(slab, rows, truth, tolerance))
             if slab.max_length != plain.max_length:
                 warnings.warn(
-                    f"{type(model).__name__} turns every key otherwise once a text has more than {slab.max_length} "
-                    f"tokens (longrope), which a cache cannot follow: it reads {slab.max_length} of "
+                    f"{type(model).__name__} changes the rotation of every key once a text has more than "
+                    f"{slab.max_length} tokens (longrope), which a cache cannot follow: it reads {slab.max_length} of "
                     f"{plain.max_length} tokens here",
                     stacklevel=4,
                 )
@@ -83,28 +72,48 @@ def engine(
     varies = _varies(plain, rows, truth)
     plain.tokens = 0
     plain.apart = varies > tolerance
-    if plain.apart:
-        said = (
-            f"{type(model).__name__} answers otherwise when other tokens are in the pass: two ways to batch the same "
-            f"texts differ by {varies:.2g} of the spread of its logits, as they do where activations are quantised by "
-            "the batch. Every context is run alone and from its start: the probabilities are those of the context "
-            "alone, and texts slow. Models with int8 weights only, or whose activations are quantised token by token, "
-            "are cached"
-        )
-    else:
-        attention = getattr(model.config, "_attn_implementation", None)
-        usual = attention in (None, "eager", "sdpa")
-        advice = "" if usual else f"; attn_implementation='sdpa' may work where {attention!r} does not"
-        said = (
-            f"{type(model).__name__} cannot be cached token by token ({problems[0]}); every context is recomputed from "
-            f"its start: the probabilities are right, and long texts slow{advice}"
-        )
-    warnings.warn(said, stacklevel=4)
+    message = _batch_dependent(varies) if plain.apart else _not_cached(model, problems[0])
+    warnings.warn(f"{type(model).__name__} {message}", stacklevel=4)
     return plain
 
 
+def _truth(plain: Recomputed, rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Return (2, n, V) logits of `rows` by plain forward passes; RuntimeError if the model does not run."""
+    try:
+        truth = np.stack([_numpy(plain.forward([row.tolist()], _prefixes(row))) for row in rows])
+    except Exception as reason:
+        let_through(reason)
+        model = plain.adapted.model
+        placement = getattr(model, "hf_device_map", None)
+        advice = "" if placement is None else f"; its parts are placed as {dict(placement)}, and {TIED}"
+        raise RuntimeError(
+            f"{type(model).__name__} does not run as it is ({type(reason).__name__}: {first_line(reason)}){advice}"
+        ) from reason
+    plain.tokens = 0
+    return truth
+
+
+def _batch_dependent(varies: float) -> str:
+    return (
+        "gives other probabilities when other tokens are in the pass: two ways to batch the same texts differ by "
+        f"{varies:.2g} of the spread of its logits, as happens if activations are quantised by the batch. Every "
+        "context is run alone and from its start: the probabilities are those of the context alone, and texts slow. "
+        "Models with int8 weights only, or whose activations are quantised token by token, are cached"
+    )
+
+
+def _not_cached(model: Any, problem: str) -> str:
+    attention = getattr(model.config, "_attn_implementation", None)
+    usual = attention in (None, "eager", "sdpa")
+    advice = "" if usual else f"; attn_implementation='sdpa' may work where {attention!r} does not"
+    return (
+        f"cannot be cached token by token ({problem}); every context is recomputed from its start: the probabilities "
+        f"are right, and long texts slow{advice}"
+    )
+
+
 def _sample_rows(model: Any, vocab: Vocabulary) -> NDArray[np.int64]:
-    """(2, n) tokens that share their first half; longer than what a layer looks back, where that is cheap."""
+    """Return (2, n) token ids; the rows share their first half. n exceeds the model's windows if that is cheap."""
     config = _text_config(model)
     spans = [n for key, n in vars(config).items() if ("window" in key or "chunk" in key) and type(n) is int]
     size = max([8, *(n + 4 for n in spans)])
@@ -113,27 +122,27 @@ def _sample_rows(model: Any, vocab: Vocabulary) -> NDArray[np.int64]:
     size = min(size, _max_length(config) or size)
     top = min(len(vocab), model.get_input_embeddings().weight.shape[0])
     ids = [i for i in range(top) if vocab.known[i] and i not in vocab.special_ids]
-    rng = np.random.default_rng(0)                      # no regular pattern: of equal tokens all orders look alike
+    rng = np.random.default_rng(0)                      # among equal tokens a wrong order would go unnoticed
     rows: NDArray[np.int64] = rng.choice(ids if len(ids) > 1 else top, (2, size))
     rows[1, : size // 2] = rows[0, : size // 2]
     return rows
 
 
 def _error_of(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any]) -> float:
-    """How far the slab is from the truth: run on the shared half, then on batches of unequal starts and lengths."""
+    """Return the error of the slab: on the shared half, then on batches of unequal starts and lengths."""
     size = rows.shape[1]
     half = size // 2
-    slots = np.random.default_rng(1).permutation(2 * size).reshape(rows.shape)      # in no order
+    slots = np.random.default_rng(1).permutation(2 * size).reshape(rows.shape)
     slots[1, :half] = slots[0, :half]
     slab.reserve(slots.size)
     stops = np.array([[0, half], [half, half], [size - 2, half + 1], [size - 1, size - 1], [size, size]])   # by pass
-    stops = np.maximum.accumulate(stops)                # where a text has three tokens or fewer
+    stops = np.maximum.accumulate(stops)                # for texts of three tokens or fewer
     errors = []
     for before, after in itertools.pairwise(stops):
         (run,) = (after > before).nonzero()
-        if len(run):                                    # the half of one token is empty
+        if len(run):                                    # half of one token is empty
             starts, lengths, longest = before[run], (after - before)[run], after.max()
-            i, j = (np.arange(lengths.max()) < lengths[:, None]).nonzero()          # the real places of the batch
+            i, j = (np.arange(lengths.max()) < lengths[:, None]).nonzero()          # where the batch has new tokens
             tokens = np.zeros((len(run), lengths.max()), dtype=np.int64)
             tokens[i, j] = rows[run[i], starts[i] + j]
             inside = np.arange(longest) < after[run, None]
@@ -145,7 +154,7 @@ def _error_of(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any]) -> flo
 
 
 def _varies(plain: Recomputed, rows: NDArray[np.int64], truth: NDArray[Any]) -> float:
-    """How far two ways to run the same tokens are apart: each row by itself, against both at once or half of one."""
+    """Return the difference between batchings of the same tokens: each row alone, both at once, and half of one."""
     size = rows.shape[1]
     half = max(1, size // 2)
     both = _numpy(plain.logits(rows, [(i, j) for i in range(2) for j in range(size)])).reshape(truth.shape)
@@ -154,17 +163,17 @@ def _varies(plain: Recomputed, rows: NDArray[np.int64], truth: NDArray[Any]) -> 
 
 
 def _shares(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any], tolerance: float) -> bool:
-    """Whether the model is right where its rows read together what they share."""
+    """Return whether the model is right when its rows share parts."""
     slab.least = 1
     try:
         return _error_of(slab, rows, truth) <= tolerance
-    except Exception as reason:                         # whatever a model makes of a `Read`
+    except Exception as reason:                         # models may do anything with a `LazyKV`
         let_through(reason)
         return False
 
 
-def _places(row: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Every place of a row by itself, as what is asked."""
+def _prefixes(row: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return all prefixes of the only context, as `asked` of `Engine.forward`."""
     return [(0, n) for n in range(1, len(row) + 1)]
 
 
@@ -173,7 +182,10 @@ def _numpy(logits: Any) -> NDArray[Any]:
 
 
 def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Largest difference of two (n, V) logits, as a part of the spread of `b`; inf where one alone is not finite."""
+    """Return the largest difference of two (n, V) logits, relative to the spread of `b`.
+
+    It is inf if an entry is finite in one of them alone.
+    """
     heads = np.isfinite(b).all(0)                       # a model may rule ids out by -inf
     if not heads.any() or not (np.isfinite(a) == np.isfinite(b)).all():
         return float("inf")
@@ -182,8 +194,7 @@ def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 
 def _text_config(model: Any) -> Any:
-    config = model.config
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(model.config, "get_text_config", lambda: model.config)()
 
 
 def _layer_types(config: Any) -> set[str]:
@@ -191,19 +202,20 @@ def _layer_types(config: Any) -> set[str]:
 
 
 def _window(config: Any) -> int | None:
-    """How many tokens back, itself included, a sliding layer looks; None if no layer slides."""
+    """Return the size of the sliding window, the token itself included; None if no layer slides."""
     slides = "sliding_attention" in (_layer_types(config) or {"sliding_attention"})
     return getattr(config, "sliding_window", None) if slides else None
 
 
 def _max_length(config: Any) -> int | None:
-    found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
-    return next((int(n) for n in found if n is not None), None)
+    lengths = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
+    return next((int(n) for n in lengths if n is not None), None)
 
 
 def _dtype(model: Any) -> torch.dtype:
-    """What the layers compute in. Embedding and head may be kept wider, and quantised weights are narrower."""
-    outside = {id(p) for ends in (model.get_input_embeddings(), _head(model)) if ends for p in ends.parameters()}
+    """Return the dtype of the layers. Embedding and head may be wider, and quantised weights narrower."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    outside = {id(p) for ends in (model.get_input_embeddings(), head) if ends for p in ends.parameters()}
     sizes: Counter[torch.dtype] = Counter()
     for p in model.parameters():
         if p.is_floating_point() and p.element_size() > 1:
@@ -211,23 +223,19 @@ def _dtype(model: Any) -> torch.dtype:
     return sizes.most_common(1)[0][0] if sizes else torch.get_default_dtype()
 
 
-def _head(model: Any) -> Any:
-    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-
-
 def _device(model: Any) -> torch.device:
-    """Where a model wants its tokens: as accelerate says where it spreads the model, whose weights may then be meta."""
+    """Return the device of the input. accelerate names it if it spreads the model, whose weights may be meta."""
     for module in (model, model.get_input_embeddings()):
         hook = getattr(module, "_hf_hook", None)
-        for each in getattr(hook, "hooks", [hook]):     # several are one that holds them
-            place = getattr(each, "execution_device", None)
-            if place is not None:
-                return torch.device(place)
+        for each in getattr(hook, "hooks", [hook]):     # several hooks are in one
+            device = getattr(each, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
     return torch.device(next(model.parameters()).device)
 
 
 def _has_float64(device: torch.device) -> bool:
-    """Return whether the device computes in float64, which MPS and some XPUs do not."""
+    """Return whether the device computes in float64. MPS and some XPUs do not."""
     try:
         return bool(torch.ones(1, device=device).double().exp_() > 1)
     except (RuntimeError, TypeError):
@@ -235,10 +243,10 @@ def _has_float64(device: torch.device) -> bool:
 
 
 class Recomputed(Engine):
-    """Runs whole contexts, all of one length at a time, with no cache.
+    """Engine without a cache. It runs whole contexts of equal lengths together.
 
-    `max_batch_tokens`: the most tokens, rows times longest context, of one forward pass.
-    `apart`: one context a pass, which has nothing else in it.
+    max_batch_tokens : most tokens, rows times longest context, of one forward pass
+    apart : True if each pass has one context alone
     """
 
     apart = False
@@ -249,46 +257,43 @@ class Recomputed(Engine):
         self.max_length = _max_length(_text_config(model))
         self.dtype, self.device = _dtype(model), _device(model)
         if adapted.names:
-            named = getattr(_text_config(model), "name_or_path", "") or type(model).__name__
-            self.name = f"{named} with {', '.join(map(repr, adapted.names))}"
-        self.keeps_rows = self.device.type != "cpu" and _has_float64(self.device)       # as tensors, summed in float64
+            name = getattr(_text_config(model), "name_or_path", "") or type(model).__name__
+            self.name = f"{name} with {', '.join(map(repr, adapted.names))}"
+        self.keeps_rows = self.device.type != "cpu" and _has_float64(self.device)       # as tensors on the device
         accepted = inspect.signature(adapted.inner.forward).parameters
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
         self._weights = Weights(model)
 
     def version(self) -> int:
-        if self.adapted.model.training:                 # somebody has trained it, and dropout would be at random
+        if self.adapted.model.training:                 # dropout would make probabilities random
             self.adapted.model.eval()
         return self._weights.version()
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
         if self.apart:
             contexts, asked = [contexts[i][:n] for i, n in asked], [(i, n) for i, (_, n) in enumerate(asked)]
-        places: dict[int, list[int]] = {}               # of each context, which of `asked` are its own
-        for place, (i, _) in enumerate(asked):
-            places.setdefault(i, []).append(place)
-        by_length: dict[int, list[int]] = {}
-        for i, ids in enumerate(contexts):
-            by_length.setdefault(len(ids), []).append(i)
+        by_length: dict[int, dict[int, list[int]]] = {}         # length -> context -> its indices in `asked`
+        for k, (i, _) in enumerate(asked):
+            by_length.setdefault(len(contexts[i]), {}).setdefault(i, []).append(k)
         order, parts = list[int](), list[Any]()
-        for length, alike in by_length.items():
-            most = 1 if self.apart else max(1, self.max_batch_tokens // length)
-            for first in range(0, len(alike), most):
-                group = alike[first : first + most]
-                own = [(row, asked[place][1] - 1) for row, i in enumerate(group) for place in places[i]]
-                parts.append(self.logits(np.array([contexts[i] for i in group]), own))
-                order += [place for i in group for place in places[i]]
+        for length, asked_of in by_length.items():
+            size = 1 if self.apart else max(1, self.max_batch_tokens // length)
+            for first in range(0, len(asked_of), size):
+                group = [*asked_of][first : first + size]
+                places = [(row, asked[k][1] - 1) for row, i in enumerate(group) for k in asked_of[i]]
+                parts.append(self.logits(np.array([contexts[i] for i in group]), places))
+                order += [k for i in group for k in asked_of[i]]
                 self.tokens += length * len(group)
         return self._joined(parts, order)
 
     def _joined(self, parts: list[Any], places: list[int]) -> Any:
-        """The rows of several passes, each of which belongs to the place named."""
+        """Concatenate the logits of several passes; row k of them goes to index places[k]."""
         logits = parts[0] if len(parts) == 1 else (torch.cat if self.keeps_rows else np.concatenate)(parts)
         return logits if places == sorted(places) else logits[np.argsort(places)]
 
     def logits(self, tokens: NDArray[np.int64], asked: list[tuple[int, int]], **arguments: Any) -> Any:
-        """(len(asked), V) float32 or float64, of one pass, at (row, column)."""
+        """Return (len(asked), V) float32 or float64 logits of one pass, at (row, column)."""
         rows, columns = np.array(asked, dtype=np.int64).reshape(-1, 2).T
         if "logits_to_keep" in self._accepted and tokens.shape[1] > 1 and not self.apart:
             kept, columns = np.unique(columns, return_inverse=True)
@@ -299,7 +304,7 @@ class Recomputed(Engine):
         def run() -> Any:
             logits = self.adapted(input_ids=torch.from_numpy(tokens).to(self.device), **arguments).logits
             if logits.shape[:2] == (len(rows), 1) and (rows == np.arange(len(rows))).all():
-                chosen = logits[:, 0]                   # no copy of what may be a hundred megabytes
+                chosen = logits[:, 0]                   # a view: a copy may take a hundred megabytes
             else:
                 chosen = logits[tuple(torch.from_numpy(x).to(logits.device) for x in (rows, columns))]
             wide = torch.promote_types(chosen.dtype, torch.float32)
@@ -308,18 +313,18 @@ class Recomputed(Engine):
         mode: Any = torch._C._InferenceMode(True)       # `torch.inference_mode` may stay on after an interrupt
         try:
             mode.__enter__()
-            return heard(run)                           # transformers catches all exceptions in places
+            return heard(run)                           # transformers catches all exceptions in some places
         finally:
             mode.__exit__(None, None, None)
 
 
 class Cached(Recomputed, SlotEngine):
-    """Keys and values in a slab.
+    """Engine with keys and values in a slab.
 
-    `masks`: "one" for all layers, a dict "by type" of layer, or the model's "own": those it makes when it is given
-    none, which are right for rows that begin and end together, so that a batch is cut into passes of such.
-    `least`: how many reads of a slot a part of the contexts has to save, to be read once for all rows that share it
-    (`llmppl.lm.engines.hf_attention`); inf where every row reads its own.
+    masks : "one" for all layers, a dict "by type" of layer, or the model's "own"
+        A model makes its own masks if it is given none. They are right for rows of equal start and length, so a batch
+        is split into passes with such rows.
+    least : number of slot reads that a shared part must save (`hf_attention.share`); inf if no part is shared
     """
 
     def __init__(self, adapted: Adapted, max_batch_tokens: int, masks: str) -> None:
@@ -327,22 +332,23 @@ class Cached(Recomputed, SlotEngine):
         config = _text_config(adapted.model)
         self.window, self.masks = _window(config), masks
         ropes = getattr(config, "rope_parameters", None) or {}
-        if ropes.get("rope_type") == "longrope":        # longer texts turn the keys of their first tokens otherwise
+        if ropes.get("rope_type") == "longrope":        # longer texts rotate the keys of all their tokens differently
             name = "original_max_position_embeddings"
             lengths = self.max_length, getattr(config, name, None), ropes.get(name)
             self.max_length = min(filter(None, lengths), default=None)
         known = {"full_attention", "sliding_attention"} | ({"chunked_attention"} if masks == "own" else set())
-        strange = _layer_types(config) - known
-        if strange:
-            raise NotImplementedError(f"layers of type {', '.join(sorted(strange))}")
+        unknown = _layer_types(config) - known
+        if unknown:
+            raise NotImplementedError(f"layers of type {', '.join(sorted(unknown))}")
         modes = getattr(config, "kv_sharing_modes", None) or ()
         self.slab = Slab(config.num_hidden_layers, [i for i, mode in enumerate(modes) if mode == "store"])
-        self.slot_bytes = 0                             # known when `start` is called after a pass
+        self.slot_bytes = 0                             # set by `start`
         self.least = math.inf
 
-    def start(self) -> None:
-        """Forget what was run to try it out, but not how large a slot is."""
+    def start(self, shares: bool) -> None:
+        """Drop the keys and values of the trial passes, and set the size of a slot; share parts if `shares`."""
         self.slot_bytes = self.slab.slot_bytes
+        self.least = LEAST * len(self.slab.layers) / self.slot_bytes if shares else math.inf
         self.devices = {self.device, *(layer.keys.device for layer in self.slab.layers if layer.keys is not None)}
         self.slab.clear()
         self.tokens = 0
@@ -354,33 +360,34 @@ class Cached(Recomputed, SlotEngine):
         if self.masks != "own":
             return self._run(batch)
         kinds, kind_of = np.unique(np.stack([batch.starts, batch.lengths]), axis=1, return_inverse=True)
-        places, found = list[int](), list[Any]()
+        order, parts = list[int](), list[Any]()
         for kind, (start, length) in enumerate(kinds.T.tolist()):
             (rows,) = (kind_of == kind).nonzero()
             row_of = {row: i for i, row in enumerate(rows.tolist())}
-            here = [place for place, (row, _) in enumerate(batch.asked) if row in row_of]
-            asked = [(row_of[row], column) for row, column in (batch.asked[place] for place in here)]
+            here = [k for k, (row, _) in enumerate(batch.asked) if row in row_of]
+            asked = [(row_of[row], column) for row, column in (batch.asked[k] for k in here)]
             tokens, slots = batch.tokens[rows, :length].copy(), batch.slots[rows, : start + length].copy()
-            found.append(self._run(Batch(tokens, batch.starts[rows], batch.lengths[rows], slots, asked)))
-            places += here
-        return self._joined(found, places)
+            parts.append(self._run(Batch(tokens, batch.starts[rows], batch.lengths[rows], slots, asked)))
+            order += here
+        return self._joined(parts, order)
 
     def _run(self, batch: Batch) -> Any:
-        """One forward pass."""
+        """Run one forward pass."""
         order, parts = share(batch.slots, batch.starts, batch.starts + batch.lengths, self.least)
         if order:
             batch = _in_order(batch, np.array(order))
         self.tokens += int(batch.lengths.sum())
         rows, width = batch.tokens.shape
         positions = batch.starts[:, None] + np.arange(width)                # (B, Q)
-        places = None
+        real = None
         if batch.lengths.min() < width:
-            real = np.arange(width) < batch.lengths[:, None]                # (B, Q)
-            positions = np.where(real, positions, batch.starts[:, None])
-            places = torch.from_numpy(np.flatnonzero(real))
+            inside = np.arange(width) < batch.lengths[:, None]              # (B, Q)
+            positions = np.where(inside, positions, batch.starts[:, None])
+            real = torch.from_numpy(np.flatnonzero(inside))
         write = batch.slots[np.arange(rows)[:, None], positions].reshape(-1)
-        write = write if places is None else write[places]
-        cache = self.slab.begin(Pass(torch.from_numpy(write), places, torch.from_numpy(batch.slots), parts), width)
+        write = write if real is None else write[real]
+        forward = ForwardPass(torch.from_numpy(write), real, torch.from_numpy(batch.slots), parts)
+        cache = self.slab.begin(forward, width)
         try:
             return self.logits(
                 batch.tokens,
@@ -394,24 +401,24 @@ class Cached(Recomputed, SlotEngine):
             self.slab.end()
 
     def _masks(self, positions: NDArray[np.int64], length: int) -> Any:
-        """(B, 1, Q, T) additive: 0 where a query may look, the least float elsewhere; a dict by type if wanted."""
+        """Return (B, 1, Q, T) additive masks: 0 where a query may look, else the least float. A dict if "by type"."""
         if self.masks == "own":
             return None
         rows, width = positions.shape
         full = sliding = torch.zeros((rows, 1, width, length), dtype=self.dtype, device=self.device)
-        ahead = int(positions.min()) < length - 1       # whether a row has places that a query may not see
+        ahead = int(positions.min()) < length - 1       # some query must not see all of its row
         beyond = int(positions.max()) >= (math.inf if self.window is None else self.window)
         if ahead or beyond:
             places = torch.from_numpy(positions.astype(np.int32)).to(self.device)
             back = places[:, None, :, None] - torch.arange(length, dtype=torch.int32, device=self.device)
-            least = torch.finfo(self.dtype).min         # not -inf: half-precision kernels may make NaN of it
+            least = torch.finfo(self.dtype).min         # half-precision kernels may turn -inf into NaN
             full.masked_fill_(back < 0, least)
             sliding = full if self.window is None else full.masked_fill(back >= self.window, least)
         return {"full_attention": full, "sliding_attention": sliding} if self.masks == "by type" else sliding
 
 
 def _in_order(batch: Batch, order: NDArray[np.int64]) -> Batch:
-    """The same batch, its rows in another order; what is asked stays in its own."""
+    """Return the batch with its rows in another order; `asked` keeps its order."""
     places = np.argsort(order).tolist()
     asked = [(places[row], column) for row, column in batch.asked]
     return Batch(batch.tokens[order], batch.starts[order], batch.lengths[order], batch.slots[order], asked)

@@ -1,7 +1,8 @@
-"""The slab: keys and values of all slots, behind the cache interface of transformers.
+"""The slab: keys and values of all slots, as a cache of transformers.
 
-For each layer it is a pair of tensors (kv_heads, slots, head_dim). `update` writes the new tokens' keys and values to
-their slots and returns those that the rows of the pass read: as tensors, or as a `Read` where rows share some.
+Each layer has a pair of tensors (kv_heads, slots, head_dim). `update` writes the keys and values of the new tokens to
+their slots. It returns the keys and values that the rows of the pass read, as tensors, or as a `LazyKV` if rows share
+some of them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from llmppl.lm.engines.hf_attention import Pass, Read
+from llmppl.lm.engines.hf_attention import ForwardPass, LazyKV
 
 
 class Layer(CacheLayerMixin):                           # type: ignore[no-untyped-call]
-    """The slab of one layer: keys and values are (kv_heads, slots, head_dim).
+    """Slab of one layer: keys and values are (kv_heads, slots, head_dim).
 
-    `buffer` names the memory where what the rows read is gathered: that of all layers, or one's own.
+    buffer : name of the memory for gathered keys and values: None for that of all layers, or an own one
     """
 
     is_sliding = False
@@ -31,7 +32,7 @@ class Layer(CacheLayerMixin):                           # type: ignore[no-untype
         pass
 
     def reserve(self, slots: int) -> None:
-        """Make room for so many. Of all the slab, one tensor at a time is there twice."""
+        """Enlarge keys and values to `slots`. One tensor of the whole slab at a time exists twice."""
         for name in ("keys", "values"):
             old = getattr(self, name)
             if old is not None and old.shape[1] < slots:
@@ -40,19 +41,19 @@ class Layer(CacheLayerMixin):                           # type: ignore[no-untype
                 setattr(self, name, new)
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
-        run = self.store.run_on(key_states.device)
-        return self._through("keys", key_states, run), self._through("values", value_states, run)
+        forward = self.store.pass_on(key_states.device)
+        return self._write_and_read("keys", key_states, forward), self._write_and_read("values", value_states, forward)
 
-    def _through(self, name: str, new: torch.Tensor, run: Pass) -> Any:
-        """Write (B, H, Q, D), and read (B, H, T, D)."""
+    def _write_and_read(self, name: str, new: torch.Tensor, forward: ForwardPass) -> Any:
+        """Write (B, H, Q, D) of new tokens, and return (B, H, T, D) of whole contexts."""
         tensor: torch.Tensor | None = getattr(self, name)
         if tensor is None:
             tensor = new.new_empty((new.shape[1], self.store.capacity, new.shape[3]))
             setattr(self, name, tensor)
         flat = new.transpose(0, 1).flatten(1, 2)        # (H, B Q, D)
-        tensor.index_copy_(1, run.write, flat if run.real is None else flat[:, run.real])
+        tensor.index_copy_(1, forward.write, flat if forward.real is None else flat[:, forward.real])
         buffer = name, self.buffer
-        return Read(tensor, run, buffer) if run.parts else run.whole(tensor, buffer)
+        return LazyKV(tensor, forward, buffer) if forward.parts else forward.whole(tensor, buffer)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.store.length, 0
@@ -65,15 +66,15 @@ class Layer(CacheLayerMixin):                           # type: ignore[no-untype
 
 
 class Slab:
-    """The keys and values of all layers, and the pass under way; those of `lent` layers are read by later ones, too."""
+    """Keys and values of all layers, and the pass under way. Later layers read those of the `lent` layers, too."""
 
     def __init__(self, num_layers: int, lent: Collection[int] = ()) -> None:
         self.layers = [Layer(self, i if i in lent else None) for i in range(num_layers)]
         self.capacity = 0
-        self.slots_read = 0                             # so far, in all layers, keys and values apart
+        self.slots_read = 0                             # so far, in all layers; keys and values count separately
         self.length = 0                                 # of the longest context of the pass
-        self.before = 0                                 # how many of its tokens were read before the pass
-        self._runs: dict[torch.device, Pass] = {}
+        self.before = 0                                 # number of its tokens that were read before the pass
+        self._passes: dict[torch.device, ForwardPass] = {}              # copies of the pass on each device
 
     @property
     def slot_bytes(self) -> int:
@@ -91,19 +92,20 @@ class Slab:
         for layer in self.layers:
             layer.reserve(slots)
 
-    def begin(self, run: Pass, width: int) -> Cache:
-        """What a model is given for one pass, of so many new tokens."""
-        self.length = run.slots.shape[1]
+    def begin(self, forward: ForwardPass, width: int) -> Cache:
+        """Return the cache for one pass, in which each row has `width` new tokens."""
+        self.length = forward.slots.shape[1]
         self.before = self.length - width
-        self._runs = {run.slots.device: run}
+        self._passes = {forward.slots.device: forward}
         return Cache(layers=list(self.layers))
 
     def end(self) -> None:
-        """Let the memory of a pass go."""
-        self.slots_read += sum(run.slots_read for run in self._runs.values())
-        self._runs = {}
+        """Free the memory of the pass."""
+        self.slots_read += sum(each.slots_read for each in self._passes.values())
+        self._passes = {}
 
-    def run_on(self, device: torch.device) -> Pass:
-        if device not in self._runs:
-            self._runs[device] = next(iter(self._runs.values())).on(device)
-        return self._runs[device]
+    def pass_on(self, device: torch.device) -> ForwardPass:
+        """Return the pass under way, with its tensors on `device`."""
+        if device not in self._passes:
+            self._passes[device] = next(iter(self._passes.values())).on(device)
+        return self._passes[device]

@@ -1,7 +1,7 @@
-"""Weights: tells when the parameters of a torch model have changed, without reading them.
+"""Weights: detects changes of the parameters of a torch model without reading them.
 
-Torch counts the changes of a tensor in place (`_version`); other memory for a tensor, and another tensor in its place,
-are seen by address. Changes through `tensor.data` or a numpy view leave no trace, nor do those of inference tensors.
+Torch counts in-place changes of a tensor (`_version`). New memory for a tensor, or another tensor in its place, has
+another address. Changes through `tensor.data` or a numpy view, and of inference tensors, are not detected.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from typing import Any
 
 import torch
 
-_VERSION, _PLACE = attrgetter("_version"), torch.Tensor.data_ptr
+_VERSION, _ADDRESS = attrgetter("_version"), torch.Tensor.data_ptr
 
 
 class Weights:
-    """The parameters of a model and of all its parts; holds none of their memory."""
+    """Parameters of a model and all its modules. Their memory is not kept alive."""
 
     def __init__(self, model: Any) -> None:
         self._model, self._version = model, 0
-        self._look()
+        self._record()
 
     def version(self) -> int:
-        """Return a number that grows whenever the weights were found changed: 41 microseconds for GPT-2."""
-        if self._told()[0] != self._before or None in [storage() for storage in self._storages]:
+        """Return a number that grows with each detected change. Takes 41 microseconds for GPT-2."""
+        if self._state()[0] != self._before or None in [storage() for storage in self._storages]:
             self._version += 1
-            self._look()
+            self._record()
         return self._version
 
-    def _look(self) -> None:
-        self._modules = [*self._model.modules()]        # held, lest another have the id of one
+    def _record(self) -> None:
+        self._modules = [*self._model.modules()]        # held, so that no other object gets the id of one
         self._parts = [each._modules for each in self._modules if each._modules]
         self._tables = [each._parameters for each in self._modules if each._parameters]
-        self._before, plain = self._told()
+        self._before, plain = self._state()
         self._storages = [weakref.ref(each.untyped_storage()) for each in plain if each.data_ptr()]
 
-    def _told(self) -> tuple[list[int], list[Any]]:
-        """The parts, and the version and address of each parameter; and those that have an address."""
+    def _state(self) -> tuple[list[int], list[Any]]:
+        """Return (ids of modules, versions and addresses of parameters) and the parameters with an address."""
         parts, tensors = ([*chain.from_iterable(map(dict.values, each))] for each in (self._parts, self._tables))
         plain = [each for each in tensors if each is not None]
         try:
-            return [*map(id, parts), *map(_VERSION, plain), *map(_PLACE, plain)], plain
-        except RuntimeError:                            # of inference tensors, and of tensors made of others
-            placed = [each for each in plain if not hasattr(each, "__tensor_flatten__")]
-            counted = [each for each in placed if not each.is_inference()]
+            return [*map(id, parts), *map(_VERSION, plain), *map(_ADDRESS, plain)], plain
+        except RuntimeError:                            # inference tensors, and tensors composed of others
+            addressed = [each for each in plain if not hasattr(each, "__tensor_flatten__")]
+            counted = [each for each in addressed if not each.is_inference()]
             if len(counted) == len(plain):
                 raise
-            return [*map(id, parts), *map(_VERSION, counted), *map(_PLACE, placed)], placed
+            return [*map(id, parts), *map(_VERSION, counted), *map(_ADDRESS, addressed)], addressed

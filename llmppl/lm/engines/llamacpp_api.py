@@ -1,9 +1,9 @@
 """The C API of llama.cpp by ctypes, from the shared library in the package xllamacpp.
 
-The structs of llama.h change from release to release. A struct of parameters is a *block* of bytes here, in which the
-fields that are set have known offsets. What the library's own `llama_*_default_params` give is compared with the
-defaults of the release that the offsets were read from; another layout is refused, and what a later release adds at the
-end keeps its default. After a context was made, what it says of itself is compared with what was asked.
+The structs of llama.h change from release to release. A struct of parameters is a *block* of bytes here, with known
+offsets of the fields that llmppl sets. The offsets belong to one release. Its defaults are compared with those of the
+library's `llama_*_default_params`, and another layout is refused. Fields that a later release appends keep their
+defaults. A new context is asked for its parameters, which are compared with the requested ones.
 Source: https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h.
 """
 
@@ -22,10 +22,10 @@ from typing import Any
 from llmppl.support.locks import Turn
 
 INSTALL = "pip install 'llmppl[llama-cpp]'"
-KNOWN = "xllamacpp 2026.10.11549"                       # the release whose layout this is
+KNOWN = "xllamacpp 2026.10.11549"                       # release of this layout
 TYPES = {"f32": 0, "f16": 1}                            # ggml_type of keys and values
 _ERROR = 4                                              # ggml_log_level
-_BLOCK = 512                                            # more bytes than any struct of parameters has
+_BLOCK = 512                                            # bytes; larger than any struct of parameters
 
 Fields = dict[str, tuple[int, str, Any]]                # name: offset, format, default
 
@@ -48,13 +48,13 @@ CONTEXT: Fields = {
 
 
 class Block(ctypes.Structure):
-    """A struct of parameters, with room for those of other releases."""
+    """Struct of parameters, with room for the fields of other releases."""
 
     _fields_ = [("data", ctypes.c_uint8 * _BLOCK)]
 
 
 class Batch(ctypes.Structure):
-    """`llama_batch`: n tokens, each with its position, its sequences, and whether its logits are wanted."""
+    """`llama_batch`: n tokens, each with its position, its sequences, and a flag if its logits are needed."""
 
     _fields_ = [
         ("n_tokens", c_int32), ("token", c_void_p), ("embd", c_void_p), ("pos", c_void_p), ("n_seq_id", c_void_p),
@@ -105,7 +105,7 @@ _library: Library | None = None
 
 
 class Library:
-    """The shared library, its functions by name; `errors` are the last lines that it logged as such."""
+    """Shared library: `c` has its functions by name, `errors` the last lines that it logged as errors."""
 
     def __init__(self, path: Path) -> None:
         self.errors: deque[str] = deque(maxlen=20)
@@ -117,10 +117,10 @@ class Library:
                 function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             raise _unfit(str(error)) from error
-        self._log = _LOG(self._logged)                  # C calls it for as long as the process lives
+        self._log = _LOG(self._logged)                  # C calls it while the process lives
         self.c.llama_log_set(self._log, None)
         silent = ctypes.cast((ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).abs, c_void_p)
-        atexit.register(self.c.llama_log_set, silent, None)         # no Python is called once there is none
+        atexit.register(self.c.llama_log_set, silent, None)         # C must not call Python after its end
         self.c.llama_backend_init()
         self.default_block("model", MODEL)
         self.default_block("context", CONTEXT)
@@ -130,22 +130,22 @@ class Library:
             self.errors.append(text.decode("utf-8", "replace").strip())
 
     def why(self) -> str:
-        """What the library has logged as errors since it was last asked."""
-        said = "; ".join(self.errors)
+        """Return the errors that the library has logged since the last call."""
+        logged = "; ".join(self.errors)
         self.errors.clear()
-        return said or "no reason was given"
+        return logged or "no reason was given"
 
     def default_block(self, kind: str, fields: Fields) -> Block:
-        """The library's default parameters; an ImportError if their layout is not `fields`."""
+        """Return the library's default parameters; ImportError if their layout is not `fields`."""
         block: Block = getattr(self.c, f"llama_{kind}_default_params")()
         for name, (offset, form, default) in fields.items():
-            found = struct.unpack_from(f"={form}", block.data, offset)[0]
-            if found != default:
-                raise _unfit(f"llama_{kind}_params has {found!r} where {name} was {default!r}")
+            value = struct.unpack_from(f"={form}", block.data, offset)[0]
+            if value != default:
+                raise _unfit(f"llama_{kind}_params has {value!r} where {name} was {default!r}")
         return block
 
     def block(self, kind: str, fields: Fields, **values: Any) -> Block:
-        """The default parameters with `values` in their places."""
+        """Return the default parameters, changed by `values`."""
         block = self.default_block(kind, fields)
         for name, value in values.items():
             offset, form, _ = fields[name]
@@ -153,36 +153,36 @@ class Library:
         return block
 
     def make_context(self, model: Any, asked: dict[str, int], **others: Any) -> Any:
-        """A context of the model, with `asked` of its parameters, which it is asked for again, and `others`."""
-        if self._process != os.getpid():                # OpenMP waits for its threads, which a fork does not copy
+        """Return a context of the model with the parameters `asked`, which it must confirm, and `others`."""
+        if self._process != os.getpid():                # in a fork, OpenMP would wait for threads that do not exist
             asked = asked | {"n_threads": 1, "n_threads_batch": 1}
         self.why()
         context = self.c.llama_init_from_model(model, self.block("context", CONTEXT, **asked, **others))
         if not context:
             size = asked["n_ctx"]
             raise MemoryError(f"llama.cpp makes no cache of {size} tokens: {self.why()}. Give a smaller n_ctx")
-        found = {name: getattr(self.c, f"llama_{name}")(context) for name in asked}
-        each = self.c.llama_n_ctx_seq(context)
-        if found != asked or each != asked["n_ctx"]:
+        actual = {name: getattr(self.c, f"llama_{name}")(context) for name in asked}
+        per_sequence = self.c.llama_n_ctx_seq(context)
+        if actual != asked or per_sequence != asked["n_ctx"]:
             self.c.llama_free(context)
-            raise _unfit(f"it was asked for {asked} in one cache and has {found} in caches of {each}")
+            raise _unfit(f"it was asked for {asked} in one cache and has {actual} in caches of {per_sequence}")
         return context
 
     def metadata(self, model: Any, name: str) -> str | None:
-        """What a file says under a name."""
+        """Return the value of a field of the file; None if there is none."""
         text = ctypes.create_string_buffer(1024)
         size = self.c.llama_model_meta_val_str(model, name.encode(), text, len(text))
         return None if size < 0 else text.value.decode("utf-8", "replace")
 
     def description(self, model: Any) -> str:
-        """Architecture, size and the type of the weights, as in "llama 135M Q8_0"."""
+        """Return architecture, size and type of the weights, as in "llama 135M Q8_0"."""
         text = ctypes.create_string_buffer(256)
         self.c.llama_model_desc(model, text, len(text))
         return text.value.decode("utf-8", "replace")
 
 
 def library() -> Library:
-    """The library, loaded once; an ImportError if it is not there, or of a release with another layout."""
+    """Return the library, loaded once; ImportError if it is missing or has another layout."""
     global _library
     with _turn.lock:
         if _library is None:
@@ -195,13 +195,13 @@ def _path() -> Path:
     if spec is None or spec.origin is None:
         raise ImportError(f'engine="llama.cpp" needs the package xllamacpp: {INSTALL}')
     folder = Path(spec.origin).parent
-    for pattern in ("xllamacpp*.so", "xllamacpp*.pyd", "xllamacpp*.dylib"):
-        for path in sorted(folder.glob(pattern)):
-            return path
-    raise _unfit(f"{folder} holds no shared library")
+    libraries = sorted(path for path in folder.glob("xllamacpp*") if path.suffix in (".so", ".pyd", ".dylib"))
+    if not libraries:
+        raise _unfit(f"{folder} holds no shared library")
+    return libraries[0]
 
 
 def _unfit(why: str) -> ImportError:
     return ImportError(
-        f"the xllamacpp that is installed does not fit ({why}). {KNOWN} does: pip install {KNOWN.replace(' ', '==')}"
+        f"the installed xllamacpp does not fit ({why}). {KNOWN} does: pip install {KNOWN.replace(' ', '==')}"
     )

@@ -1,4 +1,4 @@
-"""Loading: a transformers model and its tokenizer, from the package, a folder, a GGUF file or the hub."""
+"""Loading of a transformers model and its tokenizer from the package, a folder, a GGUF file or the hub."""
 
 from __future__ import annotations
 
@@ -24,32 +24,34 @@ from llmppl.lm.engines import gguf
 from llmppl.support.arguments import unknown_option
 from llmppl.support.locks import Turn
 
-MISSING = {                                             # by whether there is a folder
-    False: "no such folder is here, and it could not be had from the hub either",
+MISSING = {                                             # key: the folder exists
+    False: "no such folder is here, and the hub did not give it either",
     True: "the folder holds no model and tokenizer that transformers can load",
 }
 SAVED = r"(\.safetensors|\.bin|\.index\.json)$", r"^config\.json$", r"token|^vocab"
-OPTIONS = (                                             # of ours, and the commonest of transformers
+OPTIONS = (                                             # llmppl's own, and the common ones of transformers
     "engine", "cache_bytes", "row_bytes", "max_batch_tokens", "eos_ids", "dtype", "device", "device_map", "revision",
     "token", "trust_remote_code", "cache_dir", "attn_implementation", "quantization_config",
 )  # fmt: skip
 TIED = "parts that share weights, as embedding and head often do, have to be in the same place"
 
-_ONE_AT_A_TIME = Turn()                 # transformers loads under settings of the process, such as how tensors are made
+_LOADING = Turn()                       # transformers changes settings of the process while it loads
 
 
-def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, **options: Any) -> tuple[Any, Any]:
-    """(model, tokenizer) of a hub id, folder or GGUF file, or FileNotFoundError; None is our own model, verified.
+def load(
+    name: str | Path | None, *, dtype: Any = None, device: Any = None, device_map: Any = None, **options: Any
+) -> tuple[Any, Any]:
+    """Load (model, tokenizer) of a hub id, a folder or a GGUF file; None is the model in the package, verified.
 
-    What is on this machine is used as it is; the hub is asked for what is not.
+    Files on this machine are used without asking the hub. Raises FileNotFoundError if there is no such model.
     """
     if None not in (device, device_map):
         raise ValueError("give device= (one for the whole model) or device_map= (accelerate spreads it), not both")
     if device_map is not None and find_spec("accelerate") is None:
         raise ImportError("device_map= needs accelerate: pip install llmppl[device-map]")
     device = None if device is None else _device(device)
-    place = device if device_map is None else device_map
-    on_cpu = getattr(place, "type", place) in (None, "cpu", {"": "cpu"})
+    placement = device if device_map is None else device_map
+    on_cpu = getattr(placement, "type", placement) in (None, "cpu", {"": "cpu"})
     dtype = _dtype(dtype, on_cpu or not torch.accelerator.is_available())
     if name is None:
         verify()
@@ -57,7 +59,7 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
     source = str(name)
     packed = gguf.find(source)
     if packed is not None:
-        with _ONE_AT_A_TIME.lock:
+        with _LOADING.lock:
             source = str(gguf.converted(packed.file))
     folder = os.path.isdir(source)
     local_only = options.pop("local_files_only", False) or folder
@@ -65,7 +67,7 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
 
     def attempt(local: bool) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, **shared)
-        with _ONE_AT_A_TIME.lock, _progress_bars(shown=not local):
+        with _LOADING.lock, _progress_bars(shown=not local):
             model = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, device_map=device_map, local_files_only=local, **options
             )
@@ -88,9 +90,9 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError) and folder and _complete(source):
             if isinstance(device_map, dict):
-                said = f"device_map={device_map!r} cannot be followed ({first_line(error)}); {TIED}"
-                raise ValueError(said) from error
-            raise                                       # there is a model; what is wrong is something else
+                message = f"device_map={device_map!r} cannot be followed ({first_line(error)}); {TIED}"
+                raise ValueError(message) from error
+            raise                                       # the model exists: the error has another cause
         raise FileNotFoundError(
             f"no language model {source!r}: {MISSING[folder]} ({first_line(error)}). Give a hub id such as 'gpt2' "
             "(with a network), a folder written by save_pretrained of a model and its tokenizer, a GGUF file, "
@@ -99,7 +101,7 @@ def load(name: str | Path | None, *, dtype: Any, device: Any, device_map: Any, *
 
 
 def _dtype(dtype: Any, on_cpu: bool) -> Any:
-    """`dtype` as transformers takes it; where none is given, float32 on a CPU and the checkpoint's own elsewhere."""
+    """Return `dtype` as transformers takes it. The default is float32 on a CPU, the checkpoint's own elsewhere."""
     if dtype is None:
         return torch.float32 if on_cpu else "auto"
     if dtype != "auto" and not isinstance(getattr(torch, str(dtype).removeprefix("torch."), None), torch.dtype):
@@ -108,34 +110,34 @@ def _dtype(dtype: Any, on_cpu: bool) -> Any:
 
 
 def _device(device: Any) -> torch.device:
-    """`device` as torch knows it, if it is there."""
+    """Return `device` as a torch.device; ValueError if it cannot be used on this machine."""
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        known = torch.device(device)
+        torch.empty(0, device=known)
     except (RuntimeError, AssertionError, TypeError) as error:
         there = "'cpu'"
         if torch.accelerator.is_available():
             there += f" or {str(torch.accelerator.current_accelerator())!r}"
         raise ValueError(f"device {device!r} cannot be used here ({first_line(error)}); give {there}") from error
-    return found
+    return known
 
 
 def _complete(folder: str) -> bool:
-    """Whether a folder has what a saved model and its tokenizer have."""
+    """Return whether a folder has the files of a saved model and its tokenizer."""
     names = "\n".join(os.listdir(folder))
     return all(re.search(name, names, re.MULTILINE) for name in SAVED)
 
 
 def _hub_answers(seconds: float = 5.0) -> bool:
-    """Whether the hub can be reached; transformers itself would try for most of a minute."""
+    """Return whether the hub can be reached. transformers itself would try for most of a minute."""
     answered = threading.Event()
 
     def ask() -> None:
-        with suppress(Exception):                       # whatever the hub's client raises
+        with suppress(Exception):                       # the hub's client raises errors of many types
             get_session().head(constants.ENDPOINT, timeout=seconds)
             answered.set()
 
-    thread = threading.Thread(target=ask, daemon=True)  # a name server that is gone heeds no timeout
+    thread = threading.Thread(target=ask, daemon=True)  # a missing name server ignores the timeout
     thread.start()
     thread.join(seconds)
     return answered.is_set()
@@ -143,9 +145,9 @@ def _hub_answers(seconds: float = 5.0) -> bool:
 
 @contextmanager
 def _progress_bars(shown: bool) -> Iterator[None]:
-    """Leave the progress bars of transformers and the hub as they are, or hide them for a while.
+    """Hide the progress bars of transformers and the hub inside the `with` block, unless `shown`.
 
-    They are not hidden from who has asked transformers to say more (`logging.set_verbosity_info()`).
+    They also stay if the user has made transformers verbose (`logging.set_verbosity_info()`).
     """
     if shown or logging.get_verbosity() <= INFO:
         yield
@@ -161,5 +163,5 @@ def _progress_bars(shown: bool) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
+    """Return the first line of an error's message, at most 200 characters."""
     return str(error).strip().partition("\n")[0].rstrip()[:200]

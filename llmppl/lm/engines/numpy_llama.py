@@ -1,7 +1,7 @@
-"""The model in the package as an engine in numpy, so that a command answers before torch and transformers are imported.
+"""The model in the package as an engine in numpy, which needs no import of torch or transformers.
 
-It reads what `save_pretrained` writes of a Llama, and computes in float32 as transformers does, to rounding. Keys and
-values are one array (layers, 2, slots, kv_heads, head_dim).
+The engine reads the files that `save_pretrained` writes of a Llama. It computes in float32, equal to transformers up to
+rounding. Keys and values are one array (layers, 2, slots, kv_heads, head_dim).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Floats = NDArray[np.float32]
 
 
 class NumpyLlama(SlotEngine):
-    """Keys and values in an array of slots."""
+    """Llama in numpy, with keys and values in an array of slots."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors.numpy import load_file
@@ -38,7 +38,7 @@ class NumpyLlama(SlotEngine):
         self.layers = [_layer(weights, f"layers.{i}.") for i in range(config["num_hidden_layers"])]
         theta = config["rope_parameters"]["rope_theta"] ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
         angles = np.outer(np.arange(self.max_length), theta)                # (positions, head_dim / 2)
-        self.turns: NDArray[np.complex64] = np.exp(1j * angles).astype(np.complex64)
+        self.rotations: NDArray[np.complex64] = np.exp(1j * angles).astype(np.complex64)
         self.slab = self._slab(0)
         self.slot_bytes = self._slab(1).nbytes
 
@@ -64,32 +64,32 @@ class NumpyLlama(SlotEngine):
         return logits
 
     def _run(self, batch: Batch, slab: Floats) -> Floats:
-        """One forward pass, in which the new tokens of all rows are n vectors."""
+        """Run one forward pass; the n new tokens of all rows are one array."""
         self.tokens += int(batch.lengths.sum())
         width = batch.tokens.shape[1]
         columns = np.arange(width)
-        row, column = np.nonzero(columns < batch.lengths[:, None])          # (n,) of each new token
+        row, column = np.nonzero(columns < batch.lengths[:, None])          # (n,) each
         positions = batch.starts[row] + column
-        turns = self.turns[positions, None]
+        rotations = self.rotations[positions, None]
         write = batch.slots[row, positions]
         ahead = np.arange(batch.slots.shape[1]) > (batch.starts[:, None] + columns)[..., None]      # (B, Q, T)
         hidden = ahead[:, None, None] if ahead.any() else None
         queries = np.zeros((*batch.tokens.shape, self.heads, self.head_dim), np.float32)
         x = self.embedding[batch.tokens[row, column]]
         for layer, (keys, values) in zip(self.layers, slab, strict=True):
-            each = self._normal(x, layer["before"]) @ layer["qkv"]
-            each = each.reshape(len(x), -1, self.head_dim)                  # (n, heads and 2 kv_heads, head_dim)
-            turned = _turned(each[:, : -self.kv_heads], turns)
-            queries[row, column] = turned[:, : self.heads]
-            keys[write], values[write] = turned[:, self.heads :], each[:, -self.kv_heads :]
-            found = self._attention(queries, keys[batch.slots], values[batch.slots], hidden)
-            x = x + found[row, column] @ layer["out"]
+            heads = self._normal(x, layer["before"]) @ layer["qkv"]
+            heads = heads.reshape(len(x), -1, self.head_dim)                # (n, heads + 2 kv_heads, head_dim)
+            rotated = _rotate(heads[:, : -self.kv_heads], rotations)
+            queries[row, column] = rotated[:, : self.heads]
+            keys[write], values[write] = rotated[:, self.heads :], heads[:, -self.kv_heads :]
+            attended = self._attention(queries, keys[batch.slots], values[batch.slots], hidden)
+            x = x + attended[row, column] @ layer["out"]
             gate, up = np.split(self._normal(x, layer["between"]) @ layer["gate_up"], 2, axis=-1)
             x = x + (gate * (np.tanh(gate / 2) + 1) / 2 * up) @ layer["down"]      # silu
-        place = np.zeros(batch.tokens.shape, np.int64)
-        place[row, column] = np.arange(len(row))
-        wanted = place[tuple(np.array(batch.asked, np.int64).reshape(-1, 2).T)]
-        logits: Floats = self._normal(x[wanted], self.norm) @ self.embedding.T
+        index = np.zeros(batch.tokens.shape, np.int64)
+        index[row, column] = np.arange(len(row))
+        asked = index[tuple(np.array(batch.asked, np.int64).reshape(-1, 2).T)]
+        logits: Floats = self._normal(x[asked], self.norm) @ self.embedding.T
         return logits
 
     def _normal(self, x: Floats, weight: Floats) -> Floats:
@@ -97,14 +97,16 @@ class NumpyLlama(SlotEngine):
         return scaled
 
     def _attention(self, queries: Floats, keys: Floats, values: Floats, hidden: NDArray[np.bool_] | None) -> Floats:
-        """(B, Q, heads x head_dim) of queries (B, Q, heads, head_dim), and keys and values (B, T, kv_heads, head_dim).
+        """Return (B, Q, heads x head_dim): attention of each query over the keys of its row.
 
-        `hidden`, (B, 1, 1, Q, T), are the places that a query may not see.
+        queries : (B, Q, heads, head_dim)
+        keys, values : (B, T, kv_heads, head_dim)
+        hidden : (B, 1, 1, Q, T) bool, True where a query may not look; None if it may look everywhere
         """
         rows, width = queries.shape[:2]
         shape = rows, width, self.kv_heads, -1, self.head_dim
-        asking = queries.reshape(shape).transpose(0, 2, 3, 1, 4).reshape(rows, self.kv_heads, -1, self.head_dim)
-        scores: Floats = asking @ keys.transpose(0, 2, 3, 1) * self.scale   # (B, H, G Q, T)
+        queries = queries.reshape(shape).transpose(0, 2, 3, 1, 4).reshape(rows, self.kv_heads, -1, self.head_dim)
+        scores: Floats = queries @ keys.transpose(0, 2, 3, 1) * self.scale   # (B, H, G Q, T)
         if hidden is not None:
             by_query = scores.reshape(rows, self.kv_heads, -1, width, scores.shape[-1])
             np.copyto(by_query, -np.inf, where=hidden)
@@ -118,30 +120,40 @@ class NumpyLlama(SlotEngine):
 
 
 def _layer(weights: dict[str, Floats], prefix: str) -> dict[str, Floats]:
-    """The matrices of one layer, those that read the same vectors side by side."""
+    """Return the matrices of one layer. Matrices that read the same vectors are concatenated."""
 
-    def beside(*names: str) -> Floats:
+    def joined(*names: str) -> Floats:
         return np.ascontiguousarray(np.concatenate([weights[f"{prefix}{name}.weight"] for name in names]).T)
 
     return {
         "before": weights[prefix + "input_layernorm.weight"],
-        "qkv": beside("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "out": beside("self_attn.o_proj"),
+        "qkv": joined("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "out": joined("self_attn.o_proj"),
         "between": weights[prefix + "post_attention_layernorm.weight"],
-        "gate_up": beside("mlp.gate_proj", "mlp.up_proj"),
-        "down": beside("mlp.down_proj"),
+        "gate_up": joined("mlp.gate_proj", "mlp.up_proj"),
+        "down": joined("mlp.down_proj"),
     }
 
 
-def _turned(x: Floats, turns: NDArray[np.complex64]) -> Floats:
-    """(n, heads, head_dim) with each pair of coordinates, i and i + head_dim / 2, turned by the angles of its place."""
+def _rotate(x: Floats, rotations: NDArray[np.complex64]) -> Floats:
+    """Rotate each pair of coordinates (i, i + head_dim / 2) of (n, heads, head_dim) vectors by the position's angle."""
     real, imaginary = np.split(x, 2, axis=-1)
-    pairs = (real + 1j * imaginary) * turns
+    pairs = (real + 1j * imaginary) * rotations
     return np.concatenate([pairs.real, pairs.imag], axis=-1)
 
 
-def load() -> tuple[NumpyLlama, Any]:
-    """(engine, tokenizer) of the model in the package; a ValueError if its weights are damaged."""
+def load(name: str | Path | None = None, **options: Any) -> tuple[NumpyLlama, Any]:
+    """Load (engine, tokenizer) of the model in the package.
+
+    Raises a ValueError for another model, for any option, and if the weights are damaged.
+    """
+    if name is not None or options:
+        given = [] if name is None else [repr(name)]
+        given += [f"{option}={value!r}" for option, value in options.items()]
+        raise ValueError(
+            f"engine='numpy' runs the model in the package alone, in float32, and takes no {', '.join(given)}: "
+            "engine='transformers' does"
+        )
     verify()
     from transformers import PreTrainedTokenizerFast
 

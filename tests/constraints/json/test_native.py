@@ -136,7 +136,7 @@ def run(code, given="", *arguments):
 
 @pytest.mark.slow
 def test_hostile_schemas_are_read_or_refused_and_nothing_is_printed():
-    cases = list(corpus())[:: repetitions(full=1, quick=12)]
+    cases = list(corpus())[:: repetitions(full=1, quick=25)]
     result = run(HOSTILE, "".join(json.dumps(case) + "\n" for case in cases))
     said = result.stdout.split("\n")
     assert result.returncode == 0 and len(said) == len(cases) + 1, (said[-1], result.stderr[-500:])
@@ -346,7 +346,7 @@ DAMAGE = """
 import os, resource, struct, sys
 import numpy as np
 from pathlib import Path
-import test_gguf
+from lm.engines import test_gguf
 from gguf import GGUFReader
 from llmppl.lm.engines.llamacpp import LlamaCpp
 from llmppl.lm.engines.llamacpp_api import library
@@ -397,6 +397,6 @@ for i in range(count):
 def test_damaged_gguf_files_are_read_or_refused(tmp_path):
     pytest.importorskip("xllamacpp", reason="pip install 'llmppl[llama-cpp]'")
     pytest.importorskip("gguf", reason="pip install 'llmppl[llama-cpp]'")
-    count = repetitions(full=500, quick=40)
+    count = repetitions(full=500, quick=12)
     result = run(DAMAGE, "", tmp_path, count)
     assert result.stdout.split("\n")[:-1] == [f"{i} 0" for i in range(count)], result.stderr[-500:]

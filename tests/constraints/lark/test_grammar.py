@@ -1,8 +1,8 @@
 """Grammars: every answer of the recognizer against lark itself.
 
-Two oracles. `parses(lark, text)` asks lark. `check_states` walks all short texts over an alphabet: the recognizer
-accepts exactly what lark parses; where it says that no continuation is accepted, lark parses no text of those that
-begin so; and where it says that one is, a short one is found by search and lark parses that.
+Two oracles. `parses(lark, text)` runs lark. `check_states` walks all short texts over an alphabet. The recognizer
+accepts exactly the texts that lark parses. Where it denies a continuation, lark parses no text that begins so. Where it
+admits one, a search finds a short one, which lark parses.
 """
 
 import copy
@@ -484,7 +484,7 @@ def test_a_keyword_before_anything_is_not_cut():
 
 
 def test_masks_agree_with_steps_and_members_only():
-    """xgrammar#382 and #618: what the mask allows can be read; long alternations hold their members only."""
+    """xgrammar#382 and #618: allowed tokens can be read; long alternations hold their members only."""
     rng = random.Random(5)
     words = sorted({"".join(rng.choices("abc", k=rng.randrange(2, 7))) for _ in range(repetitions(1200, 300))})
     recognizer = Grammar("start: " + " | ".join(f'"{word}"' for word in words))
@@ -554,7 +554,7 @@ def python():
 
 
 def test_the_plan_completes_indented_texts_where_other_completions_are_not_looked_for(python, monkeypatch):
-    monkeypatch.setattr(TokenCompletions, "_asked_for", lambda self, stack: iter(()))
+    monkeypatch.setattr(TokenCompletions, "_shortest_completions", lambda self, stack: iter(()))
     path = Path(lark_package.__file__).parent / "grammars" / "python.lark"
     planned = Grammar.from_file(path, "file_input", postlex=PythonIndenter())
     one, other = planned.start, python[0].start
@@ -602,7 +602,7 @@ ERRORS = {
     'begin: "a"': "no rule is named 'start'",
     "start: b": "'b' used but not defined",
     "start: B\nB: /(a)\\1/": r"terminal B: (.|\n)*backreference",
-    "start: B\nB: /a(/": r"terminal B: missing \)",
+    "start: B\nB: /a(/": r"terminal B: .*missing \)",
     "start: B\nB: /a*/": "terminal B: 'a[*]' matches the empty text",
     'start: NAME "x"\nNAME: /[a-z]+/': "no text at all",
     'start: "a" start': "no text at all",
@@ -673,7 +673,7 @@ class Bare:
 
 
 def content(state):
-    """What a state is, whatever objects it is made of: old ones are forgotten when there are too many."""
+    """Return the content of a state, which does not depend on its objects: old ones may have been forgotten."""
 
     def below(stack):
         while stack is not None:
@@ -773,8 +773,8 @@ RESOLVED = {
 def test_where_conflicts_were_resolved_the_plan_promises_what_the_search_finds(name):
     """Two recognizers, one without the plan by which every stack is completed: they know the same bytes everywhere."""
     planned, searching = Grammar(RESOLVED[name]), Grammar(RESOLVED[name])
-    assert planned._completability.tokens.always
-    searching._completability.tokens.always = False
+    assert planned._completability.tokens.always_completable
+    searching._completability.tokens.always_completable = False
     rng, letters = random.Random(12), b"ifelsxy;=,()[]:ab \nlmd\"'"
     for _ in range(repetitions(100, 8)):
         one, other, text = planned.start, searching.start, b""
@@ -802,7 +802,7 @@ def test_what_follows_two_slashes_that_begin_no_comment_is_not_searched_for(monk
 def test_what_must_not_be_a_comment_is_known_without_search(name):
     """Two recognizers, one of which searches for all texts: they have as many hypotheses everywhere."""
     planned, searching = Grammar(RESOLVED[name]), Grammar(RESOLVED[name])
-    searching._completability.tokens.always = False
+    searching._completability.tokens.always_completable = False
     rng = random.Random(5)
     for _ in range(repetitions(2000, 200)):
         text = b"".join(rng.choices([b"a", b"/", b"//", b"/*", b"*/", b";", b"\n", b'"'], k=8))

@@ -1,4 +1,4 @@
-"""Grammars that are large, or made to be: what they cost in states and rules, and that they say what lark says."""
+"""Grammars that are large, or made to be: their cost in states and rules, and that they agree with lark."""
 
 import copy
 import itertools
@@ -99,7 +99,7 @@ def test_optionals_that_leave_the_same_are_refused_as_lark_refuses_them():
 
 
 def test_where_an_automaton_would_not_do_a_rule_is_written_out_or_refused():
-    """After `b0` the parser may be in two states, and what follows differs: lark's alternatives keep them apart."""
+    """After `b0` the parser may be in two states with different continuations: lark's alternatives keep them apart."""
 
     def grammar(number):
         return 'start: s | "b0" "?" | "(" s ")"\ns: ' + " ".join(f'["b{i}"]' for i in range(number))

@@ -1,4 +1,4 @@
-"""Masks of indented grammars: what all layouts share, and what is of one layout only."""
+"""Masks of indented grammars: the part that all layouts share, and the part of one layout only."""
 
 import functools
 from pathlib import Path
@@ -45,7 +45,7 @@ def after(grammar, text):
 
 def searching(grammar):
     """A recognizer that looks for completions everywhere, and is told nothing of all stacks together."""
-    grammar._completability.tokens.always = False
+    grammar._completability.tokens.always_completable = False
     return grammar
 
 
@@ -53,7 +53,7 @@ def test_a_line_may_begin_where_its_own_layout_has_columns():
     """One index: the stacks of these texts are equal, their layouts are not."""
     grammar = indented(BLOCKS)
     index = grammar.index(VOCAB)
-    assert grammar._completability.tokens.always
+    assert grammar._completability.tokens.always_completable
     for width in (1, 2, 3):
         opened = b"a:\n" + b" " * width
         lines = [index.mask(after(grammar, opened + b"a\n"))[PARTS.index(b" " * n + b"a")] for n in (1, 2, 3, 4)]
@@ -111,7 +111,7 @@ def test_rules_that_no_layout_fits_promise_nothing(name):
     rule, begun = UNDISCIPLINED[name]
     other, *more = rule.split("\n")
     grammar = indented("\n".join(["line+", f"line: NAME _NL | {other}", *more]))
-    assert not grammar._completability.tokens.always
+    assert not grammar._completability.tokens.always_completable
     assert after(grammar, b"a\na\n") is not None and after(grammar, begun) is None
     assert masks_agree(grammar, VOCAB, np.random.default_rng(3), 6, 8) > 6
 

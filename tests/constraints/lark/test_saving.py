@@ -1,4 +1,4 @@
-"""Indices of grammars in files: what was worked out is there again, nothing is worked out twice, and all goes on."""
+"""Indices of grammars in files: known results are there again, nothing is computed twice, and new texts work."""
 
 import os
 import random
@@ -58,7 +58,7 @@ def masks(index, seed):
 
 
 def counts(grammar):
-    """What working out a mask makes more of."""
+    """Return the counts that grow when a mask is computed."""
     read = grammar._masks
     return len(grammar._tokens.tokens), read and (len(read.quotients), read.made), len(grammar._states)
 
@@ -152,7 +152,7 @@ def test_what_is_left_of_a_file_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_file_is_read_in_another_process(tmp_path):
-    """Where strings have other hashes, so that nothing may depend on the order of a set."""
+    """Strings have other hashes there, so nothing may depend on the order of a set."""
     for name in ("guards", "python"):
         script = (
             f"from test_saving import *\nindex = made({name!r}).index(vocabulary({name!r}))\n"

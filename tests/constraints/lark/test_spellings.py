@@ -1,4 +1,4 @@
-"""Witness spellings where what is before a terminal matters: guarded identifiers, and separators that read on."""
+"""Witness spellings where the text before a terminal matters: guarded identifiers, and separators that read on."""
 
 import functools
 import itertools
@@ -42,7 +42,7 @@ def test_identifiers_behind_word_boundaries_have_spellings():
 def test_what_completes_guarded_identifiers_is_not_searched_for(monkeypatch):
     monkeypatch.setattr(ReductionTable, "possible", None)
     grammar = Grammar(GUARDED)
-    assert grammar._completability.tokens.always
+    assert grammar._completability.tokens.always_completable
     text = b'int ab; if a[ "\\" "] + 12 /* x */ b; else new x[ ]; // c'
     assert all(after(grammar, text[:n]) is not None for n in range(len(text) + 1))
     assert after(grammar, b"1a") is None and after(grammar, b"int if") is not None
@@ -50,7 +50,7 @@ def test_what_completes_guarded_identifiers_is_not_searched_for(monkeypatch):
 
 def test_spellings_of_guarded_identifiers_promise_what_the_search_finds():
     spelled, searching = Grammar(GUARDED), Grammar(GUARDED)
-    searching._completability.tokens.always = searching._completability.spellings.usable = False
+    searching._completability.tokens.always_completable = searching._completability.spellings.usable = False
     rng, letters = random.Random(4), b'ifelsnwt1;+[]/* \n"\\'
     words = [b"a", b"if ", b"if", b"else ", b"int ", b"new ", b"1", b";", b"+", b"[", b"]", b"//", b"/*", b"*/"]
     words += [b"\n", b'"']
@@ -99,9 +99,9 @@ def test_what_can_be_completed_behind_a_boundary_is_what_lark_parses(name):
 def test_a_search_that_goes_too_far_is_refused_by_its_terminal(monkeypatch):
     """And the question is answered when it may be."""
     grammar = Grammar(GUARDED)
-    grammar._completability.tokens.always = grammar._completability.spellings.usable = False
+    grammar._completability.tokens.always_completable = grammar._completability.spellings.usable = False
     monkeypatch.setattr(reductions, "MAX_SEARCHED", 3)
-    with pytest.raises(ValueError, match=r"behind terminal \w+ '.*' is too large: more than 3 runs .*; ignored text"):
+    with pytest.raises(ValueError, match=r"after terminal \w+ '.*' is too large: more than 3 runs .*; ignored text"):
         after(grammar, b"if a[b] c; else d")
     monkeypatch.undo()
     assert after(grammar, b"if a[b] c; else d") is not None

@@ -1,4 +1,4 @@
-"""GGUF files by transformers: what is loaded is what it loads itself, converted once, whole or not at all.
+"""GGUF files by transformers: the loaded model equals the one in the file. Conversion is done once, completely or not.
 
 The files are of a Llama with two layers and random weights, and a byte-level vocabulary with two merges.
 """
@@ -30,7 +30,7 @@ END, TURN = 259, 260
 
 
 def llama():
-    """The model that the files hold, and its tokens."""
+    """Return the model in the files, and its tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -45,7 +45,7 @@ def llama():
 
 
 def write(path, kind="F32", *, tokenizer=True, **options):
-    """A GGUF file of `llama()`; the options are those of `gguf_files.write`."""
+    """Write a GGUF file of `llama()`, with the options of `gguf_files.write`."""
     model, tokens = llama()
 
     def add_tokenizer(writer):
@@ -69,14 +69,14 @@ def original(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def smollm2():
-    """The real model, converted in the user's own cache: 540 MB, once."""
+    """Return the real model, converted once in the user's own cache (540 MB)."""
     wants_model("smollm2")
     return load("smollm2")
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """An empty cache of the user's."""
+    """Return an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "llmppl" / "gguf"
 
@@ -99,7 +99,7 @@ def test_log_probs_are_those_of_transformers_own_loading(kind, tmp_path):
     with torch.no_grad():
         expected = own(torch.tensor([[int(token) for token in context.tokens]])).logits[0, -1].log_softmax(-1)
     assert np.abs(context.log_probs() - expected.numpy()).max() < 1e-4
-    assert np.ptp(expected.numpy()) > 3                 # far from uniform, so that it could be told
+    assert np.ptp(expected.numpy()) > 3                 # far from uniform
 
 
 def test_weights_in_float32_are_those_that_were_written(original):
@@ -194,7 +194,7 @@ def test_a_converted_folder_that_does_not_meet_its_seal_is_made_anew(harm, origi
 STUB = """
 import os, sys
 from pathlib import Path
-from llmppl.lm import gguf
+from llmppl.lm.engines import gguf
 
 class Saved:
     def __init__(self, name):
@@ -210,7 +210,7 @@ file, code = Path(sys.argv[1]), Path(gguf.__file__)
 
 @pytest.fixture
 def stub(original, monkeypatch):
-    """`gguf` with a model that is saved at once, so that what is tried is the rest of the conversion."""
+    """Return code that replaces the model in `gguf` by one that saves fast, to test the rest of the conversion."""
     monkeypatch.setattr(sys, "argv", ["", str(original)])
     monkeypatch.setattr(gguf, "_read", None)            # put back at the end
     exec(STUB, {})
@@ -218,7 +218,7 @@ def stub(original, monkeypatch):
 
 
 def lines_of_a_conversion(stub, original, cache, harmed):
-    """The lines of the file that a conversion comes to, which is then undone, or its folder harmed."""
+    """Yield the lines that a conversion reaches; then undo it, or damage its folder."""
     if harmed:
         stub.converted(original)
         undo(cache, harmed)
@@ -327,7 +327,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_says_what_could_be(orig
 
 
 def refused(data, tmp_path, cache, name="harmed.gguf"):
-    """What is said of a file; that nothing is left of it."""
+    """Return the error for a file, and check that it leaves nothing behind."""
     file = tmp_path / name
     file.write_bytes(data)
     with pytest.raises(ValueError) as caught:
@@ -379,7 +379,7 @@ def test_weights_that_are_missing_or_no_numbers_are_refused(tmp_path, cache):
 def test_a_file_without_a_tokenizer_is_refused(tmp_path, cache):
     file = write(tmp_path / "bare.gguf", tokenizer=False)
     said = refused(file.read_bytes(), tmp_path, cache)
-    assert said.startswith("holds no tokenizer: give a GGUF file with one, or CachedTransformer(model, tokenizer)")
+    assert said.startswith("holds no tokenizer: give a GGUF file with one, or load model and tokenizer by transformers")
 
 
 def test_an_architecture_that_is_not_read_is_refused_by_name(tmp_path, cache):
@@ -417,7 +417,7 @@ def test_a_transformers_that_misreads_tokenizers_is_refused(original, cache, mon
 
 @pytest.fixture
 def package(original, tmp_path, monkeypatch):
-    """An installed package that carries the file, and that nobody may import."""
+    """Return the file in an installed package, whose import fails."""
     place = tmp_path / "site"
     (place / "toy_model").mkdir(parents=True)
     (place / "toy_model" / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -442,7 +442,7 @@ def test_the_file_of_a_package_is_compared_with_what_the_package_says_of_it(pack
     data = bytearray(package.read_bytes())
     data[-1] ^= 1                                       # no other check could tell
     package.write_bytes(data)
-    said = r"Toy.gguf is damaged: its SHA-256 is .* as its package has it; install it again \(pip install --force-re"
+    said = r"Toy.gguf is damaged: its SHA-256 is .* as its package records; install it again \(pip install --force-re"
     with pytest.raises(ValueError, match=said):
         load("toy")
 

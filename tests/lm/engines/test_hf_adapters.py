@@ -1,4 +1,4 @@
-"""Adapters: each name is a language model of its own over the same weights, whatever else is asked of them."""
+"""Adapters: each name is its own language model over the same weights, independent of other uses of the weights."""
 
 import copy
 import threading
@@ -31,7 +31,7 @@ def configs(**more):
 
 
 def wrapped(base=None, **more):
-    """A model as `get_peft_model` makes it; the first adapter is active."""
+    """Return a model made by `get_peft_model`; its first adapter is active."""
     torch.manual_seed(0)
     first, *others = configs(**more).items()
     model = peft.get_peft_model(base or build(TRIE["llama"]()), first[1], adapter_name=first[0])
@@ -42,7 +42,7 @@ def wrapped(base=None, **more):
 
 
 def integrated(base=None, **more):
-    """The same by what transformers itself has of peft."""
+    """Return the same model, with adapters added by transformers' own methods."""
     torch.manual_seed(0)
     model = base or build(TRIE["llama"]())
     for name, config in configs(**more).items():
@@ -55,7 +55,7 @@ MADE = pytest.mark.parametrize("make", [wrapped, integrated])
 
 
 def activate(model, name):
-    """What a user calls to have one adapter, or none."""
+    """Activate one adapter, or none, as a user does."""
     if isinstance(model, peft.PeftModel):
         off, on = model.base_model.disable_adapter_layers, model.base_model.enable_adapter_layers
     else:
@@ -68,7 +68,7 @@ def activate(model, name):
 
 
 def truths(model, names=NAMES):
-    """By name a function from ids to (V,) log-probabilities: plain forwards of a copy, where the name alone is set."""
+    """Return, by name, a function from ids to (V,) log-probabilities: plain forward passes of an adapted copy."""
 
     def by(name):
         alone = copy.deepcopy(model)
@@ -91,7 +91,7 @@ def error_of(context, truth):
 
 
 def state(model):
-    """What somebody else sees of the adapters of a model."""
+    """Return the state of the adapters that other users of a model see."""
     return [
         (name, module.disable_adapters, list(module.active_adapters))
         for name, module in model.named_modules() if hasattr(module, "merged_adapters")
@@ -102,7 +102,7 @@ def state(model):
 def test_each_adapter_says_what_the_model_says_with_it_and_leaves_the_model_as_it_was(make, recwarn):
     model = make().requires_grad_(False)                # as one is that is loaded to be used
     truth, before = truths(model), state(model)
-    recwarn.clear()                                     # of what peft says when adapters are made
+    recwarn.clear()                                     # peft warns when adapters are made
     lm = CachedTransformer(model, VOCAB)
     lms = {name: lm.adapter(name) for name in NAMES}
     ids = list(range(3, 20))
@@ -227,7 +227,7 @@ def test_a_folder_with_an_adapter_and_a_tokenizer_is_loaded(tmp_path, embedded):
 
 
 class Both(Model):
-    """Draws from one adapter, and is weighted by another: each step asks two tries."""
+    """Program that draws from one adapter and observes with another, so that each step uses two tries."""
 
     def __init__(self, lms, steps=6):
         super().__init__()
@@ -244,7 +244,7 @@ class Both(Model):
 
 
 def log_weight_by_hand(particle, truth, names):
-    """What the observations of a particle were worth: it was drawn from the first."""
+    """Return the log weight of a particle, which was drawn from the first adapter."""
     tokens = [int(i) for i in particle.contexts[0].tokens]
     return sum(truth[name](tokens[:n])[tokens[n]] for name in names[1:] for n in range(5, len(tokens)))
 

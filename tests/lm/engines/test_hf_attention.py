@@ -1,4 +1,4 @@
-"""What rows of a pass have in common is read once, and the answers are those of plain forward passes."""
+"""Shared attention: common prefixes of the rows are read once, and the answers equal those of plain forward passes."""
 
 import threading
 import warnings
@@ -13,14 +13,14 @@ from test_cache import BATCHES, BUDGETS, LIMIT, Session, limits, operations
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmppl.lm.engines import hf_attention as attention
-from llmppl.lm.engines.hf_attention import Pass, Read, _mean, share
+from llmppl.lm.engines.hf_attention import ForwardPass, LazyKV, _mean, share
 from llmppl.lm.transformer import CachedTransformer
 
 PROMPT = list(range(3, 23))
 
 
 def sharing_lm(name, dtype=torch.float32, **options):
-    """A cold lm of a family that shares whatever can be shared."""
+    """Return a fresh lm of a family that shares every possible part."""
     lm = family_lm(name, dtype, **options)
     assert np.isfinite(lm.engine.least)                # the check at load found it right
     lm.engine.least = 1
@@ -28,7 +28,7 @@ def sharing_lm(name, dtype=torch.float32, **options):
 
 
 def slots_read(lm, contexts):
-    """Slots read by each layer's keys in the one pass that answers `contexts`, and the largest error of the answers."""
+    """Return (slots of keys that each layer reads in the one pass over `contexts`, largest error of the answers)."""
     before, rounds = lm.engine.slab.slots_read, lm.stats.rounds
     together([context.log_probs for context in contexts])
     assert lm.stats.rounds == rounds + 1
@@ -47,7 +47,7 @@ def test_a_prompt_is_read_once_for_all_its_rows_in_every_family(name):
     read, error = slots_read(lm, further)               # of unequal starts and lengths; a long one by itself
     if name in ALIGNED:                                 # three passes
         assert read == (20 + 7 * 2) + 25 + (20 + 2)
-    else:                                               # in half of its layers, Gemma3n reads what the others gathered
+    else:                                               # half of Gemma3n's layers read gathered keys of others
         assert read == 20 + 8 * 2 + (12.5 if name == "gemma3n" else 25)
     assert error <= LIMIT and max(error_of(lm, row) for row in rows) <= LIMIT
 
@@ -77,7 +77,7 @@ def test_groups_of_rows_read_once_what_each_group_shares(name):
 
 
 def shared_by_hand(slots, starts, ends):
-    """Of each pair (row, column): the set of rows that have this slot there and all before it, as a set of sets."""
+    """Return, for each (row, column), the set of rows with the same slots up to this column."""
     return {(i, j): frozenset(k for k in range(len(slots)) if (slots[k, : j + 1] == slots[i, : j + 1]).all())
             for i in range(len(slots)) for j in range(ends[i])}  # fmt: skip
 
@@ -146,7 +146,7 @@ def test_other_floats_are_shared_too(name, dtype):
 
 
 class Widening(TorchDispatchMode):
-    """A device that multiplies halves into float32, as CUDA does.
+    """Mode in which bmm multiplies half precision into float32, as on CUDA.
 
     `copies` counts the copies in float32 of no fewer elements than `least` while `_scores` runs.
     """
@@ -165,7 +165,7 @@ class Widening(TorchDispatchMode):
         return made
 
     def counted(self, scores):
-        """`scores`, a function, while which copies are counted."""
+        """Return the function `scores`, during which copies are counted."""
 
         def run(*args):
             self.inside = True
@@ -201,7 +201,7 @@ def test_keys_in_half_precision_are_multiplied_as_they_are_where_the_device_can(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("widens", [["cpu"], []])
 def test_shared_attention_in_half_precision_is_as_near_to_the_truth_as_torchs_own(dtype, widens, monkeypatch):
-    """In scores of half precision, as eager attention has them, the error is 3 to 9 times that of torch's."""
+    """With scores in half precision, as in eager attention, the error would be 3 to 9 times that of torch."""
     if widens and not hasattr(torch.ops.aten.bmm, "dtype"):
         pytest.skip("torch has no bmm with out_dtype=")
     monkeypatch.setattr(attention, "_WIDENS", widens)
@@ -213,13 +213,13 @@ def test_shared_attention_in_half_precision_is_as_near_to_the_truth_as_torchs_ow
     starts, ends = np.full(B, T - 1), np.full(B, T)
     order, parts = share(slots, starts, ends, least=1)
     assert order == list(range(B)) and {part.shared for part in parts} == {True, False}
-    run = Pass(torch.from_numpy(slots[:, -1]), None, torch.from_numpy(slots), parts)
-    key, value = (Read(tensor, run, name, repeats=G) for name, tensor in (("keys", keys), ("values", values)))
+    run = ForwardPass(torch.from_numpy(slots[:, -1]), None, torch.from_numpy(slots), parts)
+    key, value = (LazyKV(tensor, run, name, repeats=G) for name, tensor in (("keys", keys), ("values", values)))
     mask = torch.zeros(B, 1, 1, T, dtype=dtype)
     mask[1, :, :, :50] = torch.finfo(dtype).min
     with Widening(0):
         found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    made = query, key.made(), value.made()
+    made = query, key.materialise(), value.materialise()
     own = torch.nn.functional.scaled_dot_product_attention(*made, attn_mask=mask)
     wide = [tensor.double() for tensor in made]
     truth = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=mask.double())
@@ -297,7 +297,7 @@ def test_two_lms_on_one_model_and_plain_calls_in_other_threads_do_not_disturb_ea
 
 
 class Allocations(TorchDispatchMode):
-    """The largest sum, over all moments at which a tensor is made, of its bytes and of those that a slab holds."""
+    """Mode that records the largest sum of the bytes of a new tensor and of a slab."""
 
     def __init__(self, slab):
         super().__init__()
@@ -330,5 +330,5 @@ def test_a_slab_grows_with_one_tensor_of_it_there_twice():
 def test_a_pass_leaves_no_memory_behind():
     lm = sharing_lm("llama")
     together([(at(lm, PROMPT) + lm.vocab[i]).log_probs for i in range(3, 9)])
-    assert lm.engine.slab._runs == {}
+    assert lm.engine.slab._passes == {}
     check_books(lm)

@@ -1,4 +1,4 @@
-"""Weights that change: after each kind of change a language model answers as a new one would."""
+"""Changes of weights: after each kind of change, a language model answers as a new one."""
 
 import copy
 import functools
@@ -17,7 +17,7 @@ from llmppl.lm.engines.hf_weights import Weights
 
 
 def own_lm(**limits):
-    """A language model whose weights no other test shares."""
+    """Return a language model whose weights no other test shares."""
     return CachedTransformer(copy.deepcopy(tiny_model()), tiny_vocab(), **limits)
 
 
@@ -27,7 +27,7 @@ def replace_data(model):
 
 
 def replace_data_twice(model):
-    """The second time the memory of the first may be at hand again, at the same address."""
+    """Replace `data` twice; the second time, memory at the first address may be free again."""
     gc.collect()
     head = model.lm_head.weight
     head.data = -head.data

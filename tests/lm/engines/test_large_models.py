@@ -1,4 +1,4 @@
-"""Models too large for one device, or for their floats: spread by accelerate, of mixed types, quantised."""
+"""Large models: spread by accelerate, of mixed dtypes, quantised."""
 
 import copy
 
@@ -24,7 +24,7 @@ MAPS = {
     "all but these": {part: "cpu" if part in ENDS else "disk" for part in PARTS},
     "half of the layers": {part: "disk" if part[-1] in "345" else "cpu" for part in PARTS},
 }
-SPREAD = {                                              # what accelerate makes of a model that is in memory
+SPREAD = {                                              # how accelerate spreads a model in memory
     "kept in memory": lambda model, folder: accelerate.cpu_offload(model, torch.device("cpu")),
     "kept on disk": lambda model, folder: accelerate.disk_offload(model, folder, torch.device("cpu")),
     "kept in memory until run": lambda model, folder: accelerate.cpu_offload_with_hook(model, torch.device("cpu"))[0],
@@ -40,7 +40,7 @@ def spread_inside(model, folder):
 
 
 def same_as_plain(lm, embedded):
-    """Asked the same questions, both give the same answers and run the same tokens."""
+    """Check that two lms give the same answers to the same questions, and run the same tokens."""
     plain, asked = CachedTransformer(embedded.model, embedded.tokenizer), []
     for each in (lm, plain):
         start = each.context("Once upon a time")
@@ -90,8 +90,8 @@ def test_the_type_is_that_of_the_layers_though_the_embedding_has_another(inside,
 
 
 class Int8(torch.nn.Module):
-    """A linear layer with int8 weights. Its input stays as it is, or is quantised by its largest value: that of the
-    `batch`, or of each `token`."""
+    """Linear layer with int8 weights. Its input is quantised by the largest value of the `batch` or of each `token`,
+    or not at all."""
 
     def __init__(self, linear, by):
         super().__init__()
@@ -117,7 +117,7 @@ def quantised(by, dtype=torch.float32):
 
 
 def ask_in_many_ways(lm):
-    """The largest error of contexts that were asked alone, together, and on the way to longer ones."""
+    """Return the largest error of contexts that are asked alone, together, and as prefixes of longer ones."""
     contexts = [lm.at([*range(3, 13), *tail]) for tail in ([], [5, 6], [9], [9, 9, 4], [7], [5, 6, 8])]
     contexts[0].log_probs()
     together([context.log_probs for context in contexts])

@@ -1,4 +1,4 @@
-"""The engine of llama.cpp: the logits of plain forward passes, whatever is held, shared, cut and given up.
+"""The engine of llama.cpp: the logits of plain forward passes, for any cached, shared, cut and evicted contexts.
 
 The files hold the embedded model. The truth is a forward pass of transformers over each whole context.
 """
@@ -36,7 +36,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def files(model, tmp_path_factory):
-    """The file of each kind, written when it is asked for."""
+    """Return a function that writes the file of each kind once."""
     folder = tmp_path_factory.mktemp("llamacpp")
     written = {}
 
@@ -50,7 +50,7 @@ def files(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def truth(model):
-    """(V,) log-probabilities after some ids by a plain forward pass, each computed once."""
+    """Return a function from ids to (V,) log-probabilities by a plain forward pass, each computed once."""
     known = {}
 
     def log_probs(ids):
@@ -74,7 +74,7 @@ def lasts(contexts):
 
 
 def distance(engine, truth, contexts, asked=None):
-    """The largest difference of log-probs from the truth."""
+    """Return the largest difference of log-probabilities from the truth."""
     asked = lasts(contexts) if asked is None else asked
     rows = log_softmax(engine.forward(contexts, asked))
     assert rows.shape == (len(asked), V)
@@ -82,7 +82,7 @@ def distance(engine, truth, contexts, asked=None):
 
 
 def held_is_consistent(engine):
-    """What the tree says of sequences and cells is so."""
+    """Check that the tree agrees with the sequences and cells of llama.cpp."""
     held, last_place = engine._held, engine._library.c.llama_memory_seq_pos_max
     runs = [run for leaf in held.root.leaves() for run in leaf.path()]
     assert sum(run.end - run.start for run in set(runs)) == held.tokens <= engine.cells
@@ -98,12 +98,12 @@ def held_is_consistent(engine):
 
 
 def distinct(contexts):
-    """How many tokens of distinct contexts there are."""
+    """Return the number of tokens of distinct contexts."""
     return len({tuple(ids[: n + 1]) for ids in contexts for n in range(len(ids))})
 
 
 def grown(rng, contexts):
-    """Contexts one round later: most go on, some branch off, some are new, none is a prefix of another."""
+    """Return the contexts of the next round: most continue, some branch, some are new; none is a prefix of another."""
     new = []
     for ids in contexts:
         n = len(ids) if rng.random() < 0.7 else int(rng.integers(0, len(ids)))
@@ -155,7 +155,7 @@ def test_a_token_that_contexts_share_is_run_once_and_what_is_held_is_not_run_aga
     assert distance(engine, truth, more) < 5e-5 and engine.tokens == distinct([*contexts, *more])
     before = engine.tokens
     assert distance(engine, truth, more, [*lasts(more), (0, 10), (0, 11), (0, 30)]) < 5e-5
-    assert engine.tokens == before + len(more) + 3       # rows that nobody has kept: their last tokens alone
+    assert engine.tokens == before + len(more) + 3       # rows that are not kept: only their last tokens
     held_of = engine._held.tokens
     assert held_of == distinct(more)
 
@@ -163,7 +163,7 @@ def test_a_token_that_contexts_share_is_run_once_and_what_is_held_is_not_run_aga
 def test_more_contexts_than_sequences(files, model):
     engine = LlamaCpp(files())
     contexts = [[9, 8, 7, i] for i in range(5, 505)]
-    for tokens in (503, 503 + 500 + 244):               # those that came last are held, and run first
+    for tokens in (503, 503 + 500 + 244):               # the last contexts are cached, and run first
         with torch.no_grad():
             truth = model(torch.tensor(contexts)).logits[:, -1].log_softmax(-1).numpy()
         assert np.abs(log_softmax(engine.forward(contexts, lasts(contexts))) - truth).max() < 5e-5
@@ -204,14 +204,14 @@ def test_released_contexts_do_not_fill_the_cache(files, monkeypatch):
         engine.release([ids])
         assert engine._held.tokens <= 40 + 30 + 100
     engine.forward([[*range(5, 45), 7]], [(0, 41)])
-    assert engine.tokens == 40 + 20 * 30 + 1            # what nobody has released is held
+    assert engine.tokens == 40 + 20 * 30 + 1            # unreleased contexts are cached
 
 
 # --- under programs ---------------------------------------------------------------------------------------------------
 
 
 class Words(Model):
-    """Words with an "e", or short ones."""
+    """Program whose tokens contain an "e" or are short."""
 
     def __init__(self, lm):
         super().__init__()
@@ -225,7 +225,7 @@ class Words(Model):
 
 
 class Both(Model):
-    """What two prompts agree on."""
+    """Program of texts that fit two prompts."""
 
     def __init__(self, lm):
         super().__init__()
@@ -240,7 +240,7 @@ class Both(Model):
 
 
 class Ending(Model):
-    """A text that goes well with an ending, by the probability of the ending after each token."""
+    """Program of texts that make an ending likely, by the probability of the ending after each token."""
 
     def __init__(self, lm):
         super().__init__()
@@ -257,7 +257,7 @@ class Ending(Model):
 
 @pytest.fixture(scope="module")
 def steered():
-    """The steering run of each program by transformers."""
+    """Return a function that steers each program once by transformers."""
     return {program: steer(CachedTransformer.from_pretrained(), program) for program in (Words, Both, Ending)}
 
 
@@ -270,7 +270,7 @@ def steer(lm, program):
 def test_a_steering_run_has_the_particles_of_transformers_at_its_cost(program, files, steered):
     texts, log_ml, tokens = steer(CachedTransformer.from_pretrained(files()), program)
     assert texts == steered[program][0] and log_ml == pytest.approx(steered[program][1], abs=1e-4)
-    if program is Ending:                               # of what a log-probability was read off, more is kept here
+    if program is Ending:                               # more is kept here of contexts with log-probabilities
         assert tokens < steered[program][2]
     else:
         assert tokens == steered[program][2]

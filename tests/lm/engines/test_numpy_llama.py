@@ -1,4 +1,4 @@
-"""The model in the package, run by numpy: what transformers computes, without importing torch."""
+"""The model in the package, run by numpy: the results of transformers, without an import of torch."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def test_it_answers_as_transformers_does_whatever_was_asked_before(engine, embed
 
 
 def test_it_reads_and_writes_the_slots_it_is_told_to(engine, embedded):
-    """Rows of unequal lengths that share a beginning, in slots of no order, as those of transformers are tried out."""
+    """Rows of unequal lengths with a common prefix, in random slots, as in the check of transformers models."""
     rows = hf._sample_rows(embedded.model, embedded.vocab)
     truth = np.stack([
         embedded.engine.forward([row.tolist()], [(0, n) for n in range(1, len(row) + 1)]) for row in rows

@@ -1,24 +1,25 @@
-"""Which engine a name is loaded by, and what an engine does not take."""
+"""The registry of engines: the engine that loads a name, and the options that an engine refuses."""
 
 import sys
 import types
+from typing import get_args, get_type_hints
 
 import pytest
 
 from llmppl import CachedTransformer, Vocabulary
+from llmppl.cli.options import Source
 from llmppl.lm.engine import FunctionEngine
-from llmppl.lm.engines import gguf
-from llmppl.lm.engines import registry as choosing
+from llmppl.lm.engines import gguf, registry
 
 load = CachedTransformer.from_pretrained
 
 
 @pytest.fixture
 def installed(monkeypatch):
-    """As if there were what the test says; loaders that give back what they were given."""
+    """Return a function that makes exactly the named packages appear installed."""
 
     def have(*packages):
-        monkeypatch.setattr(choosing, "find_spec", lambda name: name if name in packages else None)
+        monkeypatch.setattr(registry, "find_spec", lambda name: name if name in packages else None)
 
     return have
 
@@ -50,33 +51,39 @@ def test_an_engine_that_is_not_installed_says_how(installed, engine, extra):
         load(engine=engine)
 
 
+def test_the_names_of_engines_are_the_same_for_type_checkers_and_the_command_line():
+    assert get_args(registry.EngineName) == tuple(registry.ENGINES)
+    of_option, none = get_args(get_type_hints(Source)["engine"])
+    assert get_args(of_option) == tuple(registry.ENGINES) and none is type(None)
+
+
 def test_a_gguf_file_goes_to_llama_cpp_unless_something_is_for_transformers(installed, monkeypatch, tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr("llmppl.lm.engines.loading.load", lambda name, **options: ("transformers", options))
+    monkeypatch.setattr("llmppl.lm.engines.loading.load", lambda name, **options: ("transformers", {**none, **options}))
     wide = types.SimpleNamespace(quantised=False)
     monkeypatch.setattr("llmppl.lm.engines.llamacpp.load", lambda source, **options: (wide, options))
     file = str(tmp_path / "a.gguf")
     none = {"dtype": None, "device": None, "device_map": None}
     installed("xllamacpp")
-    assert choosing.load(file, None, threads=3) == (wide, {"threads": 3})
-    assert choosing.load(file, None, cache_bytes=5) == (wide, {"cache_bytes": 5})
-    assert choosing.load(file, None, **none) == (wide, {})
+    assert registry.load(file, None, threads=3) == (wide, {"threads": 3})
+    assert registry.load(file, None, cache_bytes=5) == (wide, {"cache_bytes": 5})
+    assert registry.load(file, None, **none) == (wide, {})
     for key in none:
-        assert choosing.load(file, None, **{key: "x"}) == ("transformers", {**none, key: "x"})
-    assert choosing.load(file, "transformers", cache_bytes=5) == ("transformers", none)
-    assert choosing.load(None, None) == ("transformers", none)
+        assert registry.load(file, None, **{key: "x"}) == ("transformers", {**none, key: "x"})
+    assert registry.load(file, "transformers", cache_bytes=5) == ("transformers", none)
+    assert registry.load(None, None) == ("transformers", none)
     wide.quantised = True
     with pytest.warns(UserWarning, match="a.gguf has quantised weights.*They do not with engine='transformers'"):
-        choosing.load(file, None)
-    choosing.load(file, "llama.cpp")                    # meant, and no warning
+        registry.load(file, None)
+    registry.load(file, "llama.cpp")                    # chosen by name: no warning
     monkeypatch.setitem(gguf.PACKAGES, "toy", "toy==1.0")
     monkeypatch.setattr(gguf, "packaged", lambda name: tmp_path / "a.gguf")
-    assert choosing.load("toy", None) == ("transformers", none)
-    assert choosing.load("toy", "llama.cpp") == (wide, {})
+    assert registry.load("toy", None) == ("transformers", none)
+    assert registry.load("toy", "llama.cpp") == (wide, {})
     installed()
-    assert choosing.load(file, None) == ("transformers", none)
+    assert registry.load(file, None) == ("transformers", none)
     with pytest.raises(FileNotFoundError, match="no GGUF file"):
-        choosing.load(str(tmp_path / "b.gguf"), "llama.cpp")
+        registry.load(str(tmp_path / "b.gguf"), "llama.cpp")
     assert gguf.find(file).file == tmp_path / "a.gguf"
 
 

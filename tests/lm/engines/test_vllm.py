@@ -1,7 +1,7 @@
-"""vLLM as an engine: equal to plain forwards of transformers, the same particles, and right again after any failure.
+"""vLLM as an engine: logits equal plain forward passes of transformers, also after any failure; equal particles.
 
-`make check-vllm` runs this file where vLLM is installed. One engine serves most of it: its limits are small, so that
-whatever is asked meets them.
+`make check-vllm` runs this file where vLLM is installed. One engine with small limits, so that tests reach them,
+serves most of it.
 """
 
 import json
@@ -36,7 +36,7 @@ SMALL = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 128,
 
 
 class Stumbling:
-    """A hook of the model's last layer norm: raises when it is told to, and may wait in each pass."""
+    """Hook of the model's last layer norm that raises on demand, and may wait in each pass."""
 
     error, seconds, passes = None, 0.0, 0
 
@@ -49,7 +49,7 @@ class Stumbling:
 
 
 def plain(folder):
-    """Its logits by transformers in float64, one context at a time."""
+    """Return a function from ids to logits by transformers in float64, one context at a time."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
 
     def logits(ids):
@@ -65,7 +65,7 @@ def hooked(model, hook):
 
 @pytest.fixture(scope="module")
 def loaded():
-    """(engine, tokenizer, its hook): the embedded model, with room for little."""
+    """Return (engine, tokenizer, hook of the engine) of the embedded model, with little room."""
     streams = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()       # noqa: NPY002
     engine, tokenizer = load(None, disable_log_stats=False, **SMALL)
     assert streams == (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist())   # noqa: NPY002
@@ -93,7 +93,7 @@ def lm(loaded):
 
 
 def texts(seed, count, longest, size=4096):
-    """`count` contexts of distinct lengths and tokens."""
+    """Return `count` contexts of distinct lengths and tokens."""
     rng = np.random.default_rng(seed)
     return [rng.integers(300, size, int(n)).tolist() for n in rng.integers(2, longest, count)]
 
@@ -107,7 +107,7 @@ def log_probs(logits):
 
 
 def distance(engine, contexts, reference, asked=None):
-    """The largest difference of a log-probability between an engine's answer and plain forwards."""
+    """Return the largest difference of log-probabilities between an engine and plain forward passes."""
     asked = asked or ends(contexts)
     found = log_probs(engine.forward(contexts, asked))
     right = log_probs(np.stack([reference(contexts[i][:n]) for i, n in asked]))
@@ -118,7 +118,7 @@ def distance(engine, contexts, reference, asked=None):
 
 
 def test_a_real_model_answers_as_plain_forwards_do():
-    """In float32 transformers is as far from float64 as vLLM is: both up to 1e-4 for tokens of probability 1e-8."""
+    """In float32, transformers and vLLM differ from float64 by up to 1e-4 for tokens of probability 1e-8."""
     wants_model("smollm2")
     lm = CachedTransformer.from_pretrained("smollm2", engine="vllm", kv_cache_memory_bytes=1 << 28, max_model_len=512)
     engine, tokenizer = lm.engine, lm.tokenizer
@@ -191,14 +191,14 @@ def test_models_in_processes_of_their_own_live_side_by_side_and_the_death_of_one
 
 
 def test_it_answers_as_plain_forwards_do(engine):
-    """Among others: 300 contexts where 8 go together, interrupts at any moment, threads, the longest context."""
+    """This includes 300 contexts of which 8 fit together, interrupts at any moment, threads and the longest context."""
     report = check_engine(engine, plain(PATH), ids=range(300, 310), size=4096, contexts=repetitions(300, 60))
     assert report.distance < 1e-4 and report.tokens < report.whole
     assert engine._llm.get_num_unfinished_requests() == 0
 
 
 def test_a_prompt_longer_than_a_pass_and_places_on_the_way(engine):
-    """A pass reads 128 tokens: the row of a context that takes three is that of its last part."""
+    """A pass reads 128 tokens. The row of a context that takes three passes comes from the last one."""
     (ids,) = texts(0, 1, 3)
     ids = ids + texts(1, 1, 3)[0] * 110
     asked = [(0, n) for n in (200, 1, 31, 32, 33, len(ids), 129)]
@@ -206,7 +206,7 @@ def test_a_prompt_longer_than_a_pass_and_places_on_the_way(engine):
 
 
 class EveryOther(Model):
-    """Each second token holds an e."""
+    """Program in which each second token contains an e."""
 
     def __init__(self, lm):
         super().__init__()
@@ -238,7 +238,7 @@ def test_the_same_seed_gives_the_same_particles_as_transformers(lm, program):
 
 
 def scheduled(engine):
-    """Prompt tokens that vLLM's own scheduler looked up, less those that it found."""
+    """Return the number of prompt tokens that vLLM's scheduler looked up and did not find."""
     values = {metric.name: getattr(metric, "value", None) for metric in engine._llm.get_metrics()}
     return values["vllm:prefix_cache_queries"] - values["vllm:prefix_cache_hits"]
 
@@ -312,7 +312,7 @@ def test_a_model_that_raises_is_heard_and_what_was_not_written_is_not_read(engin
 
 
 def test_a_second_model_in_this_process_is_refused(engine):
-    """vLLM would end the first with the second."""
+    """The end of the second model would break the first."""
     with pytest.raises(RuntimeError, match='close that engine first .* distributed_executor_backend="mp"'):
         load(None, **SMALL)
     contexts = texts(6, 10, 60)
@@ -346,7 +346,7 @@ def test_a_context_longer_than_the_model_reads_is_refused(lm):
 
 
 def test_both_interfaces_of_vllm_take_the_marked_rows(engine):
-    """A batch of four requests, two of them ours; the first interface moves one, the second names slots."""
+    """A batch has four requests, two of them marked. The first interface moves one, the second names slots."""
     logits = torch.arange(12.0).reshape(4, 3)
     params = [SimpleNamespace(extra_args=extra) for extra in ({"llmppl": ["x", 1]}, None, {"llmppl": ["x", 0]}, {})]
     first, second = Rows(None), Rows(None)
@@ -362,7 +362,7 @@ def test_both_interfaces_of_vllm_take_the_marked_rows(engine):
 
 
 def test_long_strings_are_scored_by_vllm_itself_and_short_ones_by_rows(lm, engine):
-    """Whole contexts are read for it, where a row reads half a block for each token."""
+    """vLLM reads whole contexts for log-probabilities; a row costs half a block for each token."""
     logits = plain(PATH)
 
     def truth(ids, start):
@@ -373,7 +373,7 @@ def test_long_strings_are_scored_by_vllm_itself_and_short_ones_by_rows(lm, engin
     ids = [int(token) for token in lm.context(text).tokens]
     before = engine.tokens
     assert abs(lm.at(ids).log_prob_since(lm.at(ids[:4])) - truth(ids, 4)) <= 1e-4 * len(ids)
-    assert engine.tokens - before == len(ids)           # and no row: those read more
+    assert engine.tokens - before == len(ids)           # and no row, which would read more
     long, more = ids * 4, [*ids * 4, ids[5], ids[6]]
     assert engine.log_probs([more], [len(long)]) is None
     assert abs(lm.at(more).log_prob_since(lm.at(long)) - truth(more, len(long))) <= 1e-4
@@ -411,7 +411,7 @@ print("\\n" + json.dumps([[each.text for each in one.outputs] for one in found])
 
 
 def test_requests_with_a_constraint_keep_to_it_beside_others():
-    """14 texts by eight at a time, of unequal lengths, so that requests come, go and change their places."""
+    """14 texts of unequal lengths, eight at a time, so that requests come, go and change their indices."""
     process = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     result = subprocess.run([sys.executable, "-c", DECODING], env=process, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]

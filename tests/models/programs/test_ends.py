@@ -328,7 +328,7 @@ def test_all_eos_ids_end_a_text_together():
 
 def test_a_vocabulary_without_an_eos_has_no_end_to_write():
     lm = CachedTransformer(lambda ids: np.zeros(2), Vocabulary([b"a", b"b"]))
-    with pytest.raises(ValueError, match="the end of a text is written as an eos, and .* has none"):
+    with pytest.raises(ValueError, match="an eos id ends a text, and .* has none"):
         smc_steer(ConstrainedText(lm, lm.at([0]), Regex("a*"), max_tokens=3), 2, 2, seed=0)
 
 
