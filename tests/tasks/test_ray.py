@@ -131,8 +131,9 @@ def test_wrong_arguments_are_named_before_ray_is_started(wrong, message):
 
 def test_two_workers_give_and_write_what_one_process_does(cluster, tmp_path):
     path, tasks = tmp_path / "results.jsonl", ["ab", "", "d", "no such text", "bca", "a"]
-    options = {"make_lm": make_lm, "workers": 2, "together": 2, "seed": 3, "to": path}
-    results = list(llmppl.tasks.ray.run_many(steer, iter(tasks), **options))
+    results = list(
+        llmppl.tasks.ray.run_many(steer, iter(tasks), make_lm=make_lm, workers=2, together=2, seed=3, to=path)
+    )
     other = tmp_path / "other.jsonl"
     alone = list(run_many(functools.partial(steer, tiny_lm()), tasks, together=2, seed=3, to=other, progress=False))
     results, alone = (sorted(each, key=lambda result: result.index) for each in (results, alone))
@@ -194,8 +195,8 @@ def test_what_cannot_be_sent_back_is_the_error_of_its_task(cluster):
     def run(lm, task, rng):
         return [Odd(odd=(x for x in ()))] if task == "odd" else steer(lm, task, rng)
 
-    results = llmppl.tasks.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1)
-    results = sorted(results, key=lambda r: r.index)
+    found = llmppl.tasks.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1)
+    results = sorted(found, key=lambda result: result.index)
     assert [result.error is None for result in results] == [True, False, True]
     assert results[1].error.startswith("the result of the task cannot be sent to the driver: TypeError: cannot pickle")
 
