@@ -15,12 +15,14 @@ import numpy as np
 
 from llmppl.distributions.finite import Finite
 from llmppl.support import arguments
+from llmppl.support.options import check_keywords
 from llmppl.support.shared import Shared
 
 T = TypeVar("T")
 DecisionRule = Callable[[Any], Any]                     # from a Finite to one of the same kind
 
 
+@check_keywords("a Rule")
 @dataclass(frozen=True)
 class Rule(Shared):
     """Temperature, then top-k, then top-p, then min-p: each renormalises what the one before it leaves.
@@ -46,11 +48,6 @@ class Rule(Shared):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-
-    def __new__(cls, *_: Any, **options: Any) -> Rule:
-        if unknown := options.keys() - {field.name for field in fields(cls)}:
-            raise arguments.unknown_option("a Rule", sorted(unknown), (field.name for field in fields(cls)))
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         arguments.temperature(self.temperature)

@@ -34,6 +34,7 @@ from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.models.alike import equal, same
 from llmppl.models.streams import ParticleStream, Stream
 from llmppl.report.notebook import cell_of
+from llmppl.support.options import readable_tuple
 from llmppl.support.runtime import Runtime
 from llmppl.support.shared import Shared
 
@@ -50,6 +51,7 @@ _OWN_FILES = frozenset(str(Path(__file__).with_name(name)) for name in ("model.p
 # ---- what was chosen
 
 
+@readable_tuple
 class Choice(NamedTuple):
     """A value that `sample` gave, and the log weight with which it was proposed; 0 for a Distribution."""
 

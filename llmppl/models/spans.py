@@ -25,6 +25,7 @@ from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.lm import Context, TokenDistribution
 from llmppl.models.death_messages import name_of_constraint, no_token, refusal
 from llmppl.support import arguments
+from llmppl.support.options import readable_tuple
 from llmppl.support.runtime import mask_timer
 from llmppl.support.shared import Shared
 
@@ -32,6 +33,7 @@ NEAR = 64                               # tokens left of what a model reads when
 Until = Callable[[str], bool | np.bool_]
 
 
+@readable_tuple
 class Span(NamedTuple):
     """What `Model.extend` drew.
 

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.support.arguments import count, generator, number
+from llmppl.support.options import readable_tuple
 
 Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
 
@@ -64,6 +65,7 @@ class Exact:
         return f"Exact({self.probabilities!r})"
 
 
+@readable_tuple
 class ChiSquare(NamedTuple):
     """A test of the null hypothesis that both sides have one distribution.
 

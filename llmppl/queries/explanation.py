@@ -17,6 +17,7 @@ from llmppl.distributions import NO_RULE, Rule
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.models.programs.program import begin
 from llmppl.support import arguments
+from llmppl.support.options import readable_tuple
 
 End = Literal["prefix", "eos"]
 
@@ -110,6 +111,7 @@ def _certificate(dist: TokenDistribution, id: int, rule: Rule) -> Certificate:
     return Certificate(dist.support[id], float(log_probs[id]), rank, excluded)
 
 
+@readable_tuple
 class Conformity(NamedTuple):
     """How far a constraint goes against the model at one token.
 

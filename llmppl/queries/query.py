@@ -6,11 +6,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import Any, Literal, TypedDict, Unpack, cast, get_args
+from typing import Literal, TypedDict, Unpack, cast, get_args
 
 import numpy as np
 
@@ -33,9 +32,9 @@ from llmppl.support.arguments import (
     one_of,
     optional_count,
     text,
-    unknown_option,
 )
 from llmppl.support.locks import cached_property
+from llmppl.support.options import check_keywords, list_options
 
 Tokenization = Literal["all", "canonical", "canonical_prefix"]
 Results = Literal["strings", "tokens"]
@@ -43,6 +42,7 @@ Order = Literal["joint", "conditional"]
 Prefixes = Literal["model", "uniform"]
 
 
+@check_keywords("a query")
 @dataclass(frozen=True, eq=False)
 class Query:
     """What is asked: a language of texts, of which a first part is given, under a language model and a decision rule.
@@ -94,17 +94,6 @@ class Query:
     tokenization: Tokenization = "all"
     max_tokens: int | None = None
     max_chars: int | None = None
-
-    def __new__(cls, *args: Any, **options: Any) -> Query:
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(options.keys() - known):
-            name = unknown[0]
-            if name in vars(NO_RULE):
-                raise TypeError(f"a query takes no {name}: give rule=Rule({name}={options[name]!r})")
-            if name in ("n", "k", "limit", "num_results"):
-                raise TypeError(f"a query takes no {name}: matches come one by one, take({options[name]!r}) so many")
-            raise unknown_option("a query", unknown, known - {"lm", "pattern"})
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if not isinstance(self.lm, CachedTransformer):
@@ -288,9 +277,6 @@ class Query:
         return "\n".join(lines)
 
 
-setattr(Query.__new__, "__signature__", inspect.signature(Query.__init__))     # noqa: B010  (what help() shows)
-
-
 class QueryOptions(TypedDict, total=False):
     """The options of a `Query` that `search` and `probability` pass on."""
 
@@ -302,6 +288,10 @@ class QueryOptions(TypedDict, total=False):
     max_chars: int | None
 
 
+_with_query_options = list_options(QueryOptions, {field.name: field.default for field in fields(Query)})
+
+
+@_with_query_options
 def search(
     lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
     results: Results = "strings", max_expansions: int | None = None, progress: bool | None = None,
@@ -312,6 +302,7 @@ def search(
     return query.best(results=results, max_expansions=max_expansions, progress=progress)
 
 
+@_with_query_options
 def probability(
     lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
     max_expansions: int = 2000, runs: int = 32, seed: int | None = None, **options: Unpack[QueryOptions],

@@ -1,4 +1,4 @@
-"""beam_search against the outcomes of enumerate_exact, sorted, and against searches written out by hand."""
+"""Tests of beam_search against sorted outcomes of enumerate_exact, and against searches written by hand."""
 
 import math
 from itertools import product as cartesian
@@ -16,7 +16,7 @@ V = 5
 
 
 class Text(Model):
-    """At most three tokens after "a", without a "b", that `other` likes too; drawn from a proposal or not."""
+    """Program of at most three tokens after "a", without "b", weighed by `other`, with or without a proposal."""
 
     def __init__(self, lm, proposal=False):
         super().__init__()
@@ -34,7 +34,7 @@ class Text(Model):
 
 
 class Table(Model):
-    """One step of two choices and another of one, with weights in between, all given by tables."""
+    """Program of a step of two choices and a step of one, with weights in between, all given by tables."""
 
     def __init__(self, tables):
         super().__init__()
@@ -57,7 +57,7 @@ def shown(runs):
 
 
 def exact(model, **options):
-    """The true outcomes, the best first."""
+    """Return the true outcomes, the best first."""
     return sorted(enumerate_exact(model, **options), key=lambda particle: -particle.log_weight)
 
 
@@ -70,7 +70,7 @@ def test_wide_enough_it_finds_every_outcome_in_the_order_of_its_exact_weight(pro
 
 
 def probabilities(number):
-    """Tables whose entries are all different."""
+    """Return tables whose entries are all different."""
     return st.permutations(range(1, number + 1)).map(lambda order: (np.array(order) / sum(order)).tolist())
 
 
@@ -131,7 +131,7 @@ def test_one_run_and_one_choice_is_greedy_decoding():
 
 def test_a_finished_run_keeps_its_place_until_better_ones_take_it():
     class Short(Model):
-        """Ends at once with probability 0.4, else after three sure steps, the last of which is worth `gain`."""
+        """Program that ends at once with probability 0.4, else after three sure steps; the last scores `gain`."""
 
         def __init__(self, gain):
             super().__init__()
@@ -152,7 +152,7 @@ def test_a_finished_run_keeps_its_place_until_better_ones_take_it():
 
 
 class Trap(Model):
-    """The likelier first choice leads nowhere."""
+    """Program whose likelier first choice dies."""
 
     def step(self):
         value = self.sample(Bernoulli(0.9))
@@ -199,7 +199,7 @@ def test_of_many_choices_that_are_equal_the_first_are_followed():
 
 
 class Guided(Model):
-    """Two fair coins; a twist speaks for tails at the first."""
+    """Program of two fair coins with a twist for tails after the first."""
 
     def step(self):
         tails = self.sample(Bernoulli(0.5))

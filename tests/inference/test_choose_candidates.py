@@ -1,7 +1,7 @@
-"""The choice among candidates: every random decision taken both ways, and the threshold of all weights together.
+"""Tests of the choice of candidates: every random decision is taken both ways, and compared with the threshold.
 
-`Decided` stands in for a generator: what it returns compares like a uniform, and each comparison has its probability.
-So the expectation of what is chosen is a finite sum over the paths of decisions.
+`Decided` replaces a generator. Its values compare like uniforms, and each comparison has a known probability. So the
+expectation of a choice is a finite sum over the paths of decisions.
 """
 
 import math
@@ -19,7 +19,7 @@ from llmppl.inference.resampling import threshold
 
 
 class Reader:
-    """Reads blocks of rows, and knows how much it was asked for."""
+    """Reader of blocks of rows that counts them."""
 
     def __init__(self, rows):
         self.tables, self.sizes = [ArrayTable(row) for row in rows], []
@@ -30,7 +30,7 @@ class Reader:
 
 
 def chosen(rng, rows, most, read=None):
-    """What `choose` keeps of whole rows, as {(row, index): new log-weight}."""
+    """Return the choice from whole rows as {(row, index): new log-weight}."""
     found = choose(rng, [ArrayTable(row).log_sums for row in rows], read or Reader(rows), most)
     assert len(found) == len(rows)
     assert all((np.diff(indices) > 0).all() for indices, _ in found)
@@ -42,16 +42,16 @@ def chosen(rng, rows, most, read=None):
 
 
 class Decided:
-    """A generator of which every decision is known in advance: `path` says how the first ones go, the others go first.
+    """A generator with known decisions: `path` gives the first ones, and every further one takes its first way.
 
-    `log_prob` is the probability of what was decided, `path` in the end all decisions, `ways` how many each had.
+    `log_prob` is the log-probability of the decisions. In the end `path` has all of them, and `ways` their numbers.
     """
 
     def __init__(self, path):
         self.path, self.ways, self.log_prob = list(path), [], 0.0
 
     def decide(self, prob):
-        """True with this probability."""
+        """Return True with this probability."""
         if not 0.0 < prob < 1.0:
             return prob >= 1.0
         if len(self.ways) == len(self.path):
@@ -80,9 +80,9 @@ class Uniform:
 
 
 class Arrival:
-    """The inverse of an exponential time; the first of some arrivals, and what their rates are together.
+    """The inverse of an exponential time: the first of some arrivals, and the sum of their rates.
 
-    Which of some is first, and when, are independent: the next one is before them by the ratio of the rates.
+    The index of the first arrival and its time are independent. The next one comes earlier by the ratio of the rates.
     """
 
     def __init__(self, decided, rate=0.0):
@@ -102,7 +102,7 @@ class Arrival:
 
 
 def outcomes(rows, most):
-    """(probability, what is kept) of every path of decisions."""
+    """Yield (probability, choice) of every path of decisions."""
     path = []
     while True:
         rng = Decided(path)
@@ -117,7 +117,7 @@ def outcomes(rows, most):
 
 
 def sparse(size, weights):
-    """(size,) log-weights, of which a few are alive: {index: weight}."""
+    """Return (size,) log-weights with a few live ones, {index: weight}."""
     row = np.full(size, -np.inf)
     for index, weight in weights.items():
         row[index] = math.log(weight)
@@ -155,7 +155,7 @@ def test_each_is_kept_with_its_share_and_keeps_its_expected_weight(name):
 
 
 def check(rng, rows, most):
-    """One choice, against what every choice among these must be."""
+    """Check one choice against the properties of every choice."""
     read = Reader(rows)
     kept = chosen(rng, rows, most, read)
     everything = np.concatenate(rows)

@@ -1,4 +1,4 @@
-"""enumerate_exact against sums written out by hand: loops over all sequences, plain forward passes of a torch model."""
+"""Tests of enumerate_exact against sums by hand: loops over all sequences, plain forward passes of a torch model."""
 
 import math
 from itertools import product as cartesian
@@ -14,7 +14,7 @@ END, B = V - 1, 1
 
 
 def posterior(particles, key=str) -> dict:
-    """The weights, not normalised, of the particles with equal keys."""
+    """Return the summed, unnormalised weights of the particles of each key."""
     return add_up((key(particle), particle.log_weight) for particle in particles)
 
 
@@ -25,7 +25,7 @@ def assert_same(found: dict, truth: dict) -> None:
 
 
 class Coins(Model):
-    """Three coins that show heads with probability 0.3; all must."""
+    """Program of three coins with probability 0.3 of heads, conditioned on all heads."""
 
     def step(self):
         heads = self.sample(Bernoulli(0.3))
@@ -54,7 +54,7 @@ def test_more_outcomes_than_are_run_together_all_come_out():
 
 
 class NoB(Model):
-    """At most three tokens after "a", none of which holds a "b"."""
+    """Program of at most three tokens after "a", without "b"."""
 
     def __init__(self, lm, masked):
         super().__init__()
@@ -81,7 +81,7 @@ def test_a_constraint_gives_the_sum_over_the_texts_that_obey_it_with_and_without
 
 
 class LocallyMasked(NoB):
-    """The same texts, but every token is drawn from the masked distribution itself: another target."""
+    """Program of the same texts that draws every token from the masked distribution, which is another target."""
 
     def step(self):
         dist = self.transformer(self.context)
@@ -108,7 +108,7 @@ def test_local_masking_is_the_product_of_the_masked_distributions_and_so_Z_is_on
 
 
 class Hole(Model):
-    """A hole of 0 to 2 tokens after "a", and then "b"; the length is drawn, as a prior or not."""
+    """Program of a hole of 0 to 2 tokens between "a" and "b", whose length is drawn as a prior or not."""
 
     def __init__(self, lm, prior):
         super().__init__()
@@ -143,7 +143,7 @@ def test_a_hole_of_latent_length_gives_the_sum_over_lengths_and_tokens(prior):
 
 
 class Branches(Model):
-    """A die decides between a coin, nothing at all, and a die of its own; the weights depend on the way taken."""
+    """Program in which a die leads to a coin, to nothing, or to another die, with different weights."""
 
     def step(self):
         self.die = self.sample(Uniform(1, 3), proposal=Categorical({1: 0.5, 2: 0.25, 3: 0.25}))
@@ -174,7 +174,7 @@ def test_branches_on_a_variable_that_is_no_text_have_their_own_choices_and_weigh
 
 
 class Guided(Model):
-    """Two coins with a twist after each, and a score; the second step takes the first twist back."""
+    """Program of two coins with a twist after each, and a score. The second step takes the first twist back."""
 
     def step(self):
         heads = self.sample(Bernoulli(0.3))

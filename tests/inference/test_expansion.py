@@ -1,6 +1,6 @@
-"""The three ways to extend particles: how many candidates there are, which they are, and what falls back to copies.
+"""Tests of the three expansions: number and kind of candidates, and the cases that fall back to copies.
 
-That they are unbiased is shown on every program of the exactness suite (tests/promises/test_exactness.py).
+tests/promises/test_exactness.py shows on all its programs that they are unbiased.
 """
 
 import math
@@ -15,7 +15,7 @@ from llmppl.inference import SMC, Copies, DownSample
 
 
 class Letters(Model):
-    """Two draws of one of eight values, each weighed."""
+    """Program of two weighed draws of one of eight values."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Letters(Model):
 
 
 def candidates(model, N, K, expand, **options):
-    """After each step, what each candidate drew, by looking at what the particles were before selection."""
+    """Return the steps of a run, with the candidates before selection."""
     steps = []
     smc_steer(model, N, K, expand=expand, seed=0, on_step=steps.append, progress=False, **options)
     return steps

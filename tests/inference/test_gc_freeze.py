@@ -1,4 +1,4 @@
-"""While many tasks run, what a full collection has left is frozen, and nothing else; after them nothing is."""
+"""Tests of gc_freeze: while many tasks run, exactly the objects that a full collection left are frozen."""
 
 import gc
 import threading
@@ -12,7 +12,7 @@ from llmppl import repeat, run_many
 
 @pytest.fixture(autouse=True)
 def thawed():
-    """Nothing is frozen before, and no full collection comes by itself."""
+    """Unfreeze all objects, and prevent automatic full collections."""
     assert gc.get_freeze_count() == 0
     gc.disable()
     callbacks = [*gc.callbacks]
@@ -23,7 +23,7 @@ def thawed():
 
 
 class Ring:
-    """Garbage that only the collector finds."""
+    """Garbage in a cycle, which only the collector finds."""
 
     def __init__(self):
         self.itself = self
@@ -34,7 +34,7 @@ def garbage():
 
 
 def frozen_after(generation):
-    """A task that has the collector run, and says how many objects are frozen after the next step."""
+    """Return a task that runs the collector, and then the number of objects frozen after the next step."""
     counts = []
 
     def run(task, rng):

@@ -1,4 +1,4 @@
-"""What a run tells of itself: steps in figures, attribution, the standard error of log Z-hat, and repeated runs."""
+"""Tests of diagnostics: figures of steps, attribution, the standard error of log Z-hat, and repeated runs."""
 
 import math
 import tracemalloc
@@ -34,7 +34,7 @@ POTENTIALS = np.log(np.random.default_rng(2).dirichlet(np.ones(6), size=6) + 0.0
 
 
 class Chain(Model):
-    """A Markov chain with six states, each move of which a second expert weighs."""
+    """Markov chain of six states, with a second expert that weighs each move."""
 
     def __init__(self, steps=5):
         super().__init__()
@@ -127,7 +127,7 @@ def test_a_death_tells_the_step_the_statement_and_a_text():
     particles = smc_standard(Doomed(), 4, seed=0, progress=False)
     (death,) = particles.deaths
     assert (death.step, death.count, len(death.text)) == (2, 4, 2)
-    assert death.reason.startswith("condition is false (test_statistics.py, line ")
+    assert death.reason.startswith("condition is false (test_genealogy.py, line ")
     assert f"with the text {death.text!r}" in repr(particles)
     with pytest.raises(ValueError, match=f"with the text '{death.text}'"):
         particles.sample()
@@ -153,7 +153,7 @@ def test_what_is_kept_of_the_dead_grows_with_the_steps_and_not_with_their_texts(
 
 
 class Weighed(Model):
-    """Every verb that weighs, two of them in a loop."""
+    """Program with every verb that weighs, two of them in a loop."""
 
     def step(self):
         for _ in range(2):
@@ -166,7 +166,7 @@ class Weighed(Model):
 
 def test_attribution_adds_up_what_each_statement_did():
     for particle in importance_sampling(Weighed(), 12, seed=1, progress=False):
-        assert [key.split(" (test_statistics.py, line ")[0] for key in particle.attribution] == [
+        assert [key.split(" (test_genealogy.py, line ")[0] for key in particle.attribution] == [
             "sample", "observe", "score",
         ]  # fmt: skip
         assert sum(particle.attribution.values()) == pytest.approx(particle.log_weight + math.log(12))
@@ -195,7 +195,7 @@ def test_attribution_of_particles_is_the_weighted_mean_and_the_largest_comes_fir
 
 @every_algorithm
 def test_one_run_tells_its_standard_error(run):
-    """The median of what runs tell lies within [0.7, 1.4] of the standard deviation over runs."""
+    """The median of log_ml_se lies within [0.7, 1.4] of the standard deviation over runs."""
     R = repetitions(400, 12)
     runs = [run(Chain(), 80, rng=rng, progress=False) for rng in np.random.default_rng(3).spawn(R)]
     spread = np.std([particles.log_ml for particles in runs], ddof=1)
@@ -227,7 +227,7 @@ def test_the_variance_is_right_on_average(run):
 
 
 class Two(Chain):
-    """Two choices a step, the second of which weighs."""
+    """Program of two choices a step, of which the second weighs."""
 
     def step(self):
         self.state = self.sample(DIST[self.state])
@@ -235,7 +235,7 @@ class Two(Chain):
 
 
 class Nested(Chain):
-    """As many choices as the first says."""
+    """Program whose first choice is the number of further choices."""
 
     def step(self):
         for _ in range(1 + self.sample(DIST[self.state])):
@@ -247,7 +247,7 @@ class Nested(Chain):
 
 
 class Observed(Chain):
-    """A choice that is observed, a condition, and another choice."""
+    """Program of an observed choice, a condition, and another choice."""
 
     def step(self):
         self.observe(Bernoulli(0.2 + self.state / 8), self.sample(Bernoulli(0.6)))
@@ -256,7 +256,7 @@ class Observed(Chain):
 
 
 class Spans(Model):
-    """Two spans."""
+    """Program of two spans."""
 
     def __init__(self):
         super().__init__()
@@ -317,7 +317,7 @@ class Survivor:
 
 
 def genealogy(rng, n, steps):
-    """A history as random as one can be: parents with any number of groups, of any number of candidates."""
+    """Return a random genealogy: any number of groups for each parent, and of candidates for each group."""
     history, log_weights = Genealogy(n), np.full(n, -math.log(n))
     for t in range(steps):
         parents, groups, log_starts, log_kept, copies = [], [], [], [], []
@@ -342,7 +342,7 @@ def genealogy(rng, n, steps):
 
 
 def unit_by_unit(records):
-    """The definition of `relative_variance`: the terms c u (F - E)^2 of all units, one by one."""
+    """Compute `relative_variance` by its definition: the terms c u (F - E)^2 of all units, one by one."""
     terms, certain = [], np.ones(1)
     for t, step in enumerate(records):
         F, w, log_kept = influence(records, t), normal(step.log_starts), step.log_kept
@@ -366,14 +366,14 @@ def unit_by_unit(records):
 
 
 def influence(records, t):
-    """(M,) of the candidates of step t."""
+    """Return (M,) influences of the candidates of step t."""
     step, later = records[t], influence_after(records, t) - normal(records[t].log_chosen)
     changes = [later[step.ancestors == j].sum() for j in range(len(step.parents))]
     return normal(step.candidate_log_weights) + changes
 
 
 def influence_after(records, t):
-    """(n,) of the survivors of step t."""
+    """Return (n,) influences of the survivors of step t."""
     shares = normal(records[t].log_survivors)
     if t == len(records) - 1:
         return shares
@@ -386,7 +386,7 @@ def normal(log_weights):
 
 
 def squares(u, F, w):
-    """(F - r w)^2 n / (n - 1), with the n and the r of units of uncertainty u; (F - w)^2 for one unit."""
+    """Return (F - r w)^2 n / (n - 1), with n and r of units of uncertainty u, and (F - w)^2 for one unit."""
     u = np.where(u > 1e-12, u, 0.0)
     if not np.any(u * w > 0):
         return np.zeros(len(F))
@@ -404,7 +404,7 @@ def test_the_variance_is_the_sum_over_units(seed, n, steps):
 
 
 def test_a_long_run_has_a_shorter_horizon():
-    """All 10 particles descend from one of step 20; what later steps vary is seen nevertheless."""
+    """All 10 particles descend from one of step 20, and the estimate still shows the variance of later steps."""
     R = repetitions(200, 20)
     runs = [smc_standard(Chain(60), 10, rng=rng, progress=False) for rng in np.random.default_rng(8).spawn(R)]
     to_the_end, shorter = ([relative_variance(p.steps, m)[0] for p in runs] for m in (1.0, 3.0))
@@ -446,7 +446,7 @@ def test_where_one_run_cannot_tell_it_says_why():
         (smc_standard(Chain(), 1, seed=0, progress=False), "one candidate at every step"),
         (smc_steer(Doomed(), 4, 2, seed=0, progress=False), "all particles died"),
         (smc_steer(done, 4, 2, seed=0, progress=False), "the program was finished before its first step"),
-        (enumerate_exact(Chain(1)), "only what smc_steer"),
+        (enumerate_exact(Chain(1)), "only the results of smc_steer"),
     ]:
         assert particles.log_ml_se is None and reason in particles.log_ml_se_reason
 

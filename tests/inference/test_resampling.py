@@ -1,7 +1,7 @@
-"""Resampling, checked by integrating over the uniforms exactly, and by an optimal threshold found by bisection.
+"""Tests of resampling by exact integrals over the uniforms, and by a threshold found by bisection.
 
-What a scheme returns is piecewise constant in the uniforms that it draws, so its expectation is a finite sum over the
-cells between the breakpoints: a scripted rng gives the middle of each cell, and the cell's volume is its probability.
+The result of a scheme is piecewise constant in its uniforms. So its expectation is a finite sum over the cells between
+the breakpoints: a scripted rng gives the middle of each cell, and the cell's volume is its probability.
 """
 
 import warnings
@@ -23,7 +23,7 @@ EXACT = settings(derandomize=True, deadline=None, max_examples=repetitions(1000,
 
 
 class Scripted:
-    """A generator that returns what it is told, and knows how much it was asked for."""
+    """Generator that returns given uniforms, and counts them."""
 
     def __init__(self, uniforms: Iterable[float] = ()) -> None:
         self.uniforms = list(uniforms)
@@ -37,7 +37,7 @@ class Scripted:
 
 
 class Forbidden:
-    """A generator that must not be used."""
+    """Generator that fails when it is used."""
 
     def random(self, size=None):
         raise AssertionError("drew a random number")
@@ -48,7 +48,7 @@ def logs(weights) -> np.ndarray:
 
 
 def bisected_threshold(weights: list[Fraction], N: int) -> Fraction:
-    """c with sum min(c w, 1) = N to 1e-18, relative, by bisection; more than N weights are positive."""
+    """Return c with sum min(c w, 1) = N to 1e-18, relative, by bisection, for more than N positive weights."""
     low, high = Fraction(0), 1 / min(w for w in weights if w)
     while high - low > high / 10**18:
         middle = (low + high) / 2
@@ -83,7 +83,7 @@ COPYING = [scheme for scheme in SCHEMES if scheme is not optimal]           # th
 
 
 def cells(scheme, weights: list[Fraction], N: int):
-    """Every (probability, ancestors, new weights) that the scheme may return."""
+    """Yield every (probability, ancestors, new weights) that the scheme may return."""
     num_uniforms, breaks = SCHEMES[scheme]([N * w / sum(weights) for w in weights], N)
     ends = sorted({Fraction(0), Fraction(1), *breaks})
     ends = [end for i, end in enumerate(ends) if i == 0 or end - ends[i - 1] > Fraction(1, 10**12)]
@@ -96,7 +96,7 @@ def cells(scheme, weights: list[Fraction], N: int):
 
 
 def totals(ancestors: np.ndarray, weights: np.ndarray, M: int) -> np.ndarray:
-    """The new weight of each old particle."""
+    """Return the new weight of each old particle."""
     return np.bincount(ancestors, weights, minlength=M)
 
 
@@ -135,7 +135,7 @@ def test_with_real_random_numbers_the_mean_new_weight_is_the_old_one_within_its_
 
 @pytest.mark.parametrize("scheme", COPYING)
 def test_with_real_random_numbers_functions_of_two_copies_vary_as_the_scheme_says(scheme):
-    """Pairs of copies tell independent draws from dependent ones: P(both of 2 are the first of two equal particles)."""
+    """Pairs of copies separate independent from dependent draws: P(both of 2 are the first of two equal particles)."""
     rng = np.random.default_rng(2)
     both = np.mean([np.all(scheme(rng, [0.0, 0.0], 2)[0] == 0) for _ in range(2000)])
     if scheme is multinomial:

@@ -1,6 +1,6 @@
-"""What would run and be wrong without an error: choices outside `sample`, foreign steps, programs that never end.
+"""Tests of programs that would be silently wrong: choices outside `sample`, foreign steps, programs that never end.
 
-Each program here gave a wrong posterior, or none, in silence. Now it is right, or an error says what works.
+Each program here once gave a wrong posterior, or none, without an error. Now it is right, or an error names a remedy.
 """
 
 import functools
@@ -33,7 +33,7 @@ from llmppl.inference import repeat
 from llmppl.inference import run_guards as watch
 from llmppl.lm import NextToken, TokenDistribution
 
-AGAIN = r"did something else when it was run again: at the sample \(test_guards.py, line \d+\)"
+AGAIN = r"did something else when it was run again: at the sample \(test_run_guards.py, line \d+\)"
 WORKS = r"draw through self.sample\(...\) or self.rng"
 
 
@@ -65,12 +65,12 @@ ONCE = ["merged", "copies", "standard"]                # these run each copy onc
 
 @functools.cache
 def two_contexts():
-    """After a, mostly a; after b, mostly b."""
+    """Return a language model that mostly writes a after a, and b after b."""
     return table_lm(lambda ids: [2.0, 0.0, -9.0] if ids[-1] == 0 else [0.0, 2.0, -9.0])
 
 
 class Pair(Model):
-    """A letter chosen outside `sample`, and one that the model says."""
+    """Program of a letter chosen outside `sample`, and one of the model."""
 
     choose = staticmethod(lambda self: random.choice("ab"))
 
@@ -117,7 +117,7 @@ def test_where_every_copy_runs_once_a_choice_outside_sample_is_weighed_rightly(r
 
 
 class Coins(Model):
-    """Coins that no `sample` throws."""
+    """Program of coins thrown outside `sample`."""
 
     throw = staticmethod(lambda self: random.choice("HT"))
 
@@ -301,7 +301,7 @@ def test_a_later_choice_is_compared_as_well_where_all_are_replayed():
 
 
 class Plain:
-    """Objects that are equal to nothing but themselves."""
+    """Object that is equal only to itself."""
 
 
 @pytest.mark.parametrize("run", ["distinct", "exact", "beam"])
@@ -569,7 +569,7 @@ def test_a_program_that_does_something_is_not_stopped(run, what, monkeypatch):
 
 
 class Growing(Model):
-    """A letter a step, each weighed; something goes wrong in the step that begins with `at` letters."""
+    """Program of a weighed letter a step, which fails in the step that begins with `at` letters."""
 
     def __init__(self, at, error):
         super().__init__()
@@ -714,7 +714,7 @@ def short_lm(most=4):
 
 
 class Forever(Model):
-    """Tokens without an end, each weighed by its letter."""
+    """Program of endless tokens, each weighed by its letter."""
 
     def __init__(self, lm, prompt="a", per_step=1):
         super().__init__()
@@ -750,7 +750,7 @@ def test_a_beam_that_reaches_the_length_of_the_model_is_cut():
 
 def test_particles_of_several_lengths_are_cut_where_each_reaches_it():
     class Hops(Model):
-        """One token or two a step, and an end now and then."""
+        """Program of one or two tokens a step, with rare ends."""
 
         def __init__(self, lm):
             super().__init__()

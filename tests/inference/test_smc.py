@@ -1,4 +1,4 @@
-"""The loop of inference: bad input, the dead, the finished, what `on_step` sees, and the same seed twice."""
+"""Tests of the inference loop: bad input, dead and finished particles, `on_step`, and equal seeds."""
 
 import inspect
 import io
@@ -38,7 +38,7 @@ every_algorithm = pytest.mark.parametrize("run", ALGORITHMS.values(), ids=ALGORI
 
 
 class Walk(Model):
-    """A digit from 1 to 9 a step, weighed by it, until a nine or the fourth; counts its steps."""
+    """Program of a digit from 1 to 9 a step, weighed by it, until a nine or the fourth. It counts its steps."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Walk(Model):
 
 
 class Dies(Model):
-    """Lives until step `last`, and then nobody does."""
+    """Program in which all particles die at step `last`."""
 
     def __init__(self, last):
         super().__init__()
@@ -66,7 +66,7 @@ class Dies(Model):
 
 
 class Idle(Model):
-    """Neither samples nor finishes."""
+    """Program that neither samples nor finishes."""
 
     def step(self):
         pass
@@ -373,7 +373,7 @@ def test_a_text_ends_at_EOS_or_at_its_bound():
 
 def test_a_particle_that_is_chosen_again_draws_from_a_stream_of_its_own():
     class Skewed(Model):
-        """One value in a hundred carries the weight, so that resampling chooses it again and again."""
+        """Program in which one value in a hundred carries the weight, so that resampling repeats it."""
 
         def __init__(self):
             super().__init__()
@@ -484,7 +484,7 @@ def test_the_options_of_all_algorithms_stand_in_their_signatures():
 
 def test_another_selection_is_one_function_and_stays_unbiased():
     def killed(rng, log_weights, active):
-        """Each particle is kept with probability 1/2, at twice its weight."""
+        """Keep each particle with probability 1/2, at twice its weight."""
         kept = np.flatnonzero((rng.random(len(log_weights)) < 0.5) & (log_weights > -np.inf))
         return kept, log_weights[kept] + math.log(2)
 

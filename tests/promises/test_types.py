@@ -213,6 +213,6 @@ def test_mistakes_are_found(tmp_path):
 
 
 def test_the_options_that_checkers_know_are_those_of_all_programs():
-    parameters = inspect.signature(Program.__init__, eval_str=True).parameters.values()
-    options = {each.name: each.annotation for each in parameters if each.kind == each.KEYWORD_ONLY}
+    hints, parameters = typing.get_type_hints(Program.__init__), inspect.signature(Program.__init__).parameters.values()
+    options = {each.name: hints[each.name] for each in parameters if each.kind == each.KEYWORD_ONLY}
     assert typing.get_type_hints(Options) == options

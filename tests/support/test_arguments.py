@@ -1,4 +1,4 @@
-"""What a caller gives is checked before anything runs: counts, fractions, seeds and temperatures of the public API."""
+"""Tests of argument checks before anything runs: counts, fractions, seeds and temperatures of the public API."""
 
 import functools
 import importlib
@@ -269,9 +269,9 @@ PUBLIC = {
     "inference.beam": ["beam_search"],
     "inference.particles": ["Particles"],
     "inference.resampling": ["multinomial", "residual", "stratified", "systematic", "optimal", "threshold"],
-    "languages.dfa": ["DFA"],
-    "masks.index": ["TokenIndex"],
-    "languages.edits": ["within", "distance", "alignment"],
+    "constraints.automata.dfa": ["DFA"],
+    "constraints.masks.index": ["TokenIndex"],
+    "constraints.automata.edits": ["within", "distance", "alignment"],
     "queries": ["compare", "conformity"],
 }
 PLACES = {"state", "token", "byte", "start", "index"}               # which one, not how many
@@ -281,7 +281,7 @@ IN_STEPS = {                                            # called for every parti
 
 
 def numbers_taken(name, function):
-    """The parameters of a function that are numbers, as "function(parameter)"."""
+    """Yield the parameters of a function that are numbers, as "function(parameter)"."""
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name not in PLACES and re.match(r"(int|float)\b", str(parameter.annotation).strip("'")):
             yield f"{name}({parameter.name})"
@@ -312,7 +312,7 @@ def test_a_seed_may_be_larger_than_any_count():
 
 @pytest.mark.parametrize("most", [5, 9, 100, 2**63 - 1])
 def test_words_may_be_as_long_as_one_likes(most):
-    """Against the definition: the letters at the end of the text and at the beginning of the token make a word."""
+    """Compared with the definition: letters at the end of the text and at the beginning of the token form a word."""
     mask = short_words(vocab := tiny_vocab(), most)
     for text in ("", "a", "abcab", "abc abcabcab", "a" * 98):
         for id, token in enumerate(vocab.tokens):

@@ -1,4 +1,4 @@
-"""The store behind results, checkpoints and Parquet: what made a file, who writes it, and what damage is named."""
+"""Tests of the store of results and checkpoints: the identity of a file, its owner, and the errors for damage."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.common import HANG, repetitions
 from helpers.killable import Coin, coin
-from test_results import by_index, everything, lines, run_all
+from test_results import by_index, lines, run_all
 from typer.testing import CliRunner
 
 from llmppl import Bernoulli, Model, importance_sampling, load_results, run_many, smc_steer
@@ -93,11 +93,8 @@ def test_what_differs_only_in_type_or_label_is_another_task():
     ))  # fmt: skip                                     # of columns that were put together later
 
 
-@pytest.mark.parametrize("name", ["r.jsonl", "r.parquet"])
-def test_results_of_another_program_seed_or_version_are_refused_and_kept_by_force(name, tmp_path, monkeypatch):
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
-    path = tmp_path / name
+def test_results_of_another_program_seed_or_version_are_refused_and_kept_by_force(tmp_path, monkeypatch):
+    path = tmp_path / (name := "r.jsonl")
     first = run_all(path, range(4), limited)
     before = path.read_bytes()
 
@@ -158,7 +155,7 @@ def test_a_file_that_has_a_header_alone_is_begun_anew(tmp_path):
 
 
 def test_another_run_is_refused_at_once_by_the_name_of_the_owner_and_ends_nobodys(tmp_path):
-    """Threads and a process on one path, of results and of checkpoints: one writes, the others hear who does."""
+    """Threads and a process on one path, of results and of checkpoints: one writes, the others get its name."""
     entered, leave = threading.Event(), threading.Event()
 
     def waits(step):
@@ -214,7 +211,7 @@ def test_threads_that_begin_one_checkpoint_at_once_have_one_owner(tmp_path):
 
 
 def forked(function):
-    """What a forked child writes to a pipe, and that it ends."""
+    """Return the text that a forked child writes to a pipe, and check that it ends."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -270,7 +267,7 @@ def test_a_fork_that_lives_longer_than_the_run_holds_no_file(tmp_path):
 
 
 def changed(path, change, monkeypatch):
-    """A run whose file is changed after its third result; the error, and how many results came."""
+    """Run tasks, change the file after the third result, and return the error and the number of results."""
     monkeypatch.setattr(module, "_SECOND", 0.0)
     given = []
     with pytest.raises(OSError) as error:
@@ -391,14 +388,14 @@ def test_what_fits_is_no_mismatch():
 
 
 def damaged(path, change):
-    """The lines of a file of four results, changed."""
+    """Write a file of four results with changed lines."""
     run_all(path, range(4))
     whole = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(change(whole)))
 
 
 def edited(number, edit):
-    """A change of one line; what comes after it is appended to it, if `edit` takes its end."""
+    """Return a change of one line. The next line is appended to it if `edit` removes its end."""
     return lambda whole: [edit(line) if i == number else line for i, line in enumerate(whole)]
 
 
@@ -456,7 +453,7 @@ def test_a_file_that_cannot_be_repaired_is_left_as_it_is(tmp_path):
     (tmp_path / "notes").write_text("hello\n")
     with pytest.raises(ValueError, match="notes has no line of results: line 1 is no result"):
         repair(tmp_path / "notes")
-    with pytest.raises(ValueError, match=r"r\.parquet is a Parquet file"):
+    with pytest.raises(ValueError, match=r"path must name a file of JSON lines such as 'r\.jsonl'"):
         repair(tmp_path / "r.parquet")
     damaged(tmp_path / "r.jsonl", lambda whole: [*whole, whole[1]])
     (tmp_path / "r.jsonl.damaged").write_text("of before")
@@ -466,7 +463,7 @@ def test_a_file_that_cannot_be_repaired_is_left_as_it_is(tmp_path):
 
 
 def test_a_record_costs_about_as_much_as_its_json(tmp_path):
-    """A count, not a time: one write, and no look at the disk, for each record within a second."""
+    """Counted, not timed: one write, and no synchronisation, for each record within a second."""
     calls, write = [], os.write
     with ResultFile(tmp_path / "r.jsonl", seed=1) as file:
         (result,) = run_many(coin, ["a"], seed=1)
@@ -477,14 +474,6 @@ def test_a_record_costs_about_as_much_as_its_json(tmp_path):
         finally:
             module.os.write = write
     assert len(calls) == 20
-
-
-def test_a_parquet_file_keeps_headers_and_records_through_runs(tmp_path):
-    pytest.importorskip("pyarrow")
-    path = tmp_path / "r.parquet"
-    run_all(path, range(3), everything)
-    run_all(path, range(6), everything, resume=True)
-    assert [each.index for each in load_results(path)] == [*range(6)] and not (tmp_path / "r.parquet.jsonl").exists()
 
 
 def test_an_owner_that_ends_lets_the_next_one_begin(tmp_path):

@@ -1,4 +1,4 @@
-"""The runtime, with evaluators that write down what they are asked."""
+"""Tests of the runtime, with evaluators that record their questions."""
 
 import contextlib
 import contextvars
@@ -13,7 +13,7 @@ from llmppl.support.runtime import Runtime, Stats, mask_timer, request
 
 
 class Doubling:
-    """Answers x with 2 x; knows what it has answered if it `remembers`."""
+    """Evaluator that answers x with 2 x, and caches the answers if it `remembers`."""
 
     patient = False
 
@@ -318,7 +318,7 @@ def test_functions_see_the_context_variables_of_the_caller_and_set_only_their_ow
 
 
 def asking(lm, n, times):
-    """Asks `times` times, and returns what it was answered last."""
+    """Return a function that asks `times` times, and returns the last answer."""
 
     def function():
         answer = n
@@ -351,7 +351,7 @@ def test_each_takes_a_function_when_one_has_ended_and_gives_its_result_before_th
 
 
 class Choosy(Doubling):
-    """Fails for odd questions, and for more than `most` at a time."""
+    """Evaluator that fails for odd questions, and for more than `most` at a time."""
 
     def __init__(self, most=99):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Many tasks in shared batches: each comes out as if it had run alone, and one that fails stops no other."""
+"""Tests of many tasks in shared batches: each has the same result as alone, and a failed one stops no other."""
 
 import gc
 import itertools
@@ -59,7 +59,7 @@ def test_tasks_come_out_as_if_each_had_run_alone_in_fewer_rounds():
 
 
 class Waits(Model):
-    """Asks its lm `n` times."""
+    """Program that asks its language model `n` times."""
 
     def __init__(self, lm, n):
         super().__init__()
@@ -73,7 +73,7 @@ class Waits(Model):
 
 
 def test_where_a_task_ends_the_next_begins_so_that_rounds_stay_full():
-    """Tasks of 1 and 9 steps, two at a time: after task 0 came 2, 3, ... beside task 1."""
+    """Tasks of 1 and 9 steps, two at a time: after task 0 come 2, 3, ... beside task 1."""
     lm = table_lm(lambda ids: [0.0, 0.0, -np.inf])
     run = lambda n, rng: importance_sampling(Waits(lm, n), 1, rng=rng)      # noqa: E731
     order = [result.index for result in run_many(run, [1, 9, 1, 1, 1, 1], seed=0, together=2)]
@@ -236,7 +236,7 @@ def test_an_iterator_that_is_given_up_unwinds_its_tasks():
 
 
 def outcomes(results):
-    """Of each result by its index: in which order they come depends on what is cached."""
+    """Return the particles of each result by its index, since the order of results depends on the cache."""
     return {result.index: told(result.particles) for result in results}
 
 
@@ -364,7 +364,7 @@ def test_the_bar_says_how_many_are_done(capsys):
 
 
 def runs_together(case, algorithm, runs, seed):
-    """For each task, the summed weights of its particles in each cell."""
+    """Return, for each task, the summed weights of its particles in each cell."""
     model, found = case.model(), []
     for result in run_many(lambda _, rng: algorithm(model, rng), range(runs), seed=seed, together=7):
         cells = Counter()
@@ -382,7 +382,7 @@ STEER, STANDARD = "steer N=4 K=2 distinct", "standard N=4, systematic always"
     [("mask", STEER), ("infilling", STANDARD), ("where, second choice", STEER), ("twist by a critic", STANDARD)],
 )
 def test_Z_hat_and_the_weighted_histogram_are_right_on_average_through_run_many(name, algorithm):
-    """Within 4.5 standard errors of what is summed by hand; see test_exactness."""
+    """Within 4.5 standard errors of the sum by hand; see test_exactness."""
     check(name, ALGORITHMS[algorithm], seed=len(name), runs_of=runs_together)
 
 

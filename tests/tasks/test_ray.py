@@ -1,4 +1,4 @@
-"""`llmppl.tasks.ray.run_many` gives what `llmppl.run_many` gives, whichever process is killed."""
+"""Tests of `llmppl.tasks.ray.run_many`: it returns the same as `llmppl.run_many`, whichever process is killed."""
 
 import functools
 import itertools
@@ -25,7 +25,7 @@ steps_left = [0]                                        # of this process, if it
 
 
 class Text(Model):
-    """Six tokens after a prompt, no two of them the same in a row."""
+    """Program of six tokens after a prompt, no two of them equal in a row."""
 
     def __init__(self, lm, prompt):
         super().__init__()
@@ -48,7 +48,7 @@ def steer(lm, prompt, rng):
 
 
 def make_lm(folder=None, killed_after=0):
-    """The tiny model; the process leaves its number in a folder, and the first is killed after some steps."""
+    """Return the tiny model. The process writes its number to a folder, and the first is killed after some steps."""
     if folder is not None:
         if killed_after and not list(Path(folder).iterdir()):
             steps_left[0] = killed_after
@@ -57,13 +57,13 @@ def make_lm(folder=None, killed_after=0):
 
 
 def tiny_lm():
-    """A function that computes in float64, so that a worker starts in a second, and batches round alike."""
+    """Return a model that computes in float64, so that a worker starts in a second and batches round equally."""
     vocab = Vocabulary([b"a", b"b", b"c", b" ", b"ab", b""], eos_ids=[5])
     return CachedTransformer(lambda ids: np.random.default_rng([len(ids), *ids]).normal(size=6), vocab)
 
 
 def drive(folder, path):
-    """What the driver that is killed does, in a process of its own."""
+    """Run the driver that will be killed, in its own process."""
     start_ray()
     make = functools.partial(make_lm, folder)
     results = llmppl.tasks.ray.run_many(
@@ -82,7 +82,7 @@ def start_ray():
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Ray on this machine, for two workers."""
+    """Start Ray on this machine, for two workers."""
     wants_ray()
     start_ray()
     yield sys.modules["ray"]
@@ -91,13 +91,13 @@ def cluster():
 
 @functools.cache
 def truth():
-    """What one process gives, in the order of the tasks."""
+    """Return the results of one process, in the order of the tasks."""
     results = run_many(functools.partial(steer, tiny_lm()), TASKS, together=TOGETHER, seed=7, progress=False)
     return [result.particles.to_dict() for result in sorted(results, key=lambda result: result.index)]
 
 
 def assert_nothing_is_lost(path):
-    """Each task is there once, with what one process gives, bit for bit."""
+    """Check that each task has one result, bit for bit that of one process."""
     lines = sorted(map(json.loads, path.read_text().splitlines()[1:]), key=lambda line: line["index"])
     assert [line["index"] for line in lines] == list(range(len(TASKS)))
     assert [{name: line[name] for name in expected} for line, expected in zip(lines, truth(), strict=True)] == truth()
@@ -105,7 +105,7 @@ def assert_nothing_is_lost(path):
 
 def test_without_ray_the_error_says_what_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"llmppl\.ray needs Ray: pip install 'llmppl\[ray\]'$"):
+    with pytest.raises(ImportError, match=r"llmppl\.tasks\.ray needs Ray: pip install 'llmppl\[ray\]'$"):
         llmppl.tasks.ray.run_many(steer, ["a"], make_lm=make_lm)
 
 
@@ -155,7 +155,7 @@ def test_two_workers_give_and_write_what_one_process_does(cluster, tmp_path):
 
 
 class Steer:
-    """`steer`, which leaves a file in a folder for each time that it is unpickled."""
+    """`steer` as an object that writes a file to a folder each time that it is unpickled."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -198,11 +198,11 @@ def test_what_cannot_be_sent_back_is_the_error_of_its_task(cluster):
     found = llmppl.tasks.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1)
     results = sorted(found, key=lambda result: result.index)
     assert [result.error is None for result in results] == [True, False, True]
-    assert results[1].error.startswith("what the task returned cannot be sent to the driver: TypeError: cannot pickle")
+    assert results[1].error.startswith("the result of the task cannot be sent to the driver: TypeError: cannot pickle")
 
 
 class Abort(BaseException):
-    """What no `except Exception` catches."""
+    """Exception that no `except Exception` catches."""
 
 
 @pytest.mark.parametrize("error", [SystemExit, GeneratorExit, Abort])
@@ -266,7 +266,7 @@ def test_a_worker_runs_one_thread_unless_it_is_given_more_cpus(cluster, monkeypa
 
 
 def alive(process):
-    """Whether the process runs."""
+    """Check whether the process runs."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

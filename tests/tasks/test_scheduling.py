@@ -1,4 +1,4 @@
-"""Tasks are handed to workers, and sent again when workers die, so that each is answered once and rightly.
+"""Tests of scheduling: tasks are sent again when workers die, and each is answered exactly once.
 
 The workers are those of benchmarks/scaling.py: simulated, in virtual time.
 """
@@ -24,7 +24,7 @@ COST = scaling.Cost(a=0.002, c=0.003, start=10.0)
 
 
 class Scripted:
-    """Workers that do what they are told by a test, and keep what they were sent."""
+    """Workers that follow a script, and keep the chunks that they get."""
 
     def __init__(self, size, answer=lambda worker, chunk: [*(Result(i, task) for i, task in chunk), "ready"]):
         self.size, self.answer, self.chunks = size, answer, []

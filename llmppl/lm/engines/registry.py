@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from llmppl.lm.engines import gguf
 from llmppl.support.arguments import one_of
+from llmppl.support.options import foreign_hint, unknown_option
 
 EngineName = Literal["transformers", "numpy", "llama.cpp", "vllm"]      # the keys of ENGINES, for type checkers
 
@@ -52,13 +53,7 @@ ENGINES: dict[EngineName, Entry] = {
     ),
 }  # fmt: skip
 
-_RENAMED = {                                            # names that other libraries have for an option
-    "eos_token_id": "eos_ids", "eos_token_ids": "eos_ids", "stop_token_ids": "eos_ids", "torch_dtype": "dtype",
-    "backend": "engine", "auth_token": "token", "use_auth_token": "token",
-}  # fmt: skip
-_OF_PROGRAMS = {"max_tokens": "max_tokens={!r}", "max_new_tokens": "max_tokens={!r}", "min_tokens": "min_tokens={!r}",
-                "stop": "stop={!r}"}  # fmt: skip
-_OF_PROGRAMS |= {name: f"rule=Rule({name}={{!r}})" for name in ("temperature", "top_k", "top_p", "min_p")}
+_KNOWN = "engine", "dtype", "eos_ids", "token"          # options that other libraries call otherwise
 
 
 def module(name: str) -> Any:
@@ -75,8 +70,9 @@ def load(
 
     `cache_bytes` bounds the keys and values of an engine that keeps its own.
     """
-    for option, value in options.items():
-        _check_option(option, value)
+    for option, value in options.items():               # transformers ignores some names of other libraries
+        if foreign_hint("from_pretrained", option, value, _KNOWN):
+            raise unknown_option("from_pretrained", {option: value}, _KNOWN)
     source = None if name is None else gguf.find(str(name))
     is_file = source is not None and str(name) not in gguf.PACKAGES
     chosen = _default(is_file, options) if engine is None else one_of("engine", engine, ENGINES)
@@ -113,14 +109,3 @@ def _default(is_file: bool, options: Mapping[str, Any]) -> EngineName:
 
 def _refused(entry: Entry, options: Mapping[str, Any]) -> list[str]:
     return sorted(option for option in entry.refuses if options.get(option) is not None)
-
-
-def _check_option(name: str, value: Any) -> None:
-    """Raise a TypeError if an option has another name or place here. transformers ignores some of these silently."""
-    if name in _RENAMED:
-        raise TypeError(f"from_pretrained takes no {name}: did you mean {_RENAMED[name]}?")
-    if name in _OF_PROGRAMS:
-        given = _OF_PROGRAMS[name].format(value)
-        raise TypeError(
-            f"from_pretrained takes no {name}: it is an option of programs, ConstrainedText(lm, prompt, {given})"
-        )

@@ -20,7 +20,7 @@ from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.distributions import Finite
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
 from llmppl.models.death_messages import name_of_constraint, no_token, refusal
-from llmppl.models.programs.program import Options, Program, begin
+from llmppl.models.programs.program import Options, Program, begin, with_program_options
 from llmppl.models.spans import NEAR, must_end_by, name_of_bound
 from llmppl.support import arguments
 from llmppl.support.runtime import mask_timer
@@ -65,6 +65,7 @@ class ConstrainedText(Program):
         Those of `Program`.
     """
 
+    @with_program_options
     def __init__(
         self,
         lm: CachedTransformer,

@@ -15,7 +15,7 @@ from llmppl.distributions import Distribution, Geometric
 from llmppl.distributions.rules import NO_RULE
 from llmppl.lm import CachedTransformer
 from llmppl.models.death_messages import under
-from llmppl.models.programs.program import Options, Program, language_model
+from llmppl.models.programs.program import Options, Program, language_model, with_program_options
 from llmppl.support import arguments
 
 BLANK = "[BLANK]"
@@ -47,6 +47,7 @@ class Infilling(Program):
         Those of `Program`; `min_tokens` and `max_tokens` bound the tokens in all holes together.
     """
 
+    @with_program_options
     def __init__(
         self,
         lm: CachedTransformer,

@@ -10,7 +10,7 @@ from typing import Literal, Unpack
 from llmppl.distributions import Finite, product
 from llmppl.lm import CachedTransformer, Context
 from llmppl.models.death_messages import under
-from llmppl.models.programs.program import Options, Program, begin
+from llmppl.models.programs.program import Options, Program, begin, with_program_options
 from llmppl.models.spans import Until
 from llmppl.support import arguments
 
@@ -32,6 +32,7 @@ class PromptIntersection(Program):
         Those of `Program`.
     """
 
+    @with_program_options
     def __init__(
         self,
         lm: CachedTransformer | Sequence[CachedTransformer],

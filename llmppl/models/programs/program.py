@@ -15,16 +15,7 @@ from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.models.choices import CallSite
 from llmppl.models.model import Model
 from llmppl.support import arguments
-
-_CALLED = {                                             # what others call an option
-    "max_new_tokens": "max_tokens", "max_length": "max_tokens", "min_new_tokens": "min_tokens",
-    "min_length": "min_tokens", "stop_strings": "stop", "stop_sequences": "stop",
-}  # fmt: skip
-_CONSTRAINTS = {                                        # by what others call a constraint
-    "regex": "Regex(...)", "pattern": "Regex(...)", "grammar": "Grammar(...)", "schema": "JsonSchema(...)",
-    "json_schema": "JsonSchema(...)", "choice": "[...]", "choices": "[...]", "output_type": "int",
-}  # fmt: skip
-_EOS_IDS = "eos_ids", "eos_token_id", "eos_token_ids", "stop_token_ids"
+from llmppl.support.options import CONSTRAINTS, list_options, unknown_option
 
 
 class Options(TypedDict, total=False):
@@ -52,6 +43,7 @@ class Program(Model):
         What turns the model's next-token distribution into the target's, as in `rule=Rule(temperature=0.5)`.
     """
 
+    @list_options(Options, {})
     def __init__(
         self, *, min_tokens: int = 0, max_tokens: int | None = None, stop: str | Iterable[str] = (),
         rule: DecisionRule = NO_RULE, **unknown: Any,
@@ -110,6 +102,10 @@ class Program(Model):
             self._cut_ = True
             self.finish()
         return True
+
+
+_DEFAULTS = {name: each.default for name, each in inspect.signature(Program.__init__).parameters.items()}
+with_program_options = list_options(Options, _DEFAULTS)
 
 
 @functools.cache
@@ -171,21 +167,11 @@ def _first_stop(data: bytes, stops: Iterable[str], read: int) -> int | None:
 
 
 def _unknown(program: type[Program], given: Mapping[str, object]) -> TypeError:
-    """The error for options that a program does not take; those of a rule and of inference are told where they go."""
-    options, name = _options(program), next(iter(given))
-    if name in vars(NO_RULE):
-        return TypeError(f"{program.__name__} takes no {name}: give rule=Rule({name}={given[name]!r})")
-    if name in _EOS_IDS:
-        how = "CachedTransformer.from_pretrained(name, eos_ids=[...]); a text that ends texts is stop="
-        return TypeError(f"{program.__name__} takes no {name}: it is the language model's, {how}")
-    if name in _CONSTRAINTS and "constraint" in inspect.signature(program).parameters:
-        how = f"{program.__name__}(lm, prompt, {_CONSTRAINTS[name]})"
-        return TypeError(f"{program.__name__} takes no {name}: it is the constraint, {how}")
-    if _CALLED.get(name) in options:
-        return TypeError(f"{program.__name__} takes no {name}: did you mean {_CALLED[name]}?")
-    if name in ("N", "K", "seed", "rng", "max_steps"):
-        return TypeError(f"{program.__name__} takes no {name}: it is inference's, smc_steer(program, N, K, seed=0)")
-    return arguments.unknown_option(program.__name__, given, options)
+    """Return the error for options that a program does not take."""
+    known = _options(program)
+    if CONSTRAINTS.keys() & given.keys():
+        known |= {"constraint"} & inspect.signature(program).parameters.keys()
+    return unknown_option(program.__name__, given, known)
 
 
 def _options(program: type[Program]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Checkpoints: an interrupted run that is called again ends as it would have ended, or is refused by what differs."""
+"""Tests of checkpoints: an interrupted run that is called again ends as if uninterrupted, or names a difference."""
 
 import contextlib
 import enum
@@ -41,7 +41,7 @@ from llmppl.constraints import JsonSchemaIndex, Text
 from llmppl.inference import Copies, Distinct, DownSample
 from llmppl.inference.resampling import multinomial
 from llmppl.inference.resuming import checkpoint
-from llmppl.inference.resuming.codec import Plain
+from llmppl.inference.resuming.codec import ValueCodec
 from llmppl.inference.resuming.fingerprint import identity
 from llmppl.report import Recorder, load
 
@@ -56,12 +56,12 @@ ALGORITHMS = {
 
 @pytest.fixture(autouse=True)
 def no_wait_for_the_disk(monkeypatch):
-    """What is killed is the process, not the machine."""
+    """Skip fsync: tests kill the process, not the machine."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 def told(particles):
-    """All that a run tells of itself, but for what it cost."""
+    """Return all results of a run except its cost."""
     each = [(what_the_program_made(p), p.choices, p.log_weight, p.log_twist, p.finished, p.cut) for p in particles]
     steps = [{name: np.asarray(value).tolist() for name, value in vars(step).items()} for step in particles.steps]
     total = particles.log_ml, particles.log_ml_se, particles.log_ml_se_reason, particles.deaths
@@ -69,7 +69,7 @@ def told(particles):
 
 
 def interrupt(at):
-    """An `on_step` at whose `at`-th step the user has had enough."""
+    """Return an `on_step` that raises KeyboardInterrupt at step `at`."""
 
     def on_step(step):
         if step.index == at:
@@ -94,7 +94,7 @@ def test_a_run_that_is_interrupted_at_any_step_ends_as_it_would_have(program, ru
 
 
 class Dies(Model):
-    """Some particles die in each step."""
+    """Program in which some particles die in each step."""
 
     def step(self):
         value = self.sample(Uniform(0, 4))
@@ -186,7 +186,7 @@ def test_the_recording_of_a_run_that_goes_on_is_whole(tmp_path):
 
 
 class Hops(Model):
-    """One token or two a step, and an end now and then: particles reach what the model reads at different steps."""
+    """Program of one or two tokens a step, with rare ends. Particles reach the model's limit at different steps."""
 
     def __init__(self, lm):
         super().__init__()
@@ -227,15 +227,15 @@ def test_a_run_in_which_all_died_comes_back_with_its_deaths(tmp_path):
 
 def test_what_was_written_of_a_step_is_not_written_out_again(tmp_path, monkeypatch):
     written, path = [], tmp_path / "run.ckpt"
-    for name in ("_written_record", "_written"):
+    for name in ("encode_record", "_encode_particle"):
         old = getattr(checkpoint, name)
         monkeypatch.setattr(checkpoint, name, lambda *part, old=old, name=name: written.append(name) or old(*part))
-    items = Plain.write_item
-    monkeypatch.setattr(Plain, "write_item", lambda plain, item: written.append("item") or items(plain, item))
+    items = ValueCodec.encode_item
+    monkeypatch.setattr(ValueCodec, "encode_item", lambda plain, item: written.append("item") or items(plain, item))
     model = ConstrainedText(table(0.3), "a", max_tokens=40, min_tokens=40)
     particles = smc_steer(model, 5, 3, seed=0, checkpoint=path, every=1)
-    assert written.count("_written_record") == len(particles.steps) == 40
-    assert written.count("_written") <= 41 * 5
+    assert written.count("encode_record") == len(particles.steps) == 40
+    assert written.count("_encode_particle") <= 41 * 5
     assert 40 <= written.count("item") <= 40 * 5        # of all that were ever kept, once
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert len(lines) == 1 + 41 + 2 and sum(len(line.get("choices", ())) for line in lines) == written.count("item")
@@ -344,7 +344,7 @@ def test_a_run_that_is_killed_twenty_times_ends_as_it_would_have(lm, every, tmp_
 
 
 def resumed(algorithm):
-    """`algorithm`, interrupted after a number of steps, then again, and called once more."""
+    """Run `algorithm`, interrupt it twice after some steps, and call it once more."""
 
     def run(model, rng):
         with tempfile.TemporaryDirectory() as folder:
@@ -374,7 +374,7 @@ def test_Z_hat_through_interrupted_runs_is_right_on_average(name, algorithm):
 
 
 def table(scale, V=4):
-    """A language model of V tokens, the last the end."""
+    """Return a language model of V tokens, of which the last is eos."""
 
     def logits(ids):
         return np.cos(np.arange(V) * scale * (1 + len(ids)))
@@ -400,7 +400,7 @@ class Writes(Model):
 
 
 def changed(step=None, **attributes):
-    """A program of the same name that differs in its class."""
+    """Return a program of the same name with another class."""
     cls = type("Writes", (Writes,), {"__qualname__": "Writes", **attributes})
     if step is not None:
         cls.step = step
@@ -578,13 +578,13 @@ def test_values_of_all_plain_kinds_come_back_as_they_were(tmp_path):
         (), [1, [2]], {1, 2}, frozenset({"a"}), {"a": [1], "token": (3,)}, {1: "b", (2, 3): None}, {}, 1e-320,
         np.array([], np.int8),
     ]  # fmt: skip
-    plain = Plain([vocab])
+    plain = ValueCodec([vocab])
     for value in values:
-        written = json.loads(json.dumps(plain.write(value), allow_nan=False))
-        again = plain.read(written)
+        written = json.loads(json.dumps(plain.encode(value), allow_nan=False))
+        again = plain.decode(written)
         assert type(again) is type(value) and repr(again) == repr(value), value
-    assert math.isnan(plain.read(plain.write(math.nan)))
-    assert plain.read(plain.write(vocab[1])) is vocab[1]
+    assert math.isnan(plain.decode(plain.encode(math.nan)))
+    assert plain.decode(plain.encode(vocab[1])) is vocab[1]
     values = [(1, "a"), b"b", None, 2.5]
     with pytest.raises(KeyboardInterrupt):
         smc_steer(Odd(values), 4, 3, seed=0, checkpoint=tmp_path / "run.ckpt", on_step=interrupt(3))
@@ -648,7 +648,7 @@ def test_a_path_that_cannot_be_written_is_told_before_the_run_and_every_wants_a_
 
 
 def test_a_program_that_fails_leaves_a_checkpoint_of_the_last_whole_step(tmp_path):
-    """What fails from outside, such as a service, can be tried again."""
+    """A run can be repeated after an outside failure, such as that of a service."""
     service = tmp_path / "service"
 
     class Calls(Odd):

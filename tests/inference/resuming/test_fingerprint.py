@@ -1,4 +1,4 @@
-"""Identity: programs that are the same are told alike in every process, and a difference anywhere is named."""
+"""Tests of identities: equal programs are equal in every process, and a difference anywhere is named."""
 
 import dataclasses
 import enum
@@ -106,7 +106,7 @@ class Reward(torch.nn.Module):
 
 
 class Chosen:
-    """Says itself what it is made of; the connection is left out."""
+    """Object whose `__reduce__` leaves out its connection."""
 
     def __init__(self, w):
         self.w, self.connection = w, sqlite3.connect(":memory:")
