@@ -269,7 +269,7 @@ def resealed(record):
 
 
 def write_results(path):
-    from test_results import everything
+    from helpers.tasks import everything
 
     from llmppl import run_many
 
@@ -345,7 +345,7 @@ def reseal_parquet(data, rng):
 
 
 def checkpointed(path, max_steps):
-    from test_files import Steps
+    from helpers.programs import Steps
 
     from llmppl import smc_steer
     from llmppl.report import Recorder
@@ -372,7 +372,7 @@ def reseal_checkpoint(data, rng):
 
 
 def write_recording(path):
-    from test_recording import Words
+    from helpers.programs import Words
 
     from llmppl import smc_steer
     from llmppl.report import Recorder

@@ -6,8 +6,8 @@ from pathlib import Path
 import lark as lark_package
 import numpy as np
 import pytest
+from helpers.grammars import masks_agree
 from lark.indenter import Indenter, PythonIndenter
-from test_grammar import masks_agree
 
 from llmppl import Grammar, Vocabulary
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 import pytest
+from helpers.programs import EvenLength, nested
 from helpers.tiny import (
     TOKENS,
     cold_lm,
@@ -46,22 +47,6 @@ A, B, C, SPACE, AB, END = range(6)
 PATTERN = r"(ab|c)+d?| a?"                              # "d" is in no token
 NESTED = 'start: "a" start "b" | "c"'
 ENDS = {"end": "eos", "max_tokens": 4}
-
-
-class EvenLength:
-    """A recognizer of one's own: texts of an even number of bytes, b among them nowhere."""
-
-    start = 0
-
-    def step(self, state, byte):
-        return None if byte == ord("b") else 1 - state
-
-    def accepts(self, state):
-        return state == 0
-
-
-def nested(text):
-    return re.fullmatch("(a*)c(b*)", text) is not None and text.count("a") == text.count("b")
 
 
 CONSTRAINTS = {

@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from helpers.common import repetitions
+from helpers.programs import EvenLength, nested
 from helpers.tiny import (
     TOKENS,
     cold_lm,
@@ -20,7 +21,6 @@ from helpers.tiny import (
     tiny_lm,
     tiny_vocab,
 )
-from test_constrained import EvenLength, nested
 
 from llmppl import (
     CachedTransformer,
