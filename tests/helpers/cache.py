@@ -12,10 +12,10 @@ LIMIT = 1e-4
 
 
 class Session:
-    """Someone who works with several lms at once, and believes nothing.
+    """A user of several lms at once, who checks every answer.
 
-    Every context and every string is asked of a cold mind: the truth is a plain forward pass. `errors` are all
-    differences found; the books are checked after every operation.
+    A plain forward pass gives the truth of every context and string. `error` is the largest difference. The books are
+    checked after every operation.
     """
 
     def __init__(self, *lms):
@@ -56,7 +56,7 @@ class Session:
         return abs(end.log_prob_since(start) - right) / max(1, len(ids) - len(start))
 
     def together(self, n):
-        """All ask in one run: the row of each context of each lm; then some fork and ask on, some ask a string."""
+        """Request a row of each context of each lm in one run; then fork some contexts and score strings of others."""
 
         def asker(lm, context, k):
             def run():
@@ -86,7 +86,7 @@ BATCHES = st.sampled_from([1, 3, 16, 1 << 16])
 
 
 def slot_bytes(name):
-    """Of a family; 0 where it has no slots."""
+    """Return the bytes of a slot of a family, 0 if it has no slots."""
     engine = family_lm(name).engine
     return engine.slot_bytes if isinstance(engine, SlotEngine) else 0
 
@@ -98,7 +98,7 @@ def limits(slot_bytes, budget, batch, size=V):
 
 
 class Remembering(SlotEngine):
-    """An engine whose slots hold token ids; its logits are a hash of the context as it reads it back from them."""
+    """Engine whose slots hold token ids; its logits are a hash of the context that it reads back from them."""
 
     slot_bytes = 64
 

@@ -12,7 +12,7 @@ def run(*arguments):
 
 
 def particles(*arguments):
-    """The JSON objects that a command prints."""
+    """Return the JSON objects that a command prints."""
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
     assert result.stderr == ""

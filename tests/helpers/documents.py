@@ -20,7 +20,7 @@ class Block(NamedTuple):
 
 
 def python_blocks(path: Path, run: bool = True) -> list[Block]:
-    """The ```python blocks of a file that are to be run, or those that are not."""
+    """Return the ```python blocks of a file that run, or those that do not."""
     blocks, lines = [], path.read_text(encoding="utf-8").splitlines()
     i = 0
     while i < len(lines):

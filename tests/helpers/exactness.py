@@ -51,12 +51,12 @@ class Case:
 
 
 def no_doubles(text: str) -> bool:
-    """No character twice in a row."""
+    """Check that no character stands twice in a row."""
     return all(x != y for x, y in zip(text, text[1:], strict=False))
 
 
 def no_doubles_mask(text: str) -> np.ndarray:
-    """The tokens that keep to it; the text may end only after an odd number of characters."""
+    """Return the tokens that make no double; the text may end only after an odd number of characters."""
     allowed = [no_doubles(text + token.decode()) for token in tiny_vocab(V).tokens]
     allowed[END] = len(text) % 2 == 1
     return np.array(allowed)
@@ -72,7 +72,7 @@ def constrained(odd: bool) -> dict[str, float]:
 
 
 def tempered_and_cut(before: list[int]) -> np.ndarray:
-    """(V,) probabilities: to the power 1 / 1.5, then the four largest, then the fewest that reach 0.9."""
+    """Return (V,) probabilities: to the power 1 / 1.5, then the four largest, then the fewest that reach 0.9."""
     weights = np.exp(log_probs_by_hand(tiny_lm(V), before) / 1.5)
     weights[np.argsort(weights)[: V - 4]] = 0.0
     probs = weights / weights.sum()
@@ -96,7 +96,7 @@ def bounded() -> dict[str, float]:
 
 
 class Where(Model):
-    """Texts without doubles after "b", by `where`: `propose(p)` gives what the tokens are proposed from, if any."""
+    """Texts without doubles after "b", by `where`; `propose(p)` is the proposal of the tokens, if any."""
 
     def __init__(self, propose: Callable[["Where", Any], Any]) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def where_with_a_mask(self: Where, p: Any) -> Any:
 
 
 def where_second(self: Where, p: Any) -> Any:
-    """A coin, drawn from the wrong distribution, comes first."""
+    """Build a program that first draws a coin from a wrong proposal."""
     self.coins += self.sample(Bernoulli(0.3), proposal=Bernoulli(0.6))
     return self.sample(p, proposal=p.where(self.fits))
 
@@ -160,7 +160,7 @@ def geometric(n: int, p: float, most: int) -> float:
 
 
 def infilled(prior: bool, eos: bool) -> dict[str, float]:
-    """ "a" hole "b" hole "c" (then EOS), holes of 0 to 2 tokens."""
+    """Build "a" hole "b" hole "c" (then EOS), with holes of 0 to 2 tokens."""
     lm, pairs = tiny_lm(V), []
     holes = [ids for n in range(3) for ids in cartesian(range(V - 1), repeat=n)]
     for first, second in cartesian(holes, repeat=2):
@@ -173,7 +173,7 @@ def infilled(prior: bool, eos: bool) -> dict[str, float]:
 
 
 def infilled_by_rule() -> dict[str, float]:
-    """ "ab" hole "aa" hole "a ", holes of 0 or 1 token, every token under the rule of `tempered_and_cut`."""
+    """Build "ab" hole "aa" hole "a ", holes of 0 or 1 token, every token under the rule of `tempered_and_cut`."""
     pairs, holes = [], [(), *cartesian(range(V - 1), repeat=1)]
     fragments = [[A, A], [A, SPACE]]
     for both in cartesian(holes, repeat=2):
@@ -185,7 +185,7 @@ def infilled_by_rule() -> dict[str, float]:
 
 
 def intersected() -> dict[str, float]:
-    """After "a", after "b" and after "c a": the product of the three, up to the first "c" or four tokens."""
+    """Build the product after "a", after "b" and after "c a", up to the first "c" or four tokens."""
     texts = {ids for ids in texts_of(V, 4) if C not in ids[:-1]}
     texts |= {(*ids, C) for n in range(4) for ids in cartesian([A, B, SPACE, AB], repeat=n)}
     prompts = [A], [B], [C, SPACE, A]
@@ -193,7 +193,7 @@ def intersected() -> dict[str, float]:
 
 
 class Soft(Model):
-    """Weighs a text after every token: an even number of "a" so far is e times better than an odd one."""
+    """Text weighed after every token: an even number of "a" so far is e times better than an odd one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ def soft() -> dict[str, float]:
 
 
 class Twisted(Model):
-    """Five tokens, "c" among the last two; what looks promising is kept by a twist, once as the sum of two."""
+    """Five tokens, "c" among the last two; a twist keeps promising texts, once as the sum of two twists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ def twisted() -> dict[str, float]:
 
 
 class InTime(ConstrainedText):
-    """A regex that must end within three tokens, with a twist that knows how probable that is under another."""
+    """A regex that must end within three tokens, with a twist by its probability under another distribution."""
 
     def __init__(self) -> None:
         super().__init__(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, end="eos")
@@ -264,7 +264,7 @@ class InTime(ConstrainedText):
 
 
 class Criticised(ConstrainedText):
-    """No doubles, and a critic likes texts of many letters: what is read, or what is read and how it may go on."""
+    """Texts without doubles and a critic that likes many letters, of the text or also of its possible continuation."""
 
     def __init__(self, ahead: str = "") -> None:
         super().__init__(tiny_lm(V), "a", no_doubles, max_tokens=4)
@@ -278,7 +278,7 @@ class Criticised(ConstrainedText):
 
 
 class Branching(Model):
-    """A topic, proposed wrongly, chooses the prompt; on one topic a coin says whether "c" must come next."""
+    """A topic, drawn from a wrong proposal, chooses the prompt; on one topic a coin requires that "c" comes next."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -323,7 +323,7 @@ def branching() -> dict[tuple[str, str, str], float]:
 
 
 def spans(most: int, ends: Callable[[str], bool], must_end: bool = False) -> list[tuple[tuple[int, ...], str]]:
-    """The token ids of every span, EOS among them, and what ended it; with `must_end`, EOS may be one token more."""
+    """Return token ids with EOS and cause of the end of every span; with `must_end`, EOS may be one token more."""
     found = []
     for n in range(1, most + 1 + must_end):
         for ids in cartesian(range(V), repeat=n):
@@ -367,7 +367,7 @@ def words() -> dict[tuple[tuple[str, ...], str], float]:
 
 
 class Filled(Model):
-    """After "c": a span up to "b" that is no end, then one of a*(b|c) within three tokens, then "c" follows."""
+    """After "c": a span up to "b" that is not the end, then one of a*(b|c) within three tokens, then "c" follows."""
 
     def step(self) -> None:
         span = self.extend(tiny_lm(V).context("c"), until="b", max_tokens=2)
@@ -390,7 +390,7 @@ def filled() -> dict[str, float]:
 
 
 class UntilInRegex(Model):
-    """After "b": up to "c" in the language (a|ab|ca)*, in which the text may end, cut after three tokens or not."""
+    """After "b": up to "c" in the language (a|ab|ca)*, in which the text may end; cut after three tokens or not."""
 
     def __init__(self, complete: bool) -> None:
         super().__init__()
@@ -437,7 +437,7 @@ def ruled() -> dict[str, float]:
 
 
 def matched(fits: Callable[[str, bool], bool], most: int, must_end: bool) -> dict[str, float]:
-    """Texts after "a" such that `fits(text, whether EOS follows)`."""
+    """Return the texts after "a" such that `fits(text, EOS follows)`, with their probabilities."""
     texts = (ids for ids in texts_of(V, most + must_end) if ids[-1] == END or not must_end)
     return add_up(
         (spelled(ids), log_prob_by_hand(tiny_lm(V), [A], ids)) for ids in texts if fits(spelled(ids), ids[-1] == END)
@@ -445,12 +445,12 @@ def matched(fits: Callable[[str, bool], bool], most: int, must_end: bool) -> dic
 
 
 def in_regex(text: str, complete: bool) -> bool:
-    """Whether (ab|b)*c? matches, or matches after one more "b"."""
+    """Check that (ab|b)*c? matches, or matches after one more "b"."""
     return any(re.fullmatch("(ab|b)*c?", text + more) for more in ([""] if complete else ["", "b"]))
 
 
 def in_grammar(text: str, complete: bool) -> bool:
-    """Whether the text is a^n c b^n, or begins one."""
+    """Check that the text is a^n c b^n, or begins one."""
     found = re.fullmatch("(a*)(c?)(b*)", text)
     if found is None or (found[3] and not found[2]):
         return False
@@ -460,7 +460,7 @@ def in_grammar(text: str, complete: bool) -> bool:
 
 @functools.cache
 def json_lm() -> CachedTransformer:
-    """The tiny transformer with tokens of JSON."""
+    """Return the tiny transformer with tokens of JSON."""
     vocab = Vocabulary([b"[", b"]", b"1", b"2", b",", b"[1", b""], eos_ids=[6])
     return CachedTransformer(tiny_model(7), vocab)
 
@@ -469,7 +469,7 @@ JSON_PAIR = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2}
 
 
 def in_schema() -> dict[str, float]:
-    """Arrays of at most two items, each 1 or 2, in at most five tokens, after "["."""
+    """Sum over the arrays of at most two items, each 1 or 2, in at most five tokens, after "["."""
     lm, pairs = json_lm(), []
     for n in range(6):
         for ids in cartesian(range(6), repeat=n):
@@ -556,12 +556,12 @@ ALGORITHMS = {
 
 @functools.cache
 def truth_of(name: str) -> dict[Any, float]:
-    """The unnormalised posterior by hand; its sum is Z."""
+    """Return the unnormalised posterior by hand; its sum is Z."""
     return CASES[name].truth()
 
 
 def with_sums(cells: dict[Any, float]) -> Counter:
-    """The weights of the outcomes, of those of one length, of those that end in one character, and of all."""
+    """Add to the weights of the outcomes their sums by length, by last character, and over all."""
     sums = Counter(cells)
     for key, weight in cells.items():
         text = key if isinstance(key, str) else key[-1]
@@ -571,7 +571,7 @@ def with_sums(cells: dict[Any, float]) -> Counter:
 
 
 def runs_of(case: Case, algorithm: Callable[[Model, np.random.Generator], Any], runs: int, seed: int) -> list[Counter]:
-    """For each run, the summed weights of its particles in each cell."""
+    """Return for each run the summed weights of its particles in each cell."""
     model, found = case.model(), []
     for rng in np.random.default_rng(seed).spawn(runs):
         cells: Counter = Counter()

@@ -11,7 +11,7 @@ END, TURN = 259, 260
 
 
 def llama():
-    """The model that the files hold, and its tokens."""
+    """Return the model that the files hold, and its tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -26,7 +26,7 @@ def llama():
 
 
 def write(path, kind="F32", *, tokenizer=True, **options):
-    """A GGUF file of `llama()`; the options are those of `gguf_files.write`."""
+    """Write a GGUF file of `llama()`; the options are those of `gguf_files.write`."""
     model, tokens = llama()
 
     def add_tokenizer(writer):

@@ -25,7 +25,7 @@ def plain_lark(grammar, start="start", **options):
 
 
 def read(recognizer, text):
-    """The state after `text`, None as soon as nothing can follow."""
+    """Return the state after `text`, None as soon as nothing can follow."""
     state = recognizer.start
     for byte in text if isinstance(text, bytes) else text.encode():
         state = recognizer.step(state, byte)
@@ -40,11 +40,11 @@ def accepts(recognizer, text):
 
 
 class TooFar(Exception):
-    """A search for a completion was given up, which proves nothing."""
+    """A search for a completion that was given up, which proves nothing."""
 
 
 def completion(recognizer, state, alphabet):
-    """A short text over `alphabet` accepted from `state`, searched where stacks are low; None if there is none."""
+    """Return a short text over `alphabet` accepted from `state`, or None; the search prefers low stacks."""
 
     def height(state):
         heights = []
@@ -110,7 +110,7 @@ PIECES += "/a(?!b)/ /a(?=b)/ /a+(?=bc)/ /(?<=a)b/ /(?<!a)b/ /[ac]/ /b+$/ /^a/ /a
 
 
 def random_grammar(rng):
-    """A small grammar, as text: two or three rules over terminals that overlap; often some text is ignored."""
+    """Return the text of a grammar: two or three rules over overlapping terminals; often some text is ignored."""
     rules = ["start", "x", "y"][: rng.choice([1, 2, 2, 3])]
     names = [f"T{i}" for i in range(rng.choice([2, 3, 4]))]
     lines = []
@@ -224,14 +224,14 @@ GRAMMARS = {
 
 
 class Bare:
-    """A grammar as a recognizer that knows no way to its masks but the steps of every token's bytes."""
+    """A grammar as a recognizer that offers only steps by bytes."""
 
     def __init__(self, grammar):
         self.start, self.step, self.accepts = grammar.start, grammar.step, grammar.accepts
 
 
 def content(state):
-    """What a state is, whatever objects it is made of: old ones are forgotten when there are too many."""
+    """Return the contents of a state without the identities of its objects, of which old ones may be dropped."""
 
     def below(stack):
         while stack is not None:

@@ -7,7 +7,7 @@ from llmppl.constraints import END, Vocabulary
 
 
 class Machine:
-    """A tabled recognizer whose rows are shown when they are asked for; every state can reach an accepting one."""
+    """A tabled recognizer that makes its rows on demand; every state can reach an accepting one."""
 
     def __init__(self, table, accepting, start=1):
         table, accepting = np.array(table, np.int32), np.array(accepting, bool)
@@ -42,7 +42,7 @@ class Machine:
 
 
 def run(recognizer, state, data):
-    """The state after some bytes, or None: Algorithm 3 for one token."""
+    """Return the state after some bytes, or None: Algorithm 3 for one token."""
     for byte in data:
         state = recognizer.step(state, byte)
         if state is None:
@@ -51,7 +51,7 @@ def run(recognizer, state, data):
 
 
 def brute_force(recognizer, vocab, state):
-    """The mask of `state`, every byte of every token tried."""
+    """Return the mask of `state` by trying every byte of every token."""
     out = np.zeros(len(vocab.tokens), bool)
     for id, data in enumerate(vocab.tokens):
         if id in vocab.eos_ids:
@@ -67,7 +67,7 @@ PIECES = st.lists(st.sampled_from(ALPHABET), max_size=5).map(bytes)
 
 @st.composite
 def machines(draw):
-    """A random automaton over a few bytes that accepts something."""
+    """Draw a random automaton over a few bytes that accepts something."""
     size = draw(st.integers(2, 6))
     table = np.zeros((size, 256), np.int32)
     for state in range(1, size):
@@ -80,7 +80,7 @@ def machines(draw):
 
 @st.composite
 def vocabularies(draw):
-    """Tokens with duplicates, empty ones, halves of characters, specials and eos; all bytes in use are there."""
+    """Draw tokens with duplicates, empty ones, halves of characters, specials and eos; every used byte is a token."""
     tokens = [bytes([byte]) for byte in ALPHABET] + draw(st.lists(PIECES, max_size=30))
     tokens += draw(st.lists(st.sampled_from(tokens), max_size=5)) + [b"</s>", b"<pad>"]
     order = draw(st.permutations(range(len(tokens))))
@@ -91,7 +91,7 @@ def vocabularies(draw):
 
 
 def explore(index, limit=50):
-    """States that tokens reach."""
+    """Return the states that tokens reach."""
     seen, todo = {index.start}, [index.start]
     while todo and len(seen) < limit:
         state = todo.pop()

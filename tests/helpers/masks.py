@@ -90,14 +90,14 @@ ITS_VOCAB = Vocabulary.from_tokenizer(PreTrainedTokenizerFast(tokenizer_object=T
 
 
 class Case(NamedTuple):
-    """`make()` gives what is shared, `walk(shared, rng)` all that it says along a random walk."""
+    """`make()` returns the shared object; `walk(shared, rng)` returns all its answers along a random walk."""
 
     make: Callable[[], Any]
     walk: Callable[[Any, np.random.Generator], list[Any]]
 
 
 def along(shared, rng, length=10):
-    """Masks, acceptance and wanted bytes along a random walk, and the state at its end."""
+    """Return masks, acceptance and wanted bytes along a random walk, and the state at its end."""
     state, seen = shared.start, []
     for _ in range(length):
         mask = shared.mask(state)
@@ -109,7 +109,7 @@ def along(shared, rng, length=10):
 
 
 def far(shared, rng, length=4):
-    """Distances and limited masks too, from where a text leads that no tokens need to spell."""
+    """Return distances and limited masks too, from a state that no tokens need to spell."""
     seen = along(shared, rng, length)
     state = shared.after(b"ab" if rng.random() < 0.5 else b"")
     for n in (2, 3):

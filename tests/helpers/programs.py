@@ -39,7 +39,7 @@ class Twists(Model):
 
 
 class Streams(Model):
-    """Draws from its stream directly, before, between and after what it samples, and in steps of nothing else."""
+    """Direct draws from the stream before, between and after samples, and in steps without samples."""
 
     def step(self):
         rng = self.rng
@@ -65,7 +65,7 @@ class Lends(Model):
 
 
 class Pauses(Model):
-    """Every other step samples nothing."""
+    """A program that samples in every other step only."""
 
     steps = 0
 
@@ -94,7 +94,7 @@ PROGRAMS = {
 
 
 def what_the_program_made(particle):
-    """Everything that is not inference's: attributes, contexts, and what each statement weighed."""
+    """Return all that the program set: attributes, contexts, and the weight of each statement."""
     own = {"finished", "inner", "calls"}
     attributes = {name: value for name, value in vars(particle).items() if not (name.endswith("_") or name in own)}
     return attributes | {"s": particle.s, "death": particle.death, "limit": particle._limit_}
@@ -106,7 +106,7 @@ class Steps(Model):
 
 
 class Words(Model):
-    """Words that are finished, taken back, twisted, killed and weighed, so that every field is there."""
+    """Words that are finished, taken back, twisted, killed and weighed, so that every field occurs."""
 
     def step(self):
         self.s = self.s[:-1] + self.sample(Categorical({"ab": 0.6, "c": 0.3, "": 0.1}))
@@ -118,7 +118,7 @@ class Words(Model):
 
 
 class EvenLength:
-    """A recognizer of one's own: texts of an even number of bytes, b among them nowhere."""
+    """A custom recognizer of texts of an even number of bytes without b."""
 
     start = 0
 

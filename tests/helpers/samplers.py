@@ -20,7 +20,7 @@ every_sampler = pytest.mark.parametrize("run", SAMPLERS.values(), ids=SAMPLERS)
 
 
 def is_posterior(run, make, truth, *, full=1000, quick=300, **how):
-    """Whether the mean weight of each text over many runs is its `truth`, within 4.5 standard errors."""
+    """Check that the mean weight of each text over many runs is its `truth`, within 4.5 standard errors."""
     texts, num = [*truth], repetitions(full=full, quick=quick)
     sums = np.zeros((num, len(texts)))
     for seed in range(num):

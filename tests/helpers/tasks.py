@@ -22,7 +22,7 @@ def by_index(results):
 
 
 def outcomes(results):
-    """Of each result by its index: in which order they come depends on what is cached."""
+    """Return the outcome of each result by its index; the order of results depends on the cache."""
     return {result.index: told(result.particles) for result in results}
 
 
@@ -31,7 +31,7 @@ def run_all(path, tasks, run=coin, **options):
 
 
 def lines(path):
-    """What a file says, but for the order of its lines and their seconds."""
+    """Return the records of a file, sorted by index and without their seconds."""
     header, *records = [json.loads(line) for line in Path(path).read_bytes().splitlines()]
     assert all(record.pop("seconds") >= 0 and record.pop("check") for record in records)
     assert {record.pop("run") for record in records} <= {header["run"]}

@@ -14,7 +14,7 @@ def fast(tokenizer, **special):
 
 
 def byte_level(add_prefix_space=False, normalizer=None):
-    """GPT-2's kind: all bytes, some merges, an eos; and added tokens that are not special."""
+    """Return a tokenizer of GPT-2's kind: all bytes, some merges, an eos, and added tokens that are not special."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
@@ -29,7 +29,7 @@ def byte_level(add_prefix_space=False, normalizer=None):
 
 
 def unigram():
-    """Unigram with a Metaspace decoder, which puts a space before a text; byte fallback."""
+    """Return a Unigram tokenizer with byte fallback and a Metaspace decoder, which puts a space before a text."""
     words = [("<unk>", 0.0), ("</s>", 0.0), ("▁", -3.0), ("▁the", -1.0), ("the", -2.0), ("▁cat", -1.0), ("s", -3.0)]
     tokenizer = Tokenizer(models.Unigram([*words, *((byte, -9.0) for byte in HEX)], unk_id=0, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -38,7 +38,7 @@ def unigram():
 
 
 def llama():
-    """BPE with byte fallback, and the decoder as a sequence."""
+    """Return a BPE tokenizer with byte fallback, and a sequence as its decoder."""
     words = ["<unk>", "<s>", "</s>", *HEX, "▁", "t", "h", "e", "a", "th", "the", "▁the", "▁▁"]
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "▁")]
     model = models.BPE({w: i for i, w in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True)
