@@ -1,5 +1,6 @@
 """Grammars, random texts of them, and the comparison of masks with reading the tokens."""
 
+import functools
 import heapq
 import itertools
 
@@ -290,3 +291,8 @@ RESOLVED = {
     "comments to the end of a sentence": COMMENTS.replace('".*"', '"[^;]*"').replace('/.*/ "\\n"', '/[^;]*/ ";"'),
     "benchmark": (ROOT / "benchmarks" / "grammars" / "python.lark").read_text(),
 }
+
+
+def after(grammar, text):
+    """Return the state after some bytes, None as soon as nothing can follow."""
+    return functools.reduce(lambda state, byte: state and grammar.step(state, byte), text, grammar.start)

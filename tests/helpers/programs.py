@@ -131,3 +131,14 @@ class EvenLength:
 
 def nested(text):
     return re.fullmatch("(a*)c(b*)", text) is not None and text.count("a") == text.count("b")
+
+
+class ThreeCoins(Model):
+    """Three coins that show heads with probability 0.3; all must, so that Z = 0.027."""
+
+    def step(self):
+        heads = self.sample(Bernoulli(0.3))
+        self.s += "H" if heads else "T"
+        self.condition(heads)
+        if len(self.s) == 3:
+            self.finish()

@@ -33,3 +33,11 @@ def is_posterior(run, make, truth, *, full=1000, quick=300, **how):
 
 def _weighted(particles):
     return list(particles), particles.log_weights
+
+
+def weighed(particles):
+    """Return the summed weights of the particles of each text, not normalised."""
+    sums = {}
+    for particle in particles:
+        sums[particle.s] = sums.get(particle.s, 0.0) + math.exp(particle.log_weight)
+    return sums

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 import pytest
 from helpers.programs import EvenLength, nested
+from helpers.samplers import weighed
 from helpers.tiny import (
     TOKENS,
     cold_lm,
@@ -66,14 +67,6 @@ def by_hand(lm, fits, most, prompt=(A,)):
         text = spelled(ids)
         if ids[-1] == END and fits(text):
             sums[text] = sums.get(text, 0.0) + math.exp(log_prob_by_hand(lm, prompt, ids))
-    return sums
-
-
-def weighed(particles):
-    """Text -> the sum of its particles' weights, not normalised."""
-    sums = {}
-    for particle in particles:
-        sums[particle.s] = sums.get(particle.s, 0.0) + math.exp(particle.log_weight)
     return sums
 
 
