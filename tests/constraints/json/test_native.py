@@ -95,7 +95,7 @@ HOSTILE = """
 import json, resource, sys, threading, time
 import numpy as np
 from llmppl import JsonSchema
-from llmppl.constraints import wording
+from llmppl.constraints.masks import explain as wording
 
 def read(schema):
     constraint = JsonSchema(schema)

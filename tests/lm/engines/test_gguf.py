@@ -157,7 +157,7 @@ def test_a_converted_folder_that_does_not_meet_its_seal_is_made_anew(harm, origi
 STUB = """
 import os, sys
 from pathlib import Path
-from llmppl.lm import gguf
+from llmppl.lm.engines import gguf
 
 class Saved:
     def __init__(self, name):
