@@ -5,7 +5,6 @@ LLMPPL_FULL=1 (`make check`) selects the full counts; without it the quick profi
 
 import os
 import signal
-import sys
 
 import pytest
 from helpers.common import FULL, ROOT
@@ -17,8 +16,9 @@ settings.load_profile("full" if FULL else "quick")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")        # no test needs a network
 os.environ.setdefault("MPLBACKEND", "Agg")
-own = [each for each in sys.path if each.startswith(str(ROOT / "tests"))]
-os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *own, os.environ.get("PYTHONPATH", "")])     # of subprocesses
+folders = sorted({str(path.parent) for path in (ROOT / "tests").rglob("test_*.py")})
+inherited = filter(None, [os.environ.get("PYTHONPATH")])
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *folders, *inherited])  # of subprocesses
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # as a shell leaves it to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,6 +5,7 @@ from itertools import product as cartesian
 
 import numpy as np
 import pytest
+from helpers.programs import ThreeCoins
 from helpers.tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm
 
 from llmppl import EOS, Bernoulli, Categorical, Delta, Geometric, Model, Uniform, enumerate_exact
@@ -24,19 +25,8 @@ def assert_same(found: dict, truth: dict) -> None:
         assert found[key] == pytest.approx(weight, rel=1e-9), key
 
 
-class Coins(Model):
-    """Program of three coins with probability 0.3 of heads, conditioned on all heads."""
-
-    def step(self):
-        heads = self.sample(Bernoulli(0.3))
-        self.s += "H" if heads else "T"
-        self.condition(heads)
-        if len(self.s) == 3:
-            self.finish()
-
-
 def test_three_coins_that_must_all_show_heads_have_probability_p_cubed():
-    particles = enumerate_exact(Coins())
+    particles = enumerate_exact(ThreeCoins())
     assert [str(particle) for particle in particles] == ["HHH"]
     assert particles.log_ml == pytest.approx(3 * math.log(0.3))
     assert [(death.step, death.count) for death in particles.deaths] == [(1, 1), (2, 1), (3, 1)]
@@ -253,7 +243,7 @@ def test_drawing_from_the_stream_itself_is_a_TypeError_that_says_what_to_do():
 
 def test_a_model_that_is_none_is_a_TypeError():
     with pytest.raises(TypeError, match="inference wants a Model, an instance of your subclass"):
-        enumerate_exact(Coins)
+        enumerate_exact(ThreeCoins)
 
 
 def test_impossible_values_are_not_tried_and_an_impossible_distribution_kills():
@@ -266,12 +256,12 @@ def test_impossible_values_are_not_tried_and_an_impossible_distribution_kills():
 
 
 def test_the_model_given_is_not_changed():
-    model = Coins()
+    model = ThreeCoins()
     enumerate_exact(model)
     assert model.s == "" and not model.finished and model.log_weight == 0.0
     assert "draw" not in vars(model)
 
 
 def test_what_it_returns_can_be_copied_and_has_its_own_draw_back():
-    for particle in enumerate_exact(Coins()):
+    for particle in enumerate_exact(ThreeCoins()):
         assert "draw" not in vars(particle.copy())

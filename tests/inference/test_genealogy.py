@@ -179,7 +179,7 @@ def test_attribution_of_a_copy_is_its_own():
     model.rng = np.random.default_rng(0)
     twin = model.copy()
     model.step()
-    assert model.attribution and not twin.attribution and not Model._attribution_
+    assert model.attribution and not twin.attribution and not Model().attribution
 
 
 def test_attribution_of_particles_is_the_weighted_mean_and_the_largest_comes_first():

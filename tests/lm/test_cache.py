@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as T
+from helpers.cache import BATCHES, BUDGETS, LIMIT, Session, limits, operations, slot_bytes
 from helpers.common import ROOT, repetitions
 from helpers.families import (
     ALIGNED,
@@ -25,103 +26,12 @@ from helpers.families import (
     truth,
 )
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from llmppl.constraints import Vocabulary
 from llmppl.inference import smc_standard
-from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
-from llmppl.lm.engine import SlotEngine
 from llmppl.lm.engines import hf
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
-
-MOST = 40                                               # tokens of a context, far beyond every sliding window
-LIMIT = 1e-4
-
-
-class Session:
-    """Random user of several lms at once, who checks every answer against a plain forward pass.
-
-    `errors` are all differences. The books of trie and store are checked after every operation.
-    """
-
-    def __init__(self, *lms):
-        self.lms = lms
-        self.contexts = [[at(lm, [3])] for lm in lms]
-        self.error = 0.0
-
-    def do(self, kind, n, ids):
-        which = n % len(self.lms)
-        lm, contexts = self.lms[which], self.contexts[which]
-        n //= len(self.lms)
-        old, start = contexts[n % len(contexts)], None
-        if kind == "context":
-            contexts.append(at(lm, ids * (1 + n % 5)))
-        elif kind == "token" and len(old) < MOST:
-            contexts.append(old + lm.vocab[ids[0]])
-        elif kind == "text" and len(old) + len(ids) <= MOST:
-            text = b"".join(lm.vocab.tokens[i] for i in ids).decode(errors="ignore")
-            contexts.append(old + text)
-            assert contexts[-1].text == old.text + text
-        elif kind == "drop" and len(contexts) > 1:
-            contexts.remove(old)
-        elif kind == "ask":
-            self.error = max(self.error, error_of(lm, old))
-        elif kind == "string":
-            start = at(lm, [int(i) for i in old.tokens[: 1 + n % len(old)]])
-            self.error = max(self.error, self.string_error(start, old))
-        elif kind == "together":
-            self.together(n)
-        old = start = None
-        for lm, contexts in zip(self.lms, self.contexts, strict=True):
-            check_books(lm, contexts)
-
-    @staticmethod
-    def string_error(start, end):
-        ids = [int(i) for i in end.tokens]
-        right = sum(float(truth(end.lm, ids[:i])[ids[i]]) for i in range(len(start), len(ids)))
-        return abs(end.log_prob_since(start) - right) / max(1, len(ids) - len(start))
-
-    def together(self, n):
-        """Ask for the row of each context of each lm in one run; then some fork and continue, some ask for a string."""
-
-        def asker(lm, context, k):
-            def run():
-                errors.append(error_of(lm, context))
-                if k % 3 == 0 and len(context) < MOST:
-                    errors.append(error_of(lm, context + lm.vocab[3 + k % 4]))
-                if k % 3 == 1:
-                    errors.append(self.string_error(at(lm, [int(context.tokens[0])]), context))
-
-            return run
-
-        errors = []
-        pairs = [(lm, context) for lm, contexts in zip(self.lms, self.contexts, strict=True) for context in contexts]
-        together([asker(lm, context, n + k) for k, (lm, context) in enumerate(pairs)])
-        self.error = max(self.error, *errors)
-
-
-def operations(low, high):
-    kinds = st.sampled_from(["context", "token", "token", "text", "drop", "ask", "ask", "string", "together"])
-    ids = st.lists(st.integers(low, high), min_size=1, max_size=8)
-    return st.lists(st.tuples(kinds, st.integers(0, 999), ids), min_size=1, max_size=14)
-
-
-# slots and rows that fit; a row takes 4 V bytes
-BUDGETS = st.sampled_from([(0, 0), (0, 1), (3, 0), (7, 1), (12, 2), (30, 5), (100_000, 1000)])
-BATCHES = st.sampled_from([1, 3, 16, 1 << 16])
-
-
-def slot_bytes(name):
-    """Return the bytes of a slot of a family; 0 if it has no slots."""
-    engine = family_lm(name).engine
-    return engine.slot_bytes if isinstance(engine, SlotEngine) else 0
-
-
-def limits(slot_bytes, budget, batch, size=V):
-    slots, rows = budget
-    slot, row = (slot_bytes or 100) + SLOT_OVERHEAD, 4 * size + ROW_OVERHEAD
-    return {"cache_bytes": slots * slot + rows * row, "max_batch_tokens": batch}
 
 
 def work(lms, ops):

@@ -1,22 +1,12 @@
 """Conversations: the messages and options that a chat template gets, and the errors if it refuses them."""
 
-import numpy as np
 import pytest
-from test_vocabulary import byte_level
+from helpers.tokenizers import PROMPT, TEMPLATE, byte_level, chat_lm
 
 from llmppl import CachedTransformer, Vocabulary
 
-TURNS = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
-PROMPT = "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
-TEMPLATE = TURNS + PROMPT
 USER = {"role": "user", "content": "the end?"}
 BEGUN = {"role": "assistant", "content": "the"}
-
-
-def chat_lm(template=TEMPLATE):
-    tokenizer = byte_level()
-    tokenizer.chat_template = template
-    return CachedTransformer(lambda ids: np.zeros(len(tokenizer)), tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import threading
 
 import numpy as np
 import pytest
+from helpers.cache import Remembering
 from helpers.families import RECOMPUTED, TRIE, VOCAB, V, at, family_lm, model_of, quietly, together
-from test_threads import Remembering
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, Vocabulary, smc_steer
 from llmppl.lm import Engine, evaluator

@@ -17,11 +17,11 @@ import torch
 from helpers.common import HANG, ROOT, repetitions
 from helpers.families import TRIE, VOCAB, build, error_of, family_lm, model_of, together, truth
 from helpers.tiny import cold_lm
+from helpers.tokenizers import byte_level, llama, unigram
 from huggingface_hub import close_session
 from huggingface_hub import utils as hub
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_vocabulary import byte_level, llama, unigram
 from transformers.utils import logging
 
 from llmppl import ConstrainedText, Regex, enumerate_exact, search, smc_steer

@@ -5,18 +5,15 @@ import pickle
 
 import numpy as np
 import pytest
-from helpers.tiny import tiny_lm
+from helpers.programs import PROGRAMS, Coins, Pauses, Rejects, Streams, constrained, what_the_program_made
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmppl import (
     Bernoulli,
     Categorical,
-    ConstrainedText,
     Geometric,
     Model,
-    PromptIntersection,
-    Regex,
     Uniform,
     beam_search,
     enumerate_exact,
@@ -30,92 +27,6 @@ from llmppl.models import alike
 from llmppl.models.choices import NOTHING, Choice, Noted, Sampled, StreamState, replay
 from llmppl.models.streams import Stream, spawned
 
-
-class Coins(Model):
-    def step(self):
-        if self.sample(Bernoulli(0.3)):
-            self.s += "xy"[self.sample(Bernoulli(0.6))]
-            self.observe(Bernoulli(0.2 + 0.1 * len(self.s)), True)
-        self.condition(len(self.s) < 4)
-        if self.sample(Bernoulli(0.25)):
-            self.finish()
-
-
-class Rejects(Model):
-    """Weighted draws, with and without a target of their own."""
-
-    def step(self):
-        p = Categorical([0.4, 0.3, 0.2, 0.1], "abcd")
-        if len(self.s) % 2:
-            self.s += self.sample(p, proposal=p.where(lambda letter: letter != "a"))
-        else:
-            self.s += self.sample(p.where(lambda letter: letter in "bd"))
-        if len(self.s) == 5:
-            self.finish()
-
-
-class Twists(Model):
-    def step(self):
-        value = self.sample(Uniform(1, 6), proposal=Categorical([0.1, 0.1, 0.1, 0.2, 0.2, 0.3], range(1, 7)))
-        self.s += str(value)
-        self.twist(-0.2 * value)
-        if value == 6 or len(self.s) == 4:
-            self.finish()
-
-
-class Streams(Model):
-    """Draws from its stream directly, before, between and after what it samples, and in steps of nothing else."""
-
-    def step(self):
-        rng = self.rng
-        self.s += f"{rng.integers(10)}{self.sample(Geometric(0.4))}{rng.integers(10)}"
-        if len(self.s) > 6:
-            self.s += f"{self.sample(Uniform(0, 9))}{self.rng.integers(10)}"
-        if len(self.s) > 15:
-            self.finish()
-
-
-class Lends(Model):
-    def __init__(self):
-        super().__init__()
-        self.inner = Coins()
-
-    def step(self):
-        self.inner.rng = self.rng
-        if not self.inner.finished:
-            self.inner.step()
-        self.s = self.inner.s + "ab"[self.sample(Bernoulli(0.5))]
-        if self.inner.finished:
-            self.finish()
-
-
-class Pauses(Model):
-    """Every other step samples nothing."""
-
-    steps = 0
-
-    def step(self):
-        self.steps += 1
-        if self.steps % 2:
-            self.score(-0.5)
-        else:
-            self.s += str(self.sample(Uniform(0, 9)))
-        if self.steps == 7:
-            self.finish()
-
-
-def constrained():
-    return ConstrainedText(tiny_lm(6), "a", Regex("(a|bc)*"), max_tokens=5)
-
-
-def intersection():
-    lm = tiny_lm(6)
-    return PromptIntersection(lm, ["ab", "ca"], max_tokens=4)
-
-
-PROGRAMS = {
-    each.__name__: each for each in (Coins, Rejects, Twists, Streams, Lends, Pauses, constrained, intersection)
-}
 ALGORITHMS = {
     "distinct": lambda model, seed: smc_steer(model, 5, 3, seed=seed, max_steps=9),
     "merged": lambda model, seed: smc_steer(model, 5, 3, expand="merged", seed=seed, max_steps=9),
@@ -126,13 +37,6 @@ ALGORITHMS = {
     "beam": lambda model, seed: [beam.particle for beam in beam_search(model, 4, 3, max_steps=9)],
 }
 DIRECT = {"Streams", "Lends"}                           # these cannot be enumerated
-
-
-def what_the_program_made(particle):
-    """Everything that is not inference's: attributes, contexts, and what each statement weighed."""
-    own = {"finished", "inner", "calls"}
-    attributes = {name: value for name, value in vars(particle).items() if not (name.endswith("_") or name in own)}
-    return attributes | {"s": particle.s, "death": particle.death, "limit": particle._limit_}
 
 
 def same(replayed, particle):

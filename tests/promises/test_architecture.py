@@ -166,6 +166,29 @@ def test_names_of_tests_are_short_sentences():
     assert long == []
 
 
+def test_every_test_file_mirrors_a_module():
+    """tests/<folder>/test_<module>[_<aspect>].py, or test_<folder>.py; tests/promises/ is for all modules together."""
+    tests = ROOT / "tests"
+    lost = []
+    for path in sorted(tests.rglob("test_*.py")):
+        folder, stem = path.relative_to(tests).parent, path.stem.removeprefix("test_")
+        modules = {each.stem for each in (PACKAGE / folder).glob("*.py")} | {folder.name}
+        mirrored = any(stem == module or stem.startswith(f"{module}_") for module in modules)
+        if folder.as_posix() != "promises" and not mirrored:
+            lost.append(path.relative_to(ROOT).as_posix())
+    assert lost == []
+
+
+def test_no_test_file_imports_another():
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.startswith("test_")]
+    assert found == []
+
+
 def test_walks_through_the_code_are_no_longer_than_documented():
     rows = re.findall(r"^\| ([a-z][^|]+) \| ([\d,]+) \| (\d+) \| ([\d,]+) \|$", DOCUMENT, flags=re.M)
     documented = {name: int(moves.replace(",", "")) for name, _, _, moves in rows}

@@ -290,7 +290,6 @@ def test_weights_that_are_no_numbers_are_named_with_their_place(run, logs, said)
             run(Counts(), seed)
 
 
-
 @pytest.mark.parametrize("name", ["distinct", "exact", "beam"])
 def test_an_own_distribution_is_checked_where_its_values_are_listed(name):
     from llmppl.distributions import Distribution

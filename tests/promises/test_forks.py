@@ -19,7 +19,7 @@ from multiprocessing import util
 
 import numpy as np
 import pytest
-import test_mask_threads as masks
+from helpers import masks
 from helpers.common import HANG, repetitions
 from helpers.fire import impatience, in_child, watch
 from helpers.killable import hashed

@@ -268,7 +268,7 @@ def resealed(record):
 
 
 def write_results(path):
-    from test_results import everything
+    from helpers.tasks import everything
 
     from llmppl import run_many
 
@@ -300,7 +300,7 @@ def reseal_results(data, rng):
 
 
 def checkpointed(path, max_steps):
-    from test_files import Steps
+    from helpers.programs import Steps
 
     from llmppl import smc_steer
     from llmppl.report import Recorder
@@ -327,7 +327,7 @@ def reseal_checkpoint(data, rng):
 
 
 def write_recording(path):
-    from test_recording import Words
+    from helpers.programs import Words
 
     from llmppl import smc_steer
     from llmppl.report import Recorder

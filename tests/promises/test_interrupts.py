@@ -9,8 +9,8 @@ import sys
 import time
 
 import pytest
+from helpers.programs import PROGRAMS
 from helpers.tiny import cold_lm
-from test_choices import PROGRAMS
 from typer.testing import CliRunner
 
 from llmppl import Categorical, Model, PromptIntersection, cli, importance_sampling, repeat, smc_standard, smc_steer

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.commands import run as llmppl
 from helpers.tiny import TOKENS, table_lm, tiny_lm, tiny_model
-from test_commands import run as llmppl
 
 from llmppl import (
     Categorical,
@@ -312,8 +312,6 @@ def test_the_order_of_keys_is_that_of_the_schema_inside_lists_and_references_too
     value = {"x": 0, "all": [{"b": 1, "c": 2, "a": 3}], "one": {"b": 4, "a": 5}}
     told = json.dumps(in_order(value, root, root))
     assert told == '{"one": {"a": 5, "b": 4}, "all": [{"a": 3, "b": 1, "c": 2}], "x": 0}'
-
-
 
 
 def test_names_that_extend_json_schema_are_no_misspelt_keywords():

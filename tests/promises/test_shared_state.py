@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_guards import SAMPLERS, every_sampler, is_posterior
+from helpers.samplers import SAMPLERS, every_sampler, is_posterior
 
 from llmppl import Bernoulli, Categorical, Model, beam_search, enumerate_exact, smc_steer
 from llmppl.distributions import Distribution, Finite

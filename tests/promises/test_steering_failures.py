@@ -9,6 +9,7 @@ from itertools import product as cartesian
 import numpy as np
 import pytest
 from helpers.common import repetitions
+from helpers.programs import ThreeCoins
 from helpers.tiny import cold_lm, cold_lm_with_bos, log_probs_by_hand, tiny_lm
 
 from llmppl import EOS, Bernoulli, Model, enumerate_exact, importance_sampling, smc_standard, smc_steer
@@ -22,17 +23,6 @@ ALGORITHMS = {
     "importance": lambda model, **options: importance_sampling(model, 4, **options),
 }
 every_algorithm = pytest.mark.parametrize("run", ALGORITHMS.values(), ids=ALGORITHMS)
-
-
-class Coins(Model):
-    """Three coins that show heads with probability 0.3; all must, so that Z = 0.027."""
-
-    def step(self):
-        heads = self.sample(Bernoulli(0.3))
-        self.s += "H" if heads else "T"
-        self.condition(heads)
-        if len(self.s) == 3:
-            self.finish()
 
 
 class SoftCoins(Model):
@@ -107,7 +97,7 @@ def test_no_dead_particle_ever_has_weight_and_there_are_at_most_N(run):
         seen.extend(str(particle) for particle in step.particles)
 
     for seed in range(300):
-        posterior = run(Coins(), seed=seed, on_step=on_step)
+        posterior = run(ThreeCoins(), seed=seed, on_step=on_step)
         assert len(posterior) <= 4
         assert all(str(particle) == "HHH" for particle in posterior)
     assert set(seen) == {"H", "HH", "HHH"}
@@ -115,7 +105,7 @@ def test_no_dead_particle_ever_has_weight_and_there_are_at_most_N(run):
 
 @every_algorithm
 def test_Z_hat_of_three_coins_that_must_show_heads_is_p_cubed(run):
-    Zs = [math.exp(run(Coins(), seed=seed).log_ml) for seed in range(repetitions(20000, 1000))]
+    Zs = [math.exp(run(ThreeCoins(), seed=seed).log_ml) for seed in range(repetitions(20000, 3000))]
     error = np.std(Zs, ddof=1) / math.sqrt(len(Zs))
     assert abs(np.mean(Zs) - 0.027) <= 4.5 * error      # 0.271, if the dead come back
     assert error < 0.006
@@ -133,7 +123,7 @@ def test_fewer_alive_than_N_are_kept_as_they_are():
     sizes = set()
     for seed in range(100):
         on_step = lambda step: sizes.add(len(step.particles))       # noqa: E731
-        smc_steer(Coins(), 4, 2, expand="copies", seed=seed, on_step=on_step)
+        smc_steer(ThreeCoins(), 4, 2, expand="copies", seed=seed, on_step=on_step)
     assert sizes == {0, 1, 2, 3, 4}                     # neither 8, nor a population that comes back empty
 
 

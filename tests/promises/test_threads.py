@@ -11,6 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
+from helpers.cache import Remembering, logits_of
 from helpers.common import HANG, repetitions
 from helpers.families import TRIE, VOCAB, V, at, build, check_books, error_of, truth
 from helpers.fire import Interrupt, impatience, in_threads
@@ -19,7 +20,6 @@ from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_steer
 from llmppl import lm as room
 from llmppl.lm import cache, evaluator
 from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
-from llmppl.lm.engine import SlotEngine
 from llmppl.models.programs import short_words
 from llmppl.support.locks import Exclusive
 
@@ -203,32 +203,6 @@ def test_an_lm_that_is_used_by_its_own_function_says_so():
 
 FILES = {each.__file__ for each in (cache, room.context, evaluator, room.transformer)}
 A = Vocabulary([bytes([97 + i]) for i in range(8)] + [b""], eos_ids=[8])
-
-
-class Remembering(SlotEngine):
-    """An engine whose slots hold token ids; its logits are a hash of the context as it reads it back from them."""
-
-    slot_bytes = 64
-
-    def __init__(self):
-        self.memory = np.full(0, -1)
-
-    def reserve(self, slots):
-        self.memory = np.concatenate([self.memory, np.full(max(0, slots - len(self.memory)), -1)])
-
-    def forward(self, contexts, asked):
-        return np.stack([logits_of(contexts[i][:n]) for i, n in asked])
-
-    def run(self, batch):
-        for i, n in enumerate(batch.lengths):
-            places = batch.slots[i, batch.starts[i] : batch.starts[i] + n]
-            self.memory[places] = batch.tokens[i, :n]
-        read = [batch.slots[i, : batch.starts[i] + j + 1] for i, j in batch.asked]
-        return np.stack([logits_of(self.memory[slots]) for slots in read])
-
-
-def logits_of(ids):
-    return np.random.default_rng([int(i) + 1 for i in ids]).normal(size=9)
 
 
 def wrong(lm, ids):

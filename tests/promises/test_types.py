@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.common import HANG, ROOT
-from test_documents import DOCUMENTS, python_blocks
+from helpers.documents import DOCUMENTS, python_blocks
 
 from llmppl.models.programs.program import Options, Program
 

@@ -305,8 +305,7 @@ def test_memory_does_not_grow_with_the_vocabulary():
     found = Query(lm, "Aa.*", prefix="Aa").best(results="tokens", batch=1)
     for _ in itertools.islice(found, 30):
         pass
-    search_state = found._search
-    assert search_state.expansions > 100 and len(search_state.heap) <= 25 * search_state.expansions
+    assert found.expansions > 100 and len(found._search.heap) <= 25 * found.expansions
 
 
 def test_the_has_four_encodings(embedded):

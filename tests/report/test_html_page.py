@@ -150,7 +150,7 @@ def found(run, text):
 def test_the_pointer_tells_the_fate_of_a_candidate(opened, run):
     tab = opened(page(run))
     for holds, fate in [
-        (lambda c: c.death, "Died: condition is false (test_browser.py, line"),
+        (lambda c: c.death, "Died: condition is false (test_html_page.py, line"),
         (lambda c: not c.copies and not c.death, "Culled. It had"),
         (lambda c: c.copies and c.finished and not c.carried, "Finished, and kept"),
     ]:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.common import repetitions
+from helpers.programs import Words
 from typer.testing import CliRunner
 
-from llmppl import Bernoulli, Categorical, Model, cli, smc_steer
+from llmppl import cli, smc_steer
 from llmppl.report import Recorder, load
 from llmppl.report.html_page import page
 
@@ -22,18 +23,6 @@ VALUES = [
     None, True, False, 0, 1, -1, 7, 10**6, 10**30, 10**400, 0.5, 1e300, 1e308, -1e308, float("nan"), float("inf"),
     float("-inf"), "a", MARKER, "\ud800", "\x00", [], [MARKER], [[]], {}, {MARKER: 1.0}, {"a": MARKER}, DEEP,
 ]  # fmt: skip
-
-
-class Words(Model):
-    """Words that are finished, taken back, twisted, killed and weighed, so that every field is there."""
-
-    def step(self):
-        self.s = self.s[:-1] + self.sample(Categorical({"ab": 0.6, "c": 0.3, "": 0.1}))
-        self.score(-0.5)
-        self.condition(len(self.s) != 4)
-        if self.sample(Bernoulli(0.2)):
-            return self.finish()
-        self.twist(0.25 * len(self.s))
 
 
 @pytest.fixture(scope="module")

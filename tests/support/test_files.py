@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from helpers.common import HANG, repetitions
 from helpers.killable import Coin, coin
-from test_results import by_index, lines, run_all
+from helpers.programs import Steps
+from helpers.tasks import by_index, everything, lines, run_all
 from typer.testing import CliRunner
 
-from llmppl import Bernoulli, Model, importance_sampling, load_results, run_many, smc_steer
+from llmppl import Model, importance_sampling, load_results, run_many, smc_steer
 from llmppl.cli import app
 from llmppl.support.arguments import mismatch
 from llmppl.support.files import Owned, sealed, unsealed
@@ -183,11 +184,6 @@ def test_another_run_is_refused_at_once_by_the_name_of_the_owner_and_ends_nobody
     owner.join()
     assert found[0].texts == steered(path).texts == steered(done).texts
     assert sorted(each.name for each in tmp_path.iterdir()) == ["done.ckpt", "run.ckpt"]
-
-
-class Steps(Model):
-    def step(self):
-        self.s += "x" * self.sample(Bernoulli(0.5)) + "."
 
 
 def test_threads_that_begin_one_checkpoint_at_once_have_one_owner(tmp_path):

@@ -9,9 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers.common import repetitions
+from helpers.exactness import ALGORITHMS, check, with_sums
 from helpers.killable import Coin, coin
+from helpers.tasks import TASKS, by_index, outcomes, steer, told
 from helpers.tiny import cold_lm, table_lm, tiny_lm
-from test_exactness import ALGORITHMS, check, with_sums
 
 from llmppl import (
     Bernoulli,
@@ -26,23 +27,9 @@ from llmppl import (
     smc_steer,
 )
 
-TASKS = [["a", "b"], ["b", "c"], ["ab", "a"], ["c", "c"], ["a b", "c"], ["a", "a"]]
-
 
 def stream(seed, index):
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,)))
-
-
-def steer(lm):
-    return lambda prompts, rng: smc_steer(PromptIntersection(lm, prompts, max_tokens=3), 3, 2, rng=rng)
-
-
-def told(particles):
-    return particles.texts, particles.log_weights.tolist()
-
-
-def by_index(results):
-    return sorted(results, key=lambda result: result.index)
 
 
 def test_tasks_come_out_as_if_each_had_run_alone_in_fewer_rounds():
@@ -233,11 +220,6 @@ def test_an_iterator_that_is_given_up_unwinds_its_tasks():
     assert first.particles is not None
     assert len(begun) >= 6 and sorted(begun) == sorted(left)
     assert steer(lm)(TASKS[0], stream(0, 0)).texts == steer(cold_lm())(TASKS[0], stream(0, 0)).texts
-
-
-def outcomes(results):
-    """Return the particles of each result by its index, since the order of results depends on the cache."""
-    return {result.index: told(result.particles) for result in results}
 
 
 def test_other_inference_between_two_results_changes_nothing():

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from helpers.common import HANG, repetitions, wants_ray
 from helpers.fire import in_child
+from helpers.tasks import by_index
 
 import llmppl.tasks.ray
 from llmppl import CachedTransformer, Model, Vocabulary, beam_search, load_results, run_many, search, smc_steer
@@ -93,7 +94,7 @@ def cluster():
 def truth():
     """Return the results of one process, in the order of the tasks."""
     results = run_many(functools.partial(steer, tiny_lm()), TASKS, together=TOGETHER, seed=7, progress=False)
-    return [result.particles.to_dict() for result in sorted(results, key=lambda result: result.index)]
+    return [result.particles.to_dict() for result in by_index(results)]
 
 
 def assert_nothing_is_lost(path):
@@ -131,12 +132,11 @@ def test_wrong_arguments_are_named_before_ray_is_started(wrong, message):
 
 def test_two_workers_give_and_write_what_one_process_does(cluster, tmp_path):
     path, tasks = tmp_path / "results.jsonl", ["ab", "", "d", "no such text", "bca", "a"]
-    results = list(
-        llmppl.tasks.ray.run_many(steer, iter(tasks), make_lm=make_lm, workers=2, together=2, seed=3, to=path)
-    )
+    options = {"together": 2, "seed": 3}
+    results = list(llmppl.tasks.ray.run_many(steer, iter(tasks), make_lm=make_lm, workers=2, to=path, **options))
     other = tmp_path / "other.jsonl"
     alone = list(run_many(functools.partial(steer, tiny_lm()), tasks, together=2, seed=3, to=other, progress=False))
-    results, alone = (sorted(each, key=lambda result: result.index) for each in (results, alone))
+    results, alone = by_index(results), by_index(alone)
     for ours, expected in zip(results, alone, strict=True):
         assert (ours.index, ours.task) == (expected.index, expected.task)
         assert (ours.error is None) == (expected.error is None)
@@ -195,8 +195,7 @@ def test_what_cannot_be_sent_back_is_the_error_of_its_task(cluster):
     def run(lm, task, rng):
         return [Odd(odd=(x for x in ()))] if task == "odd" else steer(lm, task, rng)
 
-    found = llmppl.tasks.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1)
-    results = sorted(found, key=lambda result: result.index)
+    results = by_index(llmppl.tasks.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1))
     assert [result.error is None for result in results] == [True, False, True]
     assert results[1].error.startswith("the result of the task cannot be sent to the driver: TypeError: cannot pickle")
 
@@ -218,7 +217,7 @@ def test_a_task_that_would_end_its_process_is_an_error_at_once(cluster, tmp_path
         return smc_steer((Ends if task == "cab" else Text)(lm, task), 5, 3, rng=rng, progress=False)
 
     tasks, make = ["a", "cab", "b", "", "c"], functools.partial(make_lm, tmp_path)
-    results = sorted(llmppl.tasks.ray.run_many(run, tasks, make_lm=make, workers=1, together=3), key=lambda r: r.index)
+    results = by_index(llmppl.tasks.ray.run_many(run, tasks, make_lm=make, workers=1, together=3))
     assert [result.error is None for result in results] == [True, False, True, True, True]
     assert f"RuntimeError: the task raised {error.__name__}" in results[1].error and "that is all" in results[1].error
     assert len(list(tmp_path.iterdir())) == 1           # process

@@ -13,32 +13,14 @@ import pytest
 from helpers.common import repetitions
 from helpers.fire import Interrupt
 from helpers.killable import PROMPTS, Coin, coin, fresh
+from helpers.tasks import TASKS, Dies, by_index, everything, lines, outcomes, run_all, steer
 from helpers.tiny import cold_lm
-from test_many import TASKS, by_index, outcomes, steer
 
 from llmppl import Bernoulli, Model, beam_search, importance_sampling, load_results, run_many, smc_steer
 from llmppl.inference import ResultFile
 from llmppl.support import files, runtime
 from llmppl.tasks import many, results
 from llmppl.tasks.results import digest
-
-
-def run_all(path, tasks, run=coin, **options):
-    return list(run_many(run, tasks, **{"seed": 3, "to": path, **options}))
-
-
-def lines(path):
-    """Return the records of a file without seconds, in the order of the tasks."""
-    header, *records = [json.loads(line) for line in Path(path).read_bytes().splitlines()]
-    assert all(record.pop("seconds") >= 0 and record.pop("check") for record in records)
-    assert {record.pop("run") for record in records} <= {header["run"]}
-    return sorted(records, key=lambda record: record["index"])
-
-
-class Dies(Model):
-    def step(self):
-        self.s += "x"
-        self.condition(False)
 
 
 def test_each_task_is_a_line_that_says_what_came_of_it(tmp_path):
@@ -336,23 +318,14 @@ def test_an_interrupt_at_any_line_loses_no_result_that_was_given(tmp_path):
         path.unlink()
 
 
+# ---- Parquet
 
 
-# ---- as a data frame, and as Parquet
+def rows(path):
+    return [repr((r.index, r.task, r.particles, r.matches, r.error)) for r in load_results(path)]
 
 
-def everything(task, rng):
-    if task % 5 == 0:
-        raise KeyError("mine")
-    if task % 5 == 1:
-        return beam_search(Coin(), 2, 2)
-    if task % 5 == 2:
-        return importance_sampling(Dies(), 2, rng=rng)
-    return smc_steer(Coin(), 2, 2, rng=rng)
-
-
-def test_a_parquet_path_is_refused_and_the_line_of_pandas_that_it_names_writes_every_float(tmp_path, monkeypatch):
-    pandas = pytest.importorskip("pandas")
+def test_a_parquet_file_is_made_of_the_lines_when_the_run_has_ended(tmp_path):
     pytest.importorskip("pyarrow")
     with pytest.raises(ValueError, match=r"to must name a file of JSON lines such as 'results\.jsonl'") as refusal:
         run_many(everything, range(5), seed=3, to=tmp_path / "results.parquet")

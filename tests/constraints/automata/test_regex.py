@@ -365,7 +365,7 @@ def test_a_caret_stands_under_its_own_line():
 def test_nested_repeats_do_not_blow_up(pattern, inside, outside):
     dfa = Regex(pattern)
     assert inside in dfa and outside not in dfa
-    assert len(dfa._numbers) < 2000                 # the states that were made
+    assert dfa.num_states < 2000
 
 
 def test_a_repeat_beyond_reason_is_refused():
@@ -456,7 +456,7 @@ def test_a_regex_loads_no_large_library_and_makes_few_states_for_its_first_row()
     program = (
         "from llmppl.constraints.automata.regex import Regex\n"
         "dfa = Regex(r'[^\\W\\d]\\w*'); dfa.row(dfa.start)\n"
-        "import sys; print(len(dfa._numbers), *sys.modules)"
+        "import sys; print(dfa.num_states, *sys.modules)"
     )
     command = [sys.executable, "-c", program]
     num_states, *modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

@@ -7,10 +7,10 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.commands import particles, run
 from helpers.common import ROOT, repetitions
 from helpers.tiny import add_up, table_lm
 from pydantic import Base64Str, BaseModel, field_validator
-from test_commands import particles, run
 
 from llmppl import ConstrainedText, JsonSchema, Model, Regex, enumerate_exact, run_many, smc_steer
 from llmppl.constraints import DFA

@@ -95,7 +95,7 @@ HOSTILE = """
 import json, resource, sys, threading, time
 import numpy as np
 from llmppl import JsonSchema
-from llmppl.constraints import wording
+from llmppl.constraints.masks import explain as wording
 
 def read(schema):
     constraint = JsonSchema(schema)
@@ -346,13 +346,13 @@ DAMAGE = """
 import os, resource, struct, sys
 import numpy as np
 from pathlib import Path
-from lm.engines import test_gguf
+from helpers import gguf_llama
 from gguf import GGUFReader
 from llmppl.lm.engines.llamacpp import LlamaCpp
 from llmppl.lm.engines.llamacpp_api import library
 
 folder, count = Path(sys.argv[1]), int(sys.argv[2])
-whole = test_gguf.write(folder / "whole.gguf").read_bytes()
+whole = gguf_llama.write(folder / "whole.gguf").read_bytes()
 reader, rng = GGUFReader(folder / "whole.gguf"), np.random.default_rng(0)
 fields = [field for field in reader.fields.values() if len(field.data) == 1 and field.types[:1] != [8]]
 extremes = [0, 1, 2, 3, 7, 255, 513, 8194, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from helpers.common import repetitions
 from helpers.fire import in_threads
+from helpers.grammars import GRAMMARS, RESOLVED, accepts, check_states, parses, plain_lark, random_grammar, read
 from lark import Lark
 from lark.exceptions import GrammarError, LarkError
 from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
-from test_grammar import GRAMMARS, RESOLVED, accepts, check_states, parses, plain_lark, random_grammar, read
 
 from llmppl import Model, smc_steer
 from llmppl.constraints import Grammar, Regex, Vocabulary, json_grammar

@@ -6,8 +6,9 @@ from pathlib import Path
 import lark as lark_package
 import numpy as np
 import pytest
-from lark.indenter import Indenter, PythonIndenter
-from test_grammar import masks_agree
+from helpers.grammars import after, masks_agree
+from helpers.masks import Blocks
+from lark.indenter import PythonIndenter
 
 from llmppl import Grammar, Vocabulary
 
@@ -30,17 +31,8 @@ PARTS = [
 VOCAB = Vocabulary(PARTS, eos_ids=[len(PARTS) - 1])
 
 
-class Blocks(Indenter):
-    NL_type, INDENT_type, DEDENT_type, tab_len = "_NL", "_INDENT", "_DEDENT", 4
-    OPEN_PAREN_types, CLOSE_PAREN_types = ["LPAR"], ["RPAR"]
-
-
 def indented(rules):
     return Grammar(HEAD.format(rules), postlex=Blocks())
-
-
-def after(grammar, text):
-    return functools.reduce(lambda state, byte: state and grammar.step(state, byte), text, grammar.start)
 
 
 def searching(grammar):

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from helpers.common import repetitions
+from helpers.grammars import after
 from lark import Lark
 from lark.exceptions import LarkError
 
@@ -28,10 +29,6 @@ BLOCK: /\/\*([^\*]|(\*+[^\/\*]))*\*+\//
 %ignore BLOCK
 %ignore /\s+/
 """
-
-
-def after(grammar, text):
-    return functools.reduce(lambda state, byte: state and grammar.step(state, byte), text, grammar.start)
 
 
 def test_identifiers_behind_word_boundaries_have_spellings():

@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 from helpers.common import repetitions
+from helpers.machines import Machine, brute_force, explore, machines, vocabularies
 from hypothesis import given
 from hypothesis import strategies as st
-from test_index import Machine, brute_force, explore, machines, vocabularies
 
 from llmppl import Grammar, JsonSchema, Regex
 from llmppl.constraints import TokenIndex, Vocabulary

@@ -11,17 +11,17 @@ import sys
 import numpy as np
 import pytest
 from helpers.common import ROOT
+from helpers.tokenizers import HEX, byte_level, fast, llama, unigram
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, ByT5Tokenizer
 
 from llmppl.constraints import EOS, Text, Token, Vocabulary, encode_fragment
 
 SHARED = ROOT.parent / "shared"
 REAL = ["vocab/gpt2", "vocab/cl100k_base", "vocab/o200k_base", "vocab/mistral_v3", "models/stories260K",
         "embedded/tiny"]  # fmt: skip
-HEX = [f"<0x{byte:02X}>" for byte in range(256)]
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
@@ -35,47 +35,6 @@ def joined(vocab, ids):
 
 
 # --- tokenizers small enough to write down ----------------------------------------------------------------------------
-
-
-def fast(tokenizer, **special):
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
-
-
-def byte_level(add_prefix_space=False, normalizer=None):
-    """GPT-2's kind: all bytes, some merges, an eos; and added tokens that are not special."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(["the theory of the naïve é 日本 日本 🙂🙂 the end"] * 3, trainer)
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    return fast(tokenizer, eos_token="<eos>")
-
-
-def unigram():
-    """Unigram with a Metaspace decoder, which puts a space before a text; byte fallback."""
-    words = [("<unk>", 0.0), ("</s>", 0.0), ("▁", -3.0), ("▁the", -1.0), ("the", -2.0), ("▁cat", -1.0), ("s", -3.0)]
-    tokenizer = Tokenizer(models.Unigram([*words, *((byte, -9.0) for byte in HEX)], unk_id=0, byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    return fast(tokenizer, unk_token="<unk>", eos_token="</s>")
-
-
-def llama():
-    """BPE with byte fallback, and the decoder as a sequence."""
-    words = ["<unk>", "<s>", "</s>", *HEX, "▁", "t", "h", "e", "a", "th", "the", "▁the", "▁▁"]
-    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "▁")]
-    model = models.BPE({w: i for i, w in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True)
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return fast(tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
 def wordpiece():

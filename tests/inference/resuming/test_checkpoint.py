@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.common import FULL, ROOT
+from helpers.exactness import check
 from helpers.fire import Interrupt
+from helpers.programs import PROGRAMS, what_the_program_made
 from helpers.tiny import cold_lm
-from test_choices import PROGRAMS, what_the_program_made
-from test_exactness import check
 
 from llmppl import (
     EOS,

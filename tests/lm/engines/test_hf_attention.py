@@ -6,10 +6,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers.cache import BATCHES, BUDGETS, LIMIT, Session, limits, operations
 from helpers.common import repetitions
 from helpers.families import ALIGNED, TRIE, VOCAB, at, build, check_books, error_of, family_lm, model_of, together
 from hypothesis import given, settings
-from test_cache import BATCHES, BUDGETS, LIMIT, Session, limits, operations
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmppl.lm.engines import hf_attention as attention

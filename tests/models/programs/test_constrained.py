@@ -10,6 +10,8 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 import pytest
+from helpers.programs import EvenLength, nested
+from helpers.samplers import weighed
 from helpers.tiny import (
     TOKENS,
     cold_lm,
@@ -48,22 +50,6 @@ NESTED = 'start: "a" start "b" | "c"'
 ENDS = {"end": "eos", "max_tokens": 4}
 
 
-class EvenLength:
-    """A recognizer of one's own: texts of an even number of bytes, b among them nowhere."""
-
-    start = 0
-
-    def step(self, state, byte):
-        return None if byte == ord("b") else 1 - state
-
-    def accepts(self, state):
-        return state == 0
-
-
-def nested(text):
-    return re.fullmatch("(a*)c(b*)", text) is not None and text.count("a") == text.count("b")
-
-
 CONSTRAINTS = {
     "regex": (lambda: Regex(PATTERN), lambda text: re.fullmatch(PATTERN, text) is not None),
     "words": (lambda: DFA.from_strings(["a", "abc", "cab"]), {"a", "abc", "cab"}.__contains__),
@@ -81,14 +67,6 @@ def by_hand(lm, fits, most, prompt=(A,)):
         text = spelled(ids)
         if ids[-1] == END and fits(text):
             sums[text] = sums.get(text, 0.0) + math.exp(log_prob_by_hand(lm, prompt, ids))
-    return sums
-
-
-def weighed(particles):
-    """Text -> the sum of its particles' weights, not normalised."""
-    sums = {}
-    for particle in particles:
-        sums[particle.s] = sums.get(particle.s, 0.0) + math.exp(particle.log_weight)
     return sums
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from helpers.tiny import log_prob_by_hand, spelled, texts_of, tiny_lm
-from test_vocabulary import byte_level
+from helpers.tokenizers import byte_level
 
 from llmppl import (
     CachedTransformer,

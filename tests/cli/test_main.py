@@ -9,8 +9,9 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.commands import particles, run
 from helpers.common import HANG, ROOT, repetitions
-from test_chat import chat_lm
+from helpers.tokenizers import chat_lm
 from typer.testing import CliRunner
 
 from llmppl import CachedTransformer, ConstrainedText, __version__, cli, smc_steer
@@ -35,18 +36,6 @@ each_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
 IN_README = [shlex.split(line)[1:] for line in README if line.startswith("    llmppl ")]
-
-
-def run(*arguments):
-    return CliRunner().invoke(cli.app, list(arguments))
-
-
-def particles(*arguments):
-    """The JSON objects that a command prints."""
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 @each_command

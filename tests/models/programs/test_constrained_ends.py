@@ -9,6 +9,8 @@ import warnings
 import numpy as np
 import pytest
 from helpers.common import repetitions
+from helpers.programs import EvenLength, nested
+from helpers.samplers import weighed
 from helpers.tiny import (
     TOKENS,
     cold_lm,
@@ -20,7 +22,6 @@ from helpers.tiny import (
     tiny_lm,
     tiny_vocab,
 )
-from test_constrained import EvenLength, nested
 
 from llmppl import (
     CachedTransformer,
@@ -97,14 +98,6 @@ def by_hand(name, end, most=4, least=0, temperature=1.0, without=""):
         prob *= {"eos": row[END], "prefix": 1.0, "boundary": row[leaves].sum()}[end]
         sums[text] = sums.get(text, 0.0) + prob
     return {text: prob for text, prob in sums.items() if prob > 0.0}
-
-
-def weighed(particles):
-    """Text -> the sum of its particles' weights, not normalised."""
-    sums = {}
-    for particle in particles:
-        sums[particle.s] = sums.get(particle.s, 0.0) + math.exp(particle.log_weight)
-    return sums
 
 
 def program(name, end, **options):

@@ -1,0 +1,43 @@
+"""Sampling algorithms as test parameters, and the comparison with an exact posterior."""
+
+import math
+
+import numpy as np
+import pytest
+
+from helpers.common import repetitions
+from llmppl import importance_sampling, smc_standard, smc_steer
+
+QUIET = {"progress": False}
+SAMPLERS = {
+    "distinct": lambda model, **how: smc_steer(model, 4, 2, **QUIET, **how),
+    "merged": lambda model, **how: smc_steer(model, 4, 2, expand="merged", **QUIET, **how),
+    "copies": lambda model, **how: smc_steer(model, 4, 2, expand="copies", **QUIET, **how),
+    "standard": lambda model, **how: smc_standard(model, 5, **QUIET, **how),
+    "importance": lambda model, **how: importance_sampling(model, 5, **QUIET, **how),
+}
+every_sampler = pytest.mark.parametrize("run", SAMPLERS.values(), ids=SAMPLERS)
+
+
+def is_posterior(run, make, truth, *, full=1000, quick=300, **how):
+    """Check that the mean weight of each text over many runs is its `truth`, within 4.5 standard errors."""
+    texts, num = [*truth], repetitions(full=full, quick=quick)
+    sums = np.zeros((num, len(texts)))
+    for seed in range(num):
+        for particle, log_weight in zip(*_weighted(run(make(), seed=seed, **how)), strict=True):
+            sums[seed, texts.index(str(particle))] += math.exp(log_weight)
+    error = sums.std(axis=0, ddof=1) / math.sqrt(num) + 1e-12
+    z = (sums.mean(axis=0) - [*truth.values()]) / error
+    assert np.abs(z).max() < 4.5, dict(zip(texts, z, strict=True))
+
+
+def _weighted(particles):
+    return list(particles), particles.log_weights
+
+
+def weighed(particles):
+    """Return the summed weights of the particles of each text, not normalised."""
+    sums = {}
+    for particle in particles:
+        sums[particle.s] = sums.get(particle.s, 0.0) + math.exp(particle.log_weight)
+    return sums
