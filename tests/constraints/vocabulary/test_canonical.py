@@ -692,7 +692,7 @@ def test_merges_leave_side_by_side_what_they_leave_by_definition():
         assert table.stable.tolist() == alone
         for left, a in pieces.items():
             expected = [merged([leaves[char] for char in left + right], ranks) == [a, b] for right, b in pieces.items()]
-            assert table.row(a).tolist() == expected == [table.beside(a, b) for b in pieces.values()]
+            assert table.stable_after(a).tolist() == expected == [table.is_stable_pair(a, b) for b in pieces.values()]
     assert ascending > repetitions(1000, 80)
 
 
