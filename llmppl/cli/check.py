@@ -26,7 +26,7 @@ def check(
 
     Example: llmppl check "[0-9]{4}-[0-9]{2}" "2023/07"
     """
-    from llmppl.constraints.masks.explain import read
+    from llmppl.constraints.masks.explain import match_prefix
 
     if grammar and json_schema:
         raise typer.BadParameter("--grammar and --json-schema exclude each other: give one of them.")
@@ -34,7 +34,7 @@ def check(
         text = options.given_text(text)
         kind = "grammar" if grammar else "json-schema" if json_schema else "regex"
         constraint = options.constraint(kind, pattern)
-        reading = read(constraint, text)
+        reading = match_prefix(constraint, text)
         line, caret = show.pointed(text, reading.length)
         if reading.length == len(text) and reading.complete:
             try:
@@ -57,14 +57,14 @@ def check(
 def _say_what_differs(schema: JsonSchema, text: str) -> None:
     """Print the text with its properties in the order of the schema and plain blanks, if that text matches."""
     from llmppl.constraints.json.checks import in_order
-    from llmppl.constraints.masks.explain import read
+    from llmppl.constraints.masks.explain import match_prefix
 
     try:
         value = json.loads(text)
     except ValueError:
         return
     ordered = json.dumps(in_order(value, schema.schema, schema.schema), ensure_ascii=False)
-    reading = read(schema, ordered)
+    reading = match_prefix(schema, ordered)
     if reading.length == len(ordered) and reading.complete:
         typer.echo(
             f"it is an instance of the schema, but the keys of a match are in its order, with at most a blank between "

@@ -148,7 +148,7 @@ def test_values_is_a_language_like_any_other():
 @pytest.mark.parametrize(
     "make, error, message",
     [
-        (lambda: Values(list[int]), TypeError, r"Values is of scalars.* not of list\[int\]: JsonSchema takes it"),
+        (lambda: Values(list[int]), TypeError, r"Values takes a type of scalars.* not list\[int\]: use JsonSchema"),
         (lambda: Values(Literal["1", 1]), ValueError, "'1' and 1 are both written '1'"),
         (lambda: Values(Literal[b"a"]), TypeError, "b'a' is not written in one way; a str or a number would work"),
         (lambda: Values(Annotated[int, Field(multiple_of=3)]), TypeError, "multipleOf, which plain text cannot"),

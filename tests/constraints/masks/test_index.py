@@ -20,13 +20,10 @@ from lark.indenter import Indenter
 from llmppl.constraints import DFA, END, Grammar, JsonSchema, Regex, TabledRecognizer, TokenIndex, Vocabulary
 from llmppl.constraints.json import schema as json_schema
 from llmppl.constraints.lark.grammar import GrammarIndex
-from llmppl.constraints.masks import distances
+from llmppl.constraints.masks import distances, index_files, mask_store, precomputed
 from llmppl.constraints.masks import index as index_module
-from llmppl.constraints.masks import index_files as storage
-from llmppl.constraints.masks import mask_store as packed
-from llmppl.constraints.masks import precomputed as whole_module
 from llmppl.constraints.vocabulary import trie as trie_module
-from llmppl.constraints.vocabulary import trie_walk as walks_module
+from llmppl.constraints.vocabulary import trie_walk
 from llmppl.constraints.vocabulary.trie import Trie
 
 SHARED = ROOT.parent / "shared"
@@ -172,7 +169,7 @@ WAYS = {                                            # of walks: which are wide, 
     "node by node": ((2, 2), 0),
     "whole levels": ((0, 0), 0),
     "whole levels, the last node by node": ((0, 0), 1 << 20),
-    "as they come": (walks_module.WIDE, 5),
+    "as they come": (trie_walk.WIDE, 5),
 }
 
 
@@ -180,7 +177,7 @@ WAYS = {                                            # of walks: which are wide, 
 def walk(request, monkeypatch):
     """The test runs with either walk, whatever the index would choose."""
     wide, narrow = WAYS[request.param]
-    monkeypatch.setattr(walks_module, "WIDE", wide)
+    monkeypatch.setattr(trie_walk, "WIDE", wide)
     monkeypatch.setattr(trie_module, "NARROW", narrow)
     return request.param
 
@@ -245,10 +242,10 @@ def test_the_whole_index_is_that_of_the_papers_algorithm(walk, generic):
 def test_all_walks_number_the_rows_alike_however_many_go_down_at_once(monkeypatch):
     found = []
     for (wide, narrow), chunk, many in itertools.product(WAYS.values(), (1 << 20, 30), (1 << 20, 50)):
-        monkeypatch.setattr(walks_module, "WIDE", wide)
-        monkeypatch.setattr(walks_module, "MANY", many)
+        monkeypatch.setattr(trie_walk, "WIDE", wide)
+        monkeypatch.setattr(trie_walk, "MANY", many)
         monkeypatch.setattr(trie_module, "NARROW", narrow)
-        monkeypatch.setattr(whole_module, "CHUNK", chunk)
+        monkeypatch.setattr(precomputed, "CHUNK", chunk)
         vocab = Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"cd", b"abc"], ())
         whole = TokenIndex(Regex("(ab|[a-m]c|[c-z]*d){3}"), vocab).build_all()
         rows = [(t.tolist(), r.tolist()) for t, r in map(whole.row, range(len(whole)))]
@@ -271,7 +268,7 @@ def test_walks_from_many_states_below_many_nodes_find_what_is_there_with_flags(w
     rng = np.random.default_rng(seed)
     tokens = [bytes(rng.integers(97, 101, rng.integers(1, 6)).tolist()) for _ in range(200)]
     trie = Trie(tokens)
-    full = rng.integers(0, 6, (6, 256)).astype(np.int32) | walks_module.FLAG * (rng.random((6, 256)) < 0.3)
+    full = rng.integers(0, 6, (6, 256)).astype(np.int32) | trie_walk.FLAG * (rng.random((6, 256)) < 0.3)
     full[0] = 0
     starts, above = rng.integers(1, 6, 20), np.append(-1, rng.integers(0, len(trie), 19))
     spelled = {node: token for token in map(bytes, tokens) for node in [node_of(trie, token)]}
@@ -283,13 +280,13 @@ def test_walks_from_many_states_below_many_nodes_find_what_is_there_with_flags(w
             if parent not in state_at:
                 continue
             entry = int(full[state_at[parent], trie.byte[node]])
-            if entry & walks_module.FLAG and parent != top:
+            if entry & trie_walk.FLAG and parent != top:
                 flagged.add((parent, state_at[parent]))
-            if entry % walks_module.FLAG:
-                state_at[node] = entry % walks_module.FLAG
+            if entry % trie_walk.FLAG:
+                state_at[node] = entry % trie_walk.FLAG
                 ends += [(node, state_at[node])] if node in spelled else []
         expected.append((ends, flagged))
-    found = walks_module.walk(Flagged(full.astype(np.int32)), trie, starts, above)
+    found = trie_walk.walk(Flagged(full.astype(np.int32)), trie, starts, above)
     pairs = list(zip(found.nodes.tolist(), found.states.tolist(), strict=True))
     rows = [pairs[a:b] for a, b in itertools.pairwise(found.begin.tolist())]
     assert rows == [ends for ends, _ in expected]
@@ -298,9 +295,9 @@ def test_walks_from_many_states_below_many_nodes_find_what_is_there_with_flags(w
 
 
 def test_any_number_of_walks_goes_down_in_turns(monkeypatch):
-    monkeypatch.setattr(walks_module, "MANY", 1)                    # one walk at once, of 2,000
+    monkeypatch.setattr(trie_walk, "MANY", 1)                    # one walk at once, of 2,000
     index = TokenIndex(Regex("[a-z]*"), Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"abc"], ()))
-    rows = [walks_module.walk(index.graph, index.trie, np.full(n, index.graph.number(index.start))) for n in (1, 2000)]
+    rows = [trie_walk.walk(index.graph, index.trie, np.full(n, index.graph.number(index.start))) for n in (1, 2000)]
     assert rows[1].nodes.tolist() == rows[0].nodes.tolist() * 2000
     assert rows[0].nodes.size == 28
 
@@ -375,7 +372,7 @@ def test_masks_are_read_only_and_shared_by_states_with_equal_sets():
 
 
 def test_masks_that_were_let_go_come_back_the_same(monkeypatch):
-    monkeypatch.setattr(packed, "MASK_BYTES", 200)
+    monkeypatch.setattr(mask_store, "MASK_BYTES", 200)
     vocab = Vocabulary([bytes([97 + i]) for i in range(26)] * 3)
     index = TokenIndex(Regex("[a-z][a-c][d-z]a[^a]"), vocab)
     states = sorted(explore(index, limit=1000))
@@ -408,7 +405,7 @@ class Indented(Indenter):
 
 @pytest.mark.parametrize("kind", ["regex", "recognizer", "grammar", "indented", "schema"])
 def test_a_mask_is_one_array_for_as_long_as_anyone_holds_it(kind, monkeypatch):
-    for module in (packed, json_schema):
+    for module in (mask_store, json_schema):
         monkeypatch.setattr(module, "MASK_BYTES", 0)
     index = kinds_of_index()[kind]
     states = [*explore(index, limit=12), END]
@@ -435,7 +432,7 @@ def test_ten_thousand_questions_make_as_many_arrays_as_there_are_sets():
 
 
 def test_masks_in_use_stay_when_others_are_let_go(monkeypatch):
-    monkeypatch.setattr(packed, "MASK_BYTES", 250)
+    monkeypatch.setattr(mask_store, "MASK_BYTES", 250)
     vocab = Vocabulary([bytes([97 + i]) for i in range(26)] * 3)          # 78 bytes a mask: room for three
     index = TokenIndex(Regex("(ab|bc|cd|de|ef|fg|gh|hi)*"), vocab)
     states = [index.after(text) for text in "abcdefgh"]
@@ -607,7 +604,7 @@ def test_a_recognizer_may_know_a_faster_way_to_its_masks():
 
 
 def test_memory_of_a_recognizer_without_a_table_is_bounded(monkeypatch):
-    monkeypatch.setattr(walks_module.MemoGraph, "room", 10)
+    monkeypatch.setattr(trie_walk.MemoGraph, "room", 10)
     index = TokenIndex(Nested(), Vocabulary([b"(", b"((", b"x", b")"]))
     for depth in range(100):
         assert index.mask((depth, False)).tolist() == [True, True, True, depth > 0]
@@ -657,7 +654,7 @@ def test_copies_of_an_index_are_the_index_and_END_stays_END():
     assert copy.copy(index) is copy.deepcopy(index) is copy.deepcopy([index])[0] is index
     assert copy.deepcopy(END) is copy.copy(END) is pickle.loads(pickle.dumps(END)) is END
     assert repr(index) == "TokenIndex(Regex('a'), 1 tokens, 0 masks)" and repr(END) == "END"
-    assert repr(index.build_all()) == "WholeIndex(2 states, 1 steps, 27 bytes)"
+    assert repr(index.build_all()) == "PrecomputedIndex(2 states, 1 steps, 27 bytes)"
 
 
 def test_a_constraint_that_no_tokens_can_meet_is_refused():
@@ -794,7 +791,7 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
     """Masks of some states per pattern, met on random walks with many short tokens, which stop inside characters."""
     rng = random.Random(seed)
     for pattern in PATTERNS:
-        ways = {wide: TokenIndex(Regex(pattern), vocab) for wide in ((2, 2), (0, 0), walks_module.WIDE)}
+        ways = {wide: TokenIndex(Regex(pattern), vocab) for wide in ((2, 2), (0, 0), trie_walk.WIDE)}
         index = ways[2, 2]
         checked, paths = set(), 0
         while len(checked) < states and paths < 2 * states:
@@ -806,7 +803,7 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
                     if pattern in KNOWN_TO_REGEX and len(checked) % 2 == 0:     # it is slow
                         np.testing.assert_array_equal(expected, matched_in_part(pattern, vocab, text))
                     for wide, each in ways.items():
-                        monkeypatch.setattr(walks_module, "WIDE", wide)
+                        monkeypatch.setattr(trie_walk, "WIDE", wide)
                         np.testing.assert_array_equal(each.mask(each.after(text)), expected)
                 ids = index.allowed(state).tolist()
                 short = [id for id in ids if len(vocab.tokens[id]) == 1]
@@ -870,7 +867,7 @@ def spread(V, allowed, eos):
 @pytest.mark.parametrize("V", [63, 64, 65])
 def test_a_set_is_the_same_kept_as_ids_or_as_bits(V, monkeypatch):
     """Two ids take the room of 64 bits."""
-    monkeypatch.setattr(packed, "MASK_BYTES", 0)
+    monkeypatch.setattr(mask_store, "MASK_BYTES", 0)
     for allowed in ([50], [3, 50], [3, 7, 50], [50, 7]):
         vocab, words = spread(V, allowed, eos=[0])
         index = TokenIndex(words | Regex(""), vocab)
@@ -884,7 +881,7 @@ def test_a_set_is_the_same_kept_as_ids_or_as_bits(V, monkeypatch):
 
 
 def test_sets_and_steps_of_states_without_number_are_forgotten_in_time(monkeypatch):
-    monkeypatch.setattr(walks_module.MemoGraph, "room", 20)
+    monkeypatch.setattr(trie_walk.MemoGraph, "room", 20)
     monkeypatch.setattr(index_module, "MAX_STEPS", 20)
     vocab = Vocabulary([b"(", b")", b"x", b"((", b"))", b""], eos_ids=[5])
     index = TokenIndex(Nested(), vocab)
@@ -1010,7 +1007,7 @@ def test_a_whole_index_is_built_once_and_read_in_its_own_format_only(tmp_path, m
     assert index.build_all() is index.build_all()
     index.save(tmp_path / "index.npz")
     for version in (0, 99):
-        monkeypatch.setattr(storage, "FORMAT", version)
+        monkeypatch.setattr(index_files, "FORMAT", version)
         with pytest.raises(ValueError, match=f"is of format .*, and this version reads {version}"):
             TokenIndex.load(tmp_path / "index.npz", index.vocab)
 
