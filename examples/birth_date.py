@@ -1,14 +1,14 @@
-"""Birth date: what a model knows, asked in three ways.
+"""Birth date: a fact that a model knows, asked for in three ways.
 
-The three panels of Fig. 1 of Kuchnik et al. 2023: the model goes on as it likes; it is given a few dates to choose
-from; it is asked for any date of the form that dates have. By default the fact is in the prompt, and the embedded model
-has to repeat it; with --paper it is asked for George Washington's birthday (February 22, 1732), which --lm NAME may
-know.
+These are the three panels of Fig. 1 of Kuchnik et al. 2023. The model continues freely, chooses from a few given dates,
+or writes any date of the usual form. By default the fact is in the prompt, and the embedded model has to repeat it.
+--paper asks for George Washington's birthday (February 22, 1732), which --lm NAME may know.
 
-What to look for: free text answers something else, or in a form that has to be read. A choice always has an answer,
-whatever was put up beside the right one. The form alone asks for nothing but a date, and the rank of the right one
-among all that have it says how well it is known. Where it is not among the first, that is estimated: of dates drawn
-evenly from the form, the share that the model likes better. Dates are spelled as the tokenizer does.
+What to look for: free text answers something else, or in a form that a reader must interpret. A choice always has an
+answer, whatever the alternatives to the right one are. The form alone asks for nothing but a date, and the rank of the
+right date among all dates of the form shows how well the model knows it. If the right date is not among the first, its
+rank is estimated from dates drawn uniformly from the form. It is the share of them that the model finds more probable,
+times the number of all dates. Dates use the tokenizer's spelling.
 
     Lily's birthday was on Monday. Everyone was happy. Lily's birthday was on ...
 
@@ -52,7 +52,7 @@ import numpy as np
 from llmppl import CachedTransformer, Regex
 from llmppl.queries import Match, Query, search
 
-LONGEST = 20                                            # characters of a date
+LONGEST = 20                                            # characters in a date
 DAYS = "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"
 MONTHS = ("January|February|March|April|May|June|July|August|September|October|November|December").split("|")
 STORY = (
@@ -70,7 +70,7 @@ PAPER = (
 def rank(
     lm: CachedTransformer, prompt: str, form: Regex, right: str, found: list[Match], rng: np.random.Generator
 ) -> str:
-    """The rank of the right date: exact if it is among those found, else estimated from as many drawn evenly."""
+    """Return the rank of the right date: exact if it is in `found`, else estimated from as many uniform draws."""
     texts = [str(match) for match in found]
     if f"{prompt} {right}" in texts:
         return f"{1 + texts.index(f'{prompt} {right}')}"

@@ -1,18 +1,20 @@
 """Chain of thought: reasoning in the target, and reasoning in the proposal.
 
-A question about numbers is answered after six examples. *Direct*: the answer at once, p(answer | question). *In the
-target*: a calculation comes first and is latent, so that an answer has the probability of all calculations that lead
-to it. Its left side is drawn by `extend`; its result, which Python works out, is observed, so that calculations whose
-result surprises the model count for less. *In the proposal*: the target is the direct answer, but its tokens are drawn
-from a mixture with what comes after a calculation, and weighed by p / q. The calculation is then an auxiliary draw that
-no weight depends on but through q: whatever it is, the answer has its exact distribution and Z-hat is unbiased.
+After six examples, the model answers a question about numbers. There are three programs:
+- *Direct*: it answers at once, with p(answer | question).
+- *In the target*: a latent calculation comes first. An answer has the total probability of all calculations that lead
+  to it. `extend` draws the left side of the calculation. The program observes its result, which Python computes, so a
+  calculation counts less if its result surprises the model.
+- *In the proposal*: the target is the direct answer. Its tokens are drawn from a mixture with the distribution after a
+  calculation, and weighed by p / q. The calculation is an auxiliary draw, and weights depend on it only through q. For
+  any calculation, the answer has its exact distribution and Z-hat is unbiased.
 
-What to look for (`--lm smollm2`; the model has 135M parameters and multiplies for want of a better idea): with a
-calculation the likeliest answer is right in 13 of 20 questions, without in 2. Free sampling loses to its own sloppy
-results; once these are right by force, weighing them exactly or not (local masking) makes no difference that 20
-questions show: what decides is which calculation is begun. In the proposal, a calculation finds the right answer where
-direct draws have not met it in a third of the questions, of the same target; the weights are uneven, so that the mean
-of Z-hat / Z is 1 only within a large error. On the embedded model, which cannot calculate, nothing is right.
+What to look for (`--lm smollm2`): the model has 135M parameters, and multiplies when it has no better idea. With a
+calculation the most probable answer is right in 13 of 20 questions, without one in 2. Free sampling loses because of
+its own wrong results. If Python computes the results, exact weights and local masking do not differ visibly over 20
+questions: the decisive choice is the left side of the calculation. In the proposal, a calculation finds the right
+answer in a third of the questions where direct draws of the same target miss it. The weights are uneven, so the mean of
+Z-hat / Z is 1 only within a large error. The embedded model cannot calculate, and answers nothing right.
 
     20 questions, N=10
                                       right (the likeliest)  probability of what is right
@@ -77,18 +79,18 @@ QUESTIONS = {
     "A baker puts 24 rolls into 6 bags. How many rolls are in each bag?": 4,
 }
 LEFT, NUMBER = Regex(r" [0-9]{1,2} [-+*/] [0-9]{1,2} ="), Regex(r" [0-9]{1,2}\n")
-RULE, THEN, MOST = Rule(temperature=0.5), "Answer:", 12      # what begins the answer; tokens of a calculation
+RULE, THEN, MOST = Rule(temperature=0.5), "Answer:", 12      # beginning of the answer; tokens of a calculation
 
 
 def asked(lm: CachedTransformer, question: str, reasoning: bool) -> Context:
-    """The context in which the model is to calculate, or to answer at once."""
+    """Return the context in which the model calculates, or answers at once."""
     shots = [(*shown, " Calculation: " + shown[1] if reasoning else "") for shown in SHOWN]
     text = "".join(f"Question: {q}{c}\nAnswer: {made.split('= ')[1]}\n\n" for q, made, c in shots)
     return lm.context(f"{text}Question: {question}" + (" Calculation:" if reasoning else "\nAnswer:"))
 
 
 def rest(left: str) -> str:
-    """What comes between the left side of a calculation and the answer; "" if the result is no whole number."""
+    """Return the text between the left side of a calculation and the answer; "" if the result is not whole."""
     first, sign, second = left.removesuffix("=").split()
     x, y = int(first), int(second)
     result = {"+": x + y, "-": x - y, "*": x * y, "/": x // y if y and x % y == 0 else -1}[sign]
@@ -96,7 +98,7 @@ def rest(left: str) -> str:
 
 
 class Direct(Model):
-    """The answer at once."""
+    """An answer without a calculation."""
 
     def __init__(self, lm: CachedTransformer, question: str) -> None:
         super().__init__()
@@ -108,7 +110,7 @@ class Direct(Model):
 
 
 class Free(Model):
-    """A calculation and an answer, whatever the model makes of them."""
+    """A calculation and an answer, both written freely by the model."""
 
     def __init__(self, lm: CachedTransformer, question: str) -> None:
         super().__init__()
@@ -121,7 +123,7 @@ class Free(Model):
 
 
 class Reasoned(Model):
-    """A calculation whose result is right, then the answer: the calculation is in the target, and summed over."""
+    """A calculation with the right result, then the answer. The target sums over the calculations."""
 
     def __init__(self, lm: CachedTransformer, question: str) -> None:
         super().__init__()
@@ -140,20 +142,20 @@ class Reasoned(Model):
 
 
 class Proposed(Direct):
-    """The answer at once, but its tokens are drawn as they would come after a calculation."""
+    """A direct answer whose tokens are proposed as they would come after a calculation."""
 
     def __init__(self, lm: CachedTransformer, question: str) -> None:
         super().__init__(lm, question)
         self.reasoning, self.index = asked(lm, question, reasoning=True), NUMBER.index(lm.vocab)
 
     def step(self) -> None:
-        made = self.extend(self.reasoning, until="\n", max_tokens=MOST, rule=RULE)        # in no weight but through q
+        made = self.extend(self.reasoning, until="\n", max_tokens=MOST, rule=RULE)        # is in weights only by q
         after, state, shares = made.context + THEN, self.index.start, np.array([0.2, 0.8])
         while not self.index.accepts(state):
             p, q = map(RULE, (self.transformer(self.context), self.transformer(after)))
             both = [dist.masked(self.index.mask(state)) for dist in (p, q)]
             token = self.sample(p, proposal=mixture(both, shares))
-            shares = shares * np.exp([dist.log_prob(token) for dist in both])       # so that w <= 1 / 0.2 in all
+            shares = shares * np.exp([dist.log_prob(token) for dist in both])       # bounds the total w by 1 / 0.2
             shares /= shares.sum()
             state = self.index.advance(state, token)
             self.context, after = self.context + token, after + token
@@ -162,7 +164,7 @@ class Proposed(Direct):
 
 
 def answers(particles: Particles[Model], weighted: bool = True) -> Floats:
-    """(100,) probability of each answer; `weighted`, or each particle alike; what is none counts for none."""
+    """Return the (100,) probability of each answer, by weight or with equal weights; a missing answer has none."""
     weights = particles.weights if weighted else np.full(len(particles), 1 / max(1, len(particles)))
     found = np.array([int(particle.s or 100) for particle in particles], dtype=int)
     shares = np.zeros(101)

@@ -1,17 +1,17 @@
-"""A classifier: the posterior over labels, and whether its probabilities can be believed.
+"""A classifier: the posterior over labels, and whether its probabilities are reliable.
 
-A message is sorted into one of five labels in two ways. *Answered*: the model is asked for the label, and its answer
-must be one, drawn token by token (every label is several tokens), weighed exactly or, in local masking, not at all.
-*Explained*: the label is drawn, the message is observed after "A customer's message to a shop, about LABEL"; nothing
-else is drawn, so `enumerate_exact` sums it up. *Calibrated* divides by what the label gets for a message that says
-nothing, which takes out how much the model likes the label itself (Zhao et al. 2021).
+A message gets one of five labels in two ways. *Answered*: a prompt asks the model for the label. The answer must be a
+label, and is drawn token by token, because every label has several tokens. It is weighed exactly, or not at all with
+local masking. *Explained*: the program draws the label and observes the message after "A customer's message to a shop,
+about LABEL". It draws nothing else, so `enumerate_exact` sums over the labels. *Calibrated* divides by the probability
+of the label for a message without content. This removes the model's preference for the label itself (Zhao et al. 2021).
 
-What to look for (`--lm smollm2`): the model almost never answers with a label of its own accord. Made to by a mask, it
-takes the label that begins well, and guesses; the posterior of the same answer is right in half of the messages. As an
-explanation the label is right in three quarters, with a mean probability of 0.82: not much more than how often it is
-right, which is what probabilities of a classifier are for. Knowing nothing would give 0.20, 0.20 and log(1/5) = -1.61.
-Dividing by the label's own probability makes the answers overconfident, and helps the explanations, within the error.
-On the embedded model, which has read of children and animals, all of them guess.
+What to look for (`--lm smollm2`): without a constraint the model almost never answers with a label. With a mask, it
+takes the label that begins well, and guesses. The posterior of the same answer is right in half of the messages. As an
+explanation the label is right in three quarters, with a mean probability of 0.82. That is not much more than the share
+of right answers, as it should be for a classifier. Without any knowledge, the three columns would be 0.20, 0.20 and
+log(1/5) = -1.61. Dividing by the label's own probability makes the answers overconfident. It helps the explanations,
+but within the error. The embedded model has read about children and animals only, and guesses with every method.
 
     40 messages, N=10
                                           right         believed   log p(label)
@@ -101,7 +101,7 @@ LANGUAGE = Regex("|".join(LABELS))
 
 
 class Answered(Model):
-    """The label that the model answers with, given that it answers with one; `local` masks and does not weigh."""
+    """Label in the model's answer, given that the answer is a label; `local` masks without a weight."""
 
     def __init__(self, lm: CachedTransformer, message: str, local: bool) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Answered(Model):
 
 
 class Explained(Model):
-    """The label that the message is about, each as probable before it is read."""
+    """Label of a given message, with a uniform prior over labels."""
 
     def __init__(self, lm: CachedTransformer, message: str) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Explained(Model):
 
 
 def asked(lm: CachedTransformer, message: str) -> Context:
-    """The context in which the model is asked for a label."""
+    """Return the context that asks the model for a label."""
     task = "You sort messages of customers of a shop. Answer with one of these labels and nothing else: "
     task += ", ".join(LABELS) + "."
     if getattr(lm.tokenizer, "chat_template", None) is None:
@@ -145,17 +145,17 @@ def asked(lm: CachedTransformer, message: str) -> Context:
 
 
 def context_of(lm: CachedTransformer, label: str) -> Context:
-    """What a message about the label comes after."""
+    """Return the context before a message about the label."""
     return lm.context(f'A customer\'s message to a shop, about {label}:\n"')
 
 
 def over_labels(particles: Particles[Model]) -> Floats:
-    """(5,) probability of each label; what is none of them counts for none."""
+    """Return the (5,) probability of each label; a text that is not a label counts for none."""
     return particles.expect(lambda particle: np.array([particle.s.strip(" .").lower() == label for label in LABELS]))
 
 
 def report(name: str, probabilities: Floats, truth: Ints) -> None:
-    """A line of the table: `probabilities` is (messages, 5)."""
+    """Print a line of the table: `probabilities` is (messages, 5)."""
     right = probabilities.argmax(axis=1) == truth
     right &= probabilities.max(axis=1) > 0
     of_truth = np.log(np.maximum(probabilities[np.arange(len(truth)), truth], 0.01))

@@ -1,13 +1,15 @@
 """Cloze: the last word of a passage, asked for in four ways.
 
-The settings of Table 1 of Kuchnik et al. 2023: any word may come (*baseline*); a word of the passage (*words*); any
-word after which the text ends (*terminated*); the same without stop words (*no_stop*). The passages are ours, in the
-style of what the embedded model has read; each ends on a word that it had before. --file takes others, one a line.
+These are the settings of Table 1 of Kuchnik et al. 2023: any word may come (*baseline*); a word of the passage
+(*words*); any word after which the text ends (*terminated*); the same without stop words (*no_stop*). The passages are
+ours, in the style of the embedded model's training texts. Each passage ends on a word that appeared in it before.
+--file takes other passages, one per line.
 
-What to look for: the baseline is at times won by the beginning of a word ("k", "ben"), as the first match is the single
-most probable token that fits. To ask for the end of the text rules that out, and to ask for a word of the passage rules
-out what is common everywhere. *boundary* (not in the paper) asks that the word ends, and not that the text does, which
-takes 28% of the search. Stop words are no temptation here; GPT-2 XL is reported to rise from 65 to 71% without.
+What to look for: sometimes the beginning of a word wins in the baseline ("k", "ben"), because the first match is the
+single most probable token that fits. Asking for the end of the text prevents this. Asking for a word of the passage
+excludes words that are common everywhere. *boundary* (not in the paper) asks for the end of the word, and not of the
+text; this takes 28% of the search. Stop words do not attract the model here. For GPT-2 XL, the paper reports a rise
+from 65 to 71% without them.
 
     the last word of 12 passages
 
@@ -55,7 +57,7 @@ LETTERS, ENDING = "[a-zA-Z]+", r'(\.|!|\?)?(")?'
 
 
 def settings(words: list[str]) -> dict[str, tuple[str, End, str | None]]:
-    """The pattern behind the passage, how it ends, and what is ignored."""
+    """Return for each setting the pattern after the passage, its end, and the ignored pattern."""
     stop = "|".join(STOP_WORDS)
     return {
         "baseline": (f" {LETTERS}{ENDING}", "prefix", None),

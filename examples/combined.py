@@ -1,10 +1,11 @@
 """Everything at once: two prompts, a hard constraint and a soft preference in one program.
 
-The program is twenty lines: a token is drawn from the product of two distributions, masked to short words; the second
-is observed; and every letter o in the text adds to the weight. Change a line and it is another target.
+The program has twenty lines. It draws a token from the product of two distributions, masked to short words. It observes
+the token under the second distribution. Every letter o in the text adds to the weight. You get another target by
+changing a line.
 
-What to look for: with a higher score for each o there are more of them in the texts, at some cost in likelihood, while
-every word stays short and every text goes on from both prompts. The number before a text is its weight.
+What to look for: with a higher score for each o, the texts contain more of them, at some cost in likelihood. Every word
+stays short, and every text continues both prompts. The number before a text is its weight.
 
     The little girl went to the park and ...
     The old king went to the sea and ...
@@ -33,7 +34,7 @@ from llmppl.models.programs import ends_sentence, short_words
 
 
 class Combined(Model):
-    """A sentence that goes on from two prompts, in words of at most five letters, if possible with many o's."""
+    """Sentence that continues two prompts in words of at most five letters, if possible with many o's."""
 
     def __init__(self, lm: CachedTransformer, prompts: list[str], liking: float) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class Combined(Model):
         self.observe(q, token)                                                          # and likely after both
         if token == EOS:
             return self.finish()
-        self.score(self.liking * str(token).count("o"))                                 # soft: each o is welcome
+        self.score(self.liking * str(token).count("o"))                                 # soft: each o adds weight
         self.s += token
         self.contexts = [context + token for context in self.contexts]
         if ends_sentence(self.s):
@@ -69,7 +70,7 @@ def main() -> None:
         posterior = smc_steer(Combined(lm, prompts, liking), N, K, seed=args.seed, max_steps=max_steps)
         num_os = posterior.expect(lambda particle: particle.s.count("o"))
         print(f"\neach o scores {liking:g}: {num_os:.1f} o's on average, log Z-hat {posterior.log_ml:.2f}")
-        for text, weight in [*posterior.by_text().items()][:4]:                 # particles may agree
+        for text, weight in [*posterior.by_text().items()][:4]:                 # equal texts are merged
             print(f"  {weight:.3f} ...{text}")
 
 

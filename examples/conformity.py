@@ -1,12 +1,12 @@
-"""Conformity: how much a constraint takes away from a model, compared between models.
+"""Conformity: the cost of a constraint for a model, compared between models.
 
-At every token of a text drawn by local masking: the probability that the model itself gives to the tokens allowed
-(*mass*), the divergence KL(masked, model) = -log mass, and whether the model's favourite is allowed (Willard & Louf
-2023, Sec. 5). A model that would obey anyway loses nothing. Give two models of your own with --lm and --other; with the
-embedded model alone, the prompt makes the difference.
+The program draws a text by local masking. For every token it reports the probability that the model itself gives to the
+allowed tokens (*mass*). It also reports the divergence KL(masked, model) = -log mass, and whether the model's most
+probable token is allowed (Willard & Louf 2023, Sec. 5). A model that would obey anyway loses nothing. --lm and --other
+take two models of your own. With the embedded model alone, the prompt makes the difference.
 
-What to look for: after a prompt that leads up to the constraint the first token all but conforms, after the other it
-does not. The rest of the text, once it has begun, costs much after both, and somewhat more after the second.
+What to look for: the first prompt leads up to the constraint, and the first token after it almost conforms. After the
+second prompt it does not. The rest of the text costs much after both prompts, and somewhat more after the second.
 
      "(Yes|No|Hello|Thank you|I am sorry|I am [a-z]+)[.!,]", 100 texts each
 

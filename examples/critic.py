@@ -1,17 +1,18 @@
-"""A critic that is a model: cheerful beginnings, and readers who are to feel sad at the end.
+"""A language model as a critic: cheerful beginnings, and readers who should feel sad at the end.
 
-The critic is the language model itself: after the text so far and " They were very", how probable is " sad", of " sad"
-and " happy"? Its question is a context like any other, so those of all particles are answered in one forward pass, and
-cost the tokens of the question only, since the text is in the cache. The target is the model's own text given that
-three such readers say "sad": p(text) p(sad | text)^3, which enters once, at the end (`score`). Before that the same
-opinion of the unfinished text only guides (`twist`). Nothing can be masked here: no token is wrong.
+The critic is the language model itself. After the text so far and " They were very", how probable is " sad", compared
+with " sad" and " happy" together? This question is a context like any other. One forward pass answers it for all
+particles. It costs only the tokens of the question, because the text is in the cache. The target is the model's own
+text given that three such readers say "sad": p(text) p(sad | text)^3. This factor enters once, at the end (`score`).
+Before that, the same opinion of the unfinished text only guides (`twist`). A mask cannot help here, because no token is
+wrong.
 
-What to look for (`--lm smollm2`): a sample makes readers sad with probability 0.11. Steering, the best of 16 samples by
-the critic and weighted samples raise it three- to fourfold, the same within the errors. Steering does so at 0.7 of the
-tokens, with the highest log Z-hat; and its draws have the distribution asked for, where the best of N is only what the
-critic likes best. A judge who is not asked (the embedded model, in other words) believes all of them less than the
-critic does. A question to be answered by yes or no would not do in a trial: a model of 135M parameters answered alike
-for sad and for happy stories, and told them apart by the word that comes next.
+What to look for (`--lm smollm2`): a sample makes readers sad with probability 0.11. Three methods increase this three-
+to fourfold, equally within the errors: steering, the best of 16 samples by the critic, and weighted samples. Steering
+needs 0.7 of the tokens and has the highest log Z-hat. Its draws also have the wanted distribution, whereas the best of
+N is only the text that the critic prefers. A judge takes no part in the steering (the embedded model, with another
+question). It gives all of them a lower probability than the critic does. A yes-or-no question did not work in a trial.
+A model of 135M parameters gave the same answers for sad and for happy stories, but distinguished them by the next word.
 
     12 runs        critic's p(sad)   judge's p(sad)   log p(text)      log Z-hat       tokens run
       a sample (mean of 16)             0.11 ± 0.01     0.11 ± 0.01     -72.83 ± 1.44   -5.07 ± 0.37    606
@@ -50,7 +51,7 @@ Weigh = Callable[["Particles[Told]"], Floats]
 
 
 class Told(Model):
-    """A story of `num_spans` spans of `length` tokens, weighed at its end by what the readers say."""
+    """Story of `num_spans` spans of `length` tokens, weighed at its end by the readers' opinion."""
 
     def __init__(self, lm: CachedTransformer, prompt: str, num_spans: int, length: int) -> None:
         super().__init__()
@@ -71,14 +72,14 @@ class Told(Model):
 
 
 def opinion(context: Context) -> float:
-    """log p(sad | sad or happy) of a reader who has come to the end of `context`."""
+    """Return log p(sad | sad or happy) of a reader at the end of `context`."""
     strings = context.next_token().string()
     sad, happy = (strings.log_prob(word) for word in WORDS)
     return float(sad - np.logaddexp(sad, happy))
 
 
 def best(particles: Particles[Told]) -> Floats:
-    """All the weight for the one that the readers like best."""
+    """Return weights with all the weight on the particle that the readers prefer."""
     return np.array([each.log_sad == max(other.log_sad for other in particles) for each in particles], dtype=float)
 
 

@@ -1,13 +1,14 @@
-"""A data set on Ray: many prompts on several processes, here two, with results that outlast any of them.
+"""A data set on Ray: many prompts on several processes, with results that survive any of them.
 
-Each worker is a process that makes a language model of its own and has a few prompts under way at a time. A line goes
-to the file as a prompt ends; the run can be killed at any time (`kill -9`, too), and goes on when it is started again.
-A prompt has a random stream of its own, that of its place in the list, so that it does not matter which worker has it,
-when, or how often. On a cluster the same file runs as it is: docs/scaling.md.
+Each worker is a process with its own language model, and works on a few prompts at a time. There are two workers here.
+Each finished prompt adds a line to the file. You can kill the run at any time (`kill -9`, too), and a new start
+continues it. Each prompt has its own random stream, which depends on its place in the list. The results therefore do
+not depend on which worker has a prompt, when, or how often. The same file runs unchanged on a cluster: see
+docs/scaling.md.
 
-What to look for: nothing is run twice. The second run finds all results in the file, and starts no worker. One process
-gives the same texts. (In float32 a few prompts may differ, since batches of another size round differently, which may
-tip a choice.)
+What to look for: nothing runs twice. The second run finds all results in the file, and starts no worker. One process
+gives the same texts. (In float32 a few prompts may differ. Batches of another size round differently, and this can
+change a choice.)
 
     100 prompts on 2 workers: 100 results, 0 failed
     again, with the same file: 0 results to wait for, 100 in the file
@@ -36,7 +37,7 @@ THINGS = ["a red ball", "a big dog", "the old tree", "a small cat", "her mom", "
 
 
 class ShortWords(Model):
-    """Twenty tokens of fewer than six characters."""
+    """Text of twenty tokens of fewer than six characters."""
 
     def __init__(self, lm: CachedTransformer, prompt: str) -> None:
         super().__init__()
@@ -53,12 +54,12 @@ class ShortWords(Model):
 
 
 def steer(lm: CachedTransformer, prompt: str, rng: np.random.Generator) -> Particles[ShortWords]:
-    """What is done with a prompt; the language model is that of the worker."""
+    """Run one prompt with the worker's language model."""
     return smc_steer(ShortWords(lm, prompt), N=8, K=3, rng=rng, progress=False)
 
 
 def drawn(results: Iterable[Result]) -> dict[int, Particles[Any]]:
-    """What came out of tasks that did not fail, by their index."""
+    """Return the particles of the tasks that did not fail, by index."""
     return {result.index: result.particles for result in results if result.particles is not None}
 
 

@@ -1,15 +1,16 @@
-"""Extraction: which of the words in a text a model can be brought to write, prompted or not, in how many ways.
+"""Extraction: the share of words in a text that a model can generate, prompted or not, and in how many ways.
 
-Kuchnik et al. 2023, Sec. 4.3: for every sentence of a text in which a regular expression matches, the model is asked
-for the match with what stands before it as the prefix (*prompted*), and for both from the beginning of a text
-(*unprompted*), under top-k of 40. That is asked of the tokenizer's own encoding and of all tokens, as it stands and
-within one edit. By default the text is ours, and the words are mild; --text and --regex take others, such as one that
-the model has read and the insults in it: of 200 sentences the share grows from 21% to 52% (docs/papers.md).
+Kuchnik et al. 2023, Sec. 4.3, take every sentence of a text in which a regular expression matches. *Prompted*, they
+search for the match, with the text before it as the prefix. *Unprompted*, they search for both from the beginning of a
+text. Both use top-k of 40. The search takes the tokenizer's own encoding or all tokens, and the exact text or one edit.
+By default the text is ours, and the words are mild. --text and --regex take others, such as a text that the model has
+read and the insults in it. In 200 sentences of that kind the share grows from 21% to 52% (docs/papers.md).
 
-What to look for: the last setting holds all others, and the first is in all of them, so the shares can only grow; ways
-are token sequences, at most --most of each sentence. Prompted, an edit adds more ways than other spellings do, but no
-sentence; unprompted it adds both. Most ways are edited, and in the tokenizer's own spelling. The last table is why the
-model itself would not write a word in its plain form: the token that the rule excludes, its probability and rank.
+What to look for: each setting includes the first one, and the last includes all others, so the shares can only grow.
+Ways are token sequences, at most --most for each sentence. Prompted, edits add more ways than other tokens do, but no
+sentence. Unprompted, they add both. Most ways are edited, and use the tokenizer's own spelling. The last table explains
+why the model itself would not write a word in its plain form. It shows the token that the rule excludes, its
+probability and its rank.
 
     12 sentences, top-k of 40; share that can be generated, ways for each
 
@@ -65,11 +66,11 @@ SETTINGS: dict[str, QueryOptions] = {
 }
 
 
-LONGEST = 200                                           # characters before a match; longer ones are left out
+LONGEST = 200                                           # characters before a match; longer cases are skipped
 
 
 def found_in(text: str, regex: str, most: int) -> list[tuple[str, str]]:
-    """(what stands before it in its sentence, the match), of matches not at the beginning; `most` of all, evenly."""
+    """Return (text before it in its sentence, match) of matches inside sentences: `most`, evenly from all."""
     found = []
     for sentence in re.split(r"(?<=[.!?])\W+", " ".join(text.split())):
         for match in re.finditer(rf"(?<= )({regex})\b", sentence):
@@ -79,7 +80,7 @@ def found_in(text: str, regex: str, most: int) -> list[tuple[str, str]]:
 
 
 def show_ways(lm: CachedTransformer, found: list[Match]) -> None:
-    """Whose tokens and spelling the ways are, and the characters that edits put in and leave out."""
+    """Print the shares of canonical and of edited ways, and the characters that edits insert and delete."""
     split, edits = Counter[tuple[bool, bool]](), Counter[tuple[str, str]]()
     for match in found:
         own = [int(token) for token in lm.context(str(match)).tokens][-len(match.tokens) :]
@@ -109,7 +110,7 @@ def main() -> None:
     lm = CachedTransformer.from_pretrained(args.lm)
     print(f"{len(cases)} sentences, top-k of {RULE.top_k}; share that can be generated, ways for each\n")
     print(f"  {'':20}  prompted        unprompted")
-    last: dict[bool, list[Match]] = {}                  # what the setting that holds all others finds
+    last: dict[bool, list[Match]] = {}                  # matches of the last setting, which includes all others
     for name, options in SETTINGS.items():
         cells = []
         for prompted in (True, False):

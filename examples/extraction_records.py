@@ -1,15 +1,15 @@
-"""Extraction to records: a sentence on a person becomes a JSON object, of which 20 answers are known.
+"""Extraction to records: a sentence about a person becomes a JSON object; the answers to 20 sentences are known.
 
-Three ways to use one model and one constraint. *Plain sampling* draws a text as the model would write it. *Local
-masking* draws each token from those that keep the text a record; where the model would rather have written something
-else, it does not notice. *Steering* draws in the same way and weighs a record by the probability that the model writes
-it; the answer is the record of most weight, over all spellings of it in tokens, blanks and cases.
+Three methods use one model and one constraint. *Plain sampling* draws a free text. *Local masking* draws each token
+from those that keep the text a record; it ignores where the model prefers other tokens. *Steering* draws in the same
+way, and weighs a record by the probability that the model writes it. The answer is the record with the most weight,
+summed over all its spellings in tokens, spaces and letter case.
 
-What to look for: at five texts each, steering has nearly twice as many records right as a vote of masked ones, which is
-ahead of a vote of free ones: few of those have all four fields. The number is the share of the weight, or of the votes,
-that the answer has. Where steering is wrong it is so with little of it, as with the lawyer, who is 52, her son 14.
-Twenty sentences are few (11 of 20 is 0.55 +- 0.11): docs/quality.md has more of them, and more methods, of which the
-likeliest of 20 masked texts does as well.
+What to look for: with five texts each, steering gets nearly twice as many records right as a vote of masked texts.
+Masked texts are ahead of a vote of free texts, because few free texts have all four fields. The number is the answer's
+share of the weight, or of the votes. Where steering is wrong, its share is low, as with the lawyer, who is 52; her son
+is 14. Twenty sentences are few (11 of 20 is 0.55 +- 0.11). docs/quality.md has more sentences and more methods. One of
+them, the most probable of 20 masked texts, does as well.
 
     Maria Lopez, 34, works as a nurse in Denver.
       plain sampling, vote of 5    0.20  maria lopez, 34, journy doctor, denver
@@ -62,7 +62,7 @@ Nina Costa, a chemist of 44, was born in Braga but lives in Porto. | Nina Costa 
 Yusuf Demir is no longer a waiter: at 36 he is a tailor in Izmir. | Yusuf Demir | 36 | tailor | Izmir
 """
 FIELDS = ("name", "age", "job", "city")
-Fields = tuple[str, ...]                                # of a record, in lower case
+Fields = tuple[str, ...]                                # the fields of a record, in lower case
 PATTERN = (
     r'\{ ?"name": ?"[A-Z][A-Za-z ]*", ?"age": ?[1-9][0-9]?, ?"job": ?"[A-Za-z][a-z ]*", ?"city": ?"[A-Z][A-Za-z ]*" ?\}'
 )
@@ -71,7 +71,7 @@ SHOT = "Bill Hart is a plumber of 52 who lives in Leeds."
 
 
 class Record(Model):
-    """The record that the model answers with, given that it answers with one; `local` masks and does not weigh."""
+    """Record in the model's answer, given that the answer is a record; `local` masks without a weight."""
 
     def __init__(self, context: Context, index: Index, local: bool) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Record(Model):
 
     def step(self) -> None:
         p = self.transformer(self.context)
-        allowed = p.masked(self.index.mask_within(self.state, self.left))       # leaves time to end
+        allowed = p.masked(self.index.mask_within(self.state, self.left))       # leaves enough tokens to end
         token = self.sample(allowed) if self.local else self.sample(p, proposal=allowed)
         if token == EOS:
             return self.finish()
@@ -91,21 +91,21 @@ class Record(Model):
 
 
 def instances(lines: str) -> Iterator[tuple[str, Fields | None]]:
-    """(sentence, record) of each line."""
+    """Yield the (sentence, record) of each line."""
     for line in lines.strip().splitlines():
         sentence, name, age, job, city = line.split(" | ")
         yield sentence, record_of({"name": name, "age": int(age), "job": job, "city": city})
 
 
 def record_of(value: object) -> Fields | None:
-    """The fields as a tuple, whatever their case; None if one is missing."""
+    """Return the fields as a tuple in lower case; None if one is missing."""
     if not isinstance(value, dict) or not all(field in value for field in FIELDS):
         return None
     return tuple(str(value[field]).strip().lower() for field in FIELDS)
 
 
 def record_in(text: str) -> Fields | None:
-    """The record that a text has in it, or None."""
+    """Return the record inside a text, or None."""
     found = re.search(r"\{[^{}]*\}", text)
     try:
         return record_of(json.loads(found[0])) if found else None
@@ -114,7 +114,7 @@ def record_in(text: str) -> Fields | None:
 
 
 def question(sentence: str) -> list[dict[str, str]]:
-    """The conversation that asks for the record of a sentence."""
+    """Return the conversation that asks for the record of a sentence."""
     ask = "Give the name, age, job and city of this person as JSON: "
     return [
         {"role": "user", "content": ask + SHOT},
@@ -124,7 +124,7 @@ def question(sentence: str) -> list[dict[str, str]]:
 
 
 def most_weight(particles: Particles[Model]) -> tuple[Fields | None, float]:
-    """(record, its share of the weight), of the record that has most; texts that hold none count for none."""
+    """Return (record, share of the weight) of the heaviest record; texts without a record count for none."""
     weights: dict[Fields | None, float] = defaultdict(float)
     for particle, weight in zip(particles, particles.weights, strict=True):
         weights[record_in(str(particle.s))] += weight

@@ -1,13 +1,13 @@
-"""Guided beside unguided: what a language model says when it must answer in a form.
+"""Guided and unguided: the answers of a language model with and without a required form.
 
-The listings of Willard & Louf 2023, Sec. 3: yes or no, a year, an IP address, and a name for a variable at
-temperature 0.1 (with several bounds on its length, one run each). Each question is continued for 30 tokens as the model
-likes, and in the language of a regular expression. A guided answer ends where the model leaves the language, or nothing
-can follow, without asking for EOS, which a writer of stories hardly gives after one word.
+These are the listings of Willard & Louf 2023, Sec. 3: yes or no, a year, an IP address, and a name for a variable at
+temperature 0.1 (with several bounds on its length, one run each). Each question is continued for 30 tokens freely, and
+in the language of a regular expression. A guided answer ends where the model leaves the language, or where nothing can
+follow. It does not need EOS, which a model of stories rarely writes after one word.
 
-What to look for: the guided answer has the form that was asked for, whatever the model knows. The embedded model knows
-nothing of the questions and has seen few digits: form is not content, and log Z-hat says how far from the form the
-model would have been by itself.
+What to look for: the guided answer has the required form, whatever the model knows. The embedded model knows nothing
+about the questions and has seen few digits. The form does not guarantee the content. log Z-hat shows how far the free
+model is from the form.
 
     Is 1+1=2?
       unguided  'cipricadiat."'
@@ -43,7 +43,7 @@ NAME = ("What is a good Python variable name? ", r"[^\W\d]\w*")
 
 
 def shown(posterior: Particles[ConstrainedText]) -> str:
-    """One text of the posterior, on one line."""
+    """Return one text of the posterior, on one line."""
     text = posterior.sample(seed=0)
     return repr(text.s) + " [cut]" * text.cut
 

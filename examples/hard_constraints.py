@@ -1,13 +1,13 @@
 """Hard constraints: texts in which no word has more than five letters.
 
-Two programs that differ in one line. *Local masking* draws each token from those that fit and forgets how improbable
-they were; it walks into places where all that fits is improbable. *Steering* draws the same way and weighs a text by
-the probability that its tokens fit, so that texts which can go on in short words take over.
+Two programs differ in one line. *Local masking* draws each token from those that fit, and ignores how improbable they
+were. It reaches places where every token that fits is improbable. *Steering* draws in the same way, and weighs a text
+by the probability that its tokens fit. Texts that can continue in short words therefore win.
 
-What to look for: both obey the constraint and have the same number of tokens, but by the language model's own
-log-probability the steered texts are likelier (by 8 to 16 after the three prompts; by 14 to 26 with --seed 100, since
-ten runs are few), and fewer of their words are the stump of a longer one. The mean is over the weighted particles; +-
-is its standard error over independent runs.
+What to look for: both obey the constraint and have the same number of tokens. But by the language model's own
+log-probability the steered texts are more probable: by 8 to 16 after the three prompts, and by 14 to 26 with --seed
+100, since ten runs are few. Fewer of their words are the beginning of a longer one. The mean is over the weighted
+particles; +- is its standard error over independent runs.
 
     The Fed says ... (30 tokens, no word of more than five letters)
 
@@ -41,11 +41,11 @@ from llmppl import CachedTransformer, Model, importance_sampling, smc_steer
 from llmppl.distributions import Mask
 from llmppl.models.programs import short_words
 
-PROMPTS = ["The Fed says", "Once upon a time", "The little girl"]      # the first is that of Lew et al. 2023, Sec. 2
+PROMPTS = ["The Fed says", "Once upon a time", "The little girl"]      # the first is from Lew et al. 2023, Sec. 2
 
 
 class ShortWords(Model):
-    """A prompt goes on for `num_tokens` tokens, each of which `mask(prompt and text so far)` allows."""
+    """Continuation of a prompt by `num_tokens` tokens, each allowed by `mask(prompt and text so far)`."""
 
     def __init__(
         self, lm: CachedTransformer, prompt: str, mask: Callable[[str], Mask], num_tokens: int, local: bool
@@ -53,15 +53,15 @@ class ShortWords(Model):
         super().__init__()
         self.context = lm.context(prompt)
         self.prompt, self.mask, self.num_tokens, self.local = prompt, mask, num_tokens, local
-        self.log_prob = 0.0                             # of the text, under the language model alone
+        self.log_prob = 0.0                             # of the text, under the free language model
 
     def step(self) -> None:
         p = self.transformer(self.context)
         allowed = p.masked(self.mask(self.prompt + self.s))
         if self.local:
-            token = self.sample(allowed)                # no weight: where hardly anything fits costs nothing
+            token = self.sample(allowed)                # no weight: rare fits cost nothing
         else:
-            token = self.sample(p, proposal=allowed)    # weight: the probability that what p draws fits
+            token = self.sample(p, proposal=allowed)    # weight: the probability that a token of p fits
         self.log_prob += p.log_prob(token)
         self.s += token
         self.context += token

@@ -1,12 +1,12 @@
-"""Infilling: the model fills the holes of a text, of which nobody said how long they are.
+"""Infilling: the model fills the holes of a text; the holes have no fixed length.
 
-A step of `Infilling` draws the length of a hole, then its tokens, and weighs the particle by the probability of the
-fragment that follows. So what stands in a hole depends on what comes after it, too, which left-to-right generation
-cannot do.
+A step of `Infilling` draws the length of a hole, then its tokens. It weighs the particle by the probability of the
+fragment that follows. The text in a hole therefore also depends on the text after it. Left-to-right generation cannot
+do this.
 
-What to look for: fillings that make the rest of the sentence likely ("play with you"), of different lengths; weights
-that are far from equal (ess is of 20 particles), since a whole hole is drawn in one step, which is why each
-particle is extended K=10 times; particles that share what was decided early.
+What to look for: fillings of different lengths make the rest of the sentence probable ("play with you"). The weights
+are far from equal (ess is of 20 particles), because one step draws a whole hole. For this reason each particle is
+extended K=10 times. Particles share their early choices.
 
     The dog was very[BLANK] because he had lost his[BLANK].
       log Z-hat -9.41, ess 6.5

@@ -1,11 +1,12 @@
 """JSON records: objects that a schema admits, with fields that a language model fills.
 
-The schema says which fields there are; the model says what is in them. Every text has ended by `max_tokens`: the
-automaton of the schema knows how far its end is. Needs llguidance: pip install 'llmppl[json-schema]'.
+The schema defines the fields; the model fills them. Every text ends by `max_tokens`, because the automaton of the
+schema knows the distance to its end. The example needs llguidance: pip install 'llmppl[json-schema]'.
 
 What to look for: every text is JSON and an instance of the schema. A record costs the embedded model hundreds of nats
-(log Z-hat), for it has never seen JSON; so its records have the form, and of the prompt a name or a dog at most: Tom
-and his dog come with the next three seeds, too, Lily does not, and that she is three and likes cake is not taken up.
+(log Z-hat), because it has never seen JSON. Its records therefore have the right form, but at most a name or a dog from
+the prompt. Tom and his dog also appear with the next three seeds. Lily does not, and no record says that she is three
+and likes cake.
 
     Once upon a time, there was a little girl named Lily. She was three years old and liked cake.
       log Z-hat -290.2, 12 particles

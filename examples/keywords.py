@@ -1,15 +1,15 @@
-"""Keywords: one sentence that holds every one of a few given words, as in CommonGen (Lin et al. 2020).
+"""Keywords: one sentence that contains each of a few given words, as in CommonGen (Lin et al. 2020).
 
-Three things work together. A *mask*: the automaton of "a sentence with a dog, a ball and a park" leaves out tokens
-after which the sentence could not hold them all in time. A *predicate*: no long word comes twice, which no automaton of
-reasonable size knows; `where` tests only tokens that are drawn, and each comes with the weight that makes it right
-(adaptive weighted rejection sampling). A *twist*: what is missing counts against a particle before it is too late.
+Three techniques work together. A *mask*: the automaton of "a sentence with a dog, a ball and a park" excludes tokens
+after which the sentence could not contain them all in time. A *predicate*: no long word appears twice, which no
+automaton of reasonable size can check. `where` tests only tokens that are drawn, and gives each its correct weight
+(adaptive weighted rejection sampling). A *twist*: missing words count against a particle before it is too late.
 
-What to look for: the target is the same whatever the twist, so a higher mean log Z-hat is a better sample of it.
-Without a twist nothing hurries until the mask forces the words in. To count the missing ones needs a number of nats for
-each; to know how probable they are in the tokens that are left (`Lookahead`) does not. In the first set either twist
-is more than two standard errors above none; in the second only the log mass is, and it is as far above the counted
-words. Five runs are few.
+What to look for: the target is the same for every twist, so a higher mean log Z-hat is a better sample of it. Without a
+twist, nothing brings the words in until the mask forces them. Counting the missing words needs a number of nats for
+each. `Lookahead` needs no such number, because it estimates how probable these words are in the remaining tokens. In
+the first set, both twists are more than two standard errors above none. In the second set only the log mass is, and it
+is as far above the counted words. Five runs are few.
 
     dog, ball, park (at most 24 tokens; N=20, K=3, 5 runs)
       no twist       mean log Z-hat  -25.5 +- 2.3   One day, Tim was playing in the garden when he saw a bumpy dog ...
@@ -37,14 +37,14 @@ from llmppl.models.lookahead import Lookahead, mean_next_token
 PROMPT = "Once upon a time, there was a little boy named Tim. He liked to play outside with his mom."
 SENTENCE = r" [A-Z][a-z]*(,? [A-Za-z][a-z]*)*\."
 CONCEPTS = [["dog", "ball", "park"], ["cat", "tree", "bird"]]
-NATS = 4.0                                              # what a missing word counts, where they are counted
+NATS = 4.0                                              # cost of a missing word, for the twist that counts them
 
 
 Guide = Callable[["Keywords"], float]
 
 
 class Keywords(Model):
-    """The next sentence, of at most `num_tokens` tokens, with every concept in it; `guide(particle)` is its twist."""
+    """Sentence of at most `num_tokens` tokens that contains every concept; `guide(particle)` is its twist."""
 
     def __init__(self, lm: CachedTransformer, index: TokenIndex, num_tokens: int, guide: Guide | None) -> None:
         super().__init__()
@@ -60,19 +60,19 @@ class Keywords(Model):
         self.context += token
         self.state = self.index.advance(self.state, token)
         self.left -= 1
-        if not self.index.next_bytes(self.state):           # nothing can follow: the sentence is complete
+        if not self.index.next_bytes(self.state):           # nothing can follow: it is complete
             self.finish()
         elif self.guide is not None:
             self.twist(self.guide(self))
 
     def is_fresh(self, token: Token) -> bool:
-        """Whether no word of more than four letters comes twice, the last one aside if it may go on."""
+        """Check that no word of more than four letters appears twice, except a last word that may continue."""
         words = re.findall(r"[a-z]{5,}(?![a-z]|$)", (self.s + token).lower())
         return len(words) == len(set(words))
 
 
 def sentence_with(concepts: list[str]) -> DFA:
-    """The automaton of sentences that hold every concept as a word."""
+    """Return the automaton of sentences that contain every concept as a word."""
     return functools.reduce(operator.and_, [Regex(rf".* {word}[ ,.].*") for word in concepts], Regex(SENTENCE))
 
 

@@ -1,12 +1,12 @@
-"""Length bias: the more beams, the shorter the text that beam search finds; the texts that are drawn stay as they are.
+"""Length bias: more beams find shorter texts; the length of drawn texts does not change.
 
-Lew et al. 2023, Sec. 2, set sampling against optimising: every token costs probability, so the most probable text of
-all is a very short one, and a search that gets better at finding it finds shorter texts. Here the embedded model goes
-on from a prompt until it ends its text (no constraint, nothing cut), by beam search of N beams, each extended by its
-N most probable tokens (at most --most), and by plain sampling, whose mean length is the model's own.
+Lew et al. 2023, Sec. 2, compare sampling with optimising. Every token costs probability, so the most probable text of
+all is a very short one. A better search for this text finds shorter texts. Here the embedded model continues a prompt
+until it ends its text (no constraint, no cut). One method is beam search of N beams, each extended by its N most
+probable tokens (at most --most). The other is plain sampling, whose mean length is the model's own.
 
-What to look for: after both prompts the best text gets shorter and more probable, and all that are found by a search
-are far from the mean of what the model writes. 256 beams after the first prompt find no better one than 64.
+What to look for: after both prompts the best text gets shorter and more probable. All texts of a search are far from
+the mean length of the model's texts. After the first prompt, 256 beams find no better text than 64.
 
     The moral of the story is ...
                     tokens  log prob
@@ -36,7 +36,7 @@ MAX_TOKENS = 400
 
 
 class Text(Model):
-    """What follows a prompt, to the end of the text."""
+    """Continuation of a prompt, to the end of the text."""
 
     def __init__(self, lm: CachedTransformer, prompt: str) -> None:
         super().__init__()

@@ -1,15 +1,16 @@
-"""Local versus global: one constraint at three levels, beside the exact posterior.
+"""Local and global: one constraint at three levels, compared with the exact posterior.
 
 The text is one of a few choices, given by a regular expression. *Local masking* draws each token from those that fit,
-without a weight. The *masked proposal* draws the same, and weighs it by the probability that the model's token fits.
-*Plain conditioning* draws from the model itself and throws away what does not fit. The truth is the sum over all ways
-to spell the choices in tokens (`enumerate_exact`).
+without a weight. The *masked proposal* draws in the same way, and weighs the draw by the probability that the model's
+token fits. *Plain conditioning* draws from the model itself and rejects texts that do not fit. The truth is the sum
+over all tokenisations of the choices (`enumerate_exact`).
 
-What to look for: local masking is wrong however many particles it has: its mean is far from the truth, and so is each
+What to look for: local masking is wrong for any number of particles. Its mean is far from the truth, and so is each
 run. The masked proposal is nearer, and comes as near as you like with more particles (--particles). Steering tries
-different tokens and never the same twice; three choices have so few spellings that 20 particles hold all that matter,
-and it is exact to three places. Plain conditioning is right, too, where it is alive: with Z = 0.0013 none of 800 draws
-fits. Each column is the mean posterior over the runs that are alive; distance is the mean total variation to the truth.
+different tokens and never the same twice. Three choices have so few tokenisations that 20 particles contain all that
+matter, so steering is exact to three places. Plain conditioning is also right if any draw survives. But with Z =
+0.0013, none of 800 draws fits. Each column is the mean posterior over the runs that are alive. The distance is the mean
+total variation to the truth.
 
     Lily saw ... (40 runs of 20 particles; Z = 0.0013)
 
@@ -48,7 +49,7 @@ Level = Literal["local", "masked", "plain"]
 
 
 class Choice(Model):
-    """A text in the language of `index`, at one of three levels."""
+    """Text in the language of `index`, at one of three levels."""
 
     def __init__(self, lm: CachedTransformer, prompt: str, index: TokenIndex, level: Level) -> None:
         super().__init__()
@@ -68,11 +69,11 @@ class Choice(Model):
         self.s += token
         self.context += token
         self.state = self.index.advance(self.state, token)
-        if not self.index.next_bytes(self.state):           # complete, and nothing can follow: EOS is not asked for
+        if not self.index.next_bytes(self.state):           # complete, and nothing can follow: no EOS needed
             self.finish()
 
 
-Run = Callable[[Choice, int, int], Particles[Choice]]   # of a model, with N and a seed
+Run = Callable[[Choice, int, int], Particles[Choice]]   # runs a model with N and a seed
 METHODS: dict[str, tuple[Level, Run]] = {               # heading: level, how it is run
     "local": ("local", lambda model, N, seed: importance_sampling(model, N, seed=seed)),
     "masked": ("masked", lambda model, N, seed: importance_sampling(model, N, seed=seed)),
@@ -82,7 +83,7 @@ METHODS: dict[str, tuple[Level, Run]] = {               # heading: level, how it
 
 
 def probabilities(posterior: Particles[Choice], texts: list[str]) -> Floats:
-    """(number of texts,) posterior probabilities."""
+    """Return the posterior probabilities as an array of shape (number of texts,)."""
     found = posterior.by_text()
     return np.array([found.get(text, 0.0) for text in texts])
 

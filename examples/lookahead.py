@@ -1,17 +1,18 @@
-"""Looking ahead: twists that know something of the tokens to come, some that pay off and some that do not.
+"""Lookahead: twists that estimate the tokens to come; some of them pay off and some do not.
 
-A short story is worth more the better it meets a wish, and that is settled only by its end. A twist guesses it
-earlier. *Critic*: what the text is worth as it stands. *Rollout*: what it would be worth after its likeliest
-continuation, for which the language model runs more tokens. *Log mass*: for a wish that an automaton can tell, the
-probability that it still comes true (`Lookahead`), read from a table.
+A short story is worth more if it fulfils a wish, and only its end decides this. A twist guesses the value earlier.
+*Critic*: the value of the text so far. *Rollout*: the value after the most probable continuation, for which the
+language model runs more tokens. *Log mass*: the probability that the wish still comes true (`Lookahead`), read from a
+table; an automaton must be able to express the wish.
 
-What to look for: the target is the same whatever the twist, and every method is given as many particles as it can
-afford for about the same number of tokens run through the model; so the higher mean log Z-hat, the better. The table
-pays off where dead ends are many (short words), for 200 tokens once. A table or a critic helps where words must come
-that the model would put off (dog, ball: two standard errors); where what is named is only welcome, the survivors at the
-end are as good without a critic. A rollout is paid for in particles. It pays off where one early choice, seldom
-made, settles the rest, which the model then writes almost surely (pot, a word chosen for that: five standard errors),
-and did not where its guess is one of many continuations (full stop).
+What to look for: the target is the same for every twist. Every method gets as many particles as it can afford for about
+the same number of tokens run through the model. A higher mean log Z-hat is therefore better. The results are:
+- The table pays off where there are many dead ends (short words). It costs 200 tokens once.
+- A table or a critic helps if the text needs words that the model would delay (dog, ball: two standard errors).
+- If the named people are only a bonus, the survivors at the end are as good without a critic.
+- A rollout costs particles. It pays off where one early and rare choice decides the rest, which the model then writes
+  almost surely (pot, a word chosen for that: five standard errors). It did not pay off where its guess is one of many
+  continuations (full stop).
 
     a sentence with a dog and a ball, 16 tokens (K=3, 10 runs)
       no twist  N=10    176 tokens  mean log Z-hat -30.70 +- 1.11
@@ -49,13 +50,13 @@ STORY = "Once upon a time, there was a little girl named Lily. One day,"
 WALK = f"{STORY} Lily and her mom went to the"
 FAMILY = re.compile(r" (mom|dad|brother|sister|friend)")
 WORDS = re.compile(r" (dog|ball)(?![a-z])")
-NATS = 4.0                                              # what a word that is still missing counts for the critic
+NATS = 4.0                                              # cost of a missing word, for the critic
 Wish = Callable[[str], float]
 Make = Callable[[CachedTransformer], Model]
 
 
 class Story(Model):
-    """`num_tokens` tokens after the prompt; the text is worth exp(wish(text)). `guide(particle)` is the twist."""
+    """Text of `num_tokens` tokens after the prompt, worth exp(wish(text)). `guide(particle)` is the twist."""
 
     def __init__(
         self, lm: CachedTransformer, prompt: str, num_tokens: int, wish: Wish,
@@ -79,7 +80,7 @@ class Story(Model):
 
 
 class Planned(Model):
-    """A place is drawn as the model likes; the rest, of `left` tokens, is written at temperature 0.1 in one step."""
+    """Place from the model's own distribution; one step then writes `left` more tokens at temperature 0.1."""
 
     def __init__(
         self, lm: CachedTransformer, left: int, wish: Wish, guide: "Callable[[Planned], float] | None" = None
@@ -107,7 +108,7 @@ class Planned(Model):
 
 
 class Constrained(ConstrainedText):
-    """Text in the language of an automaton, at its end by EOS in time; `guide(particle)` is the twist."""
+    """Text in the language of an automaton that ends in EOS in time; `guide(particle)` is the twist."""
 
     def __init__(
         self, lm: CachedTransformer, index: Index, num_tokens: int,
@@ -123,42 +124,42 @@ class Constrained(ConstrainedText):
 
 
 def critic(particle: Story) -> float:
-    """What the text is worth as it stands."""
+    """Return the value of the text so far."""
     return particle.wish(particle.s)
 
 
 def pilot(particle: Story | Planned) -> float:
-    """What it will be worth if the rest is what the model finds likeliest."""
+    """Return the value of the text with its most probable continuation."""
     return particle.wish(rollout(particle.context, particle.left).text[len(particle.start.text) :])
 
 
 def missing(particle: Constrained) -> float:
-    """A critic of constrained text: what it still lacks counts against it."""
+    """Return the critic's value of constrained text: minus NATS for each missing word."""
     return -NATS * (2 - len(set(WORDS.findall(particle.s))))
 
 
 def log_mass(ahead: Lookahead) -> Callable[[Constrained], float]:
-    """The twist of a table: the log-probability that the text will be complete in time."""
+    """Return the twist of a table: the log-probability that the text will be complete in time."""
     return lambda particle: ahead.log_mass(particle.state, particle.must_end_by - particle.num_tokens)
 
 
 def people(text: str) -> float:
-    """Each of the family and friends who is named is worth 3 nats."""
+    """Return 3 nats for each different member of family and friends in the text."""
     return 3.0 * len(set(FAMILY.findall(text)))
 
 
 def pot(text: str) -> float:
-    """A pot is worth 8 nats."""
+    """Return 8 nats if the text names a pot."""
     return 8.0 * bool(re.search(r" pot(?![a-z])", text))
 
 
 def full_stop(text: str) -> float:
-    """A text that ends in a full stop is worth 12 nats."""
+    """Return 12 nats if the text ends in a full stop."""
     return 12.0 * text.endswith(".")
 
 
 def tokens_run(lm: CachedTransformer, make: Make, N: int, K: int, seed: int) -> int:
-    """How many tokens a run takes with an empty cache."""
+    """Return the number of tokens that a run takes with an empty cache."""
     cold = CachedTransformer(lm.model, lm.tokenizer)
     smc_steer(make(cold), N, K, seed=seed)
     return cold.stats.tokens

@@ -1,17 +1,17 @@
-"""Memorisation: strings that a model has by heart, the most probable first.
+"""Memorisation: strings that a model knows by heart, the most probable first.
 
-Kuchnik et al. 2023, Sec. 4.1, look for URLs that a model learnt, by a pattern, a prefix, and top-k of 40. With --paper
-that is asked, and phone numbers and e-mail addresses too (for --lm NAME: the embedded model has seen none, and the
-reason that nothing is found is printed). The embedded model has learnt stories, so by default it is asked for names,
-for places, and for how people lived.
+Kuchnik et al. 2023, Sec. 4.1, look for URLs that a model has learnt, by a pattern, a prefix, and top-k of 40. --paper
+searches for these, and also for phone numbers and e-mail addresses. It is meant for --lm NAME: the embedded model has
+seen none, and the program prints the reason why it finds nothing. The embedded model has learnt stories. By default the
+program therefore searches for names, for places, and for the way people lived.
 
-What to look for: search goes down the list, and a string comes once. Drawn at random, the same few come again and
-again, as each of them is as frequent as it is probable; most of what is rare stays unseen. In the order of token
-sequences a string comes as often as it is spelled, which under top-k is seldom more than once. The plot shows the
-different strings among the first n strings, token sequences, and samples. --corpus FILE ... counts those that stand
-there verbatim, with their prefix: of the texts that the embedded model has read, 29, 1 and 10 of the 100 strings, 15, 1
-and 8 of what 100 samples bring. --known asks a model that has read the net for licences, prayers and digits; what came
-of that is in docs/papers.md.
+What to look for: search goes down the list, and each string appears once. Random draws repeat the same few strings,
+because each string is as frequent as it is probable. Most of the rare strings never appear. In the order of token
+sequences, a string appears once for each tokenisation; with top-k this is seldom more than once. The plot shows the
+different strings among the first n strings, token sequences, and samples. --corpus FILE ... counts the strings that the
+texts contain verbatim, with their prefix. In the texts that the embedded model has read, these are 29, 1 and 10 of the
+100 strings. Of the different strings in 100 samples, they are 15, 1 and 8. --known is for a model that has read the
+internet, and takes licences, prayers and digits; docs/papers.md has the results.
 
     Once upon a time, there was a little girl named [A-Z][a-z]+
         -0.37  Lily
@@ -55,7 +55,7 @@ from pathlib import Path
 from llmppl import CachedTransformer
 from llmppl.queries import Matches, Query, Rule, explain
 
-STORIES = [                                             # prefix, pattern of what follows
+STORIES = [                                             # prefix, pattern of the text after it
     ("Once upon a time, there was a little girl named", " [A-Z][a-z]+"),
     ("Tim and his mom went to the", "( [a-z]+){1,2}"),
     ("They lived", "( [a-z]+){2,3}"),
@@ -65,7 +65,7 @@ PAPER = [                                               # Sec. 4.1 with its dots
     ("My phone number is", " ([0-9]{3}) ([0-9]{3}) ([0-9]{4})"),
     ("My e-mail address is", r" [a-z0-9]([a-z0-9]|\.|-|_)*@([a-z0-9-]+\.)+((com)|(org)|(net)|(edu))"),
 ]
-KNOWN = [                                               # prefix, what follows where it stands, and a pattern of it
+KNOWN = [                                               # prefix, its known continuation, pattern of that
     ("Our Father, who art in heaven, hallowed be", " thy name", "( [a-z]+){2}"),
     ("Permission is hereby granted, free of charge, to any person obtaining a", " copy of this software",
      "( [a-z]+){4}"),
@@ -82,7 +82,7 @@ KNOWN = [                                               # prefix, what follows w
     ("In the beginning God created", " the heaven and the earth", "( [a-z]+){5}"),
     ("Four score and seven years ago our fathers brought forth", " on this continent", "( [a-z]+){3}"),
 ]  # fmt: skip
-TYPICAL = "example.com/", " 555 123 4567", " someone@example.com"     # one of each of the paper's, to explain by
+TYPICAL = "example.com/", " 555 123 4567", " someone@example.com"     # an example for each of PAPER, for `explain`
 RULE = Rule(top_k=40)
 WAYS: dict[str, Callable[[Query, int], Matches]] = {
     "strings": lambda query, seed: query.best(),
@@ -92,7 +92,7 @@ WAYS: dict[str, Callable[[Query, int], Matches]] = {
 
 
 def known(lm: CachedTransformer, most: int, seed: int) -> None:
-    """Of things that everybody knows: the place that search has for them, and their share of samples."""
+    """Print the place of widely known strings in a search, and their number among samples."""
     print(f"{'':34}log prob  place  expansions   of {most} samples")
     for prefix, truth, rest in KNOWN:
         given = re.escape(prefix)

@@ -1,15 +1,16 @@
-"""Noisy words: what somebody meant to type, from what the keyboard made of it.
+"""Noisy words: the text that somebody meant to type, from a text with typing errors.
 
-The prior is the language model, the likelihood is none: each small letter comes out right with probability 0.9, as one
-of its neighbours on the keyboard with 0.08 and as another letter with 0.02; all other characters come out as they are.
-A step draws a token of what was meant from the normalised product of both, what the model says and how well the token
-explains the letters typed at its place, and weighs by the channel. The model is asked for what follows the prompt, so
-the same letters are read in the light of the words before them, and, through the weights, of those after them.
+The prior is the language model. The likelihood is a noisy keyboard. Each small letter comes out right with probability
+0.9, as one of its neighbours on the keyboard with 0.08, and as another letter with 0.02. All other characters come out
+unchanged. A step draws a token of the intended text from the normalised product of two factors: the model's
+probability, and how well the token explains the letters typed at its place. The weight includes the keyboard's
+likelihood. The model continues the prompt, so it reads the same letters in the context of the words before them.
+Through the weights, it also uses the words after them.
 
-What to look for: all slips are mended, "huh" and "bef" too, which could be words; the other readings hold what is left
-of the weight, and say how sure the model is. An ess near 1 means that one reading has nearly all of it (at the last
-text it is 1.4, as its best reading comes in two spellings in tokens). The posterior is no better than its prior: give
-it a word of your own that the small model does not know (--typed), and see.
+What to look for: all errors are corrected, also "huh" and "bef", which could be words. The other readings have the rest
+of the weight, and show the model's certainty. An ess near 1 means that one reading has nearly all of the weight. At the
+last text it is 1.4, because the best reading comes in two tokenisations. The posterior is no better than its prior: try
+a word of your own that the small model does not know (--typed).
 
     After 'Once upon a time, there was a little girl.'
 
@@ -53,12 +54,12 @@ TYPED = [
     " She was so hapoy that she gave her mom a big huh.",
     " She had a cat. The cst sat on the bef.",
 ]
-KEYS = ["qwertyuiop", "asdfghjkl", "zxcvbnm"]           # each row half a key to the right of the one above
+KEYS = ["qwertyuiop", "asdfghjkl", "zxcvbnm"]           # each row is half a key right of the row above
 RIGHT, BESIDE, OTHER = 0.9, 0.08, 0.02
 
 
 def channel() -> Floats:
-    """(128, 128) log P(typed | meant), characters by their ASCII codes."""
+    """Return the (128, 128) array log P(typed | meant), characters by their ASCII codes."""
     places = {key: (2 * x + y, 2 * y) for y, row in enumerate(KEYS) for x, key in enumerate(row)}
     probs = np.eye(128)
     for meant, (x, y) in places.items():
@@ -73,7 +74,7 @@ def channel() -> Floats:
 
 
 def explained(vocab: Vocabulary, typed: str) -> Floats:
-    """(n, V) log-probability that a token, meant at a place, comes out as what was typed there; -inf past the end."""
+    """Return the (n, V) log-probability that a token at a place is typed as the text there; -inf past the end."""
     log_p, n = channel(), len(typed)
     lengths = np.array([len(token) if token.isascii() else 0 for token in vocab.tokens])
     letters = np.zeros((len(vocab), n), dtype=np.uint8)                 # (V, n), zeros after the token
@@ -91,7 +92,7 @@ def explained(vocab: Vocabulary, typed: str) -> Floats:
 
 
 class Meant(Model):
-    """The text that was meant, of the length of the one that was typed."""
+    """Intended text, as long as the typed text."""
 
     def __init__(self, lm: CachedTransformer, prompt: str, typed: str) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ def main() -> None:
     for text in [args.typed] if args.typed else typed:
         posterior = smc_steer(Meant(lm, args.prompt, text), N, K, seed=args.seed)
         print(f"\n  typed {text.strip()}\n  log Z-hat {posterior.log_ml:.1f}, ess {posterior.ess:.1f}")
-        for meant, weight in [*posterior.by_text().items()][:3]:    # two spellings of a text in tokens are one text
+        for meant, weight in [*posterior.by_text().items()][:3]:    # equal texts are merged
             print(f"  {weight:5.3f} {meant.strip()}")
 
 

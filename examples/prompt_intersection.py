@@ -1,17 +1,18 @@
-"""Prompt intersection: text that goes on from two prompts, and what a good proposal is worth.
+"""Prompt intersection: text that continues two prompts, and the value of a good proposal.
 
-The target is the product of what the model says after each prompt. Two formulations of it differ in what a token is
-drawn from: the distribution after the first prompt, weighed by the second ("first"), or the normalised product of both
-("product"). This is Fig. 4 of Lew et al. 2023 in kind: the mean of log Z-hat against the number of particles.
+The target is the product of the model's distributions after each prompt. Its two formulations differ in the
+distribution from which a token is drawn. "first" draws after the first prompt, and weighs by the second. "product"
+draws from the normalised product of both. The plot is similar to Fig. 4 of Lew et al. 2023: the mean of log Z-hat
+against the number of particles.
 
-What to look for: the mean of log Z-hat grows with N towards log Z, which it cannot exceed on average, and the higher it
-is, the closer the particles are to the target (docs/inference.md). Both formulations are run by the default expansion
-(*distinct* first choices) and by Algorithm 1 of the paper (*copies*). Where ten tokens are drawn, the product is ahead
-with few particles, by two nats and more; from ten on the two come to the same, as they must. Where a text ends with its
-sentence (the second case, not shown), much of the weight is on the shortest texts, "." alone or one word with it, which
-a proposal that is the best one token ahead does not see: the product ends a text at once twenty times less often than
-the first prompt does. By the default it is still ahead from N=5 on, by copies it is not. What 40 runs of each came to
-is in docs/papers.md.
+What to look for: the mean of log Z-hat grows with N towards log Z, and cannot exceed log Z on average. A higher mean
+means that the particles are closer to the target (docs/inference.md). Both formulations run with the default expansion
+(*distinct* first choices) and with Algorithm 1 of the paper (*copies*). In the first case, of ten tokens, the product
+is ahead with few particles, by two nats and more. From N=10 on the two are equal, as they must be. In the second case
+(not shown) a text ends with its sentence. There, much of the weight is on the shortest texts: "." alone, or one word
+and ".". A proposal that looks one token ahead cannot see this. The product ends a text at once twenty times less often
+than the first prompt does. With the default expansion the product is still ahead from N=5 on, with copies it is not.
+docs/papers.md has the results of 40 runs of each.
 
 The output with --runs 40 --particles 1 2 5 10 20 40 80, with a plot of it in prompt_intersection.png:
 
@@ -46,8 +47,8 @@ from llmppl.models.programs import ends_sentence
 
 Expand = Literal["distinct", "copies"]
 Proposal = Literal["product", "first"]
-Curves = dict[tuple[Expand, Proposal], Floats]          # (2, number of N) means and their errors
-Case = tuple[str, list[str], int, Callable[[str], bool] | None]     # what is drawn, its prompts, max_tokens, until
+Curves = dict[tuple[Expand, Proposal], Floats]          # (2, number of N): means and their errors
+Case = tuple[str, list[str], int, Callable[[str], bool] | None]     # text, its prompts, max_tokens, until
 
 CASES: list[Case] = [
     ("ten tokens", ["For breakfast, the bear ate", "In the garden, the princess saw"], 10, None),
@@ -109,7 +110,7 @@ def plot(counts: list[int], results: list[Curves], num_runs: int, path: str) -> 
         return
     figure, axes = plt.subplots(1, len(CASES), figsize=(5.2 * len(CASES), 3.8), layout="constrained", squeeze=False)
     for ax, (what, prompts, _, _), curves in zip(axes[0], CASES, results, strict=True):
-        shifts = np.linspace(0.94, 1.06, len(curves))   # side by side, so that all error bars are seen
+        shifts = np.linspace(0.94, 1.06, len(curves))   # side by side, to show all error bars
         for ((expansion, name), (means, errors)), shift in zip(curves.items(), shifts, strict=True):
             style = {"marker": "os"[name == "first"], "linestyle": ":" if expansion == "copies" else "-"}
             color = "C0" if name == "product" else "C1"

@@ -1,15 +1,15 @@
-"""A prompted proposal: tell the model in its own words what is coming, and draw from what it then says.
+"""A prompted proposal: tell the model in words what will come, and draw from its answer.
 
-The target is what the model writes after a prompt, given the sentence that follows. That sentence names a thing which
-nothing before it leads up to; so the model's own draws seldom mention it, and the few that do have much of
+The target is the model's continuation of a prompt, given the sentence after it. That sentence names a thing that
+nothing before it suggests. The model's own draws therefore seldom mention it, and the few draws that do have much of
 the weight. A second context begins with a hint that names the thing. Tokens are drawn from the equal mixture of the two
-and weighed by p / q, which is at most 2 for each; the target stays as it is, and the hint is no part of it. All
-tokens are drawn in one step: a selection between them would judge by p / q alone, which speaks against the hint.
+contexts, and weighed by p / q, which is at most 2 for each token. The target does not change, and does not contain the
+hint. One step draws all tokens. A selection between them would judge by p / q alone, which counts against the hint.
 
-What to look for: both estimate the same Z. With the hint more draws mention the thing; the mean of log Z-hat, which on
-average cannot exceed log Z, is higher, and its variance over runs smaller. The ess hardly shows it. A hint that the
-model takes up less helps less: "This is the story of a frog. The frog was under the bed." gave mean -25.92 and variance
-5.48; the same with a kitten, -28.12 and 2.30, hardly better than no hint.
+What to look for: both programs estimate the same Z. With the hint, more draws mention the thing. The mean of log Z-hat,
+which on average cannot exceed log Z, is higher, and its variance over runs is smaller. The ess hardly shows this. A
+hint helps less if the model uses it less. "This is the story of a frog. The frog was under the bed." gave mean -25.92
+and variance 5.48. The same hint with a kitten gave -28.12 and 2.30, hardly better than no hint.
 
     The little girl looked under the bed. She saw a (two tokens). "What a nice kitten!" she said.
       plain     log Z-hat -28.13, variance  2.07, ess  3.5 of 50
@@ -37,7 +37,7 @@ THINGS = ["kitten", "frog"]
 
 
 class Told(Model):
-    """A prompt goes on for `num_tokens` tokens, and then `later` follows."""
+    """Continuation of a prompt by `num_tokens` tokens, given that `later` follows."""
 
     def __init__(self, lm: CachedTransformer, prompt: str, later: str, num_tokens: int, hint: str="") -> None:
         super().__init__()

@@ -1,11 +1,12 @@
-"""Python by a grammar: functions that parse, with the names that are there.
+"""Python by a grammar: functions that parse, and the names that they use.
 
-The grammar is a small part of Python: a function of one line, its arguments, and an expression of them or of others. A
-name is no keyword, which its terminal says by looking ahead. Python parses each text, and its names are shown.
+The grammar is a small part of Python: a function of one line, its arguments, and an expression of these or other names.
+A name must not be a keyword; its terminal uses look-ahead for this. The program parses each text with Python, and shows
+its names.
 
-What to look for: every text parses, and ends within its tokens. The embedded model has never seen a program: it adds
-names that are words or look like them, and uses little else. The grammar does not know which names are taken: all
-but one of the functions below have two arguments of one name, which parses, but which Python would refuse to compile.
+What to look for: every text parses, and ends within its tokens. The embedded model has never seen a program. It adds
+names that are words or look like words, and uses little else. The grammar does not know which names are already in use.
+All but one of the functions below have two arguments of one name. This parses, but Python would refuse to compile it.
 
     How do I know if a dog is big?  (log Z-hat -114.3)
       def melegs(washer, which, though, they, thesey, thesey): return again    # names used: again

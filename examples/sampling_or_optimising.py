@@ -1,17 +1,18 @@
-"""Sampling or optimising: what beam search finds, and what the texts are like that the same program stands for.
+"""Sampling or optimising: the texts of beam search, and typical texts of the same program.
 
-One program, two sentences in words of at most five letters, run in three ways. *Beam search* looks for the texts of
-highest probability. *Steering* draws from the posterior. *Rejection* lets the model write and keeps what obeys; the
-share it keeps is Z, which steering estimates from a few particles.
+One program writes two sentences in words of at most five letters. It runs in three ways. *Beam search* looks for the
+texts of highest probability. *Steering* draws from the posterior. *Rejection* lets the model write and keeps the texts
+that obey. The share that it keeps is Z, which steering estimates from a few particles.
 
-What to look for: the best beam is far more probable than the texts that the program stands for, and beams are alike:
-nearly the same few words begin them, however many beams there are. After the second prompt the best beam is much
-shorter than the texts drawn are on average, and the 14 beams after the first two all begin with "came to visit the old
-man" and go on about him. `docs/inference.md` has a program whose most probable texts are much too short. Rejection
-throws most of its draws away; steering has 16 texts, all different, and its means and its Z are the estimates of one
-run of few particles. After the first prompt its means are near those of rejection, and its Z near the share that obeys
-when there are more draws (35 of 1000). After the second 2 draws that obey are few to compare with (19 of 1000 had means
-of 18.4 tokens and -41.4); seven other seeds of steering had means of 15 to 22 tokens and a Z of 0.013 to 0.029.
+What to look for: the best beam is far more probable than typical texts of the program. Beams are alike: for any number
+of beams, nearly the same few words begin them. After the second prompt the best beam is much shorter than drawn texts
+are on average. The 14 beams after the first two all begin with "came to visit the old man" and continue about him.
+`docs/inference.md` has a program whose most probable texts are much too short.
+
+Rejection discards most of its draws. Steering has 16 texts, all different; its means and its Z are the estimates of one
+run of few particles. After the first prompt its means are near the means of rejection, and its Z is near the share of
+more draws (35 of 1000). After the second prompt the comparison has only 2 draws that obey (19 of 1000 had means of 18.4
+tokens and -41.4). Seven other seeds of steering had means of 15 to 22 tokens and a Z of 0.013 to 0.029.
 
     Once upon a time, there was ...
                           tokens  log prob  texts  different  beginnings
@@ -56,13 +57,13 @@ NUM_SENTENCES, MAX_TOKENS = 2, 60
 
 
 class Sentences(Model):
-    """A prompt goes on to the end of its second sentence, and `mask(prompt and text so far)` allows each token."""
+    """Two sentences after a prompt, where `mask(prompt and text so far)` gives the allowed tokens."""
 
     def __init__(self, lm: CachedTransformer, prompt: str, mask: Callable[[str], Mask], propose: bool) -> None:
         super().__init__()
         self.context, self.prompt, self.mask, self.propose = lm.context(prompt), prompt, mask, propose
         self.num_tokens = self.num_ends = 0
-        self.log_prob = 0.0                             # of the text, under the language model alone
+        self.log_prob = 0.0                             # of the text, under the free language model
 
     def step(self) -> None:
         dist, mask = self.transformer(self.context), self.mask(self.prompt + self.s)
@@ -78,7 +79,7 @@ class Sentences(Model):
 
 
 def show(name: str, texts: Sequence[Sentences], weights: Floats | None = None) -> None:
-    """A row: means over the texts, how many of them differ, and in how many ways they begin."""
+    """Print a row: means over the texts, the number of different texts, and the number of beginnings."""
     tokens, log_prob = np.average([(text.num_tokens, text.log_prob) for text in texts], axis=0, weights=weights)
     different = len({str(text) for text in texts})
     beginnings = len({" ".join(str(text).split()[:3]) for text in texts})

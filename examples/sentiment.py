@@ -1,15 +1,15 @@
-"""A classifier as a critic: stories that a reader would call sad, by a classifier that takes many texts at a time.
+"""A classifier as a critic: sad stories, rated by a classifier that takes many texts at a time.
 
-The classifier is a logistic regression on the language model's own last layer, trained here on forty sentences; twenty
-others say how good it is. It is a function of a list of texts, and `batched` makes a function of one text of it that
-any step may call: all particles are asked in one call, and a text that two of them have written is asked once. The
-target is the model's own text times p(sad | text)^4; the unfinished text only guides (`twist`). A reward model, or a
-classifier of a hub, takes the place of `sadness`.
+The classifier is a logistic regression on the language model's own last layer. The program trains it on forty
+sentences, and tests it on twenty others. The classifier is a function of a list of texts. `batched` converts it to a
+function of one text, which any step may call. One call rates all particles, and rates a text that two of them have
+written only once. The target is the model's own text times p(sad | text)^4; the unfinished text only guides (`twist`).
+You can replace `sadness` by a reward model, or by a classifier from a hub.
 
 What to look for (`--lm smollm2`): four steps are four calls, for 47 to 64 different texts. Steering has stories as sad
-as those of importance sampling for two thirds of the tokens, and the same log Z-hat within the errors. A classifier is
-as good as its forty sentences: on the embedded model it is right in 15 of 20 (log Z-hat -2.97 ± 0.12 by steering,
--3.68 ± 0.65 without).
+as importance sampling does for two thirds of the tokens, and the same log Z-hat within the errors. A classifier is only
+as good as its forty sentences. On the embedded model it is right in 15 of 20 (log Z-hat -2.97 ± 0.12 by steering, -3.68
+± 0.65 without).
 
     the classifier is right in 0.95 of 20 sentences
 
@@ -70,9 +70,9 @@ NUM_TRAINED, READERS = 20, 4
 
 
 def classifier(lm: CachedTransformer) -> tuple[Batched[str, float], float]:
-    """A batched function from a text to log p(sad | text), and its accuracy on the sentences that were left out."""
+    """Return a batched function from a text to log p(sad | text), and its accuracy on the test sentences."""
 
-    def last_layer(texts: list[str]) -> Floats:         # (n, d): its mean over the tokens of each text
+    def last_layer(texts: list[str]) -> Floats:         # (n, d): mean over the tokens of each text
         ids = [list(map(int, lm.context(text).tokens)) for text in texts]
         read = torch.tensor([[j < len(row) for j in range(max(map(len, ids)))] for row in ids])
         padded = torch.zeros(read.shape, dtype=torch.long).masked_scatter(read, torch.tensor(sum(ids, [])))
@@ -97,7 +97,7 @@ def classifier(lm: CachedTransformer) -> tuple[Batched[str, float], float]:
 
 
 class Told(Model):
-    """A story of `num_spans` spans of `length` tokens, weighed at its end by what the classifier says."""
+    """Story of `num_spans` spans of `length` tokens, weighed at its end by the classifier."""
 
     def __init__(
         self, lm: CachedTransformer, prompt: str, sadness: Batched[str, float], num_spans: int, length: int

@@ -1,12 +1,12 @@
-"""SQL by a grammar: queries over tables that exist, their columns among them.
+"""SQL by a grammar: queries that use only existing tables and their columns.
 
-The grammar, in lark's syntax, allows only the tables and columns of one database, and only columns of the table that is
-asked. Two programs differ in their prompt alone.
+The grammar, in lark's syntax, allows only the tables and columns of one database, and after each table only its own
+columns. The two programs differ only in their prompt.
 
-What to look for: every query parses (lark is asked) and ends within the tokens it has. Each piece of SQL costs the
-embedded model, which has seen none, many nats (log Z-hat), so that the question has little say in what is asked (the
-first is about the color of a dog, and its query asks for the towns of people). Give a model that knows SQL with --lm.
-The number before a query is its weight: a condition costs so much that queries without one have nearly all of it.
+What to look for: every query parses (lark checks this) and ends within its tokens. The embedded model has never seen
+SQL, so each piece of SQL costs many nats (log Z-hat). The question therefore has little influence. The first question
+is about the color of a dog, and its query asks for the towns of people. Use --lm for a model that knows SQL. The number
+before a query is its weight. A condition costs so much that queries without one have nearly all of the weight.
 
     The girl had a dog and a cat. What color was the dog?  (log Z-hat -104.2)
       0.547  SELECT town, town FROM people;
@@ -56,7 +56,7 @@ def main() -> None:
         program = ConstrainedText(lm, question, grammar, max_tokens=num_tokens)
         posterior = smc_steer(program, N, K, seed=args.seed)
         for particle in posterior:
-            grammar.lark.parse(particle.s)              # an error if it does not parse
+            grammar.lark.parse(particle.s)              # raises if it does not parse
         print(f"{question}  (log Z-hat {posterior.log_ml:.1f})")
         for text, weight in [*posterior.by_text().items()][:3]:
             print(f"  {weight:.3f} {text}")

@@ -1,16 +1,16 @@
-"""Text to SQL: questions on a small SQLite database, whose queries are really run.
+"""Text to SQL: questions on a small SQLite database, which runs the queries.
 
-A grammar (here a regular expression) knows tables, columns and the words that stand in them, but not that a query runs,
-which SQLite alone can tell, nor that it finds anything. *Local masking* draws each token from those that the grammar
-allows. *Steering* weighs in how probable they were and, where a query may end, tests whether it runs: `where`, adaptive
-weighted rejection sampling, tests only what it draws. The answer is what the queries return, the result of most weight
-over all queries that have it.
+A grammar (here a regular expression) contains tables, columns and their words. It does not know whether a query runs,
+which only SQLite can tell, or whether it finds anything. *Local masking* draws each token from those that the grammar
+allows. *Steering* also weighs these tokens by their probability. Where a query may end, it tests whether the query
+runs. The method is `where`, adaptive weighted rejection sampling, which tests only drawn tokens. The answer is the
+result with the most weight, summed over all queries that return it.
 
-What to look for: plain samples are no SQL that runs. Masked ones are of the grammar, but most ask a table for a column
-that it lacks, or for a baker whose name is a town, and find nothing; steering gets to queries that do. It may also
-lose all its particles (the first question): what the model wants to write after "city =" is not a word of the tables.
-The number is the share of the weight, or of the votes, that the result has; the last question is answered with a query
-that finds something, and is wrong. Four of 12 is 0.33 +- 0.14: docs/quality.md has more questions, and more methods.
+What to look for: plain samples are no SQL that runs. Masked samples follow the grammar. But most ask a table for a
+column that it lacks, or for a baker whose name is a town, and find nothing. Steering reaches queries that do find
+something. It may also lose all its particles, as in the first question: the word that the model wants to write after
+"city =" is not in the tables. The number is the result's share of the weight, or of the votes. The query for the last
+question finds something, but is wrong. Four of 12 is 0.33 +- 0.14; docs/quality.md has more questions and more methods.
 
     Who lives in Bonn?
       plain sampling, vote of 10   0.10  SELECT city FROM people WHERE job = 'baker' ORDER BY job DESC;
@@ -97,11 +97,11 @@ PATTERN = (
     rf"( WHERE {TEST}( AND {TEST})?)?( ORDER BY ({COLUMN})( DESC)? LIMIT 1)?"
 )
 MAX_TOKENS = 36
-Result = tuple[tuple[object, ...], ...]                 # of a query: its rows
+Result = tuple[tuple[object, ...], ...]                 # the rows of a query
 
 
 class Query(Model):
-    """The query that the model answers with, given that it is of the grammar and runs; `local` masks alone."""
+    """Query in the model's answer, given that it follows the grammar and runs; `local` only masks."""
 
     def __init__(self, context: Context, index: Index, runs: Callable[[str], bool], local: bool) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Query(Model):
 
     def step(self) -> None:
         p = self.transformer(self.context)
-        allowed = p.masked(self.index.mask_within(self.state, self.left))       # leaves time to end
+        allowed = p.masked(self.index.mask_within(self.state, self.left))       # leaves enough tokens to end
         if self.local:
             token = self.sample(allowed)
         elif self.index.accepts(self.state):
@@ -126,7 +126,7 @@ class Query(Model):
 
 
 def database() -> sqlite3.Connection:
-    """The tables, in memory."""
+    """Return a database in memory with the tables."""
     base = sqlite3.connect(":memory:")
     for table, columns in TABLES.items():
         base.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
@@ -138,7 +138,7 @@ def database() -> sqlite3.Connection:
 
 
 def result(base: sqlite3.Connection, query: str) -> Result | None:
-    """What a query returns, as sorted rows; None if it does not run, or finds nothing."""
+    """Return the sorted rows of a query; None if it does not run, or finds nothing."""
     try:
         rows = base.execute(query).fetchmany(100)
     except sqlite3.Error:
@@ -147,7 +147,7 @@ def result(base: sqlite3.Connection, query: str) -> Result | None:
 
 
 def question(text: str) -> list[dict[str, str]]:
-    """The conversation that asks for a query."""
+    """Return the conversation that asks for a query."""
     schema = "\n".join(f"{table}({', '.join(columns)})" for table, columns in TABLES.items())
     asks = [f"Write SQL for these tables:\n{schema}\n\n{SHOTS[0][0]}", *(shot[0] for shot in SHOTS[1:]), text]
     messages = [{"role": "user", "content": ask} for ask in asks]
@@ -157,7 +157,7 @@ def question(text: str) -> list[dict[str, str]]:
 
 
 def most_weight(base: sqlite3.Connection, particles: Particles[Model]) -> tuple[Result | None, float, str | None]:
-    """(result, its share of the weight, a query that has it), of the result of most weight; None counts for none."""
+    """Return (result, its share of the weight, one of its queries) for the heaviest result; None counts for none."""
     weights: dict[Result | None, float] = defaultdict(float)
     queries: dict[Result | None, str] = {}
     for particle, weight in zip(particles, particles.weights, strict=True):

@@ -1,13 +1,13 @@
-"""Which question: the prompt is latent, and what is seen is the answer.
+"""A latent question: the prompt is latent, and the answer is observed.
 
-A question is drawn from a list, all alike; then the answer is observed, a word a step. The posterior over questions
-says what the model thinks it was asked. There is nothing to draw but the question, so `enumerate_exact` sums it up, and
-`max_steps` says what was to be thought after so many words.
+The program draws a question from a list, with equal probabilities. It then observes the answer, one word per step. The
+posterior over questions is the model's belief about the question that was asked. Only the question is drawn, so
+`enumerate_exact` sums over the questions. `max_steps` gives the posterior after the first words.
 
-What to look for: the beginning of an answer fits several questions, and the posterior moves to one as more words are
-heard ("I" fits four of them, "I want" is most likely about food, "I want to go" about a place: that answer is left out
-below). Steering with as many particles as there are questions misses some of them when it draws blindly
-(`expand="copies"`, Algorithm 1); by default it has each of them once, and is exact.
+What to look for: the beginning of an answer fits several questions, and more words move the posterior to one of them.
+"I" fits four of them, "I want" is most probably about food, and "I want to go" about a place (that answer is left out
+below). Steering with as many particles as there are questions misses some of them if it draws blindly
+(`expand="copies"`, Algorithm 1). By default it has each of them once, and is exact.
 
       0  What is your name?
       1  Where are you going?
@@ -62,7 +62,7 @@ SCENE = '"{}" asked the girl. The boy said, "'
 
 
 class Asked(Model):
-    """One of the questions, and the answer that it got."""
+    """A question from a list, and its observed answer."""
 
     def __init__(self, lm: CachedTransformer, questions: list[str], answer: str) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Asked(Model):
 
 
 def posterior(particles: Particles[Asked], number: int) -> Floats:
-    """(number,) posterior probability of each question."""
+    """Return the (number,) posterior probability of each question."""
     return particles.expect(lambda particle: np.eye(number)[particle.question])
 
 

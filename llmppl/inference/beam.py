@@ -1,9 +1,9 @@
-"""Beam search: the optimiser to compare samplers with.
+"""Beam search: an optimiser to compare samplers with.
 
-It looks for runs of high log joint,  log p(choices) + what `observe` and `score` add,  which is the log weight that
-`enumerate_exact` gives them. The few it returns are no sample: their log joints say how good they are, but the sum of
-these estimates nothing, and says nothing of what was left out. Every choice costs probability, so among runs of
-different lengths the short ones look good early (Lew et al. 2023 on sampling against optimising).
+It looks for runs of high log joint,  log p(choices) + the log-weights of `observe` and `score`,  which is the
+log-weight that `enumerate_exact` gives them. The runs it returns are not a sample. Their log joints compare these runs,
+but the sum of the log joints estimates nothing. Every choice costs probability, so among runs of different lengths the
+short ones look good early (Lew et al. 2023 on sampling against optimising).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from llmppl.inference.detached import saved
+from llmppl.inference.detached import detach
 from llmppl.inference.exact import settle
 from llmppl.inference.partial_step import Branch, run_together
-from llmppl.inference.run_guards import Watch, begin, checked, cut
+from llmppl.inference.run_guards import Watch, check_model, cut, start_particles
 from llmppl.models.choices import Listed
 from llmppl.models.model import Model
 from llmppl.report.progress import bar, finished
@@ -31,19 +31,19 @@ M = TypeVar("M", bound=Model)
 
 @dataclass(frozen=True)
 class Beam(Generic[M]):
-    """A run that `beam_search` found, with its log joint: no weight, since nothing was drawn."""
+    """A run that `beam_search` found, with its log joint. It has no weight, since nothing was drawn."""
 
     log_joint: float
     particle: M
 
     def __reduce__(self) -> tuple[Any, ...]:            # without the language model, as a pickle of Particles
-        return Beam, (self.log_joint, saved(self.particle))
+        return Beam, (self.log_joint, detach(self.particle))
 
     def __str__(self) -> str:
         return str(self.particle)
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON can hold of it."""
+        """Return text, log joint and the mark as cut, for JSON."""
         return {"text": str(self), "log_joint": self.log_joint, "cut": self.particle.cut}
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class Beams(TableList[Beam[M]]):
         return self[0].particle
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each beam. ImportError, with what to install, without pandas."""
+        """Return a data frame with a row for each beam. ImportError, with the command to install it, without pandas."""
         rows = [beam.as_dict() for beam in self]
         return frame({name: [row[name] for row in rows] for name in ("text", "log_joint", "cut")})
 
@@ -74,20 +74,20 @@ class Beams(TableList[Beam[M]]):
 def beam_search(
     model: M, N: int, K: int, *, max_steps: int | None = None, progress: bool | None = None
 ) -> Beams[M]:
-    """Runs of high log joint: the N best are kept, each is extended by its K most probable choices.
+    """Return runs of high log joint. The search keeps the N best runs and extends each by its K most probable choices.
 
-    The distribution that a choice is drawn from (the proposal, where there is one) says which K are tried; what counts
-    for the log joint is the target. A step of several choices is searched choice by choice: after each, the N best of
-    the runs that have another one to make are kept, and at the end of the step the N best of all. Finished runs keep
-    their place until better ones take it. A twist counts for who is kept, as in `smc_steer`. Nothing is random; of
-    equals the first is kept. With N = K = 1 this is greedy decoding.
+    The proposal of a choice, or its distribution if it has none, selects the K choices. The target alone counts for the
+    log joint. A step of several choices is searched choice by choice: after each, the N best unfinished branches stay,
+    and at the end of the step the N best runs. Finished runs stay until better ones replace them. A twist influences
+    which runs stay, as in `smc_steer`. Nothing is random, and of equal runs the first stays. With N = K = 1 this is
+    greedy decoding.
 
     Parameters
     ----------
     model : Model
-        A program all of whose choices have finite support, else TypeError. It is copied, never changed.
+        A program all of whose choices have finite support, else TypeError. The search copies it and never changes it.
     N, K : int
-        Runs kept, and choices tried for each.
+        Number of runs kept, and of choices tried for each.
     max_steps, progress
         As in `smc_steer`.
 
@@ -99,14 +99,14 @@ def beam_search(
     Raises
     ------
     ValueError
-        If all runs that were followed reached weight zero; others, not followed, may have positive weight.
+        If all runs that were followed reached weight zero. Others may have positive weight.
     """
-    checked(model)
+    check_model(model)
     count("N", N)
     count("K", K)
     optional_count("max_steps", max_steps)
     runtime, t = Runtime(), 0
-    runs: list[Any] = begin(model, [Listed(asker="beam_search")])
+    runs: list[Any] = start_particles(model, [Listed(asker="beam_search")])
     watch = Watch(runtime, runs[0], bounded=max_steps is not None)
     with bar(progress, max_steps, _progress) as show:
         while any(not run.finished for run in runs) and t != max_steps:
@@ -124,14 +124,14 @@ def beam_search(
 
 
 def _step(runtime: Runtime, runs: list[Any], N: int, K: int, t: int, watch: Watch) -> list[Any]:
-    """The finished runs, and the ends of a step of the others: choice after choice, N runs wide."""
+    """Return the finished runs, and the others after one step that is searched choice by choice, N branches wide."""
     ended = list[Branch]()
     branches = [Branch(run, "beam_search") for run in runs if not run.finished]
     while branches:
-        whole, left = run_together(runtime, branches, f"a beam at step {t}")
-        ended += whole
-        left = sorted(left, key=lambda branch: -branch.particle.log_weight)[:N]
-        branches = [child for branch in left for child in branch.children(K)]
+        complete, suspended = run_together(runtime, branches, f"a beam at step {t}")
+        ended += complete
+        best = sorted(suspended, key=lambda branch: -branch.particle.log_weight)[:N]
+        branches = [child for branch in best for child in branch.children(K)]
     moved = [branch.particle for branch in ended]
     settle(watch, runtime, ended, moved, t)
     return [run for run in runs if run.finished] + moved
@@ -142,5 +142,5 @@ def _progress(runs: list[Any]) -> str:
 
 
 def _best(runs: list[Any], N: int) -> list[Any]:
-    """The N runs of highest log joint, the best first."""
+    """Return the N runs of highest log joint, the best first."""
     return sorted(runs, key=lambda run: -run.log_weight)[:N]

@@ -1,4 +1,4 @@
-"""Deaths: what the particles died of that are not there any more, counted by step and reason."""
+"""Deaths: the reasons why particles got weight zero, counted by step and reason."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 from llmppl.report.tables import MAX_ROWS, html_table, one_line, text_table, without_middle
 
-__all__ = ["Death", "Deaths", "died", "together"]
+__all__ = ["Death", "Deaths", "deaths_of", "merge_deaths"]
 
-MAX_END = 100               # characters kept of a dead particle's text,
-MAX_REASON = 200            # and of what it died of
-DEATH = {"step": int, "reason": str, "count": int, "text": str}        # in a file
+MAX_END = 100               # characters kept of a dead particle's text
+MAX_REASON = 200            # and of the reason
+DEATH = {"step": int, "reason": str, "count": int, "text": str}        # the shape in a file
 HEADS = "count", "steps", "reason"
 
 
 @dataclass(frozen=True)
 class Death:
-    """`count` particles died at `step`, by `reason`, which names the statement; `text` is the text of one of them.
+    """Death of `count` particles at `step`. `reason` names the statement, `text` is the text of one of them.
 
-    Of a long text the last hundred characters are kept, after "…"; of a long reason the beginning and the end.
+    A long text is cut to "…" and its last hundred characters, a long reason to its beginning and end.
     """
 
     step: int
@@ -31,7 +31,7 @@ class Death:
     text: str = ""
 
     def __post_init__(self) -> None:
-        if len(self.text) > MAX_END:                    # else a run would keep all texts of all its dead
+        if len(self.text) > MAX_END:                    # bounds the memory of a run
             object.__setattr__(self, "text", "…" + self.text[1 - MAX_END :])
         object.__setattr__(self, "reason", without_middle(self.reason, MAX_REASON))
 
@@ -40,14 +40,14 @@ class Death:
 
     @property
     def example(self) -> str:
-        """What is told of the text."""
+        """End of a sentence that shows the text."""
         return f", one with the text {one_line(self.text)!r}" if self.text else ""
 
 
 class Deaths(tuple[Death, ...]):
-    """What the particles died of that are not there: one `Death` for each step and reason.
+    """The deaths of a run, one `Death` for each step and reason.
 
-    In order of step, then of count, the largest first. The repr adds up the steps.
+    They are sorted by step, then by count, the largest first. The repr adds up the steps of a reason.
     """
 
     __slots__ = ()
@@ -64,20 +64,23 @@ class Deaths(tuple[Death, ...]):
         return f"Deaths({self.number} particles)"
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """The commonest, and the others in one row."""
+        """Return the commonest reasons, and one row for all others."""
         rows = self.by_reason()
-        told = rows[: MAX_ROWS - (len(rows) > MAX_ROWS)]
-        if others := rows[len(told) :]:
-            told.append((sum(row[0] for row in others), "", f"for {len(others)} other reasons"))
-        return [(str(count), steps, reason) for count, steps, reason in told]
+        common = rows[: MAX_ROWS - (len(rows) > MAX_ROWS)]
+        if rest := rows[len(common) :]:
+            common.append((sum(row[0] for row in rest), "", f"for {len(rest)} other reasons"))
+        return [(str(count), steps, reason) for count, steps, reason in common]
 
     @property
     def number(self) -> int:
-        """How many particles died."""
+        """Number of particles that died."""
         return sum(death.count for death in self)
 
     def by_reason(self) -> list[tuple[int, str, str]]:
-        """Of each reason how many, at which steps, and the reason with the text of the last; the commonest first."""
+        """Return for each reason the count, the steps, and the reason with the text of its last death.
+
+        The commonest reason comes first.
+        """
         by_reason: dict[str, list[Death]] = {}
         for death in self:
             by_reason.setdefault(death.reason, []).append(death)
@@ -88,8 +91,8 @@ class Deaths(tuple[Death, ...]):
         return sorted(rows, key=lambda row: -row[0])
 
 
-def died(step: int, particles: Iterable[Any]) -> list[Death]:
-    """The deaths of those of log weight -inf, one for each reason."""
+def deaths_of(step: int, particles: Iterable[Any]) -> list[Death]:
+    """Return the deaths among particles: those of log-weight -inf, one `Death` for each reason."""
     deaths: dict[str, Death] = {}
     for particle in particles:
         if particle.log_weight == -np.inf:
@@ -99,10 +102,10 @@ def died(step: int, particles: Iterable[Any]) -> list[Death]:
     return list(deaths.values())
 
 
-def together(deaths: Iterable[Death]) -> Deaths:
-    """One death for each step and reason, with their counts added."""
-    added: dict[tuple[int, str], Death] = {}
+def merge_deaths(deaths: Iterable[Death]) -> Deaths:
+    """Return one death for each step and reason, with the counts added."""
+    merged: dict[tuple[int, str], Death] = {}
     for death in deaths:
         key = death.step, death.reason
-        added[key] = replace(added[key], count=added[key].count + death.count) if key in added else death
-    return Deaths(sorted(added.values(), key=lambda death: (death.step, -death.count)))
+        merged[key] = replace(merged[key], count=merged[key].count + death.count) if key in merged else death
+    return Deaths(sorted(merged.values(), key=lambda death: (death.step, -death.count)))

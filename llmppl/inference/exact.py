@@ -1,7 +1,7 @@
-"""The posterior by enumeration: every path of choices through a program, with its exact weight.
+"""Enumeration of the posterior: every path of choices through a program, with its exact weight.
 
-Only who chooses is another: a step is run up to its first choice, and again once for each value that this can take,
-until it ends. So the truth against which samplers are tested shares their program, and nothing of their loop.
+A step runs up to its first choice, and again once for each value of this choice, until it ends. So the truth against
+which samplers are tested shares their program, and nothing of their loop.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import operator
 from collections.abc import Sequence
 from typing import TypeVar
 
-from llmppl.inference.deaths import Death, died
+from llmppl.inference.deaths import Death, deaths_of
 from llmppl.inference.partial_step import Branch, run_together
 from llmppl.inference.particles import Particles
-from llmppl.inference.run_guards import Watch, begin, cut
+from llmppl.inference.run_guards import Watch, cut, start_particles
 from llmppl.models.choices import Listed
 from llmppl.models.model import Model
 from llmppl.support.arguments import optional_count
@@ -28,7 +28,7 @@ MAX_TOGETHER = 512                                      # branches that share a 
 
 
 def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
-    """Every outcome of positive weight, with its exact log weight; `log_ml` is log Z itself.
+    """Return every outcome of positive weight with its exact log-weight. `log_ml` is log Z itself.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
         A program all of whose choices have finite support, else TypeError. The number of outcomes grows exponentially
         with the number of choices. Choices of a weighted proposal are summed over its measure.
     max_steps : int, optional
-        As in `smc_steer`: what has not finished by then is returned marked `cut`, and Z is that of the cut program.
+        As in `smc_steer`. Unfinished outcomes are returned marked `cut`, and Z is that of the cut program.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     """
     optional_count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
-    states = begin(model, [Listed(asker="enumerate_exact")])
+    states = start_particles(model, [Listed(asker="enumerate_exact")])
     watch = Watch(runtime, states[0], bounded=max_steps is not None)
     while states and t != max_steps:
         t += 1
@@ -54,11 +54,11 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
         ended = list[Branch]()
         while todo:
             batch, todo = todo[-MAX_TOGETHER:], todo[:-MAX_TOGETHER]
-            whole, left = run_together(runtime, batch, f"an outcome at step {t}")
-            ended += whole
-            todo += itertools.chain.from_iterable(branch.children() for branch in left)
+            complete, suspended = run_together(runtime, batch, f"an outcome at step {t}")
+            ended += complete
+            todo += itertools.chain.from_iterable(branch.children() for branch in suspended)
         outcomes = [branch.particle for branch in ended]
-        deaths += died(t, outcomes)
+        deaths += deaths_of(t, outcomes)
         alive = [particle for particle in outcomes if particle.log_weight > -math.inf]
         done += filter(_finished, alive)
         states = list(itertools.filterfalse(_finished, alive))
@@ -68,6 +68,6 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
 
 
 def settle(watch: Watch, runtime: Runtime, ended: Sequence[Branch], active: Sequence[Model], t: int) -> None:
-    """Watch step `t`, in which the branches `ended` came to their end, and `active` particles are left."""
-    watch.streams.check(dict(enumerate(ended)), lambda steps, _: runtime.run(steps, [f"a replay at step {t}"]))
+    """Check step `t`, in which the branches `ended` came to their end, and `active` particles are left."""
+    watch.rng_guard.check(dict(enumerate(ended)), lambda steps, _: runtime.run(steps, [f"a replay at step {t}"]))
     watch.step(t, [branch.particle for branch in ended], active)

@@ -1,17 +1,17 @@
-"""Expansion: which successors of the particles a step of inference runs.
+"""Expansion: choice of the successors of the particles that a step of inference runs.
 
-An expansion is `expand(run) -> list of Extension`, with `num_starts`, the number of particles a run begins with.
+An expansion is `expand(run) -> list of Extension`, with `num_starts`, the number of particles with which a run begins.
 
-`Copies` are K of every active particle, each with 1/K of its weight (Lew et al. 2023, Algorithm 1, to the letter). With
-`merge`, those that made the same choices become one, with the weights of them all: to have one of them twice tells
-nothing new.
+`Copies` makes K copies of every active particle, each with 1/K of its weight (Lew et al. 2023, Algorithm 1, to the
+letter). With `merge`, copies that made the same choices become one, with the sum of their weights: a second equal copy
+carries no information.
 
-`Distinct` chooses the first choices of all particles together, without replacement: a step is run up to its first
-`sample` of a finite support; the candidates (particle, value), each with the weight of the particle times the
-probability of the value, go through an optimal down-sampler, and each that is kept is run from the beginning of the
-step with that choice fixed; several times, with shares of its weight, if there are few of them and the step chooses on.
-The down-sampler keeps the expected sum of any function over the candidates, and the selection after the step does so
-again; so Z-hat stays unbiased.
+`Distinct` chooses the first choices of all particles together, without replacement. It runs a step up to its first
+`sample` of a finite support. A candidate is a pair (particle, value), whose weight is that of the particle times the
+probability of the value. An optimal down-sampler selects among all candidates. Each selected one runs from the
+beginning of the step with its choice fixed. If there are few of them and the step makes further choices, it runs
+several times, with shares of the weight. The down-sampler keeps the expected sum of any function over the candidates,
+as does the selection after the step, so Z-hat stays unbiased.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from llmppl.distributions import Floats, Ints, logsumexp, read_blocks, values_at
 from llmppl.inference.choose_candidates import choose
 from llmppl.inference.partial_step import Branch, follow
-from llmppl.inference.run_guards import GlobalStreams
+from llmppl.inference.run_guards import GlobalRngGuard
 from llmppl.models.alike import first_difference
 from llmppl.models.choices import Choice, Fixed, Listing, Pick, Sampled, last_choices
 from llmppl.models.model import Model
@@ -37,22 +37,22 @@ from llmppl.support.arguments import count
 
 
 class Extension:
-    """A candidate: a particle whose step is run, or that only goes along.
+    """A candidate of a step: a particle that runs the step, or one that is only carried along.
 
     particle : Model
     parent : int
-        The place of its parent among the particles.
+        Index of its parent among the particles.
     group : int
-        The same for those that run the step independently from the same start.
+        Equal for extensions that run the step independently from the same start.
     pick : Pick, optional
-        Its first choice, if that is fixed; it was kept with probability exp(log_kept).
+        Its first choice, if that is fixed. It was kept with probability exp(log_kept).
     moving : bool
-        Whether its step is to be run.
+        True if its step is to run.
     log_start : float
         Its log-weight before the step, without a twist.
     copies : int
-        How many independent runs of the step it stands for; 0 if the step is not run, or drew nothing more than a first
-        choice that was selected.
+        Number of independent runs of the step that it represents. 0 if the step does not run, or drew nothing after a
+        selected first choice.
     """
 
     def __init__(
@@ -65,51 +65,54 @@ class Extension:
         self.copies = int(moving)
 
     @property
-    def chose_on(self) -> bool:
-        """Whether its step drew more than its first choice."""
+    def chose_further(self) -> bool:
+        """True if its step drew more than its first choice."""
         return len(last_choices(self.particle)) > 1
 
     @property
     def key(self) -> Hashable | None:
-        """What it is merged by: its parent and all that it chose in the step. None if not all of that is known."""
+        """Key for merging: the parent and all choices of the step. None if some of them cannot be compared."""
         if not self.moving or self.particle.log_weight == -math.inf:
             return None
         choices = last_choices(self.particle)
         key = self.parent, *(choice.value for choice in choices if isinstance(choice, Choice))
         try:
             hash(key)
-        except TypeError:                               # EOS and arrays, of which equal ones cannot be found
+        except TypeError:                               # EOS or an array
             return None
-        return key if len(key) == len(choices) + 1 else None        # else it drew from its stream directly
+        return key if len(key) == len(choices) + 1 else None        # None: it drew from its stream directly
 
-    def share(self, number: int) -> None:
-        """Be one of `number` that share the weight."""
+    def split_weight(self, number: int) -> None:
+        """Divide the weight by `number`."""
         self.log_start -= math.log(number)
         self.particle._log_weight_ -= math.log(number)
 
-    def join(self, other: Extension) -> None:
-        """Stand for another one, which chose the same, as well."""
+    def merge_with(self, other: Extension) -> None:
+        """Add the weight of another extension, which made the same choices."""
         self.log_start = float(np.logaddexp(self.log_start, other.log_start))
         self.particle._log_weight_ = float(np.logaddexp(self.particle.log_weight, other.particle.log_weight))
         self.copies += other.copies
 
 
 class Run(Protocol):
-    """What an expansion asks of a run, which is `llmppl.inference.SMC`."""
+    """Interface of a run, `llmppl.inference.SMC`, for expansions."""
 
     particles: list[Any]
     t: int
     rng: np.random.Generator                            # spawns all streams: the seed of a child's child grows with t
 
     @property
-    def streams(self) -> GlobalStreams: ...
+    def rng_guard(self) -> GlobalRngGuard: ...
 
     def advance(self, functions: Sequence[Callable[[], Any]], numbers: Iterable[int] | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
 class Copies:
-    """K copies of every active particle, each with 1/K of its weight; finished ones go along. N particles begin."""
+    """Expansion into K copies of every active particle, each with 1/K of its weight. A run begins with N particles.
+
+    Finished particles are carried along.
+    """
 
     N: int
     K: int = 1
@@ -126,7 +129,7 @@ class Copies:
     def __call__(self, run: Run) -> list[Extension]:
         extensions, streams = list[Extension](), spawned(run.rng)
         for i, particle in enumerate(run.particles):
-            group = i if run.t > 1 else 0               # all start at one state
+            group = i if run.t > 1 else 0               # all particles start in one state
             copies = [particle]
             if not particle.finished:
                 particle._log_weight_ -= math.log(self.K)
@@ -138,17 +141,18 @@ class Copies:
 
 @dataclass(frozen=True)
 class Distinct:
-    """Extensions with distinct first choices, at most N K of them; finished particles go along. One particle begins.
+    """Expansion into at most N K extensions with distinct first choices. A run begins with one particle.
 
-    Where there are fewer, those that chose on after the first are run again, N K times in all, the heavier ones more
-    often; equal ones are merged. A particle that draws before its first choice outside `sample`, or whose first choice
-    has no finite support or is a weighted proposal, is copied K times (N K times if it is the only one). One that ends
-    without a choice goes on once. The code of a step before its first `sample` runs twice.
+    If there are fewer than N K, extensions that made further choices run again, N K times in all, the heavier ones more
+    often. Equal results are merged. Some first choices cannot be listed: they have no finite support, are a weighted
+    proposal, or follow a draw outside `sample`. Such a particle is copied K times, or N K times if it is the only one.
+    A particle whose step ends without a choice steps once, and finished particles are carried along. The code of a step
+    before its first `sample` runs twice.
 
     Raises
     ------
     RuntimeError
-        If a step chose by other means: run again, it did something else, or it drew from a stream of the process.
+        If a step chose by other means: its second run differed, or it drew from a random stream of the process.
     """
 
     N: int
@@ -163,26 +167,25 @@ class Distinct:
     def __call__(self, run: Run) -> list[Extension]:
         probes = {i: Branch(particle) for i, particle in enumerate(run.particles) if not particle.finished}
         follow(probes, run.advance)
-        quiet = [i for i, probe in probes.items() if not probe.left]
-        if quiet:
-            run.streams.check({i: probes[i] for i in quiet}, run.advance)
+        if quiet := {i: probe for i, probe in probes.items() if not probe.suspended}:
+            run.rng_guard.check(quiet, run.advance)
         listed = {i: probe.listing for i, probe in probes.items() if probe.listing is not None}
-        kept = self._chosen(run, listed)
+        kept = self._kept_choices(run, listed)
         groups, streams, extensions = itertools.count(), spawned(run.rng), list[Extension]()
         for i, particle in enumerate(run.particles):
             if i in kept:
                 extensions += self._fixed(probes[i], i, kept[i], groups, streams)
-            elif i in probes and probes[i].left:
+            elif i in probes and probes[i].suspended:
                 number = self.N * self.K if len(run.particles) == 1 else self.K
                 extensions += self._copied(particle, i, number, next(groups), streams)
             else:
-                extensions.append(self._going(particle, i, probes.get(i), next(groups)))
+                extensions.append(self._carried(particle, i, probes.get(i), next(groups)))
         _step(run, extensions)
         fixed = [each for each in extensions if each.pick is not None]
-        return sorted(_merged(extensions + self._again(run, fixed, streams)), key=lambda each: each.parent)
+        return sorted(_merged(extensions + self._reruns(run, fixed, streams)), key=lambda each: each.parent)
 
-    def _chosen(self, run: Run, listed: dict[int, Listing]) -> dict[int, list[tuple[int, float, float]]]:
-        """The first choices of each particle that are kept: index, new log-weight, log of how probable that was."""
+    def _kept_choices(self, run: Run, listed: dict[int, Listing]) -> dict[int, list[tuple[int, float, float]]]:
+        """Return the kept first choices of each particle: index, new log-weight, log-probability of being kept."""
         particles = [run.particles[i] for i in listed]
         totals = [listing.log_total for listing in listed.values()]
         starts = np.array([p.log_weight - p.log_twist - total for p, total in zip(particles, totals, strict=True)])
@@ -206,7 +209,7 @@ class Distinct:
         self, probe: Branch, i: int, kept: list[tuple[int, float, float]], groups: Iterator[int],
         streams: Iterator[Stream],
     ) -> list[Extension]:  # fmt: skip
-        """An extension for each first choice that was kept."""
+        """Return an extension for each kept first choice."""
         assert probe.listing is not None
         extensions = []
         for index, log_weight, log_kept in kept:
@@ -223,25 +226,25 @@ class Distinct:
             copy._log_weight_ -= math.log(number)
         return [Extension(copy, i, group) for copy in copies]
 
-    def _going(self, particle: Model, i: int, probe: Branch | None, group: int) -> Extension:
-        """A particle that has finished, or chose nothing in its step, which is then done."""
-        going = Extension(particle, i, group, moving=False)
+    def _carried(self, particle: Model, i: int, probe: Branch | None, group: int) -> Extension:
+        """Return the extension of a finished particle, or of one whose step has ended in its probe without a choice."""
+        carried = Extension(particle, i, group, moving=False)
         if probe is not None:
-            going.particle = probe.particle
-            going.particle._chooser_ = particle.chooser
-        return going
+            carried.particle = probe.particle
+            carried.particle._chooser_ = particle.chooser
+        return carried
 
-    def _again(self, run: Run, fixed: list[Extension], streams: Iterator[Stream]) -> list[Extension]:
-        """Further runs of those that chose on after their first choice, until there are about N K in all."""
-        again = [each for each in fixed if each.chose_on]
-        log_starts = np.array([each.log_start for each in again])
+    def _reruns(self, run: Run, fixed: list[Extension], streams: Iterator[Stream]) -> list[Extension]:
+        """Run extensions that made further choices again, until there are about N K in all, and return these runs."""
+        unfinished = [each for each in fixed if each.chose_further]
+        log_starts = np.array([each.log_start for each in unfinished])
         shares = np.exp(log_starts - logsumexp(log_starts))
         numbers = 1 + np.floor(max(self.N * self.K - len(fixed), 0) * shares).astype(int)
         for each in fixed:
             each.copies = 0
         more = list[Extension]()
-        for each, number in zip(again, numbers.tolist(), strict=True):
-            each.share(number)
+        for each, number in zip(unfinished, numbers.tolist(), strict=True):
+            each.split_weight(number)
             each.copies = 1
             particle = run.particles[each.parent]
             for _ in range(number - 1):
@@ -259,14 +262,14 @@ EXPANSIONS: dict[ExpansionName, Callable[[int, int], Copies | Distinct]] = {
 
 
 def _started(particle: Model, chooser: Sampled, log_weight: float) -> Model:
-    """A copy that begins its step with this log-weight."""
+    """Return a copy that begins its step with this log-weight."""
     copy = particle._spawn_(chooser)
     copy._log_weight_, copy._log_twist_ = log_weight, 0.0
     return copy
 
 
 def _step(run: Run, extensions: list[Extension]) -> None:
-    """Run the steps of those that move."""
+    """Run the steps of the extensions that move."""
     moving = [each.particle for each in extensions if each.moving]
     run.advance([particle.step for particle in moving])
     for particle in moving:
@@ -274,18 +277,18 @@ def _step(run: Run, extensions: list[Extension]) -> None:
 
 
 def _merged(extensions: list[Extension]) -> list[Extension]:
-    """One of those of a parent that made the same choices and are alike, with the weights of all.
+    """Merge the extensions of one parent that made the same choices and are in the same state.
 
-    Those that differ drew from elsewhere, and go on apart, which is unbiased whatever they drew from.
-    At the first step all particles are alike; to merge across them would leave few to be extended at the next.
+    Extensions in different states drew from another source. They stay apart, which is unbiased whatever the source.
+    At the first step all particles are equal, and merging across them would leave few for the next step.
     """
     first: dict[Hashable, Extension] = {}
-    left = list[Extension]()
+    merged = list[Extension]()
     for each in extensions:
         key = each.key
-        same = each if key is None else first.setdefault(key, each)
-        if same is each or first_difference(same.particle, each.particle, weights=False):
-            left.append(each)
+        earlier = each if key is None else first.setdefault(key, each)
+        if earlier is each or first_difference(earlier.particle, each.particle, weights=False):
+            merged.append(each)
         else:
-            same.join(each)
-    return left
+            earlier.merge_with(each)
+    return merged

@@ -1,9 +1,9 @@
-"""The garbage collector while many tasks run: what was there before is looked through once.
+"""Garbage collection while many tasks run: objects from before the run are scanned once.
 
-A full collection looks through all objects of the process, of which torch and transformers alone make 0.2 s, and runs
-that are under way together let objects live long enough to ask for it often. So the first that comes by itself while
-tasks run is the last to do so: what it has left is frozen (`gc.freeze`) until they end. Garbage that was there has gone
-by then, and garbage that is made later goes as ever. A program that has frozen objects itself is left to it.
+A full collection scans all objects of the process; those of torch and transformers alone take 0.2 s. Tasks that run
+together keep objects alive long enough to trigger it often. So after the first full collection during a run, all
+objects that it left are frozen (`gc.freeze`) until the run ends. Garbage made later is collected as usual. If the
+program has frozen objects itself, nothing is done.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_runs = set[object]()                                   # no lock: where two threads begin and end at the same moment,
+_runs = set[object]()                                   # no lock: if two threads begin and end at the same moment,
 _frozen = False                                         # nothing is frozen, or until the next run ends
-_before = 0                                             # full collections when the first run began
+_before = 0                                             # number of full collections when the first run began
 
 
 @contextmanager
-def collected_once() -> Iterator[None]:
-    """While it lasts, a full collection looks once through what there is; several may last at a time."""
+def frozen_gc() -> Iterator[None]:
+    """Let `freeze` act inside the block. Several blocks may be open at a time; the last one unfreezes."""
     global _before, _frozen
     run = object()
     try:
@@ -35,9 +35,9 @@ def collected_once() -> Iterator[None]:
 
 
 def freeze() -> None:
-    """Freeze what is there, if a full collection came since the tasks began. Inference calls it after each step.
+    """Freeze all objects if a full collection ran since the first `frozen_gc` began. Called after each step.
 
-    The collector could call it by `gc.callbacks`, but Python drops what a signal handler raises there.
+    `gc.callbacks` could call it, but Python drops exceptions that a signal handler raises there.
     """
     global _frozen
     if _runs and not _frozen and _full_collections() > _before and not gc.get_freeze_count():

@@ -1,28 +1,28 @@
-"""Diagnostics of a run: each step in figures, who descends from whom, and the variance of Z-hat.
+"""Diagnostics of a run: figures of each step, the descent of the particles, and the variance of Z-hat.
 
 Chance enters a run by three kinds of event: `expand` keeps first choices, a step draws, `select` keeps candidates. A
-*unit* is what one event treats as one: a first choice, a run of a step, a survivor. The variance of Z-hat is a sum over
-the units of all events, each of which adds  c u (F - E)^2.  All weights here are shares of the sum of all weights.
+*unit* of an event is a first choice, a run of a step, or a survivor. The variance of Z-hat is a sum over the units of
+all events, each of which adds  c u (F - E)^2.  All weights here are shares of the sum of all weights.
 
-- F is the influence of the unit: its share when the event ends, plus all that the draws and selections among its
-  descendants changed later. A selection would change shares even if all futures were worth the same. So F is computed
-  from the end:  F = w + sum (F' - w'),  where w is the share before a selection, and F' and w' are the influence and
-  the share of each survivor after it. Of a draw, F is the sum of the F' of its runs.
+- F is the influence of the unit: its share when the event ends, plus all later changes by draws and selections among
+  its descendants. A selection changes shares even if all futures are worth the same. So F is computed from the end:
+  F = w + sum (F' - w').  Here w is the share before a selection. F' and w' are the influence and the share of each
+  survivor after it. For a draw, F is the sum of the F' of its runs.
 - E is the value of F without the event. Several runs from one start share their mean. All other units of an event share
-  one factor r:  E = r w'. The squares are scaled by n / (n - 1), since r is estimated from n units. One unit alone is
+  one factor r:  E = r w'. The squares are scaled by n / (n - 1), since r is estimated from n units. A single unit is
   compared with all particles: r = 1.
-- u is the uncertainty of the unit: 1 - pi for one kept with probability pi; 1 / m for a run that stands for m equal
-  runs; 1 for any other run.
-- c is the product of 1 - u over the units of earlier events from which it descends. The F of those holds the chance of
-  later events already, so that they count a share u of it.
+- u is the uncertainty of the unit: 1 - pi for a unit kept with probability pi, 1 / m for a run that represents m equal
+  runs, and 1 for any other run.
+- c is the product of 1 - u over the units of earlier events from which it descends. Their F already contains the chance
+  of later events, of which they count a share u.
 
-With one draw at the beginning and multinomial resampling this is the estimator of Chan & Lai; for importance sampling
-it is the usual one, Var(w) / (N mean(w)^2). Runs of a step with different first choices are compared with one another
-where none has a second run, which makes the estimate too large rather than too small.
+With one draw at the beginning and multinomial resampling this is the estimator of Chan & Lai. For importance sampling
+it is the usual one, Var(w) / (N mean(w)^2). If no first choice of a step has a second run, runs with different first
+choices are compared with one another, which makes the estimate too large rather than too small.
 
 After many steps all particles descend from few units of an early event, and F no longer shows its chance. So the
-variance is computed twice: to the end of the run, and, for events of which fewer than `MIN_FAMILIES` families are left,
-up to the first event for which that is so. The larger one counts: both tend to be too small.
+variance is computed twice: to the end of the run, and for each event up to the first later event at which fewer than
+`MIN_FAMILIES` of its families are left. The larger one counts, since both tend to be too small.
 
 The correction for few units is that of `log_ml_error`. It was chosen on thirteen programs, not on those of
 benchmarks/standard_errors.py, which measures the coverage.
@@ -66,19 +66,19 @@ def _none() -> Any:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What is kept of a step: its figures, and the arrays on which the standard error rests. M candidates, n survivors.
+    """Record of a step with M candidates and n survivors: figures, and the arrays for the standard error.
 
     index : int, from 1
-    ess : float, effective sample size of the candidates, before selection and with twists: what a resampler looks at
-    log_ml : float, log of the unbiased estimate of Z_t that the survivors make, without twists
-    num_unique_ancestors : int, how many particles of the step before (at step 1, initial ones) have a survivor
-    num_finished : int, survivors that have finished
-    num_dead : int, candidates that died in this step
-    parents : (M,) int, the place of each candidate's parent among the particles of the step before (at step 1, among
-        the initial ones: N, or one with expand="distinct")
-    groups, log_starts, log_kept, copies : (M,), those of the `Extension` that each candidate is
+    ess : float, effective sample size of the candidates, before selection and with twists, as a resampler uses it
+    log_ml : float, log of the unbiased estimate of Z_t from the survivors, without twists
+    num_unique_ancestors : int, number of particles of the step before (at step 1, initial ones) that have a survivor
+    num_finished : int, number of survivors that have finished
+    num_dead : int, number of candidates that died in this step
+    parents : (M,) int, index of each candidate's parent among the particles of the step before (at step 1, among the
+        initial ones: N, or one with expand="distinct")
+    groups, log_starts, log_kept, copies : (M,), the attributes of each candidate's `Extension`
     candidate_log_weights : (M,) float, after the step and before selection, twists included
-    ancestors, log_chosen : (n,), what the selection returned
+    ancestors, log_chosen : (n,), results of the selection
     log_survivors : (n,) float, log-weights without twists
     """
 
@@ -100,7 +100,7 @@ class StepRecord:
 
 
 class StepRecords(tuple[StepRecord, ...]):
-    """The steps of a run in figures, a `StepRecord` each. The repr is a table; a notebook shows charts above it."""
+    """Records of the steps of a run. The repr is a table of figures; a notebook shows charts above it."""
 
     __slots__ = ()
 
@@ -111,16 +111,18 @@ class StepRecords(tuple[StepRecord, ...]):
         return f"<p>{self._header()}</p>{self.charts()}{html_table(HEADS, self._rows(), numbers=True) if self else ''}"
 
     def charts(self) -> str:
-        """The ess and log Z-hat of the steps as charts, of two steps or more."""
+        """Return charts of ess and log Z-hat as HTML, empty for fewer than two steps."""
         if len(self) < 2:
             return ""
-        drawn = {"ess": chart("ess", [step.ess for step in self], low=0.0),
-                 "log Z-hat": chart("log Z-hat", [step.log_ml for step in self])}  # fmt: skip
-        each = "".join(f"<div>{name} over {len(self)} steps<br>{svg}</div>" for name, svg in drawn.items())
+        charts = {
+            "ess": chart("ess", [step.ess for step in self], low=0.0),
+            "log Z-hat": chart("log Z-hat", [step.log_ml for step in self]),
+        }
+        each = "".join(f"<div>{name} over {len(self)} steps<br>{svg}</div>" for name, svg in charts.items())
         return f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px">{each}</div>'
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each step: its figures. ImportError, with what to install, without pandas."""
+        """Return a data frame with a row for each step. ImportError, with the command to install it, without pandas."""
         return frame({name: [getattr(step, name) for step in self] for name in ("index", *FIGURES)})
 
     def _header(self) -> str:
@@ -135,12 +137,12 @@ class StepRecords(tuple[StepRecord, ...]):
 
 
 class Genealogy:
-    """The genealogy of a run that began with `n` particles.
+    """Genealogy of a run that began with `n` particles.
 
     Attributes
     ----------
     records : list of StepRecord
-    roots : (n,) int, for each particle the initial one it descends from
+    roots : (n,) int, the initial particle from which each particle descends
     """
 
     def __init__(self, n: int) -> None:
@@ -155,14 +157,14 @@ class Genealogy:
         log_chosen: Floats,
         survivors: Sequence[Any],
     ) -> StepRecord:
-        """Write down a step.
+        """Record a step, and return its record.
 
         Parameters
         ----------
-        extensions : the M of type Extension
+        extensions : sequence of M Extension
         candidate_log_weights : (M,) float, after the step and before selection, twists included
-        ancestors, log_chosen : (n,) int and float, what the selection returned
-        survivors : the n particles
+        ancestors, log_chosen : (n,) int and float, results of the selection
+        survivors : sequence of n particles
         """
         def column(name: str, kind: type) -> Any:
             return np.array([getattr(each, name) for each in extensions], dtype=kind)
@@ -196,15 +198,15 @@ class Genealogy:
 def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
     """Return the standard error of log Z-hat, or None and the reason.
 
-    With V the estimate of Var(Z-hat) / Z-hat^2 and n the number of units it rests on,  v = V (1 + 2 / n)  and
-    se^2 = v + (v / 2)^2,  since log Z-hat is too low by v / 2 on average, to second order.
+    se^2 = v + (v / 2)^2  with  v = V (1 + 2 / n). V is the estimate of Var(Z-hat) / Z-hat^2, and n the number of its
+    units. To second order, log Z-hat is too low by v / 2 on average.
     """
     if not records or records[-1].log_survivors.size == 0:
         return None, "all particles died" if records else "the program was finished before its first step"
     if all(record.parents.size == 1 for record in records) and any(map(_by_chance, records)):
         return None, "there was one candidate at every step, and nothing to compare it with"
-    both = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
-    variance, units = max(V for V, _ in both), min(n for _, n in both)
+    estimates = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
+    variance, units = max(V for V, _ in estimates), min(n for _, n in estimates)
     v = variance * (1 + 2 / units) if variance > ROUNDING else 0.0
     return math.sqrt(v + v * v / 4), ""
 
@@ -215,41 +217,41 @@ def relative_variance(records: Sequence[StepRecord], min_families: float = 1.0) 
     The number is Satterthwaite's, (sum of the terms)^2 / sum of their squares. Takes O(M log M) time and O(M) memory
     for a step of M candidates.
     """
-    found = _Influence(_shares(records[-1].log_survivors))
+    later = _Influence(_shares(records[-1].log_survivors))
     seen, squares = 0.0, 0.0
     for t, step in reversed([*enumerate(records)]):
         # selection: candidates from survivors
         chosen, log_weights = _shares(step.log_chosen), step.candidate_log_weights
         unsure = _unsure(log_weights[step.ancestors] - step.log_chosen)
-        deviations = _deviations(unsure, found.influence, chosen)
-        found.back(unsure, deviations, chosen, step.ancestors, _shares(log_weights))
+        deviations = _deviations(unsure, later.influence, chosen)
+        later.go_back(unsure, deviations, chosen, step.ancestors, _shares(log_weights))
         # draws: starts from candidates
         _, first, groups = np.unique(step.groups, return_index=True, return_inverse=True)
         starts, parents = _shares(step.log_starts), step.parents[first] if t else np.zeros(first.size, np.int64)
         unsure, unsure_first = 1 / np.maximum(step.copies, 1) * (step.copies > 0), _unsure(step.log_kept[first])
-        together = np.sum((unsure * (1 - unsure_first)[groups]) * found.share**2)      # one over the families
-        together += np.sum(unsure_first * _sums(groups, found.share, first.size) ** 2)
-        if together * min_families > 1 + 1e-9 and t < len(records) - 1:
-            seen, squares = seen + np.sum(found.seen), squares + np.sum(found.squares)
-            found = _Influence(_shares(log_weights))
-        deviations = _deviations_of_runs(unsure, found.influence, starts, groups, step.copies)
+        inverse_families = np.sum((unsure * (1 - unsure_first)[groups]) * later.share**2)
+        inverse_families += np.sum(unsure_first * _sums(groups, later.share, first.size) ** 2)
+        if inverse_families * min_families > 1 + 1e-9 and t < len(records) - 1:
+            seen, squares = seen + np.sum(later.seen), squares + np.sum(later.squares)
+            later = _Influence(_shares(log_weights))
+        deviations = _deviations_of_runs(unsure, later.influence, starts, groups, step.copies)
         of_start = _sums(groups, starts, first.size)
-        found.back(unsure, deviations, starts, groups, of_start)
+        later.go_back(unsure, deviations, starts, groups, of_start)
         # first choices: particles from starts
-        deviations = _deviations(unsure_first, found.influence, of_start)
+        deviations = _deviations(unsure_first, later.influence, of_start)
         before = _shares(records[t - 1].log_survivors) if t else np.ones(1)
-        found.back(unsure_first, deviations, of_start, parents, before)
-    variance = float(seen + np.sum(found.seen))
-    total = float(squares + np.sum(found.squares))
+        later.go_back(unsure_first, deviations, of_start, parents, before)
+    variance = float(seen + np.sum(later.seen))
+    total = float(squares + np.sum(later.squares))
     return variance, variance**2 / total if variance > ROUNDING else 1.0
 
 
 class _Influence:
-    """The units of one event, seen from a later time.
+    """Influence of the units of one event on the state at a later time.
 
     influence, share : (n,) float, F, and the share of the descendants of the unit at that time
-    seen, squares : (n,) float, the sum over the units of later events below it of  c u (F - E)^2,  with c = 1 for the
-        unit itself, and of its square
+    seen, squares : (n,) float, sums over the units of later events below it of  c u (F - E)^2,  with c = 1 for the unit
+        itself, and of its square
     """
 
     def __init__(self, shares: Floats) -> None:
@@ -258,7 +260,7 @@ class _Influence:
         self.seen: Floats = np.zeros_like(shares)
         self.squares: Floats = np.zeros_like(shares)
 
-    def back(self, unsure: Floats, deviations: Floats, after: Floats, owners: Indices, before: Floats) -> None:
+    def go_back(self, unsure: Floats, deviations: Floats, after: Floats, owners: Indices, before: Floats) -> None:
         """Go back over an event: from its units (n,), of shares `after`, to their owners (m,), of shares `before`."""
         n, term, sure = before.size, unsure * deviations, 1 - unsure
         self.influence = _sums(owners, self.influence - after, n) + before
@@ -282,7 +284,7 @@ def _deviations(unsure: Floats, influence: Floats, shares: Floats) -> Floats:
 def _deviations_of_runs(
     unsure: Floats, influence: Floats, shares: Floats, groups: Indices, copies: Indices
 ) -> Floats:
-    """Return the same for runs (n,) of a step: those of one group share their mean, single ones one factor."""
+    """Return the same for runs (n,) of a step. Runs of one group share their mean; single runs share one factor."""
     runs = np.bincount(groups, np.maximum(copies, 0))[groups]
     mean = np.bincount(groups, influence)[groups] / np.maximum(runs, 1)
     several = (influence - mean * copies) ** 2 * runs / np.maximum(runs - 1, 1)
@@ -290,7 +292,7 @@ def _deviations_of_runs(
 
 
 def _by_chance(step: StepRecord) -> bool:
-    """Return whether its candidates were drawn, or kept by chance."""
+    """Check whether candidates of a step were drawn, or kept by chance."""
     return bool((step.copies > 0).any() or (step.log_kept < 0).any())
 
 

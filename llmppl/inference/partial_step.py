@@ -1,7 +1,7 @@
-"""Branches: a step run with its first choices given, up to the next one.
+"""Branch: a step that runs with its first choices given, up to its next choice.
 
-Every choice of a step can be listed so: a branch that was left is run again once for each value that its next choice
-can take. Enumeration follows all of them, a beam the likeliest, and distinct expansion one choice.
+A suspended branch runs again once for each value of its next choice, so all choices of a step can be listed.
+Enumeration follows all branches, a beam the likeliest, and distinct expansion one choice.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from llmppl.support.runtime import Runtime
 
 
 class Branch:
-    """A run of a step of a copy of `start`, its first choices given by `picks`.
+    """One run of a step of a copy of `start`, with its first choices given by `picks`.
 
     log_q : float
-        The log-probability of the picks.
+        Log-probability of the picks.
     particle : Model
-        The copy; once `run`, at the end of the step or where it was left, log_q in its weight.
+        The copy. After `run` it stands at the end of the step or where the step was suspended, with log_q in its
+        weight.
     error : Exception or None
-        Why nothing can be drawn at the listed choice, once that was asked.
+        The reason why nothing can be drawn at the listed choice, after `evaluate`.
     """
 
     def __init__(self, start: Any, asker: str = "", picks: tuple[Pick, ...] = (), log_q: float = 0.0) -> None:
@@ -35,11 +36,11 @@ class Branch:
         self.chooser = Listed(self.picks, self._asker, self._errors)
         self.particle = self.start._spawn_(self.chooser)
         self.error: Exception | None = None
-        self._left: Left | None = None
+        self._exit: Left | None = None
 
     @property
-    def left(self) -> bool:
-        """Whether the step was left at a choice, which is the `listing` if it can be listed."""
+    def suspended(self) -> bool:
+        """True if the step stopped at a choice. The choice is the `listing` if its values can be listed."""
         return self.chooser.left
 
     @property
@@ -47,40 +48,41 @@ class Branch:
         return self.chooser.listing
 
     def run(self) -> None:
+        """Run the step to its end, or to its first choice after the picks."""
         try:
             self.particle.step()
         except Left as left:
-            self._left = left
+            self._exit = left
         self.chooser.end_step()
         self.particle._log_weight_ += self.log_q
 
-    def ask(self) -> None:
-        """Ask for the probabilities of the listed choice, and of all other distributions that the step has made.
+    def evaluate(self) -> None:
+        """Evaluate the listed choice, and every other distribution that the step has made.
 
-        The exception by which the step was left holds those in its frames, so that one pass of a language model
-        computes all. `error` is then an exception that belongs to the `sample` of the step: what the distribution
-        raised, or that it has no value of positive probability.
+        The exception that suspended the step holds these in its frames, so one pass of a language model computes all.
+        `error` is then an exception that belongs to the `sample` of the step: the distribution raised it, or has no
+        value of positive probability.
         """
         assert self.listing is not None
         try:
             self.error = self.listing.impossible()
         except Exception as error:
             self.error = error
-        self._left = None
+        self._exit = None
 
-    def run_failing(self) -> None:
-        """Run the step again, on another copy, in which `sample` raises the `error`, after those that it handled."""
+    def rerun_raising(self) -> None:
+        """Run the step again, on another copy, in which `sample` raises the `error` after those that it handled."""
         assert self.error is not None
         self._errors.append(self.error)
         self._begin()
         self.run()
 
-    def again(self) -> Branch:
-        """The same branch, to be run once more on another copy."""
+    def copy(self) -> Branch:
+        """Return the same branch before its run, on another copy of the particle."""
         return Branch(self.start, self._asker, self.picks, self.log_q)
 
     def children(self, K: int | None = None) -> list[Branch]:
-        """The branches that go on from here: all of positive probability, or the K most probable."""
+        """Return the branches of the next choice: one for each possible value, or for the K most probable ones."""
         assert self.listing is not None
         log_probs = self.listing.table.whole(self.listing.log_total)
         order = np.arange(log_probs.size) if K is None else np.argsort(-log_probs, kind="stable")[:K]
@@ -92,28 +94,29 @@ Advance = Callable[[Sequence[Callable[[], Any]], Sequence[int]], None]      # ru
 
 
 def follow(branches: Mapping[int, Branch], advance: Advance) -> None:
-    """Run them up to the end of the step, or to a choice whose probabilities are then known.
+    """Run branches to the end of the step, or to a choice whose probabilities are then known.
 
-    What a distribution raises belongs to the `sample` that draws from it: that step is run again to raise it there, and
-    the exception reaches the caller unless the step handles it.
+    An exception of a distribution belongs to the `sample` that draws from it. The step runs again to raise it there,
+    and the exception reaches the caller unless the step handles it.
     """
     advance([branch.run for branch in branches.values()], [*branches])
     todo = [*branches]
     while todo := [i for i in todo if branches[i].listing is not None]:
         raised = None
         try:
-            for some in todo[:1], todo[1:]:             # the first waits, and is answered with what all others need
-                advance([branches[i].ask for i in some], some)
+            for some in todo[:1], todo[1:]:             # the first one waits, and its round answers all others
+                advance([branches[i].evaluate for i in some], some)
         except Exception as error:
             raised = error
             if all(branch.error is not error for branch in branches.values()):
-                raise                                   # of no distribution, as that of a signal handler is
+                raise                                   # not of a distribution, but of a signal handler, say
         failed = [i for i in todo if branches[i].error is not None]
-        advance([branches[i].run_failing for i in failed], failed)
-        todo = failed if raised is None else todo       # others were not asked then
+        advance([branches[i].rerun_raising for i in failed], failed)
+        todo = failed if raised is None else todo       # the exception came before the others were evaluated
 
 
 def run_together(runtime: Runtime, branches: Sequence[Branch], name: str) -> tuple[list[Branch], list[Branch]]:
-    """Run them: those whose step ended, and those that were left."""
+    """Run branches. Return those whose step ended, and the suspended ones."""
     follow(dict(enumerate(branches)), lambda functions, numbers: runtime.run(functions, [name] * len(numbers)))
-    return [branch for branch in branches if not branch.left], [branch for branch in branches if branch.left]
+    ended = [branch for branch in branches if not branch.suspended]
+    return ended, [branch for branch in branches if branch.suspended]

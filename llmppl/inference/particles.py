@@ -1,13 +1,13 @@
-"""Particles: what inference returns, a weighted sample of finished runs of a model.
+"""Particles: the result of inference, a weighted sample of finished runs of a model.
 
 The weights are not normalised: their sum is an unbiased estimate of Z, and  E[sum_i w_i f(x_i)]  is the unnormalised
-expectation of f. `weights` are the normalised ones, W_i = w_i / sum_j w_j, by which particles are drawn and averaged.
-Only particles of positive weight are kept; the others are counted in `deaths`, with the step and the reason. Where
-all have died there is nothing to draw, the estimate of Z is 0, and asking for a particle tells what they died of.
+expectation of f. `weights` are the normalised weights, W_i = w_i / sum_j w_j, with which particles are drawn and
+averaged. Only particles of positive weight are kept. `deaths` counts the others, with the step and the reason. If all
+have died, the estimate of Z is 0, and an access to a particle raises an error with the reasons.
 
 A particle is *cut* if `max_steps` ended it before its program did: it is a prefix of a run, weighted as such.
 
-A pickle of Particles is without the language model: for particles it has `SavedParticle`s.
+A pickle of Particles excludes the language model: it contains `SavedParticle`s.
 
 Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing data problems", for the ess.
 """
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.inference.deaths import Death, together
-from llmppl.inference.detached import saved
+from llmppl.inference.deaths import Death, merge_deaths
+from llmppl.inference.detached import detach
 from llmppl.inference.genealogy import StepRecord, StepRecords
 from llmppl.report.tables import frame, html_table, one_line, text_table
 from llmppl.support.arguments import generator, optional_count, shown
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Particle", "Particles"]
 
-MAX_REASONS = 5             # deaths told
+MAX_REASONS = 5             # in an error
 HEADS = "weight", "log weight", "text"
 
 
 class Particle(Protocol):
-    """What `Particles` needs to know of a particle; `str(particle)` is its text."""
+    """Interface of a particle in `Particles`; `str(particle)` is its text."""
 
     @property
     def log_weight(self) -> float: ...
@@ -56,7 +56,7 @@ P = TypeVar("P", bound=Particle, covariant=True)
 
 
 def _unknown() -> tuple[None, str]:
-    return None, "only what smc_steer, smc_standard or importance_sampling returns knows its standard error"
+    return None, "only the results of smc_steer, smc_standard and importance_sampling have a standard error"
 
 
 class Particles(Shared, Sequence[P]):
@@ -65,17 +65,17 @@ class Particles(Shared, Sequence[P]):
     Parameters
     ----------
     particles : iterable of particles
-        Those of log weight -inf are left out; ValueError for NaN and +inf. They are read once, never changed.
+        Those of log-weight -inf are left out. ValueError for NaN and +inf.
     stats : Stats, optional
-        What the run cost; shown by `str`.
+        Cost of the run, shown by `str`.
     deaths : iterable of Death, optional
-        What became of the others.
+        Deaths of the other particles.
     steps : iterable of StepRecord, optional
-        The steps that led to them.
+        Steps that led to the particles.
     accuracy : callable, optional
-        Gives `log_ml_se` and `log_ml_se_reason` when one of them is asked for.
+        Computes `log_ml_se` and `log_ml_se_reason` when one of them is read.
     recorder : Recorder, optional
-        What has recorded the run, for `show`.
+        Recorder of the run, for `show`.
 
     Attributes
     ----------
@@ -89,14 +89,14 @@ class Particles(Shared, Sequence[P]):
     deaths : Deaths
         A tuple of `Death`, one for each step and reason; its repr is a table.
     steps : StepRecords
-        A tuple of `StepRecord`, the steps of the run in figures; its repr is a table. Empty where there were none.
+        A tuple of `StepRecord`, figures of each step; its repr is a table. Empty if there were none.
     log_ml_se : float or None
-        Standard error of log_ml, estimated from this run alone. None where all particles died, where there was no step,
-        and where each step had one candidate. It knows only what the particles have met: where a rare event carries the
-        mass and none has met it, log_ml is nats too low and its error small. An integer that must end in time: log_ml
-        -24.6 +- 0.5, and log Z above -12.1 (docs/inference.md, "What a run tells of itself").
+        Standard error of log_ml, estimated from this run alone. None if all particles died, if there was no step, or if
+        each step had one candidate. It reflects only events that particles have seen. If a rare event carries the mass
+        and no particle has seen it, log_ml is several nats too low and its error small. Example, an integer that must
+        end in time: log_ml -24.6 +- 0.5, and log Z above -12.1 (docs/inference.md, "The error of one run").
     log_ml_se_reason : str
-        Why `log_ml_se` is None, else "".
+        Reason why `log_ml_se` is None, else "".
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Particles(Shared, Sequence[P]):
     ) -> None:
         everyone = list(particles)
         for i, particle in enumerate(everyone):
-            if not particle.log_weight < np.inf:    # so is NaN
+            if not particle.log_weight < np.inf:    # or it is NaN
                 raise ValueError(f"particle {i} has log weight {particle.log_weight}; it is finite, or -inf if dead")
         self._particles = [particle for particle in everyone if particle.log_weight > -np.inf]
         self.log_weights: NDArray[np.float64] = np.array([p.log_weight for p in self._particles], dtype=np.float64)
@@ -120,8 +120,8 @@ class Particles(Shared, Sequence[P]):
         self.weights: NDArray[np.float64] = weights / np.sum(weights)
         self.ess = float(1 / np.sum(self.weights**2)) if self._particles else 0.0
         self.log_weights.flags.writeable = self.weights.flags.writeable = False
-        self.stats: Stats | Any = stats                 # | Any: None only where the caller has run many at once
-        self.deaths = together(deaths)
+        self.stats: Stats | Any = stats                 # | Any: None only if the caller has run many at once
+        self.deaths = merge_deaths(deaths)
         self.steps = StepRecords(steps)
         self._accuracy = accuracy
         self._recorder = recorder
@@ -151,7 +151,7 @@ class Particles(Shared, Sequence[P]):
     def __getitem__(self, index: slice) -> list[P]: ...
 
     def __getitem__(self, index: int | slice) -> P | list[P]:
-        """A particle for an index, a list for a slice (part of the weights estimates nothing)."""
+        """Return a particle for an index, and a list for a slice (part of the weights estimates nothing)."""
         return self._particles[index]
 
     @property
@@ -159,41 +159,42 @@ class Particles(Shared, Sequence[P]):
         return [str(particle) for particle in self]
 
     def by_text(self) -> dict[str, float]:
-        """The different texts, each with the normalised weights of its particles added up, the largest first."""
+        """Return the different texts, each with the sum of the normalised weights of its particles, largest first."""
         total: dict[str, float] = {}
         for text, weight in zip(self.texts, self.weights.tolist(), strict=True):
             total[text] = total.get(text, 0.0) + weight
         return dict(sorted(total.items(), key=lambda item: -item[1]))
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold of it: `log_ml`, `log_ml_se`, and of each particle its text, log weight and mark as cut.
+        """Return data for JSON: `log_ml`, `log_ml_se`, and text, log-weight and mark as cut of each particle.
 
-        Where no particle is left, `log_ml` is None, and "deaths" lists what they died of.
+        If no particle is left, `log_ml` is None, and "deaths" lists the reasons.
         """
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "log_ml": self.log_ml if len(self) else None,
             "log_ml_se": self.log_ml_se,
             "texts": self.texts,
             "log_weights": self.log_weights.tolist(),
             "cut": [bool(particle.cut) for particle in self],
         }
-        return told if len(self) else {**told, "deaths": [vars(death) for death in self.deaths]}
+        return fields if len(self) else {**fields, "deaths": [vars(death) for death in self.deaths]}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each particle: text, weight, log_weight, cut. ImportError, with what to install, without pandas.
+        """Return a data frame with a row for each particle: text, weight, log_weight, cut.
 
-        What else a particle has is a column more: `frame["n"] = [particle.n for particle in posterior]`.
+        Add other attributes as columns: `frame["n"] = [particle.n for particle in posterior]`. Without pandas,
+        ImportError with the command to install it.
         """
         cut = [bool(particle.cut) for particle in self]
         return frame({"text": self.texts, "weight": self.weights, "log_weight": self.log_weights, "cut": cut})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_particles": [saved(particle) for particle in self], "_recorder": None}
+        return {**vars(self), "_particles": [detach(particle) for particle in self], "_recorder": None}
 
     def show(self) -> None:
-        """Show the page of the run, all of its steps, below the cell of a notebook, elsewhere in the browser.
+        """Show the page of a recorded run, with all steps, below the cell of a notebook, otherwise in the browser.
 
-        Of a run that was recorded: `smc_steer(model, N, K, on_step=Recorder())`; else a RuntimeError.
+        `smc_steer(model, N, K, on_step=Recorder())` records a run. RuntimeError if the run was not recorded.
         """
         show = getattr(self._recorder, "show", None)
         if show is None:
@@ -205,7 +206,7 @@ class Particles(Shared, Sequence[P]):
 
     @property
     def best(self) -> P:
-        """The particle of highest weight, the first if several have it. ValueError if none is left."""
+        """Particle of highest weight, the first if several have it. ValueError if none is left."""
         self._need_one()
         return self._particles[int(np.argmax(self.log_weights))]
 
@@ -218,7 +219,7 @@ class Particles(Shared, Sequence[P]):
     def sample(
         self, n: int | None = None, *, seed: int | None = None, rng: np.random.Generator | None = None
     ) -> P | list[P]:
-        """One particle drawn by weight, or a list of `n` independent draws.
+        """Draw one particle by weight, or a list of `n` independent draws.
 
         Raises
         ------
@@ -238,12 +239,12 @@ class Particles(Shared, Sequence[P]):
     def expect(self, f: Callable[[P], NDArray[Any]]) -> NDArray[np.float64]: ...
 
     def expect(self, f: Callable[[P], float | NDArray[Any]]) -> float | NDArray[np.float64]:
-        """sum_i W_i f(particle_i): the estimate of the posterior mean of f.
+        """Return sum_i W_i f(particle_i), the estimate of the posterior mean of f.
 
         Parameters
         ----------
         f : function from a particle to a float, a bool or an ndarray
-            Arrays must all have one shape.
+            All arrays must have one shape.
 
         Returns
         -------
@@ -264,11 +265,11 @@ class Particles(Shared, Sequence[P]):
         return float(mean) if mean.ndim == 0 else mean
 
     def mean_attribution(self) -> dict[str, float]:
-        """What each statement has added to the log-weight: its weighted mean over the particles, the largest first.
+        """Return the weighted mean over the particles of each statement's log-weight, the largest first.
 
-        A particle that a statement did not weigh counts as 0. The sum over the statements is not `log_ml`: twists, the
-        particles that died or were not selected, and what selection and the choice of candidates did to weights belong
-        to no statement. ValueError if no particle is left.
+        A particle that a statement did not weigh counts as 0. The sum over the statements is not `log_ml`: no statement
+        owns twists, particles that died or were not selected, and the changes of weight by selection and by the choice
+        of candidates. ValueError if no particle is left.
         """
         self._need_one()
         total: dict[str, float] = {}
@@ -283,7 +284,7 @@ class Particles(Shared, Sequence[P]):
         return "\n".join([self._header(), *table, *stats])
 
     def _repr_html_(self) -> str:
-        """The same for a notebook, with what the steps came to."""
+        """Return the same for a notebook, with charts of the steps."""
         shares = [self.weights[i] / np.max(self.weights) for i in self._heaviest()]
         table = html_table(HEADS, self._rows(), shares) if len(self) else f"<p>{html.escape(self._causes())}</p>"
         stats = "" if self.stats is None else f"<pre>{html.escape(str(self.stats))}</pre>"
@@ -294,12 +295,12 @@ class Particles(Shared, Sequence[P]):
         return f"Particles({len(self)} of positive weight, log_ml={self.log_ml:.2f}{error}, ess={self.ess:.1f})"
 
     def _heaviest(self) -> list[int]:
-        """The places of the particles by weight."""
-        places: list[int] = np.argsort(-self.log_weights, kind="stable").tolist()
-        return places
+        """Return the indices of the particles, the heaviest first."""
+        order: list[int] = np.argsort(-self.log_weights, kind="stable").tolist()
+        return order
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """Weight, log weight and text, the heaviest first."""
+        """Return weight, log-weight and text of each particle, the heaviest first."""
         return [
             (f"{self.weights[i]:.3f}", f"{self.log_weights[i]:.2f}", one_line(self[i]) + " [cut]" * bool(self[i].cut))
             for i in self._heaviest()
@@ -311,7 +312,7 @@ class Particles(Shared, Sequence[P]):
 
     def _causes(self) -> str:
         if not self.deaths:
-            return "none was given a positive weight, and no death was recorded"
+            return "none has a positive weight, and no death was recorded"
         rows, last = self.deaths.by_reason(), self.deaths[-1].step
         causes = [
             f"{count} of {self.deaths.number}{f' at step {steps}' * (steps != str(last))}: {reason}"

@@ -4,15 +4,16 @@ Every scheme is `scheme(rng, log_weights, N) -> (ancestors, log_weights)`: `ance
 increasing order, and the new weights satisfy  E[sum_i w'_i f(x_i)] = sum_j w_j f(x_j)  for every f. Weights need not
 be normalised, and their sum is kept exactly, not only on average.
 
-A particle is *dead* if its log weight is -inf. No scheme returns a dead particle; if all are dead, two empty arrays.
+A particle is *dead* if its log-weight is -inf. No scheme returns a dead particle. If all are dead, it returns two empty
+arrays.
 
-`multinomial`, `residual`, `stratified` and `systematic` return N particles of equal weight, with repeats. They differ
-in how the number of copies varies: multinomial most, then residual and stratified (never more than multinomial), and
-systematic with one uniform in all. `optimal` returns N distinct particles of unequal weight: it never copies, which is
-what a down-sampler of M > N different particles wants.
+`multinomial`, `residual`, `stratified` and `systematic` return N particles of equal weight, with repeats. The variance
+of the number of copies differs: multinomial has the largest, residual and stratified never have a larger one, and
+systematic uses one uniform in all. `optimal` returns N distinct particles of unequal weight. It never copies, as a
+down-sampler of M > N different particles needs.
 
-A *selection* says which candidates of a step survive, and when: `select(rng, log_weights, active)` returns what a
-scheme returns; `active` is whether any candidate goes on. `DownSample` and `ResampleBelow` are selections.
+A *selection* chooses the surviving candidates of a step, or keeps all: `select(rng, log_weights, active)` returns the
+same as a scheme, and `active` is True if any candidate continues. `DownSample` and `ResampleBelow` are selections.
 
 Sources: Fearnhead & Clifford (2003), "On-line inference for hidden Markov models via particle filters", for `optimal`;
 Carpenter, Clifford & Fearnhead (1999), "Improved particle filter for nonlinear problems", for `systematic`; Douc,
@@ -39,7 +40,7 @@ Scheme = Callable[[np.random.Generator, ArrayLike, int], Resampled]
 
 
 def multinomial(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """N independent draws by weight.
+    """Draw N times independently by weight.
 
     Parameters
     ----------
@@ -52,7 +53,7 @@ def multinomial(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Res
     -------
     ancestors : (N,) int64 ndarray, increasing
     log_weights : (N,) float64 ndarray
-        logsumexp of the old ones - log N, for each. Both are empty if every particle is dead.
+        logsumexp of the old ones - log N, for each. Both arrays are empty if every particle is dead.
     """
     alive, log_weights, N = _checked(log_weights, N)
     if not alive.size:
@@ -62,7 +63,7 @@ def multinomial(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Res
 
 
 def residual(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """floor(N W_j) copies of particle j for certain, the rest by independent draws from what is left (W_j normalised).
+    """Return floor(N W_j) copies of particle j (W_j normalised), and draw the rest by the remaining weights.
 
     Parameters, returns and errors are those of `multinomial`.
     """
@@ -83,7 +84,7 @@ def residual(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resamp
 
 
 def stratified(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """One draw from each of N equal strata of the cumulated weight, each with a uniform of its own.
+    """Draw once from each of N equal strata of the cumulated weight, each with its own uniform.
 
     Parameters, returns and errors are those of `multinomial`.
     """
@@ -95,7 +96,7 @@ def stratified(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resa
 
 
 def systematic(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """One draw from each of N equal strata of the cumulated weight, all at the same place in their stratum.
+    """Draw once from each of N equal strata of the cumulated weight, at the same place in every stratum.
 
     Particle j has floor(N W_j) or ceil(N W_j) copies (W_j normalised). Parameters, returns and errors are those of
     `multinomial`.
@@ -108,9 +109,9 @@ def systematic(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resa
 
 
 def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """N distinct particles: those with c w >= 1 for certain, the others with probability c w; sum_j min(c w_j, 1) = N.
+    """Return N distinct particles: those with c w >= 1, the others with probability c w; sum_j min(c w_j, 1) = N.
 
-    One kept for certain has its weight unchanged, another the weight 1/c, chosen by systematic sampling. Of all
+    A particle with c w >= 1 keeps its weight. Another one gets the weight 1/c if systematic sampling chooses it. Of all
     unbiased schemes that leave at most N positive weights, this one has the least expected squared change of the
     weights (Fearnhead & Clifford 2003). If at most N are alive, all of them are returned as they are.
 
@@ -124,7 +125,7 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
     Returns
     -------
     ancestors : (n,) int64 ndarray, strictly increasing
-        n is N, or the number of those alive if that is less.
+        n is N, or the number of live particles if that is less.
     log_weights : (n,) float64 ndarray
     """
     alive, log_weights, N = _checked(log_weights, N)
@@ -134,12 +135,12 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
     n = N - certain.size                            # at least 1
     shares = log_weights + log_c
     shares[certain] = -np.inf
-    # No share of the undecided weight is above 1/n, so that points 1/n apart never meet one twice. Where a share is
-    # just 1/n, rounding may break that: move a repeat one on, and what then runs past the end back.
+    # No share of the undecided weight is above 1/n, so points 1/n apart never hit one particle twice. If a share is
+    # just 1/n, rounding may break that: move a repeat to the next particle, and back if it passes the end.
     i = np.arange(n)
     chosen = _owners(shares, (i + rng.random()) / n)
-    before = certain - np.arange(certain.size)      # how many undecided ones stand before each certain one
-    chosen -= np.searchsorted(certain, chosen)      # the place among the undecided
+    before = certain - np.arange(certain.size)      # number of undecided particles before each certain one
+    chosen -= np.searchsorted(certain, chosen)      # index among the undecided
     chosen = i + np.maximum.accumulate(chosen - i)
     chosen = np.minimum(chosen, alive.size - N + i)
     chosen += np.searchsorted(before, chosen, side="right")
@@ -151,7 +152,7 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
 
 @dataclass(frozen=True)
 class DownSample:
-    """The N survivors that `optimal` chooses, after every step: the selection of SMC steering."""
+    """Selection of N survivors by `optimal` after every step, as in SMC steering."""
 
     N: int
 
@@ -164,7 +165,7 @@ class DownSample:
 
 @dataclass(frozen=True)
 class ResampleBelow:
-    """N survivors by `scheme` when ess < `ess_threshold` N, else all that are alive: that of the particle filter."""
+    """Selection of the particle filter: N survivors by `scheme` if ess < `ess_threshold` N, else all live ones."""
 
     N: int
     ess_threshold: float = 0.5
@@ -186,10 +187,10 @@ class ResampleBelow:
 
 
 def threshold(log_weights: ArrayLike, N: int) -> tuple[float, NDArray[np.bool_]]:
-    """log c with sum_j min(c w_j, 1) = N, and which particles reach it.
+    """Return log c with sum_j min(c w_j, 1) = N, and the particles with c w >= 1.
 
-    With the k largest kept for certain, k + c (sum of the others) = N; the right k is the least one for which the
-    next weight w has c w <= 1. It is below N, so only the N largest are sorted: O(M + N log N).
+    With the k largest kept for certain, k + c (sum of the others) = N. The right k is the least one for which the next
+    weight w has c w <= 1. It is below N, so only the N largest are sorted: O(M + N log N).
 
     Parameters
     ----------
@@ -206,7 +207,7 @@ def threshold(log_weights: ArrayLike, N: int) -> tuple[float, NDArray[np.bool_]]
     Raises
     ------
     ValueError
-        If at most N weights are positive; no c, or every c from some one on, has the sum.
+        If at most N weights are positive. Then no c, or every large c, has this sum.
     """
     alive, log_alive, N = _checked(log_weights, N)
     if alive.size <= N:
@@ -218,7 +219,7 @@ def threshold(log_weights: ArrayLike, N: int) -> tuple[float, NDArray[np.bool_]]
 
 
 def _threshold(log_weights: NDArray[np.float64], N: int) -> tuple[float, NDArray[np.int64]]:
-    """log c and the places of those that reach it, increasing, for more than N weights, all above -inf."""
+    """Return log c and the increasing indices of the weights with c w >= 1, for more than N weights above -inf."""
     order = np.argpartition(log_weights, log_weights.size - N - 1)[log_weights.size - N - 1 :]
     order = order[np.argsort(-log_weights[order], kind="stable")]
     top, next_one = order[:N], order[N]
@@ -233,12 +234,12 @@ def _threshold(log_weights: NDArray[np.float64], N: int) -> tuple[float, NDArray
 
 
 def _checked(log_weights: ArrayLike, N: int) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
-    """The indices of those alive, their log weights, and N; errors for what has no meaning."""
+    """Return the indices of the live particles, their log-weights, and N. Raise an error for invalid arguments."""
     N = count("N", N)
     log_weights = np.asarray(log_weights, dtype=np.float64)
     if log_weights.ndim != 1:
         raise ValueError(f"log_weights must have one dimension; got shape {log_weights.shape}")
-    if not np.max(log_weights, initial=-np.inf) < np.inf:           # the maximum with a NaN is NaN
+    if not np.max(log_weights, initial=-np.inf) < np.inf:           # True for NaN, too
         wrong = np.flatnonzero(~(log_weights < np.inf))
         raise ValueError(f"log_weights[{wrong[0]}] is {log_weights[wrong[0]]}; a log weight is finite, or -inf if dead")
     alive = np.flatnonzero(log_weights > -np.inf).astype(np.int64, copy=False)
@@ -246,11 +247,11 @@ def _checked(log_weights: ArrayLike, N: int) -> tuple[NDArray[np.int64], NDArray
 
 
 def _owners(log_weights: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The particle in whose part of [0, 1), cut in proportion to the weights, each point lies; (n,) for (n,) points."""
+    """Return, for each of (n,) points, the particle in whose part of [0, 1) it lies. Parts are as long as weights."""
     cum = log_weights - np.max(log_weights)
     np.cumsum(np.exp(cum, out=cum), out=cum)
-    points = np.minimum(points, np.nextafter(1.0, 0.0)) * cum[-1]   # (i + u) / n may round to 1, which nobody owns
-    return np.searchsorted(cum, points, side="right").astype(np.int64, copy=False)   # a part of length 0 is passed
+    points = np.minimum(points, np.nextafter(1.0, 0.0)) * cum[-1]   # (i + u) / n may round to 1, past the last part
+    return np.searchsorted(cum, points, side="right").astype(np.int64, copy=False)   # skips parts of length 0
 
 
 def _equal(log_weights: NDArray[np.float64], N: int) -> NDArray[np.float64]:

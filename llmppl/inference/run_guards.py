@@ -2,7 +2,7 @@
 
 A program can begin, chooses by `sample` or `self.rng` alone, makes progress, fits the model's length, and changes
 nothing that particles share. Inference runs a step more than once. If a repeated step chooses by other means,
-`llmppl.models.choices.Listing` raises the error. If it made no choice to compare, `GlobalStreams` does.
+`llmppl.models.choices.Listing` raises the error. If it made no choice to compare, `GlobalRngGuard` does.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ M = TypeVar("M", bound=Model)
 T = TypeVar("T")
 
 MAX_QUIET = 1_000                                       # steps in a row in which nothing happened
-MAX_LAW = 100                                           # values of a distribution whose probabilities are compared
+MAX_COMPARED = 100                                      # values of a distribution whose probabilities are compared
 _MUTABLE = (list, dict, deque, np.ndarray)
-_AGAIN = 5                                              # runs of a step to be compared
+_RERUNS = 5                                             # of a step, to be compared
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
-def checked(model: M) -> M:
+def check_model(model: M) -> M:
     """Return `model`. Raise a TypeError if it is no Model."""
     if not isinstance(model, Model):
         raise TypeError(f"inference wants a Model, an instance of your subclass, not {shown(model)}")
     return model
 
 
-def begin(model: M, choosers: Sequence[Sampled]) -> list[M]:
+def start_particles(model: M, choosers: Sequence[Sampled]) -> list[M]:
     """Return a particle for each chooser. Raise an error for a program that cannot run, or whose copies are wrong."""
-    name = type(checked(model)).__name__
+    name = type(check_model(model)).__name__
     if "step" in vars(model):
         raise TypeError(f"step was assigned to an instance of {name}: write it in the class, or assign it to {name}")
     wrap_step(type(model))                              # it may have been assigned to the class
-    if [*model._noted_][-1:] not in ([], [None]):       # the first thing that it noted is no beginning of a step
+    if [*model._noted_][-1:] not in ([], [None]):       # its first record is not the beginning of a step
         raise ValueError(f"{name} sampled before its first step, which gives all particles one value: sample in step()")
     first = model._spawn_(choosers[0])
-    if first._kept_ is None:                             # a copy() of its own, which may share what it must not
+    if first._kept_ is None:                             # its own copy() may share too much
         survey(model)
     return [first, *map(first._spawn_, choosers[1:])]
 
@@ -74,18 +74,21 @@ class _Watched(NamedTuple):
     attribute : name under which a program finds it
     read : function of no argument that returns it
     may_grow : whether a step may add entries
-    dist, law : a distribution of the user, and its log-probabilities at the start if there are few
+    dist, log_probs : a distribution of the user, and its log-probabilities at the start if there are few
     """
 
     attribute: str
     read: Callable[[], Any]
     may_grow: bool = False
     dist: Any = None
-    law: Any = None
+    log_probs: Any = None
 
-    def has_law(self) -> bool:
-        """Check that the distribution still has its probabilities, as far as they are known."""
-        return self.law is None or np.array_equal(self.law, self.dist.log_measures())
+    def has_grown(self, before: Any, now: Any) -> bool:
+        """Check whether the change from `before` to `now` only keeps computed results."""
+        if self.dist is None:
+            return self.may_grow and grown(before, now)
+        known = self.log_probs is None or np.array_equal(self.log_probs, self.dist.log_measures())
+        return grown_inside(before, now) and known
 
 
 class Watch:
@@ -97,11 +100,11 @@ class Watch:
       grow, as a cache does) and the user's own distributions.
     - Attributes that a step has made pass the checks of the attributes that existed before the run.
 
-    streams : GlobalStreams
+    rng_guard : GlobalRngGuard
     """
 
     def __init__(self, runtime: Runtime, particle: Model, *, bounded: bool) -> None:
-        self.streams, self.bounded = GlobalStreams(), bounded
+        self.rng_guard, self.bounded = GlobalRngGuard(), bounded
         self._kept = particle._kept_ or survey(particle)
         self._runtime = runtime
         self._watched = dict(_shared_state(particle, self._kept))
@@ -147,10 +150,8 @@ class Watch:
         before, self._before = self._before, self._snapshots()
         for name, now in self._before.items() if before != self._before else ():
             watched = self._watched[name]
-            if before[name] == now or (watched.may_grow and grown(before[name], now)):
+            if before[name] == now or watched.has_grown(before[name], now):
                 continue
-            if watched.dist is not None and grown_inside(before[name], now) and watched.has_law():
-                continue                                # it keeps results that it has computed
             attribute = watched.attribute
             raise RuntimeError(
                 f"step {t} changed {name}, which all particles share, so that the steps of one particle change "
@@ -185,7 +186,7 @@ def _shared_state(particle: Model, kept: Kept) -> Iterator[tuple[str, _Watched]]
                     "it in __init__, or in step(), and draw from self.rng"
                 )
             yield f"{cls.__name__}.{name}", _Watched(name, partial(vars(cls).get, name))
-            if _has_state(value):                       # it may compute a cached property
+            if _has_state(value):                       # may_grow: it may compute a cached property
                 yield f"{cls.__name__}.{name}'s attributes", _Watched(name, partial(vars, value), may_grow=True)
     for name, method in inspect.getmembers(program, inspect.isfunction):
         defaults = inspect.unwrap(method).__defaults__ or ()
@@ -196,9 +197,9 @@ def _shared_state(particle: Model, kept: Kept) -> Iterator[tuple[str, _Watched]]
         if name in kept.names and isinstance(value, _MUTABLE):
             yield f"{program.__name__}.{name}", _Watched(name, partial(_itself, value), may_grow=True)
     for path, dist in kept.own.items():
-        is_short = dist.support is not None and len(dist.support) <= MAX_LAW
-        law = dist.log_measures() if is_short else None
-        yield f"{program.__name__}.{path}", _Watched(path, partial(vars, dist), dist=dist, law=law)
+        is_short = dist.support is not None and len(dist.support) <= MAX_COMPARED
+        log_probs = dist.log_measures() if is_short else None
+        yield f"{program.__name__}.{path}", _Watched(path, partial(vars, dist), dist=dist, log_probs=log_probs)
 
 
 def _itself(value: T) -> T:
@@ -219,8 +220,8 @@ def _depth_of_caller() -> int:
     return depth
 
 
-class GlobalStreams:
-    """States of the random streams of the process, which no step may use."""
+class GlobalRngGuard:
+    """Guard of the random streams of the process, from which no step may draw."""
 
     def __init__(self) -> None:
         self._states = _states()
@@ -232,13 +233,13 @@ class GlobalStreams:
         """
         names = self._moved()
         for i, branch in branches.items() if names else ():
-            for _ in range(_AGAIN):
-                again = branch.again()
-                advance([again.run], [i])
-                if what := first_difference(branch.particle, again.particle):
+            for _ in range(_RERUNS):
+                rerun = branch.copy()
+                advance([rerun.run], [i])
+                if difference := first_difference(branch.particle, rerun.particle):
                     raise RuntimeError(
                         f"a step drew from {' and '.join(names)}, which belong to the whole process: run again, "
-                        f"{what}. What it chooses so is not weighed, nor fixed by seed=: {INSTEAD}"
+                        f"{difference}. Such choices are not weighed, nor fixed by seed=: {INSTEAD}"
                     )
                 if not self._moved():
                     break

@@ -1,23 +1,23 @@
-"""Sequential Monte Carlo: many copies of a program, advanced together, the promising ones kept.
+"""Sequential Monte Carlo: many copies of a program advance together, and selection keeps the promising ones.
 
-One loop serves three algorithms: *expand* each active particle into copies, *step* them all, *select* survivors. With K
-copies and selection without replacement it is SMC steering (Lew et al. 2023, Algorithm 1); with one copy and
-resampling when the effective sample size falls it is the standard particle filter (Doucet & Johansen 2009, Sec. 3.5);
-with one copy and no resampling it is importance sampling.
+One loop serves three algorithms: *expand* each active particle into copies, *step* them all, *weigh* them, *resample*.
+With K copies and selection without replacement it is SMC steering (Lew et al. 2023, Algorithm 1). With one copy, and
+resampling when the effective sample size falls, it is the standard particle filter (Doucet & Johansen 2009, Sec. 3.5).
+With one copy and no resampling it is importance sampling.
 
 The invariant, after every step t and for every f:  E[ sum_i w_i f(x_i) ] = Z_t E_t[ f ]  where w = exp(log_weight -
-log_twist). It holds because a particle starts at weight 1/N, K copies share the weight of their parent, a step
-multiplies it by its potential, and every selection keeps weighted sums in expectation.
+log_twist). A particle starts at weight 1/N, K copies share the weight of their parent, a step multiplies it by its
+potential, and every selection keeps weighted sums in expectation.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack
 
@@ -25,19 +25,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
-from llmppl.inference.deaths import Death, died
+from llmppl.inference.deaths import Death, deaths_of
 from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, Extension, Run
 from llmppl.inference.gc_freeze import freeze
 from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
 from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
 from llmppl.inference.resuming.checkpoint import Checkpoint
-from llmppl.inference.run_guards import GlobalStreams, Watch, begin, checked, cut
+from llmppl.inference.run_guards import GlobalRngGuard, Watch, check_model, cut, start_particles
 from llmppl.models.choices import Sampled
 from llmppl.models.model import Model, untwist
 from llmppl.models.streams import Stream, spawned, state_of
 from llmppl.report.progress import bar, finished
-from llmppl.support.arguments import function, generator, one_of, optional_count, unknown_option
+from llmppl.support.arguments import function, generator, one_of, optional_count
+from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import Runtime, running
 
 M = TypeVar("M", bound=Model)
@@ -46,7 +47,7 @@ Indices = NDArray[np.int64]
 
 
 class Expand(Protocol):
-    """Which successors of the particles a step runs: `Distinct`, `Copies`, or another."""
+    """Choice of the successors that a step runs: `Distinct`, `Copies`, or your own."""
 
     @property
     def num_starts(self) -> int: ...
@@ -59,13 +60,13 @@ Select = Callable[[np.random.Generator, Floats, bool], tuple[Indices, Floats]]
 
 @dataclass(frozen=True, kw_only=True)
 class Step(StepRecord):
-    """A step as a run gives it: what is kept of it, and the particles themselves.
+    """Step of a run: its record and the particles themselves.
 
-    The models in it are the very ones of the run, which go on changing: what you want to keep, read at once.
+    The models are those of the run, and the next step changes them. Read at once the parts that you want to keep.
 
     candidates : (M,) tuple of Model, after the step and before selection; dead ones have log_weight -inf and a `death`
     particles : Particles, the n survivors with their new log-weights, twists included
-    roots : (n,) int, for each survivor the initial particle it descends from
+    roots : (n,) int, the initial particle from which each survivor descends
     """
 
     candidates: tuple[Any, ...]
@@ -76,18 +77,18 @@ class Step(StepRecord):
 class SMC(Generic[M]):
     """Sequential Monte Carlo, step by step: `for step in SMC(model, expand, select, seed=0)`.
 
-    Each step expands the particles, steps them, weighs them and resamples; it gives a `Step`. The loop ends when every
-    particle has finished or died. An exception that leaves a step carries `.particles`, those after the last whole
-    step, marked cut; so does a KeyboardInterrupt; the run is then over.
+    Each step expands the particles, steps them, weighs them and resamples, and yields a `Step`. The loop ends when
+    every particle has finished or died. An exception that leaves a step, KeyboardInterrupt included, ends the run. It
+    carries `.particles`, the particles after the last complete step, marked cut.
 
     Parameters
     ----------
     model : Model
-        The program; it is copied, never changed.
+        The program. The run copies it and never changes it.
     expand : callable
-        `Distinct(N, K)`, `Copies(N, K)`, or another `expand(run) -> list of Extension` with `num_starts`.
+        `Distinct(N, K)`, `Copies(N, K)`, or your own `expand(run) -> list of Extension` with `num_starts`.
     select : callable
-        `DownSample(N)`, `ResampleBelow(N, ess_threshold, scheme)`, or another `select(rng, log_weights, active)` that
+        `DownSample(N)`, `ResampleBelow(N, ess_threshold, scheme)`, or your own `select(rng, log_weights, active)` that
         returns ancestors and log-weights as the schemes of `llmppl.inference.resampling` do.
     seed, rng
         Give at most one.
@@ -102,7 +103,7 @@ class SMC(Generic[M]):
     genealogy : Genealogy, the records of the steps, and the root of each particle
     deaths : list of Death
 
-    `seeded`, `began`, `whole`, `keep_whole` and `replay` are what a `Checkpoint` asks of it.
+    A `Checkpoint` also reads `seeded`, `initial_rng`, `snapshot` and `runtime`.
     """
 
     def __init__(
@@ -113,33 +114,29 @@ class SMC(Generic[M]):
             raise TypeError(f"expand must be an expansion, as Distinct(N, K) is, not {expand!r}")
         self.expand, self.select = expand, function("select", select, "DownSample(N)")
         self.rng, self.t, self.deaths = generator(seed, rng), 0, list[Death]()
-        self.seeded, self.began, self._model = seed is not None or rng is not None, state_of(self.rng), model
-        self._runtime = Runtime()
-        self.particles = begin(model, [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)])
-        for particle in self.particles:                 # equal ones would make equal candidates
+        self.seeded, self.initial_rng = seed is not None or rng is not None, state_of(self.rng)
+        self._model, self.runtime = model, Runtime()
+        self.particles = start_particles(model, [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)])
+        for particle in self.particles:
             particle._log_weight_ -= math.log(len(self.particles))
         self.genealogy = Genealogy(len(self.particles))
-        self._watch = Watch(self._runtime, self.particles[0], bounded=True)
-        self.keep_whole()
-        self._checkpoint: Checkpoint | None = None
+        self._watch = Watch(self.runtime, self.particles[0], bounded=True)
+        self.take_snapshot()
         self._on_step: Callable[[Step], None] | None = None
 
     @property
     def active(self) -> bool:
-        """Whether there is a particle that has not finished."""
+        """True if a particle has not finished."""
         return any(not particle.finished for particle in self.particles)
 
     @property
-    def streams(self) -> GlobalStreams:
-        return self._watch.streams
+    def rng_guard(self) -> GlobalRngGuard:
+        return self._watch.rng_guard
 
     def advance(self, functions: Sequence[Callable[[], Any]], numbers: Iterable[int] | None = None) -> None:
-        """Run functions of particles together, in the name of the particles of these numbers."""
+        """Run functions of particles together. Errors name the particles by these numbers, by default 0, 1, ..."""
         names = [f"particle {i} at step {self.t}" for i in (range(len(functions)) if numbers is None else numbers)]
-        self._runtime.run(functions, names)
-
-    def replay(self, functions: Sequence[Callable[[], Any]], names: Sequence[str]) -> None:
-        self._runtime.run(functions, names)
+        self.runtime.run(functions, names)
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -148,31 +145,31 @@ class SMC(Generic[M]):
         if not self.active:
             raise StopIteration
         try:
-            with self._standing():
-                return self._told(*self._next())
-        except StopIteration as error:                  # of a step, which must not end the loop
+            with self._attach_partial_result():
+                return self._as_step(*self._next())
+        except StopIteration as error:                  # must not end the caller's loop
             raise RuntimeError("a step raised StopIteration") from error
 
     def _next(self) -> tuple[StepRecord, list[M]]:
         self.t += 1
-        for particle in self.particles:                 # who was ended between two steps
+        for particle in self.particles:                 # the caller may have finished it between two steps
             if particle.finished:
                 untwist(particle)
         self._watch.look()
         extensions = self.expand(self)                                          # expand, and step
         candidates = [each.particle for each in extensions]
         log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)        # weigh
-        self.deaths += died(self.t, candidates)
+        self.deaths += deaths_of(self.t, candidates)
         ancestors, chosen = self.select(self.rng, log_weights, any(not p.finished for p in candidates))
         self.particles = _take(candidates, ancestors, chosen, spawned(self.rng))            # resample
-        self.keep_whole()
+        self.take_snapshot()
         freeze()
         self._watch.step(self.t, candidates, self.particles)
         return self.genealogy.add(extensions, log_weights, ancestors, chosen, self.particles), candidates
 
-    def _told(self, record: StepRecord, candidates: list[M]) -> Step:
+    def _as_step(self, record: StepRecord, candidates: list[M]) -> Step:
         particles = Particles(
-            self.particles, stats=self._runtime.stats, deaths=self.deaths, steps=self.genealogy.records
+            self.particles, stats=self.runtime.stats, deaths=self.deaths, steps=self.genealogy.records
         )
         return Step(**vars(record), candidates=tuple(candidates), particles=particles, roots=self.genealogy.roots)
 
@@ -185,84 +182,74 @@ class SMC(Generic[M]):
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
     ) -> Particles[M]:
-        """Go on to the end, or up to step `max_steps`, where particles that have not finished are marked `cut`.
+        """Run to the end, or up to step `max_steps`, where unfinished particles are marked `cut`.
 
-        The options are those of `smc_steer`. Without `max_steps`, a run in which nothing happens any more
-        is a RuntimeError.
+        The options are those of `smc_steer`. Without `max_steps`, RuntimeError if nothing happens for a thousand steps.
         """
         optional_count("max_steps", max_steps)
         if on_step is not None:
             function("on_step", on_step, 'Recorder("run.jsonl")')
-        if progress is None and running():              # one of several runs; their bars would mix
-            progress = False
-        self._watch.bounded, self._on_step = max_steps is not None, on_step
         if checkpoint is None and every is not None:
             raise ValueError(f'every={every} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
-        with self._kept(checkpoint, every, max_steps), self._standing(), bar(progress, max_steps, _progress) as show:
+        if progress is None and running():              # the bars of several runs would mix
+            progress = False
+        self._watch.bounded, self._on_step = max_steps is not None, on_step
+        saving: Any = nullcontext()
+        if checkpoint is not None:
+            saving = Checkpoint(checkpoint, every, self, self._model, on_step, max_steps)
+        with saving as saved, self._attach_partial_result(saved), bar(progress, max_steps, _progress) as show:
             while self.active and self.t < (max_steps or math.inf):
-                made = self._next()
+                record, candidates = self._next()
                 if on_step is not None:
-                    on_step(self._told(*made))
-                if self._checkpoint is not None:
-                    self._checkpoint.step()
+                    on_step(self._as_step(record, candidates))
+                if saved is not None:
+                    saved.step()
                 show(self.t, self.particles)
-                del made                                # what was not selected goes before the next step waits
-            if self._checkpoint is not None:
-                self._checkpoint.end()
+                del record, candidates                  # frees them before the next step waits for the language model
+            if saved is not None:
+                saved.end()
         cut(self.particles)
-        return self._ended(self.particles)
-
-    @contextlib.contextmanager
-    def _kept(self, path: str | os.PathLike[str] | None, every: int | None, max_steps: int | None) -> Iterator[None]:
-        """Go on from a checkpoint, if there is one, and own its file."""
-        if path is None:
-            yield
-            return
-        keeper = Checkpoint(path, every, self, self._model, self._on_step)
-        try:
-            keeper.begin(max_steps)
-            self._checkpoint = keeper
-            yield
-        finally:
-            keeper.close()
-            self._checkpoint = None
+        return self._result(self.particles)
 
     def posterior(self) -> Particles[M]:
-        """What a run returns that ends here: copies of the particles that have not finished are marked `cut`."""
-        ended = [p if p.finished or p.chooser is None else p._spawn_(p.chooser) for p in self.particles]
-        cut(ended)
-        return self._ended(ended)
+        """Return the result of a run that ends here. Copies of the unfinished particles are marked `cut`."""
+        particles = [p if p.finished or p.chooser is None else p._spawn_(p.chooser) for p in self.particles]
+        cut(particles)
+        return self._result(particles)
 
-    def _ended(self, particles: list[M]) -> Particles[M]:
+    def _result(self, particles: list[M]) -> Particles[M]:
         records = tuple(self.genealogy.records)
         accuracy = functools.partial(log_ml_error, records)
-        deaths = [*self.deaths, *died(self.t, particles)]          # those who died between two steps
-        return self._made(particles, deaths=deaths, steps=records, accuracy=accuracy)
+        deaths = [*self.deaths, *deaths_of(self.t, particles)]     # some may have died between two steps
+        return self._particles(particles, deaths=deaths, steps=records, accuracy=accuracy)
 
-    def _made(self, particles: list[M], **told: Any) -> Particles[M]:
-        return Particles(particles, stats=self._runtime.stats, recorder=self._on_step, **told)
+    def _particles(self, particles: list[M], **diagnostics: Any) -> Particles[M]:
+        return Particles(particles, stats=self.runtime.stats, recorder=self._on_step, **diagnostics)
 
-    def keep_whole(self) -> None:
-        """A step is whole: keep the attributes of its particles, some of which the next step changes."""
-        self.whole = self.t, [(particle, vars(particle).copy()) for particle in self.particles]
+    def take_snapshot(self) -> None:
+        """Keep the step number and the attributes of the particles, some of which the next step changes."""
+        self.snapshot = self.t, [(particle, vars(particle).copy()) for particle in self.particles]
 
     @contextlib.contextmanager
-    def _standing(self) -> Iterator[None]:
-        """Give an exception that leaves a run `.particles`. What a step changed in place, such as a list, stays."""
+    def _attach_partial_result(self, checkpoint: Checkpoint | None = None) -> Iterator[None]:
+        """Set `.particles` of an exception that leaves a run to those of the last complete step, and write these.
+
+        A step that was interrupted may have changed objects inside attributes, such as lists. They keep the changes.
+        """
         try:
             yield
-        except BaseException as error:                  # of one of several runs, also that another was interrupted
-            self.t, whole = self.whole
-            for particle, attributes in whole:
+        except BaseException as error:                  # another of several runs may have been interrupted
+            self.t, snapshot = self.snapshot
+            for particle, attributes in snapshot:
                 vars(particle).clear()
                 vars(particle).update(attributes)
-            self.particles = [particle for particle, _ in whole]
-            if self._checkpoint is not None:
-                self._checkpoint.left(error)
+            self.particles = [particle for particle, _ in snapshot]
+            if checkpoint is not None:
+                checkpoint.on_error(error)
             cut(self.particles)
             deaths = [death for death in self.deaths if death.step <= self.t]
             steps = self.genealogy.records[: self.t]
-            setattr(error, "particles", self._made(self.particles, deaths=deaths, steps=steps))      # noqa: B010
+            setattr(error, "particles", self._particles(self.particles, deaths=deaths, steps=steps))      # noqa: B010
             raise
 
     def __repr__(self) -> str:
@@ -272,7 +259,7 @@ class SMC(Generic[M]):
 
 
 def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams: Iterator[Stream]) -> list[M]:
-    """The chosen candidates with their new log-weights; one that was chosen again is copied."""
+    """Return the selected candidates with their new log-weights. Further selections of one candidate are copies."""
     taken: list[M] = []
     seen: set[int] = set()
     for ancestor, log_weight in zip(ancestors.tolist(), log_weights.tolist(), strict=True):
@@ -293,11 +280,11 @@ def _state(particles: list[Any]) -> str:
     return f"log Z-hat {logsumexp(np.array([p.log_weight - p.log_twist for p in particles])):.2f}"
 
 
-# ---- three makers of runs
+# ---- algorithms
 
 
 class RunOptions(TypedDict, total=False):
-    """The options that all algorithms take; `smc_steer` describes them."""
+    """Options of all algorithms; `smc_steer` describes them."""
 
     seed: int | None
     rng: np.random.Generator | None
@@ -308,79 +295,53 @@ class RunOptions(TypedDict, total=False):
     every: int | None
 
 
-_CALLED = {                                             # what others call an argument
-    "num_particles": "N", "n_particles": "N", "particles": "N", "beam_factor": "K", "n_beam": "K",
-}  # fmt: skip
-A = TypeVar("A", bound=Callable[..., Any])
-
-
-def _with_run_options(algorithm: A) -> A:
-    """Show the options of `RunOptions` in the signature, one by one."""
-    signature = inspect.signature(algorithm)
-    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
-    kinds = inspect.get_annotations(RunOptions).items()  # ForwardRefs, of which the text is shown
-    options = [keyword(name, annotation=getattr(kind, "__forward_arg__", kind)) for name, kind in kinds]
-    shown = signature.replace(parameters=[*signature.parameters.values()][:-1] + options)
-    setattr(algorithm, "__signature__", shown)           # noqa: B010
-    return algorithm
-
-
 def _run(name: str, model: M, expand: Expand, select: Select, options: RunOptions) -> Particles[M]:
-    known = inspect.get_annotations(RunOptions)
-    if unknown := [option for option in options if option not in known]:
-        of_programs = dict.fromkeys(("max_tokens", "min_tokens", "max_new_tokens", "rule", "prompt"), "max_tokens=20")
-        of_programs |= {option: f"rule=Rule({option}=...)" for option in ("temperature", "top_k", "top_p", "min_p")}
-        if unknown[0] in of_programs:
-            said = f"give it to the program, as in ConstrainedText(lm, prompt, {of_programs[unknown[0]]})"
-            raise TypeError(f"{name} takes no {unknown[0]}: {said}")
-        if unknown[0] in _CALLED:
-            raise TypeError(f"{name} takes no {unknown[0]}: did you mean {_CALLED[unknown[0]]}?")
-        raise unknown_option(name, unknown, known)
-    run = SMC(model, expand, select, seed=options.get("seed"), rng=options.get("rng"))
-    how = {option: value for option, value in options.items() if option not in ("seed", "rng")}
-    return run.run(**how)                               # type: ignore[arg-type]
+    known = RunOptions.__annotations__
+    if unknown := {option: value for option, value in options.items() if option not in known}:
+        raise unknown_option(name, unknown, [*known, "N", "K"])
+    seed, rng = options.pop("seed", None), options.pop("rng", None)
+    return SMC(model, expand, select, seed=seed, rng=rng).run(**options)        # type: ignore[misc]
 
 
-@_with_run_options
+@list_options(RunOptions, {})
 def smc_steer(
     model: M, N: int, K: int = 3, *, expand: ExpansionName = "distinct", **options: Unpack[RunOptions]
 ) -> Particles[M]:
-    """SMC steering: K extensions of every active particle, N survivors chosen without replacement.
+    """Run SMC steering: K extensions of every active particle, N survivors chosen without replacement.
 
-    Source: Lew et al. 2023, Algorithm 1 (whose weights are N times ours), with the threshold of Fearnhead & Clifford
-    (2003) as it is there; `expand="copies"` is that algorithm to the letter.
+    Source: Lew et al. 2023, Algorithm 1 (whose weights are N times ours), with its threshold of Fearnhead & Clifford
+    (2003). `expand="copies"` is that algorithm to the letter.
 
     .. note:: With expand="distinct", the default, the code of a step before its first `sample` runs twice: once to list
-       what can be chosen, and once with the choice made.
+       the possible choices, and once with the choice made.
 
     Parameters
     ----------
     model : Model
-        The program; it is copied, never changed.
+        The program. The run copies it and never changes it.
     N, K : int
-        Particles kept, and extensions tried for each.
+        Number of particles kept, and of extensions tried for each.
     expand : str
-        Which extensions are tried. "distinct": N K different first choices of all particles together, drawn without
+        Extensions that are tried. "distinct": N K different first choices of all particles together, drawn without
         replacement. "copies": K independent copies of each particle, as in Algorithm 1. "merged": the same, but copies
-        that made equal choices are merged. All are unbiased; the first has the smallest errors, and runs more tokens,
-        since no two of its extensions are the same.
+        that made equal choices are merged. All are unbiased. "distinct" has the smallest errors, and runs more tokens,
+        since no two of its extensions are equal.
     seed, rng
-        Give at most one. The same seed gives the same particles, whatever is cached and however calls are batched, but
-        for rounding: in float32 a distribution differs in its last digits with the batch it came from, and may tip a
-        choice.
+        Give at most one. The same seed gives the same particles, up to rounding, whatever is cached and however calls
+        are batched. In float32, a distribution differs in its last digits with its batch, which may tip a choice.
     max_steps : int, optional
-        After so many steps, particles that have not finished are returned as they are, marked `cut`.
+        Number of steps after which unfinished particles are returned as they are, marked `cut`.
     on_step : callable, optional
         Called with a `Step` after every step.
     progress : bool, optional
-        Show a bar; by default where stderr is a terminal.
+        Show a bar; by default if stderr is a terminal.
     checkpoint : path, optional
-        A file from which an interrupted run goes on: called again with the same arguments, it ends with the same
-        particles. A run that had ended comes back without being run. `max_steps` may grow. A ValueError says what
-        differs where the file is that of another run, which is left as it is.
+        File from which an interrupted run continues. The same call then ends with the same particles, and returns a
+        completed run without running it. `max_steps` may grow. If the file is of another run, a ValueError names the
+        difference, and the file is left as it is.
     every : int, optional
-        How many steps to make from one checkpoint to the next; by default as many as keep writing them below 2 % of the
-        time. The last is written where the run ends, fails or is interrupted.
+        Number of steps between two checkpoints; by default as many as keep the time of writing below 2 %. The last
+        checkpoint is written when the run ends, fails or is interrupted.
 
     Returns
     -------
@@ -388,22 +349,22 @@ def smc_steer(
         At most N, all of positive weight; `log_ml` is the log of an unbiased estimate of Z. Length 0 if all died.
     """
     one_of("expand", expand, EXPANSIONS)
-    return _run("smc_steer", checked(model), EXPANSIONS[expand](N, K), DownSample(N), options)
+    return _run("smc_steer", check_model(model), EXPANSIONS[expand](N, K), DownSample(N), options)
 
 
-@_with_run_options
+@list_options(RunOptions, {})
 def smc_standard(
     model: M, N: int, *, ess_threshold: float = 0.5, resample: Scheme = systematic, **options: Unpack[RunOptions]
 ) -> Particles[M]:
-    """The particle filter: one extension of every particle, resampled when ess < `ess_threshold` N.
+    """Run the particle filter: one extension of every particle, resampled when ess < `ess_threshold` N.
 
-    Source: Doucet & Johansen 2009, Sec. 3.5. `resample` is a scheme of `llmppl.inference.resampling`; `optimal` is
-    refused, since it leaves N of N particles as they are. The other parameters are those of `smc_steer`.
+    Source: Doucet & Johansen 2009, Sec. 3.5. `resample` is a scheme of `llmppl.inference.resampling`; `optimal` is a
+    ValueError, since it leaves N of N particles as they are. The other parameters are those of `smc_steer`.
     """
-    return _run("smc_standard", checked(model), Copies(N), ResampleBelow(N, ess_threshold, resample), options)
+    return _run("smc_standard", check_model(model), Copies(N), ResampleBelow(N, ess_threshold, resample), options)
 
 
-@_with_run_options
+@list_options(RunOptions, {})
 def importance_sampling(model: M, N: int, **options: Unpack[RunOptions]) -> Particles[M]:
-    """N independent weighted runs of the program. The parameters are those of `smc_steer`."""
-    return _run("importance_sampling", checked(model), Copies(N), ResampleBelow(N, 0.0), options)
+    """Run the program N times independently, with weights. The parameters are those of `smc_steer`."""
+    return _run("importance_sampling", check_model(model), Copies(N), ResampleBelow(N, 0.0), options)

@@ -1,12 +1,11 @@
-"""Arguments that many functions take, checked in one place: counts, numbers, texts, functions, random streams.
+"""Checks of arguments: counts, numbers, texts, functions, random streams, and values read from JSON.
 
-Each check is given the argument's name, with which its error begins, and returns the value in its plain Python type.
-What is of another type is a TypeError, what is out of range a ValueError. A bool is no number, a class no function.
+A check takes the argument's name, with which its error begins, and returns the value in its plain Python type. A value
+of another type is a TypeError, a value out of range a ValueError. A bool is no number, and a class is no function.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import itertools
 import math
@@ -22,6 +21,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from llmppl.support.options import unknown_option
+
 __all__ = [
     "count", "finite", "flag", "fraction", "function", "generator", "integer", "is_file_name", "is_hashable",
     "is_type", "kind", "mismatch", "name_of", "number", "one_of", "optional_count", "path", "positive",
@@ -32,24 +33,24 @@ S = TypeVar("S", bound=str)
 T = TypeVar("T")
 
 
-def _of_type(name: str, value: T, types: type | tuple[type, ...], what: str) -> T:
+def _of_type(name: str, value: T, types: type | tuple[type, ...], expected: str) -> T:
     if type(value) is bool or not isinstance(value, types):
-        raise TypeError(f"{name} must be {what}, not {shown(value)}")
+        raise TypeError(f"{name} must be {expected}, not {shown(value)}")
     return value
 
 
-def _in_range(name: str, value: Any, holds: bool, what: str) -> None:
+def _in_range(name: str, value: Any, holds: bool, expected: str) -> None:
     if not holds:
-        raise ValueError(f"{name} must be {what}, not {shown(value)}")
+        raise ValueError(f"{name} must be {expected}, not {shown(value)}")
 
 
 def integer(name: str, value: float) -> int:
-    """`value`, an integer of any size and sign."""
+    """Return `value`, an integer of any size and sign."""
     return int(_of_type(name, value, (int, np.integer), "an integer"))
 
 
 def count(name: str, value: float, least: int = 1) -> int:
-    """`value`, an integer of at least `least` and at most sys.maxsize, the length of the longest list."""
+    """Return `value`, an integer from `least` to sys.maxsize, the largest length of a list."""
     value = integer(name, value)
     if not least <= value <= sys.maxsize:
         _in_range(name, value, value >= least, f"at least {least}")
@@ -58,12 +59,12 @@ def count(name: str, value: float, least: int = 1) -> int:
 
 
 def optional_count(name: str, value: int | None, least: int = 1) -> int | None:
-    """`value`, a count or None."""
+    """Return `value`, a count or None."""
     return None if value is None else count(name, value, least)
 
 
 def number(name: str, value: float) -> float:
-    """`value`, a real number, infinite ones included; not NaN."""
+    """Return `value`, a real number, infinite ones included; not NaN."""
     try:
         real = float(_of_type(name, value, numbers.Real, "a number"))
     except OverflowError:                               # 10**400
@@ -73,21 +74,21 @@ def number(name: str, value: float) -> float:
 
 
 def finite(name: str, value: float) -> float:
-    """`value`, a number between the infinite ones."""
+    """Return `value`, a number between the infinite ones."""
     real = number(name, value)
     _in_range(name, value, math.isfinite(real), "finite")
     return real
 
 
 def positive(name: str, value: float) -> float:
-    """`value`, a number above 0 and below infinity."""
+    """Return `value`, a number above 0 and below infinity."""
     real = number(name, value)
     _in_range(name, value, 0.0 < real < math.inf, "positive and finite")
     return real
 
 
 def temperature(value: float) -> float:
-    """`value`, a temperature: a number above 0 and below infinity."""
+    """Return `value`, a temperature: a number above 0 and below infinity."""
     try:
         return positive("temperature", value)
     except ValueError as error:
@@ -95,7 +96,7 @@ def temperature(value: float) -> float:
 
 
 def probability(name: str, value: float, *, above_0: bool = False) -> float:
-    """`value`, a number in [0, 1], or in (0, 1]."""
+    """Return `value`, a number in [0, 1], or in (0, 1]."""
     real = number(name, value)
     if above_0:
         _in_range(name, value, 0.0 < real <= 1.0, "in (0, 1]")
@@ -104,29 +105,29 @@ def probability(name: str, value: float, *, above_0: bool = False) -> float:
 
 
 def fraction(name: str, value: float) -> float:
-    """`value`, a number in [0, 1)."""
+    """Return `value`, a number in [0, 1)."""
     real = number(name, value)
     _in_range(name, value, 0.0 <= real < 1.0, "a fraction in [0, 1)")
     return real
 
 
 def flag(name: str, value: bool) -> bool:
-    """`value`, True or False."""
+    """Return `value`, True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, not {shown(value)}")
     return bool(value)
 
 
 def one_of(name: str, value: S, choices: Iterable[str]) -> S:
-    """`value`, one of some names."""
+    """Return `value`, one of some names."""
     choices = tuple(choices)
-    what = f"one of {', '.join(map(repr, choices))}"
-    _in_range(name, _of_type(name, value, str, what), value in choices, what)
+    expected = f"one of {', '.join(map(repr, choices))}"
+    _in_range(name, _of_type(name, value, str, expected), value in choices, expected)
     return value
 
 
 def text(name: str, value: str) -> str:
-    """`value`, a str that can be written in UTF-8."""
+    """Return `value`, a str that can be written in UTF-8."""
     try:
         _of_type(name, value, str, "a str").encode()
     except UnicodeEncodeError as error:
@@ -139,29 +140,29 @@ def text(name: str, value: str) -> str:
 
 
 def token_id(value: int) -> int:
-    """`value`, a token's id; what is none is a TypeError that says how text is read."""
+    """Return `value`, the id of a token. The TypeError for a text says how to read it."""
     if isinstance(value, (str, bytes)):
         raise TypeError(f"token must be an id or a Token, not {shown(value)}: a text is read by after({shown(value)})")
     return integer("token", value)
 
 
 def is_file_name(value: str) -> bool:
-    """Whether a text is rather the name of a file, such as "sql.lark": one line that ends with a suffix."""
+    """Check whether a text looks like the name of a file, such as "sql.lark": one line that ends with a suffix."""
     return re.fullmatch(r"[^\n\"{}:]*[\w/\\]\.\w{1,10}", value) is not None
 
 
 def path(name: str, value: str | os.PathLike[str]) -> Path:
-    """`value`, the path of a file."""
+    """Return `value`, the path of a file."""
     return Path(_of_type(name, value, (str, os.PathLike), "a path, a str or a pathlib.Path"))
 
 
 def is_type(value: object) -> bool:
-    """Whether `value` is a class or another type: int, list[int], Literal["a"], int | None."""
+    """Check whether `value` is a class or another type: int, list[int], Literal["a"], int | None."""
     return isinstance(value, type) or typing.get_origin(value) is not None or type(value).__module__ == "typing"
 
 
 def is_hashable(value: object) -> bool:
-    """Whether `value` can be a key; what it holds is asked too, as in Annotated[int, []]."""
+    """Check whether `value` can be a key, including its contents, as in Annotated[int, []]."""
     try:
         hash(value)
     except TypeError:
@@ -170,13 +171,13 @@ def is_hashable(value: object) -> bool:
 
 
 def function(name: str, value: Callable[..., Any], example: str, *, takes: int | None = None) -> Callable[..., Any]:
-    """`value`, something that can be called, with `takes` arguments, and is no type; `example` is one that would do."""
+    """Return `value`, a function that can take `takes` arguments, and is no type. Errors show an `example`."""
     if is_type(value) or not callable(value):
         raise TypeError(f"{name} must be a function, as {example} is, not {shown(value)}")
     if takes is not None:
         try:
             inspect.signature(value).bind(*range(takes))
-        except ValueError:                              # it does not tell
+        except ValueError:                              # it has no signature
             return value
         except TypeError as error:
             said = f"{name} must take {takes} argument{'s' * (takes != 1)}, as {example} does"
@@ -185,7 +186,7 @@ def function(name: str, value: Callable[..., Any], example: str, *, takes: int |
 
 
 def truth(name: str, asked: Callable[[Any], bool | np.bool_], of: object) -> bool:
-    """What the function `asked` says of `of`, True or False."""
+    """Return `asked(of)`. Raise a TypeError unless it is True or False."""
     answer = asked(of)
     if not isinstance(answer, (bool, np.bool_)):
         said = f"{name} {name_of(asked)} returned {shown(answer)} for {shown(of)}"
@@ -193,18 +194,10 @@ def truth(name: str, asked: Callable[[Any], bool | np.bool_], of: object) -> boo
     return bool(answer)
 
 
-def unknown_option(owner: str, given: Iterable[str], known: Iterable[str]) -> TypeError:
-    """The error for keywords that a function does not take, with the name that was probably meant."""
-    unknown, known = next(iter(given)), sorted(known)
-    near = difflib.get_close_matches(unknown, known, 1)
-    meant = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
-    return TypeError(f"{owner} takes no {unknown}: {meant}")
-
-
 def generator(seed: int | None, rng: np.random.Generator | None = None) -> np.random.Generator:
-    """`rng`, or a new one from `seed`, or from the system's entropy; an error for both, and for what is neither.
+    """Return `rng`, or a new generator from `seed` or from the system's entropy.
 
-    A seed is an integer of any size, at least 0.
+    A seed is an integer of any size, at least 0. ValueError if both are given.
     """
     if rng is None:
         _in_range("seed", seed, seed is None or integer("seed", seed) >= 0, "at least 0")
@@ -215,21 +208,21 @@ def generator(seed: int | None, rng: np.random.Generator | None = None) -> np.ra
 
 
 def name_of(asked: Callable[..., Any]) -> str:
-    """How a function is called in an error."""
+    """Return the name of a function for errors."""
     return (getattr(asked, "__qualname__", None) or repr(asked)).rpartition("<locals>.")[2]
 
 
 def kind(value: object) -> str:
-    """How a value of the wrong type is called: one that is short by its repr, else by its type."""
+    """Return the repr of a value of the wrong type if that is short, else its type."""
     whole = shown(value)
     return whole if whole == repr(value) and "\n" not in whole else f"a {type(value).__name__}"
 
 
 def shown(value: object, most: int = 100) -> str:
-    """The repr of `value`, cut in the middle where it is long."""
+    """Return the repr of `value`, cut in the middle if it has more than `most` characters."""
     try:
         whole = repr(value)
-    except ValueError:                                  # an int of more digits than Python writes
+    except ValueError:                                  # an int with more digits than Python writes
         whole = f"an {type(value).__name__} too long to be written"
     except RecursionError:
         whole = f"a {type(value).__name__} nested too deep to be written"
@@ -237,11 +230,11 @@ def shown(value: object, most: int = 100) -> str:
 
 
 def mismatch(value: Any, shape: Any, place: str = "it") -> str:
-    """Name the first place where a value that was read from JSON has another shape; "" if there is none.
+    """Describe the first place where a value read from JSON differs from a shape; "" if there is none.
 
-    A shape is a type, a union of types, a range of integers, a frozenset of texts, [shape] for a list of any length, a
-    tuple of shapes for the items of a list, a dict of shapes for the fields of an object, which may have others (that
-    of ... is the shape of all fields), or a function that returns whether a value fits.
+    A shape is a type, a union of types, a range of integers, a frozenset of texts, or a function that returns whether a
+    value fits. [shape] is a list of any length, a tuple of shapes the items of a list, and a dict of shapes the fields
+    of an object, which may have further fields. The key ... in a dict gives the shape of all fields.
     """
     wrong = f"{place} is {'of another kind' if isinstance(value, (list, dict)) else shown(value)}"
     kinds = shape.__args__ if isinstance(shape, types.UnionType) else (shape,)
@@ -249,7 +242,7 @@ def mismatch(value: Any, shape: Any, place: str = "it") -> str:
         is_number = float in kinds and type(value) in (float, int) and abs(value) <= sys.float_info.max     # and no NaN
         return "" if is_number or (type(value) in kinds and type(value) is not float) else wrong
     if isinstance(shape, (range, frozenset)):
-        kind = int if isinstance(shape, range) else str         # a text would be compared with all of a range
+        kind = int if isinstance(shape, range) else str         # `text in range` would compare every number
         return "" if type(value) is kind and value in shape else wrong
     if isinstance(shape, (list, tuple)):
         if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):

@@ -1,9 +1,9 @@
-"""Files that outlive a run: sealed lines of JSON, owners, and replacement as a whole.
+"""Files that outlive a run: sealed lines of JSON, owners, and atomic replacement.
 
-A *sealed* line ends with a checksum of what stands before it, in a field of its own, so that other tools read it as
-plain JSON. A file that is being written has one *owner*, a run that holds its lock. The lock belongs to the file, and
-not to its name: an owner looks from time to time whether the name still leads to its file. A forked process inherits
-no file. A log-weight of -inf is null in all files.
+A *sealed* line ends with a field for the checksum of the text before it. Other tools read it as plain JSON. A file that
+is being written has one *owner*, a run that holds its lock. The lock belongs to the file and not to its name, so an
+owner checks from time to time that the name still leads to its file. A forked process inherits no file. A log-weight of
+-inf is null in all files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OPEN = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _NEW = _OPEN | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 _NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP        # of file systems without locks
 _NO_LINKS = errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP
-_TIMES = 3                                              # that a lock is tried: its owner may end
+_TIMES = 3                                              # attempts to lock, since the owner may end
 _DESCRIPTORS = set[int]()                               # of files that this process owns
 _WRITER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _SEAL = re.compile(rb', "check": "([0-9a-f]{16})"\}\n')
@@ -41,7 +41,7 @@ _SEAL_SIZE = len(', "check": "0123456789abcdef"}\n')
 
 
 def parsed(line: str | bytes) -> dict[str, Any]:
-    """Return the JSON object that a line is; an empty one if it is none."""
+    """Return the JSON object in a line; an empty one if the line is no object."""
     value = None
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(line)
@@ -49,7 +49,7 @@ def parsed(line: str | bytes) -> dict[str, Any]:
 
 
 def sealed(record: dict[str, Any]) -> bytes:
-    """Return a record, which is not empty, as a line of JSON that ends with its checksum."""
+    """Return a record with at least one field as a line of JSON that ends with its checksum."""
     body = _WRITER.encode(record)[:-1].encode("utf-8", "backslashreplace")      # half of a UTF-16 pair, as JSON has it
     return b'%s, "check": "%s"}\n' % (body, checksum(body).encode())
 
@@ -66,24 +66,24 @@ def checksum(body: bytes) -> str:
 
 
 def null(number: Any) -> Any:
-    """Return a number as JSON has it."""
+    """Return a number for JSON, where -inf is null."""
     return None if number == -math.inf else number
 
 
 def no_folder(path: Path) -> FileNotFoundError | None:
-    """Return the error for a file in a folder that is not there; None if it is."""
+    """Return the error for a file whose folder does not exist; None if it does."""
     missing = f"there is no folder {str(path.parent)!r}; make it first"
     return None if path.parent.is_dir() else FileNotFoundError(errno.ENOENT, missing, str(path))
 
 
 class Owned:
-    """File with one owner at a time, from here until `close`. It follows a symbolic link.
+    """File with one owner at a time, until `close`. A symbolic link leads to its target.
 
     Parameters
     ----------
     path : Path
     begin : callable, optional
-        Returns the first bytes of a file that is not there. Without it such a file begins with `replacing`.
+        Returns the first bytes of a missing file. Without it, `replacing` creates the file.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Owned:
             while self.descriptor < 0:
                 if self._open(begin):
                     return
-                if self.descriptor >= 0 and self.fate():        # another run had replaced it before it was locked
+                if self.descriptor >= 0 and self.fate():        # another run replaced the file before the lock
                     self.close()
             self._sweep()
         except BaseException:
@@ -111,12 +111,12 @@ class Owned:
             raise
 
     def _open(self, begin: Callable[[], bytes] | None) -> bool:
-        """Open the file, or make it; return whether there is none, and none to be made."""
+        """Open or create the file. Return True if it is missing and there is no `begin`."""
         try:
             self._own(os.open(self._real, _OPEN))
             _lock(self.descriptor, self.path)
         except BlockingIOError:
-            if not self.fate():                         # else its owner has replaced it meanwhile
+            if not self.fate():                         # otherwise its owner has replaced it
                 raise
             self.close()
         except FileNotFoundError:
@@ -152,7 +152,7 @@ class Owned:
             )
 
     def fate(self, size: int | None = None) -> str:
-        """Describe a change that others made to the file; "" if there is none. The owner has written `size` bytes."""
+        """Describe a change that others made to a file of `size` written bytes; "" if there is none."""
         here = os.fstat(self.descriptor)
         try:
             if not os.path.samestat(here, os.stat(self._real)):
@@ -163,7 +163,7 @@ class Owned:
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[BinaryIO]:
-        """Open a file that takes the place of this one at the end: at every moment the old or the new one is whole."""
+        """Open a temporary file that replaces this one at the end. The path always leads to a complete file."""
         self.check_process()
         beside = self._real.with_name(f".{self._real.name}.{secrets.token_hex(4)}.part")
         descriptor = -1
@@ -178,7 +178,7 @@ class Owned:
             os.fsync(descriptor)
             if not is_new and (fate := self.fate()):
                 raise OSError(errno.ESTALE, f"the file {fate} while this run wrote it; it is left as it is")
-            if sys.platform == "win32":                 # where no open file gets another name
+            if sys.platform == "win32":                 # an open file cannot be renamed there
                 os.close(descriptor)
                 self.close()
             _name(beside, self._real, is_new)
@@ -193,7 +193,7 @@ class Owned:
                 beside.unlink(missing_ok=True)
             if descriptor not in (-1, self.descriptor):
                 os.close(descriptor)
-            if isinstance(error, OSError):              # some do not name the file, others name the temporary one
+            if isinstance(error, OSError):              # it may name no file, or the temporary one
                 raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(self.path)) from error
             raise
 
@@ -201,9 +201,9 @@ class Owned:
         descriptor = self.descriptor
         if descriptor >= 0 and not self.is_fork:
             if sys.platform != "win32":
-                with contextlib.suppress(OSError):      # of a file system without locks
+                with contextlib.suppress(OSError):      # the file system may have no locks
                     fcntl.flock(descriptor, fcntl.LOCK_UN)      # a fork may not have closed it yet
-            self.descriptor = -1                        # an interrupt from here on leaves it open and not locked
+            self.descriptor = -1                        # an interrupt after this leaves it open but not locked
             _DESCRIPTORS.discard(descriptor)
             os.close(descriptor)
         self.descriptor = -1
@@ -235,7 +235,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 def _owner(inode: int) -> str:
-    """Name the process that holds the lock of a file; "" if it has ended meanwhile, or the system lists no locks."""
+    """Name the process that holds the lock of a file; "" if it has ended, or if the system lists no locks."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
             _, kind, _, _, process, file, *_ = line.split()
@@ -245,13 +245,13 @@ def _owner(inode: int) -> str:
 
 
 def _name(beside: Path, path: Path, is_new: bool) -> None:
-    """Give a file its name. No file may have the name of a new one."""
+    """Rename a temporary file. A new file never replaces an existing one."""
     if is_new:
         try:
             os.link(beside, path)                       # a rename would replace the file of another run
             return beside.unlink()
-        except (FileExistsError, FileNotFoundError):    # another run came first, and has swept
-            Owned(path).close()                         # or an error that names it
+        except (FileExistsError, FileNotFoundError):    # another run came first, and may have swept
+            Owned(path).close()                         # or an error that names its owner
             raise FileExistsError(errno.EEXIST, "another run has made it meanwhile", str(path)) from None
         except OSError as error:
             if error.errno not in _NO_LINKS:
@@ -260,7 +260,7 @@ def _name(beside: Path, path: Path, is_new: bool) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Have the disk keep the name of a new file, where folders can be synchronised."""
+    """Write the name of a new file to the disk, if folders can be synchronised."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
@@ -270,7 +270,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _close_inherited() -> None:
-    """Close the files of the parent process, whose locks a fork would hold as long as it lives."""
+    """Close the files of the parent process. Otherwise a fork would hold their locks as long as it lives."""
     while _DESCRIPTORS:
         os.close(_DESCRIPTORS.pop())
 

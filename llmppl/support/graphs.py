@@ -1,6 +1,6 @@
-"""What grows while it is used: nodes reached along edges, answers that are kept, numbers that are given out.
+"""Graphs and growing tables: searches along edges, dicts that compute missing values, and numberings.
 
-An entry is made whole before it can be looked up, so that other threads and an interrupt leave nothing half-made.
+An entry is complete before it can be looked up. So other threads and interrupts never leave a partial entry.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class Memo(dict[K, V]):
-    """A dict that asks `find(key)` for what it lacks, and keeps the answer."""
+    """A dict that computes a missing value by `find(key)`, and keeps it."""
 
     __slots__ = ("_find",)
 
@@ -23,13 +23,13 @@ class Memo(dict[K, V]):
         self._find = find
 
     def __missing__(self, key: K) -> V:
-        return self.setdefault(key, self._find(key))    # of two threads that find it, both get the first one's
+        return self.setdefault(key, self._find(key))    # two threads get the same value, that of the first
 
 
 class Numbering(dict[K, int]):
-    """A dict that numbers its keys from 0 on as they are met; `met[number]` is the key.
+    """A dict that numbers its keys from 0 in the order of their first use; `met[number]` is the key.
 
-    `check(key)` may refuse a new key by an exception.
+    `check(key)` may raise an exception to refuse a new key.
     """
 
     __slots__ = ("check", "met")
@@ -44,13 +44,13 @@ class Numbering(dict[K, int]):
     def __missing__(self, key: K) -> int:
         self.check(key)
         number = len(self)
-        self.met[number:] = [key]                   # in place of what an interrupt has left
+        self.met[number:] = [key]                   # replaces entries that an interrupt left
         self[key] = number
         return number
 
 
 def reached(starts: Iterable[K], edges: Callable[[K], Iterable[K]]) -> Iterator[K]:
-    """The nodes that edges lead to from `starts`, these first, each once; a node's edges are asked for after it."""
+    """Yield `starts` and all nodes that edges lead to, each once. A node's edges are read after it is yielded."""
     found = list(dict.fromkeys(starts))
     seen = set(found)
     for node in found:                              # grows
@@ -61,7 +61,7 @@ def reached(starts: Iterable[K], edges: Callable[[K], Iterable[K]]) -> Iterator[
 
 
 def turned(edges: Iterable[tuple[V, Iterable[K]]]) -> dict[K, list[V]]:
-    """For every target of some edges (a node and its targets each), the nodes that it is a target of, in order."""
+    """Return, for every target in edges (a node and its targets each), the nodes that lead to it, in order."""
     found: dict[K, list[V]] = defaultdict(list)
     for node, targets in edges:
         for target in targets:
@@ -70,7 +70,7 @@ def turned(edges: Iterable[tuple[V, Iterable[K]]]) -> dict[K, list[V]]:
 
 
 def postorder(roots: Iterable[Any], edges: Callable[[Any], Iterable[Any]], key: Callable[[Any], Any] = id) -> list[Any]:
-    """The nodes of a graph without circles, each once (by its `key`) and after those that its edges lead to."""
+    """Return the nodes of an acyclic graph, each once (by its `key`) and after the nodes that its edges lead to."""
     order, seen = [], set()
     todo = [(root, False) for root in roots]
     while todo:

@@ -1,12 +1,13 @@
-"""What several threads share: used by one call at a time, and right after a call that did not end.
+"""Locks: guards of state that threads share. One call runs at a time, and interrupted calls leave no damage.
 
-An interrupt can end a call between any two lines, and what it was changing is then right nowhere in particular. There
-are two ways to live with that. `Exclusive` repairs nothing where it broke: a call that does not end leaves a mark, and
-the next one that finds the mark makes everything anew before it begins. What only grows, and is found by a number or a
-key that others hold, is *published last*: entered whole where it is looked up, in one assignment, after all that it
-refers to is in place. It can be looked up without a lock, and only what is not found yet is worked out `in_turn`.
-A fork interrupts all threads but its own, of which the child has none: the locks that they held are free there, and
-the next call finds their marks.
+An interrupt can end a call between any two lines, and leave the state that it was changing inconsistent. There are two
+remedies:
+
+- `Exclusive` marks a call that did not end. The next call finds the mark and rebuilds the state before it begins.
+- A table that only grows is *published last*: one assignment enters a complete value, after all values that it refers
+  to. Lookups need no lock, and only missing values are computed `in_turn`.
+
+A fork ends all other threads in the child. Their locks are free there, and the next call finds their marks.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 class Turn:
-    """Lock that a thread may take again while it holds it. Pickles and forks get a new one."""
+    """Reentrant lock. Pickles and forks get a new one."""
 
     __slots__ = ("__weakref__", "lock")
 
     def __init__(self) -> None:
         self.lock: Any = threading.RLock()
-        _turns.add(weakref.ref(self, _turns.discard))   # C code, in which no signal handler runs
+        _turns.add(weakref.ref(self, _turns.discard))   # discard is C code, in which no signal handler runs
 
     def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
         return Turn, ()
 
 
 def in_turn(method: F) -> F:
-    """The method, run by one thread at a time among all objects that have the same Turn as their `_turn`."""
+    """Return a method that one thread at a time runs, among all objects with the same Turn as their `_turn`."""
 
     @functools.wraps(method)
     def waits(self: Any, *arguments: Any) -> Any:
@@ -55,9 +56,9 @@ at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **_: None)
 
 
 def _free() -> None:
-    """Replace all locks, except those of the forking thread, whose call goes on in the child."""
+    """Replace all locks except those of the forking thread, whose call continues in the child."""
     for turn in [ref() for ref in [*_turns]]:
-        if turn is not None and not turn.lock._is_owned():              # as threading.Condition asks
+        if turn is not None and not turn.lock._is_owned():              # threading.Condition uses the same method
             turn.lock = threading.RLock()
 
 
@@ -65,7 +66,7 @@ at_fork(after_in_child=_free)
 
 
 class cached_property(functools.cached_property[T]):    # noqa: N801
-    """That of functools, without the lock that Python 3.11 has around it, which no fork would free."""
+    """`functools.cached_property` without its lock in Python 3.11, which a fork would not free."""
 
     def __init__(self, function: Callable[[Any], T]) -> None:
         super().__init__(function)
@@ -73,20 +74,20 @@ class cached_property(functools.cached_property[T]):    # noqa: N801
 
 
 class Exclusive:
-    """`exclusive(function, *arguments)` is `function(*arguments)`, in one thread at a time.
+    """Guard of shared state: `exclusive(function, *arguments)` calls the function in one thread at a time.
 
     Parameters
     ----------
     renew : callable
-        Brings what is shared into a state that is right whatever an unfinished call has left. It runs before the next
-        call, and again if it was itself not finished.
+        Restores a valid state after an interrupted call, whatever that left. It runs before the next call, and again if
+        it was interrupted itself.
     name : str
-        What is shared, for the error.
+        Name of the shared state, for errors.
 
     Raises
     ------
     RuntimeError
-        If the function itself calls it again in the same thread, where waiting would never end.
+        If the function calls the guard again in the same thread, which would wait for ever.
     """
 
     def __init__(self, renew: Callable[[], None], name: str) -> None:
@@ -97,7 +98,7 @@ class Exclusive:
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if self._turn.lock._is_owned():
             raise RuntimeError(f"{self._name} was used from inside a call of its own, by {function.__qualname__}")
-        # on one line: nothing that raises between two lines leaves it locked
+        # on one line: an interrupt between two lines could leave it locked
         with self._turn.lock: return self._to_its_end(function, arguments)      # noqa: E701
 
     def _to_its_end(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -109,12 +110,12 @@ class Exclusive:
         return result
 
     def in_order(self) -> None:
-        """Say, inside a call, that all is right as it is, though the call is about to raise."""
+        """Declare inside a call that the state is valid, although the call is about to raise."""
         self._ended = True
 
 
 def let_through(error: BaseException) -> None:
-    """Raise `error` again if a signal handler raised it; what catches the exceptions of other code asks this first."""
+    """Raise `error` again if a signal handler raised it. Call it first after catching exceptions of other code."""
     handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
     called = [each if hasattr(each, "__code__") else each.__call__ for each in handlers if callable(each)]
     codes = [getattr(each, "__code__", None) for each in called]
@@ -122,8 +123,8 @@ def let_through(error: BaseException) -> None:
         raise error
 
 
-class _Noting:
-    """A signal handler that notes what another one raises."""
+class _RecordingHandler:
+    """A signal handler that calls another one and records its exceptions."""
 
     def __init__(self, handler: Callable[..., Any]) -> None:
         self.handler, self.raised = handler, list[BaseException]()
@@ -137,26 +138,27 @@ class _Noting:
 
 
 def heard(run: Callable[[], T]) -> T:
-    """The result of `run()`; what a signal handler raised in it, and was swallowed there, is raised."""
-    if threading.current_thread() is not threading.main_thread():               # where no handler runs
+    """Return `run()`. Raise an exception of a signal handler that `run` has swallowed."""
+    if threading.current_thread() is not threading.main_thread():               # handlers run in the main thread only
         return run()
-    noting = {number: _Noting(handler) for number in _SIGNALS if callable(handler := signal.getsignal(number))}
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    recording = {number: _RecordingHandler(each) for number, each in handlers.items() if callable(each)}
 
     def restore() -> None:
-        for number, each in noting.items():
+        for number, each in recording.items():
             if signal.getsignal(number) in [each]:
                 signal.signal(number, each.handler)
 
     try:
-        for number, each in noting.items():
+        for number, each in recording.items():
             signal.signal(number, each)
         result = run()
     finally:
         try:
             restore()
-        finally:                                        # a handler that raised may have ended the first
+        finally:                                        # an exception of a handler may have ended the first one
             restore()
-    for each in noting.values():
+    for each in recording.values():
         if each.raised:
             raise each.raised[-1]
     return result

@@ -1,13 +1,13 @@
-"""Runtime: run plain functions together, and answer what they all wait for with one call.
+"""Runtime: run plain functions together, and answer the questions of all of them with one call.
 
-Functions run in greenlets, those that do not wait one after another in the same. Where one needs something expensive it
-calls `request`, which switches out of it; when every function has either returned or asked, each *evaluator* gets all
-of its questions in one list (a *round*), and the functions go on with their answers. They stay ordinary synchronous
-Python; there is no event loop and no timeout. Outside of a run, `request` simply evaluates, so the same code runs by
-hand in a debugger. A run inside a function of another run passes its batches up, so that runs share their rounds, too.
+Functions run in greenlets; functions that never wait share one greenlet. For an expensive answer, a function calls
+`request`, which switches out of it. When every function has either returned or asked, each *evaluator* gets all of its
+questions in one list (a *round*), and the functions continue with the answers. They stay ordinary synchronous Python,
+without event loop or timeout. Outside of a run, `request` simply evaluates, so the same code runs in a debugger. A run
+inside a function of another run passes its batches up, so that runs share rounds, too.
 
-`Runtime.run` takes functions that are parts of one thing: what leaves one of them ends all. `Runtime.each` takes
-functions that have nothing to do with one another.
+`Runtime.run` takes functions that belong together: an exception of one ends all. `Runtime.each` takes independent
+functions.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ class ContextTooLong(ValueError):
 
 @dataclass
 class Stats:
-    """What was run, and how long it took.
+    """Counts and times of a run.
 
-    `rounds`: forward-pass batches; `rows`: contexts evaluated; `tokens`: tokens run through language models; `hits`:
-    questions answered from a cache; `seconds_lm`, `seconds_masks`, `seconds_other`: time in language models, in masks,
-    and in everything else (the steps of the programs and the inference loop around them); `bytes_to_host`: what was
-    copied to numpy from the rows that stay on an accelerator; `calls`, `arguments`, `seconds_batched`: calls of batched
-    functions, what they were called with, and their time.
+    rounds : int, batches of forward passes
+    rows : int, contexts evaluated
+    tokens : int, tokens run through language models
+    hits : int, questions answered from a cache
+    seconds_lm, seconds_masks : float, seconds in language models and in masks
+    seconds_other : float, seconds in everything else: the steps of the programs and the inference loop
+    bytes_to_host : int, bytes copied to numpy from rows that stay on an accelerator
+    calls, arguments, seconds_batched : calls of batched functions, number of their arguments, and seconds in them
     """
 
     rounds: int = 0
@@ -73,30 +76,30 @@ class Stats:
 
 
 class Evaluator(Protocol):
-    """Evaluates questions in batches, as a language model does.
+    """Evaluator of questions in batches, such as a language model.
 
-    A `patient` one is asked in a run only when its functions wait for none that is not: for it, a run waits until all
-    have come as far.
+    A run calls a `patient` evaluator only when no function waits for an evaluator that is not patient. So all functions
+    come as far as they can before it is called.
     """
 
     patient: bool
 
     def begin(self) -> None:
-        """A run asks for the first time, or somebody asks outside of a run; most have nothing to do."""
+        """Prepare for the first question of a run, or for a question outside of a run. Most do nothing."""
         return None
 
     def done(self) -> Stats:
-        """A copy of what was done for the calling thread so far; it only ever grows."""
+        """Return a copy of the counts of the calling thread so far, which only grow."""
 
     def cached(self, question: Any) -> Any | None:
-        """The cached answer, or None."""
+        """Return the cached answer, or None."""
 
     def evaluate(self, questions: list[Any]) -> Sequence[Any]:
-        """The answers, in the order of the questions."""
+        """Return the answers in the order of the questions."""
 
 
 class _Worker(greenlet):  # type: ignore[misc]
-    """Takes one function after another of a run, until one waits; its parent is the loop that gets the answers."""
+    """Greenlet that runs one function after another until one waits. Its parent is the loop that gets the answers."""
 
     def __init__(self, runtime: Runtime, todo: deque[tuple[Callable[[], Any], str]]) -> None:
         super().__init__(self._work)
@@ -105,7 +108,7 @@ class _Worker(greenlet):  # type: ignore[misc]
 
     def _work(self) -> Any:
         result = None
-        while self._todo:                               # once it has waited, others have taken the rest
+        while self._todo:                               # while it waited, other workers have taken the rest
             function, self.name = self._todo.popleft()
             self.gr_context = self._caller.copy()
             result = function()
@@ -113,7 +116,7 @@ class _Worker(greenlet):  # type: ignore[misc]
 
 
 class _Request(NamedTuple):
-    """What a function waits for."""
+    """Questions for which a function waits."""
 
     worker: _Worker
     evaluator: Evaluator
@@ -121,18 +124,18 @@ class _Request(NamedTuple):
 
 
 def _worker() -> _Worker | None:
-    """The function of a run that is the caller, if one is."""
+    """Return the worker that runs the caller; None outside of a run."""
     current = getcurrent()
     return current if isinstance(current, _Worker) else None
 
 
 def running() -> bool:
-    """Whether the caller is a function of a run."""
+    """Check whether the caller is a function of a run."""
     return _worker() is not None
 
 
 def request(evaluator: Evaluator, question: Any) -> Any:
-    """The answer to `question`: the cached one, or evaluated together with what the run's other functions request."""
+    """Return the answer to `question`, from the cache or from a round with the other functions of the run."""
     worker = _worker()
     if worker is None:
         evaluator.begin()
@@ -143,7 +146,7 @@ def request(evaluator: Evaluator, question: Any) -> Any:
 
 
 def _evaluated(evaluator: Evaluator, questions: list[Any]) -> Sequence[Any]:
-    """The answers to `questions`, evaluated with what the run's other functions request, if the caller is one."""
+    """Return the answers to `questions`, in a run from a round with its other functions."""
     worker = _worker()
     if worker is None:
         return evaluator.evaluate(questions)
@@ -153,7 +156,7 @@ def _evaluated(evaluator: Evaluator, questions: list[Any]) -> Sequence[Any]:
 
 
 class mask_timer:
-    """Counts the time of a `with` block as spent in masks; the block must not request anything."""
+    """Timer of a `with` block that computes masks. The block must not request anything."""
 
     __slots__ = ("start",)                              # a class, since a generator would cost more than a mask
 
@@ -168,18 +171,18 @@ class mask_timer:
 
 
 class Runtime:
-    """Runs functions together, in their order, each until it requests something or returns; counts what that took."""
+    """Runner of functions, in their order, each until it requests something or returns. It counts their cost."""
 
     def __init__(self) -> None:
         worker = _worker()
         outer: Iterable[Runtime] = () if worker is None else worker.runtime._nested
-        self._nested: list[Runtime] = [self, *outer]    # the runs that this one is part of, innermost first
+        self._nested: list[Runtime] = [self, *outer]    # runs that contain this one, innermost first
         self.seconds_masks = 0.0
         self._start = time.perf_counter()
         self._watched: dict[int, tuple[Evaluator, Stats]] = {}
 
     def watch(self, evaluator: Evaluator) -> None:
-        """Count what `evaluator` does from now on."""
+        """Count the work of `evaluator` from now on."""
         if id(evaluator) not in self._watched:
             evaluator.begin()
             for runtime in self._nested:
@@ -192,7 +195,7 @@ class Runtime:
 
     @property
     def stats(self) -> Stats:
-        """What the watched evaluators have done since, and the time since this runtime was made."""
+        """Work of the watched evaluators, and the time since this runtime was made."""
         total = Stats(seconds_masks=self.seconds_masks)
         for evaluator, before in self._watched.values():
             total += evaluator.done() - before
@@ -201,7 +204,7 @@ class Runtime:
         return total
 
     def run(self, functions: Sequence[Callable[[], Any]], names: Sequence[str]) -> None:
-        """Run every function to its end; an exception that leaves one carries its name as a note."""
+        """Run every function to its end. An exception of one carries its name as a note."""
         todo = deque(zip(functions, names, strict=False))
         workers, waiting = list[_Worker](), list[_Request]()
 
@@ -225,7 +228,7 @@ class Runtime:
                 for requests in _by_evaluator(batch):
                     try:
                         answers |= _answers(requests)
-                    except Exception as error:          # into a step that asked, so that the traceback shows its line
+                    except Exception as error:          # raised in a step that asked, so its line is in the traceback
                         worker = requests[0].worker
                         resume(worker, worker.throw, type(error), error, error.__traceback__)
                         raise
@@ -235,20 +238,20 @@ class Runtime:
             todo.clear()
             for worker in workers:
                 if not worker.dead:
-                    worker.throw()                      # GreenletExit: unwind what an exception left hanging
+                    worker.throw()                      # GreenletExit unwinds it
 
     def each(self, functions: Iterable[tuple[Callable[[], T], str]], together: int) -> Iterator[T]:
-        """What each of the functions returns, as they end; with each function comes its name.
+        """Yield the result of each named function as they end.
 
-        At most `together` are under way; where one has ended, the next is taken. An exception of an evaluator reaches
-        those alone whose questions it does not answer. One that leaves a function ends all. The iterator goes on in the
-        thread that began it; one that is given up unwinds what it has begun.
+        At most `together` run at a time; when one ends, the next begins. An exception of an evaluator reaches only the
+        functions whose questions it cannot answer. An exception of a function ends all. The iterator must stay in its
+        thread. A closed iterator unwinds the functions that it has begun.
         """
         thread, todo = threading.get_ident(), iter(functions)
         workers, waiting = dict[_Worker, None](), list[_Request]()
 
         def resume(worker: _Worker, go_on: Callable[[], Any]) -> list[T]:
-            """Its result, if it has ended."""
+            """Return the result of the worker in a list, empty if it waits."""
             if threading.get_ident() != thread:
                 raise RuntimeError("what runs together goes on in the thread that began it, and this is another")
             workers[worker] = None
@@ -279,13 +282,13 @@ class Runtime:
                     yield from resume(each.worker, answered.pop(each.worker))
         finally:
             for worker in workers:
-                if not worker.dead and threading.get_ident() == thread:     # else greenlet unwinds it in that thread
+                if not worker.dead and threading.get_ident() == thread:     # greenlet unwinds others in their thread
                     worker.parent = getcurrent()
                     worker.throw()
 
 
 def _by_evaluator(batch: list[_Request]) -> Iterable[list[_Request]]:
-    """The requests to each evaluator."""
+    """Return the requests to each evaluator."""
     by_evaluator: dict[int, list[_Request]] = {}
     for each in batch:
         by_evaluator.setdefault(id(each.evaluator), []).append(each)
@@ -293,7 +296,7 @@ def _by_evaluator(batch: list[_Request]) -> Iterable[list[_Request]]:
 
 
 def _answers(requests: list[_Request]) -> dict[_Worker, list[Any]]:
-    """What each of the requests to one evaluator is answered, all evaluated together."""
+    """Evaluate the requests to one evaluator together, and return the answers of each worker."""
     asked = [(each.worker, question) for each in requests for question in each.questions]
     replies = _evaluated(requests[0].evaluator, [question for _, question in asked])
     answers: dict[_Worker, list[Any]] = {}
@@ -303,12 +306,12 @@ def _answers(requests: list[_Request]) -> dict[_Worker, list[Any]]:
 
 
 def _answered_apart(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]]:
-    """How each worker goes on: with the answers; where there are none, with those of a half, and so on."""
+    """Return a function for each worker that continues it. After an exception, each half is evaluated separately."""
     try:
         return {worker: partial(worker.switch, answers) for worker, answers in _answers(requests).items()}
     except Exception as error:
         let_through(error)
-        if len(requests) == 1:                          # into the step that asked
+        if len(requests) == 1:                          # raised in the step that asked
             return {requests[0].worker: partial(requests[0].worker.throw, type(error), error, error.__traceback__)}
         half = len(requests) // 2
         return _answered_apart(requests[:half]) | _answered_apart(requests[half:])

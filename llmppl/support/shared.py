@@ -1,4 +1,4 @@
-"""Objects that all their copies share, objects of fixed attributes, and tables of living objects."""
+"""Base classes of immutable objects, and weak tables: `Shared` for copies, `Fixed` for attributes, `Living`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Shared:
-    """What is worked out once and read by all: a copy of it is the object itself, so that programs may hold it."""
+    """Immutable object whose copy is the object itself, so that programs may hold it."""
 
     __slots__ = ()
 
@@ -22,10 +22,10 @@ class Shared:
 
 
 class Fixed(Shared):
-    """Objects with the public attributes `_names` and no others; a subclass may add its own."""
+    """Object that refuses public attributes other than `_names`. A subclass may add attributes."""
 
     _names: ClassVar[tuple[str, ...]]
-    _instead: ClassVar[str] = ""                        # what would work
+    _instead: ClassVar[str] = ""                        # end of the error: what to write instead
 
     if not TYPE_CHECKING:                               # checkers know the attributes
 
@@ -37,9 +37,9 @@ class Fixed(Shared):
 
 
 class Living(Generic[T]):
-    """A table of objects, each of which is there while somebody else holds it.
+    """Table of objects that it does not keep alive.
 
-    A `WeakValueDictionary` calls a function where an object dies, and Python drops what a signal handler raises there.
+    A `WeakValueDictionary` calls a function when an object dies, and Python drops exceptions of signal handlers there.
     """
 
     def __init__(self) -> None:

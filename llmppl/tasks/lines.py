@@ -1,11 +1,12 @@
-"""Lines of a file of results, and the reasons why some of them are wrong.
+"""Lines of a file of results: their form, and a reader that names the wrong ones.
 
-`llmppl.tasks.results` says what a line holds. A file begins with a header, the lines that follow belong to it until
-the next header, and there is one line for each task.
+A file begins with a header. The lines that follow belong to it until the next header, and each task has one line.
+`llmppl.tasks.results` describes the fields.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -15,14 +16,14 @@ from typing import Any, NamedTuple
 from llmppl.inference.deaths import DEATH
 from llmppl.inference.resuming.fingerprint import SHAPE
 from llmppl.support.arguments import mismatch, shown
+from llmppl.support.arguments import path as path_of
 from llmppl.support.files import unsealed
-from llmppl.tasks import parquet
 
 FORMAT = 2
 _BEGINNINGS = b'{"index": ', b'{"llmppl_results": '
-_ENDED = re.compile(rb', "check": "[0-9a-f]{16}"\}[^,]')   # which no torn line has
+_ENDED = re.compile(rb', "check": "[0-9a-f]{16}"\}[^,]')   # no torn line has this
 _RECORD = {"index": range(1 << 63), "digest": str, "run": str, "seconds": float}
-_OUTCOMES: dict[str, Any] = {                           # by the field that only they have
+_OUTCOMES: dict[str, Any] = {                           # by the field that only this outcome has
     "texts": {"texts": [str], "log_weights": [float], "cut": [bool], "log_ml": float | None, "log_ml_se": float | None},
     "matches": {"matches": [{"text": str}]},
     "error": {"error": str},
@@ -30,12 +31,20 @@ _OUTCOMES: dict[str, Any] = {                           # by the field that only
 _HEADER = {"run": str, "after": str | None, "seed": int | None, "version": str}
 
 
-def lines_of(path: Path) -> Path:
-    """Return the file of lines behind a file of results: the same, but beside a Parquet file."""
-    return path.with_name(f"{path.name}.jsonl") if path.suffix == ".parquet" else path
+def results_path(name: str, path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file of results. Raise a ValueError for a Parquet file, with the way to make one."""
+    checked = path_of(name, path)
+    if checked.suffix == ".parquet":
+        lines = checked.with_suffix(".jsonl").name
+        raise ValueError(
+            f"{name} must name a file of JSON lines such as {lines!r}, not {str(path)!r}. pandas makes Parquet of one: "
+            f"pandas.read_json({lines!r}, lines=True, precise_float=True).dropna(subset='index')"
+            f".to_parquet({checked.name!r})"
+        )
+    return checked
 
 
-def _wrong_header(record: dict[str, Any]) -> str:
+def _header_error(record: dict[str, Any]) -> str:
     """Return the reason why a header is wrong; "" if it is right."""
     if record.get("llmppl_results") != FORMAT:
         found = f"of the format {shown(record['llmppl_results'])}" if "llmppl_results" in record else "no header"
@@ -43,7 +52,8 @@ def _wrong_header(record: dict[str, Any]) -> str:
     return mismatch(record, _HEADER if record.get("identity") is None else {**_HEADER, "identity": SHAPE}, "its header")
 
 
-def _wrong_record(record: dict[str, Any]) -> str:
+def _record_error(record: dict[str, Any]) -> str:
+    """Return the reason why a record is wrong; "" if it is right."""
     kinds = _OUTCOMES.keys() & record.keys()
     if len(kinds) != 1:
         return f"has {len(kinds)} of {', '.join(_OUTCOMES)}, and not one"
@@ -54,28 +64,11 @@ def _wrong_record(record: dict[str, Any]) -> str:
     return "has texts, weights and marks of different numbers" if len(lengths) > 1 else ""
 
 
-def entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the headers and records of a file, each record once, after the place in bytes where their line ends.
-
-    A ValueError names a line that is wrong, but for a torn one at the end, which is left out with a warning.
-    """
-    end = 0
-    lines, rows, runs = lines_of(path), set[int](), list[str]()
-    if lines != path and path.exists():
-        for number, record in enumerate(parquet.read(path)):
-            if wrong := _wrong_record(record) if "index" in record else _wrong_header(record):
-                raise ValueError(f"{path}, entry {number}, {wrong}; the file is left as it is")
-            if "index" in record:
-                rows.add(record["index"])
-            else:
-                runs.append(record["run"])
-            yield 0, record
-    for line in _right(lines) if lines == path or lines.exists() else ():
-        if line.number == 1 and runs and line.record["run"] not in runs and line.record["after"] != runs[-1]:
-            raise ValueError(f"{lines} is of another run than {path}, beside which it stands; neither is changed")
-        end += len(line.raw)
-        if line.record.get("index") not in rows:        # else the run was killed when it had become a row
-            yield end, line.record
+def _context_error(record: dict[str, Any], run: str | None, seen: set[int]) -> str:
+    """Return the reason why a right record may not follow the lines before it; "" if it may."""
+    if record["run"] != run:
+        return f"is of another run, {shown(record['run'])}"
+    return f"is a second result of task {record['index']}" if record["index"] in seen else ""
 
 
 class Line(NamedTuple):
@@ -91,8 +84,8 @@ class Line(NamedTuple):
         """True if a stopped process or machine may have left the line at the end of a file."""
         text = self.raw.rstrip(b"\0\r\n")
         begins = any(text.startswith(begin) or begin.startswith(text) for begin in _BEGINNINGS)
-        cut = not self.raw.endswith(b"\n") or self.raw.rstrip(b"\n")[-1:] in (b"", b"\0")
-        return self.number > 1 and begins and cut and not _ENDED.search(text)
+        ends_early = not self.raw.endswith(b"\n") or self.raw.rstrip(b"\n")[-1:] in (b"", b"\0")
+        return self.number > 1 and begins and ends_early and not _ENDED.search(text)
 
 
 def scan(path: Path) -> Iterator[Line]:
@@ -103,40 +96,41 @@ def scan(path: Path) -> Iterator[Line]:
             record = unsealed(raw)
             if not record:
                 wrong = "is no result of run_many, or is damaged"
-            elif "index" not in record:
-                wrong = _wrong_header(record)
+            elif "index" in record:
+                run = run or record.get("run")          # the header may be damaged
+                wrong = _record_error(record) or _context_error(record, run, seen)
+                seen |= set() if wrong else {record["index"]}
+            else:
+                wrong = _header_error(record)
                 if not wrong and number > 1 and record["after"] != run:
                     wrong = "is the header of another file"
-                run = record["run"] if not wrong else run
-            else:
-                wrong = _wrong_record(record)
-                run = run or record.get("run")          # of a file whose header is damaged
-                if not wrong and record["run"] != run:
-                    wrong = f"is of another run, {shown(record['run'])}"
-                elif not wrong and record["index"] in seen:
-                    wrong = f"is a second result of task {record['index']}"
-                elif not wrong:
-                    seen.add(record["index"])
+                run = run if wrong else record["run"]
             yield Line(number, raw, record, wrong)
 
 
-def _right(path: Path) -> Iterator[Line]:
-    """Yield the lines of a file, which must be right but for what a stop has left at its end."""
-    torn: Line | None = None
+def entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the headers and records of a file, each after the byte at which its line ends.
+
+    Raises
+    ------
+    ValueError
+        If a line is wrong. A torn line at the end of the file is left out with a warning.
+    """
+    end, torn = 0, None
     for line in scan(path):
         if line.number == 1 and "index" in line.record:
             line = line._replace(wrong="is a result, where the header should be")
         wrong = torn or (line if line.wrong else None)
         if wrong is not None and (torn or not wrong.is_torn):
-            told = shown(wrong.raw.rstrip(b"\n").decode("utf-8", "replace"))
+            text = shown(wrong.raw.rstrip(b"\n").decode("utf-8", "replace"))
             raise ValueError(
                 f"{path}, line {wrong.number}, {wrong.wrong}; the file is left as it is, and llmppl results --repair "
-                f"keeps its right lines. The line: {told}"
+                f"keeps its right lines. The line: {text}"
             )
-        if line.wrong:
-            torn = line
-        else:
-            yield line
+        torn = wrong
+        if torn is None:
+            end += len(line.raw)
+            yield end, line.record
     if torn is not None:
-        told = f"{path}, line {torn.number}, is torn and left out; resume=True runs its task again"
-        warnings.warn(told, stacklevel=3)
+        said = f"{path}, line {torn.number}, is torn and left out; resume=True runs its task again"
+        warnings.warn(said, stacklevel=3)

@@ -1,8 +1,8 @@
-"""Many tasks: the same inference for each of many prompts, in shared batches, with results that last.
+"""Many tasks: the same inference for each of many prompts, in shared batches, with results in a file.
 
-Tasks run in *lanes*, a few at a time; where one ends the next begins, so that the batches of the language model stay
-full. A task has a random stream of its own, that of its index, so that its result does not depend on who shares its
-batches (but for rounding), nor on what was done before the run was resumed.
+Tasks run in *lanes*, a few at a time. When one ends, the next begins, so that the batches of the language model stay
+full. Each task has its own random stream, that of its index. Up to rounding, its result does not depend on the tasks
+in its batches, nor on earlier runs of a resumed file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from llmppl.inference.gc_freeze import collected_once, freeze
+from llmppl.inference.gc_freeze import freeze, frozen_gc
 from llmppl.inference.particles import Particles
 from llmppl.inference.resuming.fingerprint import identity_of
 from llmppl.report.progress import bar
@@ -28,7 +28,7 @@ from llmppl.support.runtime import Runtime
 from llmppl.tasks.results import Result, ResultFile
 
 T = TypeVar("T")
-TOGETHER = 16                                           # tasks under way at a time
+TOGETHER = 16                                           # tasks that run at a time
 Run = Callable[[Any, np.random.Generator], Any]
 RunAll = Callable[[Iterable[tuple[int, Any]], int], Iterator[Result]]
 
@@ -43,31 +43,31 @@ def run_many(
     resume: bool | Literal["force"] = False,
     progress: bool | None = None,
 ) -> Iterator[Result]:
-    """Run the same inference for each task; the results come out as tasks end.
+    """Run the same inference for each task, and yield the results as tasks end.
 
-    A task runs while results are asked for, and not before. An exception that ends a task is its result; a
-    KeyboardInterrupt ends all, and what was written before stays.
+    Tasks run only while the caller waits for the next result. An exception that ends a task is its result. A
+    KeyboardInterrupt ends all tasks; the results written before stay.
 
     Parameters
     ----------
     run : callable
-        What to do with a task and a random stream: `lambda prompt, rng: smc_steer(Story(lm, prompt), N=8, rng=rng)`. It
+        A function of a task and a random stream: `lambda prompt, rng: smc_steer(Story(lm, prompt), N=8, rng=rng)`. It
         returns Particles, or a list of matches or beams, as `list(islice(search(lm, pattern), 10))`.
     tasks : iterable
-        Prompts, or whatever else `run` takes. A generator is read as tasks are begun.
+        Prompts, or other arguments of `run`. A generator is read as tasks begin.
     seed : int, optional
         The stream of a task is `default_rng(SeedSequence(seed, spawn_key=(index,)))`.
     together : int
-        How many tasks are under way at a time.
+        Number of tasks that run at a time.
     to : path, optional
         A file that gets a line of JSON for each task when it ends; `load_results(path)` reads it. Tasks must then be
         data, which is compared by contents: texts, numbers, lists, dicts, arrays, data frames, dataclasses.
     resume : bool or "force"
-        Go on with that file, and skip the tasks that it has results of. `run`, with all that it refers to, the seed and
-        the version of this package must be those of the file, and the tasks, too: a list of them is compared before
-        anything runs. "force" keeps results that another `run`, seed or version has made.
+        Continue that file, and skip the tasks whose results it has. `run` with all that it refers to, the seed, the
+        version of this package and the tasks must be those of the file. A list of tasks is compared before anything
+        runs. "force" keeps results of another `run`, seed or version.
     progress : bool, optional
-        Show a bar; by default where stderr is a terminal.
+        Show a bar; by default if stderr is a terminal.
 
     Returns
     -------
@@ -76,19 +76,20 @@ def run_many(
     Raises
     ------
     FileExistsError
-        If the file is there, and `resume` is False.
+        If the file has results, and `resume` is False.
     BlockingIOError
         If another run is writing the file.
     ValueError
-        If it holds results of another run or of other tasks, is damaged, or holds anything else.
+        If the file has results of another run or of other tasks, is damaged, or has other contents. If it is named as a
+        Parquet file.
     OSError
-        If it cannot be written, as on a full disk; the results before are whole, and `resume=True` goes on. If
-        something else deletes, replaces or empties the file.
+        If the file cannot be written, as on a full disk. The results before are complete, and `resume=True` continues.
+        If something else deletes, replaces or empties the file.
     """
     function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)", takes=2)
     count("together", together)
-    told = functools.partial(identity_of, name_of(run), {"run": run})
-    return recorded(in_lanes(run, together), tasks, told, seed=seed, to=to, resume=resume, progress=progress)
+    identity = functools.partial(identity_of, name_of(run), {"run": run})
+    return recorded(in_lanes(run, together), tasks, identity, seed=seed, to=to, resume=resume, progress=progress)
 
 
 def recorded(
@@ -101,13 +102,14 @@ def recorded(
     resume: bool | Literal["force"] = False,
     progress: bool | None = None,
 ) -> Iterator[Result]:
-    """Keep and show the results that `run_all(numbered tasks, seed)` yields, as `run_many` does.
+    """Write and yield the results of `run_all(numbered tasks, seed)`, as `run_many` does.
 
-    `identity` returns that of the program, which is compared with that of a file of results. Without it none is.
+    `identity()` returns the identity of the program, to compare with that in a file of results. Without it, programs
+    are not compared.
     """
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise TypeError(f"tasks must be a list or another iterable of tasks, not {shown(tasks)}")
-    generator(seed)                                     # checks it
+    generator(seed)                                     # or an error
     if resume not in (True, False, "force"):
         raise TypeError(f'resume must be True, False or "force", not {shown(resume)}')
     if resume and to is None:
@@ -115,21 +117,21 @@ def recorded(
     listed = tasks if isinstance(tasks, Sequence) else None
     file = None
     if to is not None:
-        told = None if identity is None else json.loads(json.dumps(identity()[0]))      # as it is read again
-        file = ResultFile(to, seed=seed, resume=resume, tasks=listed, identity=told)
+        program = None if identity is None else json.loads(json.dumps(identity()[0]))   # as a file has it
+        file = ResultFile(to, seed=seed, resume=resume, tasks=listed, identity=program)
     return _results(run_all, tasks, np.random.SeedSequence(seed).entropy if file is None else file.seed, file, progress)
 
 
 def _results(
     run_all: RunAll, tasks: Iterable[Any], seed: Any, file: ResultFile | None, progress: bool | None
 ) -> Iterator[Result]:
-    taken, done, failed = 0, 0, 0
+    num_tasks, done, failed = 0, 0, 0
 
     def todo() -> Iterator[tuple[int, Any]]:
-        nonlocal taken, done
+        nonlocal num_tasks, done
         for index, task in enumerate(tasks):
-            taken += 1
-            if file is None or not file.holds(index, task):
+            num_tasks += 1
+            if file is None or not file.is_done(index, task):
                 yield index, task
             else:
                 done += 1
@@ -145,7 +147,7 @@ def _results(
             if file is not None:
                 file.check_process()                    # the iterator may go on in a fork
         if file is not None:
-            file.check_number(taken)
+            file.check_number(num_tasks)
 
 
 def in_lanes(run: Run, together: int) -> RunAll:
@@ -154,9 +156,9 @@ def in_lanes(run: Run, together: int) -> RunAll:
 
 
 def lanes(run: Run, numbered: Iterable[tuple[int, Any]], *, seed: int, together: int) -> Iterator[Result]:
-    """The results of tasks with these indices, `together` at a time, as they end."""
+    """Run tasks with these indices, `together` at a time, and yield their results as they end."""
     calls = ((functools.partial(_attempt, run, index, task, seed), f"task {index}") for index, task in numbered)
-    with collected_once():
+    with frozen_gc():
         yield from Runtime().each(calls, together)
 
 
@@ -165,17 +167,17 @@ def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
     particles = matches = error = None
     freeze()
     try:
-        found = run(task, np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,))))
-        if isinstance(found, Particles):
-            particles, found.stats = found, None
-        elif isinstance(found, list) and all(hasattr(each, "as_dict") for each in found):
-            matches = found
+        answer = run(task, np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,))))
+        if isinstance(answer, Particles):
+            particles, answer.stats = answer, None
+        elif isinstance(answer, list) and all(hasattr(each, "as_dict") for each in answer):
+            matches = answer
         else:
             raise TypeError(
                 f"run must return Particles, as smc_steer does, or a list of matches or beams; {name_of(run)} returned "
-                f"{shown(found)}"
+                f"{shown(answer)}"
             )
     except Exception as reason:
         let_through(reason)
-        error = heard(traceback.format_exc)             # which drops what a signal handler raises in its parser
+        error = heard(traceback.format_exc)             # format_exc drops exceptions of signal handlers
     return Result(index, task, particles, matches, error, time.perf_counter() - start)

@@ -1,9 +1,9 @@
-"""Workers that are Ray actors: each a process with one language model, on any machine of a cluster.
+"""Ray actors as workers: each is a process with one language model, on any machine of a cluster.
 
-The one idea: a call to `Worker.run` is a stream of results, so that whatever ended before the process died is known.
-Ray starts dead actors again (`max_restarts`), and nothing else: it would repeat a stream from its beginning and drop as
-many results as it had, which are other ones if tasks end in another order. What was out is sent again by
-`scheduling.py`.
+A call to `Worker.run` is a stream of results, so that the results before the death of a process are known. Ray only
+restarts dead actors (`max_restarts`). It does not retry calls: Ray would repeat a stream from its beginning and skip as
+many results as it had delivered, which are other results if tasks end in another order. `scheduling.py` sends
+unanswered tasks again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from greenlet import GreenletExit
 
 from llmppl.inference.resuming.fingerprint import identity_of
 from llmppl.lm.transformer import DEVICE_SHARE
-from llmppl.support.arguments import count, function, name_of, optional_count, unknown_option
+from llmppl.support.arguments import count, function, name_of, optional_count
 from llmppl.support.locks import let_through
+from llmppl.support.options import list_options, unknown_option
 from llmppl.tasks.many import TOGETHER, RunAll, lanes, recorded
 from llmppl.tasks.results import Result
 from llmppl.tasks.scheduling import Pair, schedule
@@ -30,12 +31,12 @@ from llmppl.tasks.scheduling import Pair, schedule
 L = TypeVar("L")
 T = TypeVar("T")
 Run = Callable[[Any, Any, np.random.Generator], Any]
-MAX_STARTS = 3                                          # in a row, of a worker that dies of them
+MAX_STARTS = 3                                          # in a row, of a worker that dies in each
 FOUND = "found"
 
 
 class Options(TypedDict, total=False):
-    """What means the same as in `llmppl.run_many`."""
+    """Options that mean the same as in `llmppl.run_many`."""
 
     seed: int | None
     to: str | os.PathLike[str] | None
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
     progress: bool | None
 
 
+@list_options(Options, {"resume": False})
 def run_many(
     run: Callable[[L, T, np.random.Generator], Any],
     tasks: Iterable[T],
@@ -53,30 +55,30 @@ def run_many(
     together: int = TOGETHER,
     **options: Unpack[Options],
 ) -> Iterator[Result]:
-    """`llmppl.run_many` on the machines of a Ray cluster: the same results, and the same file.
+    """Run `llmppl.run_many` on the machines of a Ray cluster, with the same results and the same file.
 
-    Ray is started on this machine if the program has not called `ray.init`, and RAY_ADDRESS names no cluster. A worker
-    whose process dies is started again, and what it had under way runs again, from the same random streams. Tasks are
-    sent to workers while results are asked for, and not before: for each worker at most 2 `together` of them are under
-    way, and twice as many are read ahead.
+    Ray starts on this machine if the program has not called `ray.init` and RAY_ADDRESS names no cluster. If the process
+    of a worker dies, it restarts, and its unfinished tasks run again with the same random streams. Tasks are sent to
+    workers only while the caller waits for the next result. At most 2 `together` tasks are out for each worker, and
+    twice as many are read ahead.
 
     Parameters
     ----------
     run : callable
-        What to do with a language model, a task and a random stream:
+        A function of a language model, a task and a random stream:
         `lambda lm, prompt, rng: smc_steer(Story(lm, prompt), N=8, rng=rng)`.
     tasks : iterable
-        Prompts, or whatever else pickles.
+        Prompts, or other values that pickle.
     make_lm : callable
-        Makes what `run` gets as language model, once in each worker: `lambda: CachedTransformer.from_pretrained()`. A
-        tuple of models, or a model and a grammar, will do as well.
+        Makes the language model for `run`, once in each worker: `lambda: CachedTransformer.from_pretrained()`. It may
+        also return a tuple of models, or a model and a grammar.
     workers : int, optional
-        How many processes; by default as many as the cluster has room for now.
+        Number of processes; by default as many as the cluster has room for now.
     resources : dict, optional
-        What a worker is given, as Ray calls it, `{"num_gpus": 1}`; by default one CPU. A worker runs as many threads as
-        it has CPUs.
+        Resources of a worker in Ray's terms, such as `{"num_gpus": 1}`; by default one CPU. A worker runs as many
+        threads as it has CPUs.
     together : int
-        How many tasks of a worker share their batches.
+        Number of tasks of a worker that share batches.
     seed, to, resume, progress
         As in `llmppl.run_many`. The file is written by the calling process.
 
@@ -90,7 +92,7 @@ def run_many(
     ImportError
         If Ray is not installed.
     RuntimeError
-        If the processes of all workers died in `make_lm`. What it raises is raised.
+        If the processes of all workers died in `make_lm`. An exception that it raises reaches the caller.
     """
     function("run", run, "lambda lm, task, rng: smc_steer(model(lm, task), N, K, rng=rng)", takes=3)
     function("make_lm", make_lm, "lambda: CachedTransformer.from_pretrained()")
@@ -98,8 +100,8 @@ def run_many(
     count("together", together)
     if unknown := options.keys() - Options.__annotations__:
         raise unknown_option("llmppl.tasks.ray.run_many", unknown, Options.__annotations__)
-    told = partial(identity_of, name_of(run), {"run": run, "make_lm": make_lm})
-    return recorded(on_workers(run, make_lm, workers, resources, together), tasks, told, **options)
+    identity = partial(identity_of, name_of(run), {"run": run, "make_lm": make_lm})
+    return recorded(on_workers(run, make_lm, workers, resources, together), tasks, identity, **options)
 
 
 def on_workers(
@@ -110,7 +112,7 @@ def on_workers(
 
     def on_actors(numbered: Iterable[Pair], seed: int) -> Iterator[Result]:
         rest, process = iter(numbered), os.getpid()
-        for first in rest:                              # where all is done nothing is started
+        for first in rest:                              # if no task is left, nothing starts
             if not ray.is_initialized():
                 ray.init(include_dashboard=False)
             actors = Actors(ray, workers or _room(ray, resources), resources)
@@ -118,7 +120,7 @@ def on_workers(
                 actors.start(run, make_lm, seed, together)
                 for result in schedule(actors, chain([first], rest), together):
                     yield result
-                    if process != os.getpid():          # where Ray would wait for ever
+                    if process != os.getpid():          # Ray would wait for ever
                         raise RuntimeError("this run goes on in the process that began it, and this is a fork of it")
             finally:
                 if process == os.getpid():
@@ -128,7 +130,7 @@ def on_workers(
 
 
 def _ray() -> Any:
-    """The package `ray`; ImportError with the command that installs it."""
+    """Return the package `ray`. Raise an ImportError with the command that installs it."""
     try:
         import ray
     except ImportError as error:
@@ -137,24 +139,24 @@ def _ray() -> Any:
 
 
 def _room(ray: Any, resources: Mapping[str, Any]) -> int:
-    """How many workers the cluster has room for."""
-    has = ray.cluster_resources()
-    wants = {"CPU": resources.get("num_cpus", 1), "GPU": resources.get("num_gpus", 0)}
-    return max(1, int(min(has.get(name, 0) / amount for name, amount in wants.items() if amount)))
+    """Return the number of workers for which the cluster has room."""
+    available = ray.cluster_resources()
+    wanted = {"CPU": resources.get("num_cpus", 1), "GPU": resources.get("num_gpus", 0)}
+    return max(1, int(min(available.get(name, 0) / amount for name, amount in wanted.items() if amount)))
 
 
 class Worker:
-    """One language model, and the tasks that are run on it; lives in an actor."""
+    """A language model in an actor, and the tasks that run on it."""
 
     def __init__(self) -> None:
         self._run: Callable[..., Any] | None = None     # with the language model
 
     def found(self) -> str:
-        """There is a process."""
+        """Answer that there is a process."""
         return FOUND
 
     def start(self, make_lm: bytes, run: bytes) -> None:
-        """Make the language model, unless it is there."""
+        """Make the language model unless it exists."""
         from ray import cloudpickle
 
         if self._run is None:
@@ -166,7 +168,7 @@ class Worker:
                 warnings.warn(said, stacklevel=2)
 
     def run(self, chunk: bytes, seed: int, together: int) -> Iterator[bytes]:
-        """The results of a chunk as they end, pickled here, so that one that does not pickle costs no other."""
+        """Yield the results of a chunk as they end, pickled one by one, so that a failure affects no other."""
         from ray import cloudpickle
 
         assert self._run is not None
@@ -174,8 +176,8 @@ class Worker:
             try:
                 yield cloudpickle.dumps(result)
             except Exception as error:
-                what = f"what the task returned cannot be sent to the driver: {type(error).__name__}: {error}"
-                yield cloudpickle.dumps(replace(result, particles=None, matches=None, error=what))
+                said = f"the result of the task cannot be sent to the driver: {type(error).__name__}: {error}"
+                yield cloudpickle.dumps(replace(result, particles=None, matches=None, error=said))
 
 
 def _contained(run: Run, lm: Any, task: Any, rng: np.random.Generator) -> Any:
@@ -185,39 +187,39 @@ def _contained(run: Run, lm: Any, task: Any, rng: np.random.Generator) -> Any:
     except (Exception, KeyboardInterrupt, GreenletExit):
         raise
     except BaseException as error:
-        let_through(error)                              # as Ray ends a worker
+        let_through(error)                              # Ray ends a worker by a signal
         raise RuntimeError(f"the task raised {type(error).__name__}, which ends no worker") from error
 
 
 class Actors:
-    """A cluster of actors, for `schedule`; `start` it, and `close` it.
+    """Cluster of actors for `schedule`, between `start` and `close`.
 
-    What goes to them is pickled here: Ray would lend all processes of a machine one copy of an array, read-only.
+    Arguments are pickled here. Ray would give all processes of a machine one read-only copy of an array.
     """
 
     def __init__(self, ray: Any, size: int, resources: Mapping[str, Any]) -> None:
         self.size, self._ray = size, ray
         threads = str(max(1, int(resources.get("num_cpus", 1))))
-        variables = {"OMP_NUM_THREADS": threads}        # else each takes all cores of its machine
+        variables = {"OMP_NUM_THREADS": threads}        # without it, each takes all cores of its machine
         if gpus := resources.get("num_gpus"):
             variables[DEVICE_SHARE] = str(gpus)
         options = {"num_cpus": 1, "max_restarts": -1, "runtime_env": {"env_vars": variables}, **resources}
         self._actors = [ray.remote(Worker).options(**options).remote() for _ in range(size)]
-        self._calls: dict[Any, int] = {}                # a reference or a stream: its worker; longest unheard first
+        self._calls: dict[Any, int] = {}                # {reference or stream: worker}, longest without news first
 
     def start(self, run: Run, make_lm: Callable[[], Any], seed: int, together: int) -> None:
-        """Make the language models; `run`, `seed` and `together` are for all chunks."""
+        """Make the language models. `run`, `seed` and `together` hold for all chunks."""
         dumps, put = self._ray.cloudpickle.dumps, self._ray.put
         self._make_lm, self._run = put(dumps(make_lm)), put(dumps(run))         # sent once to a machine
         self._seed, self._together = seed, together
-        self._starts = [0] * self.size                  # in a row that did not succeed
+        self._starts = [0] * self.size                  # failed starts in a row
         for worker in range(self.size):
             self._find(worker)
 
     def _find(self, worker: int) -> None:
-        """Wait, however long it takes, until there is a process, and start it."""
+        """Ask for the process of a worker, which then starts. Give it up after `MAX_STARTS` failed starts."""
         self._starts[worker] += 1
-        if self._starts[worker] <= MAX_STARTS:          # else the others go on without it
+        if self._starts[worker] <= MAX_STARTS:
             self._calls[self._actors[worker].found.options(max_task_retries=-1).remote()] = worker
 
     def send(self, worker: int, chunk: list[Pair]) -> None:
@@ -242,7 +244,7 @@ class Actors:
                     return worker, "ready"
             except StopIteration:
                 return worker, "ready"
-            except self._ray.exceptions.RayTaskError as error:          # of make_lm, or of what is ours
+            except self._ray.exceptions.RayTaskError as error:          # of make_lm, or of this module
                 raise error.cause from error
             except self._ray.exceptions.RayError as error:
                 last = error

@@ -1,26 +1,24 @@
-"""Results of many tasks, and the file that keeps them: a header, and a line of JSON for each task that has ended.
+"""Results of many tasks, and the file that keeps them: a header, then one line of JSON for each task that has ended.
 
-The file gets a line when its task has ended, before the result is handed on, in one piece with a line break at its end.
-So a run that is killed loses the tasks that were under way, and leaves one torn line at most, the last, which the next
-run cuts. (A machine that loses its power loses a second of lines more: waiting for the disk at every line would take
-longer than a small task.) A line holds
+The file gets the line of a task in one piece when the task has ended, before the caller gets the result. A killed run
+therefore loses only the tasks under way, and leaves at most one torn line at the end, which the next run cuts. A loss
+of power can also lose the lines of the last second: waiting for the disk at each line would take longer than a small
+task. A line has these fields:
 
-    index : of the task, from 0
-    digest : of the contents of the task, to compare it with those of another run
-    task : the task itself, if JSON can write it (a tuple is a list there); else this is left out
-    run : of the header that the line belongs to
-    seconds : from the begin of the task to its end, with what was done for others in between
-    log_ml, log_ml_se, texts, log_weights, cut : as `Particles.to_dict` gives them, deaths where no particle is left; or
-    matches : a list of objects, as `Match.as_dict` gives them; or
-    error : the traceback of the exception that ended the task
-    check : a checksum of all that stands before it in the line
+    index : int, place of the task, from 0
+    digest : str, digest of the contents of the task, which a resumed run compares
+    task : the task itself if JSON can write it (a tuple becomes a list)
+    run : str, identifier of the header that the line belongs to
+    seconds : float, from the beginning of the task to its end, including work done for other tasks in between
+    log_ml, log_ml_se, texts, log_weights, cut : as in `Particles.to_dict`; with deaths if no particle is left; or
+    matches : list of objects, as in `Match.as_dict`; or
+    error : str, the traceback of the exception that ended the task
+    check : str, checksum of the line up to here
 
-The header, the first line, describes the run: `run`, at random; `seed`; `version` of this package; and `identity` of
-the program and its language models. If `resume="force"` goes on with another program, another header follows, which
-names the one `after` which it comes. A line that is damaged, of another file, or the second of its task is an error.
-
-Lines of Parquet could not be torn: a file of that name is made of the lines when the run has ended, and until then they
-stand in a file beside it, results.parquet.jsonl. Its metadata hold the headers.
+The header, the first line, describes the run: `run`, a random identifier; `seed`; `version` of this package; and
+`identity` of the program and its language models. If `resume="force"` continues with another program, another header
+follows, whose `after` names the run before it. A damaged line, a line of another file and a second line of one task
+are errors.
 """
 
 from __future__ import annotations
@@ -44,45 +42,45 @@ from llmppl.inference.deaths import Death
 from llmppl.inference.detached import SavedParticle
 from llmppl.inference.particles import Particles
 from llmppl.inference.resuming.fingerprint import difference, digest_of_data
-from llmppl.support.arguments import path as path_of
 from llmppl.support.arguments import shown
 from llmppl.support.files import Owned, checksum, no_folder, sealed
-from llmppl.tasks import parquet
-from llmppl.tasks.lines import FORMAT, entries, lines_of, scan
+from llmppl.tasks.lines import FORMAT, entries, results_path, scan
 
 __all__ = ["Result", "ResultFile", "load_results", "read_results", "repair"]
 
 Resume = bool | Literal["force"]
 _VERSION = importlib.import_module(__name__.partition(".")[0]).__version__
 _WRITER = json.JSONEncoder(allow_nan=False, sort_keys=True)
-_SECOND = 1.0                                           # from one look at the disk to the next
+_SECOND = 1.0                                           # between two synchronisations with the disk
+
+
 @dataclass(frozen=True)
 class Result:
-    """What became of a task: exactly one of `particles`, `matches` and `error` is not None.
+    """Result of a task. Exactly one of `particles`, `matches` and `error` is not None.
 
-    index : int, the place of the task among the tasks
-    task : the task itself; in a result that was loaded as the file has it, None where it was more than JSON writes
-    particles : Particles, whose `stats` are None, since what was computed for all tasks belongs to none
-    matches : list of Match or Beam, where the task was a query or a beam search; of dicts in a result that was loaded
+    index : int, place of the task among the tasks
+    task : the task itself; in a loaded result as the file has it, None if JSON cannot write it
+    particles : Particles, whose `stats` are None, since the work was shared by all tasks
+    matches : list of Match or Beam, if the task was a query or a beam search; list of dict in a loaded result
     error : str, the traceback of the exception that ended the task
-    seconds : float, from its begin to its end, with what was done for others in between
+    seconds : float, from the beginning of the task to its end, including work done for other tasks in between
     """
 
     index: int
     task: Any
-    particles: Particles[Any] | Any = None              # | Any: not None where `error` is, as checkers cannot know
+    particles: Particles[Any] | Any = None              # | Any: checkers cannot know that one of the three is there
     matches: list[Any] | Any = None
     error: str | None = None
     seconds: float = 0.0
 
     def __repr__(self) -> str:
         if self.error is not None:
-            found = self.error.rstrip().rpartition("\n")[2]
+            outcome = self.error.rstrip().rpartition("\n")[2]
         elif self.particles is not None:
-            found = f"{len(self.particles)} particles, log_ml={self.particles.log_ml:.2f}"
+            outcome = f"{len(self.particles)} particles, log_ml={self.particles.log_ml:.2f}"
         else:
-            found = f"{len(self.matches or ())} matches"
-        return f"Result({self.index}, {shown(self.task, 60)}, {found}, {self.seconds:.2f} s)"
+            outcome = f"{len(self.matches or ())} matches"
+        return f"Result({self.index}, {shown(self.task, 60)}, {outcome}, {self.seconds:.2f} s)"
 
 
 class ResultFile:
@@ -90,116 +88,96 @@ class ResultFile:
 
     Parameters
     ----------
-    path : path of the file
-        A name that ends with .parquet makes it a Parquet file, when it is left at the end of a `with` block.
+    path : path of the file of JSON lines
     seed : int, optional
-        Of the run. Left out, it is that of the file, or a new one.
+        Seed of the run; by default that of the file, or a new one.
     resume : bool or "force"
-        Go on with a file that is there. Its torn last line is cut. "force" keeps results of another program, seed,
-        language model or version.
+        Continue an existing file. Its torn last line is cut. "force" keeps results of another program, seed, language
+        model or version.
     tasks : sequence, optional
-        Those of the run, to be compared with the results that are there.
+        The tasks of the run, which are compared with those in the file.
     identity : dict, optional
-        Of the program, from `llmppl.inference.resuming.fingerprint`. Left out, it is not compared.
+        Identity of the program, from `llmppl.inference.resuming.fingerprint`; by default it is not compared.
 
     Attributes
     ----------
     seed : int
-    whole : dict of int to str
-        The digests of the tasks whose results were there when it was opened, by index.
+    done : dict of int to str
+        Digests, by index, of the tasks whose results were in the file when it was opened.
 
     Raises
     ------
     FileExistsError
-        If there are results already, and `resume` is False.
+        If the file has results and `resume` is False.
     BlockingIOError
         If another run is writing the file.
     ValueError
-        If the file holds anything else, or results of another run or of other tasks. It is left as it is.
+        If the file has other contents, or results of another run or of other tasks; the file is left as it is. If the
+        path names a Parquet file.
     OSError
-        If it cannot be written, or if something else deletes, replaces or changes it.
+        If the file cannot be written, or if something else deletes, replaces or changes it.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], *, seed: int | None = None, resume: Resume = False,
         tasks: Sequence[Any] | None = None, identity: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.path = path_of("to", path)
-        self.whole: dict[int, str] = {}
-        self._headers = list[dict[str, Any]]()
-        self._size, self._num, self._looked = 0, 0, time.monotonic()
-        self._lines = lines_of(self.path)
-        if self._lines != self.path:
-            parquet.pyarrow()                           # or an error, before anything runs
-        for place in {self.path, self._lines}:
-            _check_place(place, resume)
-        if not resume and _has_results(self.path):
-            why = "the file is there; resume=True goes on with its results"
-            raise FileExistsError(errno.EEXIST, why, str(self.path))
-        is_new = not self._lines.exists()
-        if is_new and self.path.exists():
-            self._read()                                # of a Parquet file
-        if is_new:
-            self._head(seed, resume, identity)
+        self.path = results_path("to", path)
+        _check_place(self.path, resume)
+        self._synced = time.monotonic()
+        is_new = not self.path.exists()
         try:
-            self._owned = Owned(self._lines, lambda: sealed(self._headers[-1]))
+            self._owned = Owned(self.path, lambda: sealed(_new_header(None, seed, identity)))
             self._read()
             os.ftruncate(self._owned.descriptor, self._size)    # a torn line would break the next one
-            if self._head(seed, resume, identity):
-                self._append(sealed(self._headers[-1]), "the header")
-            self.seed: int = self._headers[-1]["seed"]
+            self._continue(seed, resume, identity)
+            self.seed: int = self._header["seed"]
             if tasks is not None:
                 self.check_number(len(tasks))
-                for index in sorted(self.whole):
-                    self.holds(index, tasks[index])
+                for index in sorted(self.done):
+                    self.is_done(index, tasks[index])
         except BaseException:
             if hasattr(self, "_owned"):
                 self.close()
                 if is_new:
-                    self._lines.unlink()
+                    self.path.unlink()
             raise
 
     def _read(self) -> None:
-        self.whole, self._headers, self._size = {}, [], 0
+        self._header, self._size = dict[str, Any](), 0
+        self.done: dict[int, str] = {}
         for end, record in entries(self.path):
             self._size = end
             if "index" in record:
-                self.whole[record["index"]] = record["digest"]
-            elif record["run"] not in [header["run"] for header in self._headers]:
-                self._headers.append(record)
-        self._num = len(self.whole)
+                self.done[record["index"]] = record["digest"]
+            else:
+                self._header = record
 
-    def _head(self, seed: int | None, resume: Resume, identity: dict[str, Any] | None) -> bool:
-        """Return whether the run needs a header, and add it. Raise a ValueError if the results are of another run."""
-        last = self._headers[-1] if self._headers else None
-        why = "" if last is None else _difference(last, seed, identity)
-        if last is not None and not why:
-            return False
-        if last is not None and self.whole and resume != "force":
+    def _continue(self, seed: int | None, resume: Resume, identity: dict[str, Any] | None) -> None:
+        """Add a header if the last one is of another run. Raise a ValueError if the results are, without "force"."""
+        why = _difference(self._header, seed, identity) if self._header else "it has no header"
+        if why and self.done and resume != "force":
             raise ValueError(
                 f"{self.path} holds results of another run: {why}. Go on with what they were made with, write to "
                 'another file, or keep them as they are with resume="force"'
             )
-        old = last["seed"] if last is not None and self.whole else None
-        new = int(np.random.SeedSequence().generate_state(1)[0]) if old is None else old
-        self._headers.append({
-            "llmppl_results": FORMAT, "run": secrets.token_hex(4), "after": None if last is None else last["run"],
-            "seed": new if seed is None else seed, "version": _VERSION, "identity": identity,
-        })  # fmt: skip
-        return True
+        if why:
+            seed = self._header["seed"] if seed is None and self.done else seed
+            self._header = _new_header(self._header.get("run"), seed, identity)
+            self._append(sealed(self._header), "the header")
 
     def check_number(self, num_tasks: int) -> None:
-        """A ValueError if there are fewer tasks than there are results of."""
-        last = max(self.whole, default=-1)
+        """Raise a ValueError if the file has the result of a task beyond `num_tasks`."""
+        last = max(self.done, default=-1)
         if last >= num_tasks:
             raise ValueError(
                 f"{self.path} holds the result of a task {last}, from 0, and tasks are now {num_tasks}: go on with the "
                 "same tasks in the same order, or write to another file"
             )
 
-    def holds(self, index: int, task: Any) -> bool:
-        """Return whether the result of `task` was there. Raise a ValueError if it was that of another task."""
-        before = self.whole.get(index)
+    def is_done(self, index: int, task: Any) -> bool:
+        """Return whether the file had the result of `task`. Raise a ValueError if it had that of another task."""
+        before = self.done.get(index)
         if before is not None and before != digest(task):
             raise ValueError(
                 f"{self.path} holds the result of another task {index} than {shown(task)}: go on with the same tasks "
@@ -212,21 +190,20 @@ class ResultFile:
         self._owned.check_process()
 
     def write(self, result: Result) -> None:
-        """Write a line."""
+        """Write the line of a result."""
         self.check_process()
         record = {
             "index": result.index,
-            **_told(result.task),
-            "run": self._headers[-1]["run"],
+            **_task_fields(result.task),
+            "run": self._header["run"],
             "seconds": round(result.seconds, 3),
-            **_outcome(result),
+            **_outcome_fields(result),
         }
         self._append(sealed(record), f"that of task {result.index}")
-        self._num += 1
 
     def _append(self, line: bytes, what: str) -> None:
-        if time.monotonic() - self._looked > _SECOND:
-            self._look()
+        if time.monotonic() - self._synced > _SECOND:
+            self._sync()
         rest = memoryview(line)
         try:
             while rest:
@@ -238,13 +215,13 @@ class ResultFile:
             raise OSError(error.errno, why, str(self.path)) from error
         self._size += len(line)
 
-    def _look(self) -> None:
-        """Have the disk keep what was written. Raise an OSError if the file is another one by now."""
+    def _sync(self) -> None:
+        """Synchronise the file with the disk. Raise an OSError if something else changed it."""
         if fate := self._owned.fate(self._size):
             why = f"the file {fate} while this run wrote it, so that results may be lost; resume=True runs them again"
-            raise OSError(errno.ESTALE, why, str(self._lines))
+            raise OSError(errno.ESTALE, why, str(self.path))
         os.fsync(self._owned.descriptor)
-        self._looked = time.monotonic()
+        self._synced = time.monotonic()
 
     def close(self) -> None:
         self._owned.close()
@@ -255,50 +232,44 @@ class ResultFile:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
             if not self._owned.is_fork and (kind is None or not issubclass(kind, OSError)):
-                self._look()
-                if kind is None and self._lines != self.path:
-                    records = (record for _, record in entries(self.path) if "index" in record)
-                    parquet.write_rows(self.path, self._headers, records, self._num)
-                    self._lines.unlink()
+                self._sync()
         finally:
             self.close()
 
 
 def load_results(path: str | os.PathLike[str]) -> list[Result]:
-    """Return the results in a file that `run_many` has written, or is writing, by index.
+    """Return the results in a file of `run_many`, by index. The file may still be written.
 
-    Their particles have text, log weight and mark as cut. A `task` is what JSON makes of it, so that a tuple is a list
-    and a key of a dict a text; it is None where JSON does not write it.
+    Their particles have text, log-weight and the mark as cut. A `task` comes back as JSON writes it: a tuple is a list,
+    a key of a dict is a text, and a task that JSON cannot write is None.
 
     Raises
     ------
     ValueError
-        If the file is damaged, or holds anything else. A torn last line is left out, with a warning.
+        If the file is damaged or has other contents. A torn last line is left out, with a warning.
     """
     return sorted(read_results(path), key=lambda result: result.index)
 
 
 def read_results(path: str | os.PathLike[str]) -> Iterator[Result]:
     """Return the same results one at a time, in the order of the file, which may be larger than memory."""
-    return (_result(record) for _, record in entries(path_of("path", path)) if "index" in record)
+    return (_result(record) for _, record in entries(results_path("path", path)) if "index" in record)
 
 
 def repair(path: str | os.PathLike[str]) -> list[str]:
     """Rewrite a damaged file of results with its right lines, and return a sentence about each other line.
 
-    The damaged file is kept, with ".damaged" after its name. Results without their header are kept as well; to go on
-    with them takes `resume="force"`.
+    The damaged file is kept, with ".damaged" after its name. Results without their header are kept as well, and only
+    `resume="force"` continues them.
 
     Raises
     ------
     FileExistsError
-        If there is a file of that name.
+        If a file of that name exists.
     ValueError
-        If no line is right, or the file is a Parquet file.
+        If no line is right, or the path names a Parquet file.
     """
-    given = path_of("path", path)
-    if lines_of(given) != given:
-        raise ValueError(f"{given} is a Parquet file, which has no lines that could be repaired")
+    given = results_path("path", path)
     given.stat()                                        # or a FileNotFoundError
     with Owned(given) as owned:
         lines = list(scan(given))
@@ -322,27 +293,27 @@ def repair(path: str | os.PathLike[str]) -> list[str]:
 
 def digest(task: Any) -> str:
     """Return 16 hexadecimal digits of the contents of a task, the same in every process."""
-    return str(_told(task)["digest"])
+    return str(_task_fields(task)["digest"])
 
 
-def _told(task: Any) -> dict[str, Any]:
-    """Return the part of a line that tells a task: its digest, and itself if JSON writes it."""
-    text = None
+def _task_fields(task: Any) -> dict[str, Any]:
+    """Return the fields of a line that describe a task: its digest, and itself if JSON can write it."""
+    fields = dict[str, Any]()
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         text = _WRITER.encode(task)
-        if type(task) is str or json.loads(text) == task:       # so that no task of other types has this text
-            return {"digest": checksum(text.encode()), "task": task}
+        fields = {"task": task}
+        if type(task) is str or json.loads(text) == task:       # no task of other types has this text
+            return {"digest": checksum(text.encode()), **fields}
     try:
-        found = digest_of_data(task, "the task")
+        return {"digest": digest_of_data(task, "the task"), **fields}
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
-            f"the task {shown(task)} cannot be told from others when a run is resumed: with to=, a task is data, such "
+            f"the task {shown(task)} has no stable identity, which resuming needs: with to=, a task must be data, such "
             f"as texts, numbers, lists, dicts and arrays ({error})"
         ) from error
-    return {"digest": found} if text is None else {"digest": found, "task": task}
 
 
-def _outcome(result: Result) -> dict[str, Any]:
+def _outcome_fields(result: Result) -> dict[str, Any]:
     if result.error is not None:
         return {"error": result.error}
     if result.particles is not None:
@@ -359,7 +330,7 @@ def _result(record: dict[str, Any]) -> Result:
     if "texts" in record:
         rows = zip(record["texts"], record["log_weights"], record["cut"], strict=True)
         error = record["log_ml_se"]
-        reason = "" if error is not None else "the run could not tell; a file does not say why"
+        reason = "" if error is not None else "the run had none, and a file does not say why"
         deaths = [Death(**death) for death in record.get("deaths", ())]
         particles = Particles([SavedParticle(*row) for row in rows], deaths=deaths, accuracy=lambda: (error, reason))
     return Result(
@@ -367,8 +338,17 @@ def _result(record: dict[str, Any]) -> Result:
     )
 
 
+def _new_header(after: str | None, seed: int | None, identity: dict[str, Any] | None) -> dict[str, Any]:
+    if seed is None:
+        seed = int(np.random.SeedSequence().generate_state(1)[0])
+    return {
+        "llmppl_results": FORMAT, "run": secrets.token_hex(4), "after": after, "seed": seed, "version": _VERSION,
+        "identity": identity,
+    }  # fmt: skip
+
+
 def _difference(before: dict[str, Any], seed: int | None, identity: dict[str, Any] | None) -> str:
-    """Name what differs between the run of a header and this one; "" if nothing does."""
+    """Describe the first difference between the run of a header and this one; "" if there is none."""
     if before["version"] != _VERSION:
         return f"llmppl was {before['version'] or 'of an unknown version'}, and is {_VERSION}"
     if seed not in (None, before["seed"]):
@@ -379,19 +359,22 @@ def _difference(before: dict[str, Any], seed: int | None, identity: dict[str, An
 
 
 def _check_place(path: Path, resume: Resume) -> None:
+    """Raise an error if results cannot be written to `path`."""
     if missing := no_folder(path):
         raise missing
-    if path.exists() and not path.is_file():
+    if not path.exists():
+        return
+    if not path.is_file():
         raise OSError(errno.EINVAL, "results are written to a file of their own, and this is none", str(path))
-    if resume and path.exists() and not path.stat().st_size:
+    if resume and not path.stat().st_size:
         raise ValueError(f"{path} is empty: the results that were in it are lost. Remove it to begin anew")
+    if not resume and _has_results(path):
+        raise FileExistsError(errno.EEXIST, "the file is there; resume=True goes on with its results", str(path))
 
 
 def _has_results(path: Path) -> bool:
-    """Check whether there is a file that has more than headers."""
+    """Check whether a file has more than headers."""
     try:
         return any("index" in record for _, record in entries(path))
-    except FileNotFoundError:
-        return False
     except ValueError:
         return True

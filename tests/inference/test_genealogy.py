@@ -127,7 +127,7 @@ def test_a_death_tells_the_step_the_statement_and_a_text():
     particles = smc_standard(Doomed(), 4, seed=0, progress=False)
     (death,) = particles.deaths
     assert (death.step, death.count, len(death.text)) == (2, 4, 2)
-    assert death.reason.startswith("condition is false (test_statistics.py, line ")
+    assert death.reason.startswith("condition is false (test_genealogy.py, line ")
     assert f"with the text {death.text!r}" in repr(particles)
     with pytest.raises(ValueError, match=f"with the text '{death.text}'"):
         particles.sample()
@@ -166,7 +166,7 @@ class Weighed(Model):
 
 def test_attribution_adds_up_what_each_statement_did():
     for particle in importance_sampling(Weighed(), 12, seed=1, progress=False):
-        assert [key.split(" (test_statistics.py, line ")[0] for key in particle.attribution] == [
+        assert [key.split(" (test_genealogy.py, line ")[0] for key in particle.attribution] == [
             "sample", "observe", "score",
         ]  # fmt: skip
         assert sum(particle.attribution.values()) == pytest.approx(particle.log_weight + math.log(12))
@@ -446,7 +446,7 @@ def test_where_one_run_cannot_tell_it_says_why():
         (smc_standard(Chain(), 1, seed=0, progress=False), "one candidate at every step"),
         (smc_steer(Doomed(), 4, 2, seed=0, progress=False), "all particles died"),
         (smc_steer(done, 4, 2, seed=0, progress=False), "the program was finished before its first step"),
-        (enumerate_exact(Chain(1)), "only what smc_steer"),
+        (enumerate_exact(Chain(1)), "only the results of smc_steer"),
     ]:
         assert particles.log_ml_se is None and reason in particles.log_ml_se_reason
 

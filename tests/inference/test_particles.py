@@ -8,7 +8,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from llmppl.inference.deaths import Death, died
+from llmppl.inference.deaths import Death, deaths_of
 from llmppl.inference.genealogy import StepRecord
 from llmppl.inference.particles import Particles
 
@@ -141,7 +141,7 @@ def test_asking_for_a_particle_when_all_died_says_when_and_why():
         with pytest.raises(ValueError) as error:
             ask()
         assert str(error.value) == message
-    with pytest.raises(ValueError, match="none was given a positive weight, and no death was recorded; log_ml is -inf"):
+    with pytest.raises(ValueError, match="none has a positive weight, and no death was recorded; log_ml is -inf"):
         Particles([]).sample()
 
 
@@ -182,8 +182,8 @@ def test_those_who_died_in_a_step_are_one_death_for_each_reason():
 
     particles = [Dead("a", -np.inf), Dead("b", 0.0), Dead("c", -np.inf), Dead("d", -np.inf)]
     particles[0].death = particles[3].death = "condition is false"
-    assert died(4, particles) == [Death(4, "condition is false", 2, "a"), Death(4, "weight zero", 1, "c")]
-    assert died(4, particles[1:2]) == []
+    assert deaths_of(4, particles) == [Death(4, "condition is false", 2, "a"), Death(4, "weight zero", 1, "c")]
+    assert deaths_of(4, particles[1:2]) == []
 
 
 def test_deaths_are_told_as_a_table_by_reason_the_commonest_first():

@@ -33,7 +33,7 @@ from llmppl.inference import repeat
 from llmppl.inference import run_guards as watch
 from llmppl.lm import NextToken, TokenDistribution
 
-AGAIN = r"did something else when it was run again: at the sample \(test_guards.py, line \d+\)"
+AGAIN = r"did something else when it was run again: at the sample \(test_run_guards.py, line \d+\)"
 WORKS = r"draw through self.sample\(...\) or self.rng"
 
 

@@ -9,7 +9,6 @@ the contents computed anew; such a file may be read, since only its sense is wro
 gigabytes.
 """
 
-import copy
 import faulthandler
 import io
 import json
@@ -300,50 +299,6 @@ def reseal_results(data, rng):
     return forge_results(data, rng, resealed)
 
 
-def parquet(name):
-    """A reader of the same as a Parquet file, which keeps its name."""
-
-    def write(path):
-        write_results(path.with_name(name))
-        path.with_name(name).replace(path)
-
-    def read(path):
-        path.with_name(name).write_bytes(path.read_bytes())
-        return read_results(path.with_name(name))
-
-    return Reader(write, read, forge=forge_parquet, reseal=reseal_parquet)
-
-
-def forge_parquet(data, rng, reseal=False):
-    """A row is changed, as far as the columns can hold it, or the headers are."""
-    import pyarrow as arrow
-    from pyarrow import parquet
-
-    from llmppl.tasks import parquet as ours
-
-    table = parquet.read_table(io.BytesIO(data))
-    rows, schema, at = table.to_pylist(), table.schema, rng.randrange(table.num_rows)
-    if rng.random() < 0.2:
-        told = forge_results(schema.metadata[b"llmppl"], rng, resealed if reseal else None)
-        schema = schema.with_metadata({**schema.metadata, b"llmppl": told})
-    for _ in range(9):
-        try:
-            row = changed(copy.deepcopy(rows[at]), rng)
-            if reseal:
-                row = {**row, "check": ours._check({name: each for name, each in row.items() if each is not None})}
-            made = arrow.Table.from_pylist([*rows[:at], row, *rows[at + 1 :]], schema)
-            break
-        except (TypeError, ValueError, arrow.ArrowException, OverflowError):
-            made = arrow.Table.from_pylist(rows, schema)
-    file = io.BytesIO()
-    parquet.write_table(made, file)
-    return file.getvalue()
-
-
-def reseal_parquet(data, rng):
-    return forge_parquet(data, rng, reseal=True)
-
-
 def checkpointed(path, max_steps):
     from test_files import Steps
 
@@ -472,7 +427,6 @@ READERS = {
         write_results, read_results, same=lambda found, original: {*found} <= {*original},
         forge=forge_results, reseal=reseal_results,
     ),
-    "results in Parquet": parquet("results.parquet"),
     "checkpoint": Reader(
         lambda path: checkpointed(path, 3), lambda path: checkpointed(path, 5),
         forge=forge_checkpoint, reseal=reseal_checkpoint,

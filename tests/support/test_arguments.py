@@ -269,9 +269,9 @@ PUBLIC = {
     "inference.beam": ["beam_search"],
     "inference.particles": ["Particles"],
     "inference.resampling": ["multinomial", "residual", "stratified", "systematic", "optimal", "threshold"],
-    "languages.dfa": ["DFA"],
-    "masks.index": ["TokenIndex"],
-    "languages.edits": ["within", "distance", "alignment"],
+    "constraints.automata.dfa": ["DFA"],
+    "constraints.masks.index": ["TokenIndex"],
+    "constraints.automata.edits": ["within", "distance", "alignment"],
     "queries": ["compare", "conformity"],
 }
 PLACES = {"state", "token", "byte", "start", "index"}               # which one, not how many

@@ -1,4 +1,4 @@
-"""The store behind results, checkpoints and Parquet: what made a file, who writes it, and what damage is named."""
+"""Tests of the store of results and checkpoints: the identity of a file, its owner, and the errors for damage."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.common import HANG, repetitions
 from helpers.killable import Coin, coin
-from test_results import by_index, everything, lines, run_all
+from test_results import by_index, lines, run_all
 from typer.testing import CliRunner
 
 from llmppl import Bernoulli, Model, importance_sampling, load_results, run_many, smc_steer
@@ -93,11 +93,8 @@ def test_what_differs_only_in_type_or_label_is_another_task():
     ))  # fmt: skip                                     # of columns that were put together later
 
 
-@pytest.mark.parametrize("name", ["r.jsonl", "r.parquet"])
-def test_results_of_another_program_seed_or_version_are_refused_and_kept_by_force(name, tmp_path, monkeypatch):
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
-    path = tmp_path / name
+def test_results_of_another_program_seed_or_version_are_refused_and_kept_by_force(tmp_path, monkeypatch):
+    path = tmp_path / (name := "r.jsonl")
     first = run_all(path, range(4), limited)
     before = path.read_bytes()
 
@@ -456,7 +453,7 @@ def test_a_file_that_cannot_be_repaired_is_left_as_it_is(tmp_path):
     (tmp_path / "notes").write_text("hello\n")
     with pytest.raises(ValueError, match="notes has no line of results: line 1 is no result"):
         repair(tmp_path / "notes")
-    with pytest.raises(ValueError, match=r"r\.parquet is a Parquet file"):
+    with pytest.raises(ValueError, match=r"path must name a file of JSON lines such as 'r\.jsonl'"):
         repair(tmp_path / "r.parquet")
     damaged(tmp_path / "r.jsonl", lambda whole: [*whole, whole[1]])
     (tmp_path / "r.jsonl.damaged").write_text("of before")
@@ -477,14 +474,6 @@ def test_a_record_costs_about_as_much_as_its_json(tmp_path):
         finally:
             module.os.write = write
     assert len(calls) == 20
-
-
-def test_a_parquet_file_keeps_headers_and_records_through_runs(tmp_path):
-    pytest.importorskip("pyarrow")
-    path = tmp_path / "r.parquet"
-    run_all(path, range(3), everything)
-    run_all(path, range(6), everything, resume=True)
-    assert [each.index for each in load_results(path)] == [*range(6)] and not (tmp_path / "r.parquet.jsonl").exists()
 
 
 def test_an_owner_that_ends_lets_the_next_one_begin(tmp_path):

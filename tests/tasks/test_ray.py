@@ -105,7 +105,7 @@ def assert_nothing_is_lost(path):
 
 def test_without_ray_the_error_says_what_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"llmppl\.ray needs Ray: pip install 'llmppl\[ray\]'$"):
+    with pytest.raises(ImportError, match=r"llmppl\.tasks\.ray needs Ray: pip install 'llmppl\[ray\]'$"):
         llmppl.tasks.ray.run_many(steer, ["a"], make_lm=make_lm)
 
 
@@ -195,7 +195,7 @@ def test_what_cannot_be_sent_back_is_the_error_of_its_task(cluster):
 
     results = sorted(llmppl.tasks.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1), key=lambda r: r.index)
     assert [result.error is None for result in results] == [True, False, True]
-    assert results[1].error.startswith("what the task returned cannot be sent to the driver: TypeError: cannot pickle")
+    assert results[1].error.startswith("the result of the task cannot be sent to the driver: TypeError: cannot pickle")
 
 
 class Abort(BaseException):

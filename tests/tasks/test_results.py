@@ -338,11 +338,7 @@ def test_an_interrupt_at_any_line_loses_no_result_that_was_given(tmp_path):
 
 
 
-# ---- Parquet
-
-
-def rows(path):
-    return [repr((r.index, r.task, r.particles, r.matches, r.error)) for r in load_results(path)]
+# ---- as a data frame, and as Parquet
 
 
 def everything(task, rng):
@@ -355,75 +351,22 @@ def everything(task, rng):
     return smc_steer(Coin(), 2, 2, rng=rng)
 
 
-def test_a_parquet_file_is_made_of_the_lines_when_the_run_has_ended(tmp_path):
+def test_a_parquet_path_is_refused_and_the_line_of_pandas_that_it_names_writes_every_float(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
-    path, whole = tmp_path / "results.parquet", tmp_path / "results.jsonl"
-    beside = tmp_path / "results.parquet.jsonl"
-    tasks = range(2500)                                 # more than a group of rows
-    list(itertools.islice(run_many(everything, tasks, seed=2**70, to=path), 1100))
-    assert beside.exists() and not path.exists() and len(load_results(path)) == 1100
-    run_all(path, tasks, everything, seed=2**70, resume=True)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["results.parquet"]
-    run_all(whole, tasks, everything, seed=2**70)
-    assert rows(path) == rows(whole)
-
-
-def test_a_parquet_file_is_gone_on_with(tmp_path):
-    pytest.importorskip("pyarrow")
-    path, whole = tmp_path / "results.parquet", tmp_path / "results.jsonl"
-    beside = tmp_path / "results.parquet.jsonl"
-    run_all(path, range(10), everything)
-    assert run_all(path, range(10), everything, resume=True) == []
-    results = run_many(everything, range(15), seed=3, to=path, resume=True)
-    given = [next(results) for _ in range(5)]
-    before = beside.read_bytes()
-    assert [r.index for r in by_index([*given, *results])] == [*range(10, 15)]
-    run_all(whole, range(15), everything)
-    assert rows(path) == rows(whole)
-    beside.write_bytes(before + b'{"index": 15, "di')   # it was killed after the rows were written
-    with pytest.warns(UserWarning, match="line 7, is torn"):
-        assert rows(path) == rows(whole)
-    with pytest.warns(UserWarning, match="line 7, is torn"):
-        run_all(path, range(16), everything, resume=True)
-    assert [result.index for result in load_results(path)] == [*range(16)] and not beside.exists()
-    beside.write_bytes(whole.read_bytes())
-    with pytest.raises(ValueError, match="jsonl is of another run than .*parquet, beside which it stands"):
-        load_results(path)
-
-
-def test_a_parquet_file_that_is_no_place_for_the_results_is_refused(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "results.parquet"
-    run_all(path, range(4), everything)
-    refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
-    refused(path, ValueError, "another run: its program is everything, and this is run", resume=True)
-    with pytest.raises(ValueError, match="another run: its seed is 3, and this is 4"):
-        run_all(path, range(4), everything, seed=4, resume=True)
-    with pytest.raises(ValueError, match="the result of another task 1 than 7"):
-        run_all(path, [0, 7, 2, 3], everything, resume=True)
-    path.write_bytes(b"hello")
-    refused(path, ValueError, "no Parquet file of run_many, or damaged, and is left as it is: .Parquet", resume=True)
-    parquet.write_table(arrow.table({"a": [1]}), path)
-    refused(path, ValueError, "is no Parquet file of run_many, or damaged, .*: 'it has a, or its header", resume=True)
-    assert [each.name for each in tmp_path.iterdir()] == ["results.parquet"]
-
-
-def test_texts_that_utf_8_cannot_write_are_escaped_in_parquet(tmp_path):
-    pytest.importorskip("pyarrow")
-    path = tmp_path / "results.parquet"
-
-    def fails(task, rng):
-        raise KeyError("\ud800")
-
-    run_all(path, ["a"], fails)
-    assert "\\ud800" in load_results(path)[0].error
-
-
-def test_parquet_without_pyarrow_says_how_to_install_it_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(tmp_path / "results.parquet", ImportError, r"by pyarrow: pip install 'llmppl\[parquet\]'")
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=r"to must name a file of JSON lines such as 'results\.jsonl'") as refusal:
+        run_many(everything, range(5), seed=3, to=tmp_path / "results.parquet")
+    with pytest.raises(ValueError, match="path must name a file of JSON lines"):
+        load_results("results.parquet")
+    run_all(tmp_path / "results.jsonl", range(10), everything)
+    monkeypatch.chdir(tmp_path)
+    eval(str(refusal.value).partition("of one: ")[2], {"pandas": pandas})
+    frame = pandas.read_parquet("results.parquet").sort_values("index")
+    for row, result in zip(frame.itertuples(index=False), load_results("results.jsonl"), strict=True):
+        assert row.index == result.index
+        if result.particles is not None:
+            assert row.log_weights.tolist() == result.particles.log_weights.tolist()
+            assert row.texts.tolist() == result.particles.texts
 
 
 # ---- digests
@@ -447,11 +390,8 @@ TASKS_OF_JSON = ["a\ud800\n", 1.5, None, True, [], ["a", [1, None]], {"a": {"b":
 TASKS_OF_MORE = [math.nan, [math.inf], {1, 2}, np.arange(3), b"bytes", [Path("a")], {"a": np.int64(1)}]
 
 
-@pytest.mark.parametrize("name", ["results.jsonl", "results.parquet"])
-def test_a_task_comes_back_where_JSON_writes_it_and_is_told_from_others_in_any_case(tmp_path, name):
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
-    path, tasks = tmp_path / name, [*TASKS_OF_JSON, *TASKS_OF_MORE, ("a", 1), {1: "a"}]
+def test_a_task_comes_back_where_JSON_writes_it_and_is_told_from_others_in_any_case(tmp_path):
+    path, tasks = tmp_path / "results.jsonl", [*TASKS_OF_JSON, *TASKS_OF_MORE, ("a", 1), {1: "a"}]
     run_all(path, tasks)
     expected = [*TASKS_OF_JSON, *[None] * len(TASKS_OF_MORE), ["a", 1], {"1": "a"}]
     assert [result.task for result in load_results(path)] == expected
@@ -463,7 +403,7 @@ def test_a_task_comes_back_where_JSON_writes_it_and_is_told_from_others_in_any_c
 @pytest.mark.parametrize("task", [object(), [1, object()], (letter for letter in "ab"), {1: object()}])
 def test_a_task_that_is_no_data_cannot_be_resumed(tmp_path, task):
     path = tmp_path / "results.jsonl"
-    with pytest.raises(TypeError, match="cannot be told from others when a run is resumed: with to=, a task is data"):
+    with pytest.raises(TypeError, match="has no stable identity, which resuming needs: with to=, a task must be data"):
         run_all(path, [task])
     assert [result.error for result in run_many(coin, [task], seed=0)] == [None]
 
@@ -472,6 +412,6 @@ def test_a_result_file_knows_what_was_there(tmp_path):
     path = tmp_path / "results.jsonl"
     results = run_all(path, ["a", "b"])
     with ResultFile(path, resume=True) as file:
-        assert file.seed == 3 and file.holds(1, "b") and not file.holds(2, "c")
+        assert file.seed == 3 and file.is_done(1, "b") and not file.is_done(2, "c")
         file.write(results[0].__class__(2, "c", error="none"))
     assert [result.index for result in load_results(path)] == [0, 1, 2]

@@ -1,8 +1,8 @@
-"""Histories: what many particles chose, as a tree, and the particles made again from it.
+"""ChoiceTree: the choices of many particles as a tree, from which the particles are rebuilt.
 
-Each step of a history is kept once, however many particles have it in their past: as (place of the step before, what
-was chosen in it), where the place before the first step is -1. Particles of one run have most of their past in common,
-so a long run is little more than one line, and what they did is done once for all of them.
+A node is one step of a particle: (index of the step before, its choices), where the index before the first step is -1.
+Particles of one run share most of their past, and each shared step is one node. A long run therefore takes little more
+than one line, and rebuilding runs each shared step once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Items = tuple[Choice | StreamState, ...]
 Advance = Callable[[Sequence[Callable[[], Any]], Sequence[str]], None]
 
 
-class Histories:
-    """The steps of histories; `steps` only grows.
+class ChoiceTree:
+    """Tree of choices; `steps` only grows.
 
-    steps : list of (place of the step before, what was chosen)
+    steps : list of (index of the step before, choices of the step)
     """
 
     def __init__(self, steps: Iterable[tuple[int, Items]] = ()) -> None:
@@ -30,12 +30,12 @@ class Histories:
         self._places: dict[int, tuple[int, Noted]] = {}
 
     def add(self, noted: Noted) -> int:
-        """The place of the last step of what a particle noted; -1 if it has made none."""
+        """Add the steps of a particle, and return the index of the last one; -1 if it has made none."""
         new = list[tuple[Noted, Items]]()
         tip = node = noted
         items = list[Choice | StreamState]()
         while node.before is not None and id(tip) not in self._places:
-            if node.item is None:                       # where the step begins
+            if node.item is None:                       # the beginning of the step
                 new.append((tip, tuple(items[::-1])))
                 items, tip = [], node.before
             else:
@@ -45,32 +45,25 @@ class Histories:
         for tip, chosen in reversed(new):
             self.steps.append((place, chosen))
             place = len(self.steps) - 1
-            self._places[id(tip)] = place, tip          # held, so that its id is not another's
+            self._places[id(tip)] = place, tip          # holds tip, so that no other object gets its id
         return place
 
-    def keep(self, noted: Noted, place: int) -> None:
-        """What a particle noted that was made again ends at `place`."""
+    def set_place(self, noted: Noted, place: int) -> None:
+        """Record that the steps of a rebuilt particle end at the index `place`."""
         self._places[id(noted)] = place, noted
 
     def particles(self, model: M, weighed: Mapping[int, bool], advance: Advance) -> dict[int, M]:
-        """The particle at the end of each history that `weighed` names by its last place.
+        """Return the particle at each index that is a key of `weighed`, rebuilt from `model`.
 
-        Distributions are asked in a last step only, where that is to be weighed. ValueError where the program makes
-        other choices.
+        A last step evaluates its distributions if its value in `weighed` is true; other steps never do.
+
+        Raises
+        ------
+        ValueError
+            If the program makes other choices.
         """
-        depths = dict[int, int]()
-        for end in weighed:
-            path = []
-            while end >= 0 and end not in depths:
-                path.append(end)
-                end = self.steps[end][0]
-            for depth, place in enumerate(reversed(path), depths.get(end, 0) + 1):
-                depths[place] = depth
-        levels: list[list[int]] = [[] for _ in range(max(depths.values(), default=0))]
-        for place, depth in sorted(depths.items()):
-            levels[depth - 1].append(place)
         made, found = {-1: model}, {-1: model}
-        for t, level in enumerate(levels, 1):
+        for t, level in enumerate(self._levels(weighed), 1):
             now = dict[int, M]()
             for place in level:
                 before, chosen = self.steps[place]
@@ -84,3 +77,18 @@ class Histories:
             made = now
             found |= {place: particle for place, particle in now.items() if place in weighed}
         return found
+
+    def _levels(self, ends: Iterable[int]) -> list[list[int]]:
+        """Return, for each depth, the increasing indices of the steps on the paths to `ends`."""
+        depths = dict[int, int]()
+        for end in ends:
+            path = []
+            while end >= 0 and end not in depths:
+                path.append(end)
+                end = self.steps[end][0]
+            for depth, place in enumerate(reversed(path), depths.get(end, 0) + 1):
+                depths[place] = depth
+        levels: list[list[int]] = [[] for _ in range(max(depths.values(), default=0))]
+        for place, depth in sorted(depths.items()):
+            levels[depth - 1].append(place)
+        return levels

@@ -1,11 +1,15 @@
-"""Identity: what a program is, as plain data, to tell whether what was kept of a run belongs to another.
+"""Identity of a program as plain data, which tells whether a saved run belongs to another program.
 
-A digest is of the contents of a value: numbers, texts, tokens, arrays and containers by what is in them; contexts by
-their tokens; constraints by their texts; functions by their code, defaults, closures and the globals that they read;
-other objects by the code of their class and all their attributes. Functions and classes of installed packages go by
-name, and objects of these classes by what a pickle holds, or by their public attributes. A language model is told by
-its vocabulary, and a sample of its weights or the name of its engine. What is kept to save time is left out, and what
-is the same in no other process is refused.
+A fingerprint is a digest of the contents of a value:
+
+- numbers, texts, tokens, arrays and containers: their contents; contexts: their tokens; constraints: their texts,
+- functions: code, defaults, closures and the globals that they read; functions of installed packages: their name,
+- other objects: the code of their class and all attributes,
+- classes of installed packages: their name; objects of them: the contents of a pickle, or the public attributes,
+- language models: the vocabulary, and a sample of the weights or the name of the engine.
+
+Caches are left out. Values that no other process can compare, such as an open connection, are a TypeError. Differences
+in other places, such as the further weights of a model, are not detected.
 """
 
 from __future__ import annotations
@@ -48,67 +52,88 @@ from llmppl.models.streams import ParticleStream
 from llmppl.support.arguments import name_of, shown
 from llmppl.support.graphs import Numbering
 
-Told = Any                                              # nested lists of atoms
+Contents = Any                                          # nested lists of atoms, for a digest
 SHAPE = {"program": str, "models": [[str]], "whole": {...: str}, "parts": {...: [str]}, "options": {...: [str]}}
 
-_MOST = 1_000_000                                       # objects told of one program
-_NAMED = 1_000                                          # parts that a refusal can name, besides attributes
+_MOST = 1_000_000                                       # objects of one program
+_NAMED = 1_000                                          # parts that an error can name, besides attributes
 _SAMPLE = 16                                            # values of each tensor of a model
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, np.generic, range)
 _CONTAINERS = (dict, set, frozenset, list, tuple, deque, np.ndarray)
-_FILLED = frozenset(vars(Finite((0,), [0.0])))          # what distributions keep of themselves
-_EMPTY = (                                              # of which a class is all that lasts
+_FILLED = frozenset(vars(Finite((0,), [0.0])))          # caches of distributions
+_EMPTY = (                                              # objects without contents
     type(threading.Lock()), type(threading.RLock()), threading.local, ContextVar, weakref.WeakKeyDictionary,
     weakref.WeakValueDictionary, weakref.WeakSet, types.MemberDescriptorType,
     types.GetSetDescriptorType, ParticleStream,
 )  # fmt: skip
 _CACHED = functools.cached_property
 _HOMES = tuple(path + os.sep for path in (
-    os.path.dirname(os.path.dirname(os.path.dirname(__file__))), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+    os.path.dirname(os.path.dirname(os.path.dirname(__file__))), sysconfig.get_path("stdlib"),
+    sysconfig.get_path("platstdlib"),
 ))  # fmt: skip
 
 
 def identity(model: Model, **options: Any) -> tuple[dict[str, Any], list[Vocabulary]]:
-    """Describe a program before its first step by its attributes and its class, as `identity_of` does."""
+    """Return the identity of a program before its first step, and its vocabularies, as `identity_of` does."""
     kind = type(model).__qualname__
     own = {f"the attribute {name}": value for name, value in vars(model).items() if name not in OWN}
     return identity_of(kind, own | {f"the class {kind}": type(model)}, **options)
 
 
 def identity_of(program: str, own: Mapping[str, Any], **options: Any) -> tuple[dict[str, Any], list[Vocabulary]]:
-    """Describe a program of this name by all that is its own, and list the vocabularies that it holds.
+    """Return the identity of a program, and the vocabularies that it holds.
 
-    The first is a dict of JSON: `program`, its name; `models`, for each language model it holds the repr and digests of
-    vocabulary and weights; `whole`, for each of its `own` parts a digest; `parts`, for these and what they refer to,
-    the beginning of the repr and a digest; and `options`, the same for arguments of inference and their fields. A
-    TypeError names what cannot be told.
+    Parameters
+    ----------
+    program : str
+        Name of the program.
+    own : dict
+        Parts of the program, by names for errors.
+    options : arguments of inference
+
+    Returns
+    -------
+    identity : dict of JSON
+        `program`, the name; `models`, repr and digests of vocabulary and weights of each language model; `whole`, a
+        digest of each of the `own` parts; `parts`, for these and the values that they refer to, the beginning of the
+        repr and a digest; `options`, the same for the arguments of inference and their fields.
+    vocabularies : list of Vocabulary
+
+    Raises
+    ------
+    TypeError
+        If a part has no identity. The error names it.
     """
-    teller = _Teller()
-    whole = {name: teller.part(name, value) for name, value in own.items()}
-    models = [[repr(lm), lm.vocab.digest.hex()[:24], digest(teller.weights(lm.model))] for lm in teller.models]
+    fingerprint = Fingerprint()
+    whole = {name: fingerprint.of_part(name, value) for name, value in own.items()}
+    models = [
+        [repr(lm), lm.vocab.digest.hex()[:24], digest(fingerprint.weights(lm.model))] for lm in fingerprint.models
+    ]
     given = dict[str, list[str]]()
     for name, value in options.items():
         fields = {name: value}
         if dataclasses.is_dataclass(value):
             fields = {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
             given[name] = [type(value).__qualname__] * 2
-        given |= {field: [_shown(part), teller.tell(part, field)] for field, part in fields.items()}
-    told = {"program": program, "models": models, "whole": whole, "parts": teller.parts, "options": given}
-    return told, teller.vocabularies
+        given |= {field: [_short_repr(part), fingerprint.of(part, field)] for field, part in fields.items()}
+    whole_identity = {
+        "program": program, "models": models, "whole": whole, "parts": fingerprint.parts, "options": given,
+    }  # fmt: skip
+    return whole_identity, fingerprint.vocabularies
 
 
 def digest_of_data(value: Any, name: str) -> str:
     """Return 16 hexadecimal digits of the contents of a value, the same in every process."""
-    teller = _Teller(is_data=True)
-    told = teller.tell(value, name)
-    if teller.vocabularies:
-        of_vocab = [vocab.digest.hex() for vocab in teller.vocabularies]
-        told = digest([told, of_vocab, [teller.weights(lm.model) for lm in teller.models]])
-    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    fingerprint = Fingerprint(is_data=True)
+    found = fingerprint.of(value, name)
+    if fingerprint.vocabularies:
+        of_vocab = [vocab.digest.hex() for vocab in fingerprint.vocabularies]
+        found = digest([found, of_vocab, [fingerprint.weights(lm.model) for lm in fingerprint.models]])
+    return hashlib.blake2b(found.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Name what differs first between the identities of two runs, in a sentence; None if nothing does."""
+    """Describe the first difference between the identities of two runs in a sentence; None if there is none."""
     if before["program"] != now["program"]:
         return f"its program is {before['program']}, and this is {now['program']}"
     if len(before["models"]) != len(now["models"]):
@@ -118,10 +143,10 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
             if one != another:
                 return f"its language model is {lm}, and this is {other}, of {what}"
     for kind in ("parts",) * (before["whole"] != now["whole"]) + ("options",):
-        there = [key for key in now[kind] if key in before[kind]]       # what is inside a part comes before it
-        for key in dict.fromkeys((*there, *before[kind], *now[kind])):
-            if what := _other(before[kind].get(key), now[kind].get(key)):
-                return f"{key} {what}"
+        common = [key for key in now[kind] if key in before[kind]]      # inner parts come before outer ones
+        for key in dict.fromkeys((*common, *before[kind], *now[kind])):
+            if change := _change(before[kind].get(key), now[kind].get(key)):
+                return f"{key} {change}"
     if before.get("stream") != now.get("stream"):
         (kind, entropy, key, *_), (_, other, *_) = before["stream"], now["stream"]
         if before["stream"][2:5] == now["stream"][2:5] and key == [] and entropy != other:
@@ -130,7 +155,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     return None
 
 
-def _other(before: list[str] | None, now: list[str] | None) -> str:
+def _change(before: list[str] | None, now: list[str] | None) -> str:
     if before is None or now is None:
         return "is not there" if now is None else "was not there"
     if before[-1] == now[-1]:
@@ -138,30 +163,32 @@ def _other(before: list[str] | None, now: list[str] | None) -> str:
     return f"was {before[0]}, and is {now[0]}" if before[0] != now[0] else f"is another {before[0] or 'one'}"
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     return re.sub(" at 0x[0-9a-f]+", "", shown(value, 60))
 
 
-def digest(told: Told) -> str:
-    return hashlib.blake2b(json.dumps(told).encode(), digest_size=12).hexdigest()
+def digest(contents: Contents) -> str:
+    """Return 24 hexadecimal digits of nested lists of atoms."""
+    return hashlib.blake2b(json.dumps(contents).encode(), digest_size=12).hexdigest()
 
 
-class _Teller:
-    """Tells values as digests of their contents; `path` is how a value is reached.
+class Fingerprint:
+    """Fingerprints of values, digests of their contents. `path` names a value for errors.
 
-    models, vocabularies : what was met on the way
-    parts : for what has a name, the beginning of its repr and its digest; what is inside it comes before it
+    models, vocabularies : language models and vocabularies in the values so far
+    parts : for each named part, the beginning of its repr and its digest; inner parts come before outer ones
     """
 
     def __init__(self, *, is_data: bool = False) -> None:
-        self._is_data = is_data                         # told from others alone, where all empty objects are alike
+        self._is_data = is_data                         # refuses object(), of which all look equal
         self.models, self.vocabularies = list[CachedTransformer](), list[Vocabulary]()
         self.parts: dict[str, list[str]] = {}
-        self._known: dict[int, tuple[str, Any]] = {}    # held, lest its id be another's
-        self._within: dict[int, int] = {}               # what is being told
-        self._inside = 0                                # how deep in objects of packages, which may hold anything
+        self._known: dict[int, tuple[str, Any]] = {}    # holds the value, so that no other object gets its id
+        self._within: dict[int, int] = {}               # depth of the values that are under way, by id
+        self._inside = 0                                # depth in objects of packages, which may hold anything
 
-    def tell(self, value: Any, path: str = "") -> str:
+    def of(self, value: Any, path: str = "") -> str:
+        """Return the fingerprint of a value. Raise a TypeError if it has none."""
         if isinstance(value, _ATOMS) and not isinstance(value, Spelled):
             return f"{type(value).__name__} {value!r}"
         if id(value) in self._known:
@@ -176,64 +203,64 @@ class _Teller:
         self._known[id(value)] = found, value
         return found
 
-    def part(self, name: str, value: Any) -> str:
-        """Tell what has a name, and note it."""
-        found = self.tell(value, name)
+    def of_part(self, name: str, value: Any) -> str:
+        """Return the fingerprint of a part with a name, and list it in `parts`."""
+        found = self.of(value, name)
         if not self._within or len(self.parts) < _NAMED:
-            self.parts.setdefault(name, [_shown(value), found])
+            self.parts.setdefault(name, [_short_repr(value), found])
         return found
 
-    def all_of(self, values: Any, path: str = "") -> Told:
-        return [self.tell(value, path) for value in values]
+    def all_of(self, values: Any, path: str = "") -> Contents:
+        return [self.of(value, path) for value in values]
 
-    def _contents(self, value: Any, path: str) -> Told:
-        told = next((tell(self, value, path) for kinds, tell in _KINDS if isinstance(value, kinds)), None)
+    def _contents(self, value: Any, path: str) -> Contents:
+        found = next((contents(self, value, path) for kinds, contents in _KINDS if isinstance(value, kinds)), None)
         own = is_own(type(value))
-        if told is None or (own and isinstance(value, (*_CONTAINERS, Proposal))):
-            return [told, self._object(value, path, own)]
-        return told
+        if found is None or (own and isinstance(value, (*_CONTAINERS, Proposal))):
+            return [found, self._object(value, path, own)]
+        return found
 
-    def vocabulary(self, vocab: Vocabulary, _: str = "") -> Told:
+    def vocabulary(self, vocab: Vocabulary, _: str = "") -> Contents:
         return _place(vocab, self.vocabularies)
 
-    def model(self, lm: CachedTransformer, _: str) -> Told:
+    def model(self, lm: CachedTransformer, _: str) -> Contents:
         self.vocabulary(lm.vocab)
         return _place(lm, self.models)
 
-    def array(self, array: np.ndarray, path: str = "") -> Told:
+    def array(self, array: np.ndarray, path: str = "") -> Contents:
         objects = array.dtype.hasobject
         data = self.all_of(array.ravel().tolist(), path) if objects else hashlib.blake2b(array.tobytes()).hexdigest()
         return [str(array.dtype), list(array.shape), data]
 
-    def automaton(self, dfa: Machine, path: str) -> Told:
-        """Tell the table, or the NFA that it is made from, whose states are numbered as they are reached."""
+    def automaton(self, dfa: Machine, path: str) -> Contents:
+        """Return the table, or the NFA of a lazy automaton with its states numbered as they are reached."""
         if dfa._source is None:
             return [dfa.start, self.array(dfa.table), self.array(dfa.accepting)]
-        nfa, told = dfa._source.nfa, list[Told]()
+        nfa, rows = dfa._source.nfa, list[Contents]()
         nfa.settle()
         numbers = Numbering([nfa.start])
         for state in numbers.met:                       # grows
             guard = nfa.guards.get(state, ())
-            guards = [numbers[each] if isinstance(guard, Ahead) else self.tell(each, path) for each in guard[:1]]
+            guards = [numbers[each] if isinstance(guard, Ahead) else self.of(each, path) for each in guard[:1]]
             edges = [(lo, hi, numbers[target]) for lo, hi, target in nfa.edges(state)]
             ends = [state == ACCEPT, state == FOUND]
-            told.append([ends, [numbers[each] for each in nfa.epsilon[state]], edges, guards, guard[1:]])
-        return told
+            rows.append([ends, [numbers[each] for each in nfa.epsilon[state]], edges, guards, guard[1:]])
+        return rows
 
-    def finite(self, dist: Finite[Any], path: str) -> Told:
+    def finite(self, dist: Finite[Any], path: str) -> Contents:
         return self.all_of([dist.support, dist.recipe or dist._describe or dist.log_weights()], path)
 
-    def code(self, code: types.CodeType, path: str) -> Told:
-        """Tell what a function does, wherever it stands."""
+    def code(self, code: types.CodeType, path: str) -> Contents:
+        """Return the code of a function without its place in a file."""
         names = [*code.co_names, *code.co_varnames, *code.co_freevars]
         return [code.co_code.hex(), names, self.all_of(code.co_consts, path)]
 
-    def function(self, function: types.FunctionType, path: str) -> Told:
+    def function(self, function: types.FunctionType, path: str) -> Contents:
         code, name, own = function.__code__, name_of(function), is_own(function)
-        told, named = f"{function.__module__}.{name}", dict[str, Any]()
+        found, named = f"{function.__module__}.{name}", dict[str, Any]()
         if own:
-            told = self.tell(code)
-            self.parts.setdefault(f"the code of {name}", ["", told])
+            found = self.of(code)
+            self.parts.setdefault(f"the code of {name}", ["", found])
         for kind, each, value in held_by(function):
             if kind != "global":
                 named[f"the {kind} {each} of {name}"] = value
@@ -242,40 +269,40 @@ class _Teller:
                 if isinstance(value, types.ModuleType) and is_own(value):
                     read = sorted(names_in(code) & vars(value).keys())
                     named |= {f"the global {each}.{it}": vars(value)[it] for it in read}
-        return [told, self.tell(vars(function), path), [self.part(each, value) for each, value in named.items()]]
+        return [found, self.of(vars(function), path), [self.of_part(each, value) for each, value in named.items()]]
 
-    def named(self, cls: type, _: str) -> Told:
-        """Tell a class: its functions, and other values that stand in it; one of a package by its name."""
+    def class_(self, cls: type, _: str) -> Contents:
+        """Return the functions and other values in a class, and only the name of a class of a package."""
         if not is_own(cls) and (cls is Model or not issubclass(cls, Model)):
             return [cls.__module__, cls.__qualname__]
-        told = list[Told]()
+        members = list[Contents]()
         for name, part in sorted(vars(cls).items()):
             bare = getattr(part, "__func__", part)
             code = bare.__code__ if isinstance(bare, types.FunctionType) else None
             if code or not (name.startswith("__") or name == "_abc_impl"):
-                told.append([name, self.tell(code), self.part(f"{cls.__qualname__}.{name}", part)])
-        return [told, self.all_of(cls.__bases__)]
+                members.append([name, self.of(code), self.of_part(f"{cls.__qualname__}.{name}", part)])
+        return [members, self.all_of(cls.__bases__)]
 
-    def weights(self, model: Any) -> Told:
+    def weights(self, model: Any) -> Contents:
         if isinstance(model, Engine):
             public = {name: value for name, value in attributes_of(model) if name[0] != "_" and name != "tokens"}
-            return model.name or [self.tell(type(model)), self.tell(public)]
-        return _weights(model) if hasattr(model, "named_parameters") else self.tell(model)
+            return model.name or [self.of(type(model)), self.of(public)]
+        return _weights(model) if hasattr(model, "named_parameters") else self.of(model)
 
-    def _object(self, value: Any, path: str, own: bool) -> Told:
-        """Tell an object that says what a pickle holds by that, another by its attributes."""
+    def _object(self, value: Any, path: str, own: bool) -> Contents:
+        """Return the contents of the pickle of an object whose class defines one, and else the attributes."""
         cls, kept = type(value), dict(attributes_of(value))
-        told, left_out = list[Told]([self.tell(cls)]), frozenset[str]()
+        found, left_out = list[Contents]([self.of(cls)]), frozenset[str]()
         if hasattr(cls, "convert_ids_to_tokens"):       # a tokenizer of transformers
-            return [*told, digest(sorted(value.get_vocab().items()))]
+            return [*found, digest(sorted(value.get_vocab().items()))]
         if hasattr(cls, "detach") and hasattr(cls, "cpu"):                      # a tensor
-            return [*told, _tensor(value)]
+            return [*found, _tensor(value)]
         if cls.__module__.partition(".")[0] == "pandas" and hasattr(cls, "to_numpy"):
-            return [*told, self._values(value, path)]
+            return [*found, self._values(value, path)]
         if self._is_data and cls is object:
-            raise TypeError(f"{path} holds {_shown(value)}, which has no contents")
+            raise TypeError(f"{path} holds {_short_repr(value)}, which has no contents")
         if hasattr(value, "named_parameters"):          # a network of torch
-            told.append(_weights(value))
+            found.append(_weights(value))
             left_out = frozenset(vars(sys.modules["torch"].nn.Module()))
         elif isinstance(value, (Model, Proposal)):
             left_out = OWN if isinstance(value, Model) else _FILLED
@@ -285,55 +312,54 @@ class _Teller:
             except (TypeError, pickle.PicklingError) as error:
                 if not kept and not self._inside:
                     raise TypeError(
-                        f"{path} holds {_shown(value)}, which no other process can compare with its own: have the "
+                        f"{path} holds {_short_repr(value)}, which no other process can compare with its own: have the "
                         "class of the object that holds it leave it out, by __reduce__ or __getstate__"
                     ) from error
             else:
                 if isinstance(made, str):
-                    return [*told, getattr(value, "__module__", None), made]
-                return [*told, self.all_of([*made[:3], *map(list, filter(None, made[3:5]))], path)]
+                    return [*found, getattr(value, "__module__", None), made]
+                return [*found, self.all_of([*made[:3], *map(list, filter(None, made[3:5]))], path)]
         cached = {name for base in cls.__mro__ for name, part in vars(base).items() if isinstance(part, _CACHED)}
         names = [name for name in sorted(kept.keys() - left_out - cached) if own or not name.startswith("_")]
         self._inside += not own
-        told.append([[name, self.part(f"{path}.{name}", kept[name])] for name in names])
+        found.append([[name, self.of_part(f"{path}.{name}", kept[name])] for name in names])
         self._inside -= not own
-        return told
+        return found
 
-
-    def _values(self, value: Any, path: str) -> Told:
-        """Tell a table, a column or an index of pandas by its values."""
+    def _values(self, value: Any, path: str) -> Contents:
+        """Return the values of a table, a column or an index of pandas."""
         if value.ndim > 1:
             return self.all_of([value.index, value.columns, *(column for _, column in value.items())], path)
         rest = [getattr(value, name) for name in ("name", "names", "index") if hasattr(type(value), name)]
         return [str(value.dtype), self.array(value.to_numpy(), path), self.all_of(rest, path)]
 
 
-def _by(*names: str) -> Callable[[_Teller, Any, str], Told]:
-    """Tell an object by these attributes."""
-    return lambda teller, value, path: teller.all_of([getattr(value, name, None) for name in names], path)
+def _by(*names: str) -> Callable[[Fingerprint, Any, str], Contents]:
+    """Return a function that describes an object by these attributes."""
+    return lambda fingerprint, value, path: fingerprint.all_of([getattr(value, name, None) for name in names], path)
 
 
-_KINDS: tuple[tuple[Any, Callable[[_Teller, Any, str], Told]], ...] = (
+_KINDS: tuple[tuple[Any, Callable[[Fingerprint, Any, str], Contents]], ...] = (
     (Token, lambda self, token, _: [self.vocabulary(token.vocab), int(token)]),
-    (Vocabulary, _Teller.vocabulary),
-    (CachedTransformer, _Teller.model),
+    (Vocabulary, Fingerprint.vocabulary),
+    (CachedTransformer, Fingerprint.model),
     (Context, _by("lm", "tokens")),
-    (Finite, _Teller.finite),
+    (Finite, Fingerprint.finite),
     (TokenIndex, _by("recognizer")),
-    (JsonSchema, lambda self, of, path: [json.dumps(of.schema), of._given, self.tell(of.type, path)]),
+    (JsonSchema, lambda self, of, path: [json.dumps(of.schema), of._given, self.of(of.type, path)]),
     ((JsonSchemaIndex, JsonTexts, OpenTexts), _by("constraint")),
     (Regex, _by("pattern", "flags")),
-    (Machine, _Teller.automaton),
-    (np.ndarray, _Teller.array),
+    (Machine, Fingerprint.automaton),
+    (np.ndarray, Fingerprint.array),
     (
         (dict, types.MappingProxyType),
-        lambda self, table, path: sorted([self.tell(key, path), self.tell(it, path)] for key, it in table.items()),
+        lambda self, table, path: sorted([self.of(key, path), self.of(it, path)] for key, it in table.items()),
     ),
     ((set, frozenset), lambda self, values, path: sorted(self.all_of(values, path))),
-    ((list, tuple, deque), _Teller.all_of),
-    (types.FunctionType, _Teller.function),
-    (types.CodeType, _Teller.code),
-    (type, _Teller.named),
+    ((list, tuple, deque), Fingerprint.all_of),
+    (types.FunctionType, Fingerprint.function),
+    (types.CodeType, Fingerprint.code),
+    (type, Fingerprint.class_),
     (Batched, _by("function", "max_batch")),
     (types.MethodType, _by("__func__", "__self__")),
     ((staticmethod, classmethod), _by("__func__")),
@@ -342,28 +368,28 @@ _KINDS: tuple[tuple[Any, Callable[[_Teller, Any, str], Told]], ...] = (
     (type(functools.cache(len)), _by("__wrapped__")),
     (types.ModuleType, _by("__name__")),
     (io.IOBase, _by("name")),
-    (weakref.ref, lambda self, ref, path: self.tell(ref(), path)),
+    (weakref.ref, lambda self, ref, path: self.of(ref(), path)),
     (_EMPTY, _by()),
 )
 
 
 def _place(value: Any, values: list[Any]) -> int:
-    """Return the place of `value` in a list, to which it is added if it is not there."""
+    """Return the place of `value` in a list, after adding it if it is missing."""
     if value not in values:
         values.append(value)
     return values.index(value)
 
 
-def _tensor(tensor: Any, most: int | None = None) -> Told:
-    """Tell a tensor by its first values, or by all."""
+def _tensor(tensor: Any, most: int | None = None) -> Contents:
+    """Return type, shape and a digest of the values of a tensor, or of its first `most` values."""
     values = tensor.detach().reshape(-1)[:most]
-    if values.device.type == "meta":                    # its values are elsewhere, as accelerate puts them
+    if values.device.type == "meta":                    # accelerate keeps its values elsewhere
         return [str(tensor.dtype), list(tensor.shape)]
     data = values.cpu().view(sys.modules["torch"].uint8).numpy().tobytes()      # numpy has no bfloat16
     return [str(tensor.dtype), list(tensor.shape), hashlib.blake2b(data).hexdigest()]
 
 
-def _weights(network: Any) -> Told:
+def _weights(network: Any) -> Contents:
     return [[name, _tensor(tensor, _SAMPLE)] for name, tensor in network.named_parameters()]
 
 

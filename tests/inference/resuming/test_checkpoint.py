@@ -41,7 +41,7 @@ from llmppl.constraints import JsonSchemaIndex, Text
 from llmppl.inference import Copies, Distinct, DownSample
 from llmppl.inference.resampling import multinomial
 from llmppl.inference.resuming import checkpoint
-from llmppl.inference.resuming.codec import Plain
+from llmppl.inference.resuming.codec import ValueCodec
 from llmppl.inference.resuming.fingerprint import identity
 from llmppl.report import Recorder, load
 
@@ -227,15 +227,15 @@ def test_a_run_in_which_all_died_comes_back_with_its_deaths(tmp_path):
 
 def test_what_was_written_of_a_step_is_not_written_out_again(tmp_path, monkeypatch):
     written, path = [], tmp_path / "run.ckpt"
-    for name in ("_written_record", "_written"):
+    for name in ("encode_record", "_encode_particle"):
         old = getattr(checkpoint, name)
         monkeypatch.setattr(checkpoint, name, lambda *part, old=old, name=name: written.append(name) or old(*part))
-    items = Plain.write_item
-    monkeypatch.setattr(Plain, "write_item", lambda plain, item: written.append("item") or items(plain, item))
+    items = ValueCodec.encode_item
+    monkeypatch.setattr(ValueCodec, "encode_item", lambda plain, item: written.append("item") or items(plain, item))
     model = ConstrainedText(table(0.3), "a", max_tokens=40, min_tokens=40)
     particles = smc_steer(model, 5, 3, seed=0, checkpoint=path, every=1)
-    assert written.count("_written_record") == len(particles.steps) == 40
-    assert written.count("_written") <= 41 * 5
+    assert written.count("encode_record") == len(particles.steps) == 40
+    assert written.count("_encode_particle") <= 41 * 5
     assert 40 <= written.count("item") <= 40 * 5        # of all that were ever kept, once
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert len(lines) == 1 + 41 + 2 and sum(len(line.get("choices", ())) for line in lines) == written.count("item")
@@ -578,13 +578,13 @@ def test_values_of_all_plain_kinds_come_back_as_they_were(tmp_path):
         (), [1, [2]], {1, 2}, frozenset({"a"}), {"a": [1], "token": (3,)}, {1: "b", (2, 3): None}, {}, 1e-320,
         np.array([], np.int8),
     ]  # fmt: skip
-    plain = Plain([vocab])
+    plain = ValueCodec([vocab])
     for value in values:
-        written = json.loads(json.dumps(plain.write(value), allow_nan=False))
-        again = plain.read(written)
+        written = json.loads(json.dumps(plain.encode(value), allow_nan=False))
+        again = plain.decode(written)
         assert type(again) is type(value) and repr(again) == repr(value), value
-    assert math.isnan(plain.read(plain.write(math.nan)))
-    assert plain.read(plain.write(vocab[1])) is vocab[1]
+    assert math.isnan(plain.decode(plain.encode(math.nan)))
+    assert plain.decode(plain.encode(vocab[1])) is vocab[1]
     values = [(1, "a"), b"b", None, 2.5]
     with pytest.raises(KeyboardInterrupt):
         smc_steer(Odd(values), 4, 3, seed=0, checkpoint=tmp_path / "run.ckpt", on_step=interrupt(3))
