@@ -59,10 +59,3 @@ class Living(Generic[T]):
 
     def values(self) -> list[T]:
         return [value for ref in [*self._refs.values()] if (value := ref()) is not None]
-
-
-def named_tuple(cls: type[T]) -> type[T]:
-    """Decorate a NamedTuple so that its signature shows the types of its fields as written, not as `ForwardRef`."""
-    hints = cls.__new__.__annotations__
-    cls.__new__.__annotations__ = {name: getattr(hint, "__forward_arg__", hint) for name, hint in hints.items()}
-    return cls

@@ -24,7 +24,8 @@ from llmppl.constraints.vocabulary.tokenizer_rules import Rules, first_reason, r
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
 from llmppl.support.locks import Turn, in_turn
-from llmppl.support.shared import Shared, named_tuple
+from llmppl.support.options import readable_tuple
+from llmppl.support.shared import Shared
 
 K = TypeVar("K", bound=Hashable)
 MASK_BYTES = 1 << 26                                # memory for each of the three tables of masks
@@ -32,7 +33,7 @@ SAMPLES = "a a", "  a  "                            # texts that a decoder must 
 MAX_STATES = 1 << 16                                # states of the pre-tokeniser whose steps are kept
 
 
-@named_tuple
+@readable_tuple
 class CanonicalState(NamedTuple):
     """State after a sequence of tokens: everything that determines which tokens may follow."""
 
