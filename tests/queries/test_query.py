@@ -549,7 +549,7 @@ def test_bad_arguments_are_named():
         with pytest.raises(ValueError, match=said):
             search(lm, "ab?", **options)
     for options, said in [
-        ({"beam": 2}, "a query takes no beam: it takes edits, end, ignore, max_chars, max_tokens, prefix"),
+        ({"beam": 2}, "a query takes no beam: it takes edits, end, ignore, lm, max_chars, max_tokens, pattern, prefix"),
         ({"edit": 2}, "a query takes no edit: did you mean edits"),
         ({"max_tokens": 2.5}, "max_tokens must be an integer, not 2.5"),
         ({"max_chars": math.nan}, "max_chars must be an integer, not nan"),
@@ -639,7 +639,7 @@ def test_a_search_without_a_match_ends_and_says_what_is_left(monkeypatch):
     """After each "a" comes another with 0.5, or the end; "b" never comes. The bound is 0.5 ** 40."""
     monkeypatch.setattr("llmppl.queries.best_first.MAX_BARREN_EXPANSIONS", 40)
     only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
-    said = "what is still to be found has probability 9.1e-13 at most, all together, and none of it above 9.1e-13"
+    said = "further matches have probability 9.1e-13 at most, all together, and none of it above 9.1e-13"
     for results in ("strings", "tokens"):
         with pytest.raises(ValueError, match=f"^no match in 40 expansions; {said}.*give a larger max_expansions"):
             next(Query(only_a, "a*b", prefix="a").best(batch=1, results=results))
