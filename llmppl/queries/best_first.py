@@ -195,7 +195,7 @@ class Search:
         return float(np.exp(list(map(self.log_mass, self.open_items()))).sum())
 
     def given_up(self, log_bound: float = math.inf) -> bool:
-        """Return True at `max_expansions`; without it, raise a ValueError after too many. No match exceeds the bound."""
+        """Return True at `max_expansions`; without it, raise ValueError after too many. No match exceeds the bound."""
         if self.max_expansions is not None:
             return self.expansions >= self.max_expansions
         barren = self.expansions - self.fruitful

@@ -1,4 +1,4 @@
-"""One way to ask for an index: what a constraint may be, and that its masks are those of its language."""
+"""index_of: every kind of constraint, with masks that are those of its language."""
 
 import itertools
 import re
@@ -17,7 +17,7 @@ OTHER = Vocabulary([b"a", b""], eos_ids=[1])
 
 
 class Even:
-    """A recognizer that knows nothing of vocabularies: an even number of a's."""
+    """Recognizer without a vocabulary: texts with an even number of a's."""
 
     start = "even"
 
@@ -29,7 +29,7 @@ class Even:
 
 
 class EveryOther(Index):
-    """An index of its own: a and b in turn, with nothing but what an index needs."""
+    """Index with only the required methods: a and b alternate."""
 
     start = 0
 
@@ -51,14 +51,14 @@ class EveryOther(Index):
 
 
 class Turns:
-    """A constraint that makes its own index."""
+    """Constraint that makes its own index."""
 
     def index(self, vocab):
         return EveryOther(vocab)
 
 
 def texts_of(index, length):
-    """The sequences of at most `length` tokens that end where the index accepts, spelled."""
+    """Return the texts of all sequences of at most `length` tokens that end where the index accepts."""
     found, level = set(), [(index.start, b"")]
     for _ in range(length + 1):
         found.update(data for state, data in level if index.accepts(state))
@@ -72,7 +72,7 @@ def texts_of(index, length):
 
 
 def spelled(length):
-    """All texts that at most `length` tokens spell."""
+    """Return all texts that at most `length` tokens spell."""
     for n in range(length + 1):
         for tokens in itertools.product(TOKENS[:-1], repeat=n):
             yield b"".join(tokens)

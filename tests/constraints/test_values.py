@@ -1,4 +1,4 @@
-"""Types as constraints: texts against `str`, `json` and pydantic, which had no part in making the languages."""
+"""Types as constraints: texts compared with `str`, `json` and pydantic, which the languages do not use."""
 
 import dataclasses
 import datetime as dt
@@ -62,7 +62,7 @@ SCALARS = [
 
 
 def named(each):
-    """The name of a type in that of a test, the same in every process; strategies and functions have numbers."""
+    """Return the name of a type for a test id, the same in every process; strategies and functions get numbers."""
     return None if callable(getattr(each, "example", None)) or isinstance(each, types.FunctionType) else str(each)[:30]
 
 

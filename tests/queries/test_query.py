@@ -1,7 +1,8 @@
-"""Search, samples, probability: all against enumeration of every token sequence, with rows by plain forward passes.
+"""Search, samples and probability, compared with an enumeration of every token sequence by plain forward passes.
 
-The truth: every string that `re.fullmatch` accepts (and every string within k edits of one, made by editing), cut into
-tokens in every way, with log-probabilities of the transformer without any cache and a decision rule in plain numpy.
+The truth contains every string that `re.fullmatch` accepts, and every string within k edits of one, made by editing.
+They are cut into tokens in every way, with log-probabilities of the transformer without any cache and a decision rule
+in plain numpy.
 """
 
 import functools
@@ -34,7 +35,7 @@ def language_model(seed: int = 0) -> CachedTransformer:
 
 
 def ruled(dist: np.ndarray, temperature=1.0, top_k=None, top_p=None) -> np.ndarray:
-    """(V,) log-probabilities after a decision rule, by its definition."""
+    """Return the log-probabilities after a decision rule, by its definition: (V,)."""
     p = np.exp(dist / temperature)
     p /= p.sum()
     order = sorted(range(len(p)), key=lambda i: (-p[i], i))
@@ -55,7 +56,7 @@ def ruled(dist: np.ndarray, temperature=1.0, top_k=None, top_p=None) -> np.ndarr
 
 
 def spellings(text: str) -> list[tuple[int, ...]]:
-    """Every token sequence that spells a text."""
+    """Return every token sequence that spells a text."""
     if not text:
         return [()]
     return [
@@ -72,7 +73,7 @@ def strings(longest: int) -> list[str]:
 
 
 def edited(words: set[str], k: int) -> set[str]:
-    """All strings within k edits of some word, over LETTERS."""
+    """Return all strings over LETTERS within k edits of some word."""
     for _ in range(k):
         near = set(words)
         for word in words:
@@ -86,9 +87,9 @@ def edited(words: set[str], k: int) -> set[str]:
 
 
 def truth(lm, words, prefixes, *, end="eos", canonical=False, rule=None, max_tokens=None, order="joint", follows=None):
-    """{(prefix, text): log-probability}, and {(prefix, text, ids): log-probability}.
+    """Return {(prefix, text): log-probability} and {(prefix, text, ids): log-probability}.
 
-    `words` are the whole texts that match; `follows(prefix, text)` says whether a text could still become one.
+    `words` are the whole texts that match; `follows(prefix, text)` returns True if a text can still become one.
     """
     of_strings, of_tokens = {}, {}
     for prefix in prefixes:
@@ -124,7 +125,7 @@ def truth(lm, words, prefixes, *, end="eos", canonical=False, rule=None, max_tok
 
 
 def check(matches, expected, results, order="joint") -> None:
-    """The matches are exactly those expected, with their probabilities, in the order of these."""
+    """Check that the matches are those expected, with their probabilities, in the order of these."""
     got = [
         (m.prefix, str(m.text)) if results == "strings" else (m.prefix, str(m.text), tuple(int(t) for t in m.tokens))
         for m in matches
@@ -139,7 +140,7 @@ def check(matches, expected, results, order="joint") -> None:
 
 @st.composite
 def patterns(draw, depth: int = 3) -> str:
-    """Regular expressions of finite languages over LETTERS."""
+    """Draw regular expressions of finite languages over LETTERS."""
     kind = draw(st.sampled_from(["char", "class", "cat", "alt", "optional", "repeat"] if depth else ["char", "class"]))
     if kind == "char":
         return draw(st.sampled_from(["a", "b", "c", " ", "ab"]))
@@ -153,7 +154,7 @@ def patterns(draw, depth: int = 3) -> str:
 
 
 def members(pattern: str, longest: int = LONGEST) -> set[str]:
-    """The strings of a language, or assume() that none is longer."""
+    """Return the strings of a language, or assume() that none is longer."""
     found = {text for text in strings(longest) if re.fullmatch(pattern, text)}
     assume(found and len(list(itertools.islice(Regex(pattern).enumerate(), len(found) + 1))) == len(found))
     return found
@@ -416,7 +417,7 @@ def test_the_error_of_weighted_samples_falls_with_their_number():
     Z = sum(map(math.exp, expected.values()))
 
     def error(N: int) -> float:
-        """Mean total variation over runs of N particles."""
+        """Return the mean total variation over runs of N particles."""
         total = []
         for seed in range(repetitions(300, 60)):
             sums = dict.fromkeys((word for _, word in expected), 0.0)
@@ -447,7 +448,7 @@ def test_distinct_samples_are_drawn_without_replacement_from_the_model():
 
 
 def test_what_begins_another_match_is_told_by_what_follows_the_prefix():
-    """Of the whole pattern "" begins "c", which does not matter after "a"."""
+    """In the whole pattern "" begins "c", which does not matter after "a"."""
     lm = language_model()
     assert [str(m) for m in Query(lm, "c?|ab", prefix="a", end="prefix").distinct(seed=0)] == ["ab"]
     with pytest.raises(ValueError, match="a match here can begin another"):
@@ -509,7 +510,7 @@ def test_a_query_gives_the_same_answers_again_and_to_those_who_bring_their_own_s
     query = Query(language_model(), "a(b|c)?|ba", rule=Rule(top_k=4))
 
     def answers(**stream):
-        """The texts and weights of a few matches of each kind, and a probability."""
+        """Return the texts and weights of a few matches of each kind, and a probability."""
         for matches in (query.best(), query.distinct(**stream), query.samples(**stream)):
             yield [(str(match), match.log_prob, match.log_weight) for match in itertools.islice(matches, 5)]
         yield query.probability(max_expansions=1, **stream)
@@ -657,7 +658,7 @@ def test_a_search_without_a_match_ends_and_says_what_is_left(monkeypatch):
 
 
 def test_patience_begins_anew_with_every_match(monkeypatch):
-    """The matches are 30 expansions apart, then come no more."""
+    """The matches are 30 expansions apart; then there are no more."""
     monkeypatch.setattr("llmppl.queries.best_first.MAX_BARREN_EXPANSIONS", 40)
     only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
     for results in ("strings", "tokens"):

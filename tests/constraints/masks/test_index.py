@@ -1,4 +1,4 @@
-"""TokenIndex: masks and steps against tokens tried byte by byte, and against the paper's algorithms written plainly."""
+"""TokenIndex: masks and steps compared with tokens read byte by byte, and with plain forms of the paper's algorithms."""
 
 import contextlib
 import copy
@@ -30,7 +30,7 @@ SHARED = ROOT.parent / "shared"
 
 
 class Machine:
-    """A tabled recognizer whose rows are shown when they are asked for; every state can reach an accepting one."""
+    """Tabled recognizer that computes rows on demand; every state can reach an accepting one."""
 
     def __init__(self, table, accepting, start=1):
         table, accepting = np.array(table, np.int32), np.array(accepting, bool)
@@ -65,7 +65,7 @@ class Machine:
 
 
 class Plain:
-    """The same language with nothing but start, step and accepts; its states are tuples."""
+    """Recognizer of the same language with only start, step and accepts; its states are tuples."""
 
     def __init__(self, machine):
         self.machine = machine
@@ -100,7 +100,7 @@ class Nested:
 
 
 def run(recognizer, state, data):
-    """The state after some bytes, or None: Algorithm 3 for one token."""
+    """Return the state after some bytes, or None: Algorithm 3 for one token."""
     for byte in data:
         state = recognizer.step(state, byte)
         if state is None:
@@ -109,7 +109,7 @@ def run(recognizer, state, data):
 
 
 def brute_force(recognizer, vocab, state):
-    """The mask of `state`, every byte of every token tried."""
+    """Return the mask of `state`, reading every byte of every token."""
     out = np.zeros(len(vocab.tokens), bool)
     for id, data in enumerate(vocab.tokens):
         if id in vocab.eos_ids:
@@ -120,7 +120,7 @@ def brute_force(recognizer, vocab, state):
 
 
 def algorithm_4(recognizer, vocab):
-    """Willard & Louf's Algorithm 4: state -> {token: next state} for all states that tokens reach from the start."""
+    """Return {state: {token: next state}} for all states that tokens reach, by Willard & Louf's Algorithm 4."""
     sigma, todo = {}, [recognizer.start]
     while todo:
         state = todo.pop()
@@ -142,7 +142,7 @@ PIECES = st.lists(st.sampled_from(ALPHABET), max_size=5).map(bytes)
 
 @st.composite
 def machines(draw):
-    """A random automaton over a few bytes that accepts something."""
+    """Draw an automaton over a few bytes that accepts some text."""
     size = draw(st.integers(2, 6))
     table = np.zeros((size, 256), np.int32)
     for state in range(1, size):
@@ -155,7 +155,7 @@ def machines(draw):
 
 @st.composite
 def vocabularies(draw):
-    """Tokens with duplicates, empty ones, halves of characters, specials and eos; all bytes in use are there."""
+    """Draw tokens with duplicates, empty ones, parts of characters, specials and eos; every byte in use is a token."""
     tokens = [bytes([byte]) for byte in ALPHABET] + draw(st.lists(PIECES, max_size=30))
     tokens += draw(st.lists(st.sampled_from(tokens), max_size=5)) + [b"</s>", b"<pad>"]
     order = draw(st.permutations(range(len(tokens))))
@@ -175,7 +175,7 @@ WAYS = {                                            # of walks: which are wide, 
 
 @pytest.fixture(params=WAYS)
 def walk(request, monkeypatch):
-    """The test runs with either walk, whatever the index would choose."""
+    """Run the test with each kind of walk, whatever the index would choose."""
     wide, narrow = WAYS[request.param]
     monkeypatch.setattr(trie_walk, "WIDE", wide)
     monkeypatch.setattr(trie_module, "NARROW", narrow)
@@ -183,7 +183,7 @@ def walk(request, monkeypatch):
 
 
 def explore(index, limit=50):
-    """States that tokens reach."""
+    """Return the states that tokens reach."""
     seen, todo = {index.start}, [index.start]
     while todo and len(seen) < limit:
         state = todo.pop()
@@ -254,7 +254,7 @@ def test_all_walks_number_the_rows_alike_however_many_go_down_at_once(monkeypatc
 
 
 class Flagged:
-    """A graph with FLAG in some entries, whose entries are known once they were asked for."""
+    """Graph with FLAG in some entries; it computes entries on demand."""
 
     def __init__(self, full):
         self.full, self.table, self.ready = full, np.full_like(full, -1), np.ones(len(full), bool)
@@ -303,7 +303,7 @@ def test_any_number_of_walks_goes_down_in_turns(monkeypatch):
 
 
 def node_of(trie, token):
-    """The node at which a token ends."""
+    """Return the node at which a token ends."""
     at = next(i for i, id in enumerate(trie.order) if trie.tokens[id] == token)
     return int(np.searchsorted(trie.first[1:], at, "right"))
 
@@ -418,7 +418,7 @@ def test_a_mask_is_one_array_for_as_long_as_anyone_holds_it(kind, monkeypatch):
 
 
 def test_ten_thousand_questions_make_as_many_arrays_as_there_are_sets():
-    """And a few allowed tokens are one array, too."""
+    """Sets of a few tokens also share one array."""
     index, made = TokenIndex(Regex("[a-e]{3}[0-4]{3}x"), Vocabulary([bytes([i]) for i in range(256)] * 20)), []
     keep = index.store._keep
     index.store._keep = lambda found, kind, array: made.append(kind) or keep(found, kind, array)
@@ -481,7 +481,7 @@ def test_after_takes_text_and_names_the_byte_that_leaves_the_language():
 
 
 def naive_distances(recognizer, vocab):
-    """Tokens to acceptance by Algorithm 4's index and rounds over all states."""
+    """Return the distances to acceptance from Algorithm 4's index, by rounds over all states."""
     sigma = algorithm_4(recognizer, vocab)
     distance = {state: 0 if recognizer.accepts(state) else math.inf for state in sigma}
     for _ in sigma:
@@ -524,7 +524,7 @@ def test_searches_for_an_end_walk_from_a_state_once(embedded, monkeypatch):
 
 
 def test_where_bytes_tell_how_far_an_end_is_tokens_are_not_looked_at(monkeypatch):
-    """Letters are tokens, so a text of "b"s is one "x" from its end, and "xyz" takes one token or up to three."""
+    """Letters are tokens: a text of "b"s is one "x" from its end, and "xyz" takes one to three tokens."""
     monkeypatch.setattr(distances, "_Edges", None)
     vocab = Vocabulary([b"b", b"x", b"y", b"z", b"bb", b"xyz", b""], eos_ids=[6])
     index = TokenIndex(Regex("b{0,3000}x"), vocab)
@@ -762,7 +762,7 @@ def real(request):
 
 
 def can_go_on(pattern, data):
-    """Whether some text that `pattern` matches begins with these bytes, by the partial matches of `regex`."""
+    """Return True if some text that `pattern` matches begins with these bytes, by partial matches of `regex`."""
     try:
         return pattern.fullmatch(data.decode(), partial=True) is not None
     except UnicodeDecodeError as error:
@@ -776,7 +776,7 @@ def can_go_on(pattern, data):
 
 
 def matched_in_part(pattern, vocab, text):
-    """The mask after some bytes, by `regex` alone: no automaton of ours is asked."""
+    """Return the mask after some bytes, by `regex` alone, without an automaton of ours."""
     compiled = regex.compile(pattern)
     out = np.array([bool(data) and can_go_on(compiled, text + data) for data in vocab.tokens])
     out[list(vocab.special_ids)] = False
@@ -788,7 +788,7 @@ def matched_in_part(pattern, vocab, text):
 
 
 def check_random_walks(vocab, monkeypatch, states, seed=0):
-    """Masks of some states per pattern, met on random walks with many short tokens, which stop inside characters."""
+    """Check masks of states on random walks with many short tokens, which end inside characters."""
     rng = random.Random(seed)
     for pattern in PATTERNS:
         ways = {wide: TokenIndex(Regex(pattern), vocab) for wide in ((2, 2), (0, 0), trie_walk.WIDE)}
@@ -857,7 +857,7 @@ def test_what_is_no_recognizer_is_a_type_error_that_says_what_would_be():
 
 
 def spread(V, allowed, eos):
-    """A vocabulary of V tokens, and the language of the texts that are one of the tokens allowed."""
+    """Return a vocabulary of V tokens, and the language whose texts are the allowed tokens."""
     tokens = [b"%c" % (64 + i) if i < 40 else b"x%c" % (64 + i) for i in range(V)]
     for id in eos:
         tokens[id] = b""
@@ -866,7 +866,7 @@ def spread(V, allowed, eos):
 
 @pytest.mark.parametrize("V", [63, 64, 65])
 def test_a_set_is_the_same_kept_as_ids_or_as_bits(V, monkeypatch):
-    """Two ids take the room of 64 bits."""
+    """Two ids take as much memory as 64 bits."""
     monkeypatch.setattr(mask_store, "MASK_BYTES", 0)
     for allowed in ([50], [3, 50], [3, 7, 50], [50, 7]):
         vocab, words = spread(V, allowed, eos=[0])
@@ -894,7 +894,7 @@ def test_sets_and_steps_of_states_without_number_are_forgotten_in_time(monkeypat
 
 
 class Packed(Nested):
-    """The same, with masks of its own, as bits."""
+    """Recognizer of the same language that computes its own masks, as bits."""
 
     def token_mask(self, state, trie):
         bits = [bool(token) and run(self, state, token) is not None for token in trie.tokens]

@@ -1,4 +1,4 @@
-"""Loops: masks of states that lead back to themselves, against tokens tried byte by byte."""
+"""Self-loops: masks of states that lead back to themselves, compared with tokens read byte by byte."""
 
 import pickle
 import random
@@ -41,7 +41,7 @@ SCHEMAS = [
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Any loop is one, and every walk comes soon to where it goes on otherwise."""
+    """Accept small loops, and make every walk reach its limits early."""
     monkeypatch.setattr(self_loops, "LEAST", 1)
     monkeypatch.setattr(self_loops, "USUAL", (slice(97, 99), slice(0, 1)))
     monkeypatch.setattr(self_loops, "FEW", 3)
@@ -51,7 +51,7 @@ def eager(monkeypatch):
 
 @st.composite
 def texts_as_tokens(draw):
-    """A vocabulary of pieces of text, some cut inside of a character, and some equal."""
+    """Draw a vocabulary of pieces of text, some cut inside a character, and some equal."""
     alone = [bytes([byte]) for byte in sorted(set("".join(PIECES).encode()))]
     texts = draw(st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join), max_size=40))
     tokens = [text.encode() for text in texts]
@@ -116,7 +116,7 @@ def test_masks_of_records_whose_names_are_known_or_any(i):
 
 
 def utf8_loop(leave=b"", others=()):
-    """A machine that goes round with all text, but for some bytes; others lead where they should not."""
+    """Return a machine that loops on all text except some bytes, with some steps changed."""
     table = np.zeros((2 + sum(len(rest) for _, rest in UTF8), 256), np.int32)
     table[1, :128] = 1
     table[1, list(leave)] = 0

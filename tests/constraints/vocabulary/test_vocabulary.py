@@ -1,4 +1,4 @@
-"""The bytes of tokens: against hand-written tables, the tokenizers' own decode, and round trips of arbitrary text."""
+"""Bytes of tokens, compared with hand-written tables, the tokenizers' own decode, and round trips of arbitrary text."""
 
 import copy
 import functools
@@ -26,7 +26,7 @@ UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 def abc(**options):
-    """Five tokens; eos is 3, a special one is 4."""
+    """Return a vocabulary of five tokens; 3 is eos, and 4 is special."""
     return Vocabulary([b"a", b"b", b"\xc3", b"x", b"y"], eos_ids=[3], special_ids=[4], **options)
 
 
@@ -42,7 +42,7 @@ def fast(tokenizer, **special):
 
 
 def byte_level(add_prefix_space=False, normalizer=None):
-    """GPT-2's kind: all bytes, some merges, an eos; and added tokens that are not special."""
+    """Return a tokenizer like GPT-2's: all bytes, some merges, an eos, and added tokens that are not special."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
@@ -57,7 +57,7 @@ def byte_level(add_prefix_space=False, normalizer=None):
 
 
 def unigram():
-    """Unigram with a Metaspace decoder, which puts a space before a text; byte fallback."""
+    """Return a Unigram tokenizer with byte fallback and a Metaspace decoder, which puts a space before a text."""
     words = [("<unk>", 0.0), ("</s>", 0.0), ("▁", -3.0), ("▁the", -1.0), ("the", -2.0), ("▁cat", -1.0), ("s", -3.0)]
     tokenizer = Tokenizer(models.Unigram([*words, *((byte, -9.0) for byte in HEX)], unk_id=0, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -66,7 +66,7 @@ def unigram():
 
 
 def llama():
-    """BPE with byte fallback, and the decoder as a sequence."""
+    """Return BPE with byte fallback, and a sequence of decoders."""
     words = ["<unk>", "<s>", "</s>", *HEX, "▁", "t", "h", "e", "a", "th", "the", "▁the", "▁▁"]
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "▁")]
     model = models.BPE({w: i for i, w in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True)
@@ -95,7 +95,7 @@ def word_level(decoder=None, words=("<eos>", "red", "blue", "é"), **special):
 
 
 def end_of_word():
-    """BPE whose pieces mark the end of a word."""
+    """Return BPE whose pieces mark the end of a word."""
     words = ["un", "a", "do</w>", "it</w>"]
     tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], end_of_word_suffix="</w>"))
     tokenizer.decoder = decoders.BPEDecoder("</w>")
@@ -116,7 +116,7 @@ FAMILIES = {
 
 @functools.cache
 def made(name):
-    """A tokenizer of a family, and its vocabulary; made once."""
+    """Return a tokenizer of a family and its vocabulary, created once."""
     tokenizer = FAMILIES[name]()
     return tokenizer, Vocabulary.from_tokenizer(tokenizer)
 
@@ -548,7 +548,7 @@ def test_what_a_normalizer_would_change_is_spelled_with_the_fewest_tokens():
 
 
 class Marks:
-    """A tokenizer that puts a special token, id 2, before every character, whatever it is asked."""
+    """Tokenizer that always puts a special token, id 2, before every character."""
 
     def encode(self, text, **options):
         return [id for char in text for id in (2, {"a": 0, "b": 1}.get(char, 3))]
