@@ -108,7 +108,7 @@ def test_the_index_of_a_constraint_spells_its_texts(make, pattern):
     assert texts_of(index_of(make(), VOCAB), 3) == expected
 
 
-def test_a_class_of_ones_own_makes_its_own_index_and_the_rest_has_defaults():
+def test_a_class_of_your_own_needs_only_five_members():
     index = index_of(Turns(), VOCAB)
     assert type(index) is EveryOther and index_of(index, VOCAB) is index
     assert texts_of(index, 4) == {b"aba", b"abab"}
@@ -126,7 +126,7 @@ def test_an_index_over_another_vocabulary_is_refused():
     assert index_of(Regex("a").index(Vocabulary(TOKENS, eos_ids=[9])), VOCAB) is not None     # an equal one will do
 
 
-def test_functions_and_nothing_have_no_index_and_what_is_no_constraint_is_named():
+def test_functions_have_no_index_and_other_objects_are_named():
     class Wrong:
         def index(self, vocab):
             return 5

@@ -97,7 +97,7 @@ def test_other_texts_are_refused(type_, alphabet, most):
                 assert (text in Values(type_)) == is_text(text), text
 
 
-def test_a_union_reads_the_first_type_that_has_the_text_and_a_str_last():
+def test_a_union_parses_by_the_first_type_that_fits():
     assert Values(str | int | None).parse("12") == 12 and Values(int | None | str).parse("None") is None
     assert Values(str | int).parse("012") == "012"
     assert Values(Literal["1"] | int).parse("1") == "1" and Values(int | Literal["1"]).parse("1") == 1

@@ -132,7 +132,7 @@ def crowded_problem(seed: int) -> Problem:
 
 
 def truth(problem: Problem, order: str = "joint"):
-    """Return the probability of each (prefix, string), each (prefix, string, tokens), and the event of `probability`."""
+    """Return the probability of each (prefix, string) and (prefix, string, tokens), and that of `probability`."""
     lm, options = problem.lm, problem.options
     eos, pieces = list(lm.vocab.eos_ids), [lm.vocab.tokens[i] for i in range(len(lm.vocab))]
     of_strings, of_tokens, events, given = {}, {}, {}, {}
@@ -203,7 +203,7 @@ def test_a_search_lists_what_the_enumeration_finds_in_its_order(results):
 
 
 @pytest.mark.parametrize(("num_letters", "x", "y"), [(16, 0.035, 0.9), (15, 0.0395, 0.9), (15, 0.0405, 0.5)])
-def test_what_is_not_pushed_yet_may_spell_the_best_string_together(num_letters, x, y):
+def test_unpushed_tokens_may_spell_the_best_string_together(num_letters, x, y):
     """Sixteen tokens are pushed at once: letters at 0.04, or "x" too. "xy" has 0.03 + x y, each part below a letter."""
     letters = [bytes([97 + i]) for i in range(num_letters)]
     vocab = Vocabulary([*letters, b"x", b"xy", b"y", b"z", b""], eos_ids=[num_letters + 4])
@@ -238,7 +238,7 @@ def test_tokens_of_equal_probability_are_all_pushed_once():
 
 
 @pytest.mark.parametrize("rest", [{b"x": 0.035, b"xy": 0.002}, {bytes([65 + i]): 0.02 for i in range(12)}])
-def test_what_is_not_pushed_yet_is_left_alone_where_it_cannot_be_better(rest):
+def test_unpushed_tokens_stay_unpushed_if_they_cannot_be_better(rest):
     """Of the first, all together are below the letters' 0.04; of the second, the two of one string, which are one."""
     letters = [bytes([97 + i]) for i in range(16)]
     vocab = Vocabulary([*letters, *rest, b""], eos_ids=[16 + len(rest)])
@@ -270,7 +270,7 @@ def test_the_tokenizers_own_spelling_is_explained_as_the_distribution_has_it():
 # ---- probability
 
 
-def test_a_token_that_runs_through_a_match_is_a_match_where_it_ends():
+def test_a_token_that_spans_a_match_counts_at_its_end():
     """After "a": "a" with 0.2, "b" with 0.1, and "ab" with 0.6, whose first byte alone would be a match as well."""
     vocab = Vocabulary([b"a", b"b", b"ab", b""], eos_ids=[3])
     lm = CachedTransformer(lambda ids: np.log([0.2, 0.1, 0.6, 0.1]), vocab)
@@ -288,7 +288,7 @@ def test_bounds_hold_the_truth_and_close_on_it():
         assert math.isnan(closed.estimate) and "not estimated" in repr(closed)
 
 
-def test_the_bounds_close_until_they_differ_by_a_share_of_the_upper_one():
+def test_the_bounds_tighten_to_a_share_of_the_upper_one():
     """After n letters the text has ended with probability 1 - 2 ** -n; the upper bound is 1, or a thousandth of it."""
     for least in (1.0, 1e-3):
         first = np.log([1e-9 + least, 1e-9, 1e-9 + 1.0 - least])
@@ -308,7 +308,7 @@ def divergence(a: float, b: float) -> float:
 
 
 def test_estimates_are_within_the_bounds_and_their_error_of_the_truth():
-    """Each estimate is as near as bounded runs allow, which may miss a rare branch; together they are within their errors.
+    """Each estimate is as near as bounded runs allow, which may miss a rare branch. Together they are right.
 
     A run gives a share of the unsearched mass, in [0, 1], so Hoeffding's bound needs no variance. The square
     of the standard error is unbiased for the variance: summed over the problems it stands for the squared errors, the
@@ -343,7 +343,7 @@ def test_an_estimate_of_which_nothing_was_met_is_told_as_such():
     assert "estimate 0.98 +- 0" in repr(probability(lm, "aa", prefix="a", end="prefix", seed=0))
 
 
-def test_a_text_that_may_still_leave_the_language_is_not_counted_as_leaving_at_max_tokens():
+def test_reaching_max_tokens_does_not_count_as_leaving_the_language():
     """After "a" comes "a" with 0.7: after one or two tokens, the text leaves the language with 0.3."""
     lm = CachedTransformer(lambda ids: np.log([0.7, 0.1, 0.2]), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
     query = Query(lm, "a+", prefix="a", end="boundary", max_tokens=1)

@@ -116,7 +116,7 @@ def test_p_is_the_share_of_all_relabelings_that_are_as_far_apart(a, b):
     assert abs(p - truth) <= 4 * math.sqrt(truth * (1 - truth) / R) + 1 / R
 
 
-def test_p_of_a_fit_is_the_share_of_all_samples_that_fit_no_better():
+def test_p_is_the_share_of_samples_that_fit_no_better():
     shares, n, observed = np.array([0.6, 0.3, 0.1]), 6, (2, 1, 3)
 
     def statistic(counts):

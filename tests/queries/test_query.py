@@ -241,7 +241,7 @@ def test_two_prefixes_that_edits_bring_together_share_their_string_once():
     assert sorted((m.prefix, str(m.text)) for m in matches) == [(p, p + c) for p in "ab" for c in " c"]
 
 
-def test_a_difference_that_would_be_too_large_is_left_to_the_end_with_the_same_result(monkeypatch):
+def test_a_deferred_difference_gives_the_same_result(monkeypatch):
     lm, options = language_model(), {"ignore": "a[abc]*"}
     at_once = [(str(m), m.log_prob) for m in search(lm, "[abc]{1,3}", **options)]
     monkeypatch.setattr("llmppl.queries.compile.MAX_DIFFERENCE_STATES", 1)
@@ -271,7 +271,7 @@ def test_more_prefixes_than_can_be_listed_are_searched_in_joint_order(monkeypatc
     assert len(values) == 5 and values == sorted(values, reverse=True)
 
 
-def test_an_empty_prefix_among_very_many_is_refused_where_it_alone_begins_behind_a_bos(embedded, monkeypatch):
+def test_an_empty_prefix_with_its_own_bos_is_refused_among_many(embedded, monkeypatch):
     monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 1)
     with pytest.raises(ValueError, match="a BOS before the empty text alone, so the empty prefix cannot be searched"):
         next(Query(embedded, "(A|The)? boy", prefix="(A|The)?").best())
@@ -447,7 +447,7 @@ def test_distinct_samples_are_drawn_without_replacement_from_the_model():
     chi_square_ok(pairs, exact, n)
 
 
-def test_what_begins_another_match_is_told_by_what_follows_the_prefix():
+def test_matches_begin_each_other_only_after_the_prefix():
     """In the whole pattern "" begins "c", which does not matter after "a"."""
     lm = language_model()
     assert [str(m) for m in Query(lm, "c?|ab", prefix="a", end="prefix").distinct(seed=0)] == ["ab"]
@@ -495,7 +495,7 @@ def test_the_part_of_a_rule_that_excludes_a_token_is_named():
     assert "excluded by top_k=1" in str(explain(lm, "b", Rule(top_k=1), prefix="a"))
 
 
-def test_a_query_explains_a_whole_text_behind_the_longest_prefix_that_it_begins_with():
+def test_a_query_explains_a_text_after_its_longest_prefix():
     lm, rule = language_model(), Rule(top_k=2)
     for end, ends in (("eos", "eos"), ("prefix", "prefix"), ("boundary", "prefix")):
         found = Query(lm, "(a|ab)[abc]*", prefix="a|ab", end=end, rule=rule).explain("abcb")
@@ -506,7 +506,7 @@ def test_a_query_explains_a_whole_text_behind_the_longest_prefix_that_it_begins_
         Query(lm, "ab", prefix="a", rule=lambda dist: dist.top_k(2)).explain("ab")
 
 
-def test_a_query_gives_the_same_answers_again_and_to_those_who_bring_their_own_stream():
+def test_a_query_repeats_its_answers_for_a_seed_or_stream():
     query = Query(language_model(), "a(b|c)?|ba", rule=Rule(top_k=4))
 
     def answers(**stream):
@@ -704,7 +704,7 @@ def test_the_estimate_of_an_endless_language_gives_long_particles_up(monkeypatch
     assert math.isnan(probability(lm, "[ab]*c", runs=0).estimate)
 
 
-def test_a_query_that_never_ends_can_be_left_and_keeps_what_it_found():
+def test_an_endless_query_can_be_stopped_and_keeps_its_matches():
     lm = language_model()
     found = Query(lm, "[abc ]*").samples(seed=0)
     first = next(found)

@@ -1,4 +1,4 @@
-"""TokenIndex: masks and steps compared with tokens read byte by byte, and with plain forms of the paper's algorithms."""
+"""TokenIndex: masks and steps compared with tokens read byte by byte, and with plain forms of the paper's."""
 
 import contextlib
 import copy
@@ -264,7 +264,7 @@ class Flagged:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_walks_from_many_states_below_many_nodes_find_what_is_there_with_flags(walk, seed):
+def test_walks_from_many_states_and_nodes_agree_with_a_plain_walk(walk, seed):
     rng = np.random.default_rng(seed)
     tokens = [bytes(rng.integers(97, 101, rng.integers(1, 6)).tolist()) for _ in range(200)]
     trie = Trie(tokens)
@@ -523,7 +523,7 @@ def test_searches_for_an_end_walk_from_a_state_once(embedded, monkeypatch):
     assert len(walked) < 6 + 2 * len({*walked})         # each mask, and each state on the way to an end
 
 
-def test_where_bytes_tell_how_far_an_end_is_tokens_are_not_looked_at(monkeypatch):
+def test_distances_in_bytes_decide_where_they_can(monkeypatch):
     """Letters are tokens: a text of "b"s is one "x" from its end, and "xyz" takes one to three tokens."""
     monkeypatch.setattr(distances, "_Edges", None)
     vocab = Vocabulary([b"b", b"x", b"y", b"z", b"bb", b"xyz", b""], eos_ids=[6])
@@ -539,7 +539,7 @@ def test_where_bytes_tell_how_far_an_end_is_tokens_are_not_looked_at(monkeypatch
 
 @pytest.mark.parametrize("generic", [False, True])
 @pytest.mark.parametrize("n", [2, 9, math.inf])
-def test_a_token_that_leads_to_a_dead_end_is_not_within_any_number_of_tokens(n, generic):
+def test_a_token_that_leads_to_a_dead_end_is_never_within_reach(n, generic):
     vocab = Vocabulary([b"a", b"ab", b"c", b"ax", b""], eos_ids=[4])                 # none goes on after "a" or "ax"
     dfa = DFA.from_strings(["ab", "c", "axd"])
     index = TokenIndex(Plain(dfa) if generic else dfa, vocab)
@@ -567,7 +567,7 @@ def test_what_is_no_vocabulary_is_told():
         JsonSchema({"type": "string", "format": "uri"}).index("abc")
 
 
-def test_a_recognizer_with_infinitely_many_states_is_walked_as_far_as_it_is_used():
+def test_infinitely_many_states_are_explored_only_as_far_as_used():
     vocab = Vocabulary([b"(", b"((", b"x", b")", b"x))", b"()", b""], eos_ids=[6])
     index = TokenIndex(Nested(), vocab)
     state = index.start
@@ -840,7 +840,7 @@ def test_known_masks_and_steps_are_not_computed_again(real, monkeypatch):
     assert len(path) > 50
 
 
-def test_what_is_no_recognizer_is_a_type_error_that_says_what_would_be():
+def test_an_object_that_is_no_recognizer_raises_a_helpful_type_error():
     class Schema:
         def index(self, vocab): ...
 
@@ -904,7 +904,7 @@ class Packed(Nested):
         return run(self, state, data)
 
 
-def test_bits_of_a_recognizers_own_are_masks_with_eos_where_the_text_is_complete():
+def test_a_recognizers_own_bits_become_masks_with_eos():
     vocab = Vocabulary([b"(", b"", b")", b"x", b"((", b")))", b""], eos_ids=[1, 6])
     index = GrammarIndex(Packed(), vocab)
     states = [index.start, *map(index.after, ("(", "x", "(x", "((x", "(x)", "((x)"))]
@@ -1002,7 +1002,7 @@ def test_rows_of_a_whole_index_count_beyond_sixteen_bits():
         assert whole.row(i)[1].tolist() == [i + 1]
 
 
-def test_a_whole_index_is_built_once_and_read_in_its_own_format_only(tmp_path, monkeypatch):
+def test_an_index_is_precomputed_once_and_loads_one_format(tmp_path, monkeypatch):
     index = TokenIndex(Regex("a"), Vocabulary([b"a", b""], eos_ids=[1]))
     assert index.build_all() is index.build_all()
     index.save(tmp_path / "index.npz")
@@ -1012,7 +1012,7 @@ def test_a_whole_index_is_built_once_and_read_in_its_own_format_only(tmp_path, m
             TokenIndex.load(tmp_path / "index.npz", index.vocab)
 
 
-def test_a_saved_index_is_refused_for_a_larger_and_for_a_smaller_language(tmp_path):
+def test_a_saved_index_is_refused_for_another_language(tmp_path):
     vocab = Vocabulary([b"a", b"b", b"c", b""], eos_ids=[3])
     TokenIndex(Regex("ab|c"), vocab).save(tmp_path / "index.npz")
     for other in ("ab|c|b", "ab", "ab|ca*", "ab?|c"):
@@ -1021,7 +1021,7 @@ def test_a_saved_index_is_refused_for_a_larger_and_for_a_smaller_language(tmp_pa
     assert TokenIndex.load(tmp_path / "index.npz", vocab, Regex("c|ab")).after("ab")
 
 
-def test_errors_show_runs_of_bytes_eight_at_most_and_the_end_of_a_long_text():
+def test_errors_show_eight_runs_of_bytes_and_the_end_of_a_text():
     vocab = Vocabulary([b"%c" % byte for byte in range(97, 123)] + [b""], eos_ids=[26])
     wishes = "b'a'..b'c', b'e', b'g', b'i', b'k', b'm', b'o', b'q'"
     for pattern, wish in (("[abcegikmoq]", wishes), ("[abcegikmoqs]", wishes + ", ..."), ("[ad]", "b'a', b'd'")):

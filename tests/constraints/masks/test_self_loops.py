@@ -67,7 +67,7 @@ def check(recognizer, vocab, states):
         np.testing.assert_array_equal(TokenIndex(recognizer, vocab).mask(state), mask)
 
 
-def test_masks_of_random_automata_are_those_of_every_token_tried_byte_by_byte(eager, monkeypatch):
+def test_masks_of_random_automata_equal_those_read_byte_by_byte(eager, monkeypatch):
     made = []
     monkeypatch.setattr(self_loops, "Loop", lambda *given: made.append(given) or Loop(*given))
 

@@ -334,7 +334,7 @@ def test_masks_of_real_vocabularies_are_advance_for_every_token(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "o200k", "nfc", "llama", "wordpiece"])
-def test_beside_a_token_index_each_string_of_a_language_is_left_one_encoding(name):
+def test_with_a_token_index_each_string_has_one_encoding(name):
     tokenizer, canonical = made(name)
     index = TokenIndex(Language(" ?(the|a)( theory| end)?(n't|!!|  )?[01]{0,2}"), canonical.vocab)
     found, todo = [], [((), index.start, canonical.start)]
@@ -411,7 +411,7 @@ def verdicts(tokenizer, canonical, ids):
     return judged(canonical, ids), truth(tokenizer, ids)
 
 
-def test_two_newlines_before_a_letter_stay_two_though_alone_they_are_one_token():
+def test_two_newlines_before_a_letter_stay_two_tokens():
     made = tokenizer, canonical = by_hand(GPT2, vocab=TINY, merges=TINY_MERGES)
     ids = spelled(canonical, "\n", "\n", "a")
     assert verdicts(*made, ids[:2]) == (False, False) and verdicts(*made, ids) == (True, True)
@@ -516,7 +516,7 @@ def test_byte_tokens_do_not_spell_a_character_that_has_a_token():
 # --- contexts, copies, errors -----------------------------------------------------------------------------------------
 
 
-def test_after_a_context_the_whole_text_counts_and_from_the_start_the_match_alone():
+def test_after_a_context_the_whole_text_is_canonical():
     tokenizer, canonical = made("special")
     whole = tokenizer.encode("the theory")
     ids = [id for id in whole.ids if canonical.vocab.tokens[id]]
@@ -722,7 +722,7 @@ def random_pattern(rng, depth=0):
     return "|".join("".join(item() for _ in range(rng.randrange(1, 4))) for _ in range(rng.randrange(1, 4)))
 
 
-def test_one_guess_is_left_at_the_end_of_a_text_and_it_is_the_splits_own():
+def test_one_guess_remains_and_it_is_the_splits_own():
     rng, supported = random.Random(6), 0
     for _ in range(repetitions(4000, 300)):
         patterns = [random_pattern(rng) for _ in range(rng.randrange(1, 3))]

@@ -158,7 +158,7 @@ def test_a_text_cut_into_bytes_anywhere_comes_out_whole(text, cuts):
     assert whole == text and whole.bytes == data and hash(whole) == hash(text)
 
 
-def test_text_token_str_and_EOS_add_up_to_a_Text_in_any_order():
+def test_text_token_str_and_EOS_add_up_in_any_order():
     vocab = Vocabulary([b"\xc3", b"\xa9", b"b", b""], eos_ids=[3])
     sums = [Text() + vocab[0] + vocab[1], "" + vocab[0] + vocab[1], Text(b"\xc3") + Text(b"\xa9"), "" + Text("é"),
             Text("é") + vocab[3], Text("é") + EOS, "é" + EOS]  # fmt: skip
@@ -198,7 +198,7 @@ def test_a_token_is_an_int_that_knows_its_text():
     assert not token.is_eos and vocab[3].is_eos
 
 
-def test_a_token_compared_with_a_text_is_an_error_that_says_what_to_compare():
+def test_comparing_a_token_with_a_text_raises_a_helpful_error():
     vocab = Vocabulary([b".", b"a", b"", b""], eos_ids=[2], special_ids=[3])
     dot, a, eos, pad = vocab
     for ask in (
@@ -214,7 +214,7 @@ def test_a_token_compared_with_a_text_is_an_error_that_says_what_to_compare():
             special == "</s>"                           # noqa: B015
 
 
-def test_a_token_equals_its_id_whatever_holds_it_and_EOS_where_it_ends_the_text():
+def test_a_token_equals_its_id_and_EOS_if_it_is_an_eos():
     vocab = abc()
     a, b, end = vocab[0], vocab[1], vocab[3]
     assert a == 0 and 0 == a and a != 1 and a == vocab[0] and a != b and not a == b and not a != 0
@@ -381,7 +381,7 @@ def test_a_byte_level_encoding_has_the_bytes_of_its_text(text):
     assert joined(vocab, tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) == text.encode()
 
 
-def test_added_tokens_of_a_byte_level_tokenizer_are_the_text_that_they_match():
+def test_added_tokens_of_a_byte_level_tokenizer_are_plain_text():
     tokenizer = byte_level()
     added, start = ["<tool>", "  two spaces", "éü", "日", " the"], len(tokenizer)
     tokenizer.add_tokens(added)
@@ -413,7 +413,7 @@ def test_a_sentencepiece_encoding_has_the_bytes_of_its_text_after_one_space(name
     )  # fmt: skip
 
 
-def test_a_piece_of_a_word_adds_no_space_and_the_others_add_one():
+def test_only_pieces_inside_a_word_add_no_space():
     tokens = Vocabulary.from_tokenizer(wordpiece()).tokens
     assert tokens == [b"", b"", b" play", b"ing", b"s", b" a", b"a", b",", b"n't", " é".encode(), "é".encode()]
 
@@ -426,7 +426,7 @@ def test_words_are_joined_as_the_tokenizer_joins_them():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_bytes_of_a_text_are_its_tokens_bytes_joined_in_every_family(name):
+def test_the_bytes_of_a_text_are_its_tokens_bytes_joined(name):
     tokenizer, vocab = made(name)
     byte_pieces = set(HEX) if name == "unigram" else set()  # which its decoder leaves as they are
     vocabulary = tokenizer.get_vocab().items()
@@ -445,7 +445,7 @@ def test_the_bytes_of_a_text_are_its_tokens_bytes_joined_in_every_family(name):
     assert compared > 20
 
 
-def test_a_token_is_special_if_its_AddedToken_says_so_though_no_list_does():
+def test_an_AddedToken_alone_can_mark_a_token_special():
     tokenizer = word_level(words=["<eos>", "red"])
     tokenizer.backend_tokenizer.add_special_tokens([AddedToken("[INST]", special=True)])
     tokenizer.backend_tokenizer.add_tokens([AddedToken("green", special=False)])
