@@ -141,9 +141,7 @@ class TokenIndex(Index):
         ValueError
             If `state` is recognised as a state of another index.
         """
-        found = self._masks.get(state)
-        if found is None:
-            found = self._find(state)
+        found = self._masks.get(state) or self._find(state)
         mask = found.mask                           # read once: another thread may drop it
         if mask is None:
             return self.store.unpack(found)
@@ -213,9 +211,7 @@ class TokenIndex(Index):
         """
         if state is END:
             return self.mask(END)
-        found = self._within.get((state, n))
-        if found is None:
-            found = self._find_within(state, n)
+        found = self._within.get((state, n)) or self._find_within(state, n)
         mask = found.mask
         if mask is None:
             return self.store.unpack(found)

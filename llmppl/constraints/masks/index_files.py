@@ -26,6 +26,7 @@ from llmppl.constraints.constraint import Bools, TabledRecognizer, VocabularyLik
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.masks.precomputed import PrecomputedIndex
 from llmppl.constraints.vocabulary.trie import Trie, fingerprint, trie_of
+from llmppl.support.graphs import reached
 from llmppl.support.locks import let_through
 
 __all__ = [
@@ -264,14 +265,14 @@ def check_vocabulary(path: str | Path, data: dict[str, Any], vocab: VocabularyLi
 
 def _same_language(a: TabledRecognizer, b: TabledRecognizer) -> bool:
     """Return True if two recognizers accept the same texts (Hopcroft & Karp 1971, without their merging)."""
-    pairs = [(a.start, b.start)]
-    seen = set(pairs)
-    for i, j in pairs:                              # grows in the loop
-        if bool(i) != bool(j) or (i and a.accepts(i) != b.accepts(j)):
-            return False
-        if i:
-            both = np.unique(a.row(i).astype(np.int64) << 32 | b.row(j)).tolist()
-            new = {(pair >> 32, pair & 0xFFFFFFFF) for pair in both} - seen
-            seen |= new
-            pairs += new
-    return True
+
+    def agree(pair: tuple[int, int]) -> bool:
+        i, j = pair
+        return a.accepts(i) == b.accepts(j) if i and j else i == j
+
+    def edges(pair: tuple[int, int]) -> list[tuple[int, int]]:
+        i, j = pair                                 # both are 0, the dead state, or neither is
+        both = np.unique(a.row(i).astype(np.int64) << 32 | b.row(j)).tolist() if i else []
+        return [(each >> 32, each & 0xFFFFFFFF) for each in both]
+
+    return all(map(agree, reached([(a.start, b.start)], edges)))

@@ -11,7 +11,7 @@ Source: llguidance, which slices a vocabulary by loops that its caller names.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -48,22 +48,18 @@ def key_of(rows: Rows, state: int) -> Key | None:
     looping = rows(state)[:128] == state
     if np.count_nonzero(looping) < LEAST:
         return None
-    known: dict[tuple[Rest, int], bool] = {}
+    first = rows(state)
+    if not first[128:].any():
+        return looping.tobytes(), False
 
+    @cache
     def returns(rest: Rest, at: int) -> bool:
         """Return True if exactly the bytes `rest` lead from a state inside a character back to the state."""
         if not rest:
             return at == state
-        found = known.get((rest, at))
-        if found is None:
-            row, (lo, hi) = rows(at), rest[0]
-            found = np.count_nonzero(row) == hi + 1 - lo and returns(rest[1:], _target(row, lo, hi))
-            known[rest, at] = found
-        return found
+        row, (lo, hi) = rows(at), rest[0]
+        return np.count_nonzero(row) == hi + 1 - lo and returns(rest[1:], _target(row, lo, hi))
 
-    first = rows(state)
-    if not first[128:].any():
-        return looping.tobytes(), False
     is_all = all(returns(rest, _target(first, *lead)) for lead, rest in UTF8)
     return (looping.tobytes(), True) if is_all else None
 
