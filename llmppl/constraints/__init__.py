@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmppl.support.lazy import lazy_names
 
-if TYPE_CHECKING:                                       # the same names again, for type checkers
+if TYPE_CHECKING:                                       # for type checkers
     from llmppl.constraints.automata import DFA as DFA
     from llmppl.constraints.automata import Edit as Edit
     from llmppl.constraints.automata import Regex as Regex
