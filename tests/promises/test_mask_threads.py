@@ -19,8 +19,7 @@ from llmppl.constraints.automata.lazy_dfa import Leftmost
 from llmppl.constraints.automata.regex import parse
 from llmppl.constraints.json import schema as json_schema
 from llmppl.constraints.lark import grammar
-from llmppl.constraints.masks import index
-from llmppl.constraints.masks import mask_store
+from llmppl.constraints.masks import index, mask_store
 from llmppl.constraints.vocabulary import canonical
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph
 
