@@ -1,4 +1,4 @@
-"""Checks for those who write a program or an engine: `check_program` and `check_engine`."""
+"""Checks for authors of programs and engines: `check_program` and `check_engine`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from llmppl.models.alike import first_difference
 
 Ids = list[int]
 Logs = NDArray[np.float64]
-_LONGEST = 1024                         # the longest context that is tried at an engine's limit
+_LONGEST = 1024                         # longest context that is tested, in tokens
 
 
 @dataclass
 class ProgramReport:
-    """The result of a check without a difference.
+    """Result of `check_program`.
 
-    steps : int, how many steps were run and made again, under all algorithms
+    steps : number of steps that were run and replayed, under all algorithms
     not_run : dict from the name of an algorithm to the reason why it cannot run the program
     """
 
@@ -38,25 +38,25 @@ class ProgramReport:
 
 
 def check_program(model: Model, *, N: int = 3, K: int = 2, max_steps: int = 6, seed: int = 0) -> ProgramReport:
-    """Run a program under every algorithm, make each of its particles again from its choices, and compare the two.
+    """Run a program under every algorithm, replay each particle from its choices, and compare the two.
 
-    A program is right for inference if its steps depend on its choices alone. What else changes a particle shows as a
-    difference: `random`, the time, state outside of the particle, or an attribute that is wrong in a copy. Run it first
-    on every new program.
+    A program is correct for inference if its steps depend on its choices alone. Other influences show as a difference:
+    `random`, the time, state outside the particle, or an attribute that is wrong in a copy. Run this check first on
+    every new program.
 
     Parameters
     ----------
     model : Model
         The program; it is not changed.
     N, K, max_steps : int
-        Particles, extensions of each, and steps that are run. Candidates that were not selected are compared, too.
+        Number of particles, of extensions of each, and of steps. Candidates that were not selected are compared too.
     seed : int
 
     Raises
     ------
     RuntimeError
-        If a particle comes out otherwise. It names the algorithm, the step, the text and the first attribute that
-        differs. An error of the program itself is raised as it is.
+        If a replayed particle differs. The message names the algorithm, the step, the text and the first attribute
+        that differs. Errors of the program itself are raised unchanged.
     """
     report = ProgramReport()
     for expand, select in (
@@ -69,7 +69,7 @@ def check_program(model: Model, *, N: int = 3, K: int = 2, max_steps: int = 6, s
                 _compare(model, candidate, f"{expand}, {select}", report)
     try:
         beams = beam_search(model, N, K, max_steps=max_steps, progress=False)
-    except (TypeError, ValueError) as error:            # a choice cannot be listed, or all beams have died
+    except (TypeError, ValueError) as error:            # a choice cannot be listed, or all beams died
         report.not_run["beam_search"] = str(error)
     else:
         for beam in beams:
@@ -78,34 +78,35 @@ def check_program(model: Model, *, N: int = 3, K: int = 2, max_steps: int = 6, s
 
 
 def _compare(model: Model, particle: Model, name: str, report: ProgramReport) -> None:
-    """A RuntimeError if the particle is not what comes of its choices."""
-    what, choices = "", particle.choices
+    """Raise a RuntimeError if a replay of its choices does not reproduce the particle."""
+    difference, choices = "", particle.choices
     try:
-        again = replay(model, choices)
+        replayed = replay(model, choices)
     except ValueError as error:
-        what = str(error)
+        difference = str(error)
     else:
-        if particle.cut and not again.cut:
-            again.finish()
-            again._cut_ = True
-        what = first_difference(again, particle)
-    if what:
+        if particle.cut and not replayed.cut:
+            replayed.finish()
+            replayed._cut_ = True
+        difference = first_difference(replayed, particle)
+    if difference:
         raise RuntimeError(
             f"under {name}, at step {len(choices)}, the particle {str(particle)!r} is not what its choices make: "
-            f"{what}. A step may depend on its choices alone, and change nothing but its particle"
+            f"{difference}. A step may depend on its choices alone, and change nothing but its particle"
         )
     report.steps += len(choices)
 
 
 @dataclass
 class EngineReport:
-    """What was found.
+    """Result of `check_engine`.
 
-    distance : the largest difference of a log-probability
-    total_variation : the largest of a next-token distribution
-    rows : how many were compared
-    tokens : how many the engine says it ran
-    whole : how many the contexts asked for had
+    distance : largest difference of a log-probability
+    total_variation : largest total variation of a next-token distribution
+    rows : number of compared distributions
+    tokens : number of tokens that the engine ran, by its own count
+    whole : number of tokens of the contexts
+    seconds : duration of each check
     """
 
     distance: float = 0.0
@@ -113,7 +114,7 @@ class EngineReport:
     rows: int = 0
     tokens: int = 0
     whole: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)             # of each check
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 def check_engine(
@@ -126,27 +127,27 @@ def check_engine(
     contexts: int = 300,
     seed: int = 0,
 ) -> EngineReport:
-    """Compare an engine with plain forward passes, whatever was asked before, and after what may go wrong.
+    """Compare an engine with plain forward passes, after arbitrary earlier calls, releases, errors and interrupts.
 
     Parameters
     ----------
     engine : Engine
-        It is left without a context, and may go to a CachedTransformer afterwards.
+        The engine; it is cleared at the end, and may be given to a CachedTransformer afterwards.
     reference : callable, optional
-        `reference(ids)` is (>= size,) logits of the token after `ids`; by default the engine's own, with nothing kept.
+        `reference(ids)` returns (>= size,) logits of the token after `ids`; by default those of the cleared engine.
     ids : sequence of int
-        Tokens that contexts are made of: those of ordinary text.
+        Tokens for contexts, as in ordinary text.
     size : int
-        How many ids the vocabulary has; logits beyond are left out.
+        Number of ids of the vocabulary; further logits are ignored.
     tolerance : float
-        The most that a log-probability may differ, where it is above -20.
+        Largest allowed difference of a log-probability above -20.
     contexts : int
-        How many are asked for at once, to be more than the engine keeps.
+        Number of contexts in the largest call, more than the engine can cache.
 
     Raises
     ------
     AssertionError
-        At the first answer that is not right; it says after which tokens, and in which check.
+        At the first wrong answer; the message names the tokens and the check.
     """
     checker = _Checker(engine, reference, list(ids), size, tolerance, np.random.default_rng(seed))
     for check in (
@@ -164,19 +165,21 @@ def check_engine(
 
 
 class _Checker:
+    """Checks of one engine, with the reference answers that they share."""
+
     def __init__(
         self, engine: Engine, reference: Callable[[Ids], Any] | None, ids: Ids, size: int, tolerance: float,
         rng: np.random.Generator,
     ) -> None:  # fmt: skip
         self.engine, self.ids, self.size, self.tolerance, self.rng = engine, ids, size, tolerance, rng
         self.report, self.name = EngineReport(), ""
-        self._reference = reference or self._from_nothing
+        self._reference = reference or self._uncached
         self._truths: dict[tuple[int, ...], Logs] = {}
         self._most = min(engine.max_length or _LONGEST, 40)
 
-    # ---- what is right
+    # ---- reference answers
 
-    def _from_nothing(self, ids: Ids) -> Any:
+    def _uncached(self, ids: Ids) -> Any:
         self.engine.clear()
         return _numpy(self.engine.forward([ids], [(0, len(ids))]))[0]
 
@@ -210,10 +213,10 @@ class _Checker:
         self.report.rows += 1
 
     def _ask(self, contexts: list[Ids], asked: list[tuple[int, int]] | None = None) -> None:
-        """One call, its answers compared, its contexts as they were, its count possible."""
+        """Call the engine once; check its answers, that contexts are unchanged, and that its count is possible."""
         asked = [(i, len(each)) for i, each in enumerate(contexts)] if asked is None else asked
         for i, n in asked:
-            self._truth(contexts[i][:n])                # before: the engine itself may be the reference
+            self._truth(contexts[i][:n])                # computed first: the engine may be the reference
         before, copies = self.engine.tokens, [list(each) for each in contexts]
         logits = _numpy(self.engine.forward(contexts, asked))
         assert len(logits) == len(asked), f"{self.name}: {len(logits)} rows for {len(asked)} places asked for"
@@ -232,9 +235,8 @@ class _Checker:
         return [int(i) for i in self.rng.choice(self.ids, length)]
 
     def _distinct(self, lengths: Sequence[int]) -> list[Ids]:
-        """Contexts of about these lengths, none of which begins with another."""
-        made = [self._random(max(2, n)) for n in lengths]
-        return [a for i, a in enumerate(made) if not any(b[: len(a)] == a for j, b in enumerate(made) if i != j)]
+        """Return contexts of about these lengths, none of which begins another."""
+        return _without_prefixes([self._random(max(2, n)) for n in lengths])
 
     # ---- the checks
 
@@ -248,7 +250,7 @@ class _Checker:
         self._ask(contexts, [asked[k] for k in self.rng.permutation(len(asked))])
 
     def given_tokens(self) -> None:
-        """Log-probabilities of given tokens, where the engine has a way of its own."""
+        """Check log-probabilities of given tokens, if the engine computes them itself."""
         contexts, starts = self._distinct([self._most, self._most - 3, 9]), [1, 4, 2]
         for ids, start in zip(contexts, starts, strict=False):
             for n in range(start, len(ids)):
@@ -268,14 +270,14 @@ class _Checker:
         )
 
     def forks(self) -> None:
-        """Contexts that continue others, or part of them, over many calls."""
+        """Check contexts that continue others, or part of them, over many calls."""
         known = [self._random(4)]
         for _ in range(12):
             parents = [known[int(self.rng.integers(len(known)))] for _ in range(int(self.rng.integers(1, 6)))]
             new = [each[: int(self.rng.integers(1, len(each) + 1))] + self._random(1) for each in parents]
             new = [each[: self._most - 1] + self._random(int(self.rng.integers(1, 3)))[: self._most] for each in new]
             new = [each for each in new if len(each) <= self._most]
-            new = [a for i, a in enumerate(new) if not any(b[: len(a)] == a for j, b in enumerate(new) if i != j)]
+            new = _without_prefixes(new)
             if new:
                 self._ask(new)
                 known += new
@@ -302,9 +304,9 @@ class _Checker:
         self._ask(contexts)
 
     def interrupts(self) -> None:
-        """An interrupt at any moment of a call, `clear`, and the next answers are right."""
+        """Check that answers are correct after an interrupt at any moment of a call, and `clear`."""
         if threading.current_thread() is not threading.main_thread():
-            return                                      # only there are signals handled
+            return                                      # signals are handled in the main thread only
 
         def interrupt(*_: Any) -> None:
             raise KeyboardInterrupt
@@ -334,7 +336,7 @@ class _Checker:
         return CachedTransformer(self.engine, Vocabulary([b"%d " % i for i in range(self.size)]), **limits)
 
     def through_the_cache(self) -> None:
-        """What a CachedTransformer with room for next to nothing, or for all, makes of it."""
+        """Check the engine below a CachedTransformer, with a tiny and with a large cache."""
         for room in (4096, 1 << 28):
             lm = self._lm(cache_bytes=room)
             held = [lm.at(self._random(3))]
@@ -346,13 +348,13 @@ class _Checker:
                 if len(tokens) < self._most:
                     self._truth(tokens)
                     with warnings.catch_warnings():
-                        warnings.filterwarnings("ignore", "cache_bytes=")           # it is meant to be too small
+                        warnings.filterwarnings("ignore", "cache_bytes=")           # too small on purpose
                         self._compare(at.log_probs(), tokens)
             del lm, held, at
             self.engine.clear()
 
     def threads(self) -> None:
-        """Several threads ask through one CachedTransformer, as they may."""
+        """Check several threads that share one CachedTransformer."""
         jobs = [self._distinct([4, 6, 5]) for _ in range(4)]
         for ids in itertools.chain(*jobs):
             self._truth(ids)
@@ -375,6 +377,11 @@ class _Checker:
             raise AssertionError(f"{self.name}: {errors[0]!r}") from errors[0]
         for ids in itertools.chain(*jobs):
             self._compare(answers[tuple(ids)], ids)
+
+
+def _without_prefixes(contexts: list[Ids]) -> list[Ids]:
+    """Return the contexts that begin no other one."""
+    return [a for i, a in enumerate(contexts) if not any(b[: len(a)] == a for b in contexts[:i] + contexts[i + 1 :])]
 
 
 def _numpy(logits: Any) -> NDArray[Any]:

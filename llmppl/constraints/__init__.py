@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmppl.support.lazy import lazy_names
 
-if TYPE_CHECKING:                                       # the same names again, for type checkers
+if TYPE_CHECKING:                                       # for type checkers
     from llmppl.constraints.automata import DFA as DFA
     from llmppl.constraints.automata import Edit as Edit
     from llmppl.constraints.automata import Regex as Regex
@@ -42,8 +42,8 @@ if TYPE_CHECKING:                                       # the same names again, 
     from llmppl.constraints.lark import Grammar as Grammar
     from llmppl.constraints.lark import json_grammar as json_grammar
     from llmppl.constraints.masks import END as END
+    from llmppl.constraints.masks import PrecomputedIndex as PrecomputedIndex
     from llmppl.constraints.masks import TokenIndex as TokenIndex
-    from llmppl.constraints.masks import WholeIndex as WholeIndex
     from llmppl.constraints.values import Values as Values
     from llmppl.constraints.values import constraint_of as constraint_of
     from llmppl.constraints.values import index_of as index_of
@@ -68,7 +68,7 @@ else:
                 "Vocabulary", "encode_fragment",
             ],
             "llmppl.constraints.masks": [
-                "END", "TokenIndex", "WholeIndex",
+                "END", "PrecomputedIndex", "TokenIndex",
             ],
             "llmppl.constraints.automata": [
                 "DFA", "Edit", "Regex", "TooLarge", "alignment", "any_case", "any_whitespace", "distance", "email",

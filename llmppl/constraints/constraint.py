@@ -1,9 +1,9 @@
-"""What a constraint is: something that makes an index of itself, `constraint.index(vocab)`.
+"""Protocols of constraints. A constraint makes an index of itself: `constraint.index(vocab)`.
 
-Words. A *constraint* says which texts may come out. Its *index* over a vocabulary says in every *state* which tokens
-may follow, as a *mask*: a bool for every token. A *recognizer* is a constraint that reads bytes, from state to state;
-`llmppl.constraints.TokenIndex(recognizer, vocab)` is the index of any. A recognizer is *tabled* if its states are small
-integers and its steps are rows of a table.
+Terms: a *constraint* is a set of texts. Its *index* over a vocabulary returns, for each *state*, a *mask*: a bool for
+every token that may follow. A *recognizer* reads bytes, from state to state; every recognizer has an index,
+`llmppl.constraints.TokenIndex(recognizer, vocab)`. A recognizer is *tabled* if its states are small integers and its
+steps are rows of a table.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["Bools", "Constraint", "Index", "Ints", "Recognizer", "State", "Table
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.integer[Any]]
-State = Any                                         # hashable, and never changed
+State = Any                                         # hashable and immutable
 
 
 class VocabularyLike(Protocol):
-    """Token id -> bytes, and the ids that end a text. Tokens without bytes, and `special_ids` if any, never fit."""
+    """Bytes of each token id, and the ids that end a text. Tokens without bytes or in `special_ids` never fit."""
 
     @property
     def tokens(self) -> Sequence[bytes]: ...
@@ -33,25 +33,25 @@ class VocabularyLike(Protocol):
 
 
 def bytes_of(text: str | bytes) -> bytes:
-    """Those of a Text are the bytes of its tokens, which need not be characters."""
+    """Return the bytes of a text; those of a Text are the bytes of its tokens, which need not be characters."""
     return text if isinstance(text, bytes) else getattr(text, "bytes", None) or text.encode()
 
 
 def without_bytes(vocab: VocabularyLike) -> set[int]:
-    """The ids that no text has in it, whatever the vocabulary calls them."""
+    """Return the eos and special ids, which occur in no text."""
     return {*vocab.eos_ids, *getattr(vocab, "special_ids", ())}
 
 
 class Index(Shared):
-    """Which tokens of a vocabulary may follow, in every state of a constraint. Copies are the index itself.
+    """Base class of indices: the tokens of a vocabulary that may follow each state. A copy is the index itself.
 
-    An index of your own is a subclass with `start`, `vocab`, `mask`, `advance` and `accepts`. The rest has defaults:
-    how far an end is, is not known.
+    A subclass defines `start`, `vocab`, `mask`, `advance` and `accepts`. The other methods have defaults, which know no
+    distance to an end.
 
     Attributes
     ----------
     start : hashable
-        The state before the text. States are never changed: what they lead to are others.
+        The state before the text. States are immutable.
     vocab : VocabularyLike
     """
 
@@ -59,24 +59,26 @@ class Index(Shared):
     start: State
 
     def mask(self, state: State) -> Bools:
-        """Tokens that may follow `state`: (V,) bool ndarray, read-only, True at every eos iff `state` accepts."""
+        """Return the tokens that may follow: (V,) bool ndarray, read-only; True at every eos iff `state` accepts."""
         raise NotImplementedError(f"{type(self).__name__}.mask")
 
     def advance(self, state: State, token: int) -> State:
-        """The state after `token`; a ValueError if it may not follow."""
+        """Return the state after `token`; raise a ValueError if it may not follow."""
         raise NotImplementedError(f"{type(self).__name__}.advance")
 
     def accepts(self, state: State) -> bool:
-        """Whether the text may end in `state`."""
+        """Return True if the text may end in `state`."""
         raise NotImplementedError(f"{type(self).__name__}.accepts")
 
     def allowed(self, state: State) -> npt.NDArray[np.int64]:
-        """Tokens that may follow `state`: (n,) int64 ndarray of ids, ascending."""
+        """Return the tokens that may follow `state`: (n,) int64 ndarray of ids, ascending."""
         return np.flatnonzero(self.mask(state))
 
     def masks(self, tokens: Sequence[int]) -> Bools:
-        """The mask before each token of a text, (T, V) bool ndarray; a ValueError names the place of one that may not
-        follow those before it."""
+        """Return the mask before each token of a text: (T, V) bool ndarray.
+
+        Raise a ValueError that names the place of the first token that may not follow.
+        """
         out, state = np.empty((len(tokens), len(self.vocab.tokens)), bool), self.start
         for t, token in enumerate(tokens):
             out[t] = self.mask(state)
@@ -87,39 +89,38 @@ class Index(Shared):
         return out
 
     def parse(self, text: str) -> Any:
-        """The object that a finished text stands for, by `parse` of the constraint or recognizer; else the text itself.
+        """Return the object that a finished text represents: `parse` of the constraint or recognizer, else the text.
 
-        A ValueError, which says why, if the text is not to be taken after all: where a program ends a text so, it dies.
+        Raise a ValueError with the reason if the text is invalid despite the masks; a particle with this text dies.
         """
         made_from = getattr(self, "constraint", None) or getattr(self, "recognizer", None)
-        read = getattr(made_from, "parse", str)
-        return read(text)
+        return getattr(made_from, "parse", str)(text)
 
     def tokens_to_accept(self, state: State) -> float:
-        """A lower bound of the tokens from `state` to one that accepts, an eos not counted; 0 if none is known."""
+        """Return a lower bound of the tokens from `state` to one that accepts, eos not counted; 0 if none is known."""
         return 0
 
     def mask_within(self, state: State, n: float) -> Bools:
-        """The mask, less tokens after which no n - 1 tokens more finish the text, as far as that is known."""
+        """Return the mask without tokens after which n - 1 more tokens are known not to finish the text."""
         return self.mask(state)
 
     def build_all(self, max_states: int = 1_000_000) -> object:
-        """What masks need of all states, worked out ahead; None if nothing can be."""
+        """Compute the masks of all states ahead of time; return None if that is not possible."""
         return None
 
 
 class Constraint(Protocol):
-    """Anything that makes an index of itself: a Regex, a DFA, a Grammar, a JsonSchema, a class of your own.
+    """Any object that makes an index of itself: a Regex, a DFA, a Grammar, a JsonSchema, or a class of your own.
 
-    It may have `parse(text)`, the object that a finished text stands for. A text of which that raises a ValueError is
-    none of the constraint's, whatever the masks have let through.
+    It may have a method `parse(text)`, which returns the object that a finished text represents. A text for which
+    `parse` raises a ValueError does not satisfy the constraint, even if the masks allow it.
     """
 
     def index(self, vocab: VocabularyLike, /) -> Index: ...
 
 
 class Recognizer(Protocol):
-    """A language, read byte by byte. Every state that it gives out leads on to some accepted string."""
+    """Language that is read byte by byte. Every state that it returns leads to some accepted string."""
 
     @property
     def start(self) -> State: ...
@@ -129,10 +130,10 @@ class Recognizer(Protocol):
 
 @runtime_checkable
 class TabledRecognizer(Protocol):
-    """A recognizer whose states are integers: 0 is dead, `table[state, byte]` the next one where `ready[state]`.
+    """Recognizer with integer states: 0 is dead, and `table[state, byte]` is the next state where `ready[state]`.
 
-    `row(state)` makes a state ready; `explore()` all that can be reached. The arrays may be replaced by longer ones;
-    rows that are not ready hold zeros. Row 0 is ready, and zeros.
+    `row(state)` makes a state ready, `explore()` all reachable ones. Both may replace the arrays by longer ones. Rows
+    that are not ready are zeros. Row 0 is ready, and zeros.
     """
 
     @property

@@ -1,8 +1,8 @@
-"""Values: Python types as languages of plain text, and what a type is as a constraint.
+"""Values: Python types as languages of plain text, and the conversion of anything to a constraint or an index.
 
-The one idea: a *scalar* is a value that `str` writes in one line: a number, a truth, a name, a date. A type of scalars
-is the language of these texts, `Values(type)`; any other type is written as JSON, `JsonSchema(type)`. Both read a text
-back by `parse`.
+A *scalar* is a value that `str` writes in one line: a number, a bool, a name, a date. A type of scalars becomes the
+language of these texts, `Values(type)`. Any other type becomes JSON, `JsonSchema(type)`. Their method `parse` converts
+a text back to a value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from llmppl.support.arguments import is_type, shown
 __all__ = ["Values", "constraint_of", "index_of"]
 
 FSM = ("alphabet", "finals", "initial", "map")      # the attributes of an interegular.FSM
-DECIMALS = 6                                        # at most, of a float with bounds
+DECIMALS = 6                                        # decimals of a float with bounds, at most
 _FLOAT = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,21})?(?:e[+-]?[0-9]{1,2})?"
 _SCALARS: dict[type, tuple[str, Callable[[str], Any]]] = {
     bool: ("True|False", {"True": True, "False": False}.__getitem__),
@@ -45,33 +45,33 @@ _SCALARS: dict[type, tuple[str, Callable[[str], Any]]] = {
     datetime.datetime: (DATETIME, datetime.datetime.fromisoformat),
     uuid.UUID: (UUID, uuid.UUID),
 }
-_NOTES = "title", "description", "default", "examples", "deprecated"    # of a schema, which allow and forbid nothing
+_NOTES = "title", "description", "default", "examples", "deprecated"    # keywords of a schema that restrict nothing
 
 
 class Values(DFA):
-    """The texts of the values of a type, as `str` writes them; `Values(int).parse("12")` is 12.
+    """Language of the values of a type as `str` writes them; `Values(int).parse("12")` is 12.
 
     Parameters
     ----------
     type_ : type
-        bool (True, False), int (at most 18 digits), float (no inf and nan, exponents of two digits), str, None, date,
-        time, datetime (as `isoformat` writes them), UUID; Literal and Enum, the texts of their values; Annotated with
-        bounds of numbers, lengths and patterns (by pydantic); Optional and Union of these.
+        bool (True, False), int (at most 18 digits), float (no inf or nan, exponents of at most two digits), str, None,
+        date, time, datetime (in the format of `isoformat`), UUID. Literal and Enum, the texts of their values.
+        Annotated with bounds of numbers, lengths and patterns (by pydantic). Optional and Union of these.
 
     Raises
     ------
     TypeError
-        The type is not one of scalars.
+        If the type is not a type of scalars.
     ValueError
-        Two values of a Literal or an Enum are written alike, or no value is within the bounds.
+        If two values of a Literal or an Enum have the same text, or no value is within the bounds.
     """
 
     def __init__(self, type_: Any) -> None:
         found = _parts(type_)
         if found is None:
             raise TypeError(
-                f"Values is of scalars, such as int, date, Literal[...] or an Enum, not of {shown(type_)}: "
-                "JsonSchema takes it, as JSON"
+                f"Values takes a type of scalars, such as int, date, Literal[...] or an Enum, not {shown(type_)}: "
+                "use JsonSchema, which writes JSON"
             )
         self.type, self._parts = type_, sorted(found, key=lambda part: part.is_last)
         union = reduce(or_, (part.language for part in self._parts)).explore()
@@ -81,46 +81,46 @@ class Values(DFA):
         return f"Values({_name(self.type)})"
 
     def parse(self, text: str) -> Any:
-        """The value that a text writes: of a Union by the first type that has such a text, a str last.
+        """Return the value that a text represents; for a Union, by the first type that has the text, a str last.
 
-        A ValueError if it is no text of the language.
+        Raise a ValueError if the text is not in the language.
         """
-        for language, read, _ in self._parts:
+        for language, convert, _ in self._parts:
             if text in language:
-                return read(str(text))
+                return convert(str(text))
         raise ValueError(f"{shown(text)} is not in {self!r}, where {shown(self.shortest())} is")
 
 
 def constraint_of(type_: Any) -> Values | JsonSchema:
-    """What a type is as a constraint: plain text if its values are scalars, else JSON.
+    """Return the constraint of a type: plain text if its values are scalars, else JSON.
 
     Raises
     ------
     TypeError
-        If it is neither.
+        If the type can be written in neither form.
     """
     return JsonSchema(type_) if _parts(type_) is None else Values(type_)
 
 
 class _Part(NamedTuple):
-    """A language, and what reads its texts; whether others are asked before it."""
+    """Language of one type, and the function that converts its texts to values."""
 
     language: DFA
-    read: Callable[[str], Any]
-    is_last: bool = False
+    convert: Callable[[str], Any]
+    is_last: bool = False                           # all other parts are tried first
 
 
 def _parts(type_: Any) -> list[_Part] | None:
-    """The languages that a type of scalars is the union of; None if it is no such type."""
+    """Return the parts whose union is the language of a type of scalars; None for any other type."""
     if isinstance(type_, typing.NewType):
         return _parts(type_.__supertype__)
     if type(type_).__name__ == "TypeAliasType":     # type X = ..., from Python 3.12 on
         return _parts(type_.__value__)
     origin, inner = typing.get_origin(type_), typing.get_args(type_)
     if origin is typing.Literal:
-        return [_chosen(type_, inner)]
+        return [_listed(type_, inner)]
     if isinstance(type_, type) and issubclass(type_, enum.Enum):
-        return [_chosen(type_, type_)]
+        return [_listed(type_, type_)]
     if origin in (typing.Union, types.UnionType):
         found = [_parts(each) for each in inner]
         return [part for parts in found for part in parts or ()] if all(found) else None
@@ -130,42 +130,43 @@ def _parts(type_: Any) -> list[_Part] | None:
     return None if known is None else [_Part(Regex(known[0]), known[1], type_ is str)]
 
 
-def _chosen(type_: Any, values: Iterable[Any]) -> _Part:
-    """The texts of the values of a Literal or an Enum."""
+def _listed(type_: Any, values: Iterable[Any]) -> _Part:
+    """Return the part for the values of a Literal or an Enum."""
     words: dict[str, Any] = {}
     for value in values:
-        written = value.value if isinstance(value, enum.Enum) else value
-        if not isinstance(written, str | int | float | None):
-            raise TypeError(f"{shown(type_)}: {shown(written)} is not written in one way; a str or a number would work")
-        if str(written) in words:
-            raise ValueError(f"{shown(type_)}: {words[str(written)]!r} and {value!r} are both written {str(written)!r}")
-        words[str(written)] = value
+        scalar = value.value if isinstance(value, enum.Enum) else value
+        if not isinstance(scalar, str | int | float | None):
+            raise TypeError(f"{shown(type_)}: {shown(scalar)} is not written in one way; a str or a number would work")
+        if str(scalar) in words:
+            raise ValueError(f"{shown(type_)}: {words[str(scalar)]!r} and {value!r} are both written {str(scalar)!r}")
+        words[str(scalar)] = value
     return _Part(DFA.from_strings(words), words.__getitem__)
 
 
 def _annotated(type_: Any, base: Any) -> list[_Part] | None:
-    """Those of `base` within the bounds that pydantic knows of; what reads them runs pydantic's other checks."""
+    """Return the parts of `base` within pydantic's bounds; their `convert` runs pydantic's other checks."""
     found = _parts(base)
     if found is None:
         return None
-    schema, wide = _bare(type_), _bare(base)
-    if schema != wide:
+    schema = _schema_of(type_)
+    if schema != _schema_of(base):
         if len(found) > 1:
             raise TypeError(f"{shown(type_)}: give bounds to each type of a Union, not to all of them")
         found = [found[0]._replace(language=_bounded(type_, schema))]
-    return [part._replace(read=partial(_checked, type_, part.read)) for part in found]
+    return [part._replace(convert=partial(_checked, type_, part.convert)) for part in found]
 
 
-def _bare(type_: Any) -> dict[str, Any]:
+def _schema_of(type_: Any) -> dict[str, Any]:
+    """Return the JSON schema of a type without its notes."""
     return {key: value for key, value in json_types.schema_of(type_).items() if key not in _NOTES}
 
 
-def _checked(type_: Any, read: Callable[[str], Any], text: str) -> Any:
-    return json_types.read(type_, read(text), json=False)
+def _checked(type_: Any, convert: Callable[[str], Any], text: str) -> Any:
+    return json_types.read(type_, convert(text), json=False)
 
 
 def _bounded(type_: Any, schema: dict[str, Any]) -> DFA:
-    """The numbers or texts of a schema with bounds, lengths or a pattern; a TypeError for what else it asks."""
+    """Return the numbers or texts of a schema with bounds, lengths or a pattern; a TypeError for other keywords."""
     kind = schema.pop("type", None)
     if kind in ("integer", "number"):
         decimals = DECIMALS if kind == "number" else 0
@@ -178,12 +179,12 @@ def _bounded(type_: Any, schema: dict[str, Any]) -> DFA:
         least, most = schema.pop("minLength", 0), schema.pop("maxLength", "")
         pattern = schema.pop("pattern", "")
         if pattern.endswith("$") and not pattern.endswith("\\$"):
-            pattern = pattern[:-1] + r"\Z"          # pydantic's $ is no place before a newline
+            pattern = pattern[:-1] + r"\Z"          # pydantic's $ does not match before a newline
         found = Regex(f"(?s:.{{{least},{most}}})") & Regex(f"(?s:.*)(?:{pattern})(?s:.*)")
     if kind not in ("integer", "number", "string") or schema:
         raise TypeError(
-            f"{shown(type_)} asks for {', '.join(schema) or kind}, which plain text cannot; bounds of numbers, lengths "
-            f"and patterns would work, or JsonSchema({_name(type_)})"
+            f"{shown(type_)} requires {', '.join(schema) or kind}, which plain text cannot express; bounds of numbers, "
+            f"lengths and patterns would work, or JsonSchema({_name(type_)})"
         )
     return found
 
@@ -193,7 +194,7 @@ def _name(type_: Any) -> str:
 
 
 def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
-    """The index of a constraint over `vocab`; None for one that is a function of the text.
+    """Return the index of a constraint over `vocab`; None for a function of the text.
 
     Parameters
     ----------
@@ -203,9 +204,9 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
     Raises
     ------
     TypeError
-        If it is no constraint, or a type whose values are written neither in plain text nor as JSON.
+        If `constraint` is no constraint, or a type whose values can be written neither in plain text nor as JSON.
     ValueError
-        If it is an index over another vocabulary, or no token of this one begins a string of its language.
+        If it is an index over another vocabulary, or no token of `vocab` begins a string of its language.
     """
     if is_type(constraint):
         return constraint_of(constraint).index(vocab)
@@ -213,7 +214,7 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
         if constraint.vocab is not vocab and constraint.vocab != vocab:
             raise ValueError(f"{constraint!r} is an index over another vocabulary than the model's, {vocab!r}")
         return constraint
-    if _has(constraint, "index") and not isinstance(constraint, Sequence):      # strings and lists have one
+    if _has(constraint, "index") and not isinstance(constraint, Sequence):      # strings and lists have such a method
         index = constraint.index(vocab)
         if not isinstance(index, Index):
             raise TypeError(f"{constraint!r}.index(vocab) must give an llmppl.constraints.Index, not {index!r}")
@@ -228,12 +229,12 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
         return None
     raise TypeError(
         "a constraint is a Regex, a Grammar, a JsonSchema, a type, a list of strings, an index of one of them, or a "
-        f"function of the text, not {shown(constraint)}{_meant(constraint)}"
+        f"function of the text, not {shown(constraint)}{_suggestion(constraint)}"
     )
 
 
-def _meant(given: Any) -> str:
-    """What would have worked for what is no constraint."""
+def _suggestion(given: Any) -> str:
+    """Return a constraint that was probably meant, in words; "" if there is none."""
     if isinstance(given, re.Pattern):
         return f": give Regex({shown(given.pattern)})"
     if isinstance(given, Mapping) or (isinstance(given, str) and given.lstrip().startswith("{")):

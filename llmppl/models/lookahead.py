@@ -18,7 +18,7 @@ import math
 import numpy as np
 
 from llmppl.constraints.constraint import Index, State
-from llmppl.constraints.masks import END, WholeIndex
+from llmppl.constraints.masks import END, PrecomputedIndex
 from llmppl.constraints.vocabulary import EOS
 from llmppl.distributions import Floats
 from llmppl.lm import ENDS, Context, End, TokenDistribution
@@ -69,7 +69,7 @@ class Lookahead(Shared):
         self.index, self.max_tokens = index, count("max_tokens", max_tokens, least=0)
         self.end: End = one_of("end", end, ENDS)
         whole = index.build_all()
-        if not isinstance(whole, WholeIndex):
+        if not isinstance(whole, PrecomputedIndex):
             raise TypeError(f"Lookahead wants finitely many states, those of a Regex or a DFA, not {index!r}")
         self._row = {state: i for i, state in enumerate(whole.states)}
         self._table = _tabulate(whole, dist.log_probs(), _log_ends(whole, dist, end), max_tokens)
@@ -103,7 +103,7 @@ class Lookahead(Shared):
         return f"Lookahead({self.index!r}, max_tokens={self.max_tokens})"
 
 
-def _log_ends(whole: WholeIndex, dist: TokenDistribution, end: End) -> Floats:
+def _log_ends(whole: PrecomputedIndex, dist: TokenDistribution, end: End) -> Floats:
     """(S,) log of the probability of what must come after a text that ends in each state; -inf where none may."""
     log_ends = np.where(whole.accepting, 0.0 if end == "prefix" else dist.log_prob(EOS), -np.inf)
     if end == "boundary":
@@ -114,7 +114,7 @@ def _log_ends(whole: WholeIndex, dist: TokenDistribution, end: End) -> Floats:
     return log_ends
 
 
-def _tabulate(whole: WholeIndex, log_probs: Floats, log_ends: Floats, max_tokens: int) -> Floats:
+def _tabulate(whole: PrecomputedIndex, log_probs: Floats, log_ends: Floats, max_tokens: int) -> Floats:
     """(max_tokens + 1, S) log V_n(s), by value iteration over the rows of an index."""
     probs = np.exp(log_probs)
     sources, targets, weights = [], [], []

@@ -1,4 +1,4 @@
-"""Queries: which strings of a language a model would write, how probable they are, and why not others.
+"""Queries: the strings of a language that a model would write, their probabilities, and reasons against others.
 
     for match in search(lm, "My phone number is ([0-9]{3}) ([0-9]{4})", prefix="My phone number is"):
         print(match.log_prob, match.text)

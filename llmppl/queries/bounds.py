@@ -1,7 +1,8 @@
-"""How probable a language is under a model: bounds that close, and an estimate with its standard error.
+"""Probability of a language under a model: bounds that tighten, and an estimate with its standard error.
 
-The one idea: a search adds up the matches that it finds, and knows the mass of what it has not looked into. Only that
-is estimated, by particles that go on from where the search has stopped: unbiased, and never outside the bounds.
+A search sums the matches that it finds, and knows the mass that it has not searched. Only the share of that mass in the
+language is estimated, by particles that continue from the end of the search. The estimate is unbiased and stays within
+the bounds.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from llmppl.queries.frontier import REST, Item
 from llmppl.queries.sampling import Sampled
 from llmppl.queries.searchspace import Node
 
-MAX_STEPS = 256                                         # of a particle
+MAX_STEPS = 256                                         # steps of a particle at most
 
 
 @dataclass(frozen=True)
 class Probability:
-    """The probability that a text of the model is in a language.
+    """Probability that a text of the model is in a language.
 
     Attributes
     ----------
     lower, upper : float
-        It is between them, for certain: mass found, and mass found plus mass that was not looked into.
+        Certain bounds: the mass found, and the mass found plus the mass that was not searched.
     estimate, estimate_se : float
-        Mean and standard error of independent unbiased estimates: mass found, plus what a particle filter finds of the
-        rest. So it is between the bounds, too.
+        Mean and standard error of independent unbiased estimates: the mass found, plus the part of the rest that a
+        particle filter finds. The estimate is clipped to the bounds.
     expansions : int
-        Next-token distributions that the bounds took.
+        Number of next-token distributions that were computed for the bounds.
     shortest : bool
-        Whether some matches begin with another one and were left out, since they are no other event: end="prefix" of a
+        True if matches that begin with another match were left out, as parts of the same event: end="prefix", and a
         language in which one string begins another.
     """
 
@@ -58,7 +59,7 @@ class Probability:
 
 
 def close_bounds(search: Search, tolerance: float, max_expansions: int) -> float:
-    """Expand until the bounds differ by `tolerance` of the upper one; the mass that is left open."""
+    """Expand until the bounds differ by at most `tolerance` of the upper one; return the mass that was not searched."""
     left = search.open_mass()
     while left > tolerance * (search.found_mass + left) and search.expansions < max_expansions:
         search.expand()
@@ -67,15 +68,15 @@ def close_bounds(search: Search, tolerance: float, max_expansions: int) -> float
 
 
 def share_of_open(search: Search, particles: int, rng: np.random.Generator) -> float:
-    """An unbiased estimate of how much of what a search has left open is in the language; at most 1."""
+    """Return an unbiased estimate of the share of the unsearched mass that is in the language."""
     drawn = smc_standard(Remainder(search), particles, rng=rng, max_steps=MAX_STEPS, progress=False)
     return sum(math.exp(particle.log_weight) for particle in drawn if not particle.cut)
 
 
 class Remainder(Sampled):
-    """A string of the language among those that a search has left open; Z is their share of what is open.
+    """Program for a string of the language that a search did not reach; Z is the share of these in the unsearched mass.
 
-    It draws an item of the heap by its probability, and goes on from there.
+    It draws an item of the heap by its probability, and continues from there.
     """
 
     def __init__(self, search: Search) -> None:
@@ -92,5 +93,5 @@ class Remainder(Sampled):
             return item.open(space)
         dist, mask = space.next_token(node), np.zeros(len(space.lm.vocab), bool)
         mask[item.later(space.allowed(node), dist.log_probs())] = True
-        token = int(self.sample(dist.masked(mask)))     # of those that the item stands for
+        token = int(self.sample(dist.masked(mask)))     # one of the tokens that the item stands for
         return space.child(node, token, dist.log_prob(token))

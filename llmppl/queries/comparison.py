@@ -1,22 +1,25 @@
-"""Compare: do two distributions over strings differ, and by how much?
+"""Comparison of two distributions over strings: a test of equality, and an interval for their distance.
 
-Two samples are tested for homogeneity, a sample against an exactly known distribution (`Exact`) for goodness of fit.
-The statistic is Pearson's,  X2 = sum (observed - expected)^2 / expected. Its p is not read off the chi-square
-distribution, which is wrong where counts are small, but counted: of R tables drawn under the null hypothesis (for two
-samples with both margins fixed, which is to permute the labels),  p = (1 + #{X2_r >= X2}) / (1 + R). A test at level
-alpha then rejects with probability alpha at most, whatever the counts.
+Two samples are tested for homogeneity; a sample and a known distribution (`Exact`) for goodness of fit. The statistic
+is Pearson's,  X2 = sum (observed - expected)^2 / expected. The chi-square distribution is wrong for small counts, so p
+is estimated from R tables drawn under the null hypothesis,  p = (1 + #{X2_r >= X2}) / (1 + R). For two samples, the
+tables have the same margins, which permutes the labels. A test at level alpha then rejects with probability at most
+alpha, whatever the counts.
 
-How far apart they are is the total variation,  TV = sum |a - b| / 2: the most by which the probabilities of any set of
-strings differ. Between samples it is too large on average, and resampling them makes it larger still: where the true
-TV is near 0, percentile bootstrap intervals hardly ever hold it. The interval here is Newcombe's for a difference of
-two probabilities, those of the strings S that are more frequent in a, from Wilson's intervals for each. Its lower end
-is moved down by what choosing S from the samples may have added,  sum (E|Z| - |E Z|) / 2  with Z normal, of the
-variance of a - b and of the least |E Z| that is still plausible. It needs no draws. At 95 % it held the TV in 93 to
-100 % of 1,000 simulated comparisons each (2 to 50 strings, 20 to 2,000 samples), the more the more strings there are.
+The distance is the total variation,  TV = sum |a - b| / 2: the largest difference of the probabilities of any set of
+strings. Between samples it is too large on average, and resampling enlarges it further: if the true TV is near 0,
+percentile bootstrap intervals hardly ever contain it. The interval here is Newcombe's for a difference of two
+probabilities, those of the set S of strings that are more frequent in a, from Wilson's interval for each. Its lower end
+is reduced by the bias from choosing S after seeing the samples,  sum (E|Z| - |E Z|) / 2.  Z is normal with the variance
+of a - b and the smallest plausible |E Z|. The interval needs no draws. At 95 %, it contained the TV in 93 to 100 % of
+1,000 simulated comparisons each (2 to 50 strings, 20 to 2,000 samples); coverage grows with the number of strings.
 
-Sources: Pearson (1900), "On the criterion ..."; Fisher (1935), "The Design of Experiments", for permutations; Phipson &
-Smyth (2010), "Permutation p-values should never be zero"; Wilson (1927), "Probable inference"; Newcombe (1998),
-"Interval estimation for the difference between independent proportions", method 10.
+Sources:
+Pearson (1900), "On the criterion ...".
+Fisher (1935), "The Design of Experiments", for permutations.
+Phipson & Smyth (2010), "Permutation p-values should never be zero".
+Wilson (1927), "Probable inference".
+Newcombe (1998), "Interval estimation for the difference between independent proportions", method 10.
 """
 
 from __future__ import annotations
@@ -36,19 +39,19 @@ from llmppl.support.options import readable_tuple
 
 Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
 
-MAX_CELLS = 1_000_000                               # of the tables drawn at a time
-ROUNDING = 1e-9                                     # statistics that differ by less, relatively, are equal
-MAX_ROWS = 20                                       # strings shown
-MAX_TEXT = 60                                       # characters shown of each
+MAX_CELLS = 1_000_000                               # cells of the tables drawn at a time
+ROUNDING = 1e-9                                     # relative difference below which statistics are equal
+MAX_ROWS = 20                                       # strings in the table
+MAX_TEXT = 60                                       # characters of a string in the table
 
 
 class Exact:
-    """A distribution that is known, not sampled: `Exact({"yes": 0.7, "no": 0.3})`.
+    """Known distribution, in place of a sample: `Exact({"yes": 0.7, "no": 0.3})`.
 
     Parameters
     ----------
     probabilities : mapping of str to float
-        At least 0, and 1 together (to 1e-6; what rounding left over is divided out). Else a ValueError.
+        At least 0 each, with the sum 1 (to 1e-6; they are divided by the exact sum). Otherwise a ValueError.
     """
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
@@ -67,21 +70,21 @@ class Exact:
 
 @readable_tuple
 class ChiSquare(NamedTuple):
-    """A test of the null hypothesis that both sides have one distribution.
+    """Test of the null hypothesis that both sides have one distribution.
 
     Attributes
     ----------
     p : float
-        The probability under it of a statistic as large; at least 1 / (1 + draws).
+        Probability, under this hypothesis, of a statistic at least as large; at least 1 / (1 + draws).
     statistic : float
         Pearson's chi-square; inf where a sample has a string to which the exact side gives probability 0.
     df : int
-        Its degrees of freedom: the number of strings that either side has (the exact side, if there is one) less 1.
+        Degrees of freedom: the number of strings on either side (on the exact side, if there is one) minus 1.
     draws : int
-        The number R of tables drawn.
+        Number R of drawn tables.
     p_asymptotic : float
-        What the chi-square distribution says of the statistic, as the literature reports it: near p where all expected
-        counts are 5 or more; where p is at its least, an order of magnitude.
+        The p of the chi-square distribution, as reported in the literature. It is near p if all expected counts are 5
+        or more; if p is at its minimum, it gives the order of magnitude.
     """
 
     p: float
@@ -93,27 +96,27 @@ class ChiSquare(NamedTuple):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Comparison:
-    """What `compare` found; shown as a table.
+    """Result of `compare`; its repr is a table.
 
     Attributes
     ----------
     categories : tuple of C str
-        The strings that either side has, the most frequent first.
+        Strings on either side, the most frequent first.
     a, b : (C,) ndarray, read-only
-        int64 counts of samples; float64 probabilities where the side is exact.
+        int64 counts of samples, or float64 probabilities if the side is exact.
     num_a, num_b : int or None
-        The number of samples; None where the side is exact.
+        Number of samples; None if the side is exact.
     test : ChiSquare or None
-        None if both sides are exact, which leaves nothing to chance.
+        None if both sides are exact.
     tv : float
-        The total variation between the frequencies or probabilities; from samples, on average too large.
+        Total variation between the frequencies or probabilities; on average too large for samples.
     tv_interval : (float, float) or None
-        For the total variation between the two distributions, at `level`; None if both sides are exact.
+        Interval for the total variation of the two distributions, at `level`; None if both sides are exact.
     level : float
     cramers_v : float or None
-        sqrt(X2 / (num_a + num_b)), from 0 to 1, for two samples.
+        sqrt(X2 / (num_a + num_b)), from 0 to 1, of two samples.
     kl : float or None
-        The Kullback-Leibler divergence KL(a || b) in nats, if both sides are exact; inf if b lacks a string of a.
+        Kullback-Leibler divergence KL(a || b) in nats if both sides are exact; inf if b lacks a string of a.
     """
 
     categories: tuple[str, ...]
@@ -121,7 +124,7 @@ class Comparison:
     b: Array
     num_a: int | None
     num_b: int | None
-    test: ChiSquare | Any                               # | Any: None only where the caller gave two exact sides
+    test: ChiSquare | Any                               # | Any: None only for two exact sides
     tv: float
     tv_interval: tuple[float, float] | Any
     level: float
@@ -130,7 +133,7 @@ class Comparison:
 
     @property
     def p(self) -> float | Any:
-        """The p of the test; None if both sides are exact."""
+        """p of the test; None if both sides are exact."""
         return None if self.test is None else self.test.p
 
     def __repr__(self) -> str:
@@ -138,13 +141,13 @@ class Comparison:
 
     def _rows(self) -> list[str]:
         sides = (("a", self.a, self.num_a), ("b", self.b, self.num_b))
-        told = [f"{name}: exact" if num is None else f"{name}: {num:,} drawn" for name, _, num in sides]
+        sizes = [f"{name}: exact" if num is None else f"{name}: {num:,} drawn" for name, _, num in sides]
         difference = self.a / (self.num_a or 1) - self.b / (self.num_b or 1)
         columns = [[name, *_column(some[:MAX_ROWS], num)] for name, some, num in sides]
         columns.append(["a - b", *map("{:+.1f} %".format, (100 * difference[:MAX_ROWS]).tolist())])
         aligned = [[cell.rjust(max(map(len, column))) for cell in column] for column in columns]
         texts = ["string", *map(_shown, self.categories[:MAX_ROWS])]
-        head = f"Comparison({', '.join(told)}, strings: {len(self.categories):,})"
+        head = f"Comparison({', '.join(sizes)}, strings: {len(self.categories):,})"
         num_more = len(self.categories) - MAX_ROWS
         more = [f"... and {num_more:,} more"] * (num_more > 0)
         return [head, "", *map("  ".join, zip(*aligned, texts, strict=True)), *more]
@@ -175,24 +178,24 @@ def compare(
     seed: int | None = None,
     rng: np.random.Generator | None = None,
 ) -> Comparison:
-    """Whether two distributions over strings differ, and by how much.
+    """Test if two distributions over strings differ, and bound their distance.
 
     Parameters
     ----------
     a, b : iterable of str, mapping of str to int, or Exact
-        Samples, their counts, or a known distribution. Samples must be independent of each other, which draws from one
-        set of weighted particles are not: many are copies of a few, and the test would reject far too often.
+        Samples, their counts, or a known distribution. Samples must be independent. Draws from one set of weighted
+        particles are not: many are copies of a few, and the test would reject far too often.
     permutations : int, at least 1
-        The number R of tables drawn for p.
+        Number R of tables to draw for p.
     level : float between 0 and 1
-        How probably the interval holds the total variation.
+        Confidence level of the interval for the total variation.
 
     Raises
     ------
     ValueError
-        A count is not a whole number of at least 0, a side has no sample, or an option is out of its range.
+        If a count is not an integer of at least 0, a side has no sample, or an option is out of its range.
     TypeError
-        A side is a str, or has things that are not strings; `permutations` or `seed` is no integer.
+        If a side is a str or contains objects that are not strings, or `permutations` or `seed` is not an integer.
     """
     count("permutations", permutations)
     if not 0 < number("level", level) < 1:
@@ -220,10 +223,10 @@ def compare(
 
 
 def chi_square_tail(statistic: float, df: int) -> float:
-    """P(X >= statistic) for a chi-square variable X with `df` degrees of freedom; 1 for df = 0.
+    """Return P(X >= statistic) for a chi-square variable X with `df` degrees of freedom; 1 for df = 0.
 
-    The regularised upper incomplete gamma function Q(df / 2, statistic / 2), which for whole df is a finite sum of
-    positive terms: no cancellation however small it is.
+    This is the regularised upper incomplete gamma function Q(df / 2, statistic / 2). For integer df it is a finite sum
+    of positive terms, so small values lose no precision.
     """
     half = statistic / 2
     if df == 0 or half <= 0:
@@ -236,14 +239,14 @@ def chi_square_tail(statistic: float, df: int) -> float:
 
 
 def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[dict[str, float], int | None]:
-    """The counts or probabilities above 0, and the number of samples, None if `given` is exact."""
+    """Return the counts or probabilities above 0, and the number of samples, None if `given` is exact."""
     if isinstance(given, Exact):
         return given.probabilities, None
     if isinstance(given, str):
         raise TypeError(f"{name} is the str {given!r}; samples are strings in a list, as in [{given!r}]")
     given = given if isinstance(given, Mapping) else list(given)
     _strings(name, given)
-    counts: Counter[str] = Counter(given)           # of a mapping: what it maps to
+    counts: Counter[str] = Counter(given)           # of a mapping, Counter takes the values
     for text, times in counts.items():
         if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 0:
             raise ValueError(
@@ -257,7 +260,7 @@ def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[
 
 
 def _array(by_text: Mapping[str, float], num: int | None, categories: Sequence[str]) -> Array:
-    """(C,) counts, or probabilities where `num` is None."""
+    """Return the counts, (C,), or probabilities if `num` is None."""
     found: Array = np.array([by_text.get(text, 0) for text in categories], np.float64 if num is None else np.int64)
     found.flags.writeable = False
     return found
@@ -270,16 +273,16 @@ def _strings(name: str, texts: Iterable[object]) -> None:
 
 
 def _homogeneity(left: Array, right: Array, draws: int, rng: np.random.Generator) -> ChiSquare:
-    """Two samples: tables of the same margins."""
+    """Test two samples by tables with the same margins."""
     total, num_left, num = left + right, int(left.sum()), int(left.sum() + right.sum())
     expected = total * (num_left / num)
-    # (o - e)^2 / e of both rows together: they are off by the same, and 1 / e_left + 1 / e_right = 1 / scale
+    # (o - e)^2 / e summed over both rows: the differences are equal, and 1 / e_left + 1 / e_right = 1 / scale
     scale = expected * ((num - num_left) / num)
     return _tested(left, expected, scale, lambda size: rng.multivariate_hypergeometric(total, num_left, size), draws)
 
 
 def _goodness(counts: Array, probabilities: Array, draws: int, rng: np.random.Generator) -> ChiSquare:
-    """A sample and a known distribution: samples from it."""
+    """Test a sample against a known distribution, by samples from the latter."""
     possible = probabilities > 0
     num, df = int(counts.sum()), int(possible.sum()) - 1
     if counts[~possible].any():
@@ -289,7 +292,7 @@ def _goodness(counts: Array, probabilities: Array, draws: int, rng: np.random.Ge
 
 
 def _tested(observed: Array, expected: Array, scale: Array, draw: Callable[[int], Array], draws: int) -> ChiSquare:
-    """X2 = sum (observed - expected)^2 / scale, among those of tables `draw(size)`, (size, C)."""
+    """Compare X2 = sum (observed - expected)^2 / scale with that of drawn tables, `draw(size)`: (size, C)."""
     statistic = float(((observed - expected) ** 2 / scale).sum())
     as_large, left = 0, draws
     while left:
@@ -302,10 +305,10 @@ def _tested(observed: Array, expected: Array, scale: Array, draw: Callable[[int]
 
 
 def _interval(p_a: Array, num_a: float, p_b: Array, num_b: float, z: float) -> tuple[float, float]:
-    """For the total variation of what two samples, of num_a and num_b (inf if exact), were drawn from."""
+    """Return the interval for the total variation of two distributions, given num_a and num_b samples (inf: exact)."""
     more = p_a > p_b
     high, low = float(p_a[more].sum()), float(p_b[more].sum())
-    for share in p_a[p_a == p_b].tolist():          # ties may be in S or not; near one half, its frequency varies most
+    for share in p_a[p_a == p_b].tolist():          # ties: bring S near one half, where its frequency varies most
         if abs(high + share - 0.5) < abs(high - 0.5):
             high, low = high + share, low + share
     below_high, above_high = _wilson(high, num_a, z)
@@ -322,7 +325,7 @@ def _interval(p_a: Array, num_a: float, p_b: Array, num_b: float, z: float) -> t
 
 
 def _wilson(p: float, num: float, z: float) -> tuple[float, float]:
-    """Wilson's interval for a probability, from a frequency among `num` samples."""
+    """Return Wilson's interval for a probability, from its frequency `p` among `num` samples."""
     if math.isinf(num):
         return p, p
     middle = (p + z * z / (2 * num)) / (1 + z * z / num)

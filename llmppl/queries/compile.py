@@ -1,8 +1,8 @@
-"""From what a query asks to languages: which strings come first, and what may follow each of them.
+"""Compilation of a query into languages: its prefix strings, and the texts that may follow each of them.
 
-The one idea: a query is a list of *parts*. A part pairs a language of prefix strings with the language of what may
-follow any of them, and no string is a prefix in two parts. What follows a prefix depends only on the state that the
-pattern's automaton is in behind it, so there are as many parts as such states; most queries have one.
+A query becomes a list of *parts*. A part pairs a language of prefix strings with the language that may follow each of
+them, and no prefix string belongs to two parts. The language after a prefix depends only on the state of the pattern's
+automaton after the prefix. There are as many parts as such states; most queries have one.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from llmppl.constraints.json import JsonSchema
 from llmppl.constraints.values import constraint_of
 from llmppl.support.arguments import count, function, is_type, optional_count
 
-MAX_DIFFERENCE_STATES = 100_000                         # of a language without the ignored strings; beyond: deferred
-MAX_COUNTED_STATES = 200_000                            # of a language that is cut to `max_chars`
+MAX_DIFFERENCE_STATES = 100_000                         # pattern x ignored strings; above: deferred
+MAX_COUNTED_STATES = 200_000                            # states of a language that `max_chars` cuts
 MAX_LISTED_PREFIXES = 1000
-DEFERRED = "ignored strings are left out as they are met: the difference would be too large"
-MAX_PLANNED_STATES = 20_000                             # of a language whose size is told
+DEFERRED = "ignored strings are left out during the search: the difference would be too large"
+MAX_PLANNED_STATES = 20_000                             # states that `plan` counts at most
 
-Language = str | DFA | JsonSchema | Sequence[str] | Any     # | Any: types, of which checkers know no type
+Language = str | DFA | JsonSchema | Sequence[str] | Any     # | Any: types such as int | None
 Rewrite = Callable[[DFA], DFA]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Edits:
-    """Edits of total cost `max_cost` or less: which kinds there are, and of which characters.
+    """Edits of total cost at most `max_cost`.
 
     insert, delete, substitute : int or None
-        What one such edit costs; None: there are none.
+        Cost of one such edit; None forbids it.
     alphabet : str or iterable of str, optional
-        What may be inserted or put in place of others: a regex of single characters, such as "[a-z ]", or the
+        Characters that may be inserted or substituted: a regex of single characters, such as "[a-z ]", or the
         characters. Any character if left out.
     """
 
@@ -55,11 +55,11 @@ class Edits:
             optional_count(name, getattr(self, name))
 
     def __call__(self, language: DFA) -> DFA:
-        """What such edits make of the strings of a language."""
+        """Return the strings that such edits make of the strings of a language."""
         return within(language, self.max_cost, **self._kinds())
 
     def alignment(self, language: DFA, text: str) -> list[Edit]:
-        """The edits that make `text` of the nearest string of a language."""
+        """Return the edits that make `text` from the nearest string of a language."""
         return alignment(language, text, self.max_cost, **self._kinds()) or []
 
     def _kinds(self) -> dict[str, Any]:
@@ -71,39 +71,39 @@ EditsLike = int | Edits | Mapping[str, int | Edits]     # {"prefix": 1, "suffix"
 
 @dataclass(frozen=True)
 class Part:
-    """Prefix strings, and what may follow them."""
+    """Prefix strings, and the language that may follow them."""
 
     prefixes: DFA
-    follow: DFA                                         # from its state `start` on
+    follow: DFA                                         # read from its state `start`
     start: int
-    unedited: DFA                                       # what followed before the edits, from its own start on
+    unedited: DFA                                       # the same without edits, from its own start
 
     def size(self) -> str:
-        """What the prefix strings are, and how large the language behind them is."""
+        """Describe the prefix strings, and the size of the language after them."""
         strings = list(islice(self.prefixes.enumerate(), 3))
         shown = " | ".join(map(repr, strings[:2])) + " | ..." * (len(strings) > 2)
         try:
             follow = self.follow.explore(MAX_PLANNED_STATES)
             size = f"{'a finite' if follow.is_finite() else 'an infinite'} language, {follow.num_states} states"
         except ValueError:
-            size = f"a language of more than {MAX_PLANNED_STATES:,} states, worked out as they are met"
+            size = f"a language of more than {MAX_PLANNED_STATES:,} states, computed during the search"
         return f"after {shown}: {size}"
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a pattern, a prefix and what is done to them come to."""
+    """Compiled query: pattern and prefix after rewriting, edits, `ignore` and `max_chars`."""
 
     parts: tuple[Part, ...]
-    ignored: DFA | None                                 # strings not to return, too many to be taken out of `follow`
-    edits: Edits | None                                 # that were made to what follows
+    ignored: DFA | None                                 # strings to skip that could not be removed from `follow`
+    edits: Edits | None                                 # edits of the part after the prefix
 
     def prefixes(self) -> list[tuple[str, Part]] | None:
-        """All prefix strings with their parts; None if there are more than MAX_LISTED_PREFIXES."""
+        """Return all prefix strings with their parts; None if there are more than MAX_LISTED_PREFIXES."""
         return _listed((text, part) for part in self.parts for text in part.prefixes.enumerate())
 
     def continues(self) -> bool:
-        """Whether some match begins another."""
+        """Return True if some match begins another."""
         follows = (_from_state(part.follow, part.start).explore() for part in self.parts)
         return any(follow.table[follow.accepting].any() for follow in follows)
 
@@ -117,13 +117,13 @@ def compile_query(
     ignore: Language | None = None,
     max_chars: int | None = None,
 ) -> Compiled:
-    """The parts of a query; the arguments are those of `Query`.
+    """Compile a query into parts; the arguments are those of `Query`.
 
     Raises
     ------
     ValueError
-        A regular expression that is none (with a caret), an empty language, a prefix string with which no string of the
-        pattern begins (the shortest is shown), edits that make the automaton too large (its size is named).
+        An invalid regular expression (marked by a caret), an empty language, a prefix string with which no string of
+        the pattern begins (the shortest is shown), edits that make the automaton too large (its size is named).
     """
     language, prefixes = _language(pattern, "pattern"), _language(prefix, "prefix")
     if not isinstance(rewrite, Iterable) or isinstance(rewrite, str):
@@ -131,9 +131,9 @@ def compile_query(
     for each in rewrite:
         change = function("each of rewrite", each, "any_case")
         language, prefixes = _rewritten(change, language), _rewritten(change, prefixes)
-    for what, given in (f"{pattern!r}", language), (f"the prefix {prefix!r}", prefixes):
+    for name, given in (f"{pattern!r}", language), (f"the prefix {prefix!r}", prefixes):
         if given.is_empty():
-            raise ValueError(f"{what} matches no text at all")
+            raise ValueError(f"{name} matches no text at all")
     before, after = _edits(edits)
     unwanted = None if ignore is None else _language(ignore, "ignore")
     optional_count("max_chars", max_chars, least=0)
@@ -174,12 +174,12 @@ def _language(language: Language, name: str) -> DFA:
 
 
 def _texts_of(schema: JsonSchema, name: str) -> DFA:
-    """The texts of a schema; a ValueError if no DFA has just these."""
+    """Return the texts of a schema; raise a ValueError if no DFA accepts exactly these."""
     automaton = schema.automaton
     if schema.warnings:
         why = f"{schema.warnings[0]}, which a query does not do"
     elif automaton is None:
-        why = f"a query wants an automaton, and there is none of {schema.beyond}"
+        why = f"a query wants an automaton, and there is none for {schema.beyond}"
     elif not isinstance(automaton, DFA):
         why = "a part of it may be any JSON, which nests: say what is inside, and additionalProperties=false of objects"
     else:
@@ -194,7 +194,7 @@ def _rewritten(change: Rewrite, language: DFA) -> DFA:
 
 
 def _edits(edits: EditsLike) -> tuple[Edits, Edits]:
-    """The edits of the prefix and of what follows."""
+    """Return the edits of the prefix, and of the part after it."""
     regions = dict(edits) if isinstance(edits, Mapping) else {"suffix": edits}
     if not set(regions) <= {"prefix", "suffix"}:
         raise ValueError(f'edits by region are {{"prefix": ..., "suffix": ...}}, not {regions!r}')
@@ -204,13 +204,13 @@ def _edits(edits: EditsLike) -> tuple[Edits, Edits]:
 
 
 def _listed(found: Iterable[T]) -> list[T] | None:
-    """All of them; None if there are more than MAX_LISTED_PREFIXES."""
+    """Return the items as a list; None if there are more than MAX_LISTED_PREFIXES."""
     some = list(islice(found, MAX_LISTED_PREFIXES + 1))
     return some if len(some) <= MAX_LISTED_PREFIXES else None
 
 
 def _cut(language: DFA, max_chars: int) -> DFA:
-    """The strings of at most `max_chars` characters."""
+    """Return the strings of at most `max_chars` characters."""
     try:
         return language.explore(MAX_COUNTED_STATES) & Regex(f"(?s:.{{0,{max_chars}}})")
     except ValueError as error:
@@ -218,7 +218,7 @@ def _cut(language: DFA, max_chars: int) -> DFA:
 
 
 def _difference(language: DFA, unwanted: DFA | None) -> tuple[DFA, bool]:
-    """`language` without `unwanted`; where that would be too large, `language` itself and True."""
+    """Return `language` without `unwanted`, and False; `language` itself and True if the result would be too large."""
     if unwanted is None:
         return language, False
     try:
@@ -229,7 +229,7 @@ def _difference(language: DFA, unwanted: DFA | None) -> tuple[DFA, bool]:
 
 
 def _from_state(language: DFA, state: int) -> DFA:
-    """What may follow a state."""
+    """Return the language that may follow a state."""
     if state == language.start:
         return language
     whole = language.explore()
@@ -237,7 +237,7 @@ def _from_state(language: DFA, state: int) -> DFA:
 
 
 def _split(language: DFA, prefixes: DFA, shown: Language) -> Iterator[tuple[int, DFA]]:
-    """The states of `language` that prefix strings lead to, with these strings; an error if one leads nowhere."""
+    """Yield the states of `language` after prefix strings, with these strings; raise an error if one does not fit."""
     texts = _listed(prefixes.enumerate())
     if texts is None:
         yield from _split_endless(language.explore(), prefixes.explore(), shown)
@@ -254,12 +254,12 @@ def _split(language: DFA, prefixes: DFA, shown: Language) -> Iterator[tuple[int,
 
 
 def _split_endless(language: DFA, prefixes: DFA, shown: Language) -> Iterator[tuple[int, DFA]]:
-    """The same for prefixes that are too many to be read one by one."""
+    """Do the same for prefixes that are too many to list."""
     states = np.arange(len(language.table))
     stray = prefixes - DFA.from_table(language.table, states > 0, language.start)
     if not stray.is_empty():
         raise _no_prefix(stray.shortest() or "", shown)
-    todo = [(prefixes.start, language.start)]           # pairs of states that the same text leads to
+    todo = [(prefixes.start, language.start)]           # pairs of states after the same text
     ends = set(todo)
     for a, b in todo:
         pairs = np.unique(np.stack([prefixes.table[a], language.table[b]]), axis=1).T
@@ -271,13 +271,13 @@ def _split_endless(language: DFA, prefixes: DFA, shown: Language) -> Iterator[tu
 
 
 def _no_prefix(text: str, shown: Language) -> ValueError:
-    what = f"the prefix {shown!r} is no prefix of the pattern: no text of it begins with {text!r}"
-    return ValueError(f"{what}. The pattern includes the prefix, so begin it with the same text")
+    problem = f"the prefix {shown!r} is no prefix of the pattern: no text of it begins with {text!r}"
+    return ValueError(f"{problem}. The pattern includes the prefix, so begin it with the same text")
 
 
 def _disjoint(parts: list[Part]) -> Iterator[Part]:
-    """The same with every prefix string in one part only: edits may have brought two prefixes to one string."""
-    atoms = [(parts[0].prefixes, parts[:1])]            # disjoint sets of strings, with the parts that have them
+    """Yield parts in which no prefix string occurs twice: edits may turn two prefixes into one string."""
+    atoms = [(parts[0].prefixes, parts[:1])]            # disjoint languages, with the parts that contain them
     for part in parts[1:]:
         left, split = part.prefixes, list[tuple[DFA, list[Part]]]()
         for strings, owners in atoms:

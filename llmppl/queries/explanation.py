@@ -1,4 +1,4 @@
-"""What a model says of a text token by token: under a decision rule (`explain`), under a constraint (`conformity`)."""
+"""Diagnosis of a text token by token, under a decision rule (`explain`) or a constraint (`conformity`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ End = Literal["prefix", "eos"]
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a model says of one token: `rank` 1 is the most probable one; `excluded_by` names a rule's part, or None."""
+    """Result for one token: `rank` 1 is the most probable token; `excluded_by` names a part of the rule, or is None."""
 
     token: Token
     log_prob: float
@@ -38,7 +38,7 @@ class Certificate:
 
 
 class Explanation(Sequence[Certificate]):
-    """The certificates of the tokens of a text; true iff no rule excludes any of them.
+    """Certificates of the tokens of a text; true iff the rule excludes none of them.
 
     Attributes
     ----------
@@ -66,16 +66,16 @@ class Explanation(Sequence[Certificate]):
 def explain(
     lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: End = "prefix"
 ) -> Explanation:
-    """Each token of `text` after `prefix`: its probability and rank, and which part of a rule would have excluded it.
+    """Return probability and rank of each token of `text` after `prefix`, and the part of a rule that excludes it.
 
     Parameters
     ----------
     text : str
-        What follows the prefix; its tokens are those that `lm.context(prefix) + text` appends.
+        Text after the prefix; its tokens are those that `lm.context(prefix) + text` appends.
     prefix : str or Context
-        What is given; rules do not apply to it.
+        Given text; rules do not apply to it.
     end : "prefix" or "eos"
-        What comes after the text: anything, or its end. The last certificate is then that of an eos token.
+        "prefix": any text may follow. "eos": the text ends, and the last certificate is that of an eos token.
     """
     if not isinstance(lm, CachedTransformer):
         raise TypeError(f"explain wants a CachedTransformer first, not {arguments.shown(lm)}")
@@ -91,7 +91,7 @@ def explain(
     ids = list(map(int, (context + text).tokens[len(context) :]))
     contexts = list(itertools.accumulate(ids, operator.add, initial=context))
     dists = [each.next_token() for each in contexts[: len(ids) + ends]]
-    if ends:                                            # of several eos tokens, the most probable one stands for all
+    if ends:                                            # the most probable eos token stands for all
         ids.append(max(lm.vocab.eos_ids, key=dists[-1].log_prob))
     return Explanation([_certificate(dist, id, rule) for dist, id in zip(dists, ids, strict=True)])
 
@@ -99,7 +99,7 @@ def explain(
 def can_generate(
     lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: End = "prefix"
 ) -> bool:
-    """Whether a decoder with this rule can write `text` after `prefix`: `bool(explain(...))`."""
+    """Return True if a decoder with this rule can write `text` after `prefix`: `bool(explain(...))`."""
     return bool(explain(lm, text, rule, prefix=prefix, end=end))
 
 
@@ -113,10 +113,10 @@ def _certificate(dist: TokenDistribution, id: int, rule: Rule) -> Certificate:
 
 @readable_tuple
 class Conformity(NamedTuple):
-    """How far a constraint goes against the model at one token.
+    """Agreement of a constraint with the model at one token.
 
-    `mass` is the probability p(A) of the tokens allowed; `kl` the divergence KL(p( . | A) || p) = -log p(A), in nats;
-    `agrees` whether the likeliest token of all is allowed.
+    `mass` is the probability p(A) of the allowed tokens, and `kl` the divergence KL(p( . | A) || p) = -log p(A), in
+    nats. `agrees` is True if the most probable token is allowed.
     """
 
     token: Token
@@ -128,9 +128,9 @@ class Conformity(NamedTuple):
 def conformity(
     lm: CachedTransformer, prompt: str | Context, constraint: Any, *, max_tokens: int = 100, seed: int | None = None
 ) -> list[Conformity]:
-    """One text drawn by local masking, and at each of its tokens how well the model conforms to the constraint.
+    """Draw a text by local masking, and return for each token how well the model conforms to the constraint.
 
-    Source: Willard & Louf 2023, Sec. 5. The text ends at EOS, where no token fits, or after `max_tokens`.
+    The text ends at EOS, where no token fits, or after `max_tokens`. Source: Willard & Louf 2023, Sec. 5.
     """
     arguments.count("max_tokens", max_tokens)
     index, rng = index_of(constraint, lm.vocab), arguments.generator(seed)

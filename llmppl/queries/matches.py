@@ -1,7 +1,4 @@
-"""Match: a string of the language and what the model says of it. Matches: the iterator that a query gives.
-
-MatchList: those that were taken from it, which show as a table.
-"""
+"""Results of queries: a Match is a string with its probability, Matches the iterator over them, MatchList a table."""
 
 from __future__ import annotations
 
@@ -26,26 +23,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Match:
-    """A string of the language, and what the model says of it.
+    """String of the language with its probability under the model.
 
     Attributes
     ----------
     text : Text
-        The whole of it, prefix included.
+        The whole string, prefix included.
     prefix : str
     tokens : tuple of Token
-        That spell what follows the prefix; the most probable of the spellings where `log_prob` sums over several.
+        Tokens of the part after the prefix; the most probable spelling if `log_prob` sums over several.
     log_prob : float
-        Of what follows the prefix given it, end of text included where the query asks for it, under the decision rule.
+        Log-probability of the part after the prefix given the prefix, under the decision rule. It includes the end of
+        the text if the query requires one.
     log_prob_upper : float
-        No less than the truth; above `log_prob` only where spellings of hardly any probability were not summed.
+        Upper bound of the true value; above `log_prob` only if improbable spellings were not summed.
     log_joint : float
-        `log_prob` and the log-probability of the prefix's own tokens without any rule. The first token of a context is
-        not counted, since nothing comes before it, unless a prefix is the empty context and the model reads that.
+        `log_prob` plus the log-probability of the prefix's tokens without any rule. The first token of a context is not
+        counted, unless a prefix is the empty context and the model reads that.
     log_weight : float
-        Of samples: the importance weight. 0 otherwise.
+        Importance weight of a sample; 0 otherwise.
     edits : tuple of Edit
-        That make the part after the prefix from the nearest string of the pattern; places count from its beginning.
+        Edits that make the part after the prefix from the nearest string of the pattern; places count from its start.
     """
 
     text: Text
@@ -66,7 +64,7 @@ class Match:
         return f"Match({str(self.text)!r}, log_prob={self.log_prob:.3f}, {len(self.tokens)} tokens{weight}{edits})"
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON can hold of it; tokens by their ids."""
+        """Return the match as a dict for JSON; tokens as ids."""
         return {
             **vars(self),
             "text": str(self.text),
@@ -76,10 +74,10 @@ class Match:
 
 
 class MatchList(TableList[Match]):
-    """Matches in a list. The repr is a table, also in a notebook."""
+    """List of matches. Its repr is a table, also in a notebook."""
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each match. ImportError, with what to install, without pandas."""
+        """Return a DataFrame with a row for each match; an ImportError names the package to install."""
         rows = [match.as_dict() for match in self]
         return frame({field.name: [row[field.name] for row in rows] for field in fields(Match)})
 
@@ -87,7 +85,7 @@ class MatchList(TableList[Match]):
         return f"{len(self)} match{'es' * (len(self) != 1)}"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Heads and rows; weights and edits where there are some."""
+        """Return heads and rows; columns of weights and edits only if some match has them."""
         columns = {"log prob": [f"{match.log_prob:.3f}" for match in self]}
         if any(match.log_weight for match in self):
             columns["log weight"] = [f"{match.log_weight:.3f}" for match in self]
@@ -99,31 +97,31 @@ class MatchList(TableList[Match]):
 
 
 class Searching(Protocol):
-    """A search that `Matches` tells of: what it has looked at, and what is left."""
+    """Search that `Matches` reports on."""
 
     expansions: int
     heap: list[Any]
 
 
 class Matches(Iterator[Match]):
-    """The matches of a query, as they are found.
+    """Iterator over the matches of a query, as they are found.
 
     Attributes
     ----------
     num_matches : int
-        That have come out.
+        Number of matches returned so far.
     stats : Stats
-        Of the language model since the query began.
+        Counts of the language model since the query began.
     expansions : int
-        Next-token distributions that were looked at.
+        Number of next-token distributions that were computed.
     complete : bool
-        Whether every match has been found.
+        True if every match was found.
     """
 
     def __init__(
         self, lm: CachedTransformer, matches: Iterator[Match], progress: bool | None, search: Searching | None = None
     ) -> None:
-        alone = sys.stderr.isatty() and not running()   # one of several tasks; their bars would mix
+        alone = sys.stderr.isatty() and not running()   # bars of concurrent tasks would mix
         shown = alone if progress is None else flag("progress", progress)
         self._lm, self._matches, self._search = lm, matches, search
         self._before = replace(lm.stats)
@@ -132,7 +130,7 @@ class Matches(Iterator[Match]):
         self.num_matches = 0
 
     def __next__(self) -> Match:
-        with self._bar:                                 # shown while it searches, gone while the caller has the match
+        with self._bar:                                 # shown only during the search
             match = next(self._matches)
         self.num_matches += 1
         if self._line is not None:
@@ -140,7 +138,7 @@ class Matches(Iterator[Match]):
         return match
 
     def take(self, n: int) -> MatchList:
-        """The next `n` matches, fewer where there are no more."""
+        """Return the next `n` matches, or fewer if there are no more."""
         return MatchList(itertools.islice(self, count("n", n, least=0)))
 
     @property
@@ -168,5 +166,5 @@ def _bar(matches: Matches) -> AbstractContextManager[Any]:
 
     columns = TextColumn("{task.fields[state]}"), TimeElapsedColumn()
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task("", total=None, state=matches)         # which is written anew ten times a second
+    bar.add_task("", total=None, state=matches)         # redrawn ten times a second
     return bar

@@ -1,4 +1,4 @@
-"""Query: what is asked of a model, and the ways to have it answered.
+"""Query: a question about the strings of a language under a model, and the ways to answer it.
 
     query = Query(lm, "The ((cat)|(dog)) .*", prefix="The", end="boundary", rule=Rule(top_k=40))
     query.best()      query.samples(seed=0)      query.distinct(seed=0)      query.probability()      query.plan()
@@ -23,16 +23,7 @@ from llmppl.queries.distinct import DistinctSearch
 from llmppl.queries.matches import Matches
 from llmppl.queries.sampling import blocks_of_starts, samples
 from llmppl.queries.searchspace import Space
-from llmppl.support.arguments import (
-    count,
-    flag,
-    fraction,
-    function,
-    generator,
-    one_of,
-    optional_count,
-    text,
-)
+from llmppl.support.arguments import count, flag, fraction, function, generator, one_of, optional_count, text
 from llmppl.support.locks import cached_property
 from llmppl.support.options import check_keywords, list_options
 
@@ -45,7 +36,7 @@ Prefixes = Literal["model", "uniform"]
 @check_keywords("a query")
 @dataclass(frozen=True, eq=False)
 class Query:
-    """What is asked: a language of texts, of which a first part is given, under a language model and a decision rule.
+    """Question about a language of texts with a given prefix, under a language model and a decision rule.
 
     Parameters
     ----------
@@ -53,33 +44,33 @@ class Query:
     pattern : str, DFA, JsonSchema, a type, or a list of str (the strings)
         The language, as a regular expression of whole texts; it includes the prefix.
     prefix : str or DFA
-        What is given (a regular expression, too: `escape` what is meant literally). No rule applies to it, and each of
-        its strings is read as `lm.context(string)`, by itself.
+        The given text, also a regular expression: use `escape` for a literal text. No rule applies to it, and each of
+        its strings is read by itself as `lm.context(string)`.
     end : str
-        What a match is. "eos": the text ends there, and the end counts. "prefix": the text begins so, whatever follows.
-        "boundary": the next token leaves the language, and that counts, behind `max_tokens` tokens as well; `max_chars`
-        cuts the language itself, so that a text which goes on leaves it.
+        How a match ends. "eos": the text ends there, and the probability of the end counts. "prefix": any text may
+        follow. "boundary": the next token leaves the language, and its probability counts, also after `max_tokens`
+        tokens; `max_chars` cuts the language itself, so a longer text leaves it.
     rule : Rule, or another function from a distribution to one over the same tokens
-        Probabilities are those of a decoder that follows it.
+        Decision rule of the decoder whose probabilities are computed.
     edits : int, Edits, or dict
-        Texts within so many edits of the pattern, in the part after the prefix; {"prefix": 1, "suffix": 2} edits both.
+        Match texts within so many edits of the pattern, after the prefix; {"prefix": 1, "suffix": 2} edits both.
     rewrite : iterable of functions from DFA to DFA
         Applied to pattern and prefix, in their order and before edits: `any_case`, `any_whitespace`,
         `optional_punctuation`, `synonyms(...)`, or your own.
     ignore : str or DFA, optional
         Strings not to return, matched against the part after the prefix.
     tokenization : str
-        Of what follows the prefix. "all": any tokens that spell it. "canonical": the tokenizer's own encoding of the
-        whole text. "canonical_prefix": ReLM's name for a canonical prefix before any tokens; as every prefix is
-        canonical here, the same as "all".
+        Tokens of the part after the prefix. "all": any tokens that spell it. "canonical": the tokenizer's own encoding
+        of the whole text. "canonical_prefix": ReLM's name for a canonical prefix before any tokens; the same as "all",
+        because every prefix is canonical here.
     max_tokens, max_chars : int, optional
-        The longest part after the prefix; an eos does not count. What is longer than the model can read is no match.
+        The longest part after the prefix; an eos does not count. Texts longer than the model can read never match.
 
     Raises
     ------
     TypeError, ValueError
-        A regular expression that is none (with a caret), an empty language, a prefix that is none of the pattern, a
-        language that no tokens spell, or an argument of another type or out of its range.
+        An invalid regular expression (marked by a caret), an empty language, a prefix with which no string of the
+        pattern begins, a language that no tokens spell, or an argument of another type or out of its range.
     """
 
     lm: CachedTransformer
@@ -104,11 +95,11 @@ class Query:
             raise ValueError('this vocabulary has no eos token, so no text ends: take end="prefix" or end="boundary"')
         optional_count("max_tokens", self.max_tokens, least=0)
         function("rule", self.rule, "Rule(top_k=40)")
-        _ = self.compiled                               # what is wrong with a pattern is said here
+        _ = self.compiled                               # raises the errors of a wrong pattern now
 
     @cached_property
     def compiled(self) -> Compiled:
-        """What pattern and prefix come to."""
+        """Pattern and prefix as languages."""
         return compile_query(
             self.pattern, self.prefix, rewrite=self.rewrite, edits=self.edits, ignore=self.ignore,
             max_chars=self.max_chars,
@@ -116,7 +107,7 @@ class Query:
 
     @cached_property
     def space(self) -> Space:
-        """What is searched."""
+        """Search space of the query."""
         only_canonical = self.tokenization == "canonical"
         return Space(self.lm, self.compiled, self.rule, self.end, self.max_tokens, only_canonical)
 
@@ -126,31 +117,31 @@ class Query:
         self, *, beam_width: int | None = None, results: Results = "strings", order: Order = "joint",
         tolerance: float = 1e-8, batch: int = 32, max_expansions: int | None = None, progress: bool | None = None,
     ) -> Matches:  # fmt: skip
-        """The matches in the order of their probability: an iterator that can be stopped at any time.
+        """Search the matches in the order of their probability; the iterator can be stopped at any time.
 
         Parameters
         ----------
         beam_width : int, optional
-            Look at so many of the best contexts only, by a beam search: it may miss some, and ends. Exact if left out.
+            Run a beam search of this width, which ends but may miss matches. The search is exact if left out.
         results : str
-            "strings": each once, with the sum over all token sequences that spell it, in the order of the sums.
+            "strings": each string once, with the sum over all token sequences that spell it, in the order of the sums.
             "tokens": each token sequence by itself.
         order : str
-            "joint": by the probability of prefix and match. "conditional": of the match given its prefix.
+            "joint": by the probability of prefix and match. "conditional": by that of the match given its prefix.
         tolerance : float
-            Spellings of a string are summed until what is left is at most this share of the sum.
+            Stop summing the spellings of a string when the rest is at most this share of the sum.
         batch : int
             Contexts in a round of the language model; the order does not depend on it. A beam is one round.
         max_expansions : int, optional
-            Stop after so many next-token distributions; `Matches.complete` tells whether that was before the end. If
-            left out, 10,000 in a row that bring no match out are an error.
+            Stop after so many next-token distributions; `Matches.complete` is False if matches may be missing. If left
+            out, 10,000 in a row without a match are an error.
         progress : bool, optional
-            Show on stderr what has been looked at; if left out, on a terminal.
+            Show on stderr the number of matches and expansions; if left out, only on a terminal.
 
         Raises
         ------
         ValueError
-            From the iterator: no match in 10,000 expansions, with what is left and what would help.
+            From the iterator: no match in 10,000 expansions; the message names the remaining mass and remedies.
         """
         _check_search(results, order, tolerance, batch, max_expansions)
         if beam_width is not None:
@@ -164,9 +155,10 @@ class Query:
         max_expansions: int | None = None, seed: int | None = None, rng: np.random.Generator | None = None,
         progress: bool | None = None,
     ) -> Matches:  # fmt: skip
-        """Samples of the model given the language without replacement, in exact order of a Gumbel race.
+        """Draw matches without replacement from the model given the language, in the exact order of a Gumbel race.
 
-        The other parameters are those of `best`. A ValueError where a match can begin another: they are not disjoint.
+        The other parameters are those of `best`. Raise a ValueError if one match can begin another, because such events
+        are not disjoint.
         """
         _check_search(results, order, tolerance, batch, max_expansions)
         if self.end == "prefix" and self.compiled.continues():
@@ -187,20 +179,20 @@ class Query:
         particles: int = 32, seed: int | None = None, rng: np.random.Generator | None = None,
         progress: bool | None = None,
     ) -> Matches:  # fmt: skip
-        """Samples without end, each a token sequence; weighted by `exp(match.log_weight)` they follow the model.
+        """Draw token sequences without end; weighted by `exp(match.log_weight)`, they follow the model.
 
         Parameters
         ----------
         local : bool
-            Without weights, each token from its distribution cut to what the language allows. That is ReLM's random
+            Draw each token from its distribution restricted to the language, without weights. This is ReLM's random
             search, and follows another distribution.
         prefixes : str
-            "model" draws one of the prefix strings by its probability among them, "uniform" evenly (one for each block,
-            whose weights then sum to 1).
+            "model" draws one of the prefix strings by its probability among them, "uniform" evenly (one per block; the
+            weights of a block then sum to 1).
         max_prefix_chars : int, optional
-            Bounds a prefix that repeats without end, for "uniform".
+            Longest prefix, for "uniform" and a prefix with infinitely many strings.
         particles : int
-            Samples in a block: those of one particle filter are not independent.
+            Number of samples in a block. Samples of one block are not independent.
         """
         one_of("prefixes", prefixes, get_args(Prefixes))
         optional_count("max_prefix_chars", max_prefix_chars, least=0)
@@ -213,22 +205,22 @@ class Query:
         self, *, tolerance: float = 1e-3, max_expansions: int = 2000, particles: int = 32, runs: int = 32,
         batch: int = 32, seed: int | None = None, rng: np.random.Generator | None = None,
     ) -> Probability:  # fmt: skip
-        """The probability that what follows the prefix is in the language, as `end` says it ends.
+        """Compute the probability that the text after the prefix is in the language, with the given `end`.
 
-        Where the prefix has several strings, one is drawn by its own probability among them. With end="prefix" the
-        event is that the text begins with a match, at a border of tokens. A text may begin with several; the first
-        counts, and the result says so.
+        If the prefix has several strings, one is drawn by its own probability among them. With end="prefix", the event
+        is that the text begins with a match, at a border of tokens. If a text begins with several matches, the shortest
+        one counts, and the result is marked so.
 
         Parameters
         ----------
         tolerance : float
-            The bounds are closed until they differ by so much of the upper one.
+            Stop when the bounds differ by at most this share of the upper one.
         max_expansions : int
-            Or until so many next-token distributions were looked at; 0 leaves the bounds at what the start says.
+            Stop after so many next-token distributions; 0 leaves the bounds as they are at the start.
         particles, runs : int
-            Size and number of the particle filters behind `estimate`; 0 runs leave it and its error NaN. Matches that
-            end 256 tokens or more behind what the search has looked into are not met. The error is not to be trusted
-            where few particles meet a match; the bounds always are.
+            Size and number of the particle filters for `estimate`; with 0 runs, it and its error are NaN. The filters
+            miss matches that end 256 or more tokens after the part that was searched. The error is unreliable if few
+            particles find a match; the bounds always hold.
         """
         fraction("tolerance", tolerance)
         count("max_expansions", max_expansions, least=0)
@@ -252,20 +244,20 @@ class Query:
         return Probability(lower, upper, estimate, error, search.expansions, shortest)
 
     def explain(self, whole: str) -> explanation.Explanation:
-        """Why a decoder with this rule would or would not write a text: `llmppl.queries.explain`, behind the prefix.
+        """Explain why a decoder with this rule would or would not write a text: `llmppl.queries.explain`.
 
-        `whole` begins with a prefix string; of several, the longest is taken. The rule must be a `Rule`.
+        `whole` begins with a prefix string, the longest one if there are several. The rule must be a `Rule`.
         """
         text("whole", whole)
         begun = [whole[:n] for n in range(len(whole) + 1) if whole[:n] in self.space.prefixes]
         if not begun:
             raise ValueError(f"{whole!r} begins with no string of the prefix {self.prefix!r}")
         end: explanation.End = "eos" if self.end == "eos" else "prefix"
-        rule = cast(Rule, self.rule)                    # which explain checks
+        rule = cast(Rule, self.rule)                    # explain checks it
         return explanation.explain(self.lm, whole[len(begun[-1]) :], rule, prefix=begun[-1], end=end)
 
     def plan(self) -> str:
-        """What the query comes to, before a language model is asked anything but the prefix."""
+        """Describe the compiled query; the language model reads nothing but prefixes."""
         lines = []
         for part in self.compiled.parts:
             first = next(part.prefixes.enumerate())
@@ -278,7 +270,7 @@ class Query:
 
 
 class QueryOptions(TypedDict, total=False):
-    """The options of a `Query` that `search` and `probability` pass on."""
+    """Options that `search` and `probability` pass to `Query`."""
 
     edits: EditsLike
     rewrite: Iterable[Rewrite]
@@ -288,26 +280,26 @@ class QueryOptions(TypedDict, total=False):
     max_chars: int | None
 
 
-_with_query_options = list_options(QueryOptions, {field.name: field.default for field in fields(Query)})
+_DEFAULTS = {field.name: field.default for field in fields(Query)}
 
 
-@_with_query_options
+@list_options(QueryOptions, _DEFAULTS)
 def search(
     lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
     results: Results = "strings", max_expansions: int | None = None, progress: bool | None = None,
     **options: Unpack[QueryOptions],
 ) -> Matches:  # fmt: skip
-    """The strings of a language that a model would write, the most probable first: `Query(...).best(...)`."""
+    """Search the strings of a language that a model would write, most probable first: `Query(...).best(...)`."""
     query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
     return query.best(results=results, max_expansions=max_expansions, progress=progress)
 
 
-@_with_query_options
+@list_options(QueryOptions, _DEFAULTS)
 def probability(
     lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
     max_expansions: int = 2000, runs: int = 32, seed: int | None = None, **options: Unpack[QueryOptions],
 ) -> Probability:  # fmt: skip
-    """The probability that what a model writes is in a language: `Query(...).probability(...)`."""
+    """Compute the probability that a text of a model is in a language: `Query(...).probability(...)`."""
     query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
     return query.probability(max_expansions=max_expansions, runs=runs, seed=seed)
 

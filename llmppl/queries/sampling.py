@@ -1,10 +1,10 @@
-"""Samples of a language under a model: exact posterior samples with weights, and ReLM's locally normalised ones.
+"""Samples of a language under a model: weighted samples of the posterior, and ReLM's locally normalised ones.
 
-The program draws a text token by token from the model's distribution cut to what the language allows, and weighs it by
-the probability of what was allowed; a particle filter resamples by these weights. The weights of a block of samples sum
+The program draws each token from the model's distribution restricted to the language, and multiplies the weight by the
+probability of the allowed tokens. A particle filter resamples by these weights. The weights of a block of samples sum
 to an unbiased estimate of the probability of the language, and weighted averages follow the model given the language.
-Without the weights the samples follow another distribution: every token is likely given the tokens before it, though
-what must come after may be improbable.
+Without the weights, the samples follow another distribution: each token is probable given those before it, although
+the text may have to continue improbably.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from llmppl.models.model import Model
 from llmppl.queries.matches import Match
 from llmppl.queries.searchspace import Ints, Node, Space, Start
 
-MAX_BARREN_SAMPLES = 2048                               # without a match; more are an error
-MAX_BARREN_STEPS = 100_000                              # of samples that do not finish; more are one, too
+MAX_BARREN_SAMPLES = 2048                               # without a match, before an error
+MAX_BARREN_STEPS = 100_000                              # without a finished sample, before an error
 
 
 class Sampled(Model):
-    """A string of the language, drawn from its left to its right; Z is its probability.
+    """Program that draws a string of the language from left to right; Z is the probability of the language.
 
     Parameters
     ----------
     space : Space
     starts : list of Start
-        Prefix strings, of which one is drawn by its own probability among them.
+        Prefix strings; one is drawn by its own probability among them.
     """
 
     def __init__(self, space: Space, starts: list[Start]) -> None:
         super().__init__()
         self.space, self.starts = space, starts
         self.node: Node | None = space.root(starts[0]) if len(starts) == 1 else None
-        self.log_prob = 0.0                             # of the text so far, under the rule
+        self.log_prob = 0.0                             # log-probability of the text under the rule
 
     def copy(self) -> Sampled:
         other = type(self).__new__(type(self))
@@ -49,7 +49,7 @@ class Sampled(Model):
         return other
 
     def begin(self) -> Node:
-        """Where the text is gone on from, drawn."""
+        """Draw the node at which the text begins."""
         log_probs = np.array([start.log_prob for start in self.starts])
         weights = np.exp(log_probs - log_probs.max())
         return self.space.root(self.sample(Categorical(weights / weights.sum(), self.starts)))
@@ -67,7 +67,7 @@ class Sampled(Model):
         if accepts and space.end != "eos":
             if self.ends(dist, ids):
                 return self.finish()
-            token = self.sample(dist.masked(mask))      # the weight of going on is in the score already
+            token = self.sample(dist.masked(mask))      # the score has the weight of going on already
         else:
             mask[list(space.lm.vocab.eos_ids)] = accepts
             token = self.sample(dist, proposal=dist.masked(mask))
@@ -78,7 +78,7 @@ class Sampled(Model):
         self.node = space.child(node, int(token), log_prob)
 
     def ends(self, dist: TokenDistribution, ids: Ints) -> bool:
-        """Whether a match is the end, drawn by its probability beside that of going on by `ids`; scores both."""
+        """Draw if the text ends at a match or continues with `ids`, and score the sum of both probabilities."""
         assert self.node is not None
         ending = self.space.ending(self.node, dist.log_probs())
         log_measure = float(np.logaddexp.reduce(dist.log_probs()[ids], initial=ending))
@@ -88,7 +88,7 @@ class Sampled(Model):
         return drawn
 
     def match(self, log_weight: float) -> Match:
-        """What a finished particle found."""
+        """Return the match of a finished particle."""
         assert self.node is not None
         return self.space.match(self.node, self.log_prob, log_weight=log_weight)
 
@@ -96,7 +96,7 @@ class Sampled(Model):
 def blocks_of_starts(
     space: Space, prefixes: str, max_chars: int | None, rng: np.random.Generator
 ) -> Iterator[list[Start]]:
-    """For each block of samples, the prefix strings that it draws from."""
+    """Yield, for each block of samples, the prefix strings that it draws from."""
     if prefixes == "model":
         starts = space.starts()
         if starts is None:
@@ -113,7 +113,7 @@ def blocks_of_starts(
 def samples(
     space: Space, blocks: Iterator[list[Start]], N: int, rng: np.random.Generator, *, local: bool, normalise: bool
 ) -> Iterator[Match]:
-    """Matches without end, in blocks of at most N; `local` ones come without weights and without resampling."""
+    """Yield matches without end, in blocks of at most N; `local` ones have no weights and are not resampled."""
     run: Callable[..., Particles[Sampled]] = importance_sampling if local else smc_standard
     barren = steps = 0
 

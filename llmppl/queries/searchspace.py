@@ -1,11 +1,11 @@
-"""What a query searches: *nodes*, contexts of the model with states of the language, and what follows each of them."""
+"""Search space of a query: *nodes*, pairs of a context of the model and a state of the language, and their children."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ _canonical: WeakKeyDictionary[Any, Canonical] = WeakKeyDictionary()     # by tok
 
 
 class Start(NamedTuple):
-    """A prefix string: its context, what its tokens cost, and what may follow."""
+    """Prefix string: its context, the log-probability of its tokens, and the language after it."""
 
     prefix: str
     context: Context
@@ -41,27 +41,27 @@ class Start(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A place from which a text may go on; a prefix that is under way has no start.
+    """Partial text from which a search continues; `start` is None in a prefix that is not complete.
 
-    `log_prob` is of the tokens after the prefix.
+    `log_prob` is the log-probability of the tokens after the prefix.
     """
 
     start: Start | None
     context: Context
     state: Any
     log_prob: float
-    canonical: CanonicalState | None = None             # where the tokens must be the tokenizer's own
-    noise: float = 0.0                                  # of the perturbed maximum below, without replacement
-    data: bytes = b""                                   # what is spelled after the prefix
+    canonical: CanonicalState | None = None             # None if tokens need not be canonical
+    noise: float = 0.0                                  # maximum of the perturbed log-probabilities below
+    data: bytes = b""                                   # the text after the prefix
     depth: int = 0
 
 
 @dataclass
 class Space:
-    """What is searched: the language after each prefix, the distribution of the next token, and how a match ends.
+    """Search space: the language after each prefix, the distribution of the next token, and the end of a match.
 
-    A node without a start is a prefix under way: its tokens must be the tokenizer's own, and no rule applies. `first`
-    says that nothing follows a match: of matches that begin each other, only the first is one.
+    A node without a start is an incomplete prefix: its tokens must be canonical, and no rule applies. With `first`,
+    nothing follows a match: if one match begins another, only the shorter one counts.
     """
 
     lm: CachedTransformer
@@ -71,17 +71,17 @@ class Space:
     max_tokens: int | None = None
     only_canonical: bool = False
     first: bool = False
-    alignments: dict[tuple[int, bytes], tuple[Edit, ...]] = field(default_factory=dict)    # of matches, by their part
+    alignments: dict[tuple[int, bytes], tuple[Edit, ...]] = field(default_factory=dict)    # memo: (id of part, text)
     _indices: dict[int, Index] = field(default_factory=dict)
 
     @cached_property
     def prefixes(self) -> DFA:
-        """All prefix strings."""
+        """Language of all prefix strings."""
         return reduce(operator.or_, [part.prefixes for part in self.compiled.parts])
 
     @cached_property
     def counts_first(self) -> bool:
-        """Whether the first token of a context counts: the empty context is a prefix, and the model reads it."""
+        """True if the first token of a context counts, because the model reads the empty context, which is a prefix."""
         return any(part.prefixes.accepts_text("") for part in self.compiled.parts) and not len(self.lm.context())
 
     @cached_property
@@ -90,7 +90,7 @@ class Space:
 
     @cached_property
     def canonical(self) -> Canonical | None:
-        """What tells early that tokens are not the tokenizer's own; None where it has no rules to read."""
+        """Masks that exclude tokens which are not canonical; None if the tokenizer has no rules to read."""
         tokenizer = self.lm.tokenizer
         if not hasattr(tokenizer, "backend_tokenizer"):
             return None
@@ -99,21 +99,21 @@ class Space:
         return _canonical[tokenizer]
 
     def index(self, node: Node) -> Index:
-        """The tokens of the language after a prefix, or of the prefixes; one index for all who ask."""
+        """Return the index of the language after the node's prefix, or of the prefixes; indices are shared."""
         language = self.prefixes if node.start is None else node.start.part.follow
         found = self._indices.get(id(language))
         if found is None:
             found = self._indices[id(language)] = language.index(self.lm.vocab)
         return found
 
-    # ---- beginnings
+    # ---- prefixes
 
     def start(self, prefix: str, log_prob: float = 0.0) -> Start:
         part = next(part for part in self.compiled.parts if prefix in part.prefixes)
         return Start(prefix, self.lm.context(prefix), log_prob, part)
 
     def starts(self) -> list[Start] | None:
-        """The prefix strings with what they cost, in one round; None if there are too many."""
+        """Return the prefix strings with their log-probabilities, in one round; None if there are too many."""
         listed = self.compiled.prefixes()
         if listed is None:
             return None
@@ -134,7 +134,7 @@ class Space:
         return Node(start, start.context, start.part.start, 0.0, after)
 
     def prefix_root(self) -> Node:
-        """Where prefixes begin: behind the special tokens that the tokenizer puts before a text."""
+        """Return the node before all prefixes: after the special tokens that the tokenizer puts before a text."""
         text = next(filter(None, self.prefixes.enumerate()))
         context = self.lm.context(text)
         if b"".join(token.bytes for token in context.tokens) != text.encode():
@@ -151,33 +151,33 @@ class Space:
         begin = reduce(operator.add, special, self.lm.at(()))
         return Node(None, begin, self.prefixes.start, 0.0, None if self.canonical is None else self.canonical.start)
 
-    # ---- what follows
+    # ---- children
 
     def next_token(self, node: Node) -> TokenDistribution:
-        """The distribution of the next token after a node, under the rule."""
+        """Return the distribution of the next token after a node, under the rule."""
         dist: TokenDistribution = self.rule(node.context.next_token())
         return dist
 
     def log_probs(self, nodes: Iterable[Node]) -> list[Floats]:
-        """(V,) log-probabilities of the next token after each node, in one round."""
+        """Return the log-probabilities of the next token after each node, (V,) each, in one round."""
         nodes = list(nodes)
-        dists = [n.context.next_token() if len(n.context) or self.counts_first else None for n in nodes]   # together
+        dists = [n.context.next_token() if len(n.context) or self.counts_first else None for n in nodes]   # one round
         return list(map(self._log_probs, nodes, dists))
 
     def _log_probs(self, node: Node, dist: TokenDistribution | None) -> Floats:
-        if dist is None:                                # nothing comes before the first token of a context
+        if dist is None:                                # the first token of a context has no probability
             return np.zeros(len(self.lm.vocab))
         shaped: TokenDistribution = dist if node.start is None else self.rule(dist)
         return shaped.log_probs()
 
     def inside(self, node: Node) -> Ints:
-        """The tokens after a node with which a text stays in the language, no eos among them."""
+        """Return the tokens after a node that stay in the language, without eos."""
         index = self.index(node)
         ids = index.allowed(node.state)
         return ids[~np.isin(ids, self.lm.vocab.eos_ids)] if index.accepts(node.state) else ids
 
     def allowed(self, node: Node) -> Ints:
-        """Those of them that are looked at; none where the model can read no more."""
+        """Return the tokens after a node that are searched; none if the model's context is full."""
         full = node.context.room == 0
         if full or (node.start is not None and (node.depth == self.max_tokens or (self.first and self.accepts(node)))):
             return np.zeros(0, np.int64)
@@ -199,23 +199,23 @@ class Space:
         )
 
     def accepts(self, node: Node) -> bool:
-        """Whether what was spelled is a match, whatever comes after it; of a prefix under way, whether it is one."""
+        """Return True if the text of a node is a match, or a complete prefix if the node has no start."""
         if not self.index(node).accepts(node.state):
             return False
-        text, ignored, begun = node.data.decode(), self.compiled.ignored, node.start
-        if begun is None:
+        text, ignored, start = node.data.decode(), self.compiled.ignored, node.start
+        if start is None:
             return self.lm.context(text) == node.context
         if ignored is not None and text in ignored:
             return False
         if not self.only_canonical:
             return True
-        own = self.lm.context(begun.prefix + text)
-        if begun.prefix or not text:
+        own = self.lm.context(start.prefix + text)
+        if start.prefix or not text:
             return own == node.context
-        return own.tokens in (node.context.tokens, node.context.tokens[len(begun.context) :])     # "" has a BOS
+        return own.tokens in (node.context.tokens, node.context.tokens[len(start.context) :])     # "" has a BOS
 
     def ending(self, node: Node, log_probs: Floats) -> float:
-        """Log-probability of what must come after a match; `log_probs` are not looked at for end="prefix"."""
+        """Return the log-probability that a match ends at a node; end="prefix" ignores `log_probs`."""
         if self.end == "prefix":
             return 0.0
         if self.end == "eos":
@@ -225,12 +225,12 @@ class Space:
         total = float(outside.sum())
         return math.log(total) if total > 0.0 else -math.inf
 
-    # ---- what was found
+    # ---- results
 
     def match(
         self, node: Node, log_prob: float, log_prob_upper: float | None = None, *, log_weight: float = 0.0
     ) -> Match:
-        """The match that ends at a node; `log_prob` is of all that follows the prefix."""
+        """Return the match that ends at a node; `log_prob` is that of the whole part after the prefix."""
         start = node.start
         assert start is not None
         return Match(
@@ -245,16 +245,10 @@ class Space:
         )
 
     def _edits(self, part: Part, data: bytes) -> tuple[Edit, ...]:
-        """What makes the part after the prefix from the nearest string of the pattern."""
+        """Return the edits that make the part after the prefix from the nearest string of the pattern."""
         if self.compiled.edits is None:
             return ()
         key = id(part), data
         if key not in self.alignments:
             self.alignments[key] = tuple(self.compiled.edits.alignment(part.unedited, data.decode()))
         return self.alignments[key]
-
-
-def log_sum(logs: Sequence[float]) -> float:
-    """Log of the sum of the exponentials; -inf of none."""
-    top = max(logs, default=-math.inf)
-    return top if top == -math.inf else top + math.log(math.fsum(math.exp(each - top) for each in logs))

@@ -1,4 +1,4 @@
-"""Types as constraints: texts against `str`, `json` and pydantic, which had no part in making the languages."""
+"""Types as constraints: texts compared with `str`, `json` and pydantic, which the languages do not use."""
 
 import dataclasses
 import datetime as dt
@@ -62,7 +62,7 @@ SCALARS = [
 
 
 def named(each):
-    """The name of a type in that of a test, the same in every process; strategies and functions have numbers."""
+    """Return the name of a type for a test id, the same in every process; strategies and functions get numbers."""
     return None if callable(getattr(each, "example", None)) or isinstance(each, types.FunctionType) else str(each)[:30]
 
 
@@ -97,7 +97,7 @@ def test_other_texts_are_refused(type_, alphabet, most):
                 assert (text in Values(type_)) == is_text(text), text
 
 
-def test_a_union_reads_the_first_type_that_has_the_text_and_a_str_last():
+def test_a_union_parses_by_the_first_type_that_fits():
     assert Values(str | int | None).parse("12") == 12 and Values(int | None | str).parse("None") is None
     assert Values(str | int).parse("012") == "012"
     assert Values(Literal["1"] | int).parse("1") == "1" and Values(int | Literal["1"]).parse("1") == 1
@@ -148,7 +148,7 @@ def test_values_is_a_language_like_any_other():
 @pytest.mark.parametrize(
     "make, error, message",
     [
-        (lambda: Values(list[int]), TypeError, r"Values is of scalars.* not of list\[int\]: JsonSchema takes it"),
+        (lambda: Values(list[int]), TypeError, r"Values takes a type of scalars.* not list\[int\]: use JsonSchema"),
         (lambda: Values(Literal["1", 1]), ValueError, "'1' and 1 are both written '1'"),
         (lambda: Values(Literal[b"a"]), TypeError, "b'a' is not written in one way; a str or a number would work"),
         (lambda: Values(Annotated[int, Field(multiple_of=3)]), TypeError, "multipleOf, which plain text cannot"),
@@ -204,7 +204,7 @@ def test_a_query_takes_types_and_schemas_that_are_written_as_json():
     [
         (dict[str, Any], "may be any JSON, which nests: say what is inside"),
         (JsonSchema({"enum": [[1, 1], [1]], "uniqueItems": True}), "'uniqueItems' is asked of the finished text"),
-        (JsonSchema({"type": "string", "format": "uri"}), "a query wants an automaton, and there is none of"),
+        (JsonSchema({"type": "string", "format": "uri"}), "a query wants an automaton, and there is none for"),
     ],
 )
 def test_a_query_refuses_a_schema_that_no_dfa_has_the_texts_of(pattern, message):

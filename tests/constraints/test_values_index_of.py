@@ -1,4 +1,4 @@
-"""One way to ask for an index: what a constraint may be, and that its masks are those of its language."""
+"""index_of: every kind of constraint, with masks that are those of its language."""
 
 import itertools
 import re
@@ -17,7 +17,7 @@ OTHER = Vocabulary([b"a", b""], eos_ids=[1])
 
 
 class Even:
-    """A recognizer that knows nothing of vocabularies: an even number of a's."""
+    """Recognizer without a vocabulary: texts with an even number of a's."""
 
     start = "even"
 
@@ -29,7 +29,7 @@ class Even:
 
 
 class EveryOther(Index):
-    """An index of its own: a and b in turn, with nothing but what an index needs."""
+    """Index with only the required methods: a and b alternate."""
 
     start = 0
 
@@ -51,14 +51,14 @@ class EveryOther(Index):
 
 
 class Turns:
-    """A constraint that makes its own index."""
+    """Constraint that makes its own index."""
 
     def index(self, vocab):
         return EveryOther(vocab)
 
 
 def texts_of(index, length):
-    """The sequences of at most `length` tokens that end where the index accepts, spelled."""
+    """Return the texts of all sequences of at most `length` tokens that end where the index accepts."""
     found, level = set(), [(index.start, b"")]
     for _ in range(length + 1):
         found.update(data for state, data in level if index.accepts(state))
@@ -72,7 +72,7 @@ def texts_of(index, length):
 
 
 def spelled(length):
-    """All texts that at most `length` tokens spell."""
+    """Return all texts that at most `length` tokens spell."""
     for n in range(length + 1):
         for tokens in itertools.product(TOKENS[:-1], repeat=n):
             yield b"".join(tokens)
@@ -108,7 +108,7 @@ def test_the_index_of_a_constraint_spells_its_texts(make, pattern):
     assert texts_of(index_of(make(), VOCAB), 3) == expected
 
 
-def test_a_class_of_ones_own_makes_its_own_index_and_the_rest_has_defaults():
+def test_a_class_of_your_own_needs_only_five_members():
     index = index_of(Turns(), VOCAB)
     assert type(index) is EveryOther and index_of(index, VOCAB) is index
     assert texts_of(index, 4) == {b"aba", b"abab"}
@@ -126,7 +126,7 @@ def test_an_index_over_another_vocabulary_is_refused():
     assert index_of(Regex("a").index(Vocabulary(TOKENS, eos_ids=[9])), VOCAB) is not None     # an equal one will do
 
 
-def test_functions_and_nothing_have_no_index_and_what_is_no_constraint_is_named():
+def test_functions_have_no_index_and_other_objects_are_named():
     class Wrong:
         def index(self, vocab):
             return 5

@@ -11,8 +11,7 @@ from helpers.masks import CASES, walks
 
 from llmppl.constraints.json import schema as json_schema
 from llmppl.constraints.lark import grammar
-from llmppl.constraints.masks import index
-from llmppl.constraints.masks import mask_store as packed
+from llmppl.constraints.masks import index, mask_store
 from llmppl.constraints.vocabulary import canonical
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph
 
@@ -30,8 +29,8 @@ def room(request, monkeypatch):
     """Tight: so little is kept that all is forgotten again and again."""
     if request.param == "tight":
         for module, name, most in [
-            (packed, "MASK_BYTES", 300), (index, "MAX_STEPS", 8), (MemoGraph, "room", 8),
-            (canonical, "MASK_BYTES", 1500), (canonical, "MAX_READINGS", 6), (grammar, "MAX_STATES", 6),
+            (mask_store, "MASK_BYTES", 300), (index, "MAX_STEPS", 8), (MemoGraph, "room", 8),
+            (canonical, "MASK_BYTES", 1500), (canonical, "MAX_STATES", 6), (grammar, "MAX_STATES", 6),
             (grammar, "MAX_MASKS", 6), (json_schema, "MATCHERS", 3),
         ]:  # fmt: skip
             monkeypatch.setattr(module, name, most)

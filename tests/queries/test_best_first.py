@@ -1,4 +1,4 @@
-"""Queries over random models, vocabularies and patterns: search and probability against the enumeration of all tokens.
+"""Queries over random models, vocabularies and patterns, compared with an enumeration of all tokens.
 
 The vocabularies have tokens of several characters, characters in two tokens, tokens that begin in one character and end
 in another, tokens with the same bytes, and one or two eos ids. The truth takes the tokens one by one, in plain numpy.
@@ -26,7 +26,7 @@ RULES = [{}, {}, {}, {"top_k": 4}, {"top_p": 0.8}, {"temperature": 0.6}]
 
 @dataclass
 class Problem:
-    """A query, and what is needed to enumerate it."""
+    """Query, with the tables that enumerate it."""
 
     lm: CachedTransformer
     pattern: str
@@ -43,7 +43,7 @@ class Problem:
         return Query(self.lm, self.pattern, prefix=self.prefix, rule=Rule(**self.rule), **self.options)
 
     def dist(self, ids: tuple[int, ...]) -> np.ndarray:
-        """(V,) probabilities of the next token by the rule."""
+        """Return the probabilities of the next token under the rule: (V,)."""
         p = np.exp(self.lm.model(list(ids)))
         return ruled(p / p.sum(), **self.rule)
 
@@ -71,7 +71,7 @@ def random_pattern(rng: np.random.Generator, depth: int = 3) -> str:
 
 
 def random_problem(seed: int, longest: int = 4, many: bool = False) -> Problem:
-    """A query at random; with `many` tokens, of a language in which more may come next than a search pushes at once."""
+    """Return a random query; with `many` tokens, more of them may come next than a search pushes at once."""
     rng = np.random.default_rng((9, seed))
     words: set[str] = set()
     while not words:
@@ -104,9 +104,9 @@ def random_problem(seed: int, longest: int = 4, many: bool = False) -> Problem:
 
 
 def crowded_problem(seed: int) -> Problem:
-    """Of 18 letters and of strings over "abé" in several spellings, each of them somewhat less probable than a letter.
+    """Return a query over 18 letters, and strings over "abé" in several spellings, each less probable than a letter.
 
-    So more tokens may come first than a search pushes at once, and the spellings of one string are among those left.
+    More tokens may come first than a search pushes at once, and the spellings of one string are among the rest.
     """
     rng = np.random.default_rng((10, seed))
     letters = list("cdfghijklmnopqrtuv")
@@ -132,7 +132,7 @@ def crowded_problem(seed: int) -> Problem:
 
 
 def truth(problem: Problem, order: str = "joint"):
-    """The probability of each (prefix, string) and (prefix, string, tokens), and of the event of `probability`."""
+    """Return the probability of each (prefix, string) and (prefix, string, tokens), and that of `probability`."""
     lm, options = problem.lm, problem.options
     eos, pieces = list(lm.vocab.eos_ids), [lm.vocab.tokens[i] for i in range(len(lm.vocab))]
     of_strings, of_tokens, events, given = {}, {}, {}, {}
@@ -173,7 +173,7 @@ def truth(problem: Problem, order: str = "joint"):
 
 
 def problems(count: int, many: int = 0):
-    """So many problems with few tokens, and of both kinds with many, by their seeds."""
+    """Yield problems with few tokens, and of both kinds with many, by their seeds."""
     for seed in range(count):
         yield seed, random_problem(seed)
     for seed in range(many):
@@ -203,7 +203,7 @@ def test_a_search_lists_what_the_enumeration_finds_in_its_order(results):
 
 
 @pytest.mark.parametrize(("num_letters", "x", "y"), [(16, 0.035, 0.9), (15, 0.0395, 0.9), (15, 0.0405, 0.5)])
-def test_what_is_not_pushed_yet_may_spell_the_best_string_together(num_letters, x, y):
+def test_unpushed_tokens_may_spell_the_best_string_together(num_letters, x, y):
     """Sixteen tokens are pushed at once: letters at 0.04, or "x" too. "xy" has 0.03 + x y, each part below a letter."""
     letters = [bytes([97 + i]) for i in range(num_letters)]
     vocab = Vocabulary([*letters, b"x", b"xy", b"y", b"z", b""], eos_ids=[num_letters + 4])
@@ -238,7 +238,7 @@ def test_tokens_of_equal_probability_are_all_pushed_once():
 
 
 @pytest.mark.parametrize("rest", [{b"x": 0.035, b"xy": 0.002}, {bytes([65 + i]): 0.02 for i in range(12)}])
-def test_what_is_not_pushed_yet_is_left_alone_where_it_cannot_be_better(rest):
+def test_unpushed_tokens_stay_unpushed_if_they_cannot_be_better(rest):
     """Of the first, all together are below the letters' 0.04; of the second, the two of one string, which are one."""
     letters = [bytes([97 + i]) for i in range(16)]
     vocab = Vocabulary([*letters, *rest, b""], eos_ids=[16 + len(rest)])
@@ -249,7 +249,7 @@ def test_what_is_not_pushed_yet_is_left_alone_where_it_cannot_be_better(rest):
 
 
 def test_the_tokenizers_own_spelling_is_explained_as_the_distribution_has_it():
-    """Its log_prob is that of the spelling, and it is true if and only if the rule leaves every token a probability."""
+    """Its log_prob is that of the spelling, and it is true iff the rule excludes no token."""
     for seed, problem in problems(repetitions(300, 40)):
         lm, text = problem.lm, sorted(problem.words)[-1]
         prefix = problem.prefixes[-1]
@@ -270,7 +270,7 @@ def test_the_tokenizers_own_spelling_is_explained_as_the_distribution_has_it():
 # ---- probability
 
 
-def test_a_token_that_runs_through_a_match_is_a_match_where_it_ends():
+def test_a_token_that_spans_a_match_counts_at_its_end():
     """After "a": "a" with 0.2, "b" with 0.1, and "ab" with 0.6, whose first byte alone would be a match as well."""
     vocab = Vocabulary([b"a", b"b", b"ab", b""], eos_ids=[3])
     lm = CachedTransformer(lambda ids: np.log([0.2, 0.1, 0.6, 0.1]), vocab)
@@ -288,8 +288,8 @@ def test_bounds_hold_the_truth_and_close_on_it():
         assert math.isnan(closed.estimate) and "not estimated" in repr(closed)
 
 
-def test_the_bounds_close_until_they_differ_by_a_share_of_the_upper_one():
-    """Behind n letters the text has ended with 1 - 2 ** -n, and the upper bound is 1, or a thousandth of all that."""
+def test_the_bounds_tighten_to_a_share_of_the_upper_one():
+    """After n letters the text has ended with probability 1 - 2 ** -n; the upper bound is 1, or a thousandth of it."""
     for least in (1.0, 1e-3):
         first = np.log([1e-9 + least, 1e-9, 1e-9 + 1.0 - least])
         lm = CachedTransformer(
@@ -302,17 +302,17 @@ def test_the_bounds_close_until_they_differ_by_a_share_of_the_upper_one():
 
 
 def divergence(a: float, b: float) -> float:
-    """KL(a || b) of two coins. The mean of n in [0, 1] around b is at a, or beyond, with probability e^(-n KL)."""
+    """Return KL(a || b) of two coins. A mean of n values in [0, 1] around b reaches a with probability e^(-n KL)."""
     a, b = np.clip([a, b], 1e-12, 1.0 - 1e-12)
     return float(a * math.log(a / b) + (1.0 - a) * math.log((1.0 - a) / (1.0 - b)))
 
 
 def test_estimates_are_within_the_bounds_and_their_error_of_the_truth():
-    """Each within what bounded runs allow, which may all miss a rare branch; and all together within their errors.
+    """Each estimate is as near as bounded runs allow, which may miss a rare branch. Together they are right.
 
-    A run gives a share of what is left open, in [0, 1], so Hoeffding's bound needs nothing of its variance. The square
+    A run gives a share of the unsearched mass, in [0, 1], so Hoeffding's bound needs no variance. The square
     of the standard error is unbiased for the variance: summed over the problems it stands for the squared errors, the
-    rare branches that were met for those that were not.
+    rare branches that were found for those that were not.
     """
     runs, errors, squares = repetitions(100, 40), [], []
     for i, (seed, problem) in enumerate(problems(repetitions(40, 30), many=repetitions(10, 6))):
@@ -343,8 +343,8 @@ def test_an_estimate_of_which_nothing_was_met_is_told_as_such():
     assert "estimate 0.98 +- 0" in repr(probability(lm, "aa", prefix="a", end="prefix", seed=0))
 
 
-def test_a_text_that_may_still_leave_the_language_is_not_counted_as_leaving_at_max_tokens():
-    """After "a" comes "a" with 0.7: behind one or two tokens the text has left the language with 0.3."""
+def test_reaching_max_tokens_does_not_count_as_leaving_the_language():
+    """After "a" comes "a" with 0.7: after one or two tokens, the text leaves the language with 0.3."""
     lm = CachedTransformer(lambda ids: np.log([0.7, 0.1, 0.2]), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
     query = Query(lm, "a+", prefix="a", end="boundary", max_tokens=1)
     found = query.probability(tolerance=0.0, seed=0)

@@ -16,12 +16,12 @@ NAMES = [f"s{i:02}" for i in range(50)]
 
 
 def drawn(rng, n, shares) -> dict[str, int]:
-    """The counts of `n` samples."""
+    """Return the counts of `n` samples."""
     return dict(zip(NAMES, rng.multinomial(n, shares).tolist(), strict=False))
 
 
 def skewed(num: int) -> np.ndarray:
-    """Shares of `num` strings, from frequent to rare."""
+    """Return shares of `num` strings, from frequent to rare."""
     weights = 1 / np.arange(1, num + 1)
     return weights / weights.sum()
 
@@ -116,7 +116,7 @@ def test_p_is_the_share_of_all_relabelings_that_are_as_far_apart(a, b):
     assert abs(p - truth) <= 4 * math.sqrt(truth * (1 - truth) / R) + 1 / R
 
 
-def test_p_of_a_fit_is_the_share_of_all_samples_that_fit_no_better():
+def test_p_is_the_share_of_samples_that_fit_no_better():
     shares, n, observed = np.array([0.6, 0.3, 0.1]), 6, (2, 1, 3)
 
     def statistic(counts):
@@ -134,7 +134,7 @@ def test_p_of_a_fit_is_the_share_of_all_samples_that_fit_no_better():
 
 
 def rejections(shares_a, shares_b, n_a, n_b, runs=RUNS) -> float:
-    """How often p <= 0.05; `n_b` None for a known distribution."""
+    """Return the frequency of p <= 0.05; `n_b` is None for a known distribution."""
     rng = np.random.default_rng(11)
     number = 0
     for _ in range(runs):

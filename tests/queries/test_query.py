@@ -1,7 +1,8 @@
-"""Search, samples, probability: all against enumeration of every token sequence, with rows by plain forward passes.
+"""Search, samples and probability, compared with an enumeration of every token sequence by plain forward passes.
 
-The truth: every string that `re.fullmatch` accepts (and every string within k edits of one, made by editing), cut into
-tokens in every way, with log-probabilities of the transformer without any cache and a decision rule in plain numpy.
+The truth contains every string that `re.fullmatch` accepts, and every string within k edits of one, made by editing.
+They are cut into tokens in every way, with log-probabilities of the transformer without any cache and a decision rule
+in plain numpy.
 """
 
 import functools
@@ -34,7 +35,7 @@ def language_model(seed: int = 0) -> CachedTransformer:
 
 
 def ruled(dist: np.ndarray, temperature=1.0, top_k=None, top_p=None) -> np.ndarray:
-    """(V,) log-probabilities after a decision rule, by its definition."""
+    """Return the log-probabilities after a decision rule, by its definition: (V,)."""
     p = np.exp(dist / temperature)
     p /= p.sum()
     order = sorted(range(len(p)), key=lambda i: (-p[i], i))
@@ -55,7 +56,7 @@ def ruled(dist: np.ndarray, temperature=1.0, top_k=None, top_p=None) -> np.ndarr
 
 
 def spellings(text: str) -> list[tuple[int, ...]]:
-    """Every token sequence that spells a text."""
+    """Return every token sequence that spells a text."""
     if not text:
         return [()]
     return [
@@ -72,7 +73,7 @@ def strings(longest: int) -> list[str]:
 
 
 def edited(words: set[str], k: int) -> set[str]:
-    """All strings within k edits of some word, over LETTERS."""
+    """Return all strings over LETTERS within k edits of some word."""
     for _ in range(k):
         near = set(words)
         for word in words:
@@ -86,9 +87,9 @@ def edited(words: set[str], k: int) -> set[str]:
 
 
 def truth(lm, words, prefixes, *, end="eos", canonical=False, rule=None, max_tokens=None, order="joint", follows=None):
-    """{(prefix, text): log-probability}, and {(prefix, text, ids): log-probability}.
+    """Return {(prefix, text): log-probability} and {(prefix, text, ids): log-probability}.
 
-    `words` are the whole texts that match; `follows(prefix, text)` says whether a text could still become one.
+    `words` are the whole texts that match; `follows(prefix, text)` returns True if a text can still become one.
     """
     of_strings, of_tokens = {}, {}
     for prefix in prefixes:
@@ -124,7 +125,7 @@ def truth(lm, words, prefixes, *, end="eos", canonical=False, rule=None, max_tok
 
 
 def check(matches, expected, results, order="joint") -> None:
-    """The matches are exactly those expected, with their probabilities, in the order of these."""
+    """Check that the matches are those expected, with their probabilities, in the order of these."""
     got = [
         (m.prefix, str(m.text)) if results == "strings" else (m.prefix, str(m.text), tuple(int(t) for t in m.tokens))
         for m in matches
@@ -139,7 +140,7 @@ def check(matches, expected, results, order="joint") -> None:
 
 @st.composite
 def patterns(draw, depth: int = 3) -> str:
-    """Regular expressions of finite languages over LETTERS."""
+    """Draw regular expressions of finite languages over LETTERS."""
     kind = draw(st.sampled_from(["char", "class", "cat", "alt", "optional", "repeat"] if depth else ["char", "class"]))
     if kind == "char":
         return draw(st.sampled_from(["a", "b", "c", " ", "ab"]))
@@ -153,7 +154,7 @@ def patterns(draw, depth: int = 3) -> str:
 
 
 def members(pattern: str, longest: int = LONGEST) -> set[str]:
-    """The strings of a language, or assume() that none is longer."""
+    """Return the strings of a language, or assume() that none is longer."""
     found = {text for text in strings(longest) if re.fullmatch(pattern, text)}
     assume(found and len(list(itertools.islice(Regex(pattern).enumerate(), len(found) + 1))) == len(found))
     return found
@@ -240,7 +241,7 @@ def test_two_prefixes_that_edits_bring_together_share_their_string_once():
     assert sorted((m.prefix, str(m.text)) for m in matches) == [(p, p + c) for p in "ab" for c in " c"]
 
 
-def test_a_difference_that_would_be_too_large_is_left_to_the_end_with_the_same_result(monkeypatch):
+def test_a_deferred_difference_gives_the_same_result(monkeypatch):
     lm, options = language_model(), {"ignore": "a[abc]*"}
     at_once = [(str(m), m.log_prob) for m in search(lm, "[abc]{1,3}", **options)]
     monkeypatch.setattr("llmppl.queries.compile.MAX_DIFFERENCE_STATES", 1)
@@ -270,7 +271,7 @@ def test_more_prefixes_than_can_be_listed_are_searched_in_joint_order(monkeypatc
     assert len(values) == 5 and values == sorted(values, reverse=True)
 
 
-def test_an_empty_prefix_among_very_many_is_refused_where_it_alone_begins_behind_a_bos(embedded, monkeypatch):
+def test_an_empty_prefix_with_its_own_bos_is_refused_among_many(embedded, monkeypatch):
     monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 1)
     with pytest.raises(ValueError, match="a BOS before the empty text alone, so the empty prefix cannot be searched"):
         next(Query(embedded, "(A|The)? boy", prefix="(A|The)?").best())
@@ -415,7 +416,7 @@ def test_the_error_of_weighted_samples_falls_with_their_number():
     Z = sum(map(math.exp, expected.values()))
 
     def error(N: int) -> float:
-        """Mean total variation over runs of N particles."""
+        """Return the mean total variation over runs of N particles."""
         total = []
         for seed in range(repetitions(300, 60)):
             sums = dict.fromkeys((word for _, word in expected), 0.0)
@@ -445,8 +446,8 @@ def test_distinct_samples_are_drawn_without_replacement_from_the_model():
     chi_square_ok(pairs, exact, n)
 
 
-def test_what_begins_another_match_is_told_by_what_follows_the_prefix():
-    """Of the whole pattern "" begins "c", which does not matter after "a"."""
+def test_matches_begin_each_other_only_after_the_prefix():
+    """In the whole pattern "" begins "c", which does not matter after "a"."""
     lm = language_model()
     assert [str(m) for m in Query(lm, "c?|ab", prefix="a", end="prefix").distinct(seed=0)] == ["ab"]
     with pytest.raises(ValueError, match="a match here can begin another"):
@@ -493,7 +494,7 @@ def test_the_part_of_a_rule_that_excludes_a_token_is_named():
     assert "excluded by top_k=1" in str(explain(lm, "b", Rule(top_k=1), prefix="a"))
 
 
-def test_a_query_explains_a_whole_text_behind_the_longest_prefix_that_it_begins_with():
+def test_a_query_explains_a_text_after_its_longest_prefix():
     lm, rule = language_model(), Rule(top_k=2)
     for end, ends in (("eos", "eos"), ("prefix", "prefix"), ("boundary", "prefix")):
         found = Query(lm, "(a|ab)[abc]*", prefix="a|ab", end=end, rule=rule).explain("abcb")
@@ -504,11 +505,11 @@ def test_a_query_explains_a_whole_text_behind_the_longest_prefix_that_it_begins_
         Query(lm, "ab", prefix="a", rule=lambda dist: dist.top_k(2)).explain("ab")
 
 
-def test_a_query_gives_the_same_answers_again_and_to_those_who_bring_their_own_stream():
+def test_a_query_repeats_its_answers_for_a_seed_or_stream():
     query = Query(language_model(), "a(b|c)?|ba", rule=Rule(top_k=4))
 
     def answers(**stream):
-        """The texts and weights of a few matches of each kind, and a probability."""
+        """Return the texts and weights of a few matches of each kind, and a probability."""
         for matches in (query.best(), query.distinct(**stream), query.samples(**stream)):
             yield [(str(match), match.log_prob, match.log_weight) for match in itertools.islice(matches, 5)]
         yield query.probability(max_expansions=1, **stream)
@@ -548,7 +549,7 @@ def test_bad_arguments_are_named():
         with pytest.raises(ValueError, match=said):
             search(lm, "ab?", **options)
     for options, said in [
-        ({"beam": 2}, "a query takes no beam: it takes edits, end, ignore, max_chars, max_tokens, prefix"),
+        ({"beam": 2}, "a query takes no beam: it takes edits, end, ignore, lm, max_chars, max_tokens, pattern, prefix"),
         ({"edit": 2}, "a query takes no edit: did you mean edits"),
         ({"max_tokens": 2.5}, "max_tokens must be an integer, not 2.5"),
         ({"max_chars": math.nan}, "max_chars must be an integer, not nan"),
@@ -638,7 +639,7 @@ def test_a_search_without_a_match_ends_and_says_what_is_left(monkeypatch):
     """After each "a" comes another with 0.5, or the end; "b" never comes. The bound is 0.5 ** 40."""
     monkeypatch.setattr("llmppl.queries.best_first.MAX_BARREN_EXPANSIONS", 40)
     only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
-    said = "what is still to be found has probability 9.1e-13 at most, all together, and none of it above 9.1e-13"
+    said = "further matches have probability 9.1e-13 at most, all together, and none of it above 9.1e-13"
     for results in ("strings", "tokens"):
         with pytest.raises(ValueError, match=f"^no match in 40 expansions; {said}.*give a larger max_expansions"):
             next(Query(only_a, "a*b", prefix="a").best(batch=1, results=results))
@@ -656,7 +657,7 @@ def test_a_search_without_a_match_ends_and_says_what_is_left(monkeypatch):
 
 
 def test_patience_begins_anew_with_every_match(monkeypatch):
-    """The matches are 30 expansions apart, then come no more."""
+    """The matches are 30 expansions apart; then there are no more."""
     monkeypatch.setattr("llmppl.queries.best_first.MAX_BARREN_EXPANSIONS", 40)
     only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
     for results in ("strings", "tokens"):
@@ -702,7 +703,7 @@ def test_the_estimate_of_an_endless_language_gives_long_particles_up(monkeypatch
     assert math.isnan(probability(lm, "[ab]*c", runs=0).estimate)
 
 
-def test_a_query_that_never_ends_can_be_left_and_keeps_what_it_found():
+def test_an_endless_query_can_be_stopped_and_keeps_its_matches():
     lm = language_model()
     found = Query(lm, "[abc ]*").samples(seed=0)
     first = next(found)

@@ -1,9 +1,11 @@
-"""How many tokens a state is from one that accepts, an eos not counted: inf if there is no way.
+"""Distances: the least number of tokens from a state to one that accepts, eos not counted; inf if there is no path.
 
-For a tabled recognizer all states are looked at together, once; but first at how many bytes they are from an end, which
-bounds the tokens and mostly tells enough. For others the states are searched in turn, which is slow where a state has
-many successors. `of` a state, or `after` it: of those that tokens lead to, by number (`ends`); `within` asks which of
-these are at most `n`, a finite number.
+For a tabled recognizer, the distance in bytes bounds the distance in tokens and is mostly sufficient. Otherwise the
+distances of all states are computed together, once. States of other recognizers are searched one at a time, which is
+slow if a state has many successors.
+
+Both classes have three methods. `of` returns the distance of a state, and `after` the distances of its successors,
+given by number (`ends`). `within` returns which of these are at most a finite number `n`.
 """
 
 from __future__ import annotations
@@ -15,21 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.constraints.constraint import Bools, Ints, State
-from llmppl.constraints.masks.precomputed import Reachable
+from llmppl.constraints.masks.precomputed import StateExplorer
 from llmppl.constraints.vocabulary.trie import Trie, ranges
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, Walk
 from llmppl.support.locks import Turn, in_turn
 
 __all__ = ["SearchDistances", "TableDistances"]
 
-MAX_MEMO = 1 << 16                                  # states without a table whose distances are kept
-MAX_SEARCHED = 100_000                              # states without a table that an end is looked for in
+MAX_MEMO = 1 << 16                                  # distances that are kept for states without a table
+MAX_SEARCHED = 100_000                              # states that one search for an end visits at most
 
 Floats = npt.NDArray[np.float64]
 
 
 class Searchable(Protocol):
-    """What is asked of an index."""
+    """Part of an index that distances use."""
 
     @property
     def name(self) -> str: ...
@@ -41,7 +43,7 @@ class Searchable(Protocol):
 
 
 class TableDistances:
-    """Of all states that tokens reach, at once."""
+    """Distances of all states that tokens reach, computed together."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -62,28 +64,30 @@ class TableDistances:
 
     @in_turn
     def _bounded(self, index: Searchable) -> tuple[Floats, Floats]:
-        """The least and the most tokens that each state can be from one that accepts."""
+        """Return the lower and the upper bound of the distance of each state."""
         if self._bounds is None:
             self._bounds = _bounds(index)
         return self._bounds
 
     @in_turn
     def after(self, index: Searchable, state: State, ends: Ints) -> Floats:
-        edges, self._edges = self._edges, None      # taken away while it changes
+        edges, self._edges = self._edges, None      # absent while it changes: an interrupt loses it
         if edges is None:
             index.recognizer.explore()
             edges = _Edges(index)
-        reachable = edges.reachable
-        if state >= reachable.row_of.size or reachable.row_of[state] < 0:
-            reachable.reach(state)
-            self._by_row = edges.distances(index.recognizer.accepting[reachable.states[: reachable.num]])
+        explorer = edges.explorer
+        if state >= explorer.row_of.size or explorer.row_of[state] < 0:
+            explorer.explore(state)
+            self._by_row = edges.distances(index.recognizer.accepting[explorer.states[: explorer.num]])
         self._edges = edges
-        return self._by_row[reachable.row_of[ends]]
+        return self._by_row[explorer.row_of[ends]]
 
 
 def _bounds(index: Searchable) -> tuple[Floats, Floats]:
-    """(S,) and (S,): where every byte of the language is a token by itself, tokens are at most the bytes to an end, and
-    at least these by the length of the longest. Else nothing is known.
+    """Return bounds of the distances, (S,) and (S,).
+
+    If every byte of the language is a token by itself, the number of bytes to an end is an upper bound. Divided by the
+    length of the longest token, it is a lower bound. Otherwise the bounds are 0 and inf.
     """
     recognizer, tokens = index.recognizer, index.trie.tokens
     recognizer.explore()
@@ -96,8 +100,8 @@ def _bounds(index: Searchable) -> tuple[Floats, Floats]:
 
 
 def _bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
-    """(S,) the least number of bytes from each state to one that accepts, inf if there is no way."""
-    runs = np.ones(table.shape, bool)                   # neighbouring bytes mostly lead to one state
+    """Return the least number of bytes from each state to one that accepts: (S,), inf if there is no path."""
+    runs = np.ones(table.shape, bool)                   # neighbouring bytes mostly lead to the same state
     np.not_equal(table[:, 1:], table[:, :-1], out=runs[:, 1:])
     source, byte = np.nonzero(runs & (table > 0))
     target = table[source, byte]
@@ -114,23 +118,23 @@ def _bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
 
 
 class _Edges:
-    """The rows that the rows of an index lead to, and how many each leads to."""
+    """Edges between the states that tokens reach, numbered as rows."""
 
     def __init__(self, index: Searchable) -> None:
-        self.reachable = Reachable(index.graph, index.trie, math.inf, self._take)
+        self.explorer = StateExplorer(index.graph, index.trie, math.inf, self._add)
         self._targets: list[Ints] = []
         self._degrees: list[Ints] = []
 
-    def _take(self, numbers: Ints, found: Walk, changes: Ints) -> None:
-        source, num = np.searchsorted(found.begin, changes, "right") - 1, self.reachable.num
-        pairs = np.unique(source * num + self.reachable.row_of[found.states[changes]])
+    def _add(self, numbers: Ints, found: Walk, changes: Ints) -> None:
+        source, num = np.searchsorted(found.begin, changes, "right") - 1, self.explorer.num
+        pairs = np.unique(source * num + self.explorer.row_of[found.states[changes]])
         self._targets.append(pairs % num)
         self._degrees.append(np.bincount(pairs // num, minlength=numbers.size))
 
     def distances(self, accepting: Bools) -> Floats:
-        """(num,) the least number of tokens from each row to an accepting one."""
+        """Return the least number of tokens from each row to an accepting one: (num,)."""
         degrees, targets = np.concatenate(self._degrees), np.concatenate(self._targets)
-        inner = np.flatnonzero(degrees)             # rows that lead anywhere
+        inner = np.flatnonzero(degrees)             # rows with successors
         begin = (np.cumsum(degrees) - degrees)[inner]
         distance = np.where(accepting, 0.0, np.inf)
         while inner.size:
@@ -142,16 +146,16 @@ class _Edges:
 
 
 class SearchDistances:
-    """Of one state at a time, level by level. ValueError if a search has met MAX_SEARCHED states."""
+    """Distances by breadth-first search from one state; a ValueError after MAX_SEARCHED states."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._memo: dict[State, float] = {}
-        self._next: dict[State, tuple[State, ...]] = {}         # states after one token; searches share them
+        self._next: dict[State, tuple[State, ...]] = {}         # states after one token, shared by all searches
 
     def after(self, index: Searchable, state: State, ends: Ints) -> Floats:
         targets, where = np.unique(ends, return_inverse=True)
-        states = [index.graph.state(target) for target in targets.tolist()]    # before searches renew the graph
+        states = [index.graph.state(target) for target in targets.tolist()]    # before a search renews the graph
         return np.array([self.of(index, target) for target in states], float)[where]
 
     def within(self, index: Searchable, state: State, ends: Ints, n: float) -> Bools:

@@ -1,13 +1,13 @@
-"""TokenIndex: which tokens of a vocabulary may follow, in every state of a recognizer.
+"""TokenIndex: the tokens of a vocabulary that may follow each state of a recognizer.
 
-The one idea: one walk of the vocabulary's trie beside a recognizer (`llmppl.constraints.vocabulary.trie_walk`) finds every token that may
-follow a state, and it is made once for each state that is met.
+One walk of the vocabulary's trie in parallel with the recognizer (`llmppl.constraints.vocabulary.trie_walk`) finds all
+tokens that may follow a state. The walk runs once per state, when its mask is first requested.
 
-Words. The *end* is the state after an eos token. A *dead end* is a state in which the text is not finished and no token
-fits, though bytes would: it can be there only if the vocabulary lacks single bytes.
+Terms: the *end* is the state after an eos token. In a *dead end* the text is not finished and no token fits, although
+some bytes would. Dead ends exist only if the vocabulary lacks single bytes.
 
-Sources: Willard & Louf (2023), "Efficient Guided Generation for Large Language Models": Algorithm 3 is the walk for one
-token, which the trie makes for all of them at once; Algorithm 4 is `TokenIndex.build_all`.
+Source: Willard & Louf (2023), "Efficient Guided Generation for Large Language Models". The walk is Algorithm 3 for all
+tokens at once; `TokenIndex.build_all` is Algorithm 4.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from llmppl.constraints.constraint import (
     VocabularyLike,
     bytes_of,
 )
-from llmppl.constraints.masks import explain as wording
-from llmppl.constraints.masks import index_files as storage
+from llmppl.constraints.masks import explain, index_files
 from llmppl.constraints.masks.distances import SearchDistances, TableDistances
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
-from llmppl.constraints.masks.precomputed import WholeIndex, build
+from llmppl.constraints.masks.precomputed import PrecomputedIndex, build
 from llmppl.constraints.masks.self_loops import Loops
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, walk_state
@@ -43,14 +42,14 @@ from llmppl.support.locks import Turn, in_turn
 
 __all__ = ["END", "TokenIndex"]
 
-MAX_STEPS = 1 << 16                                 # steps that are kept
-MAX_WITHIN = 4096                                   # masks within a number of tokens that are kept
-MOST = sys.float_info.max                           # tokens to an end; from a dead end there are infinitely many
-MAX_GAP_SEARCH = 200                                # states in which an accepted text is looked for at the beginning
+MAX_STEPS = 1 << 16                                 # steps in the memo
+MAX_WITHIN = 4096                                   # results of `mask_within` in the memo
+MOST = sys.float_info.max                           # a finite distance at most; a dead end has inf
+MAX_GAP_SEARCH = 200                                # states that the check of `__init__` visits at most
 
 
 class _End:
-    """The state after an eos token: the text is over, and nothing may follow."""
+    """State after an eos token: the text is finished, and nothing may follow."""
 
     def __repr__(self) -> str:
         return "END"
@@ -63,25 +62,25 @@ END = _End()
 
 
 class TokenIndex(Index):
-    """For every state of a recognizer, which tokens of a vocabulary may follow, and where they lead.
+    """Index of the tokens of a vocabulary that may follow each state of a recognizer, and of the states they lead to.
 
-    A token may follow if some accepted string goes on with its bytes, so a mask always holds all tokens that fit and
-    never forces a canonical one. States are the recognizer's own, and END after an eos token. Copies are the index
-    itself; masks are computed when first asked for, by one thread at a time for all indices of a Regex, DFA or Grammar.
+    A token may follow if some accepted string continues with its bytes. A mask therefore contains all tokens that fit,
+    not only canonical ones. States are those of the recognizer, and END after an eos token. A copy is the index itself.
+    Masks are computed on demand, by one thread at a time for all indices of a Regex, DFA or Grammar.
 
     Parameters
     ----------
     recognizer : Recognizer
-        Anything with `start`, `step` and `accepts`. A Regex, DFA or Grammar is asked for its own: `.index(vocab)`.
+        Any object with `start`, `step` and `accepts`. A Regex, DFA or Grammar makes its own index: `.index(vocab)`.
     vocab : VocabularyLike
 
     Raises
     ------
     TypeError
-        If `recognizer` is none, such as a str.
+        If `recognizer` is not a recognizer, such as a str.
     ValueError
-        If the recognizer accepts nothing, or no sequence of tokens spells anything that it accepts. (The second is
-        looked for in some hundred states only, and only if the vocabulary lacks single bytes.)
+        If the recognizer accepts nothing, or no sequence of tokens spells a string that it accepts. (The second check
+        visits a few hundred states at most, and runs only if the vocabulary lacks single bytes.)
     """
 
     end: State = END
@@ -100,7 +99,7 @@ class TokenIndex(Index):
         self._masks: dict[State, PackedMask] = {}
         self._within: dict[tuple[State, float], PackedMask] = {}
         self._steps: dict[tuple[State, int], State] = {}
-        self._whole: WholeIndex | None = None
+        self._precomputed: PrecomputedIndex | None = None
         self.graph: TableGraph | MemoGraph
         self._distances: Any
         if isinstance(recognizer, TabledRecognizer):
@@ -116,7 +115,7 @@ class TokenIndex(Index):
 
     @property
     def name(self) -> str:
-        """What errors call the recognizer."""
+        """Name of the recognizer in errors."""
         name = repr(self.recognizer)
         return type(self.recognizer).__name__ if name.startswith("<") else name
 
@@ -124,7 +123,7 @@ class TokenIndex(Index):
         return f"TokenIndex({self.name}, {len(self.trie.tokens)} tokens, {len(self._masks)} masks)"
 
     def mask(self, state: State) -> Bools:
-        """Tokens that may follow `state`.
+        """Return the tokens that may follow `state`.
 
         Parameters
         ----------
@@ -134,27 +133,25 @@ class TokenIndex(Index):
         -------
         (V,) bool ndarray, read-only
             True at v if some accepted string continues `state` with the bytes of token v; at an eos iff `state`
-            accepts; nowhere at END, at a dead end, and at tokens without bytes. States with equal sets share one, and
-            it is the same object for as long as anyone holds it.
+            accepts. False at other tokens without bytes, and everywhere at END and at a dead end. States with equal
+            sets share one array, which stays the same object while anyone holds it.
 
         Raises
         ------
         ValueError
-            If `state` is not one of this index, as far as that can be told.
+            If `state` is recognised as a state of another index.
         """
-        found = self._masks.get(state)
-        if found is None:
-            found = self._find(state)
-        mask = found.mask                           # read once: another thread may take it away
+        found = self._masks.get(state) or self._find(state)
+        mask = found.mask                           # read once: another thread may drop it
         if mask is None:
             return self.store.unpack(found)
         found.recent = True
         return mask
 
     def allowed(self, state: State) -> npt.NDArray[np.int64]:
-        """Tokens that may follow `state`: (n,) int64 ndarray of ids, ascending, read-only.
+        """Return the tokens that may follow `state`: (n,) int64 ndarray of ids, ascending, read-only.
 
-        Where they are few, equal sets are one array, as masks are.
+        If they are few, states with equal sets share one array.
         """
         found = self._masks.get(state) or self._find(state)
         ids = found.ids
@@ -164,11 +161,11 @@ class TokenIndex(Index):
         return ids
 
     def accepts(self, state: State) -> bool:
-        """Whether the text may end in `state`; at END it has."""
+        """Return True if the text may end in `state`, or has ended (END)."""
         return state is END or bool(self.recognizer.accepts(self.graph.checked(state)))
 
     def advance(self, state: State, token: int) -> State:
-        """The state after `token`, END after an eos; a ValueError if it may not follow `state`, or is no token."""
+        """Return the state after `token`, END after an eos; raise a ValueError if `token` may not follow `state`."""
         key = (state, token)
         found = self._steps.get(key)
         if found is None:
@@ -179,44 +176,42 @@ class TokenIndex(Index):
         return found
 
     def after(self, text: str | bytes) -> State:
-        """The state after a text that is already there, of which no token need be known.
+        """Return the state after a text, whatever its tokens.
 
-        A ValueError names the place and the byte if no accepted string begins with it.
+        Raise a ValueError that names the place and the byte if no accepted string begins with the text.
         """
         data = bytes_of(text)
         state, at = self._read(self.start, data)
         if at < len(data):
             raise ValueError(
-                f"{self.name}: byte {at} of the text, {data[at : at + 1]!r} {wording.after(data[:at])}, leaves the "
+                f"{self.name}: byte {at} of the text, {data[at : at + 1]!r} {explain.after(data[:at])}, leaves the "
                 f"language: {self._expected(state)}"
             )
         return state
 
     def next_bytes(self, state: State) -> bytes:
-        """The bytes that may follow `state`, ascending; b"" if none may."""
+        """Return the bytes that may follow `state`, ascending; b"" if there are none."""
         if state is END:
             return b""
         return self.graph.next_bytes(self.graph.checked(state))
 
     def tokens_to_accept(self, state: State) -> float:
-        """The least number of tokens from `state` to one that accepts, an eos not counted; inf if there is no way.
+        """Return the least number of tokens from `state` to one that accepts, eos not counted; inf if there is no path.
 
-        A ValueError if the recognizer has no table, and the search has met a hundred thousand states.
+        Raise a ValueError if the recognizer has no table and the search visits more than 100,000 states.
         """
         found = 0.0 if state is END else self._distances.of(self, self.graph.checked(state))
         return int(found) if math.isfinite(found) else found
 
     def mask_within(self, state: State, n: float) -> Bools:
-        """Tokens after which the text can still be finished with n - 1 tokens more, an eos not counted.
+        """Return the tokens after which n - 1 more tokens can finish the text, eos not counted.
 
-        (V,) bool ndarray, read-only. With `n` infinite only the tokens are missing that lead to where no sequence of
-        tokens can finish. The mask at an eos is that of `mask`.
+        (V,) bool ndarray, read-only. With `n` infinite, only tokens are excluded after which no sequence of tokens
+        finishes the text. The values at eos are those of `mask`.
         """
         if state is END:
             return self.mask(END)
-        found = self._within.get((state, n))
-        if found is None:
-            found = self._find_within(state, n)
+        found = self._within.get((state, n)) or self._find_within(state, n)
         mask = found.mask
         if mask is None:
             return self.store.unpack(found)
@@ -224,49 +219,48 @@ class TokenIndex(Index):
         return mask
 
     def build_all(self, max_states: int = 1_000_000) -> Any:
-        """The sets and steps of all states that tokens reach from the start (Algorithm 4), as a WholeIndex.
+        """Compute the masks and steps of all states that tokens reach from the start (Algorithm 4).
 
-        A ValueError if there are more than `max_states` states.
+        Return a PrecomputedIndex; raise a ValueError if there are more than `max_states` states.
         """
         return self._build(arguments.count("max_states", max_states))
 
     def save(self, path: str | Path) -> None:
-        """Write the whole index to a file, from which `load` makes it again without the recognizer.
+        """Save the whole index to a file, which `load` reads without the recognizer.
 
-        That of a Grammar writes what has been worked out so far, and is loaded with the grammar. A TypeError if the
-        recognizer is neither tabled nor a Grammar: its states cannot be written.
+        The index of a Grammar saves only the results so far, and is loaded with the grammar. Raise a TypeError if the
+        recognizer is neither tabled nor a Grammar, because its states cannot be saved.
         """
         if not isinstance(self.graph, TableGraph):
             raise TypeError(f"only the index of a Grammar, a Regex or a DFA (with a table) can be saved, not {self!r}")
-        storage.write(path, self._build(1_000_000))
+        index_files.write(path, self._build(1_000_000))
 
     @classmethod
     def load(cls, path: str | Path, vocab: VocabularyLike, recognizer: Any = None) -> TokenIndex:
-        """The index that was saved; nothing is computed again. That of a grammar is loaded with its Grammar.
+        """Load a saved index without computing it again; the index of a Grammar needs the grammar as `recognizer`.
 
-        A ValueError if the file holds no index, or one of another vocabulary, or, where it is given, of another
-        recognizer.
+        Raise a ValueError if the file holds no index, or an index over another vocabulary or of another recognizer.
         """
         load_index = getattr(recognizer, "_load_index", None)
         if load_index is not None:
             return load_index(path, vocab)  # type: ignore[no-any-return]
-        stored, fields = storage.read(path, vocab, recognizer)
-        with storage.reading(path):
+        stored, fields = index_files.read(path, vocab, recognizer)
+        with index_files.reading(path):
             index = cls(stored, vocab)
-        index._adopt(WholeIndex(index, *fields))
+        index._adopt(PrecomputedIndex(index, *fields))
         return index
 
-    # ---- what the above is made of
+    # ---- implementation
 
     @in_turn
-    def _build(self, max_states: int) -> WholeIndex:
-        return self._whole or self._adopt(build(self, max_states))
+    def _build(self, max_states: int) -> PrecomputedIndex:
+        return self._precomputed or self._adopt(build(self, max_states))
 
-    def _adopt(self, whole: WholeIndex) -> WholeIndex:
-        self.store.adopt(whole.masks)
-        self._masks.update(zip(whole.states, whole.masks, strict=True))
-        self._whole = whole
-        return whole
+    def _adopt(self, precomputed: PrecomputedIndex) -> PrecomputedIndex:
+        self.store.adopt(precomputed.masks)
+        self._masks.update(zip(precomputed.states, precomputed.masks, strict=True))
+        self._precomputed = precomputed
+        return precomputed
 
     @in_turn
     def _find(self, state: State) -> PackedMask:
@@ -284,7 +278,7 @@ class TokenIndex(Index):
         return found
 
     def _work_out(self, state: State, accepts: bool) -> PackedMask:
-        """The mask of a state that is met for the first time."""
+        """Compute the mask of a state."""
         mask = None if self._loops is None else self._loops.mask(state, self.mask)
         return self.store.of_ids(self.walk(state)[0], accepts) if mask is None else self.store.of_mask(mask, accepts)
 
@@ -299,12 +293,12 @@ class TokenIndex(Index):
         return found
 
     def walk(self, state: State) -> tuple[npt.NDArray[np.int32], Ints]:
-        """The tokens that fit a state, and the numbers of the states they lead to."""
+        """Return the tokens that fit a state, and the numbers of the states they lead to."""
         self.graph = self.graph.renewed(self.graph.room)
         return walk_state(self.graph, self.trie, self.graph.number(state))
 
     def _read(self, state: State, data: bytes) -> tuple[State, int]:
-        """The state after as much of `data` as fits, and how much that is."""
+        """Return the state after the longest prefix of `data` that fits, and the length of that prefix."""
         step, has_zero = self.recognizer.step, self.graph.has_zero
         for at, byte in enumerate(data):
             found = step(state, byte)
@@ -314,7 +308,7 @@ class TokenIndex(Index):
         return state, len(data)
 
     def _read_token(self, state: State, data: bytes) -> State | None:
-        """The state after the bytes of a token, None if they do not fit."""
+        """Return the state after the bytes of a token, None if they do not fit."""
         last, at = self._read(state, data)
         return last if at == len(data) else None
 
@@ -329,17 +323,17 @@ class TokenIndex(Index):
             elif token in self._eos and self.accepts(state):
                 found = END
         if found is None:
-            raise self._refused(state, token)
+            raise self._refusal(state, token)
         return found
 
-    def _refused(self, state: State, token: int) -> ValueError:
+    def _refusal(self, state: State, token: int) -> ValueError:
         V = len(self.trie.tokens)
         if not 0 <= token < V:
             return ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {V - 1}")
         data = self.trie.tokens[token]
-        what = wording.token_name(token, data, token in self._eos)
+        name = explain.token_name(token, data, token in self._eos)
         if state is END:
-            return ValueError(f"{what} cannot follow: an eos has ended the text")
+            return ValueError(f"{name} cannot follow: an eos has ended the text")
         where = self._expected(state)
         if data:
             last, at = self._read(state, data)
@@ -347,21 +341,21 @@ class TokenIndex(Index):
         ids = self.allowed(state).tolist()
         some = [f"{i} ({self.trie.tokens[i]!r})" if self.trie.tokens[i] else f"{i} (eos)" for i in ids[:4]]
         return ValueError(
-            f"{self.name}: {what} cannot follow state {arguments.shown(state, 60)}: {where}. "
+            f"{self.name}: {name} cannot follow state {arguments.shown(state, 60)}: {where}. "
             f"Tokens that can: {', '.join(some) or 'none'}{', ...' * (len(ids) > 4)}"
         )
 
     def _expected(self, state: State) -> str:
-        return wording.expected(self.next_bytes(state), self.accepts(state))
+        return explain.expected(self.next_bytes(state), self.accepts(state))
 
 
 def _check_spellable(index: TokenIndex) -> None:
-    """Raise a ValueError if no tokens spell an accepted string: the start must lead to a state that accepts."""
+    """Raise a ValueError if tokens lead from the start to no state that accepts."""
     if index.trie.complete or index.accepts(index.start):
         return
     stack: list[tuple[State, bytes]] = [(index.start, b"")]
     seen = {index.start}
-    gaps: list[tuple[State, bytes]] = []            # states where no token fits, and the texts before
+    gaps: list[tuple[State, bytes]] = []            # dead ends, and the texts before them
     while stack:
         state, text = stack.pop()
         ids, ends = index.walk(state)
@@ -383,12 +377,12 @@ def _check_spellable(index: TokenIndex) -> None:
     bytes, tokens = index.next_bytes(state), [token for token in index.trie.tokens if token]
     begin = sum(token[0] in bytes for token in tokens)
     fits = f"fits, though {begin} begin{'s' * (begin == 1)} with one." if begin else "begins with one."
-    where = f"{index.name} {wording.after(text)}: {wording.expected(bytes, False)}"
+    where = f"{index.name} {explain.after(text)}: {explain.expected(bytes, False)}"
     raise ValueError(f"{where}, and none of the {len(tokens)} tokens of this vocabulary {fits}")
 
 
 def _no_recognizer(thing: object) -> str:
-    """What to write instead of what is no recognizer."""
+    """Return the error message for an object that is not a recognizer."""
     kind = type(thing).__name__
     if isinstance(thing, str):
         return f"a TokenIndex takes a recognizer, not a str: wrap it: Regex({arguments.shown(thing, 60)})"

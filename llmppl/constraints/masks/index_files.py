@@ -1,8 +1,8 @@
-"""Indices in files: what a `TokenIndex` of a tabled recognizer writes, and reads without the recognizer.
+"""Files of indices: saves a `TokenIndex` of a tabled recognizer, and loads it without the recognizer.
 
-The one idea: a file is data, perhaps somebody else's. It is an npz file with a digest of its arrays. A reader checks
-what the file claims before it unpacks anything, and every number before it is used. An index that takes more than
-`MAX_BYTES` is neither saved nor read: a file of a few MB can unpack to any size.
+A file is untrusted data. It is an npz file with a digest of its arrays. The reader checks the sizes that the file
+claims before it unpacks anything, and every number before it is used. An index of more than `MAX_BYTES` is neither
+saved nor loaded, because a file of a few MB can unpack to any size.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from llmppl.constraints.constraint import Bools, TabledRecognizer, VocabularyLike
 from llmppl.constraints.masks.mask_store import PackedMask
-from llmppl.constraints.masks.precomputed import WholeIndex
+from llmppl.constraints.masks.precomputed import PrecomputedIndex
 from llmppl.constraints.vocabulary.trie import Trie, fingerprint, trie_of
+from llmppl.support.graphs import reached
 from llmppl.support.locks import let_through
 
 __all__ = [
@@ -33,22 +34,22 @@ __all__ = [
     "write_arrays",
 ]  # fmt: skip
 
-FORMAT = 2                                          # of saved files
-MAX_BYTES = 1 << 30                                 # of memory that a saved index may take
-TREE = 32                                           # bytes that a byte of JSON may take in memory
-ANY = 2**63 - 1                                     # of int64
-HEADER = re.compile(                                # of an array, as numpy writes it
+FORMAT = 2                                          # version of the file format
+MAX_BYTES = 1 << 30                                 # memory of a saved index at most
+TREE = 32                                           # memory of one byte of JSON at most, in bytes
+ANY = 2**63 - 1                                     # the largest int64
+HEADER = re.compile(                                # header of an array in numpy's format
     rb"\x93NUMPY\x01\x00..{'descr': '([<>](?:i4|i8|u2|U\d{1,8})|\|[bu]1)', 'fortran_order': False, "
     rb"'shape': \(((?:\d{1,18},? ?){0,2})\), } *\n",
     re.DOTALL,
 )
-BROKEN = (                                          # what zipfile raises of damaged files, and the checks here
+BROKEN = (                                          # raised by zipfile for damaged files, and by the checks here
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, OverflowError, RuntimeError, ValueError,
 )  # fmt: skip
 
 
 class StoredRecognizer:
-    """A tabled recognizer that was read from a file."""
+    """Tabled recognizer that was loaded from a file."""
 
     def __init__(self, name: str, start: int, table: npt.NDArray[np.int32], accepting: Bools) -> None:
         self.name, self.start, self.table, self.accepting = name, start, table, accepting
@@ -70,9 +71,9 @@ class StoredRecognizer:
         pass
 
 
-def write(path: str | Path, whole: WholeIndex) -> None:
-    """Save an index over a tabled recognizer, and of the recognizer what its start reaches."""
-    recognizer: TabledRecognizer = whole.index.recognizer
+def write(path: str | Path, precomputed: PrecomputedIndex) -> None:
+    """Save an index over a tabled recognizer, with the states of the recognizer that its start reaches."""
+    recognizer: TabledRecognizer = precomputed.index.recognizer
     seen = np.zeros(len(recognizer.table), bool)
     new = np.array([recognizer.start])
     while new.size:
@@ -80,27 +81,27 @@ def write(path: str | Path, whole: WholeIndex) -> None:
         targets = np.unique(recognizer.table[new])
         new = targets[~seen[targets] & (targets > 0)]
     size = int(np.flatnonzero(seen)[-1]) + 1
-    distinct = {found.key: i for i, found in enumerate(dict.fromkeys(whole.masks))}
+    distinct = {found.key: i for i, found in enumerate(dict.fromkeys(precomputed.masks))}
     write_arrays(
         path,
-        whole.index,
+        precomputed.index,
         start=np.int64(recognizer.start),
         table=np.where(seen[:size, None], recognizer.table[:size], 0),
         accepting=recognizer.accepting[:size] & seen[:size],
-        states=np.array(whole.states, np.int32),
-        which=np.array([distinct[found.key] for found in whole.masks], np.int32),
+        states=np.array(precomputed.states, np.int32),
+        which=np.array([distinct[found.key] for found in precomputed.masks], np.int32),
         sets=np.frombuffer(b"".join(distinct), np.uint8),
         sets_sizes=np.array([len(key) for key in distinct], np.int64),
-        begin=whole.begin,
-        next=whole.next,
+        begin=precomputed.begin,
+        next=precomputed.next,
     )
 
 
 def write_arrays(path: str | Path, index: Any, **arrays: Any) -> None:
-    """Save some arrays of an index, with its name and vocabulary, and a digest of all."""
+    """Save some arrays of an index, with its name, its vocabulary and a digest of all."""
     arrays |= {"format": np.int64(FORMAT), "name": index.name, "vocabulary": fingerprint(index.vocab)}
     data = {name: np.asarray(each, order="C") for name, each in arrays.items()}
-    _check_room({name: each.nbytes + 256 for name, each in data.items()})       # headers included
+    _check_room({name: each.nbytes + 256 for name, each in data.items()})       # with room for headers
     save: Any = np.savez_compressed
     with open(path, "wb") as file:
         save(file, **data, digest=_digest(data))
@@ -115,7 +116,7 @@ def _digest(data: dict[str, npt.NDArray[Any]]) -> str:
 
 
 def _check_room(sizes: dict[str, int]) -> None:
-    """Raise a ValueError if arrays of these sizes take too much memory."""
+    """Raise a ValueError if arrays of these sizes in bytes take too much memory."""
     room = sum(sizes.values()) + sizes.get("tree", 0) * TREE
     if room > MAX_BYTES:
         raise ValueError(f"the index takes {room:,} bytes, more than the {MAX_BYTES:,} of one in a file")
@@ -124,7 +125,7 @@ def _check_room(sizes: dict[str, int]) -> None:
 def read(
     path: str | Path, vocab: VocabularyLike, recognizer: TabledRecognizer | None
 ) -> tuple[StoredRecognizer, tuple[Any, ...]]:
-    """The recognizer, and the fields of the WholeIndex but the first. Errors as of `TokenIndex.load`."""
+    """Return the recognizer, and all fields of the PrecomputedIndex but the first; errors as in `TokenIndex.load`."""
     data = read_arrays(path, "start")
     with reading(path):
         _check_table(data)
@@ -144,7 +145,7 @@ def read(
 
 
 def _check_table(data: dict[str, Any]) -> None:
-    """Raise a ValueError unless arrays are those of an index over a table, but for the sets of its masks."""
+    """Raise a ValueError if the arrays are not those of an index over a table; the sets of masks are not checked."""
     S, R, D, N = (data[name].size if name in data else 0 for name in ("accepting", "states", "sets_sizes", "next"))
     check(
         data,
@@ -164,9 +165,10 @@ def _check_table(data: dict[str, Any]) -> None:
 
 
 def check(data: dict[str, Any], **arrays: tuple[str, tuple[int, ...] | None, int, int]) -> None:
-    """Raise a ValueError unless `data` are these arrays, of a dtype and a shape, from a number to below another.
+    """Raise a ValueError if `data` does not have exactly these arrays.
 
-    The shape None is that of a list of any length.
+    Each is given as (dtypes, shape, least, end): its numbers must be in range(least, end), and the shape None stands
+    for a list of any length.
     """
     if {name for name, each in data.items() if not isinstance(each, str)} != {"format", *arrays}:
         raise ValueError("it has not the arrays that it should have")
@@ -179,7 +181,7 @@ def check(data: dict[str, Any], **arrays: tuple[str, tuple[int, ...] | None, int
 
 
 def parts(data: dict[str, Any], name: str) -> list[npt.NDArray[Any]]:
-    """Cut an array, which has been checked, by its sizes."""
+    """Cut an array, which has been checked, into parts of the saved sizes."""
     ends = list(itertools.accumulate(data[f"{name}_sizes"].tolist(), initial=0))
     if ends[-1] != data[name].size:
         raise ValueError(f"its {name} has not the size of its parts")
@@ -187,12 +189,12 @@ def parts(data: dict[str, Any], name: str) -> list[npt.NDArray[Any]]:
 
 
 def check_sets(keys: Iterable[bytes], trie: Trie) -> npt.NDArray[np.int64]:
-    """Return how many tokens, without eos, each mask of these keys allows; a ValueError if one is no mask."""
+    """Return the number of tokens, without eos, that the mask of each key allows; a ValueError if one is no mask."""
     V, sizes = len(trie.tokens), []
     spelled = np.zeros(V, bool)
     spelled[trie.order] = True
     for key in keys:
-        few = len(key) * 8 < V                      # as MaskStore.as_ids has it
+        few = len(key) * 8 < V                      # as in MaskStore.as_ids
         some: npt.NDArray[Any] = np.frombuffer(key, np.int32 if few else np.uint8)
         if (np.diff(some, prepend=-1, append=V) <= 0).any() if few else some.size != (V + 7) // 8:
             raise ValueError("it has a set that is none of tokens")
@@ -203,18 +205,18 @@ def check_sets(keys: Iterable[bytes], trie: Trie) -> npt.NDArray[np.int64]:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Name the file in errors."""
+    """Turn errors of a damaged file into a ValueError that names the file."""
     try:
         yield
     except BROKEN as error:
         let_through(error)
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:      # not of a place before the file
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:      # which seeking before the file raises
             raise
         raise ValueError(f"{path} holds no saved TokenIndex ({str(error)[:300]})") from None
 
 
 def read_arrays(path: str | Path, kind: str) -> dict[str, Any]:
-    """What `write_arrays` saved, of the kind that has an array of this name: "start" or "grammar"."""
+    """Return the arrays of `write_arrays`; `kind` is an array that the file must have, "start" or "grammar"."""
     with open(path, "rb") as opened, reading(path):
         arrays = _unpacked(opened)
         digest = str(arrays.pop("digest", ""))
@@ -237,7 +239,7 @@ def _unpacked(opened: BinaryIO) -> dict[str, Any]:
     with zipfile.ZipFile(opened) as archive:
         members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
         if any(each.compress_type != zipfile.ZIP_DEFLATED for each in members.values()):
-            raise ValueError("it is packed in another way")         # some ways take memory of their own
+            raise ValueError("it is packed in another way")         # other methods may take much memory
         _check_room({name: each.file_size for name, each in members.items()})
         return {name: _array(archive, each) for name, each in members.items()}
 
@@ -249,12 +251,12 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any
         found = HEADER.fullmatch(start)
         if found is None:
             raise ValueError(f"{member.filename} is no array")
-        data = file.read(max(member.file_size - len(start), 0))     # as much as claimed: zipfile unpacks no more
+        data = file.read(max(member.file_size - len(start), 0))     # zipfile unpacks no more than claimed
     return np.frombuffer(data, found[1].decode()).reshape([int(size) for size in re.findall(rb"\d+", found[2])])
 
 
 def check_vocabulary(path: str | Path, data: dict[str, Any], vocab: VocabularyLike) -> None:
-    """Raise a ValueError if what was read is of another vocabulary."""
+    """Raise a ValueError if the data belong to another vocabulary."""
     if fingerprint(vocab) != data["vocabulary"]:
         raise ValueError(
             f"{path} is the index of {data['name']} over another vocabulary than this one of {len(vocab.tokens)} tokens"
@@ -262,15 +264,15 @@ def check_vocabulary(path: str | Path, data: dict[str, Any], vocab: VocabularyLi
 
 
 def _same_language(a: TabledRecognizer, b: TabledRecognizer) -> bool:
-    """Whether no text tells two recognizers apart (Hopcroft & Karp 1971, without their merging)."""
-    pairs = [(a.start, b.start)]
-    seen = set(pairs)
-    for i, j in pairs:                              # grows
-        if bool(i) != bool(j) or (i and a.accepts(i) != b.accepts(j)):
-            return False
-        if i:
-            both = np.unique(a.row(i).astype(np.int64) << 32 | b.row(j)).tolist()
-            new = {(pair >> 32, pair & 0xFFFFFFFF) for pair in both} - seen
-            seen |= new
-            pairs += new
-    return True
+    """Return True if two recognizers accept the same texts (Hopcroft & Karp 1971, without their merging)."""
+
+    def agree(pair: tuple[int, int]) -> bool:
+        i, j = pair
+        return a.accepts(i) == b.accepts(j) if i and j else i == j
+
+    def edges(pair: tuple[int, int]) -> list[tuple[int, int]]:
+        i, j = pair                                 # both are 0, the dead state, or neither is
+        both = np.unique(a.row(i).astype(np.int64) << 32 | b.row(j)).tolist() if i else []
+        return [(each >> 32, each & 0xFFFFFFFF) for each in both]
+
+    return all(map(agree, reached([(a.start, b.start)], edges)))

@@ -1,6 +1,6 @@
-"""What masks say, kept small: states with equal masks share one, and few are kept as arrays.
+"""Compact storage of masks: states with equal masks share one, and few masks are kept as arrays.
 
-While anyone holds the array of a mask, the mask gives that same array: what is made of it may be kept by its identity.
+While anyone holds the array of a mask, the store returns that same array. Callers may therefore key a memo by its id.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from llmppl.support.locks import Turn, in_turn
 __all__ = ["MaskStore", "PackedMask"]
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
-MASK_BYTES = 1 << 26                                # of arrays that are kept; the others are kept as bits or ids
+MASK_BYTES = 1 << 26                                # of kept arrays; all other masks are bits or ids
 
 
 class PackedMask:
-    """What a mask says: sorted int32 ids, or where those take more room, or it is found so, a bit for every token.
+    """Content of a mask: `key` holds sorted int32 ids, or one bit per token.
 
-    `mask` is the array of bools and `ids` that of ids, while they are kept; `recent` says that one of them was used.
+    Bits are used where they take less memory, or if the mask was computed in this form. `mask` is the array of bools
+    and `ids` that of ids, while they are kept. `recent` is True if one of them was used lately.
     """
 
     __slots__ = ("ids", "key", "mask", "recent", "refs")
@@ -34,27 +35,27 @@ class PackedMask:
         self.key, self.recent = key, False
         self.mask: Bools | None = None
         self.ids: npt.NDArray[np.int64] | None = None
-        self.refs: dict[str, weakref.ref[Any]] = {}     # to the arrays, kept or not
+        self.refs: dict[str, weakref.ref[Any]] = {}     # to the arrays that were last returned
 
     def __reduce__(self) -> tuple[type[PackedMask], tuple[bytes]]:      # without its arrays
         return PackedMask, (self.key,)
 
 
 class MaskStore:
-    """The masks over a vocabulary of `size` tokens, one of each content. `eos` is allowed where a text may end."""
+    """Masks over a vocabulary of `size` tokens, one per content; `eos` is allowed where a text may end."""
 
     def __init__(self, size: int, eos: npt.NDArray[np.int32], turn: Turn) -> None:
         self.size, self.eos, self._turn = size, eos, turn
         self._by_key: dict[bytes, PackedMask] = {}
         self._by_bits: dict[tuple[bytes, bool], PackedMask] = {}
         self._kept: deque[tuple[PackedMask, Literal["mask", "ids"]]] = deque()
-        self.nbytes = 0                             # of the arrays that are kept
+        self.nbytes = 0                             # of all kept arrays
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": deque(), "nbytes": 0}
 
     def of_ids(self, ids: Ints, accepts: bool) -> PackedMask:
-        """The mask of some ids, and of eos if the text may end."""
+        """Return the mask of some ids, and of eos if the text may end."""
         if accepts:
             ids = np.concatenate([ids, self.eos])
         if ids.size * 32 < self.size:
@@ -64,14 +65,14 @@ class MaskStore:
         return self._of_mask(np.packbits(mask).tobytes(), mask)
 
     def of_mask(self, mask: Bools, accepts: bool) -> PackedMask:
-        """The mask that is given as an array, in which eos has no place yet. The array is kept."""
+        """Return the mask of an array, which is changed at eos and kept."""
         mask[self.eos] = accepts
         if np.count_nonzero(mask) * 32 < self.size:
             return self.of_key(np.flatnonzero(mask).astype(np.int32).tobytes())
         return self._of_mask(np.packbits(mask).tobytes(), mask)
 
     def of_bits(self, bits: bytes, accepts: bool) -> PackedMask:
-        """The mask that is given as bits, in which eos has no place yet."""
+        """Return the mask of some bits, in which eos is not set yet."""
         found = self._by_bits.get((bits, accepts))
         if found is None:
             mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self.size).view(bool)
@@ -80,11 +81,11 @@ class MaskStore:
         return found
 
     def of_key(self, key: bytes) -> PackedMask:
-        """The mask with this key."""
+        """Return the mask with this key."""
         return self._by_key.get(key) or self._by_key.setdefault(key, PackedMask(key))
 
     def adopt(self, masks: Iterable[PackedMask]) -> None:
-        """Take over masks that were made elsewhere."""
+        """Add masks that were created elsewhere."""
         self._by_key.update((found.key, found) for found in masks)
 
     def _of_mask(self, key: bytes, mask: Bools) -> PackedMask:
@@ -94,12 +95,12 @@ class MaskStore:
         return found
 
     def as_ids(self, found: PackedMask) -> npt.NDArray[np.int32] | None:
-        """The ids of a mask that is kept by them."""
+        """Return the ids of a mask whose key holds ids, else None."""
         return np.frombuffer(found.key, np.int32) if len(found.key) * 8 < self.size else None
 
     @in_turn
     def unpack(self, found: PackedMask) -> Bools:
-        """(V,) bool ndarray, read-only."""
+        """Return the mask as a (V,) bool ndarray, read-only."""
         mask: Bools | None = self._alive(found, "mask")
         if mask is None:
             ids = self.as_ids(found)
@@ -112,7 +113,7 @@ class MaskStore:
 
     @in_turn
     def unpack_ids(self, found: PackedMask) -> npt.NDArray[np.int64]:
-        """(n,) int64 ndarray, read-only, of the tokens that are allowed; kept where they are few."""
+        """Return the ids of the allowed tokens, (n,) int64 ndarray, read-only; the array is kept if they are few."""
         some = self.as_ids(found)
         if some is None:
             ids = np.flatnonzero(self.unpack(found))
@@ -122,14 +123,14 @@ class MaskStore:
         return self._keep(found, "ids", some.astype(np.int64) if alive is None else alive)
 
     def _alive(self, found: PackedMask, kind: str) -> Any:
-        """The array that was given out last, if anyone holds it."""
+        """Return the array that was last returned, if anyone still holds it."""
         ref = found.refs.get(kind)
         return ref and ref()
 
     def _keep(self, found: PackedMask, kind: Literal["mask", "ids"], array: Array) -> Array:
-        """Keep an array while there is room; those that were not used since they were last looked at go first."""
+        """Keep an array; drop the oldest ones that were not used since the last check while MASK_BYTES is exceeded."""
         array.flags.writeable = False
-        if isinstance(array.base, np.ndarray):          # the bits, which it views as bools
+        if isinstance(array.base, np.ndarray):          # the bits that the array views as bools
             array.base.flags.writeable = False
         if getattr(found, kind) is None:
             found.refs[kind] = weakref.ref(array)

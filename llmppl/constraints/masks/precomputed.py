@@ -1,4 +1,4 @@
-"""All states that tokens reach: met in turn (Reachable), and worked out ahead, as arrays (WholeIndex)."""
+"""All states that tokens reach: explored in batches (StateExplorer), or computed ahead as arrays (PrecomputedIndex)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.constraints.vocabulary.trie_walk import CHUNK, Graph, TableGraph, Walk, walk
 from llmppl.support.shared import Shared
 
-__all__ = ["Reachable", "WholeIndex", "build"]
+__all__ = ["PrecomputedIndex", "StateExplorer", "build"]
 
 OnRows = Callable[[Ints, Walk, Ints], None]
 
 
-class Reachable:
-    """The states that token sequences reach, as rows in the order they are met.
+class StateExplorer:
+    """States that token sequences reach, numbered as rows in the order in which they are found.
 
-    `on_rows(states, walk, changes)` sees some states, what was found from them, and at which of its entries another
-    state begins than before, or the walk from another row: neighbours mostly lead to one state.
+    `on_rows(states, walk, changes)` is called for each batch of states. `walk` holds the results of their walks, and
+    `changes` the indices of its entries whose state or start differs from the entry before: neighbours mostly agree.
 
     Attributes
     ----------
     num : int
-        Rows so far.
+        Number of rows so far.
     states, row_of : int32 ndarrays
-        The state of a row, and the row of a state, -1 where it was not met.
+        The state of each row, and the row of each state, -1 if it was not found.
     """
 
     def __init__(self, graph: Graph, trie: Trie, limit: float, on_rows: OnRows) -> None:
@@ -39,23 +39,23 @@ class Reachable:
         self.states, self.row_of = np.zeros(0, np.int32), np.zeros(0, np.int32)
         self.num, self._done, self._batch = 0, 0, 1
 
-    def reach(self, number: int) -> None:
-        """Go on to `number` and to all that can be reached from there."""
-        self._meet(np.array([number]))
+    def explore(self, number: int) -> None:
+        """Add the state `number` and all states that can be reached from it."""
+        self._add(np.array([number]))
         while self._done < self.num:
             if self.num > self.limit:
                 raise ValueError(f"more than {self.limit} states are reached: the language may have infinitely many")
             self._read_rows(self._done, min(self._done + self._batch, self.num))
 
-    def _meet(self, numbers: Ints) -> None:
-        """Give rows to the states that have none, in their order."""
+    def _add(self, numbers: Ints) -> None:
+        """Assign rows to the states that have none, in their order."""
         more = len(self.graph.table) - self.states.size
         if more > 0:
             self.states = np.concatenate([self.states, np.zeros(more, np.int32)])
             self.row_of = np.concatenate([self.row_of, np.full(more, -1, np.int32)])
-        unmet = numbers[self.row_of[numbers] < 0]
-        if unmet.size:
-            new, first = np.unique(unmet, return_index=True)
+        unseen = numbers[self.row_of[numbers] < 0]
+        if unseen.size:
+            new, first = np.unique(unseen, return_index=True)
             new = new[np.argsort(first)]
             self.row_of[new] = np.arange(self.num, self.num + new.size)
             self.states[self.num : self.num + new.size] = new
@@ -69,15 +69,15 @@ class Reachable:
         np.not_equal(found.states[1:], found.states[:-1], out=starts[1:size])
         starts[found.begin] = True
         changes = np.flatnonzero(starts[:size])
-        self._meet(found.states[changes])
+        self._add(found.states[changes])
         self._done = last
         self._batch = max(1, self._batch * 2 if size < CHUNK // 8 else self._batch // 2)
         self.on_rows(numbers, found, changes)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class WholeIndex(Shared):
-    """All states that tokens reach from the start, as rows: the tokens that fit each, and the rows these lead to.
+class PrecomputedIndex(Shared):
+    """All states that tokens reach from the start, as rows, with their masks and steps.
 
     Attributes
     ----------
@@ -86,10 +86,10 @@ class WholeIndex(Shared):
     masks : list of S PackedMask
     begin : (S + 1,) int64 ndarray
     next : (begin[S],) integer ndarray
-        The rows that tokens lead to; those of row i from begin[i] on, in the order of the bytes of its tokens.
+        The rows that tokens lead to; for row i from begin[i] on, in the order of the bytes of its tokens.
     """
 
-    index: Any                                      # the TokenIndex of all this
+    index: Any                                      # the TokenIndex
     states: list[State]
     accepting: Bools
     masks: list[PackedMask]
@@ -100,23 +100,23 @@ class WholeIndex(Shared):
         return len(self.states)
 
     def __repr__(self) -> str:
-        return f"WholeIndex({len(self)} states, {self.next.size} steps, {self.nbytes} bytes)"
+        return f"PrecomputedIndex({len(self)} states, {self.next.size} steps, {self.nbytes} bytes)"
 
     @property
     def nbytes(self) -> int:
-        """Of all its arrays; masks that are equal are there once."""
+        """Memory of all arrays in bytes; equal masks count once."""
         return self.next.nbytes + self.begin.nbytes + sum(len(found.key) for found in set(self.masks))
 
     def row(self, i: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The steps from states[i], without eos: (n,) ascending token ids and (n,) rows that they lead to."""
+        """Return the steps from states[i] without eos: (n,) ascending token ids, and (n,) rows that they lead to."""
         order = self.index.trie.order
         tokens = order[self.index.mask(self.states[i])[order]].astype(np.int64)
         move = np.argsort(tokens)
         return tokens[move], self.next[self.begin[i] : self.begin[i + 1]][move].astype(np.int64)
 
 
-def build(index: Any, max_states: int) -> WholeIndex:
-    """The rows of a TokenIndex (Algorithm 4). ValueError if there are more than `max_states`."""
+def build(index: Any, max_states: int) -> PrecomputedIndex:
+    """Compute all rows of a TokenIndex (Algorithm 4); raise a ValueError if there are more than `max_states`."""
     graph, recognizer = index.graph, index.recognizer
     if isinstance(graph, TableGraph):
         recognizer.explore()
@@ -138,11 +138,11 @@ def build(index: Any, max_states: int) -> WholeIndex:
             if seen is None or not np.array_equal(seen[0], some):
                 seen = last[key] = some, index.store.of_ids(some, accepting[-1])
             masks.append(seen[1])
-        nexts.append(reachable.row_of[ends].astype(small))
+        nexts.append(explorer.row_of[ends].astype(small))
         sizes.append(np.diff(begin))
 
-    reachable = Reachable(graph, index.trie, max_states, take)
-    reachable.reach(graph.number(index.start))
-    return WholeIndex(
+    explorer = StateExplorer(graph, index.trie, max_states, take)
+    explorer.explore(graph.number(index.start))
+    return PrecomputedIndex(
         index, states, np.array(accepting), masks, np.cumsum(np.concatenate(sizes)), np.concatenate(nexts)
     )

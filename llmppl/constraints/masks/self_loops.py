@@ -1,17 +1,17 @@
-"""Loops: the tokens that lead from a state back to it, found once for a vocabulary and not in every state.
+"""Self-loops: the tokens that lead from a state back to it, computed once per vocabulary instead of once per state.
 
-The one idea: inside a string most tokens lead from a state to itself, and which they are depends on nothing but the
-bytes that do. What is left of other tokens, from the byte that leaves the loop, is a small trie, which is read from
-that state. A state that differs little from one with a loop, as where a name is spelled that a schema knows, is read
-beside it, along the bytes by which they differ.
+Inside a string, most tokens lead from a state to itself. These tokens depend only on the bytes that lead back, the
+*loop*. The other tokens leave the loop at some byte; their rests from that byte on form a small trie, which is read
+from the state. A state may differ little from one with a loop, for example inside a property name that a schema lists.
+Its mask is computed from the other's, along the bytes at which the two differ.
 
-Sources: llguidance, whose slices of a vocabulary are the tokens of loops that it is told of.
+Source: llguidance, which slices a vocabulary by loops that its caller names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +23,15 @@ from llmppl.support.graphs import Memo
 
 __all__ = ["Key", "Loop", "Loops", "key_of"]
 
-LEAST = 8                                           # bytes below 128 that a loop has
-MOST = 16                                           # loops that a vocabulary keeps
-USUAL = slice(33, 127), slice(48, 58)               # bytes of which most may lead to a loop: signs, digits
+LEAST = 8                                           # bytes below 128 that a loop has at least
+MOST = 16                                           # loops that are kept per vocabulary
+USUAL = slice(33, 127), slice(48, 58)               # if most of these bytes lead to one state, it may have a loop
 
 Rows = Callable[[int], npt.NDArray[np.int32]]
-Key = tuple[bytes, bool]                            # of bytes below 128: 1 for each in it; whether others are
-Rest = tuple[tuple[int, int], ...]                  # the first and last of bytes, one after another
+Key = tuple[bytes, bool]                            # 1 for each byte < 128 in the loop; True if other characters are
+Rest = tuple[tuple[int, int], ...]                  # the first and last value of each following byte
 
-UTF8: tuple[tuple[tuple[int, int], Rest], ...] = (  # bytes that begin characters, and what follows (RFC 3629)
+UTF8: tuple[tuple[tuple[int, int], Rest], ...] = (  # first bytes of characters, and the bytes after them (RFC 3629)
     ((0xC2, 0xDF), ((0x80, 0xBF),)),
     ((0xE0, 0xE0), ((0xA0, 0xBF), (0x80, 0xBF))),
     ((0xE1, 0xEC), ((0x80, 0xBF), (0x80, 0xBF))),
@@ -44,44 +44,40 @@ UTF8: tuple[tuple[tuple[int, int], Rest], ...] = (  # bytes that begin character
 
 
 def key_of(rows: Rows, state: int) -> Key | None:
-    """What leads from a state back to it: bytes below 128, and all other characters if any fits; None if it is less."""
+    """Return the loop of a state: bytes below 128, and all other characters if any fits; None if there is none."""
     looping = rows(state)[:128] == state
     if np.count_nonzero(looping) < LEAST:
         return None
-    known: dict[tuple[Rest, int], bool] = {}
-
-    def returns(rest: Rest, at: int) -> bool:
-        """Whether some bytes lead from what is inside of a character back to the state, and no others anywhere."""
-        if not rest:
-            return at == state
-        found = known.get((rest, at))
-        if found is None:
-            row, (lo, hi) = rows(at), rest[0]
-            found = np.count_nonzero(row) == hi + 1 - lo and returns(rest[1:], _target(row, lo, hi))
-            known[rest, at] = found
-        return found
-
     first = rows(state)
     if not first[128:].any():
         return looping.tobytes(), False
+
+    @cache
+    def returns(rest: Rest, at: int) -> bool:
+        """Return True if exactly the bytes `rest` lead from a state inside a character back to the state."""
+        if not rest:
+            return at == state
+        row, (lo, hi) = rows(at), rest[0]
+        return np.count_nonzero(row) == hi + 1 - lo and returns(rest[1:], _target(row, lo, hi))
+
     is_all = all(returns(rest, _target(first, *lead)) for lead, rest in UTF8)
     return (looping.tobytes(), True) if is_all else None
 
 
 def _target(row: npt.NDArray[np.int32], lo: int, hi: int) -> int:
-    """The state that all bytes from `lo` to `hi` lead to, 0 if they do not agree."""
+    """Return the state that all bytes from `lo` to `hi` lead to, 0 if they lead to several."""
     targets = row[lo : hi + 1]
     return targets.item(0) if (targets == targets[0]).all() else 0
 
 
 class Loop:
-    """The tokens of a trie that stay in a loop, and what is left of others behind a byte of it, where they leave it."""
+    """Tokens of a trie that stay in a loop, and the rests of those that leave it after at least one byte."""
 
     def __init__(self, trie: Trie, key: Key) -> None:
         rows = _table(key)
-        self.leave = rows[1] == 0                   # (256,) bool: the bytes that do not lead back
+        self.leave = rows[1] == 0                   # (256,) bool: the bytes that are not in the loop
         table = rows.ravel()
-        inside, left = np.zeros(len(trie) + 1, np.int64), np.full(len(trie) + 1, -1)    # by place: state, or where left
+        inside, left = np.zeros(len(trie) + 1, np.int64), np.full(len(trie) + 1, -1)    # by place: state, place of exit
         inside[-1] = 1
         for a, b in trie.levels:
             parent = trie.parent[a:b]
@@ -90,7 +86,7 @@ class Loop:
             leaves = (above == 1) & (inside[a:b] == 0)
             left[a:b] = np.where(leaves, np.arange(a, b), left[parent])
         stay, gone = inside[:-1].nonzero()[0], (left[:-1] >= trie.levels[0][1]).nonzero()[0]
-        self.mask = np.zeros(len(trie.tokens), bool)            # of the tokens that stay
+        self.mask = np.zeros(len(trie.tokens), bool)            # the tokens that stay in the loop
         self.mask[trie.tokens_ending(stay, stay)[0]] = True
         self.ids, depth = trie.tokens_ending(gone, trie.depth[trie.nodes[left[gone]]])
         pairs = zip(self.ids.tolist(), depth.tolist(), strict=True)
@@ -99,7 +95,7 @@ class Loop:
 
 @lru_cache(64)
 def _table(key: Key) -> npt.NDArray[np.int32]:
-    """(S, 256) the automaton of a loop: 1 is its state, 0 the dead one, the others are inside of a character."""
+    """Return the automaton of a loop, (S, 256): 1 is its state, 0 the dead one, all others are inside a character."""
     bytes, characters = key
     rows = [np.zeros(256, np.int32) for _ in range(2)]
     rows[1][:128] = np.frombuffer(bytes, bool)
@@ -112,9 +108,9 @@ def _table(key: Key) -> npt.NDArray[np.int32]:
 
 
 class Loops:
-    """The masks of those states of a table that have a loop, or differ little from one that has.
+    """Masks of the states of a table that have a loop, or differ little from a state that has one.
 
-    A recognizer may know the `loop` of a state itself, as `key_of` finds it.
+    A recognizer may have its own method `loop(state)`, with the result of `key_of`.
     """
 
     def __init__(self, graph: TableGraph, trie: Trie) -> None:
@@ -122,20 +118,20 @@ class Loops:
         self._keys: Memo[int, Key | None] = Memo(getattr(graph.recognizer, "loop", partial(key_of, self._rows)))
 
     def mask(self, state: int, mask_of: Callable[[int], Bools]) -> Bools | None:
-        """(V,) bool ndarray: the tokens that fit a state, if a loop tells; `mask_of` may be asked for another's."""
+        """Return the mask of a state, (V,) bool, or None if no loop helps; `mask_of` returns that of another state."""
         key = self._keys[state]
         if key is not None:
             loop = self._loop(key)
-            return None if loop is None else self._inside(state, loop)
+            return None if loop is None else self._mask_with_loop(state, loop)
         row = self._rows(state)
         for some in USUAL:
             other = np.sort(row[some]).item((some.stop - some.start) // 2)
             if other and self._keys[other] is not None:
-                return self._beside(state, other, mask_of)
+                return self._mask_by_difference(state, other, mask_of)
         return None
 
     def _loop(self, key: Key) -> Loop | None:
-        """The loop, if it is met for the second time: one is sooner walked through."""
+        """Return the loop from its second use on; for a single use, a walk is faster."""
         known = self._trie.loops
         found: Loop | None = known.get(key)
         if found is None:
@@ -145,8 +141,8 @@ class Loops:
             found = known[key] = None if is_new else Loop(self._trie, key)
         return found
 
-    def _inside(self, state: int, loop: Loop) -> Bools | None:
-        """The mask of a state with a loop; None if much leaves it by the first byte."""
+    def _mask_with_loop(self, state: int, loop: Loop) -> Bools | None:
+        """Return the mask of a state with a loop; None if many tokens leave it by their first byte."""
         trie, row = self._trie, self._rows(state)
         bytes, _, sizes, _ = trie.views
         leaving = (bytes.find(byte, 0, sizes[-1]) for byte in (row * loop.leave).nonzero()[0].tolist())
@@ -159,12 +155,12 @@ class Loops:
         mask[loop.ids[walk_state(self._graph, loop.rest, state)[0]]] = True
         return mask
 
-    def _beside(self, state: int, other: int, mask_of: Callable[[int], Bools]) -> Bools | None:
-        """The mask of a state by that of another; None if they differ much."""
+    def _mask_by_difference(self, state: int, other: int, mask_of: Callable[[int], Bools]) -> Bools | None:
+        """Return the mask of a state from that of another; None if they differ much."""
         trie, rows = self._trie, self._rows
         bytes, first, sizes, _ = trie.views
         both, more, less = [(len(trie), state, other)], list[tuple[int, int]](), list[tuple[int, int]]()
-        for place, one, two in both:                # which grows meanwhile
+        for place, one, two in both:                # `both` grows in the loop
             if not (size := sizes[place]):
                 continue
             begin, row, like = first[place], rows(one), rows(two)

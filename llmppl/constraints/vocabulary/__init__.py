@@ -1,4 +1,4 @@
-"""Vocabularies: the bytes of tokens, their trie, and canonical tokenisation."""
+"""Vocabularies: the bytes of tokens, the trie of these bytes, and canonical tokenisation."""
 
 from llmppl.constraints.vocabulary.canonical import Canonical as Canonical
 from llmppl.constraints.vocabulary.canonical import CanonicalState as CanonicalState

@@ -1,12 +1,12 @@
-"""Canonical encodings: of the token sequences that spell a text, the one that its tokenizer gives.
+"""Canonical encodings: the token sequence that a tokenizer itself produces for a text.
 
-One idea: for byte-pair encoding (BPE) that is a matter of neighbours. A sequence is canonical iff every cut of its text
-into pre-tokens is a border of two tokens, each token alone is what the merges make of its bytes, and each two tokens
-side by side in one pre-token are what they make of theirs (`llmppl.constraints.vocabulary.merges`). So a state is the last token and a
-reading of the pre-tokens (`llmppl.constraints.vocabulary.pretokens`), and there are finitely many.
+For byte-pair encoding (BPE), a sequence is canonical iff three conditions hold. Every cut of its text into pre-tokens
+lies between two tokens; the merges rebuild each token from its own bytes; and they rebuild both of two neighbours
+inside one pre-token (`llmppl.constraints.vocabulary.merges`). A state is therefore the last token together with the
+state of the pre-tokeniser (`llmppl.constraints.vocabulary.pretokens`), and there are finitely many states.
 
-A tokenizer is *supported* if the rule above is all there is to it. One that is not normalises, say: a state then holds
-the tokens themselves, only what is certain is cut, and the tokenizer decides in the end.
+A tokenizer is *supported* if these conditions describe it completely. Otherwise, for example if it normalises text,
+states hold the tokens. Masks then exclude only tokens that are certainly wrong, and the tokenizer decides at the end.
 """
 
 from __future__ import annotations
@@ -19,37 +19,39 @@ import numpy as np
 
 from llmppl.constraints.constraint import Bools, VocabularyLike
 from llmppl.constraints.vocabulary.patterns import UnsupportedTokenizer
-from llmppl.constraints.vocabulary.pretokens import PreTokens, Reading
-from llmppl.constraints.vocabulary.tokenizer_rules import Rules, first_of, read_rules
+from llmppl.constraints.vocabulary.pretokens import PreTokens, PreTokenState
+from llmppl.constraints.vocabulary.tokenizer_rules import Rules, first_reason, read_rules
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
 from llmppl.support.locks import Turn, in_turn
+from llmppl.support.options import readable_tuple
 from llmppl.support.shared import Shared
 
 K = TypeVar("K", bound=Hashable)
-MASK_BYTES = 1 << 26                                # of masks kept, of rows, and of walks
-SAMPLES = "a a", "  a  "                            # texts that a decoder must give back
-MAX_READINGS = 1 << 16                              # that are kept with their steps
+MASK_BYTES = 1 << 26                                # memory for each of the three tables of masks
+SAMPLES = "a a", "  a  "                            # texts that a decoder must reproduce
+MAX_STATES = 1 << 16                                # states of the pre-tokeniser whose steps are kept
 
 
+@readable_tuple
 class CanonicalState(NamedTuple):
-    """A sequence of tokens, as far as what may follow depends on it."""
+    """State after a sequence of tokens: everything that determines which tokens may follow."""
 
-    reading: Reading
-    last: int                                       # token; -1 where nothing can merge with the next one
-    tokens: tuple[int, ...] | None                  # all of them; None if the tokenizer is supported
+    pretokens: PreTokenState
+    last: int                                       # the last token; -1 if it cannot merge with the next one
+    tokens: tuple[int, ...] | None                  # the whole sequence; None if the tokenizer is supported
 
 
 class Canonical(Shared):
-    """Which tokens may follow, so that the sequence can still become what a tokenizer gives for a text.
+    """Masks of the tokens that keep a sequence canonical.
 
-    A sequence of tokens is canonical if it is the encoding, without special tokens around it, of the text that it
-    spells. None is that holds a special token, or whose bytes are not UTF-8. Ends of text have no part in this: a
-    sequence may end where `accepts` says so. Beside a TokenIndex, both masks together say which tokens may follow.
+    A sequence of tokens is canonical if it is the tokenizer's encoding, without special tokens around it, of the text
+    that it spells. A sequence with a special token, or whose bytes are not UTF-8, is not canonical. Ends of text are
+    not covered: a sequence may end where `accepts` returns True. Combine the mask with that of a TokenIndex.
 
-    With `supported` there are finitely many states, nothing is encoded, and hardly a prefix passes that no canonical
-    sequence has. Otherwise states hold their tokens, and `accepts` encodes their text. Later changes to the tokenizer
-    are not seen.
+    If the tokenizer is supported, the states are finitely many, nothing is encoded, and few prefixes pass that no
+    canonical sequence has. Otherwise states hold their tokens, and `accepts` encodes their text. The object copies
+    the tokenizer and does not see later changes to it.
 
     Parameters
     ----------
@@ -67,7 +69,8 @@ class Canonical(Shared):
     TypeError
         If `tokenizer` is neither of the two.
     ValueError
-        If it leaves out merges at random, so that a text has no one encoding; if it has more tokens than `vocab`.
+        If the tokenizer drops merges at random, so that a text has several encodings; if it has more tokens than
+        `vocab`.
     """
 
     def __init__(self, tokenizer: Any, vocab: VocabularyLike) -> None:
@@ -80,10 +83,10 @@ class Canonical(Shared):
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = backend.encode_special_tokens
-        written = json.loads(text)
-        if written["model"].get("dropout"):
+        config = json.loads(text)
+        if config["model"].get("dropout"):
             raise ValueError(
-                f"the tokenizer leaves out merges at random (dropout={written['model']['dropout']}), so that no "
+                f"the tokenizer leaves out merges at random (dropout={config['model']['dropout']}), so that no "
                 "encoding is canonical; set its model.dropout to None"
             )
         if backend.get_vocab_size() > len(vocab.tokens):
@@ -93,32 +96,32 @@ class Canonical(Shared):
             )
         self.vocab = vocab
         never = [*vocab.eos_ids, *getattr(vocab, "special_ids", ())]
-        self._spells = np.array(list(map(bool, vocab.tokens))) & ~np.isin(np.arange(len(vocab.tokens)), never)
-        added = np.array([token["id"] for token in written["added_tokens"]], int)
-        self._added = added[self._spells[added]]    # they stand between two texts
+        self._has_text = np.array(list(map(bool, vocab.tokens))) & ~np.isin(np.arange(len(vocab.tokens)), never)
+        added = np.array([token["id"] for token in config["added_tokens"]], int)
+        self._added = added[self._has_text[added]]  # each separates the texts before and after it
         try:
-            rules = read_rules(written, vocab, self._spells, added.tolist())
+            rules = read_rules(config, vocab, self._has_text, added.tolist())
         except UnsupportedTokenizer as error:
             rules = Rules(doubt=str(error))
-        found = [each for each in written["added_tokens"] if not (each["special"] and backend.encode_special_tokens)]
-        literals = [_literal(token, written["normalizer"]) for token in found]
-        self.reason = first_of({
+        found = [each for each in config["added_tokens"] if not (each["special"] and backend.encode_special_tokens)]
+        literals = [_literal(token, config["normalizer"]) for token in found]
+        self.reason = first_reason({
             rules.doubt: rules.doubt,
             "it has added tokens that are text": self._added.size,
             "it has added tokens that it finds in some texts only": None in literals,
             "its decoder does not give back its text": not all(map(self.is_canonical, map(self.encode, SAMPLES))),
         })
         self._merges = rules.merges
-        self._possible = self._spells.copy()
+        self._possible = self._has_text.copy()
         self._possible[self._added] = False
-        if self._merges is not None and not written["model"]["ignore_merges"]:
+        if self._merges is not None and not config["model"]["ignore_merges"]:
             self._possible &= self._merges.stable
         self._pre = PreTokens(rules.splits, filter(None, literals), rules.alphabet, rules.begin, rules.alone)
         self._trie = trie_of(vocab)
         self._graph = MemoGraph(self._pre)
-        self._masks = _Masks(self._find_mask)       # (reading, last) -> what may follow
-        self._rows = _Masks(self._find_row)         # last -> what is stable after it
-        self._walks = _Masks(self._find_walk)       # reading -> what has its borders where it says
+        self._masks = _MaskMemo(self._find_mask)            # (state of the pre-tokeniser, last token) -> mask
+        self._stable_masks = _MaskMemo(self._find_stable)   # last token -> tokens that are stable after it
+        self._uncut_masks = _MaskMemo(self._find_uncut)     # state of the pre-tokeniser -> tokens without a cut inside
         self._turn = Turn()
         self.start = CanonicalState(self._pre.start, -1, () if self.reason else None)
 
@@ -127,29 +130,29 @@ class Canonical(Shared):
 
     @property
     def supported(self) -> bool:
-        """Whether the rule of neighbours is all there is to the tokenizer."""
+        """True if the three conditions describe the tokenizer completely."""
         return not self.reason
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text in the tokenizer's own way, without special tokens around it."""
+        """Return the tokenizer's own encoding of a text, without special tokens around it."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def is_canonical(self, tokens: Iterable[int]) -> bool:
-        """The definition: whether none of `tokens` is special, and encode(decode(tokens)) == tokens."""
+        """Check the definition: none of `tokens` is special, and encode(decode(tokens)) == tokens."""
         ids = [int(token) for token in tokens]
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return bool(self._spells[ids].all()) and self.encode(text) == ids
+        return bool(self._has_text[ids].all()) and self.encode(text) == ids
 
     def after(self, tokens: Iterable[int]) -> CanonicalState:
-        """The state after tokens that are already there, such as those of a context.
+        """Return the state after tokens that are already there, such as those of a context.
 
-        The sequence is then canonical with them before it, as one text; from `start`, by itself. What stands before
-        the last special token (a BOS, an end of a turn) has no part in it. If no canonical sequence begins with
-        `tokens`, a ValueError names the first place where that shows.
+        The sequence is then canonical together with `tokens`, as one text; from `start`, by itself. Tokens up to the
+        last special one (a BOS, an end of a turn) are ignored. If no canonical sequence begins with `tokens`, a
+        ValueError names the first place where that shows.
         """
         ids = [int(token) for token in tokens]
-        begin = max((at + 1 for at, id in enumerate(ids) if not self._spells[id]), default=0)
+        begin = max((at + 1 for at, id in enumerate(ids) if not self._has_text[id]), default=0)
         state = self.start
         for at, id in enumerate(ids[begin:], begin):
             found = self.advance(state, id)
@@ -162,22 +165,23 @@ class Canonical(Shared):
         return state
 
     def accepts(self, state: CanonicalState) -> bool:
-        """Whether the sequence is canonical as it stands."""
-        return self._pre.accepts(state.reading) if state.tokens is None else self.is_canonical(state.tokens)
+        """Return True if the sequence is canonical when it ends in `state`."""
+        return self._pre.accepts(state.pretokens) if state.tokens is None else self.is_canonical(state.tokens)
 
     def advance(self, state: CanonicalState, token: int) -> CanonicalState | None:
-        """The state after a token of the vocabulary, or None if no canonical sequence is known to begin so."""
-        reading, last, tokens = state
-        if not 0 <= token < len(self._spells):
-            raise ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(self._spells) - 1}")
+        """Return the state after a token of the vocabulary, or None if no canonical sequence is known to begin so."""
+        pretokens, last, tokens = state
+        if not 0 <= token < len(self._has_text):
+            raise ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(self._has_text) - 1}")
         tokens = None if tokens is None else (*tokens, int(token))
         if not self._possible[token]:
-            apart = token in self._added and self._pre.accepts(reading)
+            apart = token in self._added and self._pre.accepts(pretokens)
             return CanonicalState(self._pre.start, -1, tokens) if apart else None
-        opened = self._pre.open(reading, self._beside(last, token))
+        stable = last < 0 or self._merges is None or self._merges.is_stable_pair(last, token)
+        opened = self._pre.open(pretokens, stable)
         if opened is None:
             return None
-        graph = self._graph                         # which grows, but keeps its numbers
+        graph = self._graph                         # it may grow, but keeps its numbers
         at, table = graph.ids.get(opened, -1), graph.table
         for byte in self.vocab.tokens[token]:
             if at <= 0:
@@ -188,41 +192,41 @@ class Canonical(Shared):
         return CanonicalState(graph.state(at), int(token), tokens) if at else None
 
     def mask(self, state: CanonicalState) -> Bools:
-        """(V,) bool, read-only: where `advance` does not give None; not at special tokens, ends of text among them."""
-        return self._masks[state.reading, state.last]
+        """Return the tokens for which `advance` does not return None.
+
+        (V,) bool ndarray, read-only; False at special tokens, ends of text included.
+        """
+        return self._masks[state.pretokens, state.last]
 
     @in_turn
-    def _find_mask(self, key: tuple[Reading, int]) -> Bools:
-        reading, last = key
+    def _find_mask(self, key: tuple[PreTokenState, int]) -> Bools:
+        pretokens, last = key
         mask = np.zeros_like(self._possible)
-        for stable, row in (True, self._rows[last]), (False, np.True_):
-            opened = self._pre.open(reading, stable)
+        for stable, after_last in (True, self._stable_masks[last]), (False, np.True_):
+            opened = self._pre.open(pretokens, stable)
             if opened is not None:
-                mask |= self._walks[opened] & row
-        mask[self._added] = self._pre.accepts(reading)
+                mask |= self._uncut_masks[opened] & after_last
+        mask[self._added] = self._pre.accepts(pretokens)
         return mask
 
-    def _find_row(self, last: int) -> Bools:
-        return self._possible if last < 0 or self._merges is None else self._merges.row(last)
+    def _find_stable(self, last: int) -> Bools:
+        return self._possible if last < 0 or self._merges is None else self._merges.stable_after(last)
 
-    def _find_walk(self, opened: Reading) -> Bools:
+    def _find_uncut(self, opened: PreTokenState) -> Bools:
         mask = np.zeros_like(self._possible)
-        graph = self._roomy()
+        graph = self._bounded_graph()
         mask[walk_state(graph, self._trie, graph.number(opened))[0]] = True
         return mask & self._possible
 
-    def _beside(self, last: int, token: int) -> bool:
-        return last < 0 or self._merges is None or self._merges.beside(last, token)
-
-    def _roomy(self) -> MemoGraph:
-        self._graph = self._graph.renewed(MAX_READINGS)
+    def _bounded_graph(self) -> MemoGraph:
+        self._graph = self._graph.renewed(MAX_STATES)
         return self._graph
 
     @in_turn
-    def _read(self, reading: Reading, data: bytes) -> tuple[MemoGraph, int]:
-        """The number of what bytes make of a reading, 0 if they do not fit, and the graph that has numbered it."""
-        graph = self._roomy()
-        at = graph.number(reading)
+    def _read(self, opened: PreTokenState, data: bytes) -> tuple[MemoGraph, int]:
+        """Return the graph and its number of the state after `data`; the number is 0 if the bytes do not fit."""
+        graph = self._bounded_graph()
+        at = graph.number(opened)
         for byte in data:
             if not at:
                 break
@@ -233,16 +237,16 @@ class Canonical(Shared):
 
 
 def _literal(token: dict[str, Any], normalizer: Any) -> bytes | None:
-    """The text of an added token, if the tokenizer finds that token wherever the text stands; None if it may not."""
+    """Return the text of an added token if the tokenizer finds the token in every text that contains it, else None."""
     content: str = token["content"]
     changed = token["normalized"] and normalizer
-    if token["single_word"] or changed or content[:1] in ("", " "):    # a decoder may strip a blank
+    if token["single_word"] or changed or content[:1] in ("", " "):    # a decoder may strip a leading blank
         return None
     return content.encode()
 
 
-class _Masks(dict[K, Bools]):
-    """Masks that are made when first asked for, and all forgotten when they are many."""
+class _MaskMemo(dict[K, Bools]):
+    """Table of masks that are computed on demand; it is cleared when it exceeds MASK_BYTES."""
 
     def __init__(self, find: Callable[[K], Bools]) -> None:
         super().__init__()

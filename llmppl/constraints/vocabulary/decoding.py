@@ -1,8 +1,8 @@
-"""The bytes of a tokenizer's tokens, asked of its own decoder.
+"""Exact bytes of a tokenizer's tokens, derived from its own decoder.
 
-A *piece* is the string by which a tokenizer names a token ("Ġthe", "▁the", "##ing", "<0x0A>"). A piece that stands for
-a byte says so itself. Every other token is decoded *between* two tokens, whose own text is cut off; where that gives no
-whole characters, the piece is read, a byte for each of its letters.
+A *piece* is the string by which a tokenizer names a token ("Ġthe", "▁the", "##ing", "<0x0A>"). Pieces such as "<0x0A>"
+state their byte. Every other token is decoded between two guard tokens, whose text is cut off. If the result contains
+an incomplete character, the piece itself is read, one byte per letter.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ BYTE_PIECES = frozenset(map("<0x{:02X}>".format, range(256)))
 HEX_BYTES = {f"<0x{a}{b}>": bytes.fromhex(a + b) for a, b in itertools.product(string.hexdigits, repeat=2)}
 SAMPLES = "Hello, world! It's a test.\n\tx = 12", "naïve é 日本語 🙂"
 OPTIONS = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-NUM_SAMPLES = 64                                    # of three tokens, besides
+NUM_SAMPLES = 64                                    # random samples of three tokens each
 
 
 def token_bytes(tokenizer: Any, pieces: dict[int, Any], added: dict[int, Any]) -> dict[int, bytes]:
-    """The bytes of every token that is not special: of `pieces`, id -> piece, of which some were `added`.
+    """Return the bytes of every token of `pieces` (id -> piece, special tokens left out); some of them were `added`.
 
-    A ValueError says if the tokenizer's decoder does not work token by token, so that no bytes would be exact.
+    Raise a ValueError if the decoder does not work token by token, so that tokens have no exact bytes.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     between = _between(tokenizer, backend, pieces)
-    told = _told(backend, pieces, added)
-    asked = {}
-    for i in sorted(pieces.keys() - told.keys()):
+    stated = _stated_bytes(backend, pieces, added)
+    decoded = {}
+    for i in sorted(pieces.keys() - stated.keys()):
         text = between([i])
-        half = "\ufffd" in text or backend is None and not text
-        asked[i] = _spelled_bytes(pieces[i], text) if half else text.encode()
-    _check(tokenizer, between, asked)
-    return told | asked
+        incomplete = "\ufffd" in text or backend is None and not text
+        decoded[i] = _spelled_bytes(pieces[i], text) if incomplete else text.encode()
+    _check(tokenizer, between, decoded)
+    return stated | decoded
 
 
-def _told(backend: Any, pieces: dict[int, Any], added: dict[int, Any]) -> dict[int, bytes]:
-    """The bytes of the tokens whose pieces say them, whatever the decoder makes of them."""
-    told = {i: piece for i, piece in pieces.items() if isinstance(piece, bytes)}
+def _stated_bytes(backend: Any, pieces: dict[int, Any], added: dict[int, Any]) -> dict[int, bytes]:
+    """Return the bytes of the tokens whose pieces state them; the decoder is not consulted."""
+    stated = {i: piece for i, piece in pieces.items() if isinstance(piece, bytes)}
     fallback = getattr(getattr(backend, "model", None), "byte_fallback", False)
     if fallback or BYTE_PIECES.issubset(pieces.values()):
-        told |= {i: HEX_BYTES[piece] for i, piece in pieces.items() if piece in HEX_BYTES}
+        stated |= {i: HEX_BYTES[piece] for i, piece in pieces.items() if piece in HEX_BYTES}
     # A token that was added to a byte-level model is matched as plain text, though the decoder may read it as bytes.
     if getattr(backend, "decoder", None) is not None and b'"ByteLevel"' in backend.decoder.__getstate__():
         texts = {i: pieces[i] for i in pieces.keys() & added.keys()}
-        told |= {i: text.encode() for i, text in texts.items() if backend.model.token_to_id(text) != i}
-    return told
+        stated |= {i: text.encode() for i, text in texts.items() if backend.model.token_to_id(text) != i}
+    return stated
 
 
 def _between(tokenizer: Any, backend: Any, pieces: dict[int, Any]) -> Decode:
-    """A function that decodes ids in the middle of a text: between two tokens, whose own text is then cut off."""
+    """Return a function that decodes ids between two guard tokens and cuts off the text of the guards."""
     name: Callable[[int], Any]
     join: Callable[[list[Any]], str]
     if backend is None:
@@ -78,7 +78,7 @@ def _between(tokenizer: Any, backend: Any, pieces: dict[int, Any]) -> Decode:
 
 
 def _check(tokenizer: Any, between: Decode, exact: dict[int, bytes]) -> None:
-    """Raise a ValueError unless, on samples, the tokenizer decodes tokens to their bytes joined."""
+    """Raise a ValueError if the tokenizer decodes some sample of tokens to other bytes than theirs joined."""
     ordinary = sorted(filter(exact.__getitem__, exact))
     if not ordinary:
         return
@@ -88,7 +88,7 @@ def _check(tokenizer: Any, between: Decode, exact: dict[int, bytes]) -> None:
     for ids in samples:
         data = b"".join(map(exact.__getitem__, ids))
         expected = data.decode("utf-8", "replace")
-        whole = expected.encode() == data           # decoders differ in what they show for half a character
+        whole = expected.encode() == data           # decoders differ in how they show an incomplete character
         if whole and (text := between(ids)) != expected:
             raise _inexact(tokenizer, list(map(exact.__getitem__, ids)), text, expected)
 
@@ -102,13 +102,19 @@ def _inexact(tokenizer: Any, tokens: Sequence[object], text: str, expected: str)
 
 
 def _spelled_bytes(piece: str, text: str) -> bytes:
-    """The bytes of a piece that is half a character: "<0xC3>", or a character for each byte; of `text` if neither."""
+    """Return the bytes of a piece of an incomplete character.
+
+    The piece is "<0xC3>" or has one letter for each byte; otherwise the bytes are those of `text`.
+    """
     in_bytes = bytes(map(_BYTE_OF.__getitem__, piece)) if _BYTE_OF.keys() >= set(piece) else text.encode()
     return HEX_BYTES.get(piece, in_bytes)
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes (printable Latin-1 is itself, the rest is U+0100 and on), and all of Latin-1."""
+    """Return the bytes of GPT-2's letters and of all Latin-1 characters.
+
+    GPT-2 writes printable Latin-1 as itself and the other bytes as U+0100 and up.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     rest = sorted(set(range(256)) - printable)
     return {chr(byte): byte for byte in range(256)} | {chr(256 + n): byte for n, byte in enumerate(rest)}

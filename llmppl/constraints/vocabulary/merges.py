@@ -1,11 +1,11 @@
-"""Merges of byte-pair encoding (BPE): which tokens they leave as they are, alone and side by side.
+"""Merges of byte-pair encoding (BPE): the tokens and pairs of tokens that they rebuild from their bytes.
 
-A token is *stable* if the merges give it back from its bytes; two are *stable* side by side if they give back both. The
-*spines* of a token are the parts that stood at its left and at its right edge while it was merged. The merges inside
-two neighbours happen in the same order in whatever text they stand, so the first merge of all that crosses a border
-would also happen to the two alone.
+A token is *stable* if the merges rebuild it from its bytes. A pair of tokens is *stable* if the merges rebuild both
+from their joined bytes. The *left spine* of a token lists the parts at its left edge while it was merged; the *right
+spine* those at its right edge. Merges inside two neighbours happen in the same order in every text, so the first merge
+across a border also happens to the pair alone. It is therefore enough to check neighbours.
 
-Source for the rule of neighbours: "Language Models over Canonical Byte-Pair Encodings" (ICML 2025).
+Source: "Language Models over Canonical Byte-Pair Encodings" (ICML 2025).
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ NEVER = np.iinfo(np.int64).max                      # later than all merges
 
 
 class Merges:
-    """The merges of a BPE model: which tokens they leave as they are, alone and side by side.
+    """Merges of a BPE model, with the tokens and pairs that are stable under them.
 
     Parameters
     ----------
-    sizes : V ints, the characters of every token
+    sizes : V ints, the number of characters of every token
     leaves : ids that merging starts from
-    merges : sequence of (left, right, product), those with priority first
+    merges : sequence of (left, right, product), highest priority first
 
     Attributes
     ----------
     stable : (V,) bool ndarray
     ascending : bool
-        Whether each merge on the way to a token comes later in `merges` than those before it, as in all trained models.
-        Where this is False, nothing else here holds.
+        True if every token is built by merges in the order of `merges`, as in all trained models. If False, the other
+        results are invalid.
     """
 
     def __init__(self, sizes: Sequence[int], leaves: Iterable[int], merges: Sequence[tuple[int, int, int]]) -> None:
         V = len(sizes)
         self._rank = {left * V + right: rank for rank, (left, right, _) in enumerate(merges)}
-        self._time, self._left, self._right = [-1] * V, [-1] * V, [-1] * V  # of the last merge that makes a token
+        self._time, self._left, self._right = [-1] * V, [-1] * V, [-1] * V  # last merge of each token
         self.ascending = True
         stable = [False] * V
         for leaf in leaves:
@@ -53,62 +53,62 @@ class Merges:
         self.stable: Bools = np.array(stable)
         self._arrays: tuple[Ints, ...] | None = None
 
-    def beside(self, left: int, right: int) -> bool:
-        """Whether two tokens are stable side by side."""
+    def is_stable_pair(self, left: int, right: int) -> bool:
+        """Return True if the merges rebuild both tokens from their joined bytes."""
         return bool(self.stable[left] and self.stable[right]) and next(self._crossings(left, right), None) is None
 
-    def row(self, left: int) -> Bools:
-        """(V,) bool ndarray: the tokens that are stable after `left`."""
+    def stable_after(self, left: int) -> Bools:
+        """Return the tokens that form a stable pair with `left` before them: (V,) bool ndarray."""
         if not self.stable[left]:
             return np.zeros_like(self.stable)
         if self._arrays is None:
-            self._arrays = self._spines()
+            self._arrays = self._spine_arrays()
         time, partner, rank, first, owner, end, begin = self._arrays
         out = self.stable.copy()
-        part, gone = left, NEVER
-        while part >= 0:                            # up the right spine of `left`, the latest first
-            born = self._time[part]
+        part, merged = left, NEVER
+        while part >= 0:                            # along the right spine of `left`, the latest part first
+            made = self._time[part]
             mine = slice(first[part], first[part + 1])
-            sooner = rank[mine] < gone
+            sooner = rank[mine] < merged
             parts, ranks = partner[mine][sooner], rank[mine][sooner]
-            together = time[parts] < gone
+            together = time[parts] < merged
             parts, ranks = parts[together], ranks[together]
             number = begin[parts + 1] - begin[parts]
             total = np.cumsum(number)
             where = np.arange(number.sum()) + np.repeat(begin[parts] - (total - number), number)
-            out[owner[where[end[where] >= np.maximum(np.repeat(ranks, number), born)]]] = False
-            part, gone = self._right[part], born
+            out[owner[where[end[where] >= np.maximum(np.repeat(ranks, number), made)]]] = False
+            part, merged = self._right[part], made
         return out
 
     def _crossings(self, left: int, right: int) -> Iterator[tuple[int, int]]:
-        """The merges across the border of two stable tokens that come before those inside them, the latest first.
+        """Yield the merges that would cross the border of two stable tokens before merges inside them, latest first.
 
-        Backwards in time, of the two parts at the border the one that was made later is taken apart. Of merges with
-        equal priority the leftmost comes first: those in `left`, the one across the border, those in `right`.
+        The loop goes back in time: it takes apart the later one of the two parts at the border. Among merges of equal
+        priority the leftmost comes first: one inside `left`, then one across the border, then one inside `right`.
         """
         V = len(self._time)
-        gone_left = gone_right = NEVER              # when the parts at the border are merged away
+        merged_left = merged_right = NEVER          # the times at which the parts at the border are merged
         while True:
             rank = self._rank.get(left * V + right)
-            if rank is not None and rank < gone_left and rank <= gone_right:
+            if rank is not None and rank < merged_left and rank <= merged_right:
                 yield left, right
             made_left, made_right = self._time[left], self._time[right]
             if made_left > made_right:
-                left, gone_left = self._right[left], made_left
+                left, merged_left = self._right[left], made_left
             elif made_right >= 0:
-                right, gone_right = self._left[right], made_right
+                right, merged_right = self._left[right], made_right
             else:
                 return
 
-    def _spines(self) -> tuple[Ints, ...]:
-        """All merges by their left part, and all left spines of stable tokens by their parts.
+    def _spine_arrays(self) -> tuple[Ints, ...]:
+        """Return the merges sorted by their left part, and the left spines of stable tokens sorted by their parts.
 
         Returns
         -------
-        time : (V,) when a token is made
-        partner, rank : right parts and ranks of the merges whose left part is p, at first[p] : first[p + 1]
+        time : (V,), the rank of the merge that makes each token
+        partner, rank : right parts and ranks of the merges with left part p, at first[p] : first[p + 1]
         first : (V + 1,)
-        owner, end : tokens on whose left spine p is, and until when it is there, at begin[p] : begin[p + 1]
+        owner, end : tokens with p on their left spine, and the rank at which it is merged, at begin[p] : begin[p + 1]
         begin : (V + 1,)
         """
         V = len(self._time)

@@ -1,9 +1,9 @@
-"""Patterns at which a tokenizer splits a text, matched a character at a time, with the matches guessed.
+"""Patterns at which a tokenizer splits a text, matched one character at a time by guessing the matches.
 
-Words. A *split* is one pattern whose matches, and the gaps between them, are the pieces that a text is cut into. Its
-*threads* are where its match may stand in the pattern, the preferred first, as in Pike's machine; *doomed* are threads
-that would be preferred to what was guessed, and so have to fail. A *class* is a set of characters such as `\\p{L}`:
-which belong to it is asked of the tokenizer's own engine, one character at a time.
+Terms: a *split* is one pattern; it cuts a text into its matches and the gaps between them. The *threads* of a guess are
+the nodes of the pattern that a match may have reached, the preferred first, as in Pike's machine. Its *rivals* are
+threads that the tokenizer would prefer to the guess; the guess is right only if all of them fail. A *class* is a set of
+characters such as `\\p{L}`; the tokenizer's own engine decides which characters belong to it.
 
 Source for the threads: Cox (2009), "Regular Expression Matching: the Virtual Machine Approach".
 """
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from llmppl.support.graphs import Memo, Numbering, reached
 
-Guess = tuple[tuple[int, ...] | None, frozenset[int]]  # threads, None in a gap; doomed
-Enter = Callable[[int], int]                        # the node that follows -> the node to enter by
+Guess = tuple[tuple[int, ...] | None, frozenset[int]]  # threads, None in a gap; rivals
+Enter = Callable[[int], int]                        # the node after a part of a pattern -> the node that enters it
 
 ANY = 0                                             # the class of every character, and of the end of the text
 END = 1 << ANY                                      # the bits of the end
 
-# What a character can fold to that is several ASCII letters: (?i:ss) also matches "ß".
+# Pairs of ASCII letters that equal one character if case is ignored: (?i:ss) also matches "ß".
 FOLDED = ("ff", "fi", "fl", "ss", "st")
 
 CLASS = re.compile(
@@ -35,11 +35,11 @@ SIGNS = {"*": ("0", ",", ""), "+": ("1", ",", ""), "?": ("0", ",", "1")}    # as
 
 
 class UnsupportedTokenizer(ValueError):
-    """Rules of a tokenizer that are not supported; the message says which."""
+    """Rule of a tokenizer that is not supported; the message names it."""
 
 
 class Node(NamedTuple):
-    """A place in a pattern: where it leads if the next character is in a class, or is not (`holds`)."""
+    """Node of a pattern: leads to `targets` if the next character belongs to a class (`holds`) or does not."""
 
     kind: str                                       # "accept", "read" the character, or only "look" at it
     class_: int
@@ -48,76 +48,77 @@ class Node(NamedTuple):
 
 
 class Split:
-    """The guesses for one pattern, which is in the syntax of Oniguruma as `tokenizers` uses it.
+    """Guesses for one pattern, in the syntax of Oniguruma as `tokenizers` uses it.
 
-    Supported are alternatives, groups, classes, greedy and lazy quantifiers, possessive ones of a single class,
-    (?i:...) around ASCII letters, and looking ahead to a single class.
+    Supported are alternatives, groups, classes, greedy and lazy quantifiers, possessive quantifiers of a single class,
+    (?i:...) around ASCII letters, and lookahead to a single class. Other syntax raises UnsupportedTokenizer, as does a
+    pattern that matches the empty text.
 
-    Instead of a pattern there may be a pre-tokenizer that isolates single characters; `repeated` says that the
-    characters of a run are one piece. UnsupportedTokenizer is raised at anything else, and if the empty text matches.
+    `pattern` may also be a pre-tokenizer that isolates single characters; with `repeated`, a run of such characters is
+    one pre-token.
     """
 
     def __init__(self, pattern: Any, repeated: bool = False) -> None:
-        self.classes: list[Any] = []                # from 1 on: pre-tokenizers that isolate the characters of a class
+        self.classes: list[Any] = []                # from number 1 on: pre-tokenizers that isolate a class
         self.nodes = [Node("accept", ANY, True, ())]
-        self.bits = Memo(self._find_bits)           # character -> bit c is set if the class c holds it
-        self._certain = Memo(self._accepts_any)
+        self.bits = Memo(self._find_bits)           # character -> an int whose bit c is set if class c contains it
+        self._always_matches = Memo(self._find_always_matches)
         if isinstance(pattern, str):
             self.first = _Parser(pattern, self).first
         else:
             self.classes = [pattern]
-            self.first = self.read(1, 0)
+            self.first = self.add_read(1, 0)
             if repeated:
-                self.nodes[self.first] = Node("read", 1, True, (self.fork(self.first, 0),))
+                self.nodes[self.first] = Node("read", 1, True, (self.add_fork(self.first, 0),))
 
     def _add(self, *node: Any) -> int:
         self.nodes.append(Node(*node))
         return len(self.nodes) - 1
 
-    def read(self, class_: int, target: int) -> int:
-        """A new node that reads a character of a class."""
+    def add_read(self, class_: int, target: int) -> int:
+        """Add a node that reads a character of a class."""
         return self._add("read", class_, True, (target,))
 
-    def look(self, class_: int, target: int, holds: bool = True) -> int:
-        """A new node that looks whether a character of a class is next, or whether none is."""
+    def add_look(self, class_: int, target: int, holds: bool = True) -> int:
+        """Add a node that checks if the next character is of a class, or with `holds=False` if it is not."""
         return self._add("look", class_, holds, (target,))
 
-    def fork(self, *targets: int) -> int:
-        """A new node that leads to several, the preferred first."""
+    def add_fork(self, *targets: int) -> int:
+        """Add a node that leads to several others, the preferred first."""
         return self._add("look", ANY, True, targets)
 
     def _find_bits(self, char: str) -> int:
-        twice = char + char                         # two pieces if isolated
+        twice = char + char                         # two pre-tokens if the class isolates the character
         return END | sum((len(class_.pre_tokenize_str(twice)) == 2) << c for c, class_ in enumerate(self.classes, 1))
 
     def begin(self, bits: int) -> list[Guess]:
-        """The guesses after the first character of a piece."""
+        """Return the guesses after the first character of a pre-token."""
         threads, _ = self._read((self.first,), bits)
         guesses: list[Guess] = [(threads, frozenset()), (None, frozenset(threads))]
-        return guesses[not threads : 1 if self._hopeless(threads) else 2]
+        return guesses[not threads : 1 if self._must_match(threads) else 2]
 
     def step(self, guess: Guess, bits: int) -> list[tuple[bool, Guess]]:
-        """What may become of a guess: whether there is a cut before the next character, and the guess after it."""
-        threads, doomed = guess
-        still, matched = self._read(doomed, bits)
-        if matched or self._hopeless(still):
+        """Return the guesses after the next character, each with True if there is a cut before that character."""
+        threads, rivals = guess
+        remaining, matched = self._read(rivals, bits)
+        if matched or self._must_match(remaining):
             return []
         if threads is None:
-            return [(new is not None, (new, more.union(still))) for new, more in self.begin(bits)]
+            return [(new is not None, (new, more.union(remaining))) for new, more in self.begin(bits)]
         onward, matched = self._read(threads, bits)
-        begun = self.begin(bits) if matched and not self._hopeless(onward) else []
-        found: list[tuple[bool, Guess]] = [(True, (new, more.union(still, onward))) for new, more in begun]
-        return [(False, (onward, frozenset(still))), *found] if onward else found
+        begun = self.begin(bits) if matched and not self._must_match(onward) else []
+        found: list[tuple[bool, Guess]] = [(True, (new, more.union(remaining, onward))) for new, more in begun]
+        return [(False, (onward, frozenset(remaining))), *found] if onward else found
 
     def ends(self, guess: Guess) -> bool:
-        """Whether the text may end after a guess."""
-        threads, doomed = guess
-        return not self._read(doomed, END)[1] and (threads is None or self._read(threads, END)[1])
+        """Return True if the text may end after a guess."""
+        threads, rivals = guess
+        return not self._read(rivals, END)[1] and (threads is None or self._read(threads, END)[1])
 
     def _read(self, threads: Iterable[int], bits: int) -> tuple[tuple[int, ...], bool]:
-        """Where threads go with the next character, and whether the match may end before it.
+        """Return the threads after the next character, and True if the match may end before it.
 
-        Threads that are less preferred than that match are left out.
+        Threads that are less preferred than such a match are dropped.
         """
         onward: dict[int, None] = {}
         seen = set()
@@ -136,12 +137,12 @@ class Split:
                 stack += targets[::-1]
         return tuple(onward), False
 
-    def _hopeless(self, doomed: Iterable[int]) -> bool:
-        """Whether one of `doomed` cannot fail any more."""
-        return any(map(self._certain.__getitem__, doomed))
+    def _must_match(self, threads: Iterable[int]) -> bool:
+        """Return True if one of `threads` matches whatever follows, so that it cannot fail."""
+        return any(map(self._always_matches.__getitem__, threads))
 
-    def _accepts_any(self, number: int) -> bool:
-        """Whether a match may end at a node whatever comes next."""
+    def _find_always_matches(self, number: int) -> bool:
+        """Return True if a match may end at a node whatever follows."""
 
         def onward(number: int) -> tuple[int, ...]:
             node = self.nodes[number]
@@ -151,35 +152,38 @@ class Split:
 
 
 class _Parser:
-    """Reads a pattern into the nodes of a split. `first` is where it begins."""
+    """Parser of a pattern, which adds the nodes to a split; `first` is the node that enters the pattern.
+
+    The methods for parts of a pattern return how to enter the part, and the fewest characters that it reads.
+    """
 
     def __init__(self, pattern: str, split: Split) -> None:
         self.pattern, self.split, self.at, self.fold = pattern, split, 0, False
-        self.numbers = Numbering(["any"])           # of the classes
+        self.numbers = Numbering(["any"])           # name of a class -> its number
         enter, least = self._alternatives()
-        self._refuse(self.at < len(pattern), "has a ')' too many")
-        self._refuse(not least, "matches the empty text")
+        self._refuse_if(self.at < len(pattern), "has a ')' too many")
+        self._refuse_if(not least, "matches the empty text")
         self.first = enter(0)
 
-    def _refuse(self, holds: object, what: str) -> None:
+    def _refuse_if(self, holds: object, problem: str) -> None:
         if holds:
-            raise UnsupportedTokenizer(f"the pattern {self.pattern!r} {what}, at {self.at}")
+            raise UnsupportedTokenizer(f"the pattern {self.pattern!r} {problem}, at {self.at}")
 
-    def _take(self, *texts: str) -> str:
-        """The first of `texts` that stands here, read; "" if none does."""
+    def _consume(self, *texts: str) -> str:
+        """Read and return the first of `texts` that is next; "" if none is."""
         found = next(filter(lambda text: self.pattern.startswith(text, self.at), texts), "")
         self.at += len(found)
         return found
 
     def _alternatives(self) -> tuple[Enter, int]:
-        """Up to a ')' or the end: how to enter it, and the fewest characters it reads."""
+        """Parse up to a ')' or the end."""
         enters: list[Enter] = []
         sizes: list[int] = []
-        while not enters or self._take("|"):
+        while not enters or self._consume("|"):
             enter, least = self._sequence()
             enters.append(enter)
             sizes.append(least)
-        return (lambda then: self.split.fork(*[enter(then) for enter in enters])), min(sizes)
+        return (lambda then: self.split.add_fork(*[enter(then) for enter in enters])), min(sizes)
 
     def _sequence(self) -> tuple[Enter, int]:
         enters: list[Enter] = []
@@ -191,31 +195,31 @@ class _Parser:
         return (lambda then: functools.reduce(lambda node, enter: enter(node), enters, then)), size
 
     def _item(self) -> tuple[Enter, int]:
-        """One class, look or group, with its quantifier."""
-        if look := self._take("(?=", "(?!"):
+        """Parse one class, lookahead or group, with its quantifier."""
+        if look := self._consume("(?=", "(?!"):
             ahead = self._class()
-            self._refuse(not self._take(")"), "looks ahead to more than one class")
-            return (lambda then: self.split.look(ahead, then, look == "(?=")), 0
-        if group := self._take("(?i:", "(?:", "(?", "("):
+            self._refuse_if(not self._consume(")"), "looks ahead to more than one class")
+            return (lambda then: self.split.add_look(ahead, then, look == "(?=")), 0
+        if group := self._consume("(?i:", "(?:", "(?", "("):
             return self._quantified(*self._group(group), ANY)
         class_ = self._class()
-        return self._quantified(lambda then: self.split.read(class_, then), 1, class_)
+        return self._quantified(lambda then: self.split.add_read(class_, then), 1, class_)
 
     def _group(self, kind: str) -> tuple[Enter, int]:
-        """What stands in brackets, behind the first one."""
-        self._refuse(kind == "(?", "has an unknown group")
+        """Parse the inside of a group, after its opening bracket."""
+        self._refuse_if(kind == "(?", "has an unknown group")
         outer, begin = self.fold, self.at
         self.fold = outer or kind == "(?i:"
         found = self._alternatives()
         inside = self.pattern[begin : self.at].lower()
         odd = self.fold and (not inside.isascii() or any(map(inside.count, FOLDED)))
-        self._refuse(odd, "ignores the case of letters that one character may stand for")
+        self._refuse_if(odd, "ignores the case of letters that one character may stand for")
         self.fold = outer
-        self._refuse(not self._take(")"), "lacks a ')'")
+        self._refuse_if(not self._consume(")"), "lacks a ')'")
         return found
 
     def _quantified(self, one: Enter, least: int, class_: int) -> tuple[Enter, int]:
-        """What `one` enters, with the quantifier behind it; `class_` is ANY if it is not a single class."""
+        """Parse the quantifier after the part that `one` enters; `class_` is ANY if the part is not a single class."""
         match = QUANTIFIER.match(self.pattern, self.at)
         if match is None:
             return one, least
@@ -224,18 +228,18 @@ class _Parser:
         fewest, comma, most = SIGNS.get(match["sign"], match.group("low", "comma", "high"))
         endless, low = comma and not most, int(fewest or 0)
         high = int(most or low)
-        again = self.pattern.startswith(("*", "+", "?", "{"), self.at)
-        odd = again, match[0] in ("{}", "{,}"), possessive and class_ == ANY, not least, high < low
-        self._refuse(any(odd), "has a quantifier that is not supported")
+        second = self.pattern.startswith(("*", "+", "?", "{"), self.at)
+        odd = second, match[0] in ("{}", "{,}"), possessive and class_ == ANY, not least, high < low
+        self._refuse_if(any(odd), "has a quantifier that is not supported")
         order: Callable[[tuple[int, int]], Iterable[int]] = reversed if match["style"] == "?" else tuple
 
         def enter(then: int) -> int:
-            end = self.split.look(class_, then, holds=False) if possessive else then
+            end = self.split.add_look(class_, then, holds=False) if possessive else then
             if endless:
-                then = self.split.fork()
+                then = self.split.add_fork()
                 self.split.nodes[then] = self.split.nodes[then]._replace(targets=tuple(order((one(then), end))))
             for _ in range(high - low):
-                then = self.split.fork(*order((one(then), end)))
+                then = self.split.add_fork(*order((one(then), end)))
             for _ in range(low):
                 then = one(then)
             return then
@@ -243,18 +247,18 @@ class _Parser:
         return enter, low * least
 
     def _class(self) -> int:
-        """The number of a class of characters."""
+        """Parse a class of characters and return its number."""
         begin, match = self.at, CLASS.match(self.pattern, self.at)
         if match:
             self.at = match.end()
         else:
-            odd = not self._take("[") or self.pattern.startswith(("]", "^]"), self.at)
-            self._refuse(odd, "has something that is not supported")
+            odd = not self._consume("[") or self.pattern.startswith(("]", "^]"), self.at)
+            self._refuse_if(odd, "has something that is not supported")
             self._skip_brackets()
         name = self.pattern[begin : self.at]
         if self.fold:
-            wide = "\\" in name or name.startswith("[^")     # where such a class holds "ß", it would also hold "ss"
-            self._refuse(wide, "ignores the case of a class")
+            wide = "\\" in name or name.startswith("[^")     # such a class may contain "ß", and then "ss" as well
+            self._refuse_if(wide, "ignores the case of a class")
             name = f"(?i:{name})"
         if name not in self.numbers:
             from tokenizers import Regex, pre_tokenizers

@@ -1,7 +1,7 @@
-"""Text: a str that keeps its bytes, and the end of a text.
+"""Text: a str that keeps its bytes; EOS: the end of a text.
 
-A character may be split over several tokens. A `Text` holds the bytes, so that the character comes out whole when the
-rest of it is added.
+Several tokens may share one character. A `Text` keeps the bytes, so the character is complete once the last of these
+tokens is added.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from llmppl.support.shared import Shared
 
 
 class Spelled(Shared):
-    """Something that adds `bytes` to a text: a Text, a Token, or EOS."""
+    """Base class of objects that add `bytes` to a text: Text, Token and EOS."""
 
     __slots__ = ()
 
     @property
     def bytes(self) -> Bytes:
-        """What it adds in the middle of a text."""
+        """Bytes that the object adds in the middle of a text."""
         raise NotImplementedError
 
     def __radd__(self, other: str) -> Text:
@@ -26,7 +26,7 @@ class Spelled(Shared):
 
 
 class EndOfText(Spelled):
-    """The end of a text: equal to every token that is an eos of its vocabulary, and empty as a text."""
+    """End of a text: equal to every token that is an eos of its vocabulary, and empty as a text."""
 
     __slots__ = ()
     bytes = b""
@@ -42,10 +42,10 @@ class EndOfText(Spelled):
     def __str__(self) -> str:
         return ""
 
-    def __hash__(self) -> int:                      # `==` is Token's: it is asked also where EOS stands first
+    def __hash__(self) -> int:                      # Token defines `==`, also for EOS on the left
         raise TypeError("EOS has no hash: it equals every eos token of a vocabulary, and their hashes differ")
 
-    def __reduce__(self) -> str:                    # for pickle: the name of the one object
+    def __reduce__(self) -> str:                    # pickle stores the name of the one object
         return "EOS"
 
 
@@ -53,15 +53,15 @@ EOS = EndOfText()
 
 
 class Text(Spelled, str):
-    """A str that keeps its bytes: `Text(b"\\xc3") + Text(b"\\xa9")` is "é".
+    """String that keeps its bytes: `Text(b"\\xc3") + Text(b"\\xa9")` is "é".
 
-    As a str it is `bytes.decode("utf-8", "replace")`; compare `.bytes` where the text may end inside a character.
-    A str, a Token or EOS may be added to it.
+    Its value as a str is `bytes.decode("utf-8", "replace")`. Compare `.bytes` where a text may end inside a character.
+    A str, a Token or EOS can be added to it.
 
     Raises
     ------
     UnicodeEncodeError
-        If a str holds a lone surrogate, which has no bytes in UTF-8.
+        If a str contains a lone surrogate, which has no bytes in UTF-8.
     """
 
     __slots__ = ("bytes",)
@@ -81,7 +81,7 @@ class Text(Spelled, str):
 
 
 def bytes_of(value: str | bytes | Spelled) -> bytes:
-    """The bytes of a text: a str's are UTF-8."""
+    """Return the bytes of a text; a str is encoded in UTF-8."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, Spelled):

@@ -1,8 +1,8 @@
-"""The rules of a tokenizer, read from its JSON: what it splits at, what it merges, and what is in doubt.
+"""Rules of a tokenizer, read from its JSON: its splits, its merges, and any doubt about other rules.
 
-Supported is byte-pair encoding (BPE), of bytes or of characters with bytes as a fallback. A rule that leaves the
-borders between tokens as they are, such as a blank before some texts, leaves a *doubt*: what is read here is then
-certain, but not all there is to the tokenizer.
+Supported is byte-pair encoding (BPE) of bytes, or of characters with a fallback to bytes. Some rules, such as a blank
+before some texts, do not move the borders between tokens. They leave a *doubt*: the rules that were read are certain,
+but they do not describe the tokenizer completely.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from llmppl.constraints.vocabulary.decoding import BYTE_PIECES
 from llmppl.constraints.vocabulary.merges import Merges
 from llmppl.constraints.vocabulary.patterns import Split, UnsupportedTokenizer
 
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # of ByteLevel itself
-BLANK = "\u2581"                                    # how sentencepiece writes a blank
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # the pattern of ByteLevel
+BLANK = "\u2581"                                    # a blank as sentencepiece writes it
 PREPEND = {"type": "Prepend", "prepend": BLANK}
 REWRITE = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
 
 
 class Rules(NamedTuple):
-    """What is certain about a tokenizer; the defaults say nothing."""
+    """Certain facts about a tokenizer; the defaults state none."""
 
     splits: Sequence[Split] = ()
-    merges: Merges | None = None                    # None: any two tokens may stand side by side
+    merges: Merges | None = None                    # None: any two tokens may be neighbours
     alphabet: frozenset[str] = frozenset()          # characters that byte tokens do not spell
-    begin: bytes = b""                              # of every text, b"" if anything
-    alone: bool = True                              # whether that may be all of it
-    doubt: str = ""                                 # what else there is to the tokenizer, "" if nothing
+    begin: bytes = b""                              # of every text; b"" if texts may begin with anything
+    alone: bool = True                              # True if `begin` can be a whole text
+    doubt: str = ""                                 # a rule that these facts leave out; "" if there is none
 
 
-def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, added: Iterable[int]) -> Rules:
-    """The rules of a tokenizer from its JSON; UnsupportedTokenizer if nothing is certain.
+def read_rules(rules: dict[str, Any], vocab: VocabularyLike, has_text: Bools, added: Iterable[int]) -> Rules:
+    """Return the rules of a tokenizer from its JSON; raise UnsupportedTokenizer if nothing is certain.
 
-    `spells`, (V,) bool ndarray, are the tokens that add something to a text, `added` the ids of its added tokens.
+    `has_text` is a (V,) bool ndarray: True at tokens that add bytes to a text. `added` lists the ids of added tokens.
     """
     model = rules["model"]
     marked = model["type"] != "BPE" or model["continuing_subword_prefix"] or model["end_of_word_suffix"]
-    _refuse({f"its model is {model['type']}, or BPE that marks the parts of words": marked})
-    normalizers = _in_turn(rules["normalizer"], "normalizers")
-    steps = _in_turn(rules["pre_tokenizer"], "pretokenizers")
-    if REWRITE in normalizers[-1:]:                 # then there are no blanks left to split at
+    _refuse_if_any({f"its model is {model['type']}, or BPE that marks the parts of words": marked})
+    normalizers = _sequence(rules["normalizer"], "normalizers")
+    steps = _sequence(rules["pre_tokenizer"], "pretokenizers")
+    if REWRITE in normalizers[-1:]:                 # no blanks are left to split at
         steps = [step for step in steps if step.get("pattern") != {"String": " "}]
     splits = [split for step in steps for split in _splits(step)]
     types = [step["type"] for step in steps]
@@ -55,7 +55,7 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, adde
 
     letters = {piece: vocab.tokens[id] for piece, id in pieces.items() if len(piece) == 1}
     alphabet, byte_ids = frozenset[str](), list[int]()
-    longest, num_bytes = 4, 0                       # bytes that a letter may stand for; that tokens are known for
+    longest, num_bytes = 4, 0                       # bytes of a letter at most; bytes that have a token
     if "ByteLevel" in types:
         longest, num_bytes = 1, len(set(letters.values()))
     elif model["byte_fallback"]:
@@ -68,7 +68,7 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, adde
     unknown = model["unk_token"] if num_bytes < 256 else None
     if unknown in pieces:
         leaves.append(pieces[unknown])
-    unchecked = {*byte_ids, *added, *np.flatnonzero(~spells).tolist()}
+    unchecked = {*byte_ids, *added, *np.flatnonzero(~has_text).tolist()}
     checked = {piece: id for piece, id in pieces.items() if id not in unchecked}
     _check_pieces(checked, vocab, letters if "ByteLevel" in types else None, blank)
 
@@ -77,8 +77,8 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, adde
         sizes[id] = len(piece)
     products = [(pieces[left], pieces[right], pieces[left + right]) for left, right in model["merges"]]
     merges = Merges(sizes, leaves, products)
-    _refuse({"its merges are not in the order in which they can happen": not merges.ascending})
-    doubt = first_of({
+    _refuse_if_any({"its merges are not in the order in which they can happen": not merges.ascending})
+    doubt = first_reason({
         "it normalises its text": normalizers not in ([], [REWRITE], [PREPEND, REWRITE]),
         "it puts a blank before some texts": "Metaspace" in types and steps[0]["prepend_scheme"] != "never",
         "it has a token for unknown characters": unknown,
@@ -87,27 +87,27 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, spells: Bools, adde
     return Rules(splits, merges, alphabet, begin, normalizers != [PREPEND, REWRITE], doubt)
 
 
-def first_of(reasons: dict[str, Any]) -> str:
-    """The first reason that holds, "" if none does."""
+def first_reason(reasons: dict[str, Any]) -> str:
+    """Return the first reason that holds; "" if none does."""
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _refuse(reasons: dict[str, Any]) -> None:
-    if reason := first_of(reasons):
+def _refuse_if_any(reasons: dict[str, Any]) -> None:
+    if reason := first_reason(reasons):
         raise UnsupportedTokenizer(reason)
 
 
 def _read_blanks(
     normalizers: list[dict[str, Any]], steps: list[dict[str, Any]], splits: bool, pieces: dict[str, int]
 ) -> tuple[str, bytes]:
-    """What a blank is when it comes to merging, BLANK or " ", and what every text begins with."""
+    """Return the form of a blank when tokens are merged, BLANK or " ", and the bytes that begin every text."""
     types = [step["type"] for step in steps]
     metaspace, replaced, several = "Metaspace" in types, REWRITE in normalizers, len(steps) > 1
     rewritten, added = metaspace or replaced, any(step.get("add_prefix_space") for step in steps)
-    read_again = "ByteLevel" in types[:-1] or (metaspace and several)
-    _refuse({
+    reread = "ByteLevel" in types[:-1] or (metaspace and several)
+    _refuse_if_any({
         "its pre-tokenizers read what something else has written":
-            read_again or (replaced and not metaspace and (splits or "ByteLevel" in types)),
+            reread or (replaced and not metaspace and (splits or "ByteLevel" in types)),
         "it puts a blank before its pre-tokens": added and several,
         "it rewrites blanks as a character that it does not know": rewritten and BLANK not in pieces,
     })
@@ -116,7 +116,7 @@ def _read_blanks(
 
 
 def _check_pieces(pieces: dict[str, int], vocab: VocabularyLike, letters: dict[str, bytes] | None, blank: str) -> None:
-    """Raise unless the bytes of tokens are what their pieces say: by their `letters`, or in UTF-8."""
+    """Raise UnsupportedTokenizer if the bytes of a token differ from its piece, read by `letters` or as UTF-8."""
     for piece, id in pieces.items():
         spelled = piece.replace(blank, " ").encode()
         if letters is not None:
@@ -125,13 +125,13 @@ def _check_pieces(pieces: dict[str, int], vocab: VocabularyLike, letters: dict[s
             raise UnsupportedTokenizer(f"its token {id}, {vocab.tokens[id]!r}, is not spelled like its piece {piece!r}")
 
 
-def _in_turn(rule: dict[str, Any] | None, parts: str) -> list[dict[str, Any]]:
-    """The rules that are applied one after the other."""
+def _sequence(rule: dict[str, Any] | None, parts: str) -> list[dict[str, Any]]:
+    """Return the rules that are applied one after the other."""
     return [] if rule is None else rule.get(parts, [rule])
 
 
 def _splits(step: dict[str, Any]) -> list[Split]:
-    """What one pre-tokenizer splits at."""
+    """Return the splits of one pre-tokenizer."""
     from tokenizers import pre_tokenizers
 
     match step:

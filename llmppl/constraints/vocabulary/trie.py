@@ -1,7 +1,7 @@
-"""A vocabulary as a trie of bytes: tokens that begin alike share the nodes of the bytes they share.
+"""Trie of a vocabulary's bytes: tokens with a common prefix share the nodes of that prefix.
 
 Nodes are numbered in preorder, which is the order of the bytes that lead to them. A *place* numbers them by depth
-instead, so that the children of a node stand side by side. The root has no byte and no number: it stands last, at -1.
+instead, so that the children of a node are adjacent. The root has no byte; its number is -1, and its place is the last.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from llmppl.support.shared import Shared
 T = TypeVar("T")
 Ids = npt.NDArray[np.int32]
 
-NARROW = 40                                         # nodes of a level that are sooner looked at one by one
+NARROW = 40                                         # levels of at most so many nodes are read node by node
 
 __all__ = ["Trie", "fingerprint", "once", "ranges", "trie_of"]
 
 
 class Trie(Shared):
-    """The tokens of a vocabulary as a trie of bytes.
+    """Trie of the bytes of a vocabulary's tokens.
 
     Parameters
     ----------
     tokens : sequence of V bytes
-    never : ids that are left out, as are tokens without bytes
+    never : ids to leave out; tokens without bytes are also left out
 
     Attributes
     ----------
     tokens : list of V bytes, b"" where left out
     order : (R,) int32 ndarray
-        The ids in the order of their bytes; equal tokens stand side by side.
+        The ids in the order of their bytes; equal tokens are adjacent.
     byte, depth : (n,) uint8 and uint16 ndarrays
-        Of every node: the byte that leads to it, and how many come before that one.
+        By node: the byte that leads to it, and the number of bytes before that one.
     first : (n + 1,) uint32 ndarray
         The tokens that end in node i are `order[first[i] : first[i + 1]]`.
     nodes, bytes, first_child, num_children : (n,), (n,), (n + 1,), (n + 1,) int64 ndarrays
-        By place: the node, its byte, the place of its first child, and how many children it has.
+        By place: the node, its byte, the place of its first child, and its number of children.
     levels : list of (begin, end)
-        The places of each depth.
+        The range of places of each depth.
     """
 
     def __init__(self, tokens: Sequence[bytes], never: Iterable[int] = ()) -> None:
@@ -72,7 +72,7 @@ class Trie(Shared):
         self.depth = (where - np.repeat(begin, fresh)).astype(np.uint16)
         self.first = np.zeros(where.size + 1, np.uint32)
         np.cumsum(np.bincount(last - 1, minlength=where.size), out=self.first[1:])
-        self._distinct = bool((fresh > 0).all())    # whether no two tokens are equal
+        self._distinct = bool((fresh > 0).all())    # no two tokens are equal
         cuts = [0, *np.cumsum(np.bincount(self.depth, minlength=1)).tolist()]
         self.levels = list(itertools.pairwise(cuts))
         self.nodes = np.argsort(self.depth, kind="stable")
@@ -84,9 +84,9 @@ class Trie(Shared):
             self.num_children[a:b] = np.bincount(parent, minlength=b - a)
         self.first_child = cuts[1] + np.cumsum(self.num_children) - self.num_children
         self.first_child[-1] = 0
-        self.loops: dict[Any, Any] = {}             # of `llmppl.constraints.masks.self_loops`
+        self.loops: dict[Any, Any] = {}             # memo of `llmppl.constraints.masks.self_loops`
 
-    def __getstate__(self) -> dict[str, Any]:       # without views, which cannot be pickled, and what is found again
+    def __getstate__(self) -> dict[str, Any]:       # memoryviews cannot be pickled, and loops are found again
         return {name: value for name, value in self.__dict__.items() if name != "views"} | {"loops": {}}
 
     def __len__(self) -> int:
@@ -97,13 +97,13 @@ class Trie(Shared):
 
     @cached_property
     def complete(self) -> bool:
-        """Whether every byte that UTF-8 has is a token by itself, so that there are no dead ends in any text."""
+        """True if every byte of UTF-8 is a token by itself, so that no text has a dead end."""
         have = {token[0] for token in self.tokens if len(token) == 1}
         return have.issuperset([*range(0xC0), *range(0xC2, 0xF5)])
 
     @cached_property
     def place(self) -> npt.NDArray[np.int64]:
-        """(n + 1,) the place of every node, and of the root."""
+        """Place of every node, and of the root at the end: (n + 1,)."""
         place = np.empty(len(self) + 1, np.int64)
         place[self.nodes] = np.arange(len(self))
         place[-1] = len(self)
@@ -111,13 +111,13 @@ class Trie(Shared):
 
     @cached_property
     def parent(self) -> npt.NDArray[np.int64]:
-        """(n,) the place of the node above, by place."""
+        """Place of the parent, by place: (n,)."""
         above = np.repeat(np.arange(len(self)), self.num_children[:-1])
         return np.concatenate([np.full(self.levels[0][1], len(self)), above])
 
     @cached_property
     def skip(self) -> npt.NDArray[np.int64]:
-        """(n + 1,) the node after all that are below a node; after the root, n."""
+        """First node after the subtree of each node: (n + 1,); n for the root."""
         skip = np.full(len(self) + 1, len(self))    # by place
         for a, b in self.levels:
             skip[a:b] = np.minimum(np.append(self.nodes[a + 1 : b], len(self)), skip[self.parent[a:b]])
@@ -125,28 +125,28 @@ class Trie(Shared):
 
     @cached_property
     def below(self) -> npt.NDArray[np.int64]:
-        """(n,) how many nodes a node has below it, itself counted, by place."""
+        """Number of nodes in the subtree of a node, itself included, by place: (n,)."""
         below: npt.NDArray[np.int64] = self.skip[self.nodes] - self.nodes
         return below
 
     def level_below(self, node: int) -> int:
-        """That of a node's children; the root is -1."""
+        """Return the level of a node's children; the root is -1."""
         return int(self.depth[node]) + 1 if node >= 0 else 0
 
     @cached_property
     def num_broad(self) -> int:
-        """How many levels there are down to the last that has more than NARROW nodes."""
+        """Number of levels down to the last one with more than NARROW nodes."""
         return 1 + max((level for level, (a, b) in enumerate(self.levels) if b - a > NARROW), default=-1)
 
     @cached_property
     def narrow(self) -> list[tuple[int, int]]:
-        """The place of the parent and the byte of every node below those levels, by place."""
+        """Place of the parent and byte of every node below the first `num_broad` levels, by place."""
         begin = self.levels[self.num_broad - 1][1] if self.num_broad else 0
         return list(zip(self.parent[begin:].tolist(), self.bytes[begin:].tolist(), strict=True))
 
     @cached_property
     def ends(self) -> npt.NDArray[np.int64]:
-        """The nodes that end a token."""
+        """Nodes that end a token, ascending."""
         return np.flatnonzero(np.diff(self.first))
 
     @cached_property
@@ -155,17 +155,17 @@ class Trie(Shared):
 
     @cached_property
     def views(self) -> tuple[bytes, memoryview, memoryview, memoryview]:
-        """`bytes`, `first_child`, `num_children` and `below` with that of the root, for who looks at single places."""
+        """Views of `bytes`, `first_child`, `num_children` and `below` with the root, for fast access."""
         below = np.append(self.below, len(self))
         return self.byte[self.nodes].tobytes(), self.first_child.data, self.num_children.data, below.data
 
     @cached_property
     def _token(self) -> Ids:
-        """(n,) the token that ends in a node, where one does."""
+        """Token that ends in a node, where one does: (n,)."""
         return self.order[self.first[:-1]]
 
     def tokens_at(self, nodes: Ids, states: Ids, begin: Ints) -> tuple[Ids, Ids, Ints]:
-        """The ids of the tokens that end in some nodes, for each the state beside its node, and where they `begin`."""
+        """Return the ids of the tokens that end in `nodes`, the states of their nodes, and the new `begin`."""
         if self._distinct:
             return self._token.take(nodes), states, begin
         number = self.first[nodes + 1].astype(np.int64) - self.first[nodes]
@@ -174,25 +174,25 @@ class Trie(Shared):
 
     @cached_property
     def _token_at(self) -> Ids:
-        """(n + 1,) by place: the token that ends there, -1 if none does, if no two tokens are equal."""
+        """Token that ends at each place, -1 if none does: (n + 1,). Valid only if no two tokens are equal."""
         found = np.full(len(self) + 1, -1, np.int32)
         found[self.place_of_ends] = self.order
         return found
 
-    def tokens_ending(self, places: Ints, beside: Ints) -> tuple[Ids, Ids]:
-        """The ids of the tokens that end at some places, and for each what stands beside its place."""
+    def tokens_ending(self, places: Ints, values: Ints) -> tuple[Ids, Ids]:
+        """Return the ids of the tokens that end at `places`, and for each the value that belongs to its place."""
         if self._distinct:
             ids = self._token_at[places]
             end = ids >= 0
-            return ids[end], beside[end].astype(np.int32)
+            return ids[end], values[end].astype(np.int32)
         below_root = places < len(self)
-        nodes, beside = self.nodes[places[below_root]], beside[below_root]
+        nodes, values = self.nodes[places[below_root]], values[below_root]
         ends = np.flatnonzero(self.first[nodes + 1] > self.first[nodes])
-        return self.tokens_at(nodes[ends].astype(np.int32), beside[ends].astype(np.int32), nodes[:0])[:2]
+        return self.tokens_at(nodes[ends].astype(np.int32), values[ends].astype(np.int32), nodes[:0])[:2]
 
 
 def ranges(begin: Ints, size: Ints) -> npt.NDArray[np.int64]:
-    """begin[0], begin[0] + 1, ..., size[0] of them; then from begin[1] on."""
+    """Return the concatenation of the ranges begin[i], begin[i] + 1, ..., begin[i] + size[i] - 1."""
     end = size.cumsum()
     found: npt.NDArray[np.int64] = (begin - end + size).astype(np.int64, copy=False).repeat(size)
     found += np.arange(found.size)
@@ -200,9 +200,9 @@ def ranges(begin: Ints, size: Ints) -> npt.NDArray[np.int64]:
 
 
 def _sorted_ids(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt.NDArray[np.int64]:
-    """The ids of the tokens that have bytes, in the order of their bytes, equal ones by id.
+    """Return the ids of the tokens that have bytes, in the order of their bytes; equal tokens are ordered by id.
 
-    Eight bytes are compared at a time, after them only where they left a tie; zeros stand past the end of a token.
+    The sort compares eight bytes at a time, padded with zeros, and continues where they are equal.
     """
     order = np.flatnonzero(length)
     group = np.zeros(order.size, np.int64)
@@ -214,12 +214,12 @@ def _sorted_ids(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt.N
         for j in range(at, at + 8):
             inside = length[ids] > j
             key = (key << np.uint64(8)) | np.where(inside, blob[np.where(inside, begin[ids] + j, 0)], 0)
-        # past the end of all of them a longer token can differ from a shorter one by zero bytes only
-        over = bool((length[ids] <= at).all())
-        by = length[ids].astype(np.uint64) if over else key
+        # past the end of all tokens, a longer one can differ from a shorter one by zero bytes only
+        ended = bool((length[ids] <= at).all())
+        by = length[ids].astype(np.uint64) if ended else key
         move = np.lexsort((ids, by, group[tied]))
         order[tied], by, old = ids[move], by[move], group[tied]
-        if over:
+        if ended:
             break
         new = np.concatenate([[True], (by[1:] != by[:-1]) | (old[1:] != old[:-1])])
         group[tied] = tied[np.flatnonzero(new)][np.cumsum(new) - 1]
@@ -230,7 +230,7 @@ def _sorted_ids(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt.N
 
 
 def _shared_bytes(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt.NDArray[np.int64]:
-    """How many bytes each token, in the order of their bytes, begins with that the one before begins with, too."""
+    """Return the length of the common prefix of each token with the one before it, in the order of their bytes."""
     shorter = np.minimum(length[1:], length[:-1])
     common = np.zeros(length.size, np.int64)
     alike, shared = np.arange(1, length.size), 0
@@ -243,7 +243,7 @@ def _shared_bytes(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt
 
 
 def once(make: Callable[[VocabularyLike], T]) -> Callable[[VocabularyLike], T]:
-    """`make`, which is called once for vocabularies that are equal, while one of them is there."""
+    """Decorate `make` to run once for equal vocabularies; the result lives as long as one of them."""
     made: weakref.WeakKeyDictionary[Any, T] = weakref.WeakKeyDictionary()
 
     @functools.wraps(make)
@@ -259,14 +259,14 @@ def once(make: Callable[[VocabularyLike], T]) -> Callable[[VocabularyLike], T]:
 
 @once
 def trie_of(vocab: VocabularyLike) -> Trie:
-    """The trie of a vocabulary, one for all that are equal."""
+    """Return the trie of a vocabulary; equal vocabularies share one."""
     if not hasattr(vocab, "tokens"):
         raise TypeError(f"masks are over a Vocabulary, such as lm.vocab, not {shown(vocab, 60)}")
     return Trie(vocab.tokens, without_bytes(vocab))
 
 
 def fingerprint(vocab: VocabularyLike) -> str:
-    """Equal for vocabularies that allow the same."""
+    """Return a text that is equal for vocabularies with equal masks."""
     tokens = trie_of(vocab).tokens
     length = np.fromiter(map(len, tokens), np.int64, len(tokens))
     digest = hashlib.blake2b(b"".join([length.tobytes(), *tokens]), digest_size=16)

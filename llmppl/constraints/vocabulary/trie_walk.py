@@ -1,14 +1,14 @@
-"""Walks of a vocabulary's trie beside an automaton: which nodes can be reached, and in which state.
+"""Walks of a vocabulary's trie in parallel with an automaton: the nodes that fit, and the state at each of them.
 
-The one idea: tokens that begin alike are walked once for the bytes they share, and not at all below a byte that the
-automaton does not take. All walks go down together, a level of the trie after the other. A walk follows what is alive;
-where that may be much of the trie it is *wide*, and whole levels are worked out at once, dead nodes included, which
-costs a tenth for each node. A walk from one state looks at nodes one by one, until they are many.
+A walk reads the common prefix of several tokens once, and skips the subtree of a byte that the automaton rejects. All
+walks go down together, one level of the trie after the other, and follow only live nodes. A walk that may visit much
+of the trie is *wide*: it computes whole levels at once, dead nodes included, at a tenth of the cost per node. A walk
+from one state reads nodes one by one until they are many.
 
-An automaton is a *graph*: rows of next states by number, worked out when a walk comes to them.
+An automaton is a *graph*: rows of next states by number, computed when a walk first needs them.
 
-Source: Willard & Louf (2023), "Efficient Guided Generation for Large Language Models", Algorithm 3, made once for all
-tokens in place of once for each.
+Source: Willard & Louf (2023), "Efficient Guided Generation for Large Language Models", Algorithm 3, run once for all
+tokens instead of once for each.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from llmppl.constraints.vocabulary.trie import Ids, Trie, ranges
 __all__ = ["FLAG", "Graph", "MemoGraph", "TableGraph", "Walk", "walk", "walk_from", "walk_state"]
 
 CHUNK = 1 << 18                                     # entries of the whole index worked on at once
-WIDE = (3 / 4, 1 / 10)                              # of the trie below a walk's first and second byte; " " has 0.7
-MANY = 1 << 20                                      # nodes worked out at once, of all wide walks
-FEW = 200                                           # nodes that are sooner looked at one by one
-LARGE = 1000, 16                                    # nodes below one, and bytes of a state: a walk there may be wide
-FLAG = 1 << 30                                      # in an entry of a table, beside the next state
+WIDE = (3 / 4, 1 / 10)                              # shares of the trie below one and two bytes; " " has 0.7
+MANY = 1 << 20                                      # nodes of all wide walks together, computed at once
+FEW = 200                                           # up to so many nodes are read one by one
+LARGE = 1000, 16                                    # of a subtree, bytes of a state: a walk may be wide
+FLAG = 1 << 30                                      # bit in an entry of a table, added to the next state
 
 
 class Graph(Protocol):
-    """An automaton as a walk sees it.
+    """Automaton as a walk reads it.
 
-    `table[number, byte]` is the next state where `ready[number]`: its number, 0 if there is none, negative if it is not
-    known yet. An entry that has FLAG as well asks the walk to report the node above and the state there.
-    Row 0 is zeros.
+    Where `ready[number]`, `table[number, byte]` is the number of the next state: 0 if there is none, negative if it is
+    unknown. If FLAG is set in an entry, the walk also reports the node before the byte and its state. Row 0 is zeros.
     """
 
     @property
@@ -46,13 +45,13 @@ class Graph(Protocol):
     @property
     def ready(self) -> Bools: ...  # (S,)
     def fill(self, number: int, bytes: Ints, /) -> None:
-        """Make known where a state goes with some bytes. The arrays may be replaced by longer ones."""
+        """Compute the next states for some bytes. This may replace the arrays by longer ones."""
 
 
 class TableGraph:
-    """A tabled recognizer, as the walks see it: its states are their own numbers."""
+    """Graph of a tabled recognizer; its states are their own numbers."""
 
-    room, has_zero = math.inf, False                # states that are kept; whether 0 can be one
+    room, has_zero = math.inf, False                # states to keep; False: 0 is never a live state
 
     def __init__(self, recognizer: TabledRecognizer) -> None:
         self.recognizer = recognizer
@@ -66,7 +65,7 @@ class TableGraph:
         return self.recognizer.ready
 
     def checked(self, state: State) -> State:
-        """`state`; a ValueError if it can be none of the recognizer's."""
+        """Return `state`; raise a ValueError if it cannot be a state of the recognizer."""
         if isinstance(state, (int, np.integer)) and 0 < state < len(self.ready):
             return int(state)
         raise ValueError(f"{state!r} is not a state of this index, whose states are integers from 1 up and END")
@@ -87,13 +86,13 @@ class TableGraph:
 
 
 class MemoGraph:
-    """Any other recognizer: its states are numbered as they are met, its steps remembered."""
+    """Graph of any other recognizer: numbers states as they occur, and remembers steps."""
 
     room, has_zero = 1 << 16, True
 
     def __init__(self, recognizer: Recognizer) -> None:
         self.recognizer = recognizer
-        self.states: list[State] = [None]           # 0 is dead
+        self.states: list[State] = [None]           # 0 is the dead state
         self.ids: dict[State, int] = {}
         self.table = np.full((64, 256), -1, np.int32)
         self.table[0] = 0
@@ -123,19 +122,19 @@ class MemoGraph:
         bytes = np.unique(bytes[self.table[number, bytes] < 0])
         state, step = self.states[number], self.recognizer.step
         targets = [step(state, byte) for byte in bytes.tolist()]
-        known = [0 if target is None else self.number(target) for target in targets]     # which may replace the table
+        known = [0 if target is None else self.number(target) for target in targets]     # this may replace the table
         self.table[number, bytes] = known
 
     def renewed(self, room: float) -> MemoGraph:
-        """Itself, or an empty one where it has more states than there is room for."""
+        """Return the graph itself, or an empty one if it has more than `room` states."""
         return self if len(self.states) <= room else MemoGraph(self.recognizer)
 
 
 class Walk(NamedTuple):
-    """What walks from several states found, one after the other, each in preorder.
+    """Results of walks from several states, one walk after the other, each in preorder.
 
-    `nodes` of the trie that end a token, `states` that the bytes on the way to them lead to, and where those of each
-    walk `begin`. `flagged` are nodes above an entry with FLAG, and `flagged_states` the states there.
+    `nodes` end a token, `states` are the states there, and the results of walk i start at `begin[i]`. `flagged` are
+    nodes before an entry with FLAG, and `flagged_states` the states there.
     """
 
     begin: npt.NDArray[np.int64]                    # (m + 1,)
@@ -146,13 +145,13 @@ class Walk(NamedTuple):
 
 
 def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> Walk:
-    """Read the tokens of a trie from several states, or what is below some of its nodes.
+    """Read the tokens of a trie from several states, from its root or below some of its nodes.
 
     Parameters
     ----------
     starts : (m,) int ndarray of state numbers
     above : (m,) int ndarray of nodes, optional
-        Each walk begins below its node, in its state; the root (-1) if None.
+        Each walk begins below its node, in its state; at the root (-1) if None.
     """
     above = np.full(starts.size, -1) if above is None else above
     front = _Front(np.arange(starts.size), trie.place[above], starts)
@@ -183,9 +182,9 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
                 for top in np.unique(above[is_wide]).tolist():
                     of_top = np.flatnonzero(is_wide & (above == top))
                     wide |= _whole_levels(graph, trie, found, trie.level_below(top), of_top, flagged)
-                found = [each.of(~is_wide[each.rows]) for each in found]
+                found = [each.select(~is_wide[each.rows]) for each in found]
                 front = found[-1]
-    nothing = front.of(slice(0))
+    nothing = front.select(slice(0))
     all_found = _Front(*map(np.concatenate, zip(nothing, *found, strict=True)))
     nodes = trie.nodes[all_found.place]
     ends = np.flatnonzero(trie.first[nodes + 1] > trie.first[nodes])
@@ -202,7 +201,7 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
 
 
 def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[Ids, Ids]:
-    """The ids of the tokens that fit a state, and the states they lead to (numbers)."""
+    """Return the ids of the tokens that fit a state, and the numbers of the states they lead to."""
     found = walk_from(graph, trie, [(len(trie), number)]) if isinstance(graph, TableGraph) else None
     if found is None:
         walked = walk(graph, trie, np.array([number]))
@@ -211,14 +210,14 @@ def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[Ids, Ids]:
 
 
 def walk_from(graph: TableGraph, trie: Trie, places: list[tuple[int, int]]) -> tuple[Ids, Ids] | None:
-    """As `walk_state`, of the tokens that end at or below some places, each with a state; None if a walk may be wide.
+    """Return the result of `walk_state` for the tokens at or below `places`, pairs of a place and its state.
 
-    Nodes are looked at one by one, until they are many.
+    Nodes are read one by one until they are many. Return None if a walk may be wide.
     """
     rows, (bytes, first, sizes, below) = graph.recognizer.row, trie.views
-    takes: dict[int, list[int]] = {}                # the bytes that a state takes
+    takes: dict[int, list[int]] = {}                # state -> the bytes that it accepts
     reached, later = places.copy(), places[:0]
-    for done, (place, state) in enumerate(reached, 1):          # which grows meanwhile
+    for done, (place, state) in enumerate(reached, 1):          # `reached` grows in the loop
         size = sizes[place]
         if not size:
             continue
@@ -246,22 +245,22 @@ def walk_from(graph: TableGraph, trie: Trie, places: list[tuple[int, int]]) -> t
 
 
 class _Front(NamedTuple):
-    """Where walks have come to: nodes by place, for each the row of its walk, and the state there."""
+    """Nodes that walks have reached: for each the index of its walk, its place, and its state."""
 
     rows: Ints
     place: Ints
     states: Ints
 
-    def of(self, which: Bools | slice) -> _Front:
+    def select(self, which: Bools | slice) -> _Front:
         return _Front(*(each[which] for each in self))
 
 
 def _whole_levels(
     graph: Graph, trie: Trie, found: list[_Front], level: int, rows: Ints, flagged: list[tuple[Ints, Ints]]
 ) -> dict[int, tuple[Ints, Ints]]:
-    """For some rows, the nodes that end a token and the states there: goes on from `found` to the leaves.
+    """Continue some walks from `found` to the leaves; return for each its nodes that end a token, and their states.
 
-    The rows are walks below one node, whose children are on `level`.
+    `rows` are the indices of walks below one node, whose children are on `level`.
     """
     most = max(1, MANY // len(trie))
     if rows.size > most:
@@ -269,21 +268,21 @@ def _whole_levels(
         for begin in range(0, rows.size, most):
             joined |= _whole_levels(graph, trie, found, level, rows[begin : begin + most], flagged)
         return joined
-    beside = np.zeros((rows.size, len(trie) + 1), np.int32)     # the state at each place, 0 where it is dead
+    states_at = np.zeros((rows.size, len(trie) + 1), np.int32)     # state at each place, 0 where dead
     for front in found:
         number = np.searchsorted(rows, front.rows).clip(max=rows.size - 1)
         here = np.flatnonzero(rows[number] == front.rows)
-        beside[number[here], front.place[here]] = front.states[here]
-    front = found[-1].of(np.isin(found[-1].rows, rows))
+        states_at[number[here], front.place[here]] = front.states[here]
+    front = found[-1].select(np.isin(found[-1].rows, rows))
     next_level = level + len(found)
     last = max(next_level, trie.num_broad) if rows.size < 4 else len(trie.levels)
-    a, b = front.place.min(), front.place.max() + 1             # outside of them nothing is alive
+    a, b = front.place.min(), front.place.max() + 1             # only these places can be live
     for level in range(next_level, len(trie.levels)):
         a, b = trie.first_child[a], trie.first_child[b] if b < len(trie) else len(trie)
         if level == last:
-            flagged += [_narrow_levels(graph, trie, row, level) for row in beside]
+            flagged += [_narrow_levels(graph, trie, row, level) for row in states_at]
             break
-        states = beside.take(trie.parent[a:b], axis=1)
+        states = states_at.take(trie.parent[a:b], axis=1)
         after = _steps(graph, states, trie.bytes[a:b])
         largest = after.max(initial=0)
         if not largest:
@@ -294,18 +293,18 @@ def _whole_levels(
             key = row * len(trie) + trie.parent[a + at]
             first = np.flatnonzero(np.diff(key, prepend=-1))
             flagged.append((trie.nodes[key[first] % len(trie)], states[row[first], at[first]]))
-        beside[:, a:b] = after
-    alive = beside.take(trie.place_of_ends, axis=1)
+        states_at[:, a:b] = after
+    alive = states_at.take(trie.place_of_ends, axis=1)
     return {
         number: (trie.ends[some := np.flatnonzero(states)], states[some])
         for number, states in zip(rows.tolist(), alive, strict=True)
     }
 
 
-def _narrow_levels(graph: Graph, trie: Trie, beside: Ints, level: int) -> tuple[Ints, Ints]:
-    """Go on with the state at each place from a level on, node by node; the flagged nodes, and the states there."""
+def _narrow_levels(graph: Graph, trie: Trie, states_at: Ints, level: int) -> tuple[Ints, Ints]:
+    """Fill in the state at each place from a level on, node by node; return the flagged nodes and their states."""
     above, begin = trie.levels[level - 1]
-    table, ready, states = graph.table, graph.ready, beside[above:-1].tolist()
+    table, ready, states = graph.table, graph.ready, states_at[above:-1].tolist()
     flagged: dict[int, int] = {}
     for place, (parent, byte) in enumerate(trie.narrow[begin - len(trie) :], begin):
         state = states[parent - above]
@@ -318,12 +317,12 @@ def _narrow_levels(graph: Graph, trie: Trie, beside: Ints, level: int) -> tuple[
         if after >= FLAG:
             flagged[parent], after = state, after - FLAG
         states[place - above] = after
-    beside[begin:-1] = states[begin - above :]
+    states_at[begin:-1] = states[begin - above :]
     return trie.nodes[list(flagged)], np.array(list(flagged.values()), np.int32)
 
 
 def _steps(graph: Graph, states: Ints, bytes: Ints) -> npt.NDArray[np.int32]:
-    """The entries of a graph for some states and bytes."""
+    """Return the entries of a graph for some states and bytes."""
     keys = states << 8
     keys += bytes
     while True:

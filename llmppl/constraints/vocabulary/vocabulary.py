@@ -1,8 +1,8 @@
-"""Vocabulary: what each token id of a language model adds to a text, in bytes.
+"""Vocabulary: the bytes that each token id of a language model adds to a text.
 
-One idea: the bytes of a token are what it adds in the *middle* of a decoded text, so that the bytes of a text are its
-tokens' bytes joined. A token is *special* if it adds nothing to a text: control tokens, the ends of text (*eos*), and
-*unknown* ids, behind which the tokenizer has no entry.
+The bytes of a token are those that it adds in the *middle* of a decoded text, so the bytes of a text are its tokens'
+bytes joined. A token is *special* if it adds nothing to a text: control tokens, ends of text (*eos*), and *unknown*
+ids, for which the tokenizer has no entry.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from llmppl.support.shared import Fixed
 
 
 class Token(Spelled, int):
-    """A token id that knows its vocabulary: `vocab[262]`.
+    """Token id that knows its vocabulary: `vocab[262]`.
 
-    `str(token)` is its text, `token.bytes` its bytes; `text + token` is a Text; `token == EOS` asks whether it ends the
-    text. In all else it is an int, also to sets and dicts, which find it by its id: there is no text in them that it
-    could equal. Comparing it with a text is therefore a TypeError, which says to compare `str(token)`.
+    `str(token)` is its text and `token.bytes` its bytes; `text + token` is a Text. `token == EOS` is True if the token
+    ends the text. Otherwise a token is an int, and sets and dicts find it by its id. To compare it with a text is
+    therefore a TypeError, which suggests `str(token)`.
     """
 
     vocab: Vocabulary
@@ -43,24 +43,24 @@ class Token(Spelled, int):
 
     @property
     def bytes(self) -> Bytes:
-        """What the token adds in the middle of a text; b"" if it is special."""
+        """Bytes that the token adds in the middle of a text; b"" if it is special."""
         return self.vocab.tokens[self]
 
     @property
     def is_eos(self) -> bool:
-        """Whether the token is an eos of its vocabulary."""
+        """True if the token is an eos of its vocabulary."""
         return int(self) in self.vocab.eos_ids
 
     def __eq__(self, other: object) -> bool:
         if other is EOS:
             return self.is_eos
         if isinstance(other, (str, bytes)):
-            told = f"str(token) == {str(other)!r}" if isinstance(other, str) else f"token.bytes == {other!r}"
+            remedy = f"str(token) == {str(other)!r}" if isinstance(other, str) else f"token.bytes == {other!r}"
             end = ", or token == EOS for the end of the text" if int(self) in self.vocab.special_ids else ""
-            raise TypeError(f"{self!r} is an id, which no {type(other).__name__} equals: compare {told}{end}")
+            raise TypeError(f"{self!r} is an id, which no {type(other).__name__} equals: compare {remedy}{end}")
         return int.__eq__(self, other)
 
-    __ne__ = object.__ne__                          # the opposite
+    __ne__ = object.__ne__                          # the opposite of __eq__
 
     def __str__(self) -> str:
         return self.bytes.decode("utf-8", "replace")
@@ -83,22 +83,22 @@ class Token(Spelled, int):
 
 
 class Vocabulary(Fixed, Sequence[Token]):
-    """The tokens of a language model: id <-> bytes, and which ids are eos, special or unknown.
+    """Tokens of a language model: the bytes of each id, and the sets of eos, special and unknown ids.
 
-    `vocab[id]` is a Token, always the same one. Vocabularies are equal, and have equal hashes, if their contents are.
+    `vocab[id]` is a Token, always the same object. Vocabularies with equal contents are equal and have equal hashes.
 
     Parameters
     ----------
     tokens : sequence of V bytes
-        Index = id; what is given at special, eos and unknown ids is replaced by b"".
+        Indexed by id; the bytes of special, eos and unknown ids are replaced by b"".
     eos_ids, special_ids, unknown_ids : iterables of int
 
     Attributes
     ----------
-    tokens : list of V bytes, not to be changed
+    tokens : list of V bytes; do not change it
     eos_ids : sorted tuple of int
     special_ids : frozenset of int
-        The eos and unknown ids are among them.
+        Includes the eos and unknown ids.
     known : (V,) bool ndarray, read-only
         False at unknown ids.
 
@@ -135,10 +135,10 @@ class Vocabulary(Fixed, Sequence[Token]):
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, eos_ids: Iterable[int] | None = None) -> Vocabulary:
-        """The vocabulary of a transformers tokenizer, with exact bytes; V is its highest id + 1.
+        """Build the vocabulary of a transformers tokenizer, with exact bytes; V is its highest id + 1.
 
-        A token is special if its AddedToken says so or it is among `all_special_ids`; other added tokens are text.
-        `eos_ids` are ends of text besides the tokenizer's own, such as those of a generation config.
+        A token is special if its AddedToken is marked so or `all_special_ids` contains it; other added tokens are text.
+        `eos_ids` are more ends of text, such as those of a generation config.
 
         Raises
         ------
@@ -158,12 +158,12 @@ class Vocabulary(Fixed, Sequence[Token]):
         return cls([data.get(i, b"") for i in range(V)], eos, special, set(range(V)) - pieces.keys() - eos)
 
     def token(self, value: int) -> Token:
-        """This vocabulary's Token for a token or id: an int (numpy's included), no str, float, bool or EOS.
+        """Return this vocabulary's Token for a token or id: an int (numpy's included), no str, float, bool or EOS.
 
         Raises
         ------
         TypeError, ValueError
-            If `value` is no int; if it is not in 0..V-1, or is a Token of a vocabulary that is not equal to this one.
+            If `value` is not an int; if it is not in 0..V-1, or is a Token of a vocabulary that differs from this one.
         """
         if isinstance(value, Token) and value.vocab is not self and value.vocab != self:
             sizes = f"({len(value.vocab)} tokens), not to this one ({len(self)} tokens)"
@@ -171,15 +171,15 @@ class Vocabulary(Fixed, Sequence[Token]):
         return self._tokens[self._id(value, "token")]
 
     def spell(self, data: bytes) -> list[int]:
-        """The fewest tokens, special ones aside, whose bytes joined are `data`; of several, the lowest ids first.
+        """Return the fewest tokens, none special, whose bytes joined are `data`; ties go to the lowest ids first.
 
         Raises
         ------
         ValueError
-            If no tokens spell `data`; names the first byte that none of them reaches.
+            If no tokens spell `data`; the message names the first byte that cannot be reached.
         """
         ids, lengths = self._spelling
-        fewest: list[tuple[float, int]] = [(math.inf, -1)] * len(data) + [(0, -1)]  # tokens from a byte on, the first
+        fewest: list[tuple[float, int]] = [(math.inf, -1)] * len(data) + [(0, -1)]  # tokens to the end, and the first
         for at in reversed(range(len(data))):
             parts = [data[at : at + n] for n in lengths]
             ways = [(fewest[at + len(part)][0] + 1, ids[part]) for part in parts if part in ids]
@@ -199,12 +199,12 @@ class Vocabulary(Fixed, Sequence[Token]):
 
     @cached_property
     def not_eos(self) -> npt.NDArray[np.bool_]:
-        """(V,) bool, read-only: every token but those that end a text."""
+        """Mask of all tokens except eos: (V,) bool, read-only."""
         return self._all_but(self.eos_ids)
 
     @cached_property
     def only_eos(self) -> npt.NDArray[np.bool_]:
-        """(V,) bool, read-only: the tokens that end a text, and no other."""
+        """Mask of the eos tokens: (V,) bool, read-only."""
         return self._all_but(np.flatnonzero(self.not_eos))
 
     def _all_but(self, ids: Iterable[int]) -> npt.NDArray[np.bool_]:
@@ -215,7 +215,7 @@ class Vocabulary(Fixed, Sequence[Token]):
 
     @cached_property
     def ids_by_bytes(self) -> dict[bytes, list[int]]:
-        """The ids of the tokens that add given bytes to a text, ascending; special tokens are not among them."""
+        """Ids of the tokens that add given bytes to a text, ascending; special tokens are left out."""
         found: dict[bytes, list[int]] = {}
         for id, data in enumerate(self.tokens):
             found.setdefault(data, []).append(id)
@@ -224,18 +224,18 @@ class Vocabulary(Fixed, Sequence[Token]):
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """(V,) int64: how many bytes each token adds to a text."""
+        """Number of bytes that each token adds to a text: (V,) int64."""
         return np.fromiter(map(len, self.tokens), np.int64, len(self.tokens))
 
     @cached_property
     def _spelling(self) -> tuple[dict[bytes, int], list[int]]:
-        """Bytes -> lowest id, and the lengths that occur, ascending."""
+        """Lowest id for given bytes, and the lengths of tokens, ascending."""
         ids = {data: same[0] for data, same in self.ids_by_bytes.items()}
         return ids, sorted(set(map(len, ids)))
 
     @cached_property
     def digest(self) -> bytes:
-        """Of what is in it."""
+        """Digest of the contents."""
         facts = repr((self.eos_ids, sorted(self.special_ids), np.flatnonzero(~self.known).tolist()))
         return hashlib.blake2b(b"".join([self.lengths.tobytes(), *self.tokens, facts.encode()])).digest()
 
@@ -251,11 +251,10 @@ class Vocabulary(Fixed, Sequence[Token]):
 
     def _no_id(self, value: object) -> str:
         kind = type(value).__name__
-        match value:
-            case str() | bytes():
-                return f"a {kind} is not a token; {value!r} was given where an id belongs"
-            case EndOfText():
-                return f"EOS stands for every eos of the vocabulary, {self.eos_ids}; name one by its id"
+        if isinstance(value, EndOfText):
+            return f"EOS stands for every eos of the vocabulary, {self.eos_ids}; name one by its id"
+        if isinstance(value, str | bytes):
+            return f"a {kind} is not a token; {value!r} was given where an id belongs"
         return f"a token id is an int, not the {kind} {value!r}"
 
     def __len__(self) -> int:
@@ -289,11 +288,11 @@ class Vocabulary(Fixed, Sequence[Token]):
 
 
 def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
-    """Token ids whose bytes joined are exactly `text`, as the tokenizer writes it in the middle of a text.
+    """Return token ids whose bytes joined are exactly `text`, as the tokenizer writes it in the middle of a text.
 
-    No special token comes of it: what looks like one in `text` is spelled as text. Where the tokenizer itself cannot
-    write `text` exactly (it normalises it, say), or is None, the fewest tokens that spell it are taken; a ValueError
-    says if there are none.
+    The result has no special token: the name of one in `text` is spelled as text. If the tokenizer is None, or cannot
+    write `text` exactly (for example because it normalises text), the fewest tokens that spell it are returned. A
+    ValueError is raised if there are none.
     """
     data = bytes_of(text)
     if not data:
@@ -301,11 +300,11 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
     if tokenizer is None:
         return vocab.spell(data)
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-    # After a guard there is no space that a tokenizer puts before a text; several, as the text may merge with one.
+    # After a guard, the tokenizer adds no space before the text; the text may merge with one of the guards.
     for guard in ("", "\n", "a", "."):
         ids = tokenizer.encode(guard + str(text), **options)
         num = int(np.searchsorted(np.cumsum(vocab.lengths[ids[::-1]]), len(data))) + 1
-        tail = list(ids[-num:])                     # the fewest that have as many bytes
+        tail = list(ids[-num:])                     # the fewest with at least as many bytes
         spells = vocab.lengths[tail].all() and b"".join(map(vocab.tokens.__getitem__, tail)) == data
         if spells and (guard or num == len(ids)):
             return tail
@@ -313,6 +312,6 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
 
 
 def _as_ids(ids: int | Iterable[int] | None) -> list[int]:
-    """Tokenizers and generation configs give one id, several, or None."""
+    """Return a list of ids; tokenizers and generation configs give one id, several, or None."""
     given = ids if isinstance(ids, Iterable) else [ids]
     return [i for i in given if i is not None]

@@ -15,7 +15,7 @@ from pydantic import Base64Str, BaseModel, field_validator
 from llmppl import ConstrainedText, JsonSchema, Model, Regex, enumerate_exact, run_many, smc_steer
 from llmppl.constraints import DFA
 from llmppl.constraints.json.checks import in_order
-from llmppl.constraints.masks.explain import read
+from llmppl.constraints.masks.explain import match_prefix
 
 SHARED = ROOT.parent / "shared"
 
@@ -148,7 +148,7 @@ CASES = {                                           # a schema, and its instance
 def is_taken(constraint: JsonSchema, value) -> bool:
     """Whether masks let the text of a value through, and `parse` gives the value back."""
     text = json.dumps(value)
-    reading = read(constraint, text)
+    reading = match_prefix(constraint, text)
     if reading.length < len(text) or not reading.complete:
         return False
     try:
@@ -375,7 +375,7 @@ def test_a_death_at_the_end_names_the_validator_and_the_text():
 def test_formats_of_pydantic_alone_are_asked_of_the_finished_text():
     constraint = JsonSchema(list[Base64Str])
     assert constraint.warnings == ["#/items, 'format' is asked of the finished text"]
-    assert constraint.parse('["YQ=="]') == ["a"] and read(constraint, '["a"]').complete
+    assert constraint.parse('["YQ=="]') == ["a"] and match_prefix(constraint, '["a"]').complete
     with pytest.raises(ValueError, match="0: Base64 decoding error"):
         constraint.parse('["a"]')
 

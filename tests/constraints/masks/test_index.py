@@ -1,4 +1,4 @@
-"""TokenIndex: masks and steps against tokens tried byte by byte, and against the paper's algorithms written plainly."""
+"""TokenIndex: masks and steps compared with tokens read byte by byte, and with plain forms of the paper's."""
 
 import contextlib
 import copy
@@ -21,20 +21,17 @@ from lark.indenter import Indenter
 from llmppl.constraints import DFA, END, Grammar, JsonSchema, Regex, TabledRecognizer, TokenIndex, Vocabulary
 from llmppl.constraints.json import schema as json_schema
 from llmppl.constraints.lark.grammar import GrammarIndex
-from llmppl.constraints.masks import distances
+from llmppl.constraints.masks import distances, index_files, mask_store, precomputed
 from llmppl.constraints.masks import index as index_module
-from llmppl.constraints.masks import index_files as storage
-from llmppl.constraints.masks import mask_store as packed
-from llmppl.constraints.masks import precomputed as whole_module
 from llmppl.constraints.vocabulary import trie as trie_module
-from llmppl.constraints.vocabulary import trie_walk as walks_module
+from llmppl.constraints.vocabulary import trie_walk
 from llmppl.constraints.vocabulary.trie import Trie
 
 SHARED = ROOT.parent / "shared"
 
 
 class Plain:
-    """The same language with nothing but start, step and accepts; its states are tuples."""
+    """Recognizer of the same language with only start, step and accepts; its states are tuples."""
 
     def __init__(self, machine):
         self.machine = machine
@@ -69,7 +66,7 @@ class Nested:
 
 
 def algorithm_4(recognizer, vocab):
-    """Willard & Louf's Algorithm 4: state -> {token: next state} for all states that tokens reach from the start."""
+    """Return {state: {token: next state}} for all states that tokens reach, by Willard & Louf's Algorithm 4."""
     sigma, todo = {}, [recognizer.start]
     while todo:
         state = todo.pop()
@@ -89,15 +86,15 @@ WAYS = {                                            # of walks: which are wide, 
     "node by node": ((2, 2), 0),
     "whole levels": ((0, 0), 0),
     "whole levels, the last node by node": ((0, 0), 1 << 20),
-    "as they come": (walks_module.WIDE, 5),
+    "as they come": (trie_walk.WIDE, 5),
 }
 
 
 @pytest.fixture(params=WAYS)
 def walk(request, monkeypatch):
-    """The test runs with either walk, whatever the index would choose."""
+    """Run the test with each kind of walk, whatever the index would choose."""
     wide, narrow = WAYS[request.param]
-    monkeypatch.setattr(walks_module, "WIDE", wide)
+    monkeypatch.setattr(trie_walk, "WIDE", wide)
     monkeypatch.setattr(trie_module, "NARROW", narrow)
     return request.param
 
@@ -149,10 +146,10 @@ def test_the_whole_index_is_that_of_the_papers_algorithm(walk, generic):
 def test_all_walks_number_the_rows_alike_however_many_go_down_at_once(monkeypatch):
     found = []
     for (wide, narrow), chunk, many in itertools.product(WAYS.values(), (1 << 20, 30), (1 << 20, 50)):
-        monkeypatch.setattr(walks_module, "WIDE", wide)
-        monkeypatch.setattr(walks_module, "MANY", many)
+        monkeypatch.setattr(trie_walk, "WIDE", wide)
+        monkeypatch.setattr(trie_walk, "MANY", many)
         monkeypatch.setattr(trie_module, "NARROW", narrow)
-        monkeypatch.setattr(whole_module, "CHUNK", chunk)
+        monkeypatch.setattr(precomputed, "CHUNK", chunk)
         vocab = Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"cd", b"abc"], ())
         whole = TokenIndex(Regex("(ab|[a-m]c|[c-z]*d){3}"), vocab).build_all()
         rows = [(t.tolist(), r.tolist()) for t, r in map(whole.row, range(len(whole)))]
@@ -161,7 +158,7 @@ def test_all_walks_number_the_rows_alike_however_many_go_down_at_once(monkeypatc
 
 
 class Flagged:
-    """A graph with FLAG in some entries, whose entries are known once they were asked for."""
+    """Graph with FLAG in some entries; it computes entries on demand."""
 
     def __init__(self, full):
         self.full, self.table, self.ready = full, np.full_like(full, -1), np.ones(len(full), bool)
@@ -171,11 +168,11 @@ class Flagged:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_walks_from_many_states_below_many_nodes_find_what_is_there_with_flags(walk, seed):
+def test_walks_from_many_states_and_nodes_agree_with_a_plain_walk(walk, seed):
     rng = np.random.default_rng(seed)
     tokens = [bytes(rng.integers(97, 101, rng.integers(1, 6)).tolist()) for _ in range(200)]
     trie = Trie(tokens)
-    full = rng.integers(0, 6, (6, 256)).astype(np.int32) | walks_module.FLAG * (rng.random((6, 256)) < 0.3)
+    full = rng.integers(0, 6, (6, 256)).astype(np.int32) | trie_walk.FLAG * (rng.random((6, 256)) < 0.3)
     full[0] = 0
     starts, above = rng.integers(1, 6, 20), np.append(-1, rng.integers(0, len(trie), 19))
     spelled = {node: token for token in map(bytes, tokens) for node in [node_of(trie, token)]}
@@ -187,13 +184,13 @@ def test_walks_from_many_states_below_many_nodes_find_what_is_there_with_flags(w
             if parent not in state_at:
                 continue
             entry = int(full[state_at[parent], trie.byte[node]])
-            if entry & walks_module.FLAG and parent != top:
+            if entry & trie_walk.FLAG and parent != top:
                 flagged.add((parent, state_at[parent]))
-            if entry % walks_module.FLAG:
-                state_at[node] = entry % walks_module.FLAG
+            if entry % trie_walk.FLAG:
+                state_at[node] = entry % trie_walk.FLAG
                 ends += [(node, state_at[node])] if node in spelled else []
         expected.append((ends, flagged))
-    found = walks_module.walk(Flagged(full.astype(np.int32)), trie, starts, above)
+    found = trie_walk.walk(Flagged(full.astype(np.int32)), trie, starts, above)
     pairs = list(zip(found.nodes.tolist(), found.states.tolist(), strict=True))
     rows = [pairs[a:b] for a, b in itertools.pairwise(found.begin.tolist())]
     assert rows == [ends for ends, _ in expected]
@@ -202,15 +199,15 @@ def test_walks_from_many_states_below_many_nodes_find_what_is_there_with_flags(w
 
 
 def test_any_number_of_walks_goes_down_in_turns(monkeypatch):
-    monkeypatch.setattr(walks_module, "MANY", 1)                    # one walk at once, of 2,000
+    monkeypatch.setattr(trie_walk, "MANY", 1)                    # one walk at once, of 2,000
     index = TokenIndex(Regex("[a-z]*"), Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"abc"], ()))
-    rows = [walks_module.walk(index.graph, index.trie, np.full(n, index.graph.number(index.start))) for n in (1, 2000)]
+    rows = [trie_walk.walk(index.graph, index.trie, np.full(n, index.graph.number(index.start))) for n in (1, 2000)]
     assert rows[1].nodes.tolist() == rows[0].nodes.tolist() * 2000
     assert rows[0].nodes.size == 28
 
 
 def node_of(trie, token):
-    """The node at which a token ends."""
+    """Return the node at which a token ends."""
     at = next(i for i, id in enumerate(trie.order) if trie.tokens[id] == token)
     return int(np.searchsorted(trie.first[1:], at, "right"))
 
@@ -279,7 +276,7 @@ def test_masks_are_read_only_and_shared_by_states_with_equal_sets():
 
 
 def test_masks_that_were_let_go_come_back_the_same(monkeypatch):
-    monkeypatch.setattr(packed, "MASK_BYTES", 200)
+    monkeypatch.setattr(mask_store, "MASK_BYTES", 200)
     vocab = Vocabulary([bytes([97 + i]) for i in range(26)] * 3)
     index = TokenIndex(Regex("[a-z][a-c][d-z]a[^a]"), vocab)
     states = sorted(explore(index, limit=1000))
@@ -312,7 +309,7 @@ class Indented(Indenter):
 
 @pytest.mark.parametrize("kind", ["regex", "recognizer", "grammar", "indented", "schema"])
 def test_a_mask_is_one_array_for_as_long_as_anyone_holds_it(kind, monkeypatch):
-    for module in (packed, json_schema):
+    for module in (mask_store, json_schema):
         monkeypatch.setattr(module, "MASK_BYTES", 0)
     index = kinds_of_index()[kind]
     states = [*explore(index, limit=12), END]
@@ -325,7 +322,7 @@ def test_a_mask_is_one_array_for_as_long_as_anyone_holds_it(kind, monkeypatch):
 
 
 def test_ten_thousand_questions_make_as_many_arrays_as_there_are_sets():
-    """And a few allowed tokens are one array, too."""
+    """Sets of a few tokens also share one array."""
     index, made = TokenIndex(Regex("[a-e]{3}[0-4]{3}x"), Vocabulary([bytes([i]) for i in range(256)] * 20)), []
     keep = index.store._keep
     index.store._keep = lambda found, kind, array: made.append(kind) or keep(found, kind, array)
@@ -339,7 +336,7 @@ def test_ten_thousand_questions_make_as_many_arrays_as_there_are_sets():
 
 
 def test_masks_in_use_stay_when_others_are_let_go(monkeypatch):
-    monkeypatch.setattr(packed, "MASK_BYTES", 250)
+    monkeypatch.setattr(mask_store, "MASK_BYTES", 250)
     vocab = Vocabulary([bytes([97 + i]) for i in range(26)] * 3)          # 78 bytes a mask: room for three
     index = TokenIndex(Regex("(ab|bc|cd|de|ef|fg|gh|hi)*"), vocab)
     states = [index.after(text) for text in "abcdefgh"]
@@ -388,7 +385,7 @@ def test_after_takes_text_and_names_the_byte_that_leaves_the_language():
 
 
 def naive_distances(recognizer, vocab):
-    """Tokens to acceptance by Algorithm 4's index and rounds over all states."""
+    """Return the distances to acceptance from Algorithm 4's index, by rounds over all states."""
     sigma = algorithm_4(recognizer, vocab)
     distance = {state: 0 if recognizer.accepts(state) else math.inf for state in sigma}
     for _ in sigma:
@@ -430,8 +427,8 @@ def test_searches_for_an_end_walk_from_a_state_once(embedded, monkeypatch):
     assert len(walked) < 6 + 2 * len({*walked})         # each mask, and each state on the way to an end
 
 
-def test_where_bytes_tell_how_far_an_end_is_tokens_are_not_looked_at(monkeypatch):
-    """Letters are tokens, so a text of "b"s is one "x" from its end, and "xyz" takes one token or up to three."""
+def test_distances_in_bytes_decide_where_they_can(monkeypatch):
+    """Letters are tokens: a text of "b"s is one "x" from its end, and "xyz" takes one to three tokens."""
     monkeypatch.setattr(distances, "_Edges", None)
     vocab = Vocabulary([b"b", b"x", b"y", b"z", b"bb", b"xyz", b""], eos_ids=[6])
     index = TokenIndex(Regex("b{0,3000}x"), vocab)
@@ -446,7 +443,7 @@ def test_where_bytes_tell_how_far_an_end_is_tokens_are_not_looked_at(monkeypatch
 
 @pytest.mark.parametrize("generic", [False, True])
 @pytest.mark.parametrize("n", [2, 9, math.inf])
-def test_a_token_that_leads_to_a_dead_end_is_not_within_any_number_of_tokens(n, generic):
+def test_a_token_that_leads_to_a_dead_end_is_never_within_reach(n, generic):
     vocab = Vocabulary([b"a", b"ab", b"c", b"ax", b""], eos_ids=[4])                 # none goes on after "a" or "ax"
     dfa = DFA.from_strings(["ab", "c", "axd"])
     index = TokenIndex(Plain(dfa) if generic else dfa, vocab)
@@ -474,7 +471,7 @@ def test_what_is_no_vocabulary_is_told():
         JsonSchema({"type": "string", "format": "uri"}).index("abc")
 
 
-def test_a_recognizer_with_infinitely_many_states_is_walked_as_far_as_it_is_used():
+def test_infinitely_many_states_are_explored_only_as_far_as_used():
     vocab = Vocabulary([b"(", b"((", b"x", b")", b"x))", b"()", b""], eos_ids=[6])
     index = TokenIndex(Nested(), vocab)
     state = index.start
@@ -512,7 +509,7 @@ def test_a_recognizer_may_know_a_faster_way_to_its_masks():
 
 
 def test_memory_of_a_recognizer_without_a_table_is_bounded(monkeypatch):
-    monkeypatch.setattr(walks_module.MemoGraph, "room", 10)
+    monkeypatch.setattr(trie_walk.MemoGraph, "room", 10)
     index = TokenIndex(Nested(), Vocabulary([b"(", b"((", b"x", b")"]))
     for depth in range(100):
         assert index.mask((depth, False)).tolist() == [True, True, True, depth > 0]
@@ -562,7 +559,7 @@ def test_copies_of_an_index_are_the_index_and_END_stays_END():
     assert copy.copy(index) is copy.deepcopy(index) is copy.deepcopy([index])[0] is index
     assert copy.deepcopy(END) is copy.copy(END) is pickle.loads(pickle.dumps(END)) is END
     assert repr(index) == "TokenIndex(Regex('a'), 1 tokens, 0 masks)" and repr(END) == "END"
-    assert repr(index.build_all()) == "WholeIndex(2 states, 1 steps, 27 bytes)"
+    assert repr(index.build_all()) == "PrecomputedIndex(2 states, 1 steps, 27 bytes)"
 
 
 def test_a_constraint_that_no_tokens_can_meet_is_refused():
@@ -670,7 +667,7 @@ def real(request):
 
 
 def can_go_on(pattern, data):
-    """Whether some text that `pattern` matches begins with these bytes, by the partial matches of `regex`."""
+    """Return True if some text that `pattern` matches begins with these bytes, by partial matches of `regex`."""
     try:
         return pattern.fullmatch(data.decode(), partial=True) is not None
     except UnicodeDecodeError as error:
@@ -684,7 +681,7 @@ def can_go_on(pattern, data):
 
 
 def matched_in_part(pattern, vocab, text):
-    """The mask after some bytes, by `regex` alone: no automaton of ours is asked."""
+    """Return the mask after some bytes, by `regex` alone, without an automaton of ours."""
     compiled = regex.compile(pattern)
     out = np.array([bool(data) and can_go_on(compiled, text + data) for data in vocab.tokens])
     out[list(vocab.special_ids)] = False
@@ -696,10 +693,10 @@ def matched_in_part(pattern, vocab, text):
 
 
 def check_random_walks(vocab, monkeypatch, states, seed=0):
-    """Masks of some states per pattern, met on random walks with many short tokens, which stop inside characters."""
+    """Check masks of states on random walks with many short tokens, which end inside characters."""
     rng = random.Random(seed)
     for pattern in PATTERNS:
-        ways = {wide: TokenIndex(Regex(pattern), vocab) for wide in ((2, 2), (0, 0), walks_module.WIDE)}
+        ways = {wide: TokenIndex(Regex(pattern), vocab) for wide in ((2, 2), (0, 0), trie_walk.WIDE)}
         index = ways[2, 2]
         checked, paths = set(), 0
         while len(checked) < states and paths < 2 * states:
@@ -711,7 +708,7 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
                     if pattern in KNOWN_TO_REGEX and len(checked) % 2 == 0:     # it is slow
                         np.testing.assert_array_equal(expected, matched_in_part(pattern, vocab, text))
                     for wide, each in ways.items():
-                        monkeypatch.setattr(walks_module, "WIDE", wide)
+                        monkeypatch.setattr(trie_walk, "WIDE", wide)
                         np.testing.assert_array_equal(each.mask(each.after(text)), expected)
                 ids = index.allowed(state).tolist()
                 short = [id for id in ids if len(vocab.tokens[id]) == 1]
@@ -748,7 +745,7 @@ def test_known_masks_and_steps_are_not_computed_again(real, monkeypatch):
     assert len(path) > 50
 
 
-def test_what_is_no_recognizer_is_a_type_error_that_says_what_would_be():
+def test_an_object_that_is_no_recognizer_raises_a_helpful_type_error():
     class Schema:
         def index(self, vocab): ...
 
@@ -765,7 +762,7 @@ def test_what_is_no_recognizer_is_a_type_error_that_says_what_would_be():
 
 
 def spread(V, allowed, eos):
-    """A vocabulary of V tokens, and the language of the texts that are one of the tokens allowed."""
+    """Return a vocabulary of V tokens, and the language whose texts are the allowed tokens."""
     tokens = [b"%c" % (64 + i) if i < 40 else b"x%c" % (64 + i) for i in range(V)]
     for id in eos:
         tokens[id] = b""
@@ -774,8 +771,8 @@ def spread(V, allowed, eos):
 
 @pytest.mark.parametrize("V", [63, 64, 65])
 def test_a_set_is_the_same_kept_as_ids_or_as_bits(V, monkeypatch):
-    """Two ids take the room of 64 bits."""
-    monkeypatch.setattr(packed, "MASK_BYTES", 0)
+    """Two ids take as much memory as 64 bits."""
+    monkeypatch.setattr(mask_store, "MASK_BYTES", 0)
     for allowed in ([50], [3, 50], [3, 7, 50], [50, 7]):
         vocab, words = spread(V, allowed, eos=[0])
         index = TokenIndex(words | Regex(""), vocab)
@@ -789,7 +786,7 @@ def test_a_set_is_the_same_kept_as_ids_or_as_bits(V, monkeypatch):
 
 
 def test_sets_and_steps_of_states_without_number_are_forgotten_in_time(monkeypatch):
-    monkeypatch.setattr(walks_module.MemoGraph, "room", 20)
+    monkeypatch.setattr(trie_walk.MemoGraph, "room", 20)
     monkeypatch.setattr(index_module, "MAX_STEPS", 20)
     vocab = Vocabulary([b"(", b")", b"x", b"((", b"))", b""], eos_ids=[5])
     index = TokenIndex(Nested(), vocab)
@@ -802,7 +799,7 @@ def test_sets_and_steps_of_states_without_number_are_forgotten_in_time(monkeypat
 
 
 class Packed(Nested):
-    """The same, with masks of its own, as bits."""
+    """Recognizer of the same language that computes its own masks, as bits."""
 
     def token_mask(self, state, trie):
         bits = [bool(token) and run(self, state, token) is not None for token in trie.tokens]
@@ -812,7 +809,7 @@ class Packed(Nested):
         return run(self, state, data)
 
 
-def test_bits_of_a_recognizers_own_are_masks_with_eos_where_the_text_is_complete():
+def test_a_recognizers_own_bits_become_masks_with_eos():
     vocab = Vocabulary([b"(", b"", b")", b"x", b"((", b")))", b""], eos_ids=[1, 6])
     index = GrammarIndex(Packed(), vocab)
     states = [index.start, *map(index.after, ("(", "x", "(x", "((x", "(x)", "((x)"))]
@@ -910,17 +907,17 @@ def test_rows_of_a_whole_index_count_beyond_sixteen_bits():
         assert whole.row(i)[1].tolist() == [i + 1]
 
 
-def test_a_whole_index_is_built_once_and_read_in_its_own_format_only(tmp_path, monkeypatch):
+def test_an_index_is_precomputed_once_and_loads_one_format(tmp_path, monkeypatch):
     index = TokenIndex(Regex("a"), Vocabulary([b"a", b""], eos_ids=[1]))
     assert index.build_all() is index.build_all()
     index.save(tmp_path / "index.npz")
     for version in (0, 99):
-        monkeypatch.setattr(storage, "FORMAT", version)
+        monkeypatch.setattr(index_files, "FORMAT", version)
         with pytest.raises(ValueError, match=f"is of format .*, and this version reads {version}"):
             TokenIndex.load(tmp_path / "index.npz", index.vocab)
 
 
-def test_a_saved_index_is_refused_for_a_larger_and_for_a_smaller_language(tmp_path):
+def test_a_saved_index_is_refused_for_another_language(tmp_path):
     vocab = Vocabulary([b"a", b"b", b"c", b""], eos_ids=[3])
     TokenIndex(Regex("ab|c"), vocab).save(tmp_path / "index.npz")
     for other in ("ab|c|b", "ab", "ab|ca*", "ab?|c"):
@@ -929,7 +926,7 @@ def test_a_saved_index_is_refused_for_a_larger_and_for_a_smaller_language(tmp_pa
     assert TokenIndex.load(tmp_path / "index.npz", vocab, Regex("c|ab")).after("ab")
 
 
-def test_errors_show_runs_of_bytes_eight_at_most_and_the_end_of_a_long_text():
+def test_errors_show_eight_runs_of_bytes_and_the_end_of_a_text():
     vocab = Vocabulary([b"%c" % byte for byte in range(97, 123)] + [b""], eos_ids=[26])
     wishes = "b'a'..b'c', b'e', b'g', b'i', b'k', b'm', b'o', b'q'"
     for pattern, wish in (("[abcegikmoq]", wishes), ("[abcegikmoqs]", wishes + ", ..."), ("[ad]", "b'a', b'd'")):

@@ -1,4 +1,4 @@
-"""Loops: masks of states that lead back to themselves, against tokens tried byte by byte."""
+"""Self-loops: masks of states that lead back to themselves, compared with tokens read byte by byte."""
 
 import pickle
 import random
@@ -14,9 +14,9 @@ from llmppl import Grammar, JsonSchema, Regex
 from llmppl.constraints import TokenIndex, Vocabulary
 from llmppl.constraints.automata.determinise import Subsets
 from llmppl.constraints.automata.nfa import NFA
-from llmppl.constraints.masks import self_loops as loops
+from llmppl.constraints.masks import self_loops
 from llmppl.constraints.masks.self_loops import UTF8, Loop, key_of
-from llmppl.constraints.vocabulary import trie_walk as walks
+from llmppl.constraints.vocabulary import trie_walk
 
 PIECES = [*'"\\ab10 ,:{}[]é字𐍈\x7f\nunx', "ab", "ba"]
 STRINGS = [
@@ -41,17 +41,17 @@ SCHEMAS = [
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Any loop is one, and every walk comes soon to where it goes on otherwise."""
-    monkeypatch.setattr(loops, "LEAST", 1)
-    monkeypatch.setattr(loops, "USUAL", (slice(97, 99), slice(0, 1)))
-    monkeypatch.setattr(loops, "FEW", 3)
-    monkeypatch.setattr(walks, "FEW", 3)
-    monkeypatch.setattr(walks, "LARGE", (2, 1))
+    """Accept small loops, and make every walk reach its limits early."""
+    monkeypatch.setattr(self_loops, "LEAST", 1)
+    monkeypatch.setattr(self_loops, "USUAL", (slice(97, 99), slice(0, 1)))
+    monkeypatch.setattr(self_loops, "FEW", 3)
+    monkeypatch.setattr(trie_walk, "FEW", 3)
+    monkeypatch.setattr(trie_walk, "LARGE", (2, 1))
 
 
 @st.composite
 def texts_as_tokens(draw):
-    """A vocabulary of pieces of text, some cut inside of a character, and some equal."""
+    """Draw a vocabulary of pieces of text, some cut inside a character, and some equal."""
     alone = [bytes([byte]) for byte in sorted(set("".join(PIECES).encode()))]
     texts = draw(st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join), max_size=40))
     tokens = [text.encode() for text in texts]
@@ -67,9 +67,9 @@ def check(recognizer, vocab, states):
         np.testing.assert_array_equal(TokenIndex(recognizer, vocab).mask(state), mask)
 
 
-def test_masks_of_random_automata_are_those_of_every_token_tried_byte_by_byte(eager, monkeypatch):
+def test_masks_of_random_automata_equal_those_read_byte_by_byte(eager, monkeypatch):
     made = []
-    monkeypatch.setattr(loops, "Loop", lambda *given: made.append(given) or Loop(*given))
+    monkeypatch.setattr(self_loops, "Loop", lambda *given: made.append(given) or Loop(*given))
 
     @given(machines(), vocabularies())
     def masks(machine, vocab):
@@ -116,7 +116,7 @@ def test_masks_of_records_whose_names_are_known_or_any(i):
 
 
 def utf8_loop(leave=b"", others=()):
-    """A machine that goes round with all text, but for some bytes; others lead where they should not."""
+    """Return a machine that loops on all text except some bytes, with some steps changed."""
     table = np.zeros((2 + sum(len(rest) for _, rest in UTF8), 256), np.int32)
     table[1, :128] = 1
     table[1, list(leave)] = 0
@@ -179,7 +179,7 @@ def test_what_is_inside_of_a_string_is_walked_once_for_a_vocabulary(monkeypatch)
 
     masks(schemas[0])
     masks(schemas[1])
-    monkeypatch.setattr(walks, "walk", None)        # no level of the trie is looked at
+    monkeypatch.setattr(trie_walk, "walk", None)        # no level of the trie is looked at
     assert max(mask.sum() for mask in masks(schemas[2])) > 1000
 
 
@@ -188,7 +188,7 @@ def test_a_vocabulary_keeps_a_bounded_number_of_loops():
     for last in "jklmnopqrstuvwxyz" * 2:
         index = Regex(f"[a-{last}]+").index(vocab)
         index.mask(index.after("a"))
-        assert 0 < len(index.trie.loops) <= loops.MOST
+        assert 0 < len(index.trie.loops) <= self_loops.MOST
 
 
 @pytest.mark.parametrize("texts", [Regex('"[^"]*"'), JsonSchema(SCHEMAS[0]), Grammar("start: /[a-z]+/")])

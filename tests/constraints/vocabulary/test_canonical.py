@@ -1,4 +1,4 @@
-"""Canonical encodings: states, masks and acceptance against the tokenizers' own encode, which is the definition."""
+"""Canonical encodings: states, masks and acceptance compared with the tokenizer's own encode, the definition."""
 
 import copy
 import functools
@@ -54,7 +54,7 @@ CHUNKS = [
 
 
 def byte_level(*patterns, size=400, use_regex=False, ignore_merges=False, digits=None, vocab=None, merges=None):
-    """BPE over bytes, trained on CORPUS or of given merges, with splits before it."""
+    """Return BPE over bytes, trained on CORPUS or with given merges, after splits."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     if digits is not None:
@@ -80,7 +80,7 @@ def bpe_trainer(size, **options):
 
 
 def with_added():
-    """GPT-2's kind with a special token and two that are text, one of which begins the other."""
+    """Return a tokenizer like GPT-2's with a special token and two that are text, one a prefix of the other."""
     tokenizer = byte_level(GPT2)
     tokenizer.add_special_tokens(["<eos>"])
     tokenizer.add_tokens([AddedToken("<e>", normalized=False), AddedToken("<e>s", normalized=False), "then"])
@@ -109,7 +109,7 @@ HEX = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def llama():
-    """Llama-2's kind: a blank put before a text, blanks rewritten, byte tokens for unknown characters."""
+    """Return a tokenizer like Llama 2's: a blank before a text, rewritten blanks, byte tokens as a fallback."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -123,7 +123,7 @@ def llama():
 
 
 def gemma():
-    """Blanks rewritten, and a split at blanks that finds none."""
+    """Return a tokenizer with rewritten blanks, and a split at blanks that finds none."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
@@ -141,7 +141,7 @@ def metaspace(split):
 
 
 def characters():
-    """BPE over characters, and nothing else."""
+    """Return BPE over characters without other rules."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.decoder = decoders.Fuse()
     tokenizer.train_from_iterator([*CORPUS, "".join(CHUNKS)], bpe_trainer(200))
@@ -204,7 +204,7 @@ def canonical_of(tokenizer):
 
 @functools.cache
 def made(name):
-    """A tokenizer of a family and its Canonical; made once."""
+    """Return a tokenizer of a family and its Canonical, created once."""
     tokenizer = FAMILIES[name]()
     return tokenizer, canonical_of(tokenizer)
 
@@ -218,12 +218,12 @@ def real(name):
 
 
 def truth(tokenizer, ids):
-    """encode(decode(ids)) == ids."""
+    """Return True if encode(decode(ids)) == ids."""
     return tokenizer.encode(tokenizer.decode(ids, skip_special_tokens=False), add_special_tokens=False).ids == list(ids)
 
 
 def walk(canonical, ids):
-    """The states along `ids`, until there is none."""
+    """Return the states along `ids`, until there is none."""
     states = [canonical.start]
     for id in ids:
         state = canonical.advance(states[-1], id)
@@ -234,13 +234,13 @@ def walk(canonical, ids):
 
 
 def judged(canonical, ids):
-    """Whether a sequence passes `advance`, then `accepts`."""
+    """Return True if a sequence passes `advance` and then `accepts`."""
     states = walk(canonical, ids)
     return len(states) == len(ids) + 1 and canonical.accepts(states[-1])
 
 
 def sequences(tokenizer, canonical, num, rng):
-    """Random sequences: encodings of random texts, half of them with tokens cut, joined or exchanged."""
+    """Yield random sequences: encodings of random texts, half of them with tokens cut, joined or exchanged."""
     tokens = canonical.vocab.tokens
     ordinary = [id for id, data in enumerate(tokens) if data]
     by_bytes = {data: id for id, data in enumerate(tokens)}
@@ -264,7 +264,7 @@ def sequences(tokenizer, canonical, num, rng):
 
 
 def check(tokenizer, canonical, num, seed):
-    """Compare `num` random sequences with the truth; returns how many are not canonical, and how many were cut."""
+    """Compare `num` random sequences with the truth; return the numbers of sequences not canonical, and cut."""
     wrong = cut = 0
     for ids in sequences(tokenizer, canonical, num, random.Random(seed)):
         expected = truth(tokenizer, ids)
@@ -334,7 +334,7 @@ def test_masks_of_real_vocabularies_are_advance_for_every_token(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "o200k", "nfc", "llama", "wordpiece"])
-def test_beside_a_token_index_each_string_of_a_language_is_left_one_encoding(name):
+def test_with_a_token_index_each_string_has_one_encoding(name):
     tokenizer, canonical = made(name)
     index = TokenIndex(Language(" ?(the|a)( theory| end)?(n't|!!|  )?[01]{0,2}"), canonical.vocab)
     found, todo = [], [((), index.start, canonical.start)]
@@ -396,7 +396,7 @@ def test_all_short_sequences_and_what_may_still_become_canonical(patterns, vocab
 
 
 def spelled(canonical, *texts):
-    """Ids of the tokens with these texts or bytes."""
+    """Return the ids of the tokens with these texts or bytes."""
     wanted = [text.encode() if isinstance(text, str) else text for text in texts]
     return [canonical.vocab.tokens.index(data) for data in wanted]
 
@@ -407,11 +407,11 @@ def by_hand(*patterns, vocab, merges, **options):
 
 
 def verdicts(tokenizer, canonical, ids):
-    """(what the states say, what the tokenizer says)"""
+    """Return the verdict of the states, and that of the tokenizer."""
     return judged(canonical, ids), truth(tokenizer, ids)
 
 
-def test_two_newlines_before_a_letter_stay_two_though_alone_they_are_one_token():
+def test_two_newlines_before_a_letter_stay_two_tokens():
     made = tokenizer, canonical = by_hand(GPT2, vocab=TINY, merges=TINY_MERGES)
     ids = spelled(canonical, "\n", "\n", "a")
     assert verdicts(*made, ids[:2]) == (False, False) and verdicts(*made, ids) == (True, True)
@@ -516,7 +516,7 @@ def test_byte_tokens_do_not_spell_a_character_that_has_a_token():
 # --- contexts, copies, errors -----------------------------------------------------------------------------------------
 
 
-def test_after_a_context_the_whole_text_counts_and_from_the_start_the_match_alone():
+def test_after_a_context_the_whole_text_is_canonical():
     tokenizer, canonical = made("special")
     whole = tokenizer.encode("the theory")
     ids = [id for id in whole.ids if canonical.vocab.tokens[id]]
@@ -586,7 +586,7 @@ def test_a_vocabulary_that_spells_otherwise_than_the_pieces_is_not_supported():
 
 
 def blanks(normalizer, decoder, *more, step=None):
-    """BPE over a few characters with a blank in several spellings."""
+    """Return BPE over a few characters with a blank in several spellings."""
     pieces = ["a", "b", " ", "▁", "▁a", " a", "▁▁", *more]
     merges = [("▁", "a"), (" ", "a"), ("▁", "▁")]
     model = models.BPE({piece: i for i, piece in enumerate(pieces)}, merges, byte_fallback=bool(more))
@@ -661,7 +661,7 @@ def test_what_is_not_supported_is_said_and_left_to_the_tokenizer(step, why):
 
 
 def merged(ids, ranks):
-    """BPE as it is defined: the leftmost of the merges with priority, again and again."""
+    """Return the tokens of BPE by its definition: apply the leftmost merge of highest priority until none is left."""
     ids = list(ids)
     while found := [(ranks[pair], at) for at, pair in enumerate(itertools.pairwise(ids)) if pair in ranks]:
         (_, product), at = min(found)
@@ -692,12 +692,12 @@ def test_merges_leave_side_by_side_what_they_leave_by_definition():
         assert table.stable.tolist() == alone
         for left, a in pieces.items():
             expected = [merged([leaves[char] for char in left + right], ranks) == [a, b] for right, b in pieces.items()]
-            assert table.row(a).tolist() == expected == [table.beside(a, b) for b in pieces.values()]
+            assert table.stable_after(a).tolist() == expected == [table.is_stable_pair(a, b) for b in pieces.values()]
     assert ascending > repetitions(1000, 80)
 
 
 def cuts(splits, text):
-    """The lists of cuts that are left when all of a text is read."""
+    """Return the lists of cuts that are still possible at the end of a text."""
     pre, found = PreTokens(splits), [((), None)]
     for at, char in enumerate(text):
         bits = tuple(split.bits[char] for split in splits)
@@ -722,7 +722,7 @@ def random_pattern(rng, depth=0):
     return "|".join("".join(item() for _ in range(rng.randrange(1, 4))) for _ in range(rng.randrange(1, 4)))
 
 
-def test_one_guess_is_left_at_the_end_of_a_text_and_it_is_the_splits_own():
+def test_one_guess_remains_and_it_is_the_splits_own():
     rng, supported = random.Random(6), 0
     for _ in range(repetitions(4000, 300)):
         patterns = [random_pattern(rng) for _ in range(rng.randrange(1, 3))]

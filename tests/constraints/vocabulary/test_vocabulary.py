@@ -1,4 +1,4 @@
-"""The bytes of tokens: against hand-written tables, the tokenizers' own decode, and round trips of arbitrary text."""
+"""Bytes of tokens, compared with hand-written tables, the tokenizers' own decode, and round trips of arbitrary text."""
 
 import copy
 import functools
@@ -26,7 +26,7 @@ UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 def abc(**options):
-    """Five tokens; eos is 3, a special one is 4."""
+    """Return a vocabulary of five tokens; 3 is eos, and 4 is special."""
     return Vocabulary([b"a", b"b", b"\xc3", b"x", b"y"], eos_ids=[3], special_ids=[4], **options)
 
 
@@ -54,7 +54,7 @@ def word_level(decoder=None, words=("<eos>", "red", "blue", "é"), **special):
 
 
 def end_of_word():
-    """BPE whose pieces mark the end of a word."""
+    """Return BPE whose pieces mark the end of a word."""
     words = ["un", "a", "do</w>", "it</w>"]
     tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], end_of_word_suffix="</w>"))
     tokenizer.decoder = decoders.BPEDecoder("</w>")
@@ -75,7 +75,7 @@ FAMILIES = {
 
 @functools.cache
 def made(name):
-    """A tokenizer of a family, and its vocabulary; made once."""
+    """Return a tokenizer of a family and its vocabulary, created once."""
     tokenizer = FAMILIES[name]()
     return tokenizer, Vocabulary.from_tokenizer(tokenizer)
 
@@ -117,7 +117,7 @@ def test_a_text_cut_into_bytes_anywhere_comes_out_whole(text, cuts):
     assert whole == text and whole.bytes == data and hash(whole) == hash(text)
 
 
-def test_text_token_str_and_EOS_add_up_to_a_Text_in_any_order():
+def test_text_token_str_and_EOS_add_up_in_any_order():
     vocab = Vocabulary([b"\xc3", b"\xa9", b"b", b""], eos_ids=[3])
     sums = [Text() + vocab[0] + vocab[1], "" + vocab[0] + vocab[1], Text(b"\xc3") + Text(b"\xa9"), "" + Text("é"),
             Text("é") + vocab[3], Text("é") + EOS, "é" + EOS]  # fmt: skip
@@ -157,7 +157,7 @@ def test_a_token_is_an_int_that_knows_its_text():
     assert not token.is_eos and vocab[3].is_eos
 
 
-def test_a_token_compared_with_a_text_is_an_error_that_says_what_to_compare():
+def test_comparing_a_token_with_a_text_raises_a_helpful_error():
     vocab = Vocabulary([b".", b"a", b"", b""], eos_ids=[2], special_ids=[3])
     dot, a, eos, pad = vocab
     for ask in (
@@ -173,7 +173,7 @@ def test_a_token_compared_with_a_text_is_an_error_that_says_what_to_compare():
             special == "</s>"                           # noqa: B015
 
 
-def test_a_token_equals_its_id_whatever_holds_it_and_EOS_where_it_ends_the_text():
+def test_a_token_equals_its_id_and_EOS_if_it_is_an_eos():
     vocab = abc()
     a, b, end = vocab[0], vocab[1], vocab[3]
     assert a == 0 and 0 == a and a != 1 and a == vocab[0] and a != b and not a == b and not a != 0
@@ -340,7 +340,7 @@ def test_a_byte_level_encoding_has_the_bytes_of_its_text(text):
     assert joined(vocab, tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) == text.encode()
 
 
-def test_added_tokens_of_a_byte_level_tokenizer_are_the_text_that_they_match():
+def test_added_tokens_of_a_byte_level_tokenizer_are_plain_text():
     tokenizer = byte_level()
     added, start = ["<tool>", "  two spaces", "éü", "日", " the"], len(tokenizer)
     tokenizer.add_tokens(added)
@@ -372,7 +372,7 @@ def test_a_sentencepiece_encoding_has_the_bytes_of_its_text_after_one_space(name
     )  # fmt: skip
 
 
-def test_a_piece_of_a_word_adds_no_space_and_the_others_add_one():
+def test_only_pieces_inside_a_word_add_no_space():
     tokens = Vocabulary.from_tokenizer(wordpiece()).tokens
     assert tokens == [b"", b"", b" play", b"ing", b"s", b" a", b"a", b",", b"n't", " é".encode(), "é".encode()]
 
@@ -385,7 +385,7 @@ def test_words_are_joined_as_the_tokenizer_joins_them():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_bytes_of_a_text_are_its_tokens_bytes_joined_in_every_family(name):
+def test_the_bytes_of_a_text_are_its_tokens_bytes_joined(name):
     tokenizer, vocab = made(name)
     byte_pieces = set(HEX) if name == "unigram" else set()  # which its decoder leaves as they are
     vocabulary = tokenizer.get_vocab().items()
@@ -404,7 +404,7 @@ def test_the_bytes_of_a_text_are_its_tokens_bytes_joined_in_every_family(name):
     assert compared > 20
 
 
-def test_a_token_is_special_if_its_AddedToken_says_so_though_no_list_does():
+def test_an_AddedToken_alone_can_mark_a_token_special():
     tokenizer = word_level(words=["<eos>", "red"])
     tokenizer.backend_tokenizer.add_special_tokens([AddedToken("[INST]", special=True)])
     tokenizer.backend_tokenizer.add_tokens([AddedToken("green", special=False)])
@@ -507,7 +507,7 @@ def test_what_a_normalizer_would_change_is_spelled_with_the_fewest_tokens():
 
 
 class Marks:
-    """A tokenizer that puts a special token, id 2, before every character, whatever it is asked."""
+    """Tokenizer that always puts a special token, id 2, before every character."""
 
     def encode(self, text, **options):
         return [id for char in text for id in (2, {"a": 0, "b": 1}.get(char, 3))]
