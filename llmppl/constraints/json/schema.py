@@ -16,6 +16,7 @@ import json
 import os
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,10 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.constraint import Bools, Index, State, VocabularyLike, bytes_of
-from llmppl.constraints.json import checks as checks
-from llmppl.constraints.json import conditions as conditions
-from llmppl.constraints.json import native
-from llmppl.constraints.json import types as json_types
-from llmppl.constraints.json.shapes import Beyond
+from llmppl.constraints.json import checks, conditions, native, types
+from llmppl.constraints.json.shapes import NotCompilable
 from llmppl.constraints.json.texts import JsonTexts, OpenTexts, texts_of
-from llmppl.constraints.masks import explain as wording
+from llmppl.constraints.masks import explain
 from llmppl.constraints.masks.index import END, TokenIndex
 from llmppl.constraints.vocabulary.trie import once, trie_of
 from llmppl.support.arguments import is_file_name, is_type, token_id
@@ -53,141 +51,128 @@ BLANK = " ?"                                        # the whitespace that a reco
 class JsonSchema(Shared):
     """The JSON texts that are instances of a schema, as far as llguidance knows JSON Schema (draft 2020-12).
 
-    Narrower than the standard: properties come in the order of the schema, after them those it does not name; integers
-    have no fraction or exponent; a `format` must be met; the text has no whitespace around it. Wider: names that the
-    schema does not list may repeat.
+    Narrower than the standard: properties come in the order of the schema, then those it does not name; integers have
+    no fraction or exponent; a `format` must hold; the text has no whitespace around it. Wider: names that the schema
+    does not list may repeat.
 
-    What no mask can hold (`not`, `oneOf` of schemas that overlap, `if`, `uniqueItems`, `contains`, `dependentRequired`
-    and their like) is left out of the masks, and asked of the finished text: `parse` refuses it where such a keyword
-    does not hold, and a particle with it dies. `warnings` says which these are, as jsonschema reads them.
+    Masks cannot enforce some keywords (`not`, `oneOf` of schemas that overlap, `if`, `uniqueItems`, `contains`,
+    `dependentRequired` and the like). jsonschema checks these on the finished text: `parse` raises an error if one of
+    them does not hold, and a particle with such a text dies. `warnings` lists them.
 
     Parameters
     ----------
     schema : dict, bool, str of JSON, or a type
-        A pydantic model, a dataclass, a TypedDict, list[int] and whatever else pydantic has a schema of; objects then
-        have no members but those of their type, and `parse` gives objects of it.
-        Its "x-guidance" may hold llguidance's own options, such as {"coerce_one_of": true}: read `oneOf` as `anyOf`.
-        Where it says nothing else, a string without a pattern may have `\\u` escapes of any character; before
+        Types are a pydantic model, a dataclass, a TypedDict, list[int] and others of which pydantic has a schema.
+        Their objects have no members but those of the type, and `parse` returns objects of the type.
+        "x-guidance" in the schema may hold llguidance's own options, such as {"coerce_one_of": true}, which reads
+        `oneOf` as `anyOf`. By default, a string without a pattern may have `\\u` escapes of any character; before
         llguidance 1.8, of control characters alone.
     whitespace : bool or str
-        Between the tokens of JSON: a regex for what it matches, a blank or nothing if left out; False for nothing; True
-        for any, as JSON has it, in which a model may go on for ever.
+        Whitespace between the tokens of JSON: a regex that matches it. The default allows a blank or nothing, False
+        nothing, and True any whitespace of JSON, which a model may write for ever.
     lenient : bool
-        Read the schema as if formats that nobody knows, `$dynamicRef` and `$recursiveRef` were not in it, and names
-        near a keyword were meant, instead of raising an error; `warnings` says what that was.
+        Ignore unknown formats, `$dynamicRef`, `$recursiveRef` and names that look like misspelt keywords, instead of
+        raising an error; `warnings` lists them.
 
     Raises
     ------
     ImportError
-        If llguidance is not installed, or for a type pydantic, or for what is asked of the finished text jsonschema.
+        llguidance is not installed, or pydantic for a type, or jsonschema for a check on the finished text.
     TypeError
-        If it is a type of which pydantic has no schema.
+        pydantic has no schema of the type.
     ValueError
-        If the schema is not JSON, is no schema, uses what nobody here knows, has no instances as far as
-        llguidance can tell, or a part with infinite ones only, or is too deep or too large. Names the place and the
-        keyword.
+        The schema is not JSON or no schema, uses unknown keywords, has no instances as far as llguidance can tell, has
+        a part with infinite instances only, or is too deep or too large. The error names the place and the keyword.
     """
 
     def __init__(self, schema: Any, *, whitespace: bool | str = BLANK, lenient: bool = False):
         LLMatcher = native.llguidance().LLMatcher
         self.type = schema if is_type(schema) else None
-        schema = schema if self.type is None else json_types.schema_of(schema)
-        try:
-            read = json.loads(schema) if isinstance(schema, str) else schema
-        except ValueError as error:
-            raise ValueError(f"the schema is not JSON: {error}{_file_meant(schema)}") from None
-        except RecursionError:
-            raise ValueError(f"the schema is nested more than {checks.MAX_DEPTH} deep") from None
-        checks.check_size(read)
-        try:
-            self.schema: Any = json.loads(json.dumps(read))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"the schema is not JSON: {error}{_file_meant(schema)}") from None
-        if not isinstance(self.schema, (dict, bool)):
-            raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(self.schema)}")
-        checks.check_references(self.schema)
-        self._given = f", whitespace={whitespace!r}" * (whitespace != BLANK) + ", lenient=True" * lenient
+        self.schema: Any = _read(schema if self.type is None else types.schema_of(schema))
+        self._arguments = f", whitespace={whitespace!r}" * (whitespace != BLANK) + ", lenient=True" * lenient
         self._options: dict[str, Any] = {}
-        asked = self.schema.get("x-guidance", {}) if isinstance(self.schema, dict) else {}
-        own = isinstance(asked, dict) and not asked.keys().isdisjoint(("whitespace_flexible", "whitespace_pattern"))
-        if whitespace is not True and not (whitespace == BLANK and own):
+        given = self.schema.get("x-guidance", {}) if isinstance(self.schema, dict) else {}
+        has_own = isinstance(given, dict) and not given.keys().isdisjoint(("whitespace_flexible", "whitespace_pattern"))
+        if whitespace is not True and not (whitespace == BLANK and has_own):
             self._options |= {"whitespace_flexible": bool(whitespace), "whitespace_pattern": whitespace or None}
         misspelt = checks.misspelt(self.schema) if isinstance(self.schema, dict) else None
         if misspelt and not lenient:
-            raise ValueError(f"JSON schema at {misspelt} (lenient=True passes over it)")
-        leave = lenient or self.type is not None            # pydantic asks for the formats of its own
-        known, unknown = conditions.known(self.schema, _is_format) if leave else (self.schema, [])
-        self.masked, left_out = self._weaker(known)
+            raise ValueError(f"JSON schema at {misspelt} (lenient=True ignores it)")
+        ignores = lenient or self.type is not None          # pydantic checks formats of its own
+        known, unknown = conditions.known(self.schema, _is_format) if ignores else (self.schema, [])
+        masked, unmasked = self._masked_part(known)
         if isinstance(self.schema, dict) and (place := checks.unproductive(self.schema)):
             raise ValueError(
                 f"JSON schema at {place}: every instance would be infinite, since it needs another one of the same "
                 f"kind inside; a choice that ends, such as anyOf with null, would work"
             )
-        self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {self._json(self.masked)}'
+        self._masked = self._with_options(masked)
+        text = json.dumps(conditions.with_leap_years(self._masked))
+        self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {text}'
         self._warnings: list[str] = native.in_large_stack(
             lambda: LLMatcher.validate_grammar_with_warnings(self._grammar, limits=native.limits())[1]
         )
-        fate = "passed over" if self.type is None else "asked of the finished text"
+        fate = "ignored" if self.type is None else "checked on the finished text"
         self._warnings += ([misspelt] if misspelt else []) + [f"{each} is {fate}" for each in unknown]
-        self._warnings += [f"{each} is asked of the finished text" for each in left_out]
-        self._condition = functools.partial(conditions.Condition, known, _meets, _found_by)
-        self._asked = self._condition() if left_out else None
+        self._warnings += [f"{each} is checked on the finished text" for each in unmasked]
+        self._new_condition = functools.partial(conditions.Condition, known, _meets, _found_by)
+        self._condition = self._new_condition() if unmasked else None
 
     def index(self, vocab: VocabularyLike) -> TokenIndex | JsonSchemaIndex:
-        """Which tokens of a vocabulary may follow: of its automaton if it has one, else by llguidance."""
+        """Return the index of the tokens that may follow: of the automaton if there is one, else of llguidance."""
         return JsonSchemaIndex(self, vocab) if self.automaton is None else self.automaton.index(vocab)
 
     @property
     def automaton(self) -> JsonTexts | OpenTexts | None:
-        """What reads the texts and knows how far an end is; None if the schema has none, and `beyond` says why.
+        """Recognizer of the texts that knows the distance to an end; None if there is none (`fallback_reason`).
 
-        A DFA, or where some part may be any JSON a recognizer with a stack.
+        It is a DFA, or a recognizer with a stack if some part may be any JSON.
         """
         return self._compiled[0]
 
     @property
-    def beyond(self) -> str:
-        """What of the schema no automaton is made of, so that llguidance makes the masks; "" if there is nothing."""
+    def fallback_reason(self) -> str:
+        """Part of the schema that no automaton can express, so that llguidance makes the masks; "" if none."""
         return self._compiled[1]
 
     @property
     def warnings(self) -> list[str]:
         """Keywords that are checked on the finished text or ignored, and the warnings of llguidance."""
-        return self._warnings + [f"{each} is asked of the finished text" for each in self._compiled[2]]
+        return self._warnings + [f"{each} is checked on the finished text" for each in self._compiled[2]]
 
     @cached_property
     def _compiled(self) -> tuple[JsonTexts | OpenTexts | None, str, list[str], conditions.Condition | None]:
         """Automaton, reason if there is none, keywords left to the finished text, and their condition."""
-        beyond = ""
-        for schema, left_out in conditions.looser(json.loads(self._grammar.partition("%json ")[2])):
+        reason = ""
+        for schema, left_out in conditions.looser(self._masked):
             try:
                 texts = texts_of(schema, self)
-                return texts, "", left_out, self._asked or (self._condition() if left_out else None)
-            except (Beyond, ValueError) as error:       # jsonschema may read less than llguidance
-                beyond = beyond or str(error)
-        return None, beyond, [], self._asked
+                return texts, "", left_out, self._condition or (self._new_condition() if left_out else None)
+            except (NotCompilable, ValueError) as error:        # jsonschema may read less than llguidance
+                reason = reason or str(error)
+        return None, reason, [], self._condition
 
     def parse(self, text: str) -> Any:
-        """The value that a text writes, an object of the type if the schema is that of one.
+        """Return the value that a text writes, an object of the type if the schema is that of a type.
 
-        A ValueError if it writes none, or a keyword that is no part of the masks does not hold.
+        Raises ValueError if the text is not JSON, or a keyword that masks do not enforce does not hold.
         """
         try:
             value = json.loads(text)
-            asked = self._compiled[3]
-            failed = asked(value) if asked else ""
+            condition = self._compiled[3]
+            failed = condition(value) if condition else ""
         except RecursionError:
             raise ValueError("the text is nested too deep to be read") from None
         if failed:
             raise ValueError(f"{failed} does not hold")
-        return value if self.type is None else json_types.read(self.type, str(text), json=True)
+        return value if self.type is None else types.read(self.type, str(text), json=True)
 
     def __repr__(self) -> str:
         text = json.dumps(self.schema)
-        return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{self._given})"
+        return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{self._arguments})"
 
-    def _weaker(self, schema: Any) -> tuple[Any, list[str]]:
-        """The strongest schema of those for masks that llguidance takes, and what is not in it."""
+    def _masked_part(self, schema: Any) -> tuple[Any, list[str]]:
+        """Return the strongest weakening of the schema that llguidance accepts, and the keywords it lacks."""
         own = self._options
         for weak, left_out, options in conditions.weaker(schema):
             self._options = own | options
@@ -199,22 +184,22 @@ class JsonSchema(Shared):
         raise ValueError(self._located(weak, message))
 
     def _error(self, schema: dict[str, Any] | bool) -> str:
-        """What llguidance says against the schema, "" if nothing."""
-        return native.error_of(self._json(schema))
+        """Return the error of llguidance for the schema, "" if there is none."""
+        return native.error_of(json.dumps(self._with_options(schema)))
 
-    def _json(self, schema: dict[str, Any] | bool) -> str:
-        """The schema with all options in it."""
+    def _with_options(self, schema: dict[str, Any] | bool) -> Any:
+        """Return the schema with all options in its "x-guidance"."""
         inside = schema if isinstance(schema, dict) else {}
         given = inside.get("x-guidance", {})
-        if schema is False or not isinstance(given, dict):                      # either way it is an error
-            return json.dumps(schema)
-        return json.dumps(inside | {"x-guidance": _escapes() | given | self._options})
+        if schema is False or not isinstance(given, dict):                      # an error either way
+            return schema
+        return inside | {"x-guidance": _escapes() | given | self._options}
 
     def _located(self, schema: Any, message: str) -> str:
-        """The message with its place: the innermost schema that has the error, and the keys without which it has not.
+        """Return the message with its place: the innermost schema that has the error, and the keys that cause it.
 
-        llguidance does not tell, so parts of the schema are tried in its place, the first few hundred, or fewer of a
-        large one.
+        llguidance does not name the place, so parts of the schema are tried instead: some hundred, or fewer of a large
+        schema.
         """
         place, node = "#", schema if isinstance(schema, dict) else {}
         shared = {key: node[key] for key in ("$defs", "definitions", "x-guidance") if key in node}
@@ -227,7 +212,7 @@ class JsonSchema(Shared):
         tried = [key for key in node if key not in shared and next(tries) < most + 50]
         rests = {key: {other: node[other] for other in node if other != key} for key in tried}
         keys = ", ".join(repr(key) for key, rest in rests.items() if self._error(shared | rest) != message)
-        hint = "; lenient=True passes over it" if message.startswith(("Unimplemented", "Unknown format")) else ""
+        hint = "; lenient=True ignores it" if message.startswith(("Unimplemented", "Unknown format")) else ""
         return f"JSON schema at {place}{keys and ', ' + keys}: {message}{hint}"
 
 
@@ -292,7 +277,7 @@ class JsonSchemaIndex(Index):
             return (*state, int(token)) if data else END
         if state is END:
             raise ValueError(f"token {int(token)} cannot follow: an eos has ended the text")
-        what = wording.token_name(token, data, token in self._eos)
+        what = explain.token_name(token, data, token in self._eos)
         raise ValueError(
             f"{self.constraint!r}: {what} cannot follow {self._text(state)[-60:]!r}: {self._expected(state)}"
         )
@@ -369,14 +354,31 @@ class JsonSchemaIndex(Index):
         return ids
 
     def _expected(self, state: State) -> str:
-        return wording.expected(self.next_bytes(state), self.accepts(state))
+        return explain.expected(self.next_bytes(state), self.accepts(state))
 
 
-def _file_meant(schema: object) -> str:
-    """What is said where the name of a file was given for what is in it."""
-    if isinstance(schema, os.PathLike) or (isinstance(schema, str) and is_file_name(schema)):
-        return f"; of a file give what is in it: JsonSchema(Path({os.fspath(schema)!r}).read_text())"
-    return ""
+def _read(schema: Any) -> Any:
+    """Return the schema as JSON values of its own. Raises ValueError if it is not JSON, no schema, or too large."""
+    is_text = isinstance(schema, str)
+    value = _converted(json.loads, schema) if is_text else schema
+    checks.check_size(value)
+    if not is_text:
+        value = json.loads(_converted(json.dumps, schema))
+    if not isinstance(value, (dict, bool)):
+        raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(value)}")
+    checks.check_references(value)
+    return value
+
+
+def _converted(convert: Callable[[Any], Any], schema: Any) -> Any:
+    try:
+        return convert(schema)
+    except RecursionError:
+        raise ValueError(f"the schema is nested more than {checks.MAX_DEPTH} deep") from None
+    except (TypeError, ValueError) as error:
+        is_file = isinstance(schema, os.PathLike) or (isinstance(schema, str) and is_file_name(schema))
+        hint = f"; for a file, pass its content: JsonSchema(Path({str(schema)!r}).read_text())" if is_file else ""
+        raise ValueError(f"the schema is not JSON: {error}{hint}") from None
 
 
 def _is_format(name: str) -> bool:
@@ -414,7 +416,7 @@ def _found_by(patterns: set[str]) -> dict[str, DFA]:
 
 @functools.cache
 def _format(name: str) -> JsonSchemaIndex:
-    return JsonSchemaIndex(JsonSchema({"type": "string", "format": name}, whitespace=False), wording.BYTES)
+    return JsonSchemaIndex(JsonSchema({"type": "string", "format": name}, whitespace=False), explain.BYTES)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Shapes: what a JSON schema says, without its references and combinators.
 
 `Reader(root).shape(schema)` reads a schema as llguidance does: keyword by keyword, in the order in which they stand,
-each narrowing (`both`) what those before it left. What it cannot be sure to read alike is `Beyond` it.
+each narrowing (`both`) what those before it left. What it cannot be sure to read alike is `NotCompilable` it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from llmppl.constraints.json.checks import KEYWORDS, target
 
-__all__ = ["ANY", "NEVER", "Array", "Beyond", "Choice", "Number", "Object", "Reader", "Shape", "String", "Words"]
+__all__ = ["ANY", "NEVER", "Array", "NotCompilable", "Choice", "Number", "Object", "Reader", "Shape", "String", "Words"]
 
 TYPES = "null", "boolean", "number", "string", "array", "object"
 APPLIED = "const", "enum", "allOf", "anyOf", "oneOf", "$ref"            # each narrows all that stands before it
@@ -24,7 +24,7 @@ OLD = "draft-03", "draft-04", "draft-06", "draft-07", "2019-09"        # `items`
 MAX_OPTIONS = 2_000                                 # of one choice
 
 
-class Beyond(Exception):
+class NotCompilable(Exception):
     """A schema is not, or not surely, within what is compiled here; says what of it."""
 
 
@@ -126,7 +126,7 @@ def both(a: Shape, b: Shape) -> Shape:
 
 def _both_numbers(a: Number, b: Number) -> Number:
     if a.step is not None and b.step is not None and a.step != b.step:
-        raise Beyond("multiples of two numbers")
+        raise NotCompilable("multiples of two numbers")
     return Number(
         _most(a.low, b.low), _least(a.high, b.high), _most(a.above, b.above), _least(a.below, b.below),
         a.integer or b.integer, b.step if a.step is None else a.step,
@@ -149,7 +149,7 @@ def _choice(options: Iterable[Shape]) -> Shape:
             return ANY
         found += option.options if isinstance(option, Choice) else [option]
         if len(found) > MAX_OPTIONS:
-            raise Beyond(f"a choice of more than {MAX_OPTIONS:,}")
+            raise NotCompilable(f"a choice of more than {MAX_OPTIONS:,}")
     return found[0] if len(found) == 1 else Choice(tuple(found))
 
 
@@ -165,15 +165,15 @@ class Reader:
         self.is_old = any(draft in named for draft in OLD)
 
     def shape(self, schema: Any) -> Shape:
-        """What a schema says; Beyond."""
+        """What a schema says; NotCompilable."""
         if isinstance(schema, bool):
             return ANY if schema else NEVER
         if schema is not self.root and isinstance(schema.get("$id", schema.get("id")), str):
-            raise Beyond("a part with an $id")
+            raise NotCompilable("a part with an $id")
         if unread := schema.keys() & KEYWORDS - READ:
-            raise Beyond(", ".join(sorted(unread)))
+            raise NotCompilable(", ".join(sorted(unread)))
         if self.is_old and "const" in schema and "draft-04" in str(self.root.get("$schema")):
-            raise Beyond("const in draft 4")
+            raise NotCompilable("const in draft 4")
         found: Shape = ANY
         some: dict[str, Any] = {}
         for key, value in schema.items():
@@ -208,11 +208,11 @@ class Reader:
             self._references[name] = None
             schema = self.root if name == "#" else target(self.root, name)
             if not isinstance(schema, dict | bool):
-                raise Beyond(f"the reference {name}")
+                raise NotCompilable(f"the reference {name}")
             self._references[name] = self.shape(schema)
         found = self._references[name]
         if found is None:
-            raise Beyond("recursion")
+            raise NotCompilable("recursion")
         return found
 
     def _simple(self, some: dict[str, Any], schema: dict[str, Any]) -> Shape:

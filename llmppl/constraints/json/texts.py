@@ -23,6 +23,7 @@ from llmppl.constraints.automata.budget import Budget, TooLarge
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.lazy_dfa import Machine
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, NFA, Fragment
+from llmppl.constraints.automata.numerals import plain
 from llmppl.constraints.automata.operations import Edge
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.constraint import VocabularyLike
@@ -33,7 +34,7 @@ from llmppl.constraints.json.shapes import (
     ANY,
     NEVER,
     Array,
-    Beyond,
+    NotCompilable,
     Choice,
     Number,
     Object,
@@ -180,7 +181,7 @@ class _Stacked:
 
 
 def texts_of(schema: Any, constraint: Any) -> JsonTexts | OpenTexts:
-    """The texts of a schema; Beyond if it is not within reach.
+    """The texts of a schema; NotCompilable if it is not within reach.
 
     Parameters
     ----------
@@ -190,7 +191,7 @@ def texts_of(schema: Any, constraint: Any) -> JsonTexts | OpenTexts:
     """
     options = schema.get("x-guidance", {}) if isinstance(schema, dict) else {}
     if options.keys() - OPTIONS or not options.get(ESCAPES):
-        raise Beyond("options of llguidance")
+        raise NotCompilable("options of llguidance")
     blank = options.get("whitespace_pattern")
     if blank is None and options.get("whitespace_flexible", True):
         blank = ANY_BLANKS
@@ -205,7 +206,7 @@ def texts_of(schema: Any, constraint: Any) -> JsonTexts | OpenTexts:
         texts = JsonTexts(builder.nfa, constraint)
         return texts.explore(MAX_STATES) if builder.branches else texts
     except (TooLarge, RecursionError) as error:
-        raise Beyond(str(error)) from None
+        raise NotCompilable(str(error)) from None
 
 
 class _Builder:
@@ -238,7 +239,7 @@ class _Builder:
     def value(self, shape: Shape, follow: int) -> int:
         """A state that reads a value and becomes `follow`."""
         if len(self.nfa) > MAX_PARTS:
-            raise Beyond(f"more than {MAX_PARTS:,} states")
+            raise NotCompilable(f"more than {MAX_PARTS:,} states")
         if follow == DEAD:
             return DEAD
         match shape:
@@ -268,7 +269,7 @@ class _Builder:
         if shape.low is None or shape.low != shape.high or not shape.above is shape.below is shape.step is None:
             return self.among(scalars.number(shape), follow)
         is_meant = not shape.integer or shape.low == int(shape.low)
-        return self.text(scalars.plain(shape.low).encode(), follow) if is_meant else DEAD
+        return self.text(plain(shape.low).encode(), follow) if is_meant else DEAD
 
     def string(self, shape: String, follow: int) -> int:
         if len(shape.languages) == 1 and shape.languages[0][0] == "const":
@@ -283,7 +284,7 @@ class _Builder:
         if shape.most is not None and shape.least > shape.most:
             return DEAD
         if max(shape.least, shape.most or 0) * len(scalars.character()) > MAX_PARTS:
-            raise Beyond("a long string")
+            raise NotCompilable("a long string")
         end = self.text(b'"', follow)
         if shape.most is None:
             state = self.nfa.star(lambda again: self.nfa.read(scalars.character(), again), end)
@@ -320,7 +321,7 @@ class _Builder:
         close = self.text(b"}", follow)
         self._pairs += sum(not required for _, _, required in shape.named()) ** 2
         if self._pairs > MAX_PAIRS:
-            raise Beyond(f"more than {math.isqrt(MAX_PAIRS):,} optional properties")
+            raise NotCompilable(f"more than {math.isqrt(MAX_PAIRS):,} optional properties")
         first, later = self.others(shape, close)    # what may stand before anything, and behind a property
         for name, value, required in reversed(list(shape.named())):
             item = self.item(_chain(json.dumps(name, ensure_ascii=False).encode()), value, self.gap(later))

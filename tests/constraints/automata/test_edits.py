@@ -202,8 +202,8 @@ def test_errors_say_what_is_wrong_and_what_works():
     for wrong, message in [
         ({"k": -1}, "k must be at least 0, not -1"),
         ({"k": 1, "insert": 0}, "insert must be at least 1, not 0"),
-        ({"k": 1, "alphabet": "abc"}, "the alphabet 'abc' holds 'abc'; it holds single characters only"),
-        ({"k": 1, "alphabet": ["a", ""]}, r"the alphabet \('a', ''\) holds ''; it holds single characters only"),
+        ({"k": 1, "alphabet": "abc"}, "the alphabet 'abc' holds 'abc'; single characters such as"),
+        ({"k": 1, "alphabet": ["a", ""]}, r"the alphabet \('a', ''\) holds ''; single characters such as"),
         ({"k": 1, "alphabet": []}, r"the alphabet \(\) has no character; '\[ -~\]' or"),
         ({"k": 1, "alphabet": "[a"}, "unterminated character set"),
         ({"k": 200_000}, "k=200000 edits of Regex.* is too large: more than 1,000,000 states; a smaller k"),
@@ -212,7 +212,7 @@ def test_errors_say_what_is_wrong_and_what_works():
             within(word, **wrong)
     for wrong, message in [
         ({"k": 1.5}, "k must be an integer, not 1.5"),
-        ({"k": 1, "alphabet": [97]}, r"the alphabet \(97,\) holds what is no str"),
+        ({"k": 1, "alphabet": [97]}, r"the alphabet \(97,\) has an element that is no str"),
         ({"k": 1, "delete": False}, "delete must be an integer, not False"),
     ]:
         with pytest.raises(TypeError, match=message):

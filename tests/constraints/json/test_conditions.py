@@ -185,8 +185,8 @@ def test_the_command_line_asks_the_finished_text(tmp_path):
 def test_what_is_left_to_the_end_is_told_with_its_place():
     schema = {"properties": {"tags": {"type": "array", "uniqueItems": True}}, "not": {"required": ["a"]}}
     assert JsonSchema(schema).warnings == [
-        "#, 'not' is asked of the finished text",
-        "#/properties/tags, 'uniqueItems' is asked of the finished text",
+        "#, 'not' is checked on the finished text",
+        "#/properties/tags, 'uniqueItems' is checked on the finished text",
     ]
     with pytest.raises(ValueError, match=r"^#/properties/tags, 'uniqueItems' does not hold$"):
         JsonSchema(schema).parse('{"tags": ["x", "x"]}')
@@ -374,7 +374,7 @@ def test_a_death_at_the_end_names_the_validator_and_the_text():
 
 def test_formats_of_pydantic_alone_are_asked_of_the_finished_text():
     constraint = JsonSchema(list[Base64Str])
-    assert constraint.warnings == ["#/items, 'format' is asked of the finished text"]
+    assert constraint.warnings == ["#/items, 'format' is checked on the finished text"]
     assert constraint.parse('["YQ=="]') == ["a"] and read(constraint, '["a"]').complete
     with pytest.raises(ValueError, match="0: Base64 decoding error"):
         constraint.parse('["a"]')
@@ -411,7 +411,7 @@ def test_real_schemas_with_conditions_take_what_is_valid_and_nothing_else():
             constraint = JsonSchema(case["schema"])
         except ValueError:
             continue
-        if any("is asked of the finished text" in warning for warning in constraint.warnings):
+        if any("is checked on the finished text" in warning for warning in constraint.warnings):
             values = [in_order(test["data"], constraint.schema, constraint.schema) for test in case["tests"]]
             taken += [is_taken(constraint, value) for value in values]
             valid += [test["valid"] for test in case["tests"]]

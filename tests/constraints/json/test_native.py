@@ -240,7 +240,7 @@ def test_equal_items_are_found_as_json_has_it_in_linear_time():
 
 def test_a_schema_that_doubles_the_work_with_each_level_is_refused_by_its_count():
     twice = chained(40, '{"anyOf": [{"$ref": "NEXT"}, {"$ref": "NEXT"}]}')
-    with pytest.raises(ValueError, match="asks more than 250,000 times of the text"):
+    with pytest.raises(ValueError, match="takes more than 250,000 keywords"):
         JsonSchema({"not": {"$ref": "#/$defs/a0"}, "$defs": twice["$defs"]}).parse('"a"')
 
 
@@ -287,12 +287,12 @@ def test_a_bound_that_is_asked_at_the_end_gives_the_law_of_the_exact_automaton(s
 
     def too_large(schema, constraint):
         if any(bound in json.dumps(schema) for bound in ("maxLength", "maxItems")):
-            raise json_texts.Beyond("more than 100,000 states")
+            raise json_texts.NotCompilable("more than 100,000 states")
         return build(schema, constraint)
 
     monkeypatch.setattr("llmppl.constraints.json.schema.texts_of", too_large)
     loose, by_text_loose, constraint = law(schema)
-    assert any("is asked of the finished text" in each for each in constraint.warnings)
+    assert any("is checked on the finished text" in each for each in constraint.warnings)
     assert loose == pytest.approx(exact) and by_text_loose == pytest.approx(by_text)
 
 

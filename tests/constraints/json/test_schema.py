@@ -18,7 +18,9 @@ from packaging.version import Version
 from llmppl.constraints import Vocabulary
 from llmppl.constraints.json import native
 from llmppl.constraints.json import schema as json_schema
+from llmppl.constraints.json.conditions import with_leap_years
 from llmppl.constraints.json.schema import JsonSchema, JsonSchemaIndex
+from llmppl.constraints.masks import explain
 from llmppl.constraints.masks.index import END
 
 SHARED = ROOT.parent / "shared"
@@ -70,7 +72,7 @@ def oracle(constraint: JsonSchema):
     """Whether an unread matcher that knows bytes only, and was told nothing of forcing, reads a text; and may end."""
     tokens = [*BYTES[:255], b"", b""]
     facts = types.SimpleNamespace(eos_token_id=256, bos_token_id=None, tokens=tokens, special_token_ids=[])
-    grammar = LLMatcher.grammar_from_json_schema(constraint._json(constraint.schema))
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(with_leap_years(constraint._with_options(constraint.schema))))
     unread = LLMatcher(LLTokenizer(TokenizerWrapper(facts)), grammar, log_level=0)
 
     @functools.lru_cache(1)
@@ -231,6 +233,29 @@ def test_what_a_schema_admits(text, inside):
         assert not inside
 
 
+@pytest.mark.parametrize("more", [{}, {"pattern": "2"}, {"minLength": 1}])
+@pytest.mark.parametrize("is_native", [False, True])
+def test_dates_have_a_leap_day_in_leap_years_only(is_native, more):
+    constraint = JsonSchema({"type": "string", "format": "date", **more}, whitespace=False)
+    vocab = explain.BYTES
+    index = JsonSchemaIndex(constraint, vocab) if is_native else constraint.index(vocab)
+
+    def admits(date):
+        try:
+            return index.accepts(index.after(f'"{date}"'))
+        except ValueError:
+            return False
+
+    leap_years = {0, 4, 2000, 2024, 2400}
+    for year in leap_years | {1900, 2023, 2100}:
+        assert admits(f"{year:04}-02-29") == (year in leap_years)
+        assert admits(f"{year:04}-02-28") and not admits(f"{year:04}-02-30")
+    checked = JsonSchema({"not": {"format": "date"}})
+    assert checked.parse('"2023-02-29"') == "2023-02-29"
+    with pytest.raises(ValueError, match="'not' does not hold"):
+        checked.parse('"2024-02-29"')
+
+
 def test_the_whitespace_option():
     def admits(text, **options):
         index = JsonSchemaIndex(JsonSchema({"type": "array", "items": {"type": "integer"}}, **options), SMALL)
@@ -380,7 +405,7 @@ def test_reprs_are_worth_reading():
         ("3", "a JSON schema is an object, true or false, not 3"),
         ("[]", r"a JSON schema is an object, true or false, not \[\]"),
         (False, "JSON schema at #: Unsatisfiable schema: schema is false"),
-        ({"$dynamicRef": "#a"}, r"JSON schema at #, '\$dynamicRef': Unimplemented keys: .*lenient=True passes over it"),
+        ({"$dynamicRef": "#a"}, r"JSON schema at #, '\$dynamicRef': Unimplemented keys: .*lenient=True ignores it"),
         (
             {"properties": {"not": {}, "b": {"items": {"$dynamicRef": "#a", "type": "array"}}}},
             r"JSON schema at #/properties/b/items, '\$dynamicRef': Unimplemented",
@@ -412,7 +437,7 @@ def test_a_place_is_found_in_a_large_schema_too():
 
 def test_lenient_passes_over_what_is_unknown_and_says_so():
     constraint = JsonSchema({"items": {"enum": [1], "format": "iri"}, "$dynamicRef": "#a"}, lenient=True)
-    assert constraint.warnings == ["#, '$dynamicRef' is passed over", "#/items, 'format' is passed over"]
+    assert constraint.warnings == ["#, '$dynamicRef' is ignored", "#/items, 'format' is ignored"]
     index = JsonSchemaIndex(constraint, SMALL)
     assert index.accepts(index.after("[1,1]"))
     assert JsonSchema(POINT).warnings == []

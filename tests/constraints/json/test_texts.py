@@ -206,7 +206,7 @@ def differences(constraint: JsonSchema, rng: random.Random, num_texts: int, give
 @pytest.mark.parametrize("whitespace", [" ?", True, False])
 def test_texts_of_a_schema_are_those_of_llguidance(i, whitespace):
     constraint = JsonSchema(WITHIN[i], whitespace=whitespace)
-    assert constraint.automaton is not None and constraint.beyond == ""
+    assert constraint.automaton is not None and constraint.fallback_reason == ""
     rng = random.Random(i)
     digits = [f"{rng.choice(['', '-'])}{rng.choice(['0', '1', '3', '10', '12', '17', '102'])}" for _ in range(30)]
     fractions = ["", ".0", ".5", ".50", ".4501", ".33", ".330", ".7500001", "e1"]
@@ -224,7 +224,7 @@ def test_texts_of_drawn_schemas_are_those_of_llguidance(seed):
         assert "nsatisfiable" in str(error)
         return
     if constraint.automaton is None:
-        assert "too large" in constraint.beyond
+        assert "too large" in constraint.fallback_reason
         return
     assert differences(constraint, rng, 10) == []
 
@@ -339,17 +339,17 @@ def test_masks_within_are_those_of_all_texts_of_so_many_tokens(schema):
 @pytest.mark.parametrize("why", BEYOND)
 def test_what_is_beyond_an_automaton_is_read_by_llguidance_and_said(why):
     constraint = JsonSchema(BEYOND[why])
-    assert constraint.automaton is None and why in constraint.beyond
+    assert constraint.automaton is None and why in constraint.fallback_reason
     index = constraint.index(SMALL)
     assert isinstance(index, JsonSchemaIndex) and repr(index).startswith("JsonSchemaIndex(")
     assert repr(JsonSchema(RECORD).index(SMALL)).startswith("TokenIndex(JsonSchema(")
 
 
 def test_a_schema_that_grows_too_large_is_left_to_llguidance(monkeypatch):
-    assert JsonSchema(text(minLength=100_000)).beyond == "a long string"
+    assert JsonSchema(text(minLength=100_000)).fallback_reason == "a long string"
     some = CLOSED | {"properties": {"a": text(pattern="^(?:a|b)*a(?:a|b){3}$")}}
     monkeypatch.setattr(json_texts, "MAX_STATES", 10)
-    assert "more than 10 states" in JsonSchema({"anyOf": [some, CLOSED]}).beyond
+    assert "more than 10 states" in JsonSchema({"anyOf": [some, CLOSED]}).fallback_reason
     assert JsonSchema(some).automaton is not None
 
 
