@@ -1,7 +1,7 @@
 """Numbers and strings of JSON, as llguidance writes them, as fragments and automata over bytes.
 
-A string without a pattern may have any escapes. One with a pattern, a format or a constant is written in one way, but
-for control characters, which may be short (`\\n`) or long (`\\u000a`).
+A string without a pattern may have any escapes. A string with a pattern, a format or a constant has one spelling,
+except that control characters may be short (`\\n`) or long (`\\u000a`).
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ def number(shape: Number) -> DFA:
     return numbers & _multiples(int(shape.step))
 
 
-def _tighter(choose: Callable[..., float], closed: float | None, open_: float | None, free: float) -> tuple[float, bool]:
-    """Return the tighter of two bounds, `free` if there is none, and whether it is included."""
+def _tighter(
+    choose: Callable[..., float], closed: float | None, open_: float | None, free: float
+) -> tuple[float, bool]:
+    """Return the tighter of two bounds, or `free` if there is none, and whether it is included."""
     bound: float = choose(each for each in (closed, open_, free) if each is not None)
     return bound, bound != open_
 
@@ -80,8 +82,8 @@ def _integers(has_minus_zero: bool, low: float, high: float, low_in: bool, high_
 
 @lru_cache(64)
 def _multiples(step: int) -> DFA:
-    """Digits, perhaps behind a sign, that are a multiple: a state for every remainder, and one behind the sign."""
-    table = np.zeros((step + 3, 256), np.int32)     # 1 the start, 2 behind the sign, 3 + the remainder
+    """Return the multiples of `step`, with an optional sign: a state for every remainder, and one after the sign."""
+    table = np.zeros((step + 3, 256), np.int32)     # 1 the start, 2 after the sign, 3 + the remainder
     for digit in range(10):
         table[[1, 2], 48 + digit] = 3 + digit % step
         table[3:, 48 + digit] = 3 + (np.arange(step) * 10 + digit) % step
@@ -96,18 +98,18 @@ def _multiples(step: int) -> DFA:
 
 @lru_cache(1)
 def character() -> Fragment:
-    """One character of a string, escaped or not."""
+    """Return one character of a string, escaped or not."""
     return fragment(Regex(_CHARACTER).minimise())
 
 
 @lru_cache(1)
 def string() -> Fragment:
-    """A string of any characters, with its quotes."""
+    """Return a string of any characters, with its quotes."""
     return fragment(Regex(f'"{_CHARACTER}*"').minimise())
 
 
 def fragment(dfa: DFA) -> Fragment:
-    """An automaton that reads on from none of its ends, as a fragment; () if it has no texts."""
+    """Return an automaton as a fragment; its accepting states must have no edges. () if it has no texts."""
     if not dfa.start:
         return ()
     ends, rows = set(np.flatnonzero(dfa.accepting).tolist()), dfa.edges()
@@ -117,13 +119,13 @@ def fragment(dfa: DFA) -> Fragment:
 
 
 def other_names(names: Iterable[str]) -> Fragment:
-    """Strings that are not written like one of the names."""
+    """Return the strings that are not spelled like one of the names."""
     rows, copies = [list(row) for row in string()], dict[bytes, int]()  # of the states that begin a name
     for name in names:
         word, state = json.dumps(name, ensure_ascii=False).encode(), 0
         for at, byte in enumerate(word, 1):
             to = next((to for lo, hi, to in rows[state] if lo <= byte <= hi), None)
-            if to is None:                          # no string is written so, or the name is there already
+            if to is None:                          # no string is spelled so, or the name is a duplicate
                 break
             if at < len(word) and word[:at] not in copies:
                 copies[word[:at]] = len(rows)
@@ -134,7 +136,7 @@ def other_names(names: Iterable[str]) -> Fragment:
 
 
 def _redirected(row: list[Edge], byte: int, target: int | None) -> list[Edge]:
-    """The edges, but for one byte, which leads to `target` or nowhere."""
+    """Return the edges with one byte leading to `target`, or nowhere if it is None."""
     found: list[Edge] = []
     for lo, hi, to in row:
         if lo <= byte <= hi:
@@ -148,8 +150,8 @@ def _redirected(row: list[Edge], byte: int, target: int | None) -> list[Edge]:
 
 @lru_cache(256)
 def quoted(shape: String) -> Fragment:
-    """The strings of a shape that has languages, with quotes and escapes; () if there are none."""
-    parts = [_language(kind, what) for kind, what in shape.languages]
+    """Return the strings of a shape that has languages, with quotes and escapes; () if there are none."""
+    parts = [_language(kind, value) for kind, value in shape.languages]
     if shape.least or shape.most is not None:
         parts.append(Regex(f"(?s:.{{{shape.least},{'' if shape.most is None else shape.most}}})"))
     if len(parts) > 1:
@@ -174,7 +176,7 @@ def quoted(shape: String) -> Fragment:
 
 
 def _cut(lo: int, hi: int, to: int) -> Iterable[Edge]:
-    """The edge without the special bytes."""
+    """Yield the parts of an edge without the special bytes."""
     begin = lo
     for byte in (*(byte for byte in _SPECIAL if lo <= byte <= hi), hi + 1):
         if begin < byte:
@@ -183,8 +185,8 @@ def _cut(lo: int, hi: int, to: int) -> Iterable[Edge]:
 
 
 def _escapes(targets: dict[int, int], rows: list[list[Edge]]) -> int:
-    """A new row behind a backslash: what is escaped, and where it leads."""
-    behind = [(ord(_SHORT[byte]),) * 2 + (to,) for byte, to in targets.items() if byte in _SHORT]
+    """Append the rows after a backslash, and return the first: the escaped bytes and their targets."""
+    escaped = [(ord(_SHORT[byte]),) * 2 + (to,) for byte, to in targets.items() if byte in _SHORT]
     long: dict[int, list[Edge]] = {}                # by the third of the four digits
     for byte, to in targets.items():
         if byte not in (34, 92):
@@ -198,19 +200,19 @@ def _escapes(targets: dict[int, int], rows: list[list[Edge]]) -> int:
         rows.append(thirds)
         for byte in b"00":
             rows.append([(byte, byte, len(rows) - 1)])
-        behind.append((ord("u"), ord("u"), len(rows) - 1))
-    rows.append(sorted(behind))
+        escaped.append((ord("u"), ord("u"), len(rows) - 1))
+    rows.append(sorted(escaped))
     return len(rows) - 1
 
 
-def _language(kind: str, what: str) -> DFA:
+def _language(kind: str, value: str) -> DFA:
     if kind == "const":
-        return DFA.from_strings([what])
-    if kind == "format":
-        if what not in JSON_FORMATS:
-            raise NotCompilable(f"the format {what}")
-        return Regex(JSON_FORMATS[what])
-    return _pattern(what)
+        return DFA.from_strings([value])
+    if kind == "pattern":
+        return _pattern(value)
+    if value not in JSON_FORMATS:
+        raise NotCompilable(f"the format {value}")
+    return Regex(JSON_FORMATS[value])
 
 
 _SPACES = r"\t\n\x0b\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -226,7 +228,7 @@ _PART = re.compile(
 
 @lru_cache(256)
 def _pattern(pattern: str) -> DFA:
-    """Texts in which a pattern is found; NotCompilable where Python might read it otherwise than llguidance."""
+    """Return the texts in which a pattern is found. Raises NotCompilable if Python might read it differently."""
     text, at = "", 0
     while at < len(pattern):
         part = _PART.match(pattern, at)
@@ -234,14 +236,13 @@ def _pattern(pattern: str) -> DFA:
             raise NotCompilable(f"the pattern {pattern!r}")
         at = part.end()
         text += _rewritten(part, pattern)
-    alone = "|" not in text
-    begins = alone and text.startswith("^")
-    ends = alone and text.endswith(r"\Z")
+    has_choice = "|" in text
+    begins = text.startswith("^") and not has_choice
+    ends = text.endswith(r"\Z") and not has_choice
     bare = text[begins : len(text) - 2 * ends]
+    before, after = "" if begins else "(?s:.*)", "" if ends or not bare else "(?s:.*)"
     try:
-        return Regex("" if begins else "(?s:.*)") if not bare else Regex(
-            f"{'' if begins else '(?s:.*)'}(?:{bare}){'' if ends else '(?s:.*)'}"
-        )
+        return Regex(f"{before}(?:{bare}){after}")
     except ValueError as error:
         raise NotCompilable(f"the pattern {pattern!r}: {error}") from None
 

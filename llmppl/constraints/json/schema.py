@@ -1,11 +1,11 @@
-"""JSON Schema: which tokens may follow in a text that is to be an instance of a schema.
+"""JSON Schema: the tokens that may follow in a text that must be an instance of a schema.
 
-A schema within reach is an automaton, as a Regex is one (`llmppl.constraints.json.texts`). The others are read by
-llguidance, and a state is the tuple of tokens so far. Behind every state that was met lately stands a *matcher*,
-llguidance's parser with what it has read, copied from that of the longest known prefix, so that what texts share is
-read once. It is told not to force canonical tokens: a mask holds all tokens that fit.
+`texts.texts_of` compiles most schemas to an automaton. llguidance reads the others. Their states are the tuples of
+tokens so far. For each recently used state, the index keeps a *matcher*, llguidance's parser after these tokens. It is
+copied from that of the longest known prefix, so shared prefixes are read once. Forced tokenisation is switched off: a
+mask holds all tokens that fit.
 
-A matcher reads tokens of the vocabulary and, by ids past its end, single bytes: thus a state may begin with bytes.
+A matcher reads tokens of the vocabulary and, by ids past its end, single bytes, so a state may begin with bytes.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonSchema", "JsonSchemaIndex"]
 
-MATCHERS = 256                                      # kept by an index; each has some 30 bytes per byte of its text
+MATCHERS = 256                                      # kept by an index; each takes some 30 bytes per byte of its text
 MASK_BYTES = 1 << 26                                # of masks kept by an index
 TRIES = 3_000_000                                   # characters of parts of a schema that are tried to place an error
-MAX_FOUND = 100_000                                 # states of all patterns that the finished text is asked for
-BLANK = " ?"                                        # the whitespace that a record in a line has
+MAX_FOUND = 100_000                                 # states of all patterns that are checked on the finished text
+BLANK = " ?"                                        # whitespace of a record in one line
 
 
 class JsonSchema(Shared):
     """The JSON texts that are instances of a schema, as far as llguidance knows JSON Schema (draft 2020-12).
 
-    Narrower than the standard: properties come in the order of the schema, then those it does not name; integers have
-    no fraction or exponent; a `format` must hold; the text has no whitespace around it. Wider: names that the schema
+    Narrower than the standard: properties come in the order of the schema, then those it does not name. Integers have
+    no fraction or exponent. A `format` must hold. The text has no whitespace around it. Wider: names that the schema
     does not list may repeat.
 
     Masks cannot enforce some keywords (`not`, `oneOf` of schemas that overlap, `if`, `uniqueItems`, `contains`,
@@ -217,13 +217,14 @@ class JsonSchema(Shared):
 
 
 class JsonSchemaIndex(Index):
-    """For every text so far, which tokens of a vocabulary may follow; its methods mean what those of TokenIndex mean.
+    """Index of a schema over a vocabulary, by llguidance; its methods mean the same as those of TokenIndex.
 
-    States are tuples of tokens, and END after an eos; `after` gives (bytes,), to which tokens are added. Copies are the
-    index itself, so that particles share what it has read: `num_read` tokens, one for a new state with a known prefix.
+    States are tuples of tokens, and END after an eos. `after` returns (bytes,), to which tokens are added. A copy is
+    the index itself, so particles share the work: `num_read` counts the tokens, one for a new state with a
+    known prefix.
 
-    A ValueError if no token of the vocabulary can begin an instance; by any method, if a state is not one of this
-    index, or if llguidance reaches one of its limits, which only extreme schemas do.
+    Raises ValueError if no token of the vocabulary can begin an instance. Every method raises it for a state of another
+    index, and if llguidance reaches one of its limits, which only extreme schemas do.
     """
 
     start: State = ()
@@ -250,16 +251,16 @@ class JsonSchemaIndex(Index):
         return f"JsonSchemaIndex({self.constraint!r}, {len(self._tokens)} tokens, {kept} masks)"
 
     def mask(self, state: State) -> Bools:
-        """Tokens that may follow `state`: (V,) bool ndarray, read-only, True at every eos iff `state` accepts."""
+        """Return the tokens that may follow: (V,) bool ndarray, read-only, True at every eos iff `state` accepts."""
         return self._look(state)[0]
 
     def accepts(self, state: State) -> bool:
-        """Whether the text may end in `state`; at END it has."""
+        """Return whether the text may end in `state`; True at END."""
         return self._look(state)[1]
 
     @in_turn
     def next_bytes(self, state: State) -> bytes:
-        """The bytes that may follow `state`, ascending; b"" if none may."""
+        """Return the bytes that may follow `state`, ascending; b"" if there are none."""
         if state is END:
             return b""
         matcher = self._matcher(state)
@@ -269,7 +270,7 @@ class JsonSchemaIndex(Index):
         return bytes(np.flatnonzero(bits[len(self._tokens) :][:256]).tolist())
 
     def advance(self, state: State, token: int) -> State:
-        """The state after `token`, END after an eos; a ValueError if `token` may not follow `state`."""
+        """Return the state after `token`, END after an eos. Raises ValueError if `token` may not follow `state`."""
         if not 0 <= token_id(token) < len(self._tokens):
             raise ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(self._tokens) - 1}")
         data = self._tokens[token]
@@ -284,7 +285,7 @@ class JsonSchemaIndex(Index):
 
     @in_turn
     def after(self, text: str | bytes) -> State:
-        """The state after a text that is already there; a ValueError if no instance begins with it."""
+        """Return the state after an existing text. Raises ValueError if no instance begins with it."""
         data = bytes_of(text)
         matcher = self._root.deep_copy()
         at = matcher.try_consume_tokens(self._ids((data,)))
@@ -297,7 +298,7 @@ class JsonSchemaIndex(Index):
 
     @in_turn
     def _find(self, state: State) -> tuple[Bools, bool]:
-        """The mask, which states with equal sets share, and whether the text may end."""
+        """Return the mask, which states with equal sets share, and whether the text may end."""
         mask, accepts = np.zeros(len(self._tokens), bool), state is END
         if state is not END:
             matcher = self._matcher(state)
@@ -312,7 +313,7 @@ class JsonSchemaIndex(Index):
         return self._distinct.put(key, mask) if known is None else known, accepts
 
     def _matcher(self, state: State) -> LLMatcher:
-        """The matcher that has read `state`, begun by that of the longest prefix that is kept."""
+        """Return the matcher that has read `state`, started from that of the longest stored prefix."""
         if not isinstance(state, tuple):
             raise ValueError(f"{state!r} is not a state of this index, whose states are tuples of tokens and END")
         known = len(state)
@@ -334,7 +335,7 @@ class JsonSchemaIndex(Index):
         return matcher
 
     def _check_limits(self) -> None:
-        """A ValueError if llguidance gives up at the start, or at a first byte that may stand there."""
+        """Check that llguidance does not give up at the start, or after a possible first byte. Raises ValueError."""
         for byte in self.next_bytes(()):
             self.after(b"%c" % byte)
 
@@ -346,7 +347,7 @@ class JsonSchemaIndex(Index):
         return b"".join(part if isinstance(part, bytes) else self._tokens[part] for part in state)
 
     def _ids(self, parts: tuple[Any, ...]) -> list[int]:
-        """What a matcher reads for parts of a state; byte 255, which never fits, where a part is no token."""
+        """Return the ids of parts of a state for a matcher; a part that is no token becomes byte 255, which never fits."""
         V, ids = len(self._tokens), list[int]()
         for part in parts:
             is_token = isinstance(part, (int, np.integer)) and 0 <= part < V and self._tokens[part]
@@ -389,16 +390,16 @@ def _is_format(name: str) -> bool:
 
 
 def _meets(name: str, text: str) -> bool:
-    """Whether a text has a format, as masks have it; a ValueError if they know none of this name."""
+    """Return whether a text has a format, as in the masks. Raises ValueError for an unknown format."""
     index = _format(name)
     try:
         return index.accepts(index.after(json.dumps(text, ensure_ascii=False)))
-    except ValueError:                                  # no such text begins, or it is no Unicode
+    except ValueError:                                  # no instance begins so, or the text is no Unicode
         return False
 
 
 def _found_by(patterns: set[str]) -> dict[str, DFA]:
-    """By pattern, the texts in which `re.search` finds it; a ValueError if an automaton cannot, or is too large."""
+    """Return for each pattern the texts in which `re.search` finds it. Raises ValueError if no automaton can tell."""
     found, left = dict[str, DFA](), MAX_FOUND
     for pattern in sorted(patterns):
         flags, bare = re.compile(pattern).flags & ~re.UNICODE, re.sub(r"^\(\?[a-zA-Z]+\)", "", pattern)
@@ -410,7 +411,7 @@ def _found_by(patterns: set[str]) -> dict[str, DFA]:
             raise TooLarge(f"JSON schema: the pattern {pattern!r:.80}", error.count) from None
         except ValueError as error:
             why = str(error).partition("\n")[0]
-            raise ValueError(f"JSON schema: the pattern {pattern!r:.80} cannot be asked of the text: {why}") from None
+            raise ValueError(f"JSON schema: the pattern {pattern!r:.80} cannot be checked on the text: {why}") from None
     return found
 
 
@@ -421,16 +422,16 @@ def _format(name: str) -> JsonSchemaIndex:
 
 @functools.cache
 def _escapes() -> dict[str, bool]:
-    """The option that allows `\\u` escapes of all characters, where this llguidance has it: from 1.8 on."""
+    """Return the option that allows `\\u` escapes of all characters, if this llguidance has it (from 1.8 on)."""
     option = {"json_allow_general_unicode_escapes": True}
     return {} if native.error_of(json.dumps({"x-guidance": option})) else option
 
 
 @once
 def _tokenizer_of(vocab: VocabularyLike) -> tuple[LLTokenizer, list[bytes]]:
-    """The tokens and 256 bytes, as llguidance wants them; and the tokens, b"" where special.
+    """Return the tokens and 256 bytes as llguidance wants them, and the tokens with b"" for special ones.
 
-    llguidance has an eos of its own, past the bytes: those of the vocabulary are the index's business.
+    llguidance has an eos of its own, after the bytes; the index handles those of the vocabulary.
     """
     tokens = trie_of(vocab).tokens
     shown = [*tokens, *(b"%c" % byte for byte in range(256)), b""]

@@ -1,7 +1,7 @@
-"""Python types as JSON: the schema of a type, and what reads its values. Both are pydantic's.
+"""Python types as JSON: the schema of a type, and the reader of its values. Both are pydantic's.
 
-The schema is narrowed to what every text of it can be read back from: objects have no members that their type does not
-name, and formats are regular expressions (`llmppl.constraints.automata.formats`), since readers of schemas differ in them.
+The schema is narrowed so that every text of it can be read back. Objects have no members that their type does not name,
+and formats are regular expressions (`automata/formats.py`), because readers of schemas interpret formats differently.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["read", "schema_of"]
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The JSON schema of a type; a TypeError if its values have no JSON, an ImportError without pydantic."""
+    """Return the JSON schema of a type. Raises TypeError if its values have no JSON, ImportError without pydantic."""
     return _of(kind)[1]
 
 
 def read(kind: Any, value: Any, *, json: bool) -> Any:
-    """`value`, or the JSON text that it is, as an object of a type; a ValueError if it is none."""
+    """Return `value`, which is JSON text if `json`, as an object of a type. Raises ValueError if it is none."""
     from pydantic import ValidationError
 
     adapter = _of(kind)[0]
@@ -67,7 +67,7 @@ def _made(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
 
 
 def _narrow(node: dict[str, Any]) -> None:
-    """No members that are not named, no format without its pattern, and choices by a tag as choices."""
+    """Forbid unnamed members, replace formats by patterns, and read choices by a tag as `anyOf`."""
     if node.get("type") == "object":
         node.setdefault("additionalProperties", False)
     if node.get("format") in FORMATS:
@@ -77,7 +77,7 @@ def _narrow(node: dict[str, Any]) -> None:
 
 
 def _readable(kind: Any) -> Any:
-    """The type with every `typing.TypedDict` in it as that of `typing_extensions`, which pydantic wants before 3.12."""
+    """Replace every `typing.TypedDict` in a type by that of `typing_extensions`, which pydantic needs before 3.12."""
     if sys.version_info >= (3, 12):
         return kind
     if typing.is_typeddict(kind) and type(kind).__module__ == "typing":

@@ -72,7 +72,8 @@ def oracle(constraint: JsonSchema):
     """Whether an unread matcher that knows bytes only, and was told nothing of forcing, reads a text; and may end."""
     tokens = [*BYTES[:255], b"", b""]
     facts = types.SimpleNamespace(eos_token_id=256, bos_token_id=None, tokens=tokens, special_token_ids=[])
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps(with_leap_years(constraint._with_options(constraint.schema))))
+    schema = with_leap_years(constraint._with_options(constraint.schema))
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
     unread = LLMatcher(LLTokenizer(TokenizerWrapper(facts)), grammar, log_level=0)
 
     @functools.lru_cache(1)
