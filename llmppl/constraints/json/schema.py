@@ -347,7 +347,7 @@ class JsonSchemaIndex(Index):
         return b"".join(part if isinstance(part, bytes) else self._tokens[part] for part in state)
 
     def _ids(self, parts: tuple[Any, ...]) -> list[int]:
-        """Return the ids of parts of a state for a matcher; a part that is no token becomes byte 255, which never fits."""
+        """Return the ids of parts of a state for a matcher; no token becomes byte 255, which never fits."""
         V, ids = len(self._tokens), list[int]()
         for part in parts:
             is_token = isinstance(part, (int, np.integer)) and 0 <= part < V and self._tokens[part]
