@@ -20,7 +20,8 @@ TYPES = "null", "boolean", "number", "string", "array", "object"
 APPLIED = "const", "enum", "allOf", "anyOf", "oneOf", "$ref"            # each narrows all keywords before it
 READ = frozenset(
     "type minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format prefixItems "
-    "items additionalItems minItems maxItems properties additionalProperties required $defs definitions".split()
+    "items additionalItems minItems maxItems properties additionalProperties minProperties required $defs "
+    "definitions".split()
 ).union(APPLIED)
 OLD = "draft-03", "draft-04", "draft-06", "draft-07", "2019-09"        # `items` may be a list, `prefixItems` is unknown
 MAX_OPTIONS = 2_000                                 # of one choice
@@ -76,6 +77,7 @@ class Object:
     properties: Mapping[str, Shape]
     additional: Shape
     required: tuple[str, ...] = ()
+    least: int = 0                                  # properties; 1, or more if as many are required
 
     def named(self) -> Iterator[tuple[str, Shape, bool]]:
         """Yield (name, shape, is required); required names without a shape of their own come last."""
@@ -124,7 +126,8 @@ def intersect(a: Shape, b: Shape) -> Shape:
     if isinstance(a, Object) and isinstance(b, Object):
         named = {name: intersect(shape, b.properties.get(name, b.additional)) for name, shape in a.properties.items()}
         named |= {name: intersect(a.additional, shape) for name, shape in b.properties.items() if name not in named}
-        return Object(named, intersect(a.additional, b.additional), tuple(dict.fromkeys(a.required + b.required)))
+        required = tuple(dict.fromkeys(a.required + b.required))
+        return Object(named, intersect(a.additional, b.additional), required, max(a.least, b.least))
     return NEVER
 
 
@@ -236,7 +239,10 @@ class Reader:
             return self._array(some)
         named = {name: self.shape(part) for name, part in some.get("properties", {}).items()}
         required = tuple(dict.fromkeys(some.get("required", ())))
-        return Object(named, self.shape(some.get("additionalProperties", True)), required)
+        least = some.get("minProperties", 0)
+        if least > max(1, len(required)):
+            raise NotCompilable("minProperties above 1")
+        return Object(named, self.shape(some.get("additionalProperties", True)), required, least)
 
     def _array(self, some: dict[str, Any]) -> Shape:
         first, rest = some.get("prefixItems", []), some.get("items", True)

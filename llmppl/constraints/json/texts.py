@@ -341,13 +341,14 @@ class _Builder:
 
     def additional_properties(self, shape: Object, close: int) -> tuple[int, int]:
         """Read unnamed properties or the end: the states for the start of an object, and for after a property."""
+        empty = DEAD if shape.least else close
         if shape.additional == NEVER:
-            return close, close
+            return empty, close
         again = self.nfa.add(())
         item = self.property(scalars.other_names(name for name, _, _ in shape.named()), shape.additional, again)
         later = self.nfa.split([self.text(b",", self.whitespace(item)), close])
         self.nfa.epsilon[again] = (self.whitespace(later),)
-        return self.nfa.split([item, close]), later
+        return self.nfa.split([item, empty]), later
 
     def property(self, name: Fragment, value: Shape, follow: int) -> int:
         return self.nfa.read(name, self.whitespace(self.text(b":", self.whitespace(self.value(value, follow)))))

@@ -80,6 +80,10 @@ SHAPES = [
      "type": "object"},
     {"oneOf": [{"type": "string"}, {"type": "integer"}]},
     {"type": "array", "items": {"type": "array", "items": B, "maxItems": 2}},
+    CLOSED | {"properties": {"a": A, "b": B, "c": C}, "minProperties": 1},
+    {"type": "object", "additionalProperties": B, "minProperties": 1},
+    {"allOf": [CLOSED | {"properties": {"a": A, "b": B}}, {"type": "object", "minProperties": 1}]},
+    CLOSED | {"properties": {"a": A, "b": B, "c": C}, "required": ["c", "a"], "minProperties": 2},
 ]  # fmt: skip
 OPEN = [
     True, {}, {"type": "object"}, {"type": "array"},
@@ -89,6 +93,7 @@ OPEN = [
     {"anyOf": [{"type": "object", "properties": {"a": A}, "required": ["a"]}, {"type": "object", "required": ["b"]}]},
     {"anyOf": [CLOSED | {"properties": {"a": C}}, {"type": "object", "properties": {"a": {}}}, {"type": "array"}]},
     {"properties": {"a": {"type": "object", "properties": {"b": {}, "c": A}}}, "required": ["a", "z"]},
+    {"type": "object", "minProperties": 1}, CLOSED | {"properties": {"a": {}, "b": {}}, "minProperties": 1},
 ]  # fmt: skip
 WITHIN = NUMBERS + STRINGS + SHAPES + OPEN
 ZERO = WITHIN.index(number(exclusiveMinimum=0, maximum=5e-7))           # of which llguidance takes 0 for an instance
