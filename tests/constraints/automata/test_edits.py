@@ -25,7 +25,7 @@ COSTS = st.fixed_dictionaries({name: st.sampled_from([1, 1, 2, None]) for name i
 
 
 def table(member, text, alphabet, insert=1, delete=1, substitute=1):
-    """The least cost of the edits that make `text` of `member`, by Wagner & Fischer's table; inf if none do."""
+    """Return the least cost of edits that make `text` of `member`, by Wagner & Fischer's table; inf if none do."""
     never = float("inf")
     insert, delete, substitute = (never if cost is None else cost for cost in (insert, delete, substitute))
     least = {(-1, -1): 0}
@@ -42,7 +42,7 @@ def table(member, text, alphabet, insert=1, delete=1, substitute=1):
 
 
 def undone(text, edits):
-    """The member of the language that the edits were made to."""
+    """Return the member of the language that the edits were made to."""
     for _, place, wanted, found in reversed(edits):
         assert text[place : place + len(found)] == found
         text = text[:place] + wanted + text[place + len(found) :]

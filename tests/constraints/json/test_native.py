@@ -1,7 +1,7 @@
-"""Native code behind checks: hostile schemas, texts and files end in a result or a ValueError, never with the process.
+"""Native code after checks: hostile schemas, texts and files end in a result or a ValueError, never with the process.
 
-Each case runs in a process of its own with 4 GB of memory and a limit on its time. Schemas are read in a thread with
-512 KiB of stack, as a server's may have.
+Each case runs in a process of its own with 4 GB of memory and a time limit. Schemas are read in a thread with 512 KiB
+of stack, as in a server.
 """
 
 import json
@@ -28,7 +28,7 @@ SECONDS = 60                                            # of CPU, for one case
 
 
 def chained(n, form):
-    """n definitions, each of which holds a reference to the next in a form."""
+    """Return n definitions, each of which refers to the next in the given form."""
     parts = {f"a{i}": json.loads(form.replace("NEXT", f"#/$defs/a{i + 1}")) for i in range(n)}
     return {"$ref": "#/$defs/a0", "$defs": {**parts, f"a{n}": {"type": "integer"}}}
 
@@ -55,7 +55,7 @@ KEYS = ["allOf", "anyOf", "oneOf", "not", "if", "items", "properties", "prefixIt
 
 
 def corpus():
-    """(name, schema) of hostile schemas."""
+    """Return (name, schema) of hostile schemas."""
     for form in FORMS:
         for n in repetitions([3, 40, 300, 1000, 5000, 30_000], [300, 5000]):
             yield f"{n} of {form}", chained(n, form)

@@ -57,7 +57,7 @@ SCHEMAS = {
 
 
 def spelled(index: JsonSchemaIndex, data: bytes):
-    """The state after the fewest tokens that spell `data`."""
+    """Return the state after the fewest tokens that spell `data`."""
     state = index.start
     for token in index.vocab.spell(data):
         state = index.advance(state, token)
@@ -69,7 +69,7 @@ def text_of(index: JsonSchemaIndex, state) -> bytes:
 
 
 def oracle(constraint: JsonSchema):
-    """Whether an unread matcher that knows bytes only, and was told nothing of forcing, reads a text; and may end."""
+    """Return a test by a matcher over bytes, without forced tokens, of whether a text is read and may end."""
     tokens = [*BYTES[:255], b"", b""]
     facts = types.SimpleNamespace(eos_token_id=256, bos_token_id=None, tokens=tokens, special_token_ids=[])
     schema = with_leap_years(constraint._with_options(constraint.schema))
@@ -91,7 +91,7 @@ def oracle(constraint: JsonSchema):
 
 
 def differences(index: JsonSchemaIndex, state, fits, ids=None) -> list[int]:
-    """The ids at which the mask differs from trying the tokens one by one; what begins with a misfit is a misfit."""
+    """Return the ids at which the mask differs from trying the tokens one by one; a misfit's extensions are misfits."""
     vocab, text, mask, wrong = index.vocab, text_of(index, state), index.mask(state), []
     first = {byte for byte in BYTES if fits(text, byte)[0]}
     for id in range(len(vocab)) if ids is None else ids:
@@ -104,7 +104,7 @@ def differences(index: JsonSchemaIndex, state, fits, ids=None) -> list[int]:
 
 
 def walk(index: JsonSchemaIndex, rng, length: int):
-    """The states of a random walk; among the tokens of each step the short ones and the closing ones are likelier."""
+    """Return the states of a random walk in which short and closing tokens are likelier."""
     state = index.start
     states = [state]
     for t in range(length + 200):

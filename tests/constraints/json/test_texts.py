@@ -106,7 +106,7 @@ BEYOND = {
 
 
 def drawn_schema(rng: random.Random, depth: int = 3):
-    """A schema within reach, with all that it may have inside."""
+    """Draw a schema that compiles, with parts of all kinds."""
     kind = rng.choice(["leaf"] * 3 + ["array", "object", "object", "choice", "both"] * (depth > 0))
     if kind == "leaf":
         return rng.choice(NUMBERS + STRINGS + OPEN[:4])
@@ -128,7 +128,7 @@ def drawn_schema(rng: random.Random, depth: int = 3):
 
 
 def matcher_of(constraint: JsonSchema):
-    """An unread matcher of llguidance that knows bytes only."""
+    """Return an unread matcher of llguidance that knows bytes only."""
     facts = types.SimpleNamespace(
         eos_token_id=256, bos_token_id=None, tokens=[*BYTES[:255], b"", b""], special_token_ids=[]
     )
@@ -136,7 +136,7 @@ def matcher_of(constraint: JsonSchema):
 
 
 def read_by(matcher, data: bytes) -> tuple[int, bool]:
-    """How many bytes llguidance reads of a text, and whether it may end there."""
+    """Return how many bytes of a text llguidance reads, and whether the text may end there."""
     matcher = matcher.deep_copy()
     read = matcher.try_consume_tokens(list(data))
     return read, read == len(data) and matcher.is_accepting()
@@ -153,7 +153,7 @@ def read_by_automaton(automaton, data: bytes) -> tuple[int, bool]:
 
 
 def drawn(automaton, rng: random.Random, length: int = 60) -> bytes:
-    """A text that an automaton accepts, byte by byte; what closes is likelier, and where it is long, what ends."""
+    """Draw a text that an automaton accepts, byte by byte; closing bytes are likelier, ending ones in long texts."""
     left = list(map(bytes_left, (automaton.control, automaton.inside) if is_open(automaton) else (automaton,)))
     state, data = automaton.start, bytearray()
     while not automaton.accepts(state) or (automaton.row(state).any() and rng.random() < 0.5 and len(data) < length):
@@ -180,7 +180,7 @@ def bytes_behind(automaton, left: list[np.ndarray], state: int) -> float:
 
 
 def bytes_left(automaton) -> np.ndarray:
-    """How many bytes every state is from the end, at least."""
+    """Return for every state the least number of bytes to the end."""
     table = automaton.explore().table
     left = np.where(automaton.accepting, 0.0, np.inf)
     while True:
@@ -192,14 +192,14 @@ def bytes_left(automaton) -> np.ndarray:
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """One byte more, less or another, or the beginning alone."""
+    """Return the text with one byte added, removed or changed, or a prefix of it."""
     at = rng.randrange(len(data) + 1)
     tail = rng.choice([data[at:], data[at + 1 :], data[at + 1 :], b""])
     return data[:at] + bytes([rng.choice(EDITS)]) * (rng.random() < 0.6) + tail
 
 
 def differences(constraint: JsonSchema, rng: random.Random, num_texts: int, given=()) -> list[bytes]:
-    """Texts that the automaton and llguidance do not read alike, of drawn and mutated and given ones."""
+    """Return the texts, drawn, mutated or given, on which the automaton and llguidance disagree."""
     matcher, automaton = matcher_of(constraint), constraint.automaton
     texts = [drawn(automaton, rng) for _ in range(num_texts)]
     texts += [mutated(each, rng) for each in texts for _ in range(4)]
@@ -235,7 +235,7 @@ def test_texts_of_drawn_schemas_are_those_of_llguidance(seed):
 
 
 def real_schemas(count: int) -> list[tuple[dict, list[bytes]]]:
-    """Schemas of jsonschemabench, with texts that belong to some of them."""
+    """Return schemas of jsonschemabench, with texts that belong to some of them."""
     folder = SHARED / "evaldata" / "jsonschemabench"
     if not folder.exists():
         pytest.skip("jsonschemabench is not at hand")
@@ -265,7 +265,7 @@ def test_texts_of_real_schemas_are_those_of_llguidance(capsys):
 
 
 def either_pattern(validator, pattern, value, schema):
-    """Digits of other scripts are none of llguidance's \\d, as in ECMA-262, and their blanks are some of its \\s."""
+    """Yield an error unless a pattern is found in a value, with digits and blanks as either Unicode's or ECMA-262's."""
     if isinstance(value, str) and not (re.search(pattern, value) or re.search(pattern, value, re.ASCII)):
         yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
 
@@ -401,7 +401,7 @@ NESTED = Vocabulary([*PLAIN, *JOINED, b""], [len(PLAIN) + len(JOINED)])
 
 
 def fewest_tokens(index, state, most: int) -> float:
-    """How many tokens lead to an end, by all ways of at most `most`; inf if none does."""
+    """Return the least number of tokens that lead to an end, by all paths of at most `most`; inf if there is none."""
     level, seen = {state}, {state}
     for length in range(most + 1):
         if any(map(index.accepts, level)):
@@ -449,7 +449,7 @@ def test_any_json_nests_as_deep_as_one_likes_and_its_index_is_not_saved(tmp_path
 
 
 def test_a_record_with_any_members_mostly_ends_in_time():
-    """What nests at the limit may die; where no end is known, nearly all does."""
+    """Nested values at the limit may die; without known distances, nearly all do."""
     scores = np.random.default_rng(1).normal(size=(5, len(NESTED.tokens)))
     lm = table_lm(lambda ids: scores[len(ids) % 5].tolist(), NESTED.tokens[:-1])
     schema = JsonSchema({"properties": {"a": {"type": "integer"}, "b": {}}, "type": "object", "required": ["a", "b"]})
