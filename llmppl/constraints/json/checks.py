@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import unquote
 
 __all__ = [
-    "KEYWORDS", "MAX_DEPTH", "check_references", "check_size", "in_order", "misspelt", "parts", "target",
-    "unproductive",
+    "KEYWORDS", "MAX_DEPTH", "check_references", "check_size", "in_order", "misspelt", "parts", "places",
+    "target", "unproductive",
 ]  # fmt: skip
 
 MAX_DEPTH = 120                                     # of nested objects and arrays; llguidance reads 127
@@ -87,9 +87,7 @@ def check_references(schema: Any) -> None:
             f"the schema has {len(refs):,} parts that a $ref points to, {longest:,} levels deep together, so that a "
             f"path along them may be too long; at most {MAX_LEVELS:,} levels would work"
         )
-    nodes = [("#", schema)] if isinstance(schema, dict) else []
-    for place, node in nodes:                       # grows
-        nodes += [(place + way, part) for way, part in parts(node)]
+    nodes = places(schema) if isinstance(schema, dict) else []
     meet, before = dict.fromkeys((id(node) for _, node in nodes), 0), -1
     for _ in range(MAX_SWEEPS):                     # in both directions, since a $ref points either way
         if sum(meet.values()) == before:
@@ -115,8 +113,7 @@ def misspelt(schema: dict[str, Any]) -> str | None:
     if schema and not schema.keys() & (KEYWORDS | NOTES) and not any(map(_keyword_near, schema)):
         names = ", ".join(map(repr, list(schema)[:3]))
         return f'# has no keyword, so that any JSON would do: are {names} properties? {{"properties": {{...}}}}'
-    places = [("#", schema)]
-    for place, node in places:                      # grows
+    for place, node in places(schema, only_keywords=True):
         for key in node.keys() - KEYWORDS - NOTES:
             if meant := _keyword_near(key):
                 return f"{place}: {key!r} is no keyword: did you mean {meant!r}?"
@@ -125,7 +122,6 @@ def misspelt(schema: dict[str, Any]) -> str | None:
             near = difflib.get_close_matches(kind, TYPES, 1) if isinstance(kind, str) and kind not in TYPES else []
             if near:
                 return f"{place}, 'type': {kind!r} is no type: did you mean {near[0]!r}?"
-        places += [(place + way, part) for way, part in parts(node) if way.split("/")[1] in KEYWORDS]
     return None
 
 
@@ -167,14 +163,21 @@ def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from ((f"/{key}{way}", part) for way, part in inner.items() if isinstance(part, dict))
 
 
+def places(schema: dict[str, Any], only_keywords: bool = False) -> list[tuple[str, dict[str, Any]]]:
+    """Return a schema and all schemas inside it, with their places; with `only_keywords`, not below unknown names."""
+    found = [("#", schema)]
+    for place, node in found:                       # grows
+        inner = ((way, part) for way, part in parts(node) if not only_keywords or way.split("/")[1] in KEYWORDS)
+        found += [(place + way, part) for way, part in inner]
+    return found
+
+
 def unproductive(schema: dict[str, Any]) -> str | None:
     """Return the place of the outermost schema that has infinite instances only; None if there is none."""
-    places = [("#", schema)]
-    for place, node in places:                      # grows
-        places += [(place + way, part) for way, part in parts(node)]
-    open_ = {id(node) for _, node in places}        # not known to be productive
+    nodes = places(schema)
+    open_ = {id(node) for _, node in nodes}         # not known to be productive
     waiting: dict[int, list[dict[str, Any]]] = {}   # by the parts that may make them productive
-    todo = [node for _, node in places]
+    todo = [node for _, node in nodes]
     while todo:
         node = todo.pop()                           # the innermost first
         if id(node) in open_:
@@ -184,7 +187,7 @@ def unproductive(schema: dict[str, Any]) -> str | None:
             if not missing:
                 open_.remove(id(node))
                 todo += waiting.pop(id(node), ())
-    found = [place for place, node in places if id(node) in open_]
+    found = [place for place, node in nodes if id(node) in open_]
     return min(found, key=lambda place: place.count("/"), default=None)
 
 

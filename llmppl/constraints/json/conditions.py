@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from llmppl.constraints.automata.formats import JSON_FORMATS
-from llmppl.constraints.json.checks import KEYWORDS, parts, target
+from llmppl.constraints.json.checks import KEYWORDS, parts, places, target
 
 __all__ = ["Condition", "known", "looser", "weaker", "with_leap_years"]
 
@@ -95,14 +95,14 @@ def _is_left_out(level: int, node: dict[str, Any], key: str) -> bool:
 def _without(schema: Any, leave_out: Callable[[dict[str, Any], str], bool]) -> tuple[Any, list[str]]:
     """Return a copy without the selected keywords, and these with their places. Their contents are not examined."""
     left_out, rest = list[str](), copy.deepcopy(schema)
-    places = [("#", rest)] if isinstance(rest, dict) else []
-    for place, node in places:                      # grows
+    todo = [("#", rest)] if isinstance(rest, dict) else []
+    for place, node in todo:                        # grows, by the parts that are left
         for key in [key for key in node if leave_out(node, key)]:
             if (key, node[key]) != ("uniqueItems", False):
                 left_out.append(f"{place}, {key!r}")
             if key != "oneOf":                      # which stays, to be read as anyOf
                 del node[key]
-        places += [(place + way, part) for way, part in parts(node) if way.split("/")[1] in KEYWORDS]
+        todo += [(place + way, part) for way, part in parts(node) if way.split("/")[1] in KEYWORDS]
     return rest, left_out
 
 
@@ -256,10 +256,7 @@ def _values(schema: dict[str, Any], keyword: str) -> list[str]:
 
 def _nodes(schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a schema and all schemas inside it."""
-    nodes = [schema]
-    for node in nodes:                              # grows
-        nodes += [part for _, part in parts(node)]
-    return nodes
+    return [node for _, node in places(schema)]
 
 
 def _circle(schema: dict[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from llmppl.constraints.automata.formats import FORMATS
-from llmppl.constraints.json.checks import parts
+from llmppl.constraints.json.checks import places
 from llmppl.support.arguments import is_hashable, shown
 
 if TYPE_CHECKING:
@@ -58,10 +58,7 @@ def _made(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
             f"a constraint cannot be the type {shown(kind)}: {why}. A pydantic model, a dataclass, a TypedDict, "
             "Literal[...], an Enum, int, list[...] and the like would work; for other texts Regex(...) or Grammar(...)"
         ) from None
-    nodes = [schema]
-    for node in nodes:                              # grows
-        nodes += [part for _, part in parts(node)]
-    for node in nodes:
+    for _, node in places(schema):
         _narrow(node)
     return adapter, schema
 
