@@ -13,12 +13,14 @@ from decimal import Decimal
 
 __all__ = ["decimals_between", "digits_between", "either", "naturals", "plain", "signed"]
 
+ZEROS, NINES = (str.maketrans("0123456789", 10 * digit) for digit in "09")
 Magnitude = Callable[[float, float, bool, bool], str]               # low, high, and whether each is included
 
 
 def either(patterns: Iterable[str]) -> str:
-    """Return the pattern of the texts that match one of `patterns`."""
-    return f"(?:{'|'.join(patterns)})"
+    """Return the pattern of the texts that match one of `patterns`; a single one has no | outside groups."""
+    found = list(patterns)
+    return f"(?:{'|'.join(found)})" if len(found) > 1 else found[0]
 
 
 def plain(value: float) -> str:
@@ -28,13 +30,13 @@ def plain(value: float) -> str:
 
 
 def signed(low: float, high: float, low_in: bool, high_in: bool, magnitude: Magnitude) -> str:
-    """Return the pattern of the numbers from `low` to `high`, which may be infinite; -0 is not among them."""
+    """Return the pattern of the numbers from `low` to `high`, which may be infinite; for `Regex`, without a group."""
     choices = []
     if low < 0:
         choices.append("-" + magnitude(max(0, -high), -low, high < 0 and high_in, low_in))
     if high > 0 or (high == 0 and high_in):
         choices.append(magnitude(max(0, low), high, low < 0 or low_in, high_in))
-    return either(choices)
+    return "|".join(choices)
 
 
 def digits_between(first: int, last: int, decimals: int = 0) -> list[str]:
@@ -58,9 +60,9 @@ def _pointed(number: int, length: int, decimals: int) -> str:
 
 def _same_length(low: str, high: str) -> str:
     """Return the pattern of the numerals from `low` to `high`, which have the same length and point."""
-    zeros, nines = (re.sub("[0-9]", digit, low) for digit in "09")
-    if (low, high) == (zeros, nines):
-        return re.sub("[0-9]+", lambda run: f"[0-9]{{{len(run[0])}}}", re.escape(low))
+    zeros, nines = low.translate(ZEROS), low.translate(NINES)
+    if low == zeros and high == nines:
+        return r"\.".join(f"[0-9]{{{len(run)}}}" * bool(run) for run in low.split("."))
     if low[0] == high[0]:
         return re.escape(low[0]) + _same_length(low[1:], high[1:])
     choices = [low[0] + _same_length(low[1:], nines[1:]), high[0] + _same_length(zeros[1:], high[1:])]

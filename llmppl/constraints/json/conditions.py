@@ -35,6 +35,7 @@ NAMES = "patternProperties", "additionalProperties"         # without the first,
 LOOK = re.compile(r"\(\?<?[=!]")                    # look-around, in a pattern
 MAX_CALLS = 250_000                                 # keywords read for one text, some ten seconds
 IN_PLACE = frozenset("allOf anyOf oneOf not if then else dependencies dependentSchemas".split())   # of the same value
+DATES = {"date", "date-time"}
 DYNAMIC = "$dynamicRef", "$recursiveRef"
 
 Found = Mapping[str, Any]                           # pattern -> container of the texts in which it is found
@@ -62,10 +63,12 @@ def looser(schema: Any) -> Iterator[tuple[Any, list[str]]]:
 
 
 def with_leap_years(schema: Any) -> Any:
-    """Return a copy in which formats with a date also have a pattern, because llguidance admits 2023-02-29."""
+    """Return the schema with a pattern added to formats with a date, because llguidance admits 2023-02-29."""
+    if not isinstance(schema, dict) or not DATES.intersection(_values(schema, "format")):
+        return schema
     copied = copy.deepcopy(schema)
-    for node in _nodes(copied) if isinstance(copied, dict) else ():
-        if node.get("format") in ("date", "date-time"):
+    for node in _nodes(copied):
+        if node.get("format") in DATES:
             dates = {"pattern": f"^{JSON_FORMATS[node['format']]}$"}
             node["allOf"] = [*node.get("allOf", ()), dates]
     return copied
