@@ -89,7 +89,7 @@ class JsonSchema(Shared):
         LLMatcher = native.llguidance().LLMatcher
         self.type = schema if is_type(schema) else None
         self.schema: Any = _read(schema if self.type is None else types.schema_of(schema))
-        self._arguments = f", whitespace={whitespace!r}" * (whitespace != BLANK) + ", lenient=True" * lenient
+        self._given = f", whitespace={whitespace!r}" * (whitespace != BLANK) + ", lenient=True" * lenient
         self._options: dict[str, Any] = {}
         given = self.schema.get("x-guidance", {}) if isinstance(self.schema, dict) else {}
         has_own = isinstance(given, dict) and not given.keys().isdisjoint(("whitespace_flexible", "whitespace_pattern"))
@@ -169,7 +169,7 @@ class JsonSchema(Shared):
 
     def __repr__(self) -> str:
         text = json.dumps(self.schema)
-        return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{self._arguments})"
+        return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{self._given})"
 
     def _masked_part(self, schema: Any) -> tuple[Any, list[str]]:
         """Return the strongest weakening of the schema that llguidance accepts, and the keywords it lacks."""
