@@ -58,7 +58,8 @@ def no_token(
     if index is not None and left < math.inf and not (left and index.mask_within(state, left).any()):
         if not isinstance(index, JsonSchemaIndex):
             return f"{late}: give room"
-        return f"{late}: give room; llguidance makes its masks and looks for no end ({index.constraint.beyond})"
+        reason = index.constraint.fallback_reason
+        return f"{late}: give room; llguidance makes its masks and looks for no end ({reason})"
     if index is not None and not index.mask(state).any():
         return f"{name} cannot go on: what must follow is in no token of the vocabulary"
     allows = [name] * (index is not None) + ["the mask"] * masked

@@ -179,7 +179,7 @@ def _texts_of(schema: JsonSchema, name: str) -> DFA:
     if schema.warnings:
         why = f"{schema.warnings[0]}, which a query does not do"
     elif automaton is None:
-        why = f"a query wants an automaton, and there is none for {schema.beyond}"
+        why = f"a query wants an automaton, and there is none of {schema.fallback_reason}"
     elif not isinstance(automaton, DFA):
         why = "a part of it may be any JSON, which nests: say what is inside, and additionalProperties=false of objects"
     else:

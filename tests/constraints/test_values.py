@@ -203,8 +203,8 @@ def test_a_query_takes_types_and_schemas_that_are_written_as_json():
     "pattern, message",
     [
         (dict[str, Any], "may be any JSON, which nests: say what is inside"),
-        (JsonSchema({"enum": [[1, 1], [1]], "uniqueItems": True}), "'uniqueItems' is asked of the finished text"),
-        (JsonSchema({"type": "string", "format": "uri"}), "a query wants an automaton, and there is none for"),
+        (JsonSchema({"enum": [[1, 1], [1]], "uniqueItems": True}), "'uniqueItems' is checked on the finished text"),
+        (JsonSchema({"type": "string", "format": "uri"}), "a query wants an automaton, and there is none of"),
     ],
 )
 def test_a_query_refuses_a_schema_that_no_dfa_has_the_texts_of(pattern, message):

@@ -116,7 +116,7 @@ MISTAKES = [
     # ---- constraints
     (lambda: Grammar("sql.lark"), ValueError, r"'sql.lark' is the name of a file: Grammar.from_file\('sql.lark'\)"),
     (lambda: Grammar(Path("sql.lark")), TypeError, r"'sql.lark' is the name of a file: Grammar.from_file"),
-    (lambda: JsonSchema("a/record.json"), ValueError, r"what is in it: JsonSchema\(Path\('a/record.json'\).read_t"),
+    (lambda: JsonSchema("a/record.json"), ValueError, r"pass its content: JsonSchema\(Path\('a/record.json'\).read_t"),
     (lambda: JsonSchema(Path("record.json")), ValueError, r"JsonSchema\(Path\('record.json'\).read_text\(\)\)"),
     (lambda: JsonSchema({"propertyes": {}}), ValueError, AT + "#: 'propertyes' is no keyword: did you mean 'propert"),
     (lambda: JsonSchema({"items": {"max_length": 4}}), ValueError, AT + "#/items: 'max_length' .* mean 'maxLength'"),

@@ -1,8 +1,8 @@
-"""How large automata may get: one limit on states and on the work of making them, and one error.
+"""Limits on the size of automata, and the error that they raise.
 
-A `Budget` is spent while something is made, before the memory is taken, and raises `TooLarge` when it is spent. A state
-is one of a deterministic automaton, which takes a row of 1 KiB; a step is one transition looked at, or one member of a
-set of states that is kept. What has used up its budget ends within seconds and below 2 GiB.
+A `Budget` counts states and steps while an automaton is built, and raises `TooLarge` before the memory is taken. A
+state belongs to a deterministic automaton and takes a row of 1 KiB. A step is one transition that is examined, or one
+member of a stored set of states. A construction that exhausts its budget ends within seconds and below 2 GiB.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ __all__ = [
 
 MAX_STATES = 250_000                                # of a deterministic automaton
 MAX_STEPS = 20_000_000
-MAX_EDGES = 3_000_000                               # of a deterministic automaton that is taken apart
+MAX_EDGES = 3_000_000                               # of a deterministic automaton that is listed edge by edge
 MAX_NFA_STATES = 1_000_000                           # of an NFA, whose states are small
-MAX_SCANS = 50_000                                  # states of a grammar's lexer, each some sets of states of terminals
-MAX_KEPT = 5_000_000                                # states of terminals in those sets
-MAX_LEXED = 5_000_000                               # terminals of all selections that the parser makes
-MAX_SEARCHED = 5_000_000                            # runs of a grammar's parser, to see whether a text goes on
-MAX_ITEMS = 2_000_000                               # places in rules of all states of a parser
-MAX_TRIE = 2_000_000                                # prefixes of a list of strings, before equal ends are merged
+MAX_SCANS = 50_000                                  # states of a grammar's lexer: sets of terminals' states
+MAX_KEPT = 5_000_000                                # terminals' states in those sets
+MAX_LEXED = 5_000_000                               # terminals in all selections that the parser makes
+MAX_SEARCHED = 5_000_000                            # runs of a grammar's parser that test if a text can continue
+MAX_ITEMS = 2_000_000                               # positions in rules, over all states of a parser
+MAX_TRIE = 2_000_000                                # prefixes of a list of strings, before equal suffixes are merged
 
 REMEDY = "shorter counted repeats, fewer of them, or a smaller language would work"
 
 
 class TooLarge(ValueError):
-    """An automaton would pass its limit: `what` it is, the `count` that it passes, and what would work."""
+    """Error of an automaton that would pass a limit: `what` it is, the `count` that it passes, and a `remedy`."""
 
     def __init__(self, what: str, count: str, remedy: str = REMEDY) -> None:
         super().__init__(f"{what} is too large: {count}; {remedy}")
@@ -38,14 +38,14 @@ class TooLarge(ValueError):
 
 
 class Budget:
-    """The states and steps that one automaton may take.
+    """Count of the states and steps that one automaton has taken.
 
     Parameters
     ----------
     what : str
-        What is made, for the error.
+        Name of the automaton, for the error.
     remedy : str
-        What would work instead.
+        A change that would work, for the error.
     """
 
     __slots__ = ("remedy", "states", "steps", "what")
@@ -54,7 +54,7 @@ class Budget:
         self.what, self.remedy, self.states, self.steps = what, remedy, 0, 0
 
     def spend(self, states: int = 0, steps: int = 0) -> None:
-        """Count what is about to be made. TooLarge if that is more than there may be."""
+        """Count `states` and `steps` before they are made. Raises TooLarge above MAX_STATES or MAX_STEPS."""
         self.states += states
         self.steps += steps
         if self.states > MAX_STATES:
@@ -63,5 +63,5 @@ class Budget:
             raise self.refusal(f"more than {MAX_STEPS:,} steps to make its states")
 
     def refusal(self, count: str) -> TooLarge:
-        """The error for a limit that is passed: `count` says which."""
+        """Return the error for a passed limit; `count` names the limit."""
         return TooLarge(self.what, count, self.remedy)

@@ -1,9 +1,9 @@
-"""Intersections worked out over characters, not bytes.
+"""Intersections of automata, computed over characters instead of bytes.
 
-A language over bytes has many states inside characters: which letters of all alphabets are still possible. What decides
-an intersection are the states *between* characters and the *classes* of characters that no automaton tells apart, and
-both are few. So the product is made of those, and bytes come back only at the end, in an NFA whose every state can
-reach the end: its rows are worked out when they are met.
+An automaton over bytes has many states inside characters: they record which letters are still possible. An
+intersection depends only on the states *between* characters and on the *classes* of characters that no automaton
+distinguishes. Both are few, so the product is built from them. The result is an NFA over bytes in which every state can
+reach the end, and whose rows are computed on demand.
 """
 
 from __future__ import annotations
@@ -21,13 +21,26 @@ from llmppl.support.graphs import Memo, Numbering, reached
 
 __all__ = ["include_intersection"]
 
-Piece = tuple[int, int, bytes]                      # numbers lo..hi of a character, and where they lead
+Piece = tuple[int, int, bytes]                      # code point bits lo..hi, and the states (as bytes) they lead to
 
 
 def include_intersection(nfa: NFA, factors: Sequence[tuple[Automaton, bool]], budget: Budget) -> int:
-    """A state of `nfa` that reads the texts that are in every factor (not in it, where its flag is False), to the end.
+    """Add a state to `nfa` that reads the texts in all `factors`, up to the end of the text.
 
-    DEAD if there are none. TooLarge if the budget does not suffice; nothing is then added to `nfa`.
+    Parameters
+    ----------
+    factors : sequence of (automaton, bool)
+        False stands for the complement of the automaton.
+
+    Returns
+    -------
+    int
+        DEAD if the intersection is empty.
+
+    Raises
+    ------
+    TooLarge
+        The budget does not suffice. Nothing is then added to `nfa`.
     """
     dfas, signs = zip(*factors, strict=True)
     classes, steps = _over_characters(dfas, budget)
@@ -35,8 +48,8 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[Automaton, bool]], bu
     rows = [[0] * len(classes)]                     # state -> class -> next state
     for state in itertools.islice(numbers.met, 1, None):                # grows
         budget.spend(states=1, steps=10 * len(classes))
-        afters = zip(*(step[q] for step, q in zip(steps, state, strict=True)), strict=True)
-        rows.append([numbers[after] if all(itertools.compress(after, signs)) else 0 for after in afters])
+        targets = zip(*(step[q] for step, q in zip(steps, state, strict=True)), strict=True)
+        rows.append([numbers[target] if all(itertools.compress(target, signs)) else 0 for target in targets])
     columns = np.array(numbers.met[1:]).T           # (factors, states)
     ends = [dfa.accepting[column] == inside for column, (dfa, inside) in zip(columns, factors, strict=True)]
     accepting = np.append(False, np.logical_and.reduce(ends))
@@ -45,20 +58,20 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[Automaton, bool]], bu
 
 
 def _over_characters(dfas: Sequence[Automaton], budget: Budget) -> tuple[list[Ranges], list[dict[int, list[int]]]]:
-    """The classes of characters, and for each automaton: state between characters -> class -> next state."""
+    """Return the classes of characters, and for each automaton: state between characters -> class -> next state."""
     between = [_between(dfa, budget) for dfa in dfas]
     sizes = np.cumsum(list(map(len, between)))
     table = np.zeros((0, 256), np.int32)
-    first: list[int] = []                           # where each table begins in that of all
+    offsets: list[int] = []                         # of each automaton's rows in `table`
     for dfa in dfas:
-        first.append(len(table))
+        offsets.append(len(table))
         table = np.concatenate([table, np.where(dfa.table > 0, dfa.table + len(table), 0)])
-    everywhere = np.concatenate([np.array(some, np.int64) + at for some, at in zip(between, first, strict=True)])
+    everywhere = np.concatenate([np.array(some, np.int64) + at for some, at in zip(between, offsets, strict=True)])
     ranges: dict[bytes, list[tuple[int, int]]] = {}
     known: dict[tuple[int, bytes], list[Piece]] = {}
 
     def pieces(vector: NDArray[np.int64], pending: int) -> list[Piece]:
-        """Which numbers of `pending` bytes more lead where; a vector is where each state has come to."""
+        """Return the ranges that `pending` more bytes encode, each with the states after them, from states `vector`."""
         if not pending:
             return [(0, 0, vector.tobytes())]
         key = pending, vector.tobytes()
@@ -81,15 +94,14 @@ def _over_characters(dfas: Sequence[Automaton], budget: Budget) -> tuple[list[Ra
                     ranges.setdefault(key, []).append((lo, hi))
     ends = np.array([np.frombuffer(key, np.int32) for key in ranges])           # (C, states of all)
     steps: list[dict[int, list[int]]] = []
-    for some, at, columns in zip(between, first, np.split(ends, sizes[:-1], axis=1), strict=True):
-        after = np.where(columns > 0, columns - at, 0).T.tolist()
-        steps.append({0: [0] * len(ends)} | dict(zip(some, after, strict=True)))
+    for states, at, columns in zip(between, offsets, np.split(ends, sizes[:-1], axis=1), strict=True):
+        targets = np.where(columns > 0, columns - at, 0).T.tolist()
+        steps.append({0: [0] * len(ends)} | dict(zip(states, targets, strict=True)))
     return list(map(merged, ranges.values())), steps
 
 
 def _between(dfa: Automaton, budget: Budget) -> list[int]:
-    """The states between characters, the dead one left out."""
-
+    """Return the states between characters, without the dead state."""
 
     def after(state: int) -> list[int]:
         budget.spend(steps=50)
@@ -102,7 +114,7 @@ def _between(dfa: Automaton, budget: Budget) -> list[int]:
 
 
 def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: list[bool]) -> int:
-    """The state that begins these rows, as bytes; their targets count from 1, and 0 is dead."""
+    """Add `rows` over classes to `nfa` as states over bytes, and return the first. Targets count from 1; 0 is dead."""
 
     def fragment(some: tuple[int, ...]) -> Fragment:
         return utf8(merged(itertools.chain(*(classes[c] for c in some))))
@@ -110,9 +122,10 @@ def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: 
     fragments = Memo(fragment)
     entries = [nfa.add(()) for _ in rows]
     for entry, row, accepts in zip(entries, rows, accepting, strict=True):
-        by: dict[int, list[int]] = {0: []}
-        for c, after in enumerate(row):
-            by.setdefault(after, []).append(c)
-        reads = [(fragments[tuple(some)], entries[after - 1]) for after, some in by.items() if after]
+        classes_to: dict[int, list[int]] = {}
+        for c, target in enumerate(row):
+            classes_to.setdefault(target, []).append(c)
+        classes_to.pop(0, None)
+        reads = [(fragments[tuple(some)], entries[target - 1]) for target, some in classes_to.items()]
         nfa.defer(entry, reads, (ACCEPT,) * accepts)
     return entries[0]

@@ -1,6 +1,6 @@
-"""Counting by length: how many texts lead from a state to the end, and what follows from it.
+"""Counts of the texts of an automaton by length, and the enumeration and sampling that follow from them.
 
-Lengths are counted in characters. The counts of one length give those of the next, exactly, however large.
+Lengths are counted in characters. The counts for one length determine the counts for the next, exactly, however large.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from llmppl.support.locks import Turn, in_turn
 
 __all__ = ["Counts"]
 
-BYTES = (*LEAD_BYTES, (0x80, 0xBF))                 # leads of 0..3, and the rest
+BYTES = (*LEAD_BYTES, (0x80, 0xBF))                 # lead bytes with 0..3 bytes after them, and those bytes
 REST = 4
 
 
 class Counts:
-    """The numbers of texts from every state of an automaton to its end."""
+    """Number of texts of each length that lead from a state of an automaton to its end."""
 
     def __init__(self, machine: Machine) -> None:
         self.rows, self.start, self.accepting = machine.edges(), machine.start, machine.accepting
@@ -33,7 +33,7 @@ class Counts:
         self._counts = [self._inside(self.accepting.astype(int).tolist())]
 
     def completions(self, length: int) -> list[list[int]]:
-        """For p = 0..3, per state: the texts that finish a character by p bytes and go on for `length` characters."""
+        """Return counts[p][state], p = 0..3: the texts that finish a character by p bytes, then have `length` more."""
         if length >= len(self._counts):
             self._count_to(length)
         return self._counts[length]
@@ -47,20 +47,20 @@ class Counts:
             self._counts.append(self._inside(counts))
 
     def _inside(self, counts: list[int]) -> list[list[int]]:
-        """`counts` of the states between characters, then of those inside one, 1 to 3 bytes before its end."""
+        """Return `counts` for states between characters, then those for states 1 to 3 bytes before a character ends."""
         found = [counts]
         for _ in range(3):
             found.append(self._add(REST, found[-1], [0] * len(counts)))
         return found
 
     def _add(self, kind: int, after: list[int], counts: list[int]) -> list[int]:
-        """Add to `counts` those of the states that bytes of a kind lead to."""
+        """Add the counts of the targets of bytes of one kind to `counts`, and return it."""
         for state, choices in self._ways[kind].items():
             counts[state] += sum([number * after[t] for t, number in choices])
         return counts
 
     def of_bytes(self, length: int) -> int:
-        """The number of texts of `length` bytes."""
+        """Return the number of texts of `length` bytes."""
         weights = {self.start: 1}
         for _ in range(length):
             after: dict[int, int] = {}
@@ -71,10 +71,10 @@ class Counts:
         return sum(weight for state, weight in weights.items() if self.accepting[state])
 
     def enumerate(self) -> Iterator[str]:
-        """The texts, shorter ones first, those of one length by code points."""
+        """Yield the texts, shorter ones first, and those of one length by code points."""
         for length in itertools.count():
             counts = self.completions(length)[0]
-            if not any(counts):                     # of no state, so of no greater length
+            if not any(counts):                     # then no greater length has texts either
                 return
             yield from self._of_length(length) if counts[self.start] else ()
 
@@ -90,13 +90,13 @@ class Counts:
                     stack += [(t, left_then, pending_then, text + bytes((byte,))) for byte in range(hi, lo - 1, -1)]
 
     def _continuations(self, state: int, left: int, pending: int) -> list[tuple[int, int, int, int, int]]:
-        """(lo, hi, target, characters left, bytes pending) for the bytes from a state inside or between characters."""
+        """Return (lo, hi, target, characters left, bytes pending) for the bytes that may be read next."""
         if pending:
             return [(lo, hi, t, left, pending - 1) for lo, hi, t in self._arcs[REST][state]]
         return [(lo, hi, t, left - 1, p) for p in range(REST) for lo, hi, t in self._arcs[p][state]]
 
     def sample(self, rng: np.random.Generator, max_length: int) -> str | None:
-        """One of the texts of at most `max_length` characters, all equally likely; None if there are none."""
+        """Draw one of the texts of at most `max_length` characters, all equally likely. None if there are none."""
         sizes = [self.completions(length)[0][self.start] for length in range(max_length + 1)]
         if not sum(sizes):
             return None
@@ -116,12 +116,12 @@ class Counts:
 
 
 def _within(row: list[Edge], low: int, high: int) -> list[Edge]:
-    """The edges of a row for the bytes low..high."""
+    """Return the edges of `row` for the bytes low..high."""
     return [(max(lo, low), min(hi, high), t) for lo, hi, t in row if lo <= high and hi >= low]
 
 
 def _ways(row: list[Edge]) -> list[tuple[int, int]]:
-    """(target, number of bytes that lead there)."""
+    """Return (target, number of bytes that lead to it) for each target of `row`."""
     ways: dict[int, int] = {}
     for lo, hi, t in row:
         ways[t] = ways.get(t, 0) + hi - lo + 1
@@ -129,7 +129,7 @@ def _ways(row: list[Edge]) -> list[tuple[int, int]]:
 
 
 def _below(rng: np.random.Generator, bound: int) -> int:
-    """A whole number in [0, bound), uniformly, however large."""
+    """Draw a whole number in [0, bound) uniformly, however large `bound` is."""
     bits = (bound - 1).bit_length()
     while True:
         draw = int.from_bytes(rng.bytes((bits + 7) // 8), "little") & ((1 << bits) - 1)

@@ -1,7 +1,8 @@
-"""What a text leads to in an NFA: sets of its states, or threads that still owe something.
+"""Keys of deterministic states: the sets of NFA states, or of threads, that a text leads to.
 
-These are the keys of which `llmppl.constraints.automata.lazy_dfa` makes the states of deterministic automata: `Subsets` follows all
-states at once where there are no guards, and `Threads` follows them with their obligations, in order or as a set.
+`lazy_dfa` numbers these keys as states of a deterministic automaton. `Subsets` follows all NFA states at once and
+serves NFAs without guards. `Threads` follows *threads*, which are NFA states with pending lookaheads, either in order
+of preference or as a set.
 
 Sources: Rabin & Scott (1959), for the subset construction; Cox (2010), "Regular expression matching in the wild", for
 leftmost-first automata.
@@ -25,24 +26,24 @@ __all__ = ["Subsets", "Thread", "Threads", "unguarded"]
 
 
 class Thread(NamedTuple):
-    """An NFA state, the obligations it still owes, and, if it has matched and waits for them, for how many bytes."""
+    """An NFA state, its pending lookaheads, and for a match that waits for them, the number of bytes since it ended."""
 
     state: int
-    owes: Owes = frozenset()
+    pending_lookaheads: Lookaheads = frozenset()
     since: int = 0
 
 
-Obligation = tuple[bool, frozenset[Thread]]         # positive: one of the threads must reach FOUND; else none may
-Owes = frozenset[Obligation]
+Lookahead = tuple[bool, frozenset[Thread]]          # True: one of the threads must reach FOUND; False: none may
+Lookaheads = frozenset[Lookahead]
 Context = tuple[int, ...]                           # the state of every tracker
-Facts = tuple[bool, ...]                            # whether each tracker accepts
+Facts = tuple[bool, ...]                            # for every tracker, whether it accepts
 Key = int | frozenset[int]
 
 
 class Subsets:
-    """Rabin & Scott: the set of NFA states that a text leads to, for an NFA without guards.
+    """Subset construction (Rabin & Scott) for an NFA without guards.
 
-    A key is such a set, or the state itself where it is one.
+    A key is the set of NFA states that a text leads to, or the state itself if the set has one member.
     """
 
     def __init__(self, nfa: NFA, start: Iterable[int]) -> None:
@@ -82,8 +83,8 @@ class Subsets:
         return sorted(moves, key=itemgetter(0))
 
     def _swept(self, found: Sequence[Sequence[Edge]]) -> list[tuple[int, int, Key]]:
-        """The moves of states with any edges."""
-        events: dict[int, list[tuple[int, int]]] = {}       # byte -> targets that begin (1) or end (-1) there
+        """Return the moves from states whose edges overlap in any way."""
+        events: dict[int, list[tuple[int, int]]] = {}       # byte -> targets that start (1) or stop (-1) there
         for lo, hi, target in itertools.chain(*found):
             events.setdefault(lo, []).append((target, 1))
             events.setdefault(hi + 1, []).append((target, -1))
@@ -117,17 +118,18 @@ def _states(key: Key) -> Iterable[int]:
 
 
 class Threads:
-    """Threads with obligations: the same construction for an NFA with guards, in order (leftmost first) or without.
+    """The subset construction for an NFA with guards, in order of preference (leftmost first) or as a set.
 
-    A key is (threads, context). Every thread reads the same text, so trackers run beside them, once for all. A
-    positive obligation is dropped when one of its threads reaches FOUND, and kills its owner when none is left; a
-    negative one the other way round. A thread that owes more than another in the same state is not kept.
+    A key is (threads, context). The trackers of `Behind` guards advance once for all threads, since every thread reads
+    the same text. A positive lookahead is dropped when one of its threads reaches FOUND, and kills its owner when no
+    thread is left. A negative one does the opposite. Of two threads in one state, the one with more lookaheads is
+    dropped if it has all lookaheads of the other.
     """
 
     def __init__(self, nfa: NFA, ordered: bool = False) -> None:
         nfa.settle()
         self.nfa, self.ordered = nfa, ordered
-        self.pending = False                        # whether some match had to wait for the text after it
+        self.needs_lookahead = False                # True once a match had to wait for the text after it
         behinds = [guard.tracker for guard in nfa.guards.values() if isinstance(guard, Behind)]
         self.trackers = list(dict.fromkeys(behinds))
         context = tuple(tracker.start for tracker in self.trackers)
@@ -135,7 +137,7 @@ class Threads:
         self.start = (self._settle(self.closure(nfa.start, context)), context)
 
     def closure(self, state: int, context: Context) -> tuple[Thread, ...]:
-        """What `state` becomes without reading, where `context` is what came before, most preferred first."""
+        """Return the threads that `state` becomes without reading, after text that led to `context`, in order."""
         return self._closures[state, tuple(t.accepts(at) for t, at in zip(self.trackers, context, strict=True))]
 
     def _close(self, key: tuple[int, Facts]) -> tuple[Thread, ...]:
@@ -147,88 +149,93 @@ class Threads:
             if thread in seen:
                 continue
             seen.add(thread)
-            guard, owes = self.nfa.guards.get(thread.state), thread.owes
+            guard, pending = self.nfa.guards.get(thread.state), thread.pending_lookaheads
             if isinstance(guard, Behind):
                 if facts[self.trackers.index(guard.tracker)] != guard.positive:
                     continue
             elif guard is not None:
-                more = self._owe(guard.positive, self._closures[guard.entry, facts])
-                if more is None:
+                added = self._lookahead(guard.positive, self._closures[guard.entry, facts])
+                if added is None:
                     continue
-                owes |= more
+                pending |= added
             elif not self.nfa.epsilon[thread.state]:
                 order.append(thread)
-            stack.extend(Thread(choice, owes) for choice in reversed(self.nfa.epsilon[thread.state]))
+            stack.extend(Thread(choice, pending) for choice in reversed(self.nfa.epsilon[thread.state]))
         return tuple(order)
 
-    def _owe(self, positive: bool, threads: Iterable[Thread]) -> Owes | None:
-        """The obligation that one (no) thread reaches FOUND, as a set: empty if it is met, None if it cannot be."""
+    def _lookahead(self, positive: bool, threads: Iterable[Thread]) -> Lookaheads | None:
+        """Return {the lookahead that one thread (none, unless `positive`) reaches FOUND}.
+
+        Returns the empty set if that already holds, and None if it cannot hold any more.
+        """
         kept = self._prune(threads)
-        met = Thread(FOUND) in kept
-        if kept and not met:
+        found = Thread(FOUND) in kept
+        if kept and not found:
             return frozenset(((positive, frozenset(kept)),))
-        return frozenset() if met == positive else None
+        return frozenset() if found == positive else None
 
     def _prune(self, threads: Iterable[Thread]) -> list[Thread]:
-        """The threads that owe least, of those in the same state."""
-        kept, least = list[Thread](), dict[int, list[Owes]]()
-        for state, owes, _ in sorted(threads, key=lambda thread: len(thread.owes)):
+        """Drop threads whose lookaheads include those of another thread in the same state."""
+        kept, least = list[Thread](), dict[int, list[Lookaheads]]()
+        for state, pending, _ in sorted(threads, key=lambda thread: len(thread.pending_lookaheads)):
             rest = least.setdefault(state, [])
-            if not any(other <= owes for other in rest):
-                rest.append(owes)
-                kept.append(Thread(state, owes))
+            if not any(other <= pending for other in rest):
+                rest.append(pending)
+                kept.append(Thread(state, pending))
         return kept
 
     def _settle(self, threads: Iterable[Thread]) -> frozenset[Thread] | tuple[Thread, ...]:
-        """The threads worth following: in order, and none after a match that is certain; or all, as a set."""
+        """Return the threads worth following: a pruned set, or in order up to the first match that has no lookahead."""
         if not self.ordered:
             return frozenset(self._prune(threads))
         kept = tuple(dict.fromkeys(threads))
-        ends = (end for end, thread in enumerate(kept, 1) if thread.state == ACCEPT and not thread.owes)
+        ends = (end for end, (state, pending, _) in enumerate(kept, 1) if state == ACCEPT and not pending)
         return kept[: next(ends, None)]
 
     def _advance(self, threads: Iterable[Thread], byte: int, context: Context) -> Iterator[Thread]:
-        """The threads after one more byte, where `context` holds after it."""
-        for state, owes, since in threads:
+        """Yield the threads after one more byte, where `context` is the trackers' state after that byte."""
+        for state, pending, since in threads:
             self.nfa.budget.spend(steps=20)
-            if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its obligations
-                after = (Thread(state, since=since + (state == ACCEPT)),) * bool(owes)
+            if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its lookaheads
+                after = (Thread(state, since=since + (state == ACCEPT)),) * bool(pending)
             else:
                 after = ()
                 for lo, hi, target in self.nfa.edges(state):
                     if lo <= byte <= hi:
                         after = self.closure(target, context)
                         break
-            rest = self._pay(owes, byte, context) if after else None
-            if rest is not None:
-                yield from (Thread(new.state, new.owes | rest, new.since) for new in after) if rest else after
+            rest = self._advance_lookaheads(pending, byte, context) if after else None
+            if rest:
+                yield from (Thread(target, new | rest, since) for target, new, since in after)
+            elif rest is not None:
+                yield from after
 
-    def _pay(self, owes: Owes, byte: int, context: Context) -> Owes | None:
-        """The obligations after one more byte; None if one of them can no longer be met."""
-        left: Owes = frozenset()
-        for positive, threads in owes:
-            rest = self._owe(positive, self._advance(threads, byte, context))
+    def _advance_lookaheads(self, pending: Lookaheads, byte: int, context: Context) -> Lookaheads | None:
+        """Return the lookaheads after one more byte, or None if one of them failed."""
+        left: Lookaheads = frozenset()
+        for positive, threads in pending:
+            rest = self._lookahead(positive, self._advance(threads, byte, context))
             if rest is None:
                 return None
             left |= rest
         return left
 
-    def holds(self, owes: Owes) -> bool:
-        """Whether the obligations are met if the text ends here."""
+    def holds(self, pending: Lookaheads) -> bool:
+        """Return whether the lookaheads are satisfied if the text ends here."""
         return all(
-            positive == any(thread.state == FOUND and self.holds(thread.owes) for thread in threads)
-            for positive, threads in owes
+            positive == any(thread.state == FOUND and self.holds(thread.pending_lookaheads) for thread in threads)
+            for positive, threads in pending
         )
 
     def accepts(self, key: Any) -> bool:
-        owed = [thread.owes for thread in key[0] if thread.state == ACCEPT]
-        self.pending |= any(owed)
-        return any(map(self.holds, owed))
+        pending = [thread.pending_lookaheads for thread in key[0] if thread.state == ACCEPT]
+        self.needs_lookahead |= any(pending)
+        return any(map(self.holds, pending))
 
     def moves(self, key: Any) -> Iterator[tuple[int, int, Any]]:
         threads, context = key
         cuts = {0, 256}
-        for state, _, _ in reached(threads, lambda thread: itertools.chain(*(inner for _, inner in thread.owes))):
+        for state, _, _ in reached(threads, _threads_ahead):
             for lo, hi, _ in self.nfa.edges(state):
                 cuts |= {lo, hi + 1}
         for tracker, state in zip(self.trackers, context, strict=True):
@@ -240,12 +247,16 @@ class Threads:
                 yield lo, hi - 1, (rest, after)
 
 
-def unguarded(nfa: NFA, threads: Collection[Thread]) -> bool:
-    """Whether the threads owe nothing and no guard is met from them on."""
+def _threads_ahead(thread: Thread) -> Iterable[Thread]:
+    """Return the threads of the pending lookaheads of a thread."""
+    return itertools.chain(*(threads for _, threads in thread.pending_lookaheads))
 
+
+def unguarded(nfa: NFA, threads: Collection[Thread]) -> bool:
+    """Return whether the threads have no pending lookahead and can reach no guard."""
 
     def after(state: int) -> list[int]:
         return [*nfa.epsilon[state], *(target for _, _, target in nfa.edges(state))]
 
-    owes_nothing = not any(thread.owes for thread in threads)
-    return owes_nothing and nfa.guards.keys().isdisjoint(reached((thread.state for thread in threads), after))
+    nothing_pending = not any(thread.pending_lookaheads for thread in threads)
+    return nothing_pending and nfa.guards.keys().isdisjoint(reached((thread.state for thread in threads), after))

@@ -1,7 +1,7 @@
 """DFA: a language of text, as a deterministic automaton over its UTF-8 bytes.
 
-The universe is all UTF-8 text: complements hold every string of code points that the language does not hold (lone
-surrogates are not text). Lengths are counted in characters.
+The universe is all UTF-8 text. A complement holds every string of code points that the language does not hold; lone
+surrogates are not text. Lengths are counted in characters.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ class DFA(Machine):
     """A language of text, as a deterministic automaton over its UTF-8 bytes.
 
     It is a recognizer: `start` (0 if the language is empty), `step(state, byte)`, `accepts(state)`. States are small
-    integers; 0 is dead and never given out by `step`. Rows are worked out when first asked for: `table`, `ready` and
-    `accepting` show what is known so far, and are to be fetched again after `row`, `step` or `explore`, which may have
-    replaced them. Copies are the automaton itself.
+    integers; 0 is dead, and `step` never returns it. Rows are computed on demand. `table`, `ready` and `accepting` show
+    the known rows; fetch them again after `row`, `step` or `explore`, which may replace them. A copy is the automaton
+    itself.
 
     Parameters
     ----------
     nfa : NFA
-        What to determinise. If it has guards that no start of the text decides, all states are worked out at once
-        (those from which nothing is accepted are known only then).
+        If it has guards that depend on more than the start of the text, all states are computed at once, because only
+        then it is known from which states nothing is accepted.
     """
 
-    strings: tuple[str, ...] | None = None          # those it was made from, if it was
+    strings: tuple[str, ...] | None = None          # the argument of `from_strings`
 
     def __init__(self, nfa: NFA) -> None:
-        self.needs_lookahead = False                # whether some match had to wait for the text after it
+        self.needs_lookahead = False                # True if some match had to wait for the text after it
         if nfa.start != DEAD and not nfa.guards:
             super().__init__(Subsets(nfa, nfa.closure(nfa.start)))
             return
         threads = Threads(nfa)
         begun = threads.start[0]
-        if not begun:                               # no start, or a guard that no text meets
+        if not begun:                               # no start, or a guard that no text satisfies
             self._fix(np.zeros((1, 256), np.int32), np.zeros(1, bool), 0)
         elif unguarded(nfa, begun):
             super().__init__(Subsets(nfa, (thread.state for thread in begun)))
         else:
             super().__init__(threads)
             self._fix(*trimmed(self.explore().table, self.accepting, self.start))
-            self.needs_lookahead = threads.pending
+            self.needs_lookahead = threads.needs_lookahead
 
     @classmethod
     def from_table(cls, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int) -> DFA:
-        """The automaton with these arrays, without the states that lead nowhere; states are numbered anew.
+        """Return the automaton with these arrays, without useless states and with new state numbers.
 
         Parameters
         ----------
-        table : (S, 256) int array of next states, 0 the dead one
+        table : (S, 256) int array of next states; 0 is the dead one
         accepting : (S,) bool array
         start : int
         """
@@ -84,7 +84,7 @@ class DFA(Machine):
 
     @classmethod
     def from_strings(cls, words: Iterable[str]) -> DFA:
-        """The language of exactly these strings; a TypeError for what is one string itself."""
+        """Return the language of exactly these strings. Raises TypeError if `words` is one string."""
         if isinstance(words, str | bytes):
             raise TypeError(f"{arguments.shown(words, 40)} is one string, not a list of them, such as ['a', 'b']")
         dfa = DFA.__new__(DFA)
@@ -94,19 +94,19 @@ class DFA(Machine):
 
     @classmethod
     def from_interegular(cls, fsm: Any) -> DFA:
-        """The language of an `interegular` automaton over characters (`interegular.FSM`)."""
+        """Return the language of an `interegular` automaton over characters (`interegular.FSM`)."""
         nfa = _nfa_of(fsm)
         machine = Machine(Subsets(nfa, nfa.closure(nfa.start))).explore()
         return cls.from_table(machine.table, machine.accepting, machine.start)
 
     def index(self, vocab: VocabularyLike) -> TokenIndex:
-        """Which tokens of a vocabulary may follow, in every state."""
+        """Return the index of the tokens of a vocabulary that may follow in each state."""
         return TokenIndex(self, vocab)
 
-    # ---- what it knows
+    # ---- queries
 
     def accepts_text(self, text: str) -> bool:
-        """Whether `text` is in the language; text with lone surrogates never is."""
+        """Return whether `text` is in the language; text with lone surrogates never is."""
         try:
             data = text.encode()
         except UnicodeEncodeError:
@@ -116,23 +116,23 @@ class DFA(Machine):
     __contains__ = accepts_text
 
     def is_empty(self) -> bool:
-        """Whether no text at all is in the language."""
+        """Return whether the language has no text."""
         return not self.start
 
     def is_finite(self) -> bool:
-        """Whether the language has finitely many strings: no state can be met twice, as each leads to the end."""
+        """Return whether the language has finitely many strings, which holds if its states form no cycle."""
         targets = [{t for _, _, t in row} for row in self.edges()]
         entering = Counter(itertools.chain(*targets))
 
-        def done(state: int) -> list[int]:          # a state is done when all that lead to it are
+        def targets_to_sort(state: int) -> list[int]:       # topological order: a state follows all that lead to it
             entering.subtract(targets[state])
             return [t for t in targets[state] if not entering[t]]
 
         first = [state for state in range(len(targets)) if not entering[state]]
-        return len(list(reached(first, done))) == len(targets)
+        return len(list(reached(first, targets_to_sort))) == len(targets)
 
     def equivalent(self, other: DFA) -> bool:
-        """Whether both have the same language."""
+        """Return whether both have the same language."""
         return (self ^ other).is_empty()
 
     @cached_property
@@ -140,24 +140,24 @@ class DFA(Machine):
         return Counts(self)
 
     def count(self, length: int, unit: Literal["characters", "bytes"] = "characters") -> int:
-        """The number of strings of exactly `length` characters (or, with `unit="bytes"`, UTF-8 bytes), exactly."""
+        """Return the number of strings of exactly `length` characters (UTF-8 bytes with `unit="bytes"`), exactly."""
         length = arguments.count("length", length, least=0)
         if arguments.one_of("unit", unit, ["characters", "bytes"]) == "characters":
             return self._counts.completions(length)[0][self.start]
         return self._counts.of_bytes(length)
 
     def enumerate(self) -> Iterator[str]:
-        """The strings of the language, shorter ones first, those of one length by code points; it may never end."""
+        """Yield the strings of the language, shorter ones first, then by code points; this may never end."""
         return self._counts.enumerate()
 
     def shortest(self) -> str | None:
-        """The first string by `enumerate`, or None if there is none."""
+        """Return the first string of `enumerate`, or None if there is none."""
         return next(self.enumerate(), None) if self.start else None
 
     def sample(self, rng: np.random.Generator, max_length: int) -> str:
-        """One of the strings of at most `max_length` characters, all equally likely.
+        """Draw one of the strings of at most `max_length` characters, all equally likely.
 
-        ValueError if there are none.
+        Raises ValueError if there are none.
         """
         max_length = arguments.count("max_length", max_length, least=0)
         found = self._counts.sample(rng, max_length)
@@ -165,43 +165,43 @@ class DFA(Machine):
             raise ValueError(f"{self!r} has no string of at most {max_length} characters")
         return found
 
-    # ---- to look at
+    # ---- display
 
     def __repr__(self) -> str:
         known = "" if self.ready.all() else " so far"
         return f"DFA({self.num_states} states{known})"
 
     def to_dot(self) -> str:
-        """The automaton in the language of Graphviz (`dot -Tsvg`)."""
+        """Return the automaton in the language of Graphviz (`dot -Tsvg`)."""
         return to_dot(self)
 
     def _repr_html_(self) -> str:
         return to_html(self)
 
-    # ---- operations: each gives a new automaton
+    # ---- operations: each returns a new automaton
 
     def __or__(self, other: DFA) -> DFA:
-        """Texts of either."""
+        """Return the texts of either language."""
         return self._product(other, "|", lambda a, b: a | b, (True, True))
 
     def __and__(self, other: DFA) -> DFA:
-        """Texts of both."""
+        """Return the texts of both languages."""
         return self._product(other, "&", lambda a, b: a & b, (False, False))
 
     def __sub__(self, other: DFA) -> DFA:
-        """Texts of the first that are not of the second."""
+        """Return the texts of the first language that are not in the second."""
         return self._product(other, "-", lambda a, b: a & ~b, (True, False))
 
     def __xor__(self, other: DFA) -> DFA:
-        """Texts of one of the two only."""
+        """Return the texts of exactly one of the two languages."""
         return self._product(other, "^", lambda a, b: a ^ b, (True, True))
 
     def __invert__(self) -> DFA:
-        """All other texts."""
+        """Return all texts that are not in the language."""
         return anything() - self
 
     def __add__(self, other: DFA) -> DFA:
-        """A text of the first followed by a text of the second."""
+        """Return the texts of the first language followed by a text of the second."""
         if not isinstance(other, DFA):
             return NotImplemented
         nfa = NFA(Budget(f"{arguments.shown(self)} + {arguments.shown(other)}"))
@@ -209,19 +209,19 @@ class DFA(Machine):
         return DFA(nfa)
 
     def star(self) -> DFA:
-        """Any number of texts, none included, one after the other."""
+        """Return the concatenations of any number of texts, none included."""
         nfa = NFA(Budget(f"{arguments.shown(self)}.star()"))
         nfa.start = nfa.star(lambda again: nfa.include(self, again), ACCEPT)
         return DFA(nfa)
 
     def optional(self) -> DFA:
-        """The language and the empty text."""
+        """Return the language with the empty text added."""
         nfa = NFA(Budget(f"{arguments.shown(self)}.optional()"))
         nfa.start = nfa.split([nfa.include(self, ACCEPT), ACCEPT])
         return DFA(nfa)
 
     def times(self, least: int, most: float | None = None) -> DFA:
-        """From `least` to `most` texts one after the other; exactly `least` without `most`, no bound if it is inf."""
+        """Return the concatenations of `least` to `most` texts; `most` is `least` if None, and may be inf."""
         least = arguments.count("least", least, least=0)
         unbounded = most == math.inf
         last = least if most is None or unbounded else arguments.count("most", most, least=least)
@@ -235,12 +235,13 @@ class DFA(Machine):
         return DFA(nfa)
 
     def but_not(self, *others: DFA | str) -> DFA:
-        """Its texts without those of the others; a str is that text itself, not a pattern."""
+        """Return the texts that are in none of the others; a str stands for that text itself, not for a pattern."""
         return reduce(sub, [DFA.from_strings([each]) if isinstance(each, str) else each for each in others], self)
 
     def _product(
         self, other: DFA, sign: str, accept: Callable[[Any, Any], Any], alone: tuple[bool, bool]
-    ) -> DFA:  # `alone[i]`: whether a text can be in the result when only the i-th automaton is not dead
+    ) -> DFA:
+        """Return the product; `alone[i]`: a text can be in it when only the i-th automaton is not dead."""
         if not isinstance(other, DFA):
             return NotImplemented
         if not other.start or not self.start:       # an empty language
@@ -250,7 +251,7 @@ class DFA(Machine):
         return DFA.from_table(*product(self, other, accept, alone, budget))
 
     def minimise(self) -> DFA:
-        """The automaton of this language with the fewest states."""
+        """Return the automaton of this language with the fewest states."""
         rows = self.edges()
         if not self.start:
             return self
@@ -265,22 +266,22 @@ class DFA(Machine):
 
 @lru_cache(1)
 def anything() -> DFA:
-    """All text."""
+    """Return the language of all text."""
     nfa = NFA()
     nfa.start = nfa.anything(ACCEPT)
     return DFA(nfa).explore()
 
 
 def _nfa_of(fsm: Any) -> NFA:
-    """The language of an `interegular.FSM` over characters; some states may lead nowhere."""
+    """Return the language of an `interegular.FSM` over characters; some of its states may lead nowhere."""
     from interegular.fsm import anything_else
 
     named = set(fsm.alphabet) - {anything_else}
-    groups: dict[int, list[tuple[int, int]]] = {}
+    ranges: dict[int, list[tuple[int, int]]] = {}   # by symbol
     for char, symbol in fsm.alphabet.items():
         chars = negated(points(named)) if char is anything_else else points(char)
-        groups.setdefault(symbol, []).extend(chars)
-    fragments = {symbol: utf8(merged(ranges)) for symbol, ranges in groups.items()}
+        ranges.setdefault(symbol, []).extend(chars)
+    fragments = {symbol: utf8(merged(pairs)) for symbol, pairs in ranges.items()}
     nfa = NFA(Budget(f"the interegular automaton of {len(fsm.states):,} states"))
     entry = {state: nfa.add(()) for state in fsm.states}
     for state, moves in fsm.map.items():

@@ -1,4 +1,4 @@
-"""Automata to look at: for Graphviz, and as a table for notebooks."""
+"""Drawings of automata: source for Graphviz, and tables for notebooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_ROWS = 50                                       # states in a notebook's tab
 
 
 def to_dot(machine: Machine) -> str:
-    """The automaton in the language of Graphviz."""
+    """Return the automaton in the language of Graphviz."""
     lines = ["digraph {", "  rankdir=LR; node [shape=circle]; start [shape=point];"]
     lines += [f"  {state} [shape=doublecircle];" for state in np.flatnonzero(machine.explore().accepting)]
     lines += [f"  start -> {machine.start};"] * bool(machine.start)
@@ -27,7 +27,7 @@ def to_dot(machine: Machine) -> str:
 
 
 def to_html(machine: Machine) -> str:
-    """A table of the first states."""
+    """Return a table of the first MAX_ROWS states."""
     body = ""
     for state, row in enumerate(machine.edges()[1 : MAX_ROWS + 1], 1):
         steps = html.escape(", ".join(f"{_range(lo, hi)} → {t}" for lo, hi, t in row))
@@ -41,5 +41,5 @@ def _range(lo: int, hi: int) -> str:
 
 
 def _byte(byte: int) -> str:
-    """A byte as a label: itself where it can be printed and means nothing to Graphviz, else in hexadecimal."""
+    """Return a label of a byte: the character if it is printable and has no meaning in Graphviz, else hexadecimal."""
     return chr(byte) if 0x20 < byte < 0x7F and chr(byte) not in '"\\' else f"x{byte:02x}"

@@ -1,14 +1,15 @@
 """Edits: the strings within k edits of a language, and how a text differs from the nearest member.
 
-The one idea: a state of the language together with what has been spent on edits. To *insert* reads a character and
-stays, to *delete* goes on by a character without reading it, to *substitute* does both; k + 1 copies of the language
-hold all that is within k (Levenshtein). An edit is one of a whole character, made to a member of the language: a text
-lacks what was deleted. Each kind has its cost, a positive integer, 1 unless told; None forbids it.
+A search state is a state of the language together with the cost spent on edits. An *insertion* reads a character and
+stays in the state, a *deletion* follows a character without reading it, a *substitution* does both. So k + 1 copies of
+the language accept all strings within k edits (Levenshtein). An edit concerns one whole character and is made to a
+member of the language: a deletion removes a character that the text then lacks. Each kind of edit has a cost, a
+positive integer (default 1); None forbids it.
 
-`within` makes the automaton, determinised as it is read, so that no string is in it twice. `distance` and `alignment`
-look for the cheapest way through the same states, and for that need only those of the language that they pass.
+`within` builds the automaton, which is determinised as it is read, so that it contains no string twice. `distance` and
+`alignment` search for the cheapest path through the same states, and need only the states that they visit.
 
-A cap that differs by region is a concatenation: `within(prefix, 0) + within(suffix, 2)`.
+To allow edits in one region only, concatenate: `within(prefix, 0) + within(suffix, 2)`.
 
 Sources: Levenshtein (1966), "Binary codes capable of correcting deletions, insertions and reversals"; Schulz & Mihov
 (2002), "Fast string correction with Levenshtein automata", for the automaton; Wagner (1974), "Order-n correction for
@@ -33,25 +34,25 @@ from llmppl.constraints.automata.regex import Regex
 from llmppl.support.arguments import count, shown
 from llmppl.support.graphs import Memo, reached
 
-SIZES = (1,) * 12 + (2, 2, 3, 4)                    # of a character, in bytes, by the first 4 bits of its first
-ONWARD = 50                                         # steps that one state's next characters are worth
+SIZES = (1,) * 12 + (2, 2, 3, 4)                    # bytes of a character, by the first 4 bits of its first byte
+STEPS_PER_STATE = 50                                # that the next characters of a state cost
 
 __all__ = ["Edit", "alignment", "distance", "within"]
 
 
 class Edit(NamedTuple):
-    """One edit that a member of the language has undergone.
+    """One edit applied to a member of the language.
 
     Attributes
     ----------
     kind : "insert", "delete" or "substitute"
     place : int
-        The index in the text of the character that was put in, or before which one is missing.
+        Index in the text of the inserted or substituted character, or of the character before which one is missing.
     wanted : str
-        The character of the member that was deleted or replaced; "" for an insertion. Where several would do, the one
-        of the lowest code point.
+        Character of the member that was deleted or replaced; "" for an insertion. If several would do, the one of the
+        lowest code point.
     found : str
-        The character of the text that was inserted or put in its place; "" for a deletion.
+        Character of the text that was inserted or replaces another; "" for a deletion.
     """
 
     kind: Literal["insert", "delete", "substitute"]
@@ -61,7 +62,7 @@ class Edit(NamedTuple):
 
 
 class _Costs(NamedTuple):
-    """What an edit of each kind costs, infinite where there are none."""
+    """Cost of each kind of edit; infinite if the kind is forbidden."""
 
     insert: float
     delete: float
@@ -77,25 +78,25 @@ def within(
     substitute: int | None = 1,
     alphabet: str | Iterable[str] | None = None,
 ) -> DFA:
-    """The strings that edits of total cost k or less make of a member of the language: `within(Regex("cat"), 1)`.
+    """Return the strings that edits of total cost at most k make of members: `within(Regex("cat"), 1)`.
 
     Parameters
     ----------
     language : DFA
-        All its states are worked out; those of the result are when they are asked for.
+        All its states are computed; those of the result are computed on demand.
     k : int, at least 0
-        With k = 0, the language itself.
+        With k = 0, the result is the language itself.
     insert, delete, substitute : int or None
-        What one such edit costs, at least 1; None: there are none.
+        Cost of one such edit, at least 1; None forbids it.
     alphabet : str or iterable of str, optional
-        The characters that may be inserted or put in place of others: a regex that matches single characters, such as
-        "[ -~]", or the characters themselves. Any character if None.
+        Characters that may be inserted or substituted: a regex that matches single characters, such as "[ -~]", or
+        the characters themselves. Any character if None.
 
     Raises
     ------
     ValueError
-        k is negative, a cost is not positive, the alphabet has no or more than single characters, or the automaton
-        would be too large.
+        k is negative, a cost is not positive, the alphabet is empty or has more than single characters, or the
+        automaton would be too large.
     TypeError
         The language is not a DFA, or a number is not an integer.
     """
@@ -109,25 +110,26 @@ def within(
     nfa.reserve((k + 1) * language.explore().num_states)        # known before it is built
     rows = language.edges()
 
-    def onward(state: int) -> dict[int, str]:
-        nfa.budget.spend(steps=ONWARD)
-        return _onward(language, state)
+    def next_characters(state: int) -> dict[int, str]:
+        nfa.budget.spend(steps=STEPS_PER_STATE)
+        return _next_characters(language, state)
 
-    nexts = Memo(onward)
+    nexts = Memo(next_characters)
     between = list(reached([language.start], nexts.__getitem__))        # the states between characters
     layers: list[list[int]] = []                    # layers[left][state]: the NFA state with `left` to spend
 
-    def spent(cost: float, states: Iterable[int]) -> list[int]:
-        """The states of the layer above, for these with so much less to spend."""
+    def layer_above(cost: float, states: Iterable[int]) -> list[int]:
+        """Return the states of the layer with `cost` less to spend; empty if there is none."""
         return [layers[-int(cost)][state] for state in states] if cost <= len(layers) else []
 
     for _ in range(k + 1):
         exits = {}
         for state in between:
-            reading = {costs.insert: [state]}       # what a character of the alphabet costs -> where it leads
-            reading.setdefault(costs.substitute, []).extend(nexts[state])
-            reads = [nfa.read(characters, nfa.split(spent(cost, states))) for cost, states in reading.items()]
-            exits[state] = nfa.split([*[ACCEPT] * language.accepts(state), *spent(costs.delete, nexts[state]), *reads])
+            edits = {costs.insert: [state]}         # cost of reading a character of the alphabet -> next states
+            edits.setdefault(costs.substitute, []).extend(nexts[state])
+            reads = [nfa.read(characters, nfa.split(layer_above(cost, states))) for cost, states in edits.items()]
+            deletions = layer_above(costs.delete, nexts[state])
+            exits[state] = nfa.split([*[ACCEPT] * language.accepts(state), *deletions, *reads])
         layers.append(nfa.graph(rows, {state: entry for state, entry in exits.items() if entry != DEAD})[1])
     nfa.start = layers[k][language.start]
     return DFA(nfa)
@@ -142,9 +144,9 @@ def distance(
     substitute: int | None = 1,
     alphabet: str | Iterable[str] | None = None,
 ) -> int | None:
-    """The least k for which `text` is in `within(language, k)`, or None if there is none.
+    """Return the least k for which `text` is in `within(language, k)`, or None if there is none.
 
-    There is none if the language is empty, if `text` has lone surrogates, or if the edits allowed do not suffice.
+    There is none if the language is empty, if `text` has lone surrogates, or if the allowed edits do not suffice.
     Parameters and errors as for `within`.
     """
     costs = _checked(language, insert, delete, substitute)
@@ -161,12 +163,13 @@ def alignment(
     substitute: int | None = 1,
     alphabet: str | Iterable[str] | None = None,
 ) -> list[Edit] | None:
-    """One cheapest way to make `text` of a member of the language, in the order of the text.
+    """Return one cheapest list of edits that makes `text` of a member of the language, in the order of the text.
 
     Returns
     -------
-    list of Edit, empty if `text` is a member; or None if no edits, or none of total cost k or less, make it of one.
-        The same each time; other ways may cost as much. Parameters and errors as for `within`.
+    list of Edit, or None
+        Empty if `text` is a member; None if no edits of total cost at most k suffice. The result is deterministic;
+        other lists may cost as much. Parameters and errors as for `within`.
     """
     most = math.inf if k is None else count("k", k, least=0)
     return _cheapest(language, text, most, _checked(language, insert, delete, substitute), _alphabet(alphabet))[1]
@@ -178,18 +181,18 @@ Node = tuple[int, int]                              # characters of the text rea
 def _cheapest(
     language: DFA, text: str, k: float, costs: _Costs, alphabet: DFA | None
 ) -> tuple[int, list[Edit]] | tuple[None, None]:
-    """Dijkstra's search over (characters read, state): the cost and the edits."""
+    """Run Dijkstra's search over (characters read, state), and return the cost and the edits."""
     try:
         encoded = list(map(str.encode, text))
     except UnicodeEncodeError:                      # a lone surrogate is in no language
         return None, None
     may_come = [alphabet is None or char in alphabet for char in text] + [False]
     members_change = min(costs.delete, costs.substitute) < math.inf
-    onward: Memo[int, dict[int, str]] = Memo(lambda state: _onward(language, state) if members_change else {})
+    nexts: Memo[int, dict[int, str]] = Memo(lambda state: _next_characters(language, state) if members_change else {})
     start = (0, language.start)
     least: dict[Node, float] = {start: 0}
     came: dict[Node, tuple[Node, Edit | None]] = {}
-    order = itertools.count()                       # decides between equal costs, whatever the states' numbers
+    order = itertools.count()                       # breaks ties, independently of the states' numbers
     todo: list[tuple[float, int, Node]] = [(0, next(order), start)]
 
     def reach(node: Node, cost: float, before: Node, edit: Edit | None) -> None:
@@ -213,7 +216,7 @@ def _cheapest(
             reach((place + 1, language.after(state, encoded[place])), cost, node, None)
         if may_come[place]:
             reach((place + 1, state), cost + costs.insert, node, Edit("insert", place, "", text[place]))
-        for target, char in onward[state].items():
+        for target, char in nexts[state].items():
             reach((place, target), cost + costs.delete, node, Edit("delete", place, char, ""))
             if may_come[place]:
                 edit = Edit("substitute", place, char, text[place])
@@ -221,8 +224,8 @@ def _cheapest(
     return None, None
 
 
-def _onward(language: DFA, state: int) -> dict[int, str]:
-    """The states one character after `state`, and the lowest character that leads to each, in its order."""
+def _next_characters(language: DFA, state: int) -> dict[int, str]:
+    """Return the states one character after `state` -> the lowest character that leads there, ordered by it."""
     found: dict[int, bytes] = {}
     todo = [(state, b"")]
     for at, read in todo:                           # grows
@@ -237,6 +240,7 @@ def _onward(language: DFA, state: int) -> dict[int, str]:
 
 
 def _checked(language: DFA, insert: int | None, delete: int | None, substitute: int | None) -> _Costs:
+    """Check the language and the costs, and return the costs."""
     if not isinstance(language, DFA):
         raise TypeError(f"edits are made to a DFA, such as Regex({str(language)!r}), not a {type(language).__name__}")
     costs = {"insert": insert, "delete": delete, "substitute": substitute}
@@ -244,7 +248,7 @@ def _checked(language: DFA, insert: int | None, delete: int | None, substitute: 
 
 
 def _alphabet(alphabet: str | Iterable[str] | None) -> DFA | None:
-    """The language of the single characters of an alphabet, None if they are all."""
+    """Return the language of the single characters of an alphabet, None if all are allowed."""
     if alphabet is None:
         return None
     return _characters(alphabet if isinstance(alphabet, str) else tuple(alphabet))
@@ -253,20 +257,20 @@ def _alphabet(alphabet: str | Iterable[str] | None) -> DFA | None:
 @lru_cache(64)
 def _characters(alphabet: str | tuple[str, ...]) -> DFA:
     if not all(isinstance(char, str) for char in alphabet):
-        raise TypeError(f"the alphabet {alphabet!r} holds what is no str; ['a', 'b'] or '[ab]' would work")
+        raise TypeError(f"the alphabet {alphabet!r} has an element that is no str; ['a', 'b'] or '[ab]' would work")
     chars: DFA = Regex(alphabet) if isinstance(alphabet, str) else DFA.from_strings(alphabet)
     if chars.is_empty():
         raise ValueError(f"the alphabet {alphabet!r} has no character; '[ -~]' or ['a', 'b'] has some, None has all")
     longer = (chars - Regex("(?s).")).shortest()
     if longer is not None:
         raise ValueError(
-            f"the alphabet {alphabet!r} holds {longer!r}; it holds single characters only, as '[ab]' or ['a', 'b'] does"
+            f"the alphabet {alphabet!r} holds {longer!r}; single characters such as '[ab]' or ['a', 'b'] would work"
         )
     return chars.minimise()
 
 
 def _fragment(alphabet: DFA | None) -> Fragment:
-    """One character of the alphabet, as a graph over bytes."""
+    """Return one character of the alphabet as a graph over bytes."""
     if alphabet is None:
         return ANY
     node = np.where(alphabet.accepting, -1, np.arange(-1, alphabet.num_states)).tolist()

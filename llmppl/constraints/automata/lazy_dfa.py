@@ -1,8 +1,8 @@
-"""Automata whose states are worked out as they are met: a table of next states that grows.
+"""Automata whose states are computed on demand: a growing table of next states.
 
-The one idea: states are small integers, 0 the dead one, whose rows (256 next states) are worked out when they are first
-asked for. No state is ever given out from which nothing is accepted, so whoever follows a row without reaching 0 can
-still finish. What is made deterministic is an `NFA` (`llmppl.constraints.automata.nfa`), by its `Subsets` or `Threads`.
+States are small integers; 0 is the dead state. The row of a state, its 256 next states, is computed when it is first
+needed. The automaton never returns a state from which nothing is accepted, so a text that avoids 0 can always be
+completed. The states stand for keys that `Subsets` or `Threads` (`automata/determinise.py`) make of an `NFA`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["Leftmost", "Machine"]
 
 
 class Machine(Shared):
-    """States numbered as they are met, 0 the dead one, and rows of next states worked out when first asked for.
+    """Deterministic automaton that numbers its states in the order of their discovery; 0 is the dead state.
 
-    The budget of the NFA behind it is spent on them as they are met (TooLarge).
+    Each new state spends the budget of the NFA (TooLarge).
     """
 
     def __init__(self, source: Any) -> None:
@@ -41,32 +41,32 @@ class Machine(Shared):
         self.start = self._add(source.start)
 
     def _fix(self, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int) -> None:
-        """Be the automaton with these arrays, of which nothing is to be worked out."""
+        """Set the complete arrays of an automaton, so that nothing remains to be computed."""
         self._source, self._keys, self._numbers = None, [None] * len(table), {}
         self._table, self._accepting, self._ready = table, accepting, np.ones(len(table), bool)
         self.start, self._turn = start, Turn()
 
     @property
     def table(self) -> NDArray[np.int32]:
-        """(S, 256) int32 ndarray: `table[state, byte]` is the next state where `ready[state]`; S states so far."""
+        """(S, 256) int32 ndarray, for the S known states: `table[state, byte]` is the next state if `ready[state]`."""
         return self._table[: len(self._keys)]
 
     @property
     def ready(self) -> NDArray[np.bool_]:
-        """(S,) bool ndarray: which rows of `table` are worked out."""
+        """(S,) bool ndarray: True where the row of `table` is computed."""
         return self._ready[: len(self._keys)]
 
     @property
     def accepting(self) -> NDArray[np.bool_]:
-        """(S,) bool ndarray: which states accept."""
+        """(S,) bool ndarray: True for accepting states."""
         return self._accepting[: len(self._keys)]
 
     def accepts(self, state: int) -> bool:
-        """Whether a text that leads to `state` is in the language."""
+        """Return whether a text that leads to `state` is in the language."""
         return bool(self._accepting[state])
 
     def _add(self, key: Any) -> int:
-        """The number of a key that has none yet."""
+        """Number a new key, and return its number."""
         self._budget.spend(states=1)
         number = len(self._keys)
         if number == len(self._ready):
@@ -79,11 +79,11 @@ class Machine(Shared):
 
     @property
     def num_states(self) -> int:
-        """The number of states met so far, without the dead one; all of them after `explore`."""
+        """Number of known states, without the dead one; after `explore`, of all states."""
         return len(self._keys) - 1
 
     def explore(self, limit: int | None = None) -> Self:
-        """Work out every row, and return itself. TooLarge (a ValueError) if there are more than `limit` states."""
+        """Compute every row, and return the automaton. Raises TooLarge (a ValueError) above `limit` states."""
         state = 0
         while state < len(self._keys):
             if not self._ready[state]:
@@ -94,7 +94,7 @@ class Machine(Shared):
         return self
 
     def edges(self) -> list[list[Edge]]:
-        """For every state, (lo, hi, target) for the bytes that do not lead to 0, ascending and disjoint."""
+        """Return for every state the edges (lo, hi, target) that do not lead to 0, ascending and disjoint."""
         table = self.explore()._table[: len(self._keys)]
         state, lo = runs(table)
         if len(lo) > MAX_EDGES:
@@ -108,7 +108,7 @@ class Machine(Shared):
         return rows
 
     def row(self, state: int) -> NDArray[np.int32]:
-        """The next state for every byte.
+        """Return the next state for every byte.
 
         Returns
         -------
@@ -126,15 +126,15 @@ class Machine(Shared):
         if self._ready[state]:                      # by another thread
             return
         moves = self.moves(state)
-        into = self._table[state]                   # after numbering: it may have moved the table
+        into = self._table[state]                   # after numbering, which may replace the table
         for lo, hi, number in moves:
             into[lo : hi + 1] = number
         self._ready[state] = True
-        self._keys[state] = None                    # not needed again; `_numbers` knows it
+        self._keys[state] = None                    # not needed again: `_numbers` has it
 
     @in_turn
     def moves(self, state: int) -> list[Edge]:
-        """(lo, hi, target) for all bytes that do not lead to 0, ascending and disjoint; the row is not worked out."""
+        """Return the edges (lo, hi, target) that do not lead to 0, ascending and disjoint, without storing the row."""
         if self._ready[state]:
             row = self._table[state]
             cuts = [0, *((row[1:] != row[:-1]).nonzero()[0] + 1).tolist(), 256]
@@ -143,13 +143,13 @@ class Machine(Shared):
         return [(lo, hi, known.get(key) or self._add(key)) for lo, hi, key in self._source.moves(self._keys[state])]
 
     def step(self, state: int, byte: int) -> int | None:
-        """The state after one more byte, or None where no accepted string goes on so."""
+        """Return the state after one more byte, or None if no accepted string continues so."""
         if not self._ready[state]:
             self._work_out(state)
         return self._table.item(state, byte) or None
 
     def after(self, state: int, data: bytes) -> int:
-        """The state after more bytes, 0 where no accepted string goes on so."""
+        """Return the state after more bytes, or 0 if no accepted string continues so."""
         for byte in data:
             state = self.step(state, byte) or 0
             if not state:
@@ -158,11 +158,11 @@ class Machine(Shared):
 
 
 class Leftmost(Machine):
-    """The match that `re.match(pattern, text)` reports, as a machine over bytes that reads on to the right.
+    """Machine over bytes that finds the match of `re.match(pattern, text)` while it reads to the right.
 
-    Follow `start` and `step(state, byte)` until None. After each byte, `matched(state)` says whether a match is now
-    known, and it replaces every earlier one; the last one known when the machine is dead, or `at_end(state)` where
-    the text ends, is what `re` reports. Look-behind sees the text from where the machine started.
+    Follow `start` and `step(state, byte)` until None. After each byte, `matched(state)` tells whether a match is now
+    known, which replaces every earlier one. `re` reports the last known match when the machine is dead, or
+    `at_end(state)` where the text ends. Look-behind sees the text from where the machine started.
     """
 
     def __init__(self, nfa: NFA) -> None:
@@ -174,11 +174,12 @@ class Leftmost(Machine):
             self.start = 0
 
     def _add(self, key: Any) -> int:
+        """Number a new key, and return its number. Stores its answers for `matched` and `at_end`."""
         accepted = [thread for thread in key[0] if thread.state == ACCEPT]
-        sure = (thread.since for thread in accepted if not thread.owes)
-        held = (thread.since for thread in accepted if self._threads.holds(thread.owes))
+        sure = (thread.since for thread in accepted if not thread.pending_lookaheads)
+        held = (thread.since for thread in accepted if self._threads.holds(thread.pending_lookaheads))
         number = len(self._keys)
-        self._matched[number:] = [next(sure, None)]             # in place of what an interrupt has left
+        self._matched[number:] = [next(sure, None)]             # overwrites the leftovers of an interrupt
         self._at_end[number:] = [next(held, None)]
         return super()._add(key)
 
@@ -186,16 +187,16 @@ class Leftmost(Machine):
         return f"Leftmost({self.num_states} states)"
 
     def matched(self, state: int) -> int | None:
-        """How many bytes before `state` a match ended that is known to be one now, and was not before; or None."""
+        """Return how many bytes before `state` a newly known match ended, or None."""
         return self._matched[state]
 
     def at_end(self, state: int) -> int | None:
-        """How many bytes before the end the match ends, if the text ends at `state`; None to keep the last known."""
+        """Return how many bytes before its end a text that ends at `state` has its match; None keeps the last match."""
         return self._at_end[state]
 
 
 def _doubled(array: NDArray[Any]) -> NDArray[Any]:
-    """The array with as many zeros after it, which take no memory before they are written."""
+    """Return the array with as many zeros appended, which take no memory until they are written."""
     longer = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
     longer[: len(array)] = array
     return longer

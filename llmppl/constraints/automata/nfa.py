@@ -1,7 +1,7 @@
-"""Ordered automata over bytes, made of fragments and guards.
+"""Ordered automata over bytes, built from fragments and guards.
 
-Words. A *fragment* is a set of code points as a small graph over UTF-8 bytes. An `NFA` is made of fragments and
-ordered epsilon edges, as `re` would try them; *guards* on its states are conditions on the text before (`Behind`) and
+A *fragment* is a set of code points as a small graph over UTF-8 bytes. An `NFA` consists of fragments and of epsilon
+edges in the order in which `re` would try them. *Guards* on its states are conditions on the text before (`Behind`) or
 on the text to come (`Ahead`).
 
 Source: Thompson (1968), "Regular expression search algorithm".
@@ -22,8 +22,8 @@ from llmppl.support.graphs import Numbering
 __all__ = ["ANY", "DEAD", "NFA", "Ahead", "Behind", "utf8"]
 
 MAX_CODE_POINT = 0x10FFFF
-DEAD = -1                                           # the NFA state that is not there: nothing is accepted from it
-ACCEPT, FOUND = 0, 1                                # NFA states: the text is matched; a look-ahead is satisfied
+DEAD = -1                                           # stands for a state from which nothing is accepted
+ACCEPT, FOUND = 0, 1                                # NFA states: the text is matched; a lookahead is satisfied
 
 Ranges = tuple[tuple[int, int], ...]                # sorted, disjoint, inclusive
 Fragment = tuple[tuple[Edge, ...], ...]             # node -> edges; target -1 leaves the fragment; node 0 is the entry
@@ -38,7 +38,7 @@ LEAD_BYTES = ((0x00, 0x7F), (0xC0, 0xDF), (0xE0, 0xEF), (0xF0, 0xF7))   # by the
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same code points as sorted, disjoint ranges that do not touch."""
+    """Return the same code points as sorted, disjoint ranges that do not touch."""
     out: list[tuple[int, int]] = []
     for lo, hi in sorted(ranges):
         if out and lo <= out[-1][1] + 1:
@@ -50,11 +50,11 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 @lru_cache(4096)
 def utf8(ranges: Ranges) -> Fragment:
-    """The UTF-8 encodings of a set of code points, as a minimal acyclic graph over bytes.
+    """Return the UTF-8 encodings of a set of code points, as a minimal acyclic graph over bytes.
 
     Parameters
     ----------
-    ranges : (lo, hi) pairs of code points, as `merged` makes them; surrogates in them are left out
+    ranges : (lo, hi) pairs of code points, as `merged` returns them; surrogates are ignored
 
     Returns
     -------
@@ -64,8 +64,8 @@ def utf8(ranges: Ranges) -> Fragment:
     nodes: Numbering[tuple[Edge, ...]] = Numbering([()])
 
     def folded(edges: list[Edge]) -> list[Edge]:
-        """Edges over numbers as edges over these // 64, to nodes that read the byte of what is left of them."""
-        blocks: list[tuple[int, int, list[Edge]]] = []          # first and last, and what all of them read
+        """Return edges over numbers // 64 that lead to nodes which read the byte of the remainder."""
+        blocks: list[tuple[int, int, list[Edge]]] = []          # first and last quotient, and their common edges
         for lo, hi, target in edges:
             first, last = lo >> 6, hi >> 6
             head = 0x80 | lo & 63, 0xBF if first < last else 0x80 | hi & 63, target
@@ -93,14 +93,14 @@ ANY = utf8(((0, MAX_CODE_POINT),))                  # one character
 
 
 class Behind(NamedTuple):
-    """A guard: the text read so far is (or, unless `positive`, is not) in the language of `tracker`."""
+    """Guard: the text read so far is (is not, unless `positive`) in the language of `tracker`."""
 
     tracker: Automaton
     positive: bool
 
 
 class Ahead(NamedTuple):
-    """A guard: some prefix of the text to come leads (or, unless `positive`, none leads) from `entry` to FOUND."""
+    """Guard: some prefix (no prefix, unless `positive`) of the text to come leads from `entry` to FOUND."""
 
     entry: int
     positive: bool
@@ -110,14 +110,14 @@ class NFA:
     """An ordered automaton with epsilon edges, built from its end: every method takes the state that comes next.
 
     `epsilon[q]` are the states that q becomes without reading, first choice first. `edges(q)` are the bytes it reads.
-    `guards[q]`, if there, must hold for q to become its epsilon target. `accept` ends a match, `start` begins one
-    (DEAD where nothing matches). What would lead to DEAD only is never built, so every state can reach the end if its
-    guards let it.
+    `guards[q]`, if present, must hold for q to become its epsilon target. `accept` ends a match, `start` begins one
+    (DEAD if nothing matches). A state that would lead to DEAD only is never built, so every state can reach the end if
+    its guards allow it.
 
     Parameters
     ----------
     budget : Budget, optional
-        What it and the deterministic automaton made of it may take; it names them in the error.
+        Limits of this automaton and of the deterministic one made from it, with the name for the error.
     """
 
     accept = ACCEPT
@@ -140,7 +140,7 @@ class NFA:
         return f"NFA({len(self)} states{f', {len(self.guards)} guards' if self.guards else ''})"
 
     def read(self, fragment: Fragment, follow: int) -> int:
-        """A state that reads one path of `fragment` and becomes `follow`."""
+        """Return a state that reads one path of `fragment` and becomes `follow`."""
         if not fragment or follow == DEAD:
             return DEAD
         base, size = len(self.epsilon), len(fragment)
@@ -152,14 +152,17 @@ class NFA:
         return base
 
     def split(self, choices: Iterable[int]) -> int:
-        """A state that becomes each of `choices`, in order of preference."""
+        """Return a state that becomes each of `choices`, in order of preference."""
         alive = tuple(dict.fromkeys(choice for choice in choices if choice != DEAD))
         if len(alive) > 1:
             return self.add(alive)
         return next(iter(alive), DEAD)
 
     def plus(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
-        """A state that reads `body`, a function from what follows to an entry, once or more, then becomes `follow`."""
+        """Return a state that reads `body` once or more and becomes `follow`.
+
+        `body` is a function from the state that follows to the entry state.
+        """
         if follow == DEAD:
             return DEAD
         again = self.add(())
@@ -169,27 +172,30 @@ class NFA:
         if not greedy:
             self.epsilon[again] = (follow, entry)
         elif again in (choices := self._ordered(entry)) and not self.guards.keys() & set(choices):
-            # An iteration that reads nothing is the last: `re` goes on to what follows, before it tries other choices.
+            # An iteration that reads nothing is the last: `re` continues after the loop before it tries other choices.
             self.epsilon[again] = tuple(dict.fromkeys(follow if q == again else q for q in [*choices, follow]))
         else:
             self.epsilon[again] = (entry, follow)
         return entry
 
     def star(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
-        """The same for any number of times; as x+ or nothing, so that (|a)* prefers what `re` does: to stop at once."""
+        """Return a state that reads `body` any number of times and becomes `follow`.
+
+        It is built as x+ or nothing, so that (|a)* prefers to stop at once, as in `re`.
+        """
         entry = self.plus(body, follow, greedy)
         return self.optional(entry, follow, greedy)
 
     def optional(self, entry: int, follow: int, greedy: bool = True) -> int:
-        """A state that becomes `entry`, or `follow`, which it prefers if not greedy."""
+        """Return a state that becomes `entry` or `follow`, and prefers `follow` if not greedy."""
         return self.split((entry, follow) if greedy else (follow, entry))
 
     def anything(self, follow: int) -> int:
-        """A state that reads any text and becomes `follow`."""
+        """Return a state that reads any text and becomes `follow`."""
         return self.star(lambda again: self.read(ANY, again), follow)
 
     def guard(self, condition: Behind | Ahead, follow: int) -> int:
-        """A state that becomes `follow` where `condition` holds."""
+        """Return a state that becomes `follow` where `condition` holds."""
         if isinstance(condition, Ahead) and condition.entry == DEAD:
             return DEAD if condition.positive else follow
         if follow == DEAD:
@@ -199,9 +205,9 @@ class NFA:
         return state
 
     def graph(self, rows: Sequence[Sequence[Edge]], exits: Mapping[int, int]) -> tuple[int, list[int]]:
-        """Add a whole automaton: its state i from 1 on reads `rows[i]`, and may become `exits[i]` instead.
+        """Add an automaton: its state i >= 1 reads `rows[i]`, and may become `exits[i]` instead.
 
-        Returns (first, entries): its state i without the exit is state `first + i`; with it, `entries[i]`.
+        Returns (first, entries): its state i without the exit is state `first + i`; with the exit, `entries[i]`.
         """
         first, size = len(self.epsilon) - 1, len(rows)
         entries = [DEAD, *range(first + 1, first + size)]
@@ -213,14 +219,14 @@ class NFA:
         return first, entries
 
     def include(self, dfa: Automaton, follow: int) -> int:
-        """A state that reads a string of `dfa` and becomes `follow`; going on is preferred to stopping."""
+        """Return a state that reads a string of `dfa` and becomes `follow`; reading on is preferred to stopping."""
         if not dfa.start or follow == DEAD:
             return DEAD
         rows = dfa.edges()
         return self.graph(rows, dict.fromkeys(np.flatnonzero(dfa.accepting).tolist(), follow))[1][dfa.start]
 
     def add(self, choices: tuple[int, ...]) -> int:
-        """A state that becomes exactly these, which may still be changed in `epsilon`."""
+        """Add a state that becomes exactly `choices`, which the caller may still change in `epsilon`."""
         self.reserve(1)
         self.epsilon.append(choices)
         self._rows.append(())
@@ -229,15 +235,15 @@ class NFA:
         return len(self.epsilon) - 1
 
     def defer(self, state: int, reads: list[tuple[Fragment, int]], others: tuple[int, ...]) -> None:
-        """Let `state` read each fragment and become what is beside it, or else the `others`; made when it is met.
+        """Let `state` read each fragment and become its partner, or become the `others`; built on demand by `closure`.
 
-        It is met by `closure`; who looks into `epsilon` has to `settle` all before.
+        A caller that reads `epsilon` directly must `settle` first.
         """
         self.epsilon[state] = (state,)              # until then
         self._deferred[state] = reads, others
 
     def settle(self) -> None:
-        """Make all that was deferred."""
+        """Build everything that was deferred."""
         for state in list(self._deferred):
             self._choices(state)
 
@@ -250,19 +256,19 @@ class NFA:
         return self.epsilon[state]
 
     def reserve(self, size: int) -> None:
-        """TooLarge if there is no room for so many states more."""
+        """Check that there is room for `size` more states. Raises TooLarge."""
         if len(self.epsilon) + size > MAX_NFA_STATES:
             raise self.budget.refusal(f"more than {MAX_NFA_STATES:,} states")
 
     def edges(self, state: int) -> list[Edge]:
-        """(lo, hi, target) for the bytes that `state` reads, ascending and disjoint."""
+        """Return (lo, hi, target) for the bytes that `state` reads, ascending and disjoint."""
         base, follow = self._base[state], self._follow[state]
         return [(lo, hi, base + target if target >= 0 else follow) for lo, hi, target in self._rows[state]]
 
     def closure(self, state: int) -> tuple[int, ...]:
-        """What `state` becomes without reading: states that read bytes and `accept`, most preferred first.
+        """Return the states that `state` becomes without reading, most preferred first.
 
-        It stops at states with a guard, which are in the result too: what holds them is not known here.
+        They read bytes, or are `accept`, or have a guard, which stops the search because it depends on the text.
         """
         if not self.epsilon[state] and state not in self.guards:
             return (state,)
@@ -272,7 +278,7 @@ class NFA:
         return found
 
     def _ordered(self, state: int) -> list[int]:
-        """What `state` becomes without reading, up to states without epsilon edges and guards, in order."""
+        """Return the same states as `closure`, computed anew."""
         seen, stack, order = set[int](), [state], []
         while stack:
             q = stack.pop()

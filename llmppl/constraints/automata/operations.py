@@ -1,7 +1,7 @@
-"""Operations on tables of deterministic automata: lists of strings, products, the states that matter, the fewest.
+"""Operations on tables of deterministic automata: lists of strings, products, trimming, minimisation.
 
-A table is an (S, 256) int32 array of next states, 0 the dead one. Neighbouring bytes mostly lead to the same state, so
-work is done on *runs*: a budget is spent on states and runs before they are made.
+A table is an (S, 256) int32 array of next states; 0 is the dead one. Neighbouring bytes mostly lead to the same state,
+so the operations work on *runs* of bytes. They spend a budget on states and runs before they make them.
 
 Source: Moore (1956), "Gedanken-experiments on sequential machines", for minimisation.
 """
@@ -25,12 +25,12 @@ T = TypeVar("T")
 Table = NDArray[np.int32]
 Arrays = tuple[Table, NDArray[np.bool_], int]       # next states, accepting, start
 Edge = tuple[int, int, int]                         # bytes lo..hi lead to a target
-CHUNK = 1024                                        # states looked at together
+CHUNK = 1024                                        # states processed at once
 _THESE, _FEWER = "the language of these strings", "fewer or shorter strings would work"
 
 
 class Automaton(Protocol):
-    """A deterministic automaton, whose rows may be worked out when asked for (`llmppl.constraints.automata.dfa.DFA`)."""
+    """A deterministic automaton whose rows may be computed on demand, such as `DFA` and `lazy_dfa.Machine`."""
 
     @property
     def start(self) -> int: ...
@@ -53,10 +53,10 @@ def product(
     alone: tuple[bool, bool],
     budget: Budget,
 ) -> Arrays:
-    """Both automata side by side, by pairs of states that the start reaches, no other rows being worked out.
+    """Run both automata in parallel: return the table of the pairs of states that the start reaches, untrimmed.
 
-    `alone[i]`: whether a text can be in the result when only the i-th automaton is not dead. `accept` combines their
-    accepting states. Not trimmed.
+    `alone[i]`: whether a text can be in the result when only the i-th automaton is not dead. `accept` combines the
+    accepting states. Rows of other states are not computed.
     """
     numbers = Numbering([0, left.start << 32 | right.start])
     pairs = numbers.met
@@ -89,7 +89,7 @@ def _rows(machine: Automaton, states: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def joined(edges: Iterable[tuple[int, int, T]]) -> list[tuple[int, int, T]]:
-    """Edges in ascending order, neighbours that lead to one target as one."""
+    """Join neighbouring edges that lead to one target; `edges` ascend."""
     found: list[tuple[int, int, T]] = []
     for lo, hi, target in edges:
         if found and found[-1][1] == lo - 1 and found[-1][2] == target:
@@ -100,7 +100,7 @@ def joined(edges: Iterable[tuple[int, int, T]]) -> list[tuple[int, int, T]]:
 
 
 def runs(table: Table) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """State and first byte of every run of bytes that lead from one state to the same one, in order."""
+    """Return the states and first bytes of all runs of bytes with one target, in order."""
     begins = np.ones(table.shape, bool)
     np.not_equal(table[:, 1:], table[:, :-1], out=begins[:, 1:])
     state, byte = np.nonzero(begins)
@@ -108,7 +108,7 @@ def runs(table: Table) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def trimmed(table: Table, accepting: NDArray[np.bool_], start: int) -> Arrays:
-    """The arrays without the states that the start does not reach or that reach no accepting one, start first."""
+    """Return the arrays without states that the start does not reach or that reach no accepting state, start first."""
     source, byte = runs(table)
     target = table[source, byte]
     forward = _arrows(source, target, len(table))
@@ -125,13 +125,13 @@ def trimmed(table: Table, accepting: NDArray[np.bool_], start: int) -> Arrays:
 
 
 def _arrows(source: NDArray[Any], target: NDArray[Any], size: int) -> tuple[NDArray[Any], list[int]]:
-    """The targets by source, and where those of each source begin."""
+    """Return the targets sorted by source, and the position where the targets of each source begin."""
     order = np.argsort(source, kind="stable")
     return target[order], [0, *np.cumsum(np.bincount(source, minlength=size)).tolist()]
 
 
 def _reached(todo: list[int], target: NDArray[Any], begin: list[int]) -> tuple[list[int], bytes]:
-    """The states that some reach, the dead one left out, in the order of the ways to them; and whether each is one."""
+    """Return the live states that are reachable from `todo`, in breadth-first order, and a flag for each state."""
     marks = np.zeros(len(begin), np.uint8)
     marks[[0, *todo]] = 1
     seen = bytearray(marks)
@@ -145,10 +145,10 @@ def _reached(todo: list[int], target: NDArray[Any], begin: list[int]) -> tuple[l
 
 
 def classes_of(rows: list[list[Edge]], accepting: NDArray[np.bool_], budget: Budget) -> list[set[int]]:
-    """The states that no text tells apart, together; state i has the edges rows[i], and state 0 is dead.
+    """Return the classes of states that no text distinguishes. State i has the edges rows[i]; state 0 is dead.
 
-    Moore's refinement: states of one class are split where their rows lead to different classes. Only states before
-    those that changed class are looked at again, and the largest part of a class keeps its number.
+    Moore's refinement splits a class where the rows of its states lead to different classes. Only predecessors of
+    states that changed class are examined again, and the largest part of a class keeps its number.
     """
     before: list[set[int]] = [set() for _ in rows]
     for state, row in enumerate(rows):
@@ -177,15 +177,15 @@ def classes_of(rows: list[list[Edge]], accepting: NDArray[np.bool_], budget: Bud
 
 
 Signature = tuple[Edge, ...]
-SETTLED: Signature = ((-1, -1, -1),)                # of no state
+SETTLED: Signature = ((-1, -1, -1),)                # no state has this signature
 
 
 def _leaving(
     members: set[int], split: dict[Signature, set[int]], signatures: list[Signature], unsettled: set[int]
 ) -> list[set[int]]:
-    """The parts of a class that get a number of their own: all but the largest."""
+    """Return the parts of a class that get a new number: all but the largest."""
     size = len(members) - sum(map(len, split.values()))
-    if size:                                        # settled ones agree with each other: nothing after them has changed
+    if size:                                        # settled states agree: their successors have not changed class
         same = split.pop(next(signatures[s] for s in members if s not in unsettled), set())
         if size + len(same) >= max(map(len, split.values()), default=0):
             return list(split.values())
@@ -199,7 +199,7 @@ def _leaving(
 
 
 def automaton_of(words: Iterable[str]) -> Arrays:
-    """The table of exactly these strings, in which every state leads to the end."""
+    """Return the table of exactly these strings; every state leads to the end."""
     steps, ends = _trie(map(str.encode, words))
     final, size = set(ends), len(steps) + 2
     if not final:
@@ -213,7 +213,7 @@ def automaton_of(words: Iterable[str]) -> Arrays:
 
 
 def trie_of(words: Iterable[bytes]) -> tuple[list[dict[int, int]], list[int]]:
-    """The rows of a trie, byte -> state, 0 the dead one and 1 the root; and the state to which each word leads."""
+    """Return the rows of a trie, byte -> state, and the state to which each word leads. 0 is dead, 1 the root."""
     steps, ends = _trie(words)
     rows: list[dict[int, int]] = [{} for _ in range(len(steps) + 2)]
     for key, state in steps.items():
@@ -222,7 +222,7 @@ def trie_of(words: Iterable[bytes]) -> tuple[list[dict[int, int]], list[int]]:
 
 
 def _trie(words: Iterable[bytes]) -> tuple[dict[int, int], list[int]]:
-    """(state << 8 | byte) -> state, 1 the root; and the state to which each word leads."""
+    """Return (state << 8 | byte) -> state, with 1 the root, and the state to which each word leads."""
     steps: dict[int, int] = {}
     ends = []
     for word in words:
@@ -239,7 +239,7 @@ def _trie(words: Iterable[bytes]) -> tuple[dict[int, int], list[int]]:
 
 
 def _folded(steps: dict[int, int], final: set[int], size: int) -> tuple[dict[int, int], set[int], int]:
-    """A trie with equal subtrees as one; its states have lower numbers than those after them, and 1 is the start."""
+    """Merge equal subtrees of a trie whose states have lower numbers than their successors. The start remains 1."""
     rows: list[list[int]] = [[] for _ in range(size)]
     for key, target in steps.items():
         rows[key >> 8] += key & 0xFF, target

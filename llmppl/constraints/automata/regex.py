@@ -1,12 +1,12 @@
 """Regular expressions: Python's own syntax and meaning, as automata over bytes.
 
-`Regex(pattern)` is the language of the texts that `re.fullmatch` accepts. The pattern is read by Python's own parser
-and its classes are asked of Python itself, so `\\w`, `\\d`, `\\s` and the rules of letter case are those of the running
-version. On top, `\\p{L}` and `\\P{Letter}` are general categories of Unicode.
+`Regex(pattern)` is the language of the texts that `re.fullmatch` accepts. Python's own parser reads the pattern, and
+Python itself defines the classes, so `\\w`, `\\d`, `\\s` and the rules of letter case are those of the running version.
+In addition, `\\p{L}` and `\\P{Letter}` are general categories of Unicode.
 
-Everything regular is understood, the constructs that look around included: anchors, `\\b` and look-behind ask what came
-before, look-ahead and what may not match again after a possessive quantifier or an atomic group ask what comes
-(`Behind` and `Ahead` in `llmppl.constraints.automata.nfa`). Backreferences and conditional groups are not regular and are refused.
+All regular constructs are supported. Anchors, `\\b` and look-behind depend on the text before (`Behind`). Lookahead,
+possessive quantifiers and atomic groups depend on the text to come (`Ahead`, both in `automata/nfa.py`).
+Backreferences and conditional groups are not regular and raise an error.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from llmppl.support.arguments import shown
 
 __all__ = ["Regex", "escape", "parse"]
 
-_compiler: Any = import_module("re._compiler")       # Python's own parser of patterns; mypy knows nothing of it
+_compiler: Any = import_module("re._compiler")       # Python's own pattern parser, which has no types
 _parser: Any = import_module("re._parser")
 op: Any = import_module("re._constants")
 
 NEWLINE = ((10, 10),)
-MAX_AROUND = 40                                     # characters of a long pattern on either side of an error
-MIN_WORDS = 8                                       # literal choices from which on they are read as a trie
+MAX_AROUND = 40                                     # characters of a long pattern shown on either side of an error
+MIN_WORDS = 8                                       # literal choices that are read as a trie
 
 escape = re.escape
 _LITERAL = r"[^\\.^$*+?{}\[\]()|\ud800-\udfff]+"
@@ -52,14 +52,14 @@ class Regex(DFA):
     ----------
     pattern : str
     flags : int
-        Of `re`: I, M, S, X, A, U; also inside the pattern, `(?i)` or `(?i:...)`.
+        Flags of `re`: I, M, S, X, A, U. They may also stand inside the pattern as `(?i)` or `(?i:...)`.
 
     Raises
     ------
     ValueError
-        The pattern has an error or a construct that is not regular; a caret shows where.
+        The pattern has an error or a construct that is not regular; a caret shows the place.
     TypeError
-        The pattern is bytes: recognizers read the bytes of text, and `.`, `\\w`, ... mean characters.
+        The pattern is bytes. Recognizers read the bytes of text, and `.`, `\\w`, ... mean characters.
     """
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
@@ -75,7 +75,7 @@ class Regex(DFA):
 
 
 def parse(pattern: str, flags: int = 0, *, to_end: bool = False) -> NFA:
-    """The ordered automaton of a pattern, whose first choices are those that `re` tries first.
+    """Return the ordered automaton of a pattern, whose first choices are those that `re` tries first.
 
     With `to_end`, a match must reach the end of the text (`re.fullmatch`), which decides `$` and `\\Z` at the pattern's
     end. Errors as for `Regex`.
@@ -86,22 +86,25 @@ def parse(pattern: str, flags: int = 0, *, to_end: bool = False) -> NFA:
 
 
 class _Builder:
-    """Turns the syntax tree into an NFA, from its end to its start."""
+    """Translation of Python's syntax tree into an NFA, from its end to its start.
+
+    Each method takes the state that follows, and returns the state that matches an item and becomes that state.
+    """
 
     def __init__(self, pattern: str, flags: int, to_end: bool) -> None:
         self.pattern, self.to_end = pattern, to_end
         self.what, self.remedy = f"regex {shown(pattern)}", _remedy(pattern)
         self.nfa = NFA(Budget(self.what, self.remedy))
-        self.beside = Budget(self.what, self.remedy)            # for intersections, which may fail
-        self.complete = to_end                      # whether what comes next is built, up to the end of the text
-        self.fragments: dict[tuple[Any, int, int], Fragment] = {}       # by item of the tree: repeats read it again
+        self.intersection_budget = Budget(self.what, self.remedy)       # intersections may fail
+        self.complete = to_end                      # True if `follow` is finished, up to the end of the text
+        self.fragments: dict[tuple[Any, int, int], Fragment] = {}       # by item of the tree, for repeats
         text, self.properties, cuts = _without_properties(pattern)
         if flags & op.SRE_FLAG_LOCALE:
             raise ValueError("the flag re.LOCALE is for patterns of bytes")
         try:
             tree = _parser.parse(text, flags & ~op.SRE_FLAG_DEBUG)
             looks = itertools.takewhile(lambda item: item[0] in (op.AT, op.ASSERT, op.ASSERT_NOT), tree.data)
-            self.leading = {id(value) for _, value in looks}    # what stands at the start of the text
+            self.leading = {id(value) for _, value in looks}    # items at the start of the text
             self.nfa.start = self.sequence(tree, tree.state.flags, ACCEPT)
         except (re.error, OverflowError) as error:
             at = getattr(error, "pos", None)
@@ -112,7 +115,7 @@ class _Builder:
             raise ValueError(_pointed(pattern, what, None)) from None
 
     def sequence(self, items: Any, flags: int, follow: int) -> int:
-        """The state that matches the items in order and becomes `follow`."""
+        """Return the state that matches the items in order and becomes `follow`."""
         plain = not flags & op.SRE_FLAG_IGNORECASE
         items = getattr(items, "data", items)       # the list in a SubPattern, whose own indexing is slow
         end = len(items)
@@ -135,7 +138,7 @@ class _Builder:
         return follow
 
     def item(self, kind: Any, value: Any, flags: int, follow: int) -> int:
-        """The state that matches one item and becomes `follow`."""
+        """Return the state that matches one item and becomes `follow`."""
         build = _BUILDERS.get(kind)
         if build is None:
             raise ValueError(self.refusal(kind))
@@ -165,7 +168,7 @@ class _Builder:
         return self.atomic(kind, [(op.MAX_REPEAT, value)], flags, follow)
 
     def words(self, choices: Sequence[Any], flags: int) -> list[bytes]:
-        """The choices as bytes, if they are many, all literal, and their order does not matter; else nothing."""
+        """Return the choices as bytes if they are many, all literal, and their order does not matter; else []."""
         if len(choices) < MIN_WORDS or not self.to_end or flags & op.SRE_FLAG_IGNORECASE:
             return []
         items = itertools.chain(*choices)
@@ -173,7 +176,7 @@ class _Builder:
         return list(map(_spelled, choices)) if literal else []
 
     def trie(self, words: list[bytes], follow: int) -> int:
-        """A state that reads one of the words, prefixes shared."""
+        """Return a state that reads one of the words, with shared prefixes."""
         rows, ends = trie_of(words)
         edges = [[(byte, byte, row[byte]) for byte in sorted(row)] for row in rows]
         return self.nfa.graph(edges, dict.fromkeys(ends, follow))[1][1]
@@ -196,14 +199,14 @@ class _Builder:
             before = len(self.nfa)
             for i in range(number):
                 state, last = one(state), state
-                if state == last:                   # nothing was read, and nothing will be
+                if state == last:                   # an iteration reads nothing
                     break
-                if i == 0:                          # known before it is built
+                if i == 0:                          # the size is known before the copies are built
                     self.nfa.reserve((len(self.nfa) - before) * (number - 1))
         return state
 
     def at(self, kind: Any, place: Any, flags: int, follow: int) -> int:
-        """Anchors and word boundaries, as conditions on the text before and after."""
+        """Translate anchors and word boundaries to conditions on the text before and after."""
         nfa, multiline = self.nfa, flags & op.SRE_FLAG_MULTILINE
         if place in (op.AT_END, op.AT_END_STRING) and follow == ACCEPT and self.to_end:
             return follow
@@ -223,38 +226,39 @@ class _Builder:
             return nfa.guard(Ahead(nfa.read(utf8(word), FOUND), positive), follow)
 
         after_word, after_other = ahead(not boundary), ahead(boundary)
-        if not boundary and sys.version_info < (3, 14):     # there, \B does not match in an empty text
+        if not boundary and sys.version_info < (3, 14):     # before 3.14, \B does not match in an empty text
             some = nfa.guard(Ahead(nfa.read(ANY, FOUND), True), after_other)
             after_other = self.after(_text_start(), some, after_other)
         return self.after(tracker, after_word, after_other)
 
     def after(self, tracker: DFA, follow: int, other: int) -> int:
-        """A state that becomes `follow` where `tracker` accepts the text before, and `other` elsewhere."""
+        """Return a state that becomes `follow` where `tracker` accepts the text before, and `other` elsewhere."""
         nfa = self.nfa
         return nfa.split([nfa.guard(Behind(tracker, True), follow), nfa.guard(Behind(tracker, False), other)])
 
     def intersection(self, looks: Sequence[Any], flags: int, follow: int) -> int | None:
-        """A state that goes on as `follow` does with texts that meet all look-aheads, or None where guards must do.
+        """Return a state for `follow` intersected with all lookaheads `looks`, or None where guards are needed.
 
-        They look at what `follow` reads: all is one intersection. Conditions on the text before would have to be known,
-        unless this is its start.
+        Lookaheads see the text that `follow` reads, so one intersection covers them all. It cannot express conditions
+        on the text before, unless the lookaheads stand at the start of the text.
         """
         leading = id(looks[0][1]) in self.leading
-        factors = [(_started(self.nfa, follow, self.beside), True)]
+        factors = [(_started(self.nfa, follow, self.intersection_budget), True)]
         try:
             for kind, (_, inner) in looks:
-                with self.apart(self.beside) as nfa:
+                with self.apart(self.intersection_budget) as nfa:
                     nfa.start = self.sequence(inner, flags, nfa.anything(ACCEPT))
                 factors.append((nfa, kind is op.ASSERT))
             if not leading and any(isinstance(g, Behind) for nfa, _ in factors for g in nfa.guards.values()):
                 return None
-            return include_intersection(self.nfa, [(DFA(nfa).explore(), sign) for nfa, sign in factors], self.beside)
+            dfas = [(DFA(nfa).explore(), sign) for nfa, sign in factors]
+            return include_intersection(self.nfa, dfas, self.intersection_budget)
         except TooLarge:
             return None
 
     @contextmanager
     def apart(self, budget: Budget) -> Iterator[NFA]:
-        """What is built inside goes into an NFA of its own."""
+        """Build the content of the `with` block into an NFA of its own."""
         outer, self.nfa = self.nfa, NFA(budget)
         try:
             yield self.nfa
@@ -263,7 +267,7 @@ class _Builder:
 
     @contextmanager
     def incomplete(self) -> Iterator[None]:
-        """What is built inside is followed by what is not built yet, or not the end of the text."""
+        """Mark that in the `with` block the next state is unfinished or not the end of the text."""
         outer, self.complete = self.complete, False
         yield
         self.complete = outer
@@ -277,7 +281,7 @@ class _Builder:
         if shortest != longest:
             raise ValueError(self.refusal("look-behind of varying width", r"\(\?<[=!]"))
         with self.apart(self.nfa.budget) as nfa, self.incomplete():
-            end = nfa.add((ACCEPT,))                # not ACCEPT itself: `$` would take it for the end of the text
+            end = nfa.add((ACCEPT,))                # not ACCEPT itself, which `$` takes for the end of the text
             nfa.start = nfa.anything(self.sequence(inner, flags, end))
         tracker = DFA(nfa)
         if tracker.needs_lookahead:
@@ -285,10 +289,10 @@ class _Builder:
         return self.nfa.guard(Behind(tracker, positive), follow)
 
     def atomic(self, kind: Any, inner: Any, flags: int, follow: int) -> int:
-        """What `inner` matches first, and no other of its matches.
+        """Match the first match of `inner`, and no other one.
 
-        Its leftmost-first automaton is put in twice: to be read, and, as a look-ahead from where a match ends, to
-        make sure that no preferred (here: longer) match comes.
+        The leftmost-first automaton of `inner` is included twice: once to be read, and once as a lookahead from the end
+        of a match, which excludes that a preferred (here: longer) match follows.
         """
         to_end, self.to_end = self.to_end, False    # the order of choices matters inside
         with self.apart(self.nfa.budget) as nfa, self.incomplete():
@@ -307,7 +311,7 @@ class _Builder:
         return self.nfa.graph(rows, exits)[1][machine.start]
 
     def fragment(self, kind: Any, value: Any, flags: int) -> Fragment:
-        """The characters that one item matches."""
+        """Return the characters that one item matches."""
         if kind is op.ANY:
             return ANY if flags & op.SRE_FLAG_DOTALL else utf8(negated(NEWLINE))
         items = value if kind is op.IN else [(op.LITERAL, value)]
@@ -320,7 +324,7 @@ class _Builder:
         return utf8(negated(merged(itertools.chain(*inside)), negate))
 
     def refusal(self, kind: Any, where: str = "") -> str:
-        """The error for a construct that is not understood, which the tree does not place: its first place is shown."""
+        """Return the error for an unsupported construct, with its first place in the pattern."""
         kind, where = _REFUSED.get(kind, (kind, where))
         position = next((match.start() for match in _found(self.pattern, where)), None)
         return _pointed(self.pattern, f"regex not supported: {kind}", position)
@@ -343,7 +347,7 @@ _REFUSED = {
 
 
 def _pointed(pattern: str, message: str, position: int | None) -> str:
-    """The message, the pattern and a caret under the character at `position`; of a long line only what is near it."""
+    """Return the message, the pattern and a caret under the character at `position`; long lines are cut around it."""
     if position is None:
         return f"{message}\n    {shown(pattern)}"
     start = pattern.rfind("\n", 0, position) + 1
@@ -355,17 +359,17 @@ def _pointed(pattern: str, message: str, position: int | None) -> str:
 
 
 Properties = dict[tuple[Any, int], tuple[str, bool]]            # item of the tree -> general category, negated
-_SKIPPED = r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)"      # where no construct begins: classes and comments
+_SKIPPED = r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)"      # classes and comments, in which no construct begins
 
 
 def _found(pattern: str, construct: str) -> Iterator[re.Match[str]]:
-    """The places of a construct, as the group "it", outside of classes, comments and escapes."""
+    """Yield the places of a construct as the group "it", outside of classes, comments and escapes."""
     found = re.finditer(rf"{_SKIPPED}|(?P<it>{construct})|\\.", pattern, re.DOTALL)
     return (match for match in found if match["it"])
 
 
 def _remedy(pattern: str) -> str:
-    """What would make a pattern smaller: its largest counted repeat is named."""
+    """Return a change that would make the automaton smaller, which names the largest counted repeat."""
     repeats = list(_found(pattern, r"\{(?:\d+,?\d*|,\d+)\}")) if "{" in pattern else []
     if not repeats:
         return "a simpler pattern, or an intersection of simpler ones (Regex(a) & Regex(b)), would work"
@@ -374,7 +378,7 @@ def _remedy(pattern: str) -> str:
 
 
 def _depth(pattern: str) -> int:
-    """How many groups are inside one another."""
+    """Return how deeply groups are nested."""
     return max(itertools.accumulate(({"(": 1, ")": -1}[m["it"]] for m in _found(pattern, r"[()]")), initial=0))
 
 
@@ -384,7 +388,7 @@ def _looks_ahead(item: Any) -> bool:
 
 
 def _started(nfa: NFA, state: int, budget: Budget) -> NFA:
-    """The same automaton from another state on."""
+    """Return the same automaton with another start state."""
     view = copy.copy(nfa)
     view.start, view.budget = state, budget
     return view
@@ -392,13 +396,13 @@ def _started(nfa: NFA, state: int, budget: Budget) -> NFA:
 
 @lru_cache(1)
 def _text_start() -> DFA:
-    """Nothing has been read."""
+    """Return the language of texts of which nothing has been read."""
     return DFA.from_strings([""])
 
 
 @lru_cache(8)
 def _after(last: Ranges) -> DFA:
-    """The last character is one of these."""
+    """Return the language of texts that end with one of these characters."""
     nfa = NFA()
     nfa.start = nfa.anything(nfa.read(utf8(last), ACCEPT))
     return DFA(nfa)
@@ -406,7 +410,7 @@ def _after(last: Ranges) -> DFA:
 
 @lru_cache(1)
 def _line_start() -> DFA:
-    """Nothing has been read, or a newline last."""
+    """Return the language of texts that are empty or end with a newline."""
     return _after(NEWLINE).optional()
 
 
@@ -419,9 +423,9 @@ def _chain(text: bytes) -> Fragment:
 
 
 def _without_properties(pattern: str) -> tuple[str, Properties, list[tuple[int, int]]]:
-    """The pattern with each `\\p{...}` as one lone surrogate, which no text has, so that `re` can parse it.
+    """Replace each `\\p{...}` by one lone surrogate, which no text has, so that `re` can parse the pattern.
 
-    Returns the pattern, what each surrogate stands for (category, negated), and (position, old length) of each.
+    Returns the pattern, the (category, negated) of each surrogate, and (position, old length) of each replacement.
     """
     free = (code for code in range(0xD800, 0xE000) if chr(code) not in pattern)
     names: Properties = {}

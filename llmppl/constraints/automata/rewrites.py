@@ -1,10 +1,10 @@
-"""Rewrites: languages that also hold other ways to write their strings.
+"""Rewrites: languages that also hold other spellings of their strings.
 
-A *rewrite* is any function from a DFA to a DFA. Those made here all follow one idea: where a string of one language
-leads from state q to state r, add paths from q to r that read the strings of another. So the result is the set of all
-strings that come of a member by choosing occurrences in it that do not overlap and replacing each; none may be chosen,
-and so every member stays. What was put in is not rewritten again, and the rewrites of a union are the union of the
-rewrites. `rewrite` takes pairs of languages, `synonyms` a table of strings; the others are made of these.
+A *rewrite* is any function from a DFA to a DFA. All rewrites here work alike: where a string of one language leads from
+state q to state r, they add paths from q to r that read the strings of another. The result holds every string that
+comes from a member by replacing chosen occurrences that do not overlap. No occurrence need be chosen, so every member
+stays. Replacements are not rewritten again, and the rewrites of a union are the union of the rewrites. `rewrite` takes
+pairs of languages and `synonyms` a table of strings; the others use these.
 
 Source: Kaplan & Kay (1994), "Regular models of phonological rule systems", for optional rewriting as a relation between
 languages.
@@ -29,11 +29,11 @@ from llmppl.support.graphs import Memo
 
 __all__ = ["any_case", "any_whitespace", "homoglyphs", "optional_punctuation", "rewrite", "synonyms"]
 
-OCCURRENCE = 5                                      # steps that a place where a key may occur is worth
-By = DFA | tuple[str, ...]                          # what an occurrence may become
+STEPS_PER_PAIR = 5                                  # that a pair (state, state of the keys) costs
+By = DFA | tuple[str, ...]                          # replacements of an occurrence
 Rows = list[dict[int, int]]                         # state -> byte -> next state
 
-# Latin letters, and those of Cyrillic and Greek that have the same shape; \u escapes, for nobody could tell them apart.
+# Latin letters with the Cyrillic and Greek letters of the same shape, as \u escapes because they look alike.
 SHAPES = (
     "A\u0410\u0391 B\u0412\u0392 C\u0421 E\u0415\u0395 H\u041d\u0397 I\u0406\u0399 J\u0408 K\u041a\u039a M\u041c\u039c "
     "N\u039d O\u041e\u039f P\u0420\u03a1 S\u0405 T\u0422\u03a4 X\u0425\u03a7 Y\u04ae\u03a5 Z\u0396 a\u0430 "
@@ -42,15 +42,15 @@ SHAPES = (
 
 
 class _Keys(NamedTuple):
-    """What may be replaced, as a deterministic automaton, and by what."""
+    """Automaton of the strings that may be replaced, with their replacements."""
 
     rows: Rows
     start: int
-    by: dict[int, By]                               # accepting state -> what may replace a string that leads there
+    by: dict[int, By]                               # accepting state -> replacements of a string that leads there
 
 
 def rewrite(language: DFA, rules: Iterable[tuple[DFA, DFA]]) -> DFA:
-    """The strings of a language with some occurrences of a string of `what` replaced by any string of `by`.
+    """Return the strings of a language with some occurrences of a string of `what` replaced by any string of `by`.
 
     `rewrite(Regex("call 55"), [(Regex("[0-9]+"), Regex("#"))])` is the language of "call #", "call ##", "call #5",
     "call 5#" and "call 55".
@@ -58,9 +58,9 @@ def rewrite(language: DFA, rules: Iterable[tuple[DFA, DFA]]) -> DFA:
     Parameters
     ----------
     language : DFA
-        All its states are worked out; those of the result are when they are asked for.
+        All its states are computed; those of the result are computed on demand.
     rules : iterable of (what, by)
-        An occurrence of several may be replaced by any of them.
+        Where several rules fit, any of them may be applied.
 
     Raises
     ------
@@ -78,10 +78,10 @@ def rewrite(language: DFA, rules: Iterable[tuple[DFA, DFA]]) -> DFA:
 
 
 def synonyms(table: Mapping[str, Sequence[str]]) -> Callable[[DFA], DFA]:
-    """The rewrite that may replace each occurrence of a key by one of its alternatives, such as "" to leave it out.
+    """Return the rewrite that may replace each occurrence of a key by one of its alternatives; "" deletes it.
 
     `synonyms({"cat": ["dog", "mouse"]})(Regex("cats?"))` is the language of "cat", "cats", "dog", "dogs", "mouse" and
-    "mouses": an occurrence is one of characters, not of a word; the key " cat " has blanks around.
+    "mouses". Occurrences are of characters, not of words; the key " cat " has blanks around.
 
     Raises
     ------
@@ -95,47 +95,47 @@ def synonyms(table: Mapping[str, Sequence[str]]) -> Callable[[DFA], DFA]:
 
 
 def any_case(language: DFA) -> DFA:
-    """Every letter in upper or lower case: `any_case(Regex("aß"))` is the language of "aß" and "Aß".
+    """Allow every letter in upper or lower case: `any_case(Regex("aß"))` is the language of "aß" and "Aß".
 
-    Letters change within the pairs (u, l) of single characters with `u.lower() == l` and `l.upper() == u`, so that
-    doing it again adds nothing; "ß", "ı", "ς" and titlecase letters such as "ǅ" belong to none.
+    Letters change within the pairs (u, l) of single characters with `u.lower() == l` and `l.upper() == u`, so that a
+    second application adds nothing. "ß", "ı", "ς" and titlecase letters such as "ǅ" belong to no pair.
     """
     return _rewritten(language, [_case_pairs()])
 
 
 def any_whitespace(language: DFA) -> DFA:
-    """Every run of blanks, tabs and newlines as any other: `any_whitespace(Regex("a b"))` is that of `a[ \\t\\n]+b`."""
+    """Allow every run of blanks, tabs and newlines as any other: `any_whitespace(Regex("a b"))` is `a[ \\t\\n]+b`."""
     blanks = Regex(r"[ \t\n]+")
     return rewrite(language, [(blanks, blanks)])
 
 
 def optional_punctuation(language: DFA) -> DFA:
-    """Every punctuation character may be left out: `optional_punctuation(Regex("Hi!"))` has "Hi!" and "Hi".
+    """Allow every punctuation character to be absent: `optional_punctuation(Regex("Hi!"))` has "Hi!" and "Hi".
 
-    They are the general category P of Unicode, to which symbols such as $, +, <, =, >, ^, `, | and ~ do not belong.
+    Punctuation is the general category P of Unicode. Symbols such as $, +, <, =, >, ^, `, | and ~ do not belong to it.
     """
     return rewrite(language, [(Regex(r"\p{P}"), Regex(""))])
 
 
 def homoglyphs(language: DFA) -> DFA:
-    """Every letter as one of the same shape: `homoglyphs(Regex("no"))` has "no" with the o of any of three scripts.
+    """Allow every letter as one of the same shape: `homoglyphs(Regex("no"))` has the o of any of three scripts.
 
-    Latin letters and those of Cyrillic and Greek that look like them in most fonts (`SHAPES`).
+    `SHAPES` lists Latin letters and the Cyrillic and Greek letters that look like them in most fonts.
     """
     return _rewritten(language, [_same_shape()])
 
 
-# ---- the machine
+# ---- construction
 
 
 def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
-    """The language with paths added beside those that read a key, each reading what the key may become."""
+    """Return the language with paths added beside those that read a key; each reads a replacement of the key."""
     remedy = "fewer states (language.minimise()) or fewer and shorter replacements would work"
     nfa = NFA(Budget(f"the language of the rewrites of {shown(language)}", remedy=remedy))
     if language.is_empty():
         return DFA(nfa)
     arcs, spelled = language.edges(), Memo(_spelled)
-    jumps: dict[int, dict[int, list[By]]] = {}      # state -> state after a key -> what the key may become
+    jumps: dict[int, dict[int, list[By]]] = {}      # state -> state after a key -> replacements
     for state in range(1, len(arcs)):
         found: dict[int, list[By]] = {}
         for target, by in itertools.chain(*(_occurrences(language, state, some, nfa.budget) for some in keys)):
@@ -160,7 +160,7 @@ def _spelled(words: frozenset[str]) -> DFA:
 
 
 def _occurrences(language: DFA, state: int, keys: _Keys, budget: Budget) -> list[tuple[int, By]]:
-    """(state after it, what it may become) for the keys that can be read from a state."""
+    """Return (state after the key, replacements) for the keys that can be read from `state`."""
     table = language.table
     found = [(state, keys.start)]
     seen = set(found)
@@ -170,7 +170,7 @@ def _occurrences(language: DFA, state: int, keys: _Keys, budget: Budget) -> list
             if pair[0] and pair not in seen:
                 seen.add(pair)
                 found.append(pair)
-    budget.spend(steps=OCCURRENCE * len(found))
+    budget.spend(steps=STEPS_PER_PAIR * len(found))
     return [(after, keys.by[key]) for after, key in found if key in keys.by]
 
 
@@ -193,7 +193,7 @@ def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
 
 @lru_cache(1)
 def _case_pairs() -> _Keys:
-    letters = map(chr, range(0x20000))              # no letter of the planes from 2 on has a case
+    letters = map(chr, range(0x20000))              # planes 2 and above have no letters with case
     upper = [c for c in letters if len(c.lower()) == 1 and c.lower() != c == c.lower().upper()]
     lower = list(map(str.lower, upper))
     return _trie({c: [other] for c, other in zip(upper + lower, lower + upper, strict=True)})

@@ -1,4 +1,4 @@
-"""Classes of characters, as ranges of code points: what Python's `re` and `unicodedata` say, asked of themselves."""
+"""Classes of characters as ranges of code points, computed from Python's own `re`, `str` and `unicodedata`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from llmppl.constraints.automata.nfa import MAX_CODE_POINT, Ranges, merged
 
 __all__ = ["cased", "category", "characters", "general_category", "negated", "points", "properties"]
 
-op: Any = import_module("re._constants")            # of Python's own parser of patterns; mypy knows nothing of it
+op: Any = import_module("re._constants")            # of Python's own pattern parser, which has no types
 
 
 def negated(ranges: Ranges, negate: bool = True) -> Ranges:
-    """All other code points; these ones unless `negate`."""
+    """Return all other code points, or `ranges` itself unless `negate`."""
     if not negate:
         return ranges
     ends = [-1, *itertools.chain(*ranges), MAX_CODE_POINT + 1]
@@ -29,49 +29,49 @@ def negated(ranges: Ranges, negate: bool = True) -> Ranges:
 
 
 def points(chars: Iterable[str]) -> Ranges:
-    """The code points of some characters."""
+    """Return the code points of some characters."""
     codes = list(map(ord, chars))
     return merged(zip(codes, codes, strict=True))
 
 
 def _characters_of(*planes: int) -> str:
-    """All code points of some planes of 65,536."""
+    """Return all code points of some planes (65,536 code points each)."""
     codes = np.concatenate([np.arange(65536, dtype="<u4") + 65536 * plane for plane in planes])
     return codes.tobytes().decode("utf-32-le", "surrogatepass")
 
 
-# Planes 4 to 13 are not assigned, 15 and 16 are private: nothing there is in a class of `re` or has a case.
+# Planes 4 to 13 are unassigned, 15 and 16 private: none of their characters is in a class of `re` or has a case.
 PLANES = (0, 1, 2, 3, 14)
 
 
 @lru_cache(6)
 def category(letter: str, ascii_only: bool) -> Ranges:
-    """The code points of `\\w`, `\\d` or `\\s`, by the methods of str that `re` goes by; no plane left out has any."""
+    """Return the code points of `\\w`, `\\d` or `\\s`, by the methods of str that `re` uses."""
     if ascii_only:
         inside = np.array([re.match(rf"\{letter}", chr(code), re.ASCII) is not None for code in range(128)])
     elif letter == "s":
-        inside = _asked(np.char.isspace, np.arange(0x4000))
-    elif letter == "d":                             # always ten in a row: ask for one of ten, then around it
-        some = 10 * np.flatnonzero(_asked(np.char.isdecimal, np.arange(0, 2 * 65536, 10)))
-        near = some[:, None] + np.arange(-9, 10)
+        inside = _test_each(np.char.isspace, np.arange(0x4000))
+    elif letter == "d":                             # digits come in runs of ten: test every tenth, then around hits
+        hits = 10 * np.flatnonzero(_test_each(np.char.isdecimal, np.arange(0, 2 * 65536, 10)))
+        near = hits[:, None] + np.arange(-9, 10)
         inside = np.zeros(2 * 65536, bool)
-        inside[near] = _asked(np.char.isdecimal, near)
+        inside[near] = _test_each(np.char.isdecimal, near)
     else:
-        inside = _asked(np.char.isalnum, np.arange(4 * 65536))
+        inside = _test_each(np.char.isalnum, np.arange(4 * 65536))
         inside[ord("_")] = True
     ends = np.flatnonzero(np.diff(inside, prepend=False, append=False)).tolist()
     return tuple(zip(ends[::2], [end - 1 for end in ends[1::2]], strict=True))
 
 
-def _asked(method: Callable[[Any], Any], codes: NDArray[Any]) -> NDArray[np.bool_]:
-    """What a method of str says of each code point."""
+def _test_each(method: Callable[[Any], Any], codes: NDArray[Any]) -> NDArray[np.bool_]:
+    """Apply a vectorised method of str to each code point."""
     answers: NDArray[np.bool_] = method(codes.astype(np.uint32).view("U1"))
     return answers
 
 
 @lru_cache(1)
 def cased() -> str:
-    """The characters that differ from another one by case only: all those that re.IGNORECASE may treat apart."""
+    """Return the characters that differ from another one by case only, which re.IGNORECASE may treat specially."""
     text = _characters_of(*PLANES)
     blocks = (text[i : i + 256] for i in range(0, len(text), 256))
     varied = (block for block in blocks if not block == block.lower() == block.upper())
@@ -90,7 +90,7 @@ _CATEGORY = {
 
 @lru_cache(4096)
 def characters(items: tuple[Any, ...], flags: int) -> Ranges:
-    """The code points of a class without its negation, under re.IGNORECASE and re.ASCII as `flags` say."""
+    """Return the code points of a class without its negation; `flags` may hold re.IGNORECASE and re.ASCII."""
     inside: list[tuple[int, int]] = []
     text = ""
     for kind, value in items:
@@ -102,7 +102,7 @@ def characters(items: tuple[Any, ...], flags: int) -> Ranges:
             lo, hi = value if kind is op.RANGE else (value, value)
             inside.append((lo, hi))
             text += f"\\U{lo:08x}-\\U{hi:08x}"
-    if text and flags & op.SRE_FLAG_IGNORECASE:      # `re` decides about cased characters; the others keep to the class
+    if text and flags & op.SRE_FLAG_IGNORECASE:     # `re` decides about cased characters only
         known = cased()
         matched = re.findall(f"[{text}]", known, flags)
         others = negated(merged([*negated(merged(inside)), *points(known)]))
@@ -123,13 +123,13 @@ _SHORT = {name.lower().replace("_", ""): pair.split()[0] for pair in _NAMES.spli
 
 
 def general_category(name: str) -> str | None:
-    """The short name of a general category, None if there is none of this name."""
+    """Return the short name of a general category, or None if the name is unknown."""
     return _SHORT.get(re.sub(r"[\s_-]", "", name).lower())
 
 
 @lru_cache(1)
 def _categories() -> dict[str, Ranges]:
-    """The code points of each two-letter general category."""
+    """Return the code points of each two-letter general category."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     code = 0
     for name, run in itertools.groupby(map(unicodedata.category, _characters_of(*range(17)))):
@@ -141,7 +141,7 @@ def _categories() -> dict[str, Ranges]:
 
 @lru_cache(128)
 def properties(name: tuple[str, bool], ignore_case: bool) -> Ranges:
-    """The code points of a general category; without regard to case, of all that a change of case brings into it."""
+    """Return the code points of a general category; `ignore_case` adds those that a change of case brings into it."""
     short, negate = name
     parts = {"LC": ("Lu", "Ll", "Lt")}.get(short, (short,))
     ranges = merged(pair for key, some in _categories().items() if key.startswith(parts) for pair in some)

@@ -1,9 +1,9 @@
-"""What is looked at in a JSON schema before llguidance reads it: its size, its keywords, and whether it has instances.
+"""Checks of a JSON schema before llguidance reads it: its size, its keywords, and whether it has instances.
 
-A schema is *productive* if some finite text is an instance. `{"$ref": "#"}` is not, nor is an object that requires one
-like itself: a mask could go on for ever and never end. The productive schemas are the least fixed point of rules that
-say of a schema what it needs: its `$ref` and all of its `allOf`, one of its `anyOf`, and of an object or array what it
-requires. `false` passes here, as what needs nothing does: it has no instance, but no infinite one either.
+A schema is *productive* if some finite text is an instance. `{"$ref": "#"}` is not, nor is an object that requires a
+member like itself: a mask could allow tokens for ever and never end. The productive schemas are the least fixed point
+of rules. A schema needs its `$ref` and all of its `allOf`, one of its `anyOf`, and the required parts of an object or
+array. `false` passes because it needs nothing: it has no instance, but no infinite one either.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from typing import Any
 from urllib.parse import unquote
 
 __all__ = [
-    "KEYWORDS", "MAX_DEPTH", "check_references", "check_size", "in_order", "misspelt", "parts", "target",
-    "unproductive",
+    "KEYWORDS", "MAX_DEPTH", "check_references", "check_size", "in_order", "misspelt", "parts", "places",
+    "target", "unproductive",
 ]  # fmt: skip
 
-MAX_DEPTH = 120                                     # of objects and arrays in one another; llguidance reads 127
+MAX_DEPTH = 120                                     # of nested objects and arrays; llguidance reads 127
 MAX_PROPERTIES = 2000                               # of one object; llguidance's time grows with their square
 MAX_VALUES = 2_000_000                              # of a schema: its keys, numbers, texts, objects and arrays
-MAX_WAY = 20_000                                    # levels of all parts that a $ref points to; llguidance recurses
-MAX_MEETING, MAX_SWEEPS = 12, 100                   # patterns of one string, for which llguidance takes 2^n bytes
+MAX_LEVELS = 20_000                                 # of all parts that a $ref points to; llguidance recurses
+MAX_PATTERNS, MAX_SWEEPS = 12, 100                  # patterns of one string, for which llguidance takes 2^n bytes
 DEFINITIONS = "$defs", "definitions"
 NAMED = *DEFINITIONS, "properties", "patternProperties", "dependentSchemas", "dependentRequired", "dependencies"
-OPAQUE = "enum", "const", "default", "examples", "x-guidance"                   # what they hold is no schema
-KEYWORDS = frozenset(                               # that say what an instance is
+OPAQUE = "enum", "const", "default", "examples", "x-guidance"                   # their values are no schemas
+KEYWORDS = frozenset(                               # that restrict instances
     "$ref $defs definitions allOf anyOf oneOf not if then else dependentSchemas dependentRequired dependencies "
     "prefixItems items additionalItems unevaluatedItems contains minContains maxContains minItems maxItems uniqueItems "
     "properties patternProperties additionalProperties unevaluatedProperties propertyNames minProperties maxProperties "
     "required type enum const format pattern minLength maxLength multipleOf minimum maximum exclusiveMinimum "
     "exclusiveMaximum".split()
 )
-NOTES = frozenset(                                  # that say nothing of it, OpenAPI's among them
+NOTES = frozenset(                                  # annotations, including OpenAPI's
     "$schema $id id $anchor $comment $vocabulary $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor title "
     "description default examples example deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema "
     "nullable discriminator xml externalDocs x-guidance".split()
 )
 TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
-NEAR = 0.8                                          # likeness, by difflib, of a name and the keyword that was meant
+NEAR = 0.8                                          # similarity (difflib) of a misspelt name to a keyword
 
 
 def _get(node: dict[str, Any], key: str, kind: type) -> Any:
-    """What a schema has there, or an empty one where it has nothing of that kind."""
+    """Return the value of a key, or an empty one if there is none of that kind."""
     found = node.get(key)
     return found if isinstance(found, kind) else kind()
 
 
 def check_size(schema: object) -> None:
-    """A ValueError if a schema is too deep (or holds itself), or too large."""
+    """Check that a schema is not too deep (or contains itself), nor too large. Raises ValueError."""
     level, size = [schema], 0
     for _ in range(MAX_DEPTH + 1):
         size += len(level)
@@ -71,7 +71,7 @@ def check_size(schema: object) -> None:
 
 
 def check_references(schema: Any) -> None:
-    """Raise a ValueError if a way along `$ref` may be too long for llguidance, or too many patterns may meet."""
+    """Check that no path along `$ref` is too long for llguidance, and not too many patterns meet. Raises ValueError."""
     values: list[Any] = [schema]
     for value in values:                            # grows
         values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -81,17 +81,15 @@ def check_references(schema: Any) -> None:
         if inner is not None:
             levels[id(value)] = 1 + max((levels.get(id(each), 0) for each in inner), default=0)
     refs = {value["$ref"] for value in values if isinstance(value, dict) and isinstance(value.get("$ref"), str)}
-    way = sum(levels.get(id(target(schema, ref)), MAX_DEPTH) for ref in refs)      # no way has more
-    if way > MAX_WAY:
+    longest = sum(levels.get(id(target(schema, ref)), MAX_DEPTH) for ref in refs)      # bound on every path
+    if longest > MAX_LEVELS:
         raise ValueError(
-            f"the schema has {len(refs):,} parts that a $ref points to, {way:,} levels deep together, so that a way "
-            f"along them may be too long; at most {MAX_WAY:,} levels would work"
+            f"the schema has {len(refs):,} parts that a $ref points to, {longest:,} levels deep together, so that a "
+            f"path along them may be too long; at most {MAX_LEVELS:,} levels would work"
         )
-    nodes = [("#", schema)] if isinstance(schema, dict) else []
-    for place, node in nodes:                       # grows
-        nodes += [(place + way, part) for way, part in parts(node)]
+    nodes = places(schema) if isinstance(schema, dict) else []
     meet, before = dict.fromkeys((id(node) for _, node in nodes), 0), -1
-    for _ in range(MAX_SWEEPS):                     # until nothing changes; to and fro, since a $ref points either way
+    for _ in range(MAX_SWEEPS):                     # in both directions, since a $ref points either way
         if sum(meet.values()) == before:
             return
         before = sum(meet.values())
@@ -101,22 +99,21 @@ def check_references(schema: Any) -> None:
             others = (meet[id(part)] for way, part in parts(node) if not way.startswith("/allOf"))
             most = ("pattern" in node) + sum(meet.get(id(part), 0) for part in all_of) + max(others, default=0)
             meet[id(node)] = most
-            if most > MAX_MEETING:
-                raise ValueError(f"JSON schema at {place}: more than {MAX_MEETING} patterns of allOf or $ref may meet "
+            if most > MAX_PATTERNS:
+                raise ValueError(f"JSON schema at {place}: more than {MAX_PATTERNS} patterns of allOf or $ref may meet "
                                  "in one string; fewer would work, or one pattern for all")  # fmt: skip
     raise ValueError("the schema has references that are too entangled; fewer would work")
 
 
 def misspelt(schema: dict[str, Any]) -> str | None:
-    """What is said of a name that was hardly meant as it stands, the first; None if there is none.
+    """Return a message about the first name that looks misspelt; None if there is none.
 
-    JSON Schema passes over what it does not know. A name near a keyword is told, and a schema without any keyword.
+    JSON Schema ignores unknown names. This reports a name near a keyword, and a schema without any keyword.
     """
     if schema and not schema.keys() & (KEYWORDS | NOTES) and not any(map(_keyword_near, schema)):
         names = ", ".join(map(repr, list(schema)[:3]))
         return f'# has no keyword, so that any JSON would do: are {names} properties? {{"properties": {{...}}}}'
-    places = [("#", schema)]
-    for place, node in places:                      # grows
+    for place, node in places(schema, only_keywords=True):
         for key in node.keys() - KEYWORDS - NOTES:
             if meant := _keyword_near(key):
                 return f"{place}: {key!r} is no keyword: did you mean {meant!r}?"
@@ -125,13 +122,12 @@ def misspelt(schema: dict[str, Any]) -> str | None:
             near = difflib.get_close_matches(kind, TYPES, 1) if isinstance(kind, str) and kind not in TYPES else []
             if near:
                 return f"{place}, 'type': {kind!r} is no type: did you mean {near[0]!r}?"
-        places += [(place + way, part) for way, part in parts(node) if way.split("/")[1] in KEYWORDS]
     return None
 
 
 def _keyword_near(name: str) -> str | None:
-    """The keyword that was probably meant by another name; None if it says nothing of instances, or none is near."""
-    if not name[:1].isalpha() or name.lower().startswith("x-"):         # as those mark their names who extend schemas
+    """Return the keyword that another name probably means; None if none is near, or the name is an annotation."""
+    if not name[:1].isalpha() or name.lower().startswith("x-"):         # the marks of extensions
         return None
     plain = {word.lower(): word for word in (*KEYWORDS, *NOTES)}
     near = difflib.get_close_matches(name.replace("_", "").replace("-", "").lower(), sorted(plain), 1, NEAR)
@@ -139,7 +135,7 @@ def _keyword_near(name: str) -> str | None:
 
 
 def in_order(value: Any, schema: Any, root: dict[str, Any]) -> Any:
-    """A JSON value, the properties of its objects in the order in which a schema of `root` names them."""
+    """Return a JSON value with the properties of its objects in the order of a schema of `root`."""
     if not isinstance(schema, dict):
         return value
     meant = target(root, schema.get("$ref"))
@@ -156,7 +152,7 @@ def in_order(value: Any, schema: Any, root: dict[str, Any]) -> Any:
 
 
 def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas right inside a schema, definitions first, with the ways there (JSON pointers)."""
+    """Yield the schemas directly inside a schema, definitions first, with the JSON pointers to them."""
     for key in sorted(schema, key=lambda key: key not in DEFINITIONS):
         value, inner = schema[key], {"": schema[key]}
         if isinstance(value, list):
@@ -167,14 +163,21 @@ def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from ((f"/{key}{way}", part) for way, part in inner.items() if isinstance(part, dict))
 
 
+def places(schema: dict[str, Any], only_keywords: bool = False) -> list[tuple[str, dict[str, Any]]]:
+    """Return a schema and all schemas inside it, with their places; with `only_keywords`, not below unknown names."""
+    found = [("#", schema)]
+    for place, node in found:                       # grows
+        inner = ((way, part) for way, part in parts(node) if not only_keywords or way.split("/")[1] in KEYWORDS)
+        found += [(place + way, part) for way, part in inner]
+    return found
+
+
 def unproductive(schema: dict[str, Any]) -> str | None:
-    """The place of a schema of which every instance would be infinite, the outermost; None if there is none."""
-    places = [("#", schema)]
-    for place, node in places:                      # grows
-        places += [(place + way, part) for way, part in parts(node)]
-    open_ = {id(node) for _, node in places}        # not known to be productive
-    waiting: dict[int, list[dict[str, Any]]] = {}   # by what may make them so
-    todo = [node for _, node in places]
+    """Return the place of the outermost schema that has infinite instances only; None if there is none."""
+    nodes = places(schema)
+    open_ = {id(node) for _, node in nodes}         # not known to be productive
+    waiting: dict[int, list[dict[str, Any]]] = {}   # by the parts that may make them productive
+    todo = [node for _, node in nodes]
     while todo:
         node = todo.pop()                           # the innermost first
         if id(node) in open_:
@@ -184,12 +187,12 @@ def unproductive(schema: dict[str, Any]) -> str | None:
             if not missing:
                 open_.remove(id(node))
                 todo += waiting.pop(id(node), ())
-    found = [place for place, node in places if id(node) in open_]
+    found = [place for place, node in nodes if id(node) in open_]
     return min(found, key=lambda place: place.count("/"), default=None)
 
 
 def _missing(node: dict[str, Any], root: dict[str, Any], open_: set[int]) -> list[int]:
-    """The parts, by id, of which one is needed and none is known to be productive; nothing if the schema is."""
+    """Return the ids of the parts of which one is needed and none is known to be productive; [] if the schema is."""
     needs = [[part] for part in (target(root, node.get("$ref")), *_get(node, "allOf", list), *_required(node))]
     for some in (*needs, _get(node, "anyOf", list), _get(node, "oneOf", list)):
         if some and open_.issuperset(map(id, some)):
@@ -198,7 +201,7 @@ def _missing(node: dict[str, Any], root: dict[str, Any], open_: set[int]) -> lis
 
 
 def _required(node: dict[str, Any]) -> list[Any]:
-    """What every instance of an object or array schema has inside; nothing where it may be something else."""
+    """Return the schemas inside every instance of an object or array schema; [] if instances may be of another type."""
     if node.keys() & {"enum", "const"}:
         return []
     if node.get("type") in ("object", ["object"]):
@@ -211,7 +214,7 @@ def _required(node: dict[str, Any]) -> list[Any]:
 
 
 def target(root: dict[str, Any], ref: Any) -> object:
-    """The schema that a `$ref` within this text points to; None for another one, which llguidance knows or refuses."""
+    """Return the schema that a `$ref` points to; None for a `$ref` outside this document."""
     if not f"{ref}/".startswith("#/"):
         return None
     found: Any = root

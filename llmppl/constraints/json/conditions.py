@@ -1,10 +1,10 @@
-"""Conditions: what no mask can hold of a JSON schema, and how a finished text is asked for it.
+"""Conditions: the keywords of a JSON schema that masks cannot enforce, checked on the finished text.
 
-A mask says which tokens may follow, and cannot say whether two elements of an array will be equal, or of how many of
-two schemas the whole will be an instance. The one idea: a keyword that is too much for the mask is left out of its
-schema, by which instances are gained and none is lost, and the value that a finished text writes is put to the whole
-schema, which the package jsonschema reads. What stands inside `not`, `if` and the like goes with it: left out there, a
-keyword would lose instances.
+A mask tells which tokens may follow. It cannot tell whether two elements of an array will be equal, or how many of two
+schemas the whole text will satisfy. `weaker` therefore removes such a keyword from the schema for the masks, which adds
+instances and loses none. `Condition` checks the value of a finished text against the whole schema with the package
+jsonschema. Keywords inside `not`, `if` and the like are removed with their parent: removed alone, they could lose
+instances.
 """
 
 from __future__ import annotations
@@ -19,49 +19,63 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from llmppl.constraints.json.checks import KEYWORDS, parts, target
+from llmppl.constraints.automata.formats import JSON_FORMATS
+from llmppl.constraints.json.checks import KEYWORDS, parts, places, target
 
-__all__ = ["Condition", "known", "weaker"]
+__all__ = ["Condition", "known", "looser", "weaker", "with_leap_years"]
 
 UNMASKED = frozenset(                               # by llguidance, at any place
     "not if then else uniqueItems contains minContains maxContains propertyNames unevaluatedItems "
     "unevaluatedProperties dependencies dependentRequired dependentSchemas".split()
 )
-COUNTS = "minProperties", "maxProperties"           # masked where all properties that are named are required
-BOUNDS = "maxLength", "maxItems"                    # of which an automaton has a state for each number
-LOOSE = math.inf, math.inf, 1000, 100, 10           # the most that automata hold, tried in this order
-NAMES = "patternProperties", "additionalProperties"         # without the first the second would say more
+COUNTS = "minProperties", "maxProperties"           # masked if all named properties are required
+BOUNDS = "maxLength", "maxItems"                    # automata have a state for each number up to the bound
+LOOSE = math.inf, math.inf, 1000, 100, 10           # largest kept bounds, tried in this order
+NAMES = "patternProperties", "additionalProperties"         # without the first, the second would forbid more
 LOOK = re.compile(r"\(\?<?[=!]")                    # look-around, in a pattern
-MAX_CALLS = 250_000                                 # keywords that are read for one text, some ten seconds
+MAX_CALLS = 250_000                                 # keywords read for one text, some ten seconds
 IN_PLACE = frozenset("allOf anyOf oneOf not if then else dependencies dependentSchemas".split())   # of the same value
+DATES = {"date", "date-time"}
 DYNAMIC = "$dynamicRef", "$recursiveRef"
 
-Found = Mapping[str, Any]                           # by pattern, what holds the texts in which it is found
+Found = Mapping[str, Any]                           # pattern -> container of the texts in which it is found
 
 
 def known(schema: Any, is_format: Callable[[str], bool]) -> tuple[Any, list[str]]:
-    """The schema without formats that are none and dynamic references, and these, with their places."""
+    """Return the schema without unknown formats and dynamic references, and the places of the removed keywords."""
     return _without(schema, lambda node, key: key in DYNAMIC or (key == "format" and not is_format(str(node[key]))))
 
 
 def weaker(schema: Any) -> Iterator[tuple[Any, list[str], dict[str, bool]]]:
-    """Weaker and weaker schemas, each with the keywords that are not in it, and how llguidance is to read it.
+    """Yield weaker and weaker schemas, each with the removed keywords and the options of llguidance.
 
-    The first is without what masks hold nowhere. In the second `oneOf` is read as `anyOf`, and counts as left out; the
-    third is without numbers of properties, the fourth without names by patterns and patterns that look around.
+    The first lacks the keywords that no mask enforces. The second reads `oneOf` as `anyOf`, and counts it as removed.
+    The third also lacks numbers of properties. The fourth also lacks names by patterns, and patterns that look around.
     """
     for level, weak, left_out in _each(schema, [partial(_is_left_out, level) for level in range(4)]):
         yield weak, left_out, {"coerce_one_of": True} if level else {}
 
 
 def looser(schema: Any) -> Iterator[tuple[Any, list[str]]]:
-    """Schemas without more and more bounds, the largest first, and these: an automaton has states for each number."""
+    """Yield schemas with fewer and fewer bounds and the removed keywords: an automaton has states for each number."""
     tests = [partial(_is_loose, COUNTS if i else (), most) for i, most in enumerate(LOOSE)]
     yield from ((weak, left_out) for _, weak, left_out in _each(schema, tests))
 
 
+def with_leap_years(schema: Any) -> Any:
+    """Return the schema with a pattern added to formats with a date, because llguidance admits 2023-02-29."""
+    if not isinstance(schema, dict) or not DATES.intersection(_values(schema, "format")):
+        return schema
+    copied = copy.deepcopy(schema)
+    for node in _nodes(copied):
+        if node.get("format") in DATES:
+            dates = {"pattern": f"^{JSON_FORMATS[node['format']]}$"}
+            node["allOf"] = [*node.get("allOf", ()), dates]
+    return copied
+
+
 def _each(schema: Any, tests: Iterable[Callable[[dict[str, Any], str], bool]]) -> Iterator[tuple[int, Any, list[str]]]:
-    """The schema by each test without the keywords of which it holds, and these, where they are more than before."""
+    """Yield the schema without the keywords that each test selects, and these keywords, if they differ from before."""
     before: list[str] | None = None
     for i, test in enumerate(tests):
         weak, left_out = _without(schema, test)
@@ -82,37 +96,37 @@ def _is_left_out(level: int, node: dict[str, Any], key: str) -> bool:
 
 
 def _without(schema: Any, leave_out: Callable[[dict[str, Any], str], bool]) -> tuple[Any, list[str]]:
-    """A copy without some keywords, and these with their places; what is inside of them is not looked at."""
+    """Return a copy without the selected keywords, and these with their places. Their contents are not examined."""
     left_out, rest = list[str](), copy.deepcopy(schema)
-    places = [("#", rest)] if isinstance(rest, dict) else []
-    for place, node in places:                      # grows
+    todo = [("#", rest)] if isinstance(rest, dict) else []
+    for place, node in todo:                        # grows, by the parts that are left
         for key in [key for key in node if leave_out(node, key)]:
             if (key, node[key]) != ("uniqueItems", False):
                 left_out.append(f"{place}, {key!r}")
             if key != "oneOf":                      # which stays, to be read as anyOf
                 del node[key]
-        places += [(place + way, part) for way, part in parts(node) if way.split("/")[1] in KEYWORDS]
+        todo += [(place + way, part) for way, part in parts(node) if way.split("/")[1] in KEYWORDS]
     return rest, left_out
 
 
 class Condition:
-    """What says of a value which keyword of a schema does not hold, and where; "" if all do. It pickles.
+    """Check of a value against a schema, which returns the place and keyword that fails, or "". It pickles.
 
     Parameters
     ----------
     schema : dict
     meets : callable
-        `meets(format, text)`: whether a text has a format. It raises a ValueError for one that it does not know.
+        `meets(format, text)` tells whether a text has a format. It raises ValueError for an unknown format.
     find : callable
-        `find(patterns)`: by pattern, the texts in which it is found. They say so in linear time, which `re` does not. A
-        ValueError if it cannot read one.
+        `find(patterns)` maps each pattern to the container of texts in which it is found. Unlike `re`, it answers in
+        linear time. It raises ValueError for a pattern that it cannot read.
 
     Raises
     ------
     ImportError
-        If jsonschema is not installed.
+        jsonschema is not installed.
     ValueError
-        If jsonschema or `find` cannot read the schema. When it is called: if the value takes too many steps.
+        jsonschema or `find` cannot read the schema; or, in a call, the value takes too many steps.
     """
 
     def __init__(
@@ -124,8 +138,7 @@ class Condition:
             from referencing.exceptions import Unresolvable
         except ImportError as error:
             raise ImportError(
-                "the schema has keywords that are asked of the finished text, which jsonschema does: pip install "
-                "llmppl[json-schema]"
+                "the schema has keywords that jsonschema checks on the finished text: pip install llmppl[json-schema]"
             ) from error
         self._made_from, self._calls = (schema, meets, find), threading.local()
         if (ref := _circle(schema)) is not None:
@@ -158,10 +171,10 @@ class Condition:
         return f"{_place([*error.absolute_schema_path][:-1])}, {error.validator!r}" if error else ""
 
     def _count(self, read: Callable[..., Any], *given: Any) -> Any:
-        """Read a keyword; a ValueError where the schema doubles the work with each level, as anyOf of a $ref may."""
+        """Read a keyword. Raises ValueError if the schema doubles the work with each level, as anyOf of a $ref may."""
         self._calls.left -= 1
         if self._calls.left < 0:
-            raise ValueError(f"the schema asks more than {MAX_CALLS:,} times of the text, which is too often")
+            raise ValueError(f"the schema takes more than {MAX_CALLS:,} keywords to check the text; fewer would work")
         return read(*given)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -169,14 +182,14 @@ class Condition:
 
 
 def _reader(schema: dict[str, Any]) -> Any:
-    """A class of jsonschema for the draft of a schema, with the keywords of all drafts that masks have not."""
+    """Return a class of jsonschema for the draft of a schema, with the keywords of all drafts that masks lack."""
     import jsonschema
 
     latest, older = jsonschema.Draft202012Validator, jsonschema.Draft7Validator
     draft = jsonschema.validators.validator_for(schema, default=latest)
     try:
         if draft is latest and not draft(draft.META_SCHEMA).is_valid(schema):
-            draft = older                           # that has arrays as `items`, say
+            draft = older                           # which allows arrays as `items`, for example
         draft.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise ValueError(f"JSON schema at {_place(error.absolute_path)}: {error.message}") from None
@@ -190,7 +203,7 @@ def _reader(schema: dict[str, Any]) -> Any:
 
 
 def _named(schema: Any, value: Any, found: Found) -> Any:
-    """The schema with `patternProperties` as `properties` of the names in a value; jsonschema has `re` for them."""
+    """Return the schema with `patternProperties` as `properties` of a value's names: jsonschema has `re` for them."""
     values, named = [value], copy.deepcopy(schema)
     for each in values:                             # grows
         values += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
@@ -199,7 +212,7 @@ def _named(schema: Any, value: Any, found: Found) -> Any:
         patterns = node.pop("patternProperties", {})
         fit = {name: [part for pattern, part in patterns.items() if name in found[pattern]] for name in names}
         of_name = {name: {"allOf": parts_} for name, parts_ in fit.items() if parts_}
-        if of_name:                                 # in an allOf: a $ref may point to a property that is there
+        if of_name:                                 # in an allOf, because a $ref may point to an existing property
             node["properties"] = dict.fromkeys(of_name, True) | node.get("properties", {})
             node["allOf"] = [*node.get("allOf", ()), {"properties": of_name}]
     return named
@@ -213,7 +226,7 @@ def _pattern(found: Found, validator: Any, pattern: str, value: Any, schema: Any
 
 
 def _unique_items(validator: Any, is_wanted: bool, value: Any, schema: Any) -> Iterator[Any]:
-    """In time linear in the items, which jsonschema compares by pairs."""
+    """Yield an error for equal items, in time linear in the items; jsonschema compares all pairs."""
     from jsonschema import ValidationError
 
     if is_wanted and validator.is_type(value, "array") and len(set(map(_hashable, value))) < len(value):
@@ -232,7 +245,7 @@ def _has_format(meets: Callable[[str, str], bool], name: str, value: object) -> 
 
 
 def _multiple_of(validator: Any, divisor: float, value: Any, schema: Any) -> Iterator[Any]:
-    """Of decimals as they are written: as floats 0.3 is no multiple of 0.1."""
+    """Yield an error unless the decimal as written is a multiple; as floats, 0.3 is no multiple of 0.1."""
     from jsonschema import ValidationError
 
     if validator.is_type(value, "number") and math.isfinite(value) and Fraction(str(value)) % Fraction(str(divisor)):
@@ -240,21 +253,18 @@ def _multiple_of(validator: Any, divisor: float, value: Any, schema: Any) -> Ite
 
 
 def _values(schema: dict[str, Any], keyword: str) -> list[str]:
-    """The texts that a keyword has in a schema, at any place."""
+    """Return the texts that a keyword has anywhere in a schema."""
     return sorted({node[keyword] for node in _nodes(schema) if isinstance(node.get(keyword), str)})
 
 
 def _nodes(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """A schema, and all that are inside of it."""
-    nodes = [schema]
-    for node in nodes:                              # grows
-        nodes += [part for _, part in parts(node)]
-    return nodes
+    """Return a schema and all schemas inside it."""
+    return [node for _, node in places(schema)]
 
 
 def _circle(schema: dict[str, Any]) -> str | None:
-    """A `$ref` that comes back to itself with the same value, None if none does: reading it would not end."""
-    done, open_ = set[int](), dict[int, str]()          # by id; those under way, with the last `$ref` before each
+    """Return a `$ref` that leads back to itself with the same value, or None; reading it would not end."""
+    done, open_ = set[int](), dict[int, str]()          # by id; nodes under way, with the last `$ref` before each
     todo: list[tuple[dict[str, Any], str, bool]] = [(node, "", False) for node in _nodes(schema)]
     while todo:
         node, ref, is_left = todo.pop()

@@ -1,9 +1,10 @@
-"""How far an end is where JSON nests: lower bounds, in tokens.
+"""Lower bounds, in tokens, on the distance to an end of nested JSON.
 
-The one idea: what a part of any JSON takes is looked at for itself. A token that enters such a part leads to a *gate*,
-the state behind the part; a token that leaves it may have read from there on whatever some token has behind a bracket
-that closes. To leave a part takes tokens too, of which the last may be any that has its bracket in it, and may close as
-many parts as any token closes. No end is nearer than that; where an end needs no such part, it is just as far.
+The distance inside an unconstrained value is computed separately. A token that enters such a value leads to a *gate*,
+the state after the value. A token that leaves the value may continue from the gate with any bytes that some token has
+after a closing bracket. Leaving a value takes tokens too; the last may be any token with the right bracket, and may
+close as many values as any token closes. So no end is nearer than the bound, and the bound is exact for an end that
+needs no such value.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from llmppl.support.locks import Turn, cached_property, in_turn
 
 __all__ = ["MARKS", "NestedDistances"]
 
-MARKS = 0xFE, 0xFF                                  # bytes of no text: the inside of an object and of an array
+MARKS = 0xFE, 0xFF                                  # no text has these bytes: the inside of an object, of an array
 OPENING, CLOSING = b"{[", b"}]"
-BATCH = 32                                          # states whose tokens are walked at once
+BATCH = 32                                          # states that are walked at once
 
 Floats = npt.NDArray[np.float64]
 
 
 class NestedDistances:
-    """Of the states of `llmppl.constraints.json.texts.OpenTexts`: of its `control` and `inside`, by its `stacks`."""
+    """Distances of the states of `texts.OpenTexts`, from its `control`, its `inside` and its `stacks`."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -63,11 +64,11 @@ class NestedDistances:
 
 
 class _Inside(NamedTuple):
-    """Of what is inside of any JSON, by state: the tokens that leave it; whether it is an array."""
+    """For each state inside of any JSON: the tokens needed to leave it, and whether it is in an array."""
 
     out: Floats
     in_array: npt.NDArray[np.int64]                 # 0 or 1
-    most: int                                       # parts that a token closes
+    most: int                                       # values that one token may close
 
 
 @lru_cache(8)
@@ -84,31 +85,33 @@ def _inside(inside: Any, trie: Trie) -> _Inside:
 
 
 class _Pieces:
-    """What is before, between and behind brackets in tokens, as tries; each is made when it is asked for."""
+    """Parts of tokens before, between and after brackets, as tries that are built on demand."""
 
     def __init__(self, trie: Trie) -> None:
         self.whole, self._tokens = trie, {token for token in trie.tokens if token}
-        self._behind = [{t[i + 1 :] for t in self._tokens for i, b in enumerate(t) if b == close} for close in CLOSING]
+        self._after_closing = [
+            {t[i + 1 :] for t in self._tokens for i, byte in enumerate(t) if byte == close} for close in CLOSING
+        ]
 
     @cached_property
     def closing(self) -> list[Trie]:
-        """Beginnings of tokens that end with the bracket that closes an object, and an array."""
+        """Prefixes of tokens that end with the bracket that closes an object, and an array."""
         return [_trie(_up_to(self._tokens, close)) for close in CLOSING]
 
     @cached_property
     def entering(self) -> list[list[Trie]]:
-        """By kind, and by whether another token is needed to leave it: what of tokens leads into it, and its mark."""
+        """By kind, and by whether leaving needs another token: token prefixes that enter the kind, with its mark."""
         return [[_trie(_marked(self._tokens, kind, more)) for more in (0, 1)] for kind in (1, 2)]
 
     @cached_property
     def leaving(self) -> list[list[Trie]]:
-        """By kind: what tokens have behind its closing bracket, and the same up to the next such bracket."""
-        return [[_trie(each), *(_trie(_up_to(each, close)) for close in CLOSING)] for each in self._behind]
+        """By kind: token parts after its closing bracket, and the same up to the next such bracket."""
+        return [[_trie(each), *(_trie(_up_to(each, close)) for close in CLOSING)] for each in self._after_closing]
 
     @cached_property
-    def again(self) -> list[list[list[Trie]]]:
-        """By kind, and by what is entered next, and more: what of tokens leads from behind it into the next."""
-        return [[[_trie(_marked(each, to, more)) for more in (0, 1)] for to in (1, 2)] for each in self._behind]
+    def between_parts(self) -> list[list[list[Trie]]]:
+        """Token parts that close one value and enter the next, by both kinds and by the need of another token."""
+        return [[[_trie(_marked(each, to, more)) for more in (0, 1)] for to in (1, 2)] for each in self._after_closing]
 
 
 @lru_cache(8)
@@ -125,7 +128,7 @@ def _up_to(tokens: set[bytes], bracket: int) -> set[bytes]:
 
 
 def _marked(tokens: set[bytes], kind: int, more: int) -> set[bytes]:
-    """What of the tokens leads into an object (1) or an array (2), and its mark; of those that may leave it, or not."""
+    """Return the token prefixes that enter an object (1) or array (2), with its mark; `more`: of tokens that stay."""
     opening, closing, mark = OPENING[kind - 1], CLOSING[kind - 1 : kind], bytes([MARKS[kind - 1]])
     return {
         token[: i + 1] + mark
@@ -136,12 +139,12 @@ def _marked(tokens: set[bytes], kind: int, more: int) -> set[bytes]:
 
 
 def _distances(machine: Any, starts: list[int], pieces: _Pieces, kind: int) -> list[Floats]:
-    """The least tokens to where a machine accepts, from each state, and from each if it is a gate of either kind.
+    """Return the least tokens to an accepting state: from each state, and from each state as a gate of either kind.
 
-    Of the inside of a `kind` (not 0) the last token may go on behind the closing bracket.
+    Inside of a `kind` (not 0), the last token may continue after the closing bracket.
     """
     table = machine.explore().table.copy()
-    table[machine.start, MARKS[0] :] = 0            # the insides are looked at for themselves
+    table[machine.start, MARKS[0] :] = 0            # the insides have distances of their own
     seen, level = np.zeros(len(table), bool), np.array(starts, np.int64)
     while level.size:
         seen[level] = True
@@ -150,14 +153,14 @@ def _distances(machine: Any, starts: list[int], pieces: _Pieces, kind: int) -> l
     states, S, graph = np.flatnonzero(seen), len(table), TableGraph(machine)
     wholes = [pieces.whole, pieces.closing[kind - 1]] if kind else [pieces.whole]
     steps = [(1, *_edges(graph, trie, states, 0, 0)) for trie in wholes]
-    for i, mark in enumerate(MARKS):                # gates are numbered behind the states
+    for i, mark in enumerate(MARKS):                # gates are numbered after the states
         gates, first = np.setdiff1d(table[seen, mark], [0]), (i + 1) * S
         steps.append((0, gates + first, gates))
         steps += [(1 + more, *_edges(graph, pieces.entering[i][more], states, 0, first)) for more in (0, 1)]
         some = pieces.leaving[i][: 3 if kind else 1]
         steps += [(0, *_edges(graph, trie, gates, first, 0)) for trie in some]
         for j, more in itertools.product((0, 1), (0, 1)):
-            steps.append((more, *_edges(graph, pieces.again[i][j][more], gates, first, (j + 1) * S)))
+            steps.append((more, *_edges(graph, pieces.between_parts[i][j][more], gates, first, (j + 1) * S)))
     length = np.concatenate([np.full(source.size, each) for each, source, _ in steps])
     source, target = (np.concatenate([step[i] for step in steps]) for i in (1, 2))
     order = np.argsort(source, kind="stable")
@@ -173,12 +176,12 @@ def _distances(machine: Any, starts: list[int], pieces: _Pieces, kind: int) -> l
     return np.split(distance, 3)
 
 
-def _edges(graph: TableGraph, trie: Trie, starts: Ints, before: int, behind: int) -> tuple[Ints, Ints]:
-    """Where tokens lead from some states: pairs, each once, numbered from `before` and `behind` on."""
+def _edges(graph: TableGraph, trie: Trie, starts: Ints, before: int, after: int) -> tuple[Ints, Ints]:
+    """Return the (source, target) pairs of tokens from some states, numbered from `before` and `after` on."""
     S, pairs = len(graph.table), [np.zeros(0, np.int64)]
     for begin in range(0, starts.size if len(trie) else 0, BATCH):
         some = starts[begin : begin + BATCH]
         found = walk(graph, trie, some)
         pairs.append(np.unique(some.repeat(np.diff(found.begin)).astype(np.int64) * S + found.states))
     joined = np.concatenate(pairs)
-    return joined // S + before, joined % S + behind
+    return joined // S + before, joined % S + after

@@ -1,7 +1,7 @@
-"""llguidance behind checks: its limits, a stack of its own, and its errors in one sentence.
+"""llguidance with limits, a stack of its own, and errors in one sentence.
 
-llguidance recurses along the references of a schema. It runs in a thread with a large stack here, so that the same
-schemas work in each thread of the caller. `llmppl.constraints.json.checks.check_references` refuses what needs a larger one.
+llguidance recurses along the references of a schema. It runs in a thread with a large stack, so that the same schemas
+work in each thread of the caller. `checks.check_references` refuses schemas that need a larger stack.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def limits() -> Any:
 
 
 def in_large_stack(call: Callable[[], T]) -> T:
-    """Return what a call returns in a thread with STACK bytes, which are taken only as they are used."""
+    """Return the result of a call in a thread with STACK bytes; the memory is taken only as it is used."""
     with ThreadPoolExecutor(1) as pool:
-        with _turn.lock:                               # threads that others start meanwhile may have this stack as well
+        with _turn.lock:                            # threads that start meanwhile elsewhere may get this stack as well
             before = threading.stack_size(STACK)
             try:
                 future = pool.submit(call)
@@ -52,13 +52,13 @@ def in_large_stack(call: Callable[[], T]) -> T:
 
 
 def error_of(schema: str) -> str:
-    """Return what llguidance says against a schema, "" if nothing."""
+    """Return the error of llguidance for a schema, "" if there is none."""
     matcher = llguidance().LLMatcher
     grammar = matcher.grammar_from_json_schema(schema)
     return reason(str(in_large_stack(lambda: matcher.validate_grammar(grammar, limits=limits()))))
 
 
 def reason(message: str) -> str:
-    """Return what llguidance says, without the parser's state and the trace of a panic that it adds."""
+    """Return the message of llguidance without the parser's state and the trace of a panic."""
     text = re.split("<state>|<backtrace>", message)[0].strip()
     return "the schema has more symbols than its parser can number" if "symbols.len()" in text else text

@@ -1,7 +1,7 @@
 """Numbers and strings of JSON, as llguidance writes them, as fragments and automata over bytes.
 
-A string without a pattern may have any escapes. One with a pattern, a format or a constant is written in one way, but
-for control characters, which may be short (`\\n`) or long (`\\u000a`).
+A string without a pattern may have any escapes. A string with a pattern, a format or a constant has one spelling,
+except that control characters may be short (`\\n`) or long (`\\u000a`).
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
-from decimal import Decimal
-from functools import lru_cache, reduce
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial, reduce
 from operator import and_
 
 import numpy as np
 
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.formats import IPV4, digits_between
+from llmppl.constraints.automata.formats import JSON_FORMATS
 from llmppl.constraints.automata.nfa import Fragment
+from llmppl.constraints.automata.numerals import decimals_between, naturals, signed
 from llmppl.constraints.automata.operations import Edge, joined
 from llmppl.constraints.automata.regex import Regex
-from llmppl.constraints.json.shapes import Beyond, Number, String
+from llmppl.constraints.json.shapes import NotCompilable, Number, String
 
 __all__ = ["character", "fragment", "number", "other_names", "quoted", "string"]
 
@@ -36,44 +36,54 @@ _CHARACTER = rf'(?:{_RAW}|\\["\\bfnrt]|{_SCALAR})'
 _SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}
 _SPECIAL = (*range(32), 34, 92, 127)                # bytes that are written as escapes
 
+_INTEGER = "-?(?:0|[1-9][0-9]*)"
+_NUMBER = rf"{_INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+
 # ---- numbers
 
 
 @lru_cache(256)
 def number(shape: Number) -> DFA:
-    """The numbers of a shape; perhaps none."""
-    low, low_in = _bound(shape.low, shape.above, max)
-    high, high_in = _bound(shape.high, shape.below, min)
-    if max(abs(bound) for bound in (low or 0.0, high or 0.0)) >= MAX_WHOLE:
-        raise Beyond("a number of 64 bits")
-    if low is not None and high is not None and (low > high or (low == high and not (low_in and high_in))):
+    """Return the numbers of a shape; perhaps none."""
+    low, low_in = _tighter(max, shape.low, shape.above, -math.inf)
+    high, high_in = _tighter(min, shape.high, shape.below, math.inf)
+    if any(MAX_WHOLE <= abs(bound) < math.inf for bound in (low, high)):
+        raise NotCompilable("a number of 64 bits")
+    if shape.integer and low > -math.inf:
+        low, low_in = math.ceil(low) if low_in else math.floor(low) + 1, True
+    if shape.integer and high < math.inf:
+        high, high_in = math.floor(high) if high_in else math.ceil(high) - 1, True
+    if low > high or (low == high and not (low_in and high_in)):
         return DFA.from_strings([])
-    if shape.integer:
-        least = None if low is None else math.ceil(low) + (not low_in and low == math.ceil(low))
-        most = None if high is None else math.floor(high) - (not high_in and high == math.floor(high))
-        if least is not None and most is not None and least > most:
-            return DFA.from_strings([])
-        found: DFA = Regex(_integers(least, most))
-    else:
-        found = Regex(_numbers(low, high, low_in, high_in))
+    if (low, high) == (-math.inf, math.inf):
+        pattern = _INTEGER if shape.integer else _NUMBER
+    else:                                           # as in llguidance, -0 is an integer between two bounds
+        integers = partial(_integers, high - low < math.inf)
+        pattern = signed(low, high, low_in, high_in, integers if shape.integer else decimals_between)
+    numbers: DFA = Regex(pattern)
     if shape.step is None:
-        return found
+        return numbers
     if not shape.integer or shape.step != int(shape.step) or not 0 < shape.step <= MAX_STEP:
-        raise Beyond(f"multiples of {shape.step}")
-    return found & _multiples(int(shape.step))
+        raise NotCompilable(f"multiples of {shape.step}")
+    return numbers & _multiples(int(shape.step))
 
 
-def _bound(closed: float | None, open_: float | None, tighter: object) -> tuple[float | None, bool]:
-    """The tighter of two bounds, and whether it is included."""
-    if open_ is None or (closed is not None and open_ != closed and tighter(open_, closed) == closed):  # type: ignore[operator]
-        return closed, True
-    return open_, False
+def _tighter(
+    choose: Callable[..., float], closed: float | None, open_: float | None, free: float
+) -> tuple[float, bool]:
+    """Return the tighter of two bounds, or `free` if there is none, and whether it is included."""
+    bound: float = choose(each for each in (closed, open_, free) if each is not None)
+    return bound, bound != open_
+
+
+def _integers(has_minus_zero: bool, low: float, high: float, low_in: bool, high_in: bool) -> str:
+    return naturals(int(low) + (not low_in and not has_minus_zero), high)
 
 
 @lru_cache(64)
 def _multiples(step: int) -> DFA:
-    """Digits, perhaps behind a sign, that are a multiple: a state for every remainder, and one behind the sign."""
-    table = np.zeros((step + 3, 256), np.int32)     # 1 the start, 2 behind the sign, 3 + the remainder
+    """Return the multiples of `step`, with an optional sign: a state for every remainder, and one after the sign."""
+    table = np.zeros((step + 3, 256), np.int32)     # 1 the start, 2 after the sign, 3 + the remainder
     for digit in range(10):
         table[[1, 2], 48 + digit] = 3 + digit % step
         table[3:, 48 + digit] = 3 + (np.arange(step) * 10 + digit) % step
@@ -83,127 +93,23 @@ def _multiples(step: int) -> DFA:
     return DFA.from_table(table, accepting, 1)
 
 
-def plain(value: float) -> str:
-    """A number as it is written where it is the only one: without exponent, and without a fraction that is 0."""
-    text = format(Decimal(repr(value)), "f")
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def _either(patterns: Iterable[str]) -> str:
-    return f"(?:{'|'.join(patterns)})"
-
-
-def _naturals(low: int, high: int | None) -> str:
-    if high is not None:
-        return _either(digits_between(low, high))
-    digits = len(str(low))
-    return _either([*digits_between(low, 10**digits - 1), f"[1-9][0-9]{{{digits},}}"])
-
-
-def _integers(low: int | None, high: int | None) -> str:
-    if low is None and high is None:
-        return "-?(?:0|[1-9][0-9]*)"
-    if high is not None and high < 0:
-        return f"-{_naturals(-high, None if low is None else -low)}"
-    if low is not None and low >= 0:
-        return _naturals(low, high)
-    negative = _naturals(1 if high is None or low is None else 0, None if low is None else -low)
-    return _either([f"-{negative}", _naturals(0, high)])
-
-
-def _numbers(low: float | None, high: float | None, low_in: bool, high_in: bool) -> str:
-    """Those between two bounds have no exponent; near a bound, no zeros at the end."""
-    if low is None and high is None:
-        return r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
-    if low is None:
-        assert high is not None
-        if high < 0:
-            return f"-{_numbers(-high, None, high_in, False)}"
-        rest = [_numbers(0.0, high, True, high_in)] if high > 0 or high_in else []
-        return _either([f"-{_numbers(0.0, None, False, False)}", *rest])
-    if high is None:
-        if low < 0:
-            return _either([_numbers(low, 0.0, low_in, False), _numbers(0.0, None, True, False)])
-        digits = len(str(int(low)))
-        return _either([_numbers(low, 10.0**digits, low_in, False), rf"[1-9][0-9]{{{digits},}}(?:\.[0-9]+)?"])
-    if low == high:
-        return re.escape(plain(low))
-    if low >= 0:
-        return _positive(low, high, low_in, high_in)
-    if high < 0:
-        return f"-{_numbers(-high, -low, high_in, low_in)}"
-    rest = [_numbers(0.0, high, True, high_in)] if high > 0 or high_in else []
-    return _either([f"-{_numbers(0.0, -low, False, low_in)}", *rest])
-
-
-def _positive(low: float, high: float, low_in: bool, high_in: bool) -> str:
-    (first, _, after), (last, _, before) = plain(low).partition("."), plain(high).partition(".")
-    least, most, found = int(first), int(last), list[str]()
-    if least == most:
-        length = max(len(after), len(before))
-        fraction = rf"\.{_between(after.ljust(length, '0'), before.ljust(length, '0'), low_in, high_in)}"
-        return f"{least}{fraction}" if int(after or "0") else f"{least}(?:{fraction})?"
-    if after or not low_in:
-        found.append(rf"{least}\.{_from(after, low_in)}")
-        least += 1
-    if most > least:
-        found.append(rf"{_naturals(least, most - 1)}(?:\.[0-9]+)?")
-    if before:
-        found.append(rf"{most}(?:\.{_up_to(before, high_in)})?")
-    elif high_in:
-        found.append(rf"{most}(?:\.0+)?")
-    return _either(found)
-
-
-def _from(digits: str, closed: bool) -> str:
-    """Digits behind the point of what is more than these, or the same."""
-    if not digits:
-        return "[0-9]*" if closed else "[0-9]*[1-9]"
-    more = [f"[{int(digits[0]) + 1}-9][0-9]*"] * (digits[0] != "9")
-    return _either([digits[0] + _from(digits[1:], closed), *more])
-
-
-def _up_to(digits: str, closed: bool) -> str:
-    """Digits behind the point of what is less than these, or the same."""
-    if not digits:
-        return ""
-    less = [f"[0-{int(digits[0]) - 1}][0-9]*"] * (digits[0] > "0")
-    same = [digits[0] + _up_to(digits[1:], closed)] if closed or len(digits) > 1 else []
-    return _either([*same, *less])
-
-
-def _between(low: str, high: str, low_in: bool, high_in: bool) -> str:
-    """Digits behind the point, of numbers between two that have as many."""
-    if low == high:
-        if not (low_in and high_in):
-            raise Beyond("bounds of numbers that are one")
-        return low
-    if low[0] == high[0]:
-        return low[0] + _between(low[1:], high[1:], low_in, high_in)
-    first, last, below = int(low[0]), int(high[0]), high[1:].rstrip("0")
-    found = [low[0] + _from(low[1:].rstrip("0"), low_in)]
-    found += [f"[{first + 1}-{last - 1}][0-9]*"] * (first + 1 < last)
-    found += [high[0] + _up_to(below, high_in)] if below or high_in else []
-    return _either(found)
-
-
 # ---- strings
 
 
 @lru_cache(1)
 def character() -> Fragment:
-    """One character of a string, escaped or not."""
+    """Return one character of a string, escaped or not."""
     return fragment(Regex(_CHARACTER).minimise())
 
 
 @lru_cache(1)
 def string() -> Fragment:
-    """A string of any characters, with its quotes."""
+    """Return a string of any characters, with its quotes."""
     return fragment(Regex(f'"{_CHARACTER}*"').minimise())
 
 
 def fragment(dfa: DFA) -> Fragment:
-    """An automaton that reads on from none of its ends, as a fragment; () if it has no texts."""
+    """Return an automaton as a fragment; its accepting states must have no edges. () if it has no texts."""
     if not dfa.start:
         return ()
     ends, rows = set(np.flatnonzero(dfa.accepting).tolist()), dfa.edges()
@@ -213,13 +119,13 @@ def fragment(dfa: DFA) -> Fragment:
 
 
 def other_names(names: Iterable[str]) -> Fragment:
-    """Strings that are not written like one of the names."""
+    """Return the strings that are not spelled like one of the names."""
     rows, copies = [list(row) for row in string()], dict[bytes, int]()  # of the states that begin a name
     for name in names:
         word, state = json.dumps(name, ensure_ascii=False).encode(), 0
         for at, byte in enumerate(word, 1):
             to = next((to for lo, hi, to in rows[state] if lo <= byte <= hi), None)
-            if to is None:                          # no string is written so, or the name is there already
+            if to is None:                          # no string is spelled so, or the name is a duplicate
                 break
             if at < len(word) and word[:at] not in copies:
                 copies[word[:at]] = len(rows)
@@ -230,7 +136,7 @@ def other_names(names: Iterable[str]) -> Fragment:
 
 
 def _redirected(row: list[Edge], byte: int, target: int | None) -> list[Edge]:
-    """The edges, but for one byte, which leads to `target` or nowhere."""
+    """Return the edges with one byte leading to `target`, or nowhere if it is None."""
     found: list[Edge] = []
     for lo, hi, to in row:
         if lo <= byte <= hi:
@@ -244,8 +150,8 @@ def _redirected(row: list[Edge], byte: int, target: int | None) -> list[Edge]:
 
 @lru_cache(256)
 def quoted(shape: String) -> Fragment:
-    """The strings of a shape that has languages, with quotes and escapes; () if there are none."""
-    parts = [_language(kind, what) for kind, what in shape.languages]
+    """Return the strings of a shape that has languages, with quotes and escapes; () if there are none."""
+    parts = [_language(kind, value) for kind, value in shape.languages]
     if shape.least or shape.most is not None:
         parts.append(Regex(f"(?s:.{{{shape.least},{'' if shape.most is None else shape.most}}})"))
     if len(parts) > 1:
@@ -270,7 +176,7 @@ def quoted(shape: String) -> Fragment:
 
 
 def _cut(lo: int, hi: int, to: int) -> Iterable[Edge]:
-    """The edge without the special bytes."""
+    """Yield the parts of an edge without the special bytes."""
     begin = lo
     for byte in (*(byte for byte in _SPECIAL if lo <= byte <= hi), hi + 1):
         if begin < byte:
@@ -279,8 +185,8 @@ def _cut(lo: int, hi: int, to: int) -> Iterable[Edge]:
 
 
 def _escapes(targets: dict[int, int], rows: list[list[Edge]]) -> int:
-    """A new row behind a backslash: what is escaped, and where it leads."""
-    behind = [(ord(_SHORT[byte]),) * 2 + (to,) for byte, to in targets.items() if byte in _SHORT]
+    """Append the rows after a backslash, and return the first: the escaped bytes and their targets."""
+    escaped = [(ord(_SHORT[byte]),) * 2 + (to,) for byte, to in targets.items() if byte in _SHORT]
     long: dict[int, list[Edge]] = {}                # by the third of the four digits
     for byte, to in targets.items():
         if byte not in (34, 92):
@@ -294,19 +200,19 @@ def _escapes(targets: dict[int, int], rows: list[list[Edge]]) -> int:
         rows.append(thirds)
         for byte in b"00":
             rows.append([(byte, byte, len(rows) - 1)])
-        behind.append((ord("u"), ord("u"), len(rows) - 1))
-    rows.append(sorted(behind))
+        escaped.append((ord("u"), ord("u"), len(rows) - 1))
+    rows.append(sorted(escaped))
     return len(rows) - 1
 
 
-def _language(kind: str, what: str) -> DFA:
+def _language(kind: str, value: str) -> DFA:
     if kind == "const":
-        return DFA.from_strings([what])
-    if kind == "format":
-        if what not in _FORMATS:
-            raise Beyond(f"the format {what}")
-        return Regex(_FORMATS[what])
-    return _pattern(what)
+        return DFA.from_strings([value])
+    if kind == "pattern":
+        return _pattern(value)
+    if value not in JSON_FORMATS:
+        raise NotCompilable(f"the format {value}")
+    return Regex(JSON_FORMATS[value])
 
 
 _SPACES = r"\t\n\x0b\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -322,24 +228,23 @@ _PART = re.compile(
 
 @lru_cache(256)
 def _pattern(pattern: str) -> DFA:
-    """Texts in which a pattern is found; Beyond where Python might read it otherwise than llguidance."""
+    """Return the texts in which a pattern is found. Raises NotCompilable if Python might read it differently."""
     text, at = "", 0
     while at < len(pattern):
         part = _PART.match(pattern, at)
         if part is None:
-            raise Beyond(f"the pattern {pattern!r}")
+            raise NotCompilable(f"the pattern {pattern!r}")
         at = part.end()
         text += _rewritten(part, pattern)
-    alone = "|" not in text
-    begins = alone and text.startswith("^")
-    ends = alone and text.endswith(r"\Z")
+    has_choice = "|" in text
+    begins = text.startswith("^") and not has_choice
+    ends = text.endswith(r"\Z") and not has_choice
     bare = text[begins : len(text) - 2 * ends]
+    before, after = "" if begins else "(?s:.*)", "" if ends or not bare else "(?s:.*)"
     try:
-        return Regex("" if begins else "(?s:.*)") if not bare else Regex(
-            f"{'' if begins else '(?s:.*)'}(?:{bare}){'' if ends else '(?s:.*)'}"
-        )
+        return Regex(f"{before}(?:{bare}){after}")
     except ValueError as error:
-        raise Beyond(f"the pattern {pattern!r}: {error}") from None
+        raise NotCompilable(f"the pattern {pattern!r}: {error}") from None
 
 
 def _rewritten(part: re.Match[str], pattern: str) -> str:
@@ -351,25 +256,6 @@ def _rewritten(part: re.Match[str], pattern: str) -> str:
     if inside is None:
         return part[0]
     if "--" in inside or re.search(r"\\[^dwsnrtfxu\W]|\\[xu](?![0-9a-fA-F])|\\[<>]", inside):
-        raise Beyond(f"the pattern {pattern!r}")
+        raise NotCompilable(f"the pattern {pattern!r}")
     plain_class = re.sub(r"\\(.)", lambda each: _INSIDE.get(each[1], each[0]), inside)
     return f"[{part['not']}{plain_class}]"
-
-
-_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)(?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_DATE = (
-    "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    "|02-(?:0[1-9]|[12][0-9]))"
-)
-_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
-_SHORT_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
-_ATEXT = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
-_FORMATS = {
-    "date": _DATE,
-    "time": _CLOCK,
-    "date-time": f"{_DATE}[tT]{_CLOCK}",
-    "uuid": "[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}",
-    "ipv4": IPV4,
-    "hostname": rf"{_SHORT_LABEL}(?:\.{_SHORT_LABEL})*",
-    "email": rf"{_ATEXT}(?:\.{_ATEXT})*@(?:{_LABEL}(?:\.{_LABEL})*|\[{IPV4}\])",
-}

@@ -1,11 +1,11 @@
-"""JSON Schema: which tokens may follow in a text that is to be an instance of a schema.
+"""JSON Schema: the tokens that may follow in a text that must be an instance of a schema.
 
-A schema within reach is an automaton, as a Regex is one (`llmppl.constraints.json.texts`). The others are read by
-llguidance, and a state is the tuple of tokens so far. Behind every state that was met lately stands a *matcher*,
-llguidance's parser with what it has read, copied from that of the longest known prefix, so that what texts share is
-read once. It is told not to force canonical tokens: a mask holds all tokens that fit.
+`texts.texts_of` compiles most schemas to an automaton. llguidance reads the others. Their states are the tuples of
+tokens so far. For each recently used state, the index keeps a *matcher*, llguidance's parser after these tokens. It is
+copied from that of the longest known prefix, so shared prefixes are read once. Forced tokenisation is switched off: a
+mask holds all tokens that fit.
 
-A matcher reads tokens of the vocabulary and, by ids past its end, single bytes: thus a state may begin with bytes.
+A matcher reads tokens of the vocabulary and, by ids past its end, single bytes, so a state may begin with bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,10 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.constraint import Bools, Index, State, VocabularyLike, bytes_of
-from llmppl.constraints.json import checks as checks
-from llmppl.constraints.json import conditions as conditions
-from llmppl.constraints.json import native
-from llmppl.constraints.json import types as json_types
-from llmppl.constraints.json.shapes import Beyond
+from llmppl.constraints.json import checks, conditions, native, types
+from llmppl.constraints.json.shapes import NotCompilable
 from llmppl.constraints.json.texts import JsonTexts, OpenTexts, texts_of
-from llmppl.constraints.masks import explain as wording
+from llmppl.constraints.masks import explain
 from llmppl.constraints.masks.index import END, TokenIndex
 from llmppl.constraints.vocabulary.trie import once, trie_of
 from llmppl.support.arguments import is_file_name, is_type, token_id
@@ -43,151 +41,138 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonSchema", "JsonSchemaIndex"]
 
-MATCHERS = 256                                      # kept by an index; each has some 30 bytes per byte of its text
+MATCHERS = 256                                      # kept by an index; each takes some 30 bytes per byte of its text
 MASK_BYTES = 1 << 26                                # of masks kept by an index
 TRIES = 3_000_000                                   # characters of parts of a schema that are tried to place an error
-MAX_FOUND = 100_000                                 # states of all patterns that the finished text is asked for
-BLANK = " ?"                                        # the whitespace that a record in a line has
+MAX_FOUND = 100_000                                 # states of all patterns that are checked on the finished text
+BLANK = " ?"                                        # whitespace of a record in one line
 
 
 class JsonSchema(Shared):
     """The JSON texts that are instances of a schema, as far as llguidance knows JSON Schema (draft 2020-12).
 
-    Narrower than the standard: properties come in the order of the schema, after them those it does not name; integers
-    have no fraction or exponent; a `format` must be met; the text has no whitespace around it. Wider: names that the
-    schema does not list may repeat.
+    Narrower than the standard: properties come in the order of the schema, then those it does not name. Integers have
+    no fraction or exponent. A `format` must hold. The text has no whitespace around it. Wider: names that the schema
+    does not list may repeat.
 
-    What no mask can hold (`not`, `oneOf` of schemas that overlap, `if`, `uniqueItems`, `contains`, `dependentRequired`
-    and their like) is left out of the masks, and asked of the finished text: `parse` refuses it where such a keyword
-    does not hold, and a particle with it dies. `warnings` says which these are, as jsonschema reads them.
+    Masks cannot enforce some keywords (`not`, `oneOf` of schemas that overlap, `if`, `uniqueItems`, `contains`,
+    `dependentRequired` and the like). jsonschema checks these on the finished text: `parse` raises an error if one of
+    them does not hold, and a particle with such a text dies. `warnings` lists them.
 
     Parameters
     ----------
     schema : dict, bool, str of JSON, or a type
-        A pydantic model, a dataclass, a TypedDict, list[int] and whatever else pydantic has a schema of; objects then
-        have no members but those of their type, and `parse` gives objects of it.
-        Its "x-guidance" may hold llguidance's own options, such as {"coerce_one_of": true}: read `oneOf` as `anyOf`.
-        Where it says nothing else, a string without a pattern may have `\\u` escapes of any character; before
+        Types are a pydantic model, a dataclass, a TypedDict, list[int] and others of which pydantic has a schema.
+        Their objects have no members but those of the type, and `parse` returns objects of the type.
+        "x-guidance" in the schema may hold llguidance's own options, such as {"coerce_one_of": true}, which reads
+        `oneOf` as `anyOf`. By default, a string without a pattern may have `\\u` escapes of any character; before
         llguidance 1.8, of control characters alone.
     whitespace : bool or str
-        Between the tokens of JSON: a regex for what it matches, a blank or nothing if left out; False for nothing; True
-        for any, as JSON has it, in which a model may go on for ever.
+        Whitespace between the tokens of JSON: a regex that matches it. The default allows a blank or nothing, False
+        nothing, and True any whitespace of JSON, which a model may write for ever.
     lenient : bool
-        Read the schema as if formats that nobody knows, `$dynamicRef` and `$recursiveRef` were not in it, and names
-        near a keyword were meant, instead of raising an error; `warnings` says what that was.
+        Ignore unknown formats, `$dynamicRef`, `$recursiveRef` and names that look like misspelt keywords, instead of
+        raising an error; `warnings` lists them.
 
     Raises
     ------
     ImportError
-        If llguidance is not installed, or for a type pydantic, or for what is asked of the finished text jsonschema.
+        llguidance is not installed, or pydantic for a type, or jsonschema for a check on the finished text.
     TypeError
-        If it is a type of which pydantic has no schema.
+        pydantic has no schema of the type.
     ValueError
-        If the schema is not JSON, is no schema, uses what nobody here knows, has no instances as far as
-        llguidance can tell, or a part with infinite ones only, or is too deep or too large. Names the place and the
-        keyword.
+        The schema is not JSON or no schema, uses unknown keywords, has no instances as far as llguidance can tell, has
+        a part with infinite instances only, or is too deep or too large. The error names the place and the keyword.
     """
 
     def __init__(self, schema: Any, *, whitespace: bool | str = BLANK, lenient: bool = False):
         LLMatcher = native.llguidance().LLMatcher
         self.type = schema if is_type(schema) else None
-        schema = schema if self.type is None else json_types.schema_of(schema)
-        try:
-            read = json.loads(schema) if isinstance(schema, str) else schema
-        except ValueError as error:
-            raise ValueError(f"the schema is not JSON: {error}{_file_meant(schema)}") from None
-        except RecursionError:
-            raise ValueError(f"the schema is nested more than {checks.MAX_DEPTH} deep") from None
-        checks.check_size(read)
-        try:
-            self.schema: Any = json.loads(json.dumps(read))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"the schema is not JSON: {error}{_file_meant(schema)}") from None
-        if not isinstance(self.schema, (dict, bool)):
-            raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(self.schema)}")
-        checks.check_references(self.schema)
+        self.schema: Any = _read(schema if self.type is None else types.schema_of(schema))
         self._given = f", whitespace={whitespace!r}" * (whitespace != BLANK) + ", lenient=True" * lenient
         self._options: dict[str, Any] = {}
-        asked = self.schema.get("x-guidance", {}) if isinstance(self.schema, dict) else {}
-        own = isinstance(asked, dict) and not asked.keys().isdisjoint(("whitespace_flexible", "whitespace_pattern"))
-        if whitespace is not True and not (whitespace == BLANK and own):
+        given = self.schema.get("x-guidance", {}) if isinstance(self.schema, dict) else {}
+        has_own = isinstance(given, dict) and not given.keys().isdisjoint(("whitespace_flexible", "whitespace_pattern"))
+        if whitespace is not True and not (whitespace == BLANK and has_own):
             self._options |= {"whitespace_flexible": bool(whitespace), "whitespace_pattern": whitespace or None}
         misspelt = checks.misspelt(self.schema) if isinstance(self.schema, dict) else None
         if misspelt and not lenient:
-            raise ValueError(f"JSON schema at {misspelt} (lenient=True passes over it)")
-        leave = lenient or self.type is not None            # pydantic asks for the formats of its own
-        known, unknown = conditions.known(self.schema, _is_format) if leave else (self.schema, [])
-        self.masked, left_out = self._weaker(known)
+            raise ValueError(f"JSON schema at {misspelt} (lenient=True ignores it)")
+        ignores = lenient or self.type is not None          # pydantic checks formats of its own
+        known, unknown = conditions.known(self.schema, _is_format) if ignores else (self.schema, [])
+        masked, unmasked = self._masked_part(known)
         if isinstance(self.schema, dict) and (place := checks.unproductive(self.schema)):
             raise ValueError(
                 f"JSON schema at {place}: every instance would be infinite, since it needs another one of the same "
                 f"kind inside; a choice that ends, such as anyOf with null, would work"
             )
-        self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {self._json(self.masked)}'
+        self._masked = self._with_options(masked)
+        text = json.dumps(conditions.with_leap_years(self._masked))
+        self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {text}'
         self._warnings: list[str] = native.in_large_stack(
             lambda: LLMatcher.validate_grammar_with_warnings(self._grammar, limits=native.limits())[1]
         )
-        fate = "passed over" if self.type is None else "asked of the finished text"
+        fate = "ignored" if self.type is None else "checked on the finished text"
         self._warnings += ([misspelt] if misspelt else []) + [f"{each} is {fate}" for each in unknown]
-        self._warnings += [f"{each} is asked of the finished text" for each in left_out]
-        self._condition = functools.partial(conditions.Condition, known, _meets, _found_by)
-        self._asked = self._condition() if left_out else None
+        self._warnings += [f"{each} is checked on the finished text" for each in unmasked]
+        self._new_condition = functools.partial(conditions.Condition, known, _meets, _found_by)
+        self._condition = self._new_condition() if unmasked else None
 
     def index(self, vocab: VocabularyLike) -> TokenIndex | JsonSchemaIndex:
-        """Which tokens of a vocabulary may follow: of its automaton if it has one, else by llguidance."""
+        """Return the index of the tokens that may follow: of the automaton if there is one, else of llguidance."""
         return JsonSchemaIndex(self, vocab) if self.automaton is None else self.automaton.index(vocab)
 
     @property
     def automaton(self) -> JsonTexts | OpenTexts | None:
-        """What reads the texts and knows how far an end is; None if the schema has none, and `beyond` says why.
+        """Recognizer of the texts that knows the distance to an end; None if there is none (`fallback_reason`).
 
-        A DFA, or where some part may be any JSON a recognizer with a stack.
+        It is a DFA, or a recognizer with a stack if some part may be any JSON.
         """
         return self._compiled[0]
 
     @property
-    def beyond(self) -> str:
-        """What of the schema no automaton is made of, so that llguidance makes the masks; "" if there is nothing."""
+    def fallback_reason(self) -> str:
+        """Part of the schema that no automaton can express, so that llguidance makes the masks; "" if none."""
         return self._compiled[1]
 
     @property
     def warnings(self) -> list[str]:
         """Keywords that are checked on the finished text or ignored, and the warnings of llguidance."""
-        return self._warnings + [f"{each} is asked of the finished text" for each in self._compiled[2]]
+        return self._warnings + [f"{each} is checked on the finished text" for each in self._compiled[2]]
 
     @cached_property
     def _compiled(self) -> tuple[JsonTexts | OpenTexts | None, str, list[str], conditions.Condition | None]:
         """Automaton, reason if there is none, keywords left to the finished text, and their condition."""
-        beyond = ""
-        for schema, left_out in conditions.looser(json.loads(self._grammar.partition("%json ")[2])):
+        reason = ""
+        for schema, left_out in conditions.looser(self._masked):
             try:
                 texts = texts_of(schema, self)
-                return texts, "", left_out, self._asked or (self._condition() if left_out else None)
-            except (Beyond, ValueError) as error:       # jsonschema may read less than llguidance
-                beyond = beyond or str(error)
-        return None, beyond, [], self._asked
+                return texts, "", left_out, self._condition or (self._new_condition() if left_out else None)
+            except (NotCompilable, ValueError) as error:        # jsonschema may read less than llguidance
+                reason = reason or str(error)
+        return None, reason, [], self._condition
 
     def parse(self, text: str) -> Any:
-        """The value that a text writes, an object of the type if the schema is that of one.
+        """Return the value that a text writes, an object of the type if the schema is that of a type.
 
-        A ValueError if it writes none, or a keyword that is no part of the masks does not hold.
+        Raises ValueError if the text is not JSON, or a keyword that masks do not enforce does not hold.
         """
         try:
             value = json.loads(text)
-            asked = self._compiled[3]
-            failed = asked(value) if asked else ""
+            condition = self._compiled[3]
+            failed = condition(value) if condition else ""
         except RecursionError:
             raise ValueError("the text is nested too deep to be read") from None
         if failed:
             raise ValueError(f"{failed} does not hold")
-        return value if self.type is None else json_types.read(self.type, str(text), json=True)
+        return value if self.type is None else types.read(self.type, str(text), json=True)
 
     def __repr__(self) -> str:
         text = json.dumps(self.schema)
         return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{self._given})"
 
-    def _weaker(self, schema: Any) -> tuple[Any, list[str]]:
-        """The strongest schema of those for masks that llguidance takes, and what is not in it."""
+    def _masked_part(self, schema: Any) -> tuple[Any, list[str]]:
+        """Return the strongest weakening of the schema that llguidance accepts, and the keywords it lacks."""
         own = self._options
         for weak, left_out, options in conditions.weaker(schema):
             self._options = own | options
@@ -199,22 +184,22 @@ class JsonSchema(Shared):
         raise ValueError(self._located(weak, message))
 
     def _error(self, schema: dict[str, Any] | bool) -> str:
-        """What llguidance says against the schema, "" if nothing."""
-        return native.error_of(self._json(schema))
+        """Return the error of llguidance for the schema, "" if there is none."""
+        return native.error_of(json.dumps(self._with_options(schema)))
 
-    def _json(self, schema: dict[str, Any] | bool) -> str:
-        """The schema with all options in it."""
+    def _with_options(self, schema: dict[str, Any] | bool) -> Any:
+        """Return the schema with all options in its "x-guidance"."""
         inside = schema if isinstance(schema, dict) else {}
         given = inside.get("x-guidance", {})
-        if schema is False or not isinstance(given, dict):                      # either way it is an error
-            return json.dumps(schema)
-        return json.dumps(inside | {"x-guidance": _escapes() | given | self._options})
+        if schema is False or not isinstance(given, dict):                      # an error either way
+            return schema
+        return inside | {"x-guidance": _escapes() | given | self._options}
 
     def _located(self, schema: Any, message: str) -> str:
-        """The message with its place: the innermost schema that has the error, and the keys without which it has not.
+        """Return the message with its place: the innermost schema that has the error, and the keys that cause it.
 
-        llguidance does not tell, so parts of the schema are tried in its place, the first few hundred, or fewer of a
-        large one.
+        llguidance does not name the place, so parts of the schema are tried instead: some hundred, or fewer of a large
+        schema.
         """
         place, node = "#", schema if isinstance(schema, dict) else {}
         shared = {key: node[key] for key in ("$defs", "definitions", "x-guidance") if key in node}
@@ -227,18 +212,19 @@ class JsonSchema(Shared):
         tried = [key for key in node if key not in shared and next(tries) < most + 50]
         rests = {key: {other: node[other] for other in node if other != key} for key in tried}
         keys = ", ".join(repr(key) for key, rest in rests.items() if self._error(shared | rest) != message)
-        hint = "; lenient=True passes over it" if message.startswith(("Unimplemented", "Unknown format")) else ""
+        hint = "; lenient=True ignores it" if message.startswith(("Unimplemented", "Unknown format")) else ""
         return f"JSON schema at {place}{keys and ', ' + keys}: {message}{hint}"
 
 
 class JsonSchemaIndex(Index):
-    """For every text so far, which tokens of a vocabulary may follow; its methods mean what those of TokenIndex mean.
+    """Index of a schema over a vocabulary, by llguidance; its methods mean the same as those of TokenIndex.
 
-    States are tuples of tokens, and END after an eos; `after` gives (bytes,), to which tokens are added. Copies are the
-    index itself, so that particles share what it has read: `num_read` tokens, one for a new state with a known prefix.
+    States are tuples of tokens, and END after an eos. `after` returns (bytes,), to which tokens are added. A copy is
+    the index itself, so particles share the work: `num_read` counts the tokens, one for a new state with a
+    known prefix.
 
-    A ValueError if no token of the vocabulary can begin an instance; by any method, if a state is not one of this
-    index, or if llguidance reaches one of its limits, which only extreme schemas do.
+    Raises ValueError if no token of the vocabulary can begin an instance. Every method raises it for a state of another
+    index, and if llguidance reaches one of its limits, which only extreme schemas do.
     """
 
     start: State = ()
@@ -265,16 +251,16 @@ class JsonSchemaIndex(Index):
         return f"JsonSchemaIndex({self.constraint!r}, {len(self._tokens)} tokens, {kept} masks)"
 
     def mask(self, state: State) -> Bools:
-        """Tokens that may follow `state`: (V,) bool ndarray, read-only, True at every eos iff `state` accepts."""
+        """Return the tokens that may follow: (V,) bool ndarray, read-only, True at every eos iff `state` accepts."""
         return self._look(state)[0]
 
     def accepts(self, state: State) -> bool:
-        """Whether the text may end in `state`; at END it has."""
+        """Return whether the text may end in `state`; True at END."""
         return self._look(state)[1]
 
     @in_turn
     def next_bytes(self, state: State) -> bytes:
-        """The bytes that may follow `state`, ascending; b"" if none may."""
+        """Return the bytes that may follow `state`, ascending; b"" if there are none."""
         if state is END:
             return b""
         matcher = self._matcher(state)
@@ -284,7 +270,7 @@ class JsonSchemaIndex(Index):
         return bytes(np.flatnonzero(bits[len(self._tokens) :][:256]).tolist())
 
     def advance(self, state: State, token: int) -> State:
-        """The state after `token`, END after an eos; a ValueError if `token` may not follow `state`."""
+        """Return the state after `token`, END after an eos. Raises ValueError if `token` may not follow `state`."""
         if not 0 <= token_id(token) < len(self._tokens):
             raise ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(self._tokens) - 1}")
         data = self._tokens[token]
@@ -292,14 +278,14 @@ class JsonSchemaIndex(Index):
             return (*state, int(token)) if data else END
         if state is END:
             raise ValueError(f"token {int(token)} cannot follow: an eos has ended the text")
-        what = wording.token_name(token, data, token in self._eos)
+        what = explain.token_name(token, data, token in self._eos)
         raise ValueError(
             f"{self.constraint!r}: {what} cannot follow {self._text(state)[-60:]!r}: {self._expected(state)}"
         )
 
     @in_turn
     def after(self, text: str | bytes) -> State:
-        """The state after a text that is already there; a ValueError if no instance begins with it."""
+        """Return the state after an existing text. Raises ValueError if no instance begins with it."""
         data = bytes_of(text)
         matcher = self._root.deep_copy()
         at = matcher.try_consume_tokens(self._ids((data,)))
@@ -312,7 +298,7 @@ class JsonSchemaIndex(Index):
 
     @in_turn
     def _find(self, state: State) -> tuple[Bools, bool]:
-        """The mask, which states with equal sets share, and whether the text may end."""
+        """Return the mask, which states with equal sets share, and whether the text may end."""
         mask, accepts = np.zeros(len(self._tokens), bool), state is END
         if state is not END:
             matcher = self._matcher(state)
@@ -327,7 +313,7 @@ class JsonSchemaIndex(Index):
         return self._distinct.put(key, mask) if known is None else known, accepts
 
     def _matcher(self, state: State) -> LLMatcher:
-        """The matcher that has read `state`, begun by that of the longest prefix that is kept."""
+        """Return the matcher that has read `state`, started from that of the longest stored prefix."""
         if not isinstance(state, tuple):
             raise ValueError(f"{state!r} is not a state of this index, whose states are tuples of tokens and END")
         known = len(state)
@@ -349,7 +335,7 @@ class JsonSchemaIndex(Index):
         return matcher
 
     def _check_limits(self) -> None:
-        """A ValueError if llguidance gives up at the start, or at a first byte that may stand there."""
+        """Check that llguidance does not give up at the start, or after a possible first byte. Raises ValueError."""
         for byte in self.next_bytes(()):
             self.after(b"%c" % byte)
 
@@ -361,7 +347,7 @@ class JsonSchemaIndex(Index):
         return b"".join(part if isinstance(part, bytes) else self._tokens[part] for part in state)
 
     def _ids(self, parts: tuple[Any, ...]) -> list[int]:
-        """What a matcher reads for parts of a state; byte 255, which never fits, where a part is no token."""
+        """Return the ids of parts of a state for a matcher; no token becomes byte 255, which never fits."""
         V, ids = len(self._tokens), list[int]()
         for part in parts:
             is_token = isinstance(part, (int, np.integer)) and 0 <= part < V and self._tokens[part]
@@ -369,14 +355,31 @@ class JsonSchemaIndex(Index):
         return ids
 
     def _expected(self, state: State) -> str:
-        return wording.expected(self.next_bytes(state), self.accepts(state))
+        return explain.expected(self.next_bytes(state), self.accepts(state))
 
 
-def _file_meant(schema: object) -> str:
-    """What is said where the name of a file was given for what is in it."""
-    if isinstance(schema, os.PathLike) or (isinstance(schema, str) and is_file_name(schema)):
-        return f"; of a file give what is in it: JsonSchema(Path({os.fspath(schema)!r}).read_text())"
-    return ""
+def _read(schema: Any) -> Any:
+    """Return the schema as JSON values of its own. Raises ValueError if it is not JSON, no schema, or too large."""
+    is_text = isinstance(schema, str)
+    value = _converted(json.loads, schema) if is_text else schema
+    checks.check_size(value)
+    if not is_text:
+        value = json.loads(_converted(json.dumps, schema))
+    if not isinstance(value, (dict, bool)):
+        raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(value)}")
+    checks.check_references(value)
+    return value
+
+
+def _converted(convert: Callable[[Any], Any], schema: Any) -> Any:
+    try:
+        return convert(schema)
+    except RecursionError:
+        raise ValueError(f"the schema is nested more than {checks.MAX_DEPTH} deep") from None
+    except (TypeError, ValueError) as error:
+        is_file = isinstance(schema, os.PathLike) or (isinstance(schema, str) and is_file_name(schema))
+        hint = f"; for a file, pass its content: JsonSchema(Path({str(schema)!r}).read_text())" if is_file else ""
+        raise ValueError(f"the schema is not JSON: {error}{hint}") from None
 
 
 def _is_format(name: str) -> bool:
@@ -387,16 +390,16 @@ def _is_format(name: str) -> bool:
 
 
 def _meets(name: str, text: str) -> bool:
-    """Whether a text has a format, as masks have it; a ValueError if they know none of this name."""
+    """Return whether a text has a format, as in the masks. Raises ValueError for an unknown format."""
     index = _format(name)
     try:
         return index.accepts(index.after(json.dumps(text, ensure_ascii=False)))
-    except ValueError:                                  # no such text begins, or it is no Unicode
+    except ValueError:                                  # no instance begins so, or the text is no Unicode
         return False
 
 
 def _found_by(patterns: set[str]) -> dict[str, DFA]:
-    """By pattern, the texts in which `re.search` finds it; a ValueError if an automaton cannot, or is too large."""
+    """Return for each pattern the texts in which `re.search` finds it. Raises ValueError if no automaton can tell."""
     found, left = dict[str, DFA](), MAX_FOUND
     for pattern in sorted(patterns):
         flags, bare = re.compile(pattern).flags & ~re.UNICODE, re.sub(r"^\(\?[a-zA-Z]+\)", "", pattern)
@@ -408,27 +411,27 @@ def _found_by(patterns: set[str]) -> dict[str, DFA]:
             raise TooLarge(f"JSON schema: the pattern {pattern!r:.80}", error.count) from None
         except ValueError as error:
             why = str(error).partition("\n")[0]
-            raise ValueError(f"JSON schema: the pattern {pattern!r:.80} cannot be asked of the text: {why}") from None
+            raise ValueError(f"JSON schema: the pattern {pattern!r:.80} cannot be checked on the text: {why}") from None
     return found
 
 
 @functools.cache
 def _format(name: str) -> JsonSchemaIndex:
-    return JsonSchemaIndex(JsonSchema({"type": "string", "format": name}, whitespace=False), wording.BYTES)
+    return JsonSchemaIndex(JsonSchema({"type": "string", "format": name}, whitespace=False), explain.BYTES)
 
 
 @functools.cache
 def _escapes() -> dict[str, bool]:
-    """The option that allows `\\u` escapes of all characters, where this llguidance has it: from 1.8 on."""
+    """Return the option that allows `\\u` escapes of all characters, if this llguidance has it (from 1.8 on)."""
     option = {"json_allow_general_unicode_escapes": True}
     return {} if native.error_of(json.dumps({"x-guidance": option})) else option
 
 
 @once
 def _tokenizer_of(vocab: VocabularyLike) -> tuple[LLTokenizer, list[bytes]]:
-    """The tokens and 256 bytes, as llguidance wants them; and the tokens, b"" where special.
+    """Return the tokens and 256 bytes as llguidance wants them, and the tokens with b"" for special ones.
 
-    llguidance has an eos of its own, past the bytes: those of the vocabulary are the index's business.
+    llguidance has an eos of its own, after the bytes; the index handles those of the vocabulary.
     """
     tokens = trie_of(vocab).tokens
     shown = [*tokens, *(b"%c" % byte for byte in range(256)), b""]

@@ -1,11 +1,10 @@
-"""JSON texts as automata: a schema within reach becomes one over bytes, with the texts that llguidance accepts.
+"""JSON texts as automata: compiles a schema to a recognizer over bytes of the texts that llguidance accepts.
 
-The one idea: an `NFA` is built from its end, and so every part of a schema is a function from the state that follows
-it to the state that begins it. What cannot be met leads nowhere (DEAD), and takes what needs it along.
+An `NFA` is built from its end, so each part of a schema is a function from the state that follows it to the state that
+begins it. An impossible part gives DEAD, and so does every part that needs it.
 
-Where any JSON may stand, brackets nest: `OpenTexts` has a stack.
-
-Words. A *gap* is where whitespace may stand: between any two tokens of JSON, and neither before nor after all of them.
+Where any JSON may stand, brackets nest, and `OpenTexts` uses a stack. Whitespace may stand between any two tokens of
+JSON, but neither before the first nor after the last.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from llmppl.constraints.automata.budget import Budget, TooLarge
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.lazy_dfa import Machine
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, NFA, Fragment
+from llmppl.constraints.automata.numerals import plain
 from llmppl.constraints.automata.operations import Edge
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.constraint import VocabularyLike
@@ -33,8 +33,8 @@ from llmppl.constraints.json.shapes import (
     ANY,
     NEVER,
     Array,
-    Beyond,
     Choice,
+    NotCompilable,
     Number,
     Object,
     Reader,
@@ -49,8 +49,8 @@ from llmppl.support.graphs import Memo
 __all__ = ["JsonTexts", "OpenTexts", "texts_of"]
 
 MAX_PARTS = 100_000                                 # states of the NFA
-MAX_PAIRS = 1_000_000                               # of optional properties, of which each may follow each before it
-MAX_STATES = 20_000                                 # of the DFA, where alternatives begin alike
+MAX_PAIRS = 1_000_000                               # of optional properties that may follow one another
+MAX_STATES = 20_000                                 # of the DFA, if alternatives begin alike
 ESCAPES = "json_allow_general_unicode_escapes"
 OPTIONS = {"whitespace_flexible", "whitespace_pattern", "coerce_one_of", "lenient", ESCAPES}
 ANY_BLANKS = r"[ \n\r\t]+"
@@ -60,7 +60,7 @@ Stacks = tuple[tuple[int, ...], ...]
 
 
 class JsonTexts(DFA):
-    """The texts of a schema that says what is in its objects and arrays; `texts_of` makes it."""
+    """Texts of a schema that describes the content of all its objects and arrays; made by `texts_of`."""
 
     def __init__(self, nfa: NFA, constraint: Any) -> None:
         self.constraint = constraint
@@ -70,18 +70,19 @@ class JsonTexts(DFA):
         return repr(self.constraint)
 
     def parse(self, text: str) -> Any:
-        """The value that a text writes, as the constraint reads it."""
+        """Return the value that a text writes, as the constraint reads it."""
         return self.constraint.parse(text)
 
 
 class OpenTexts(Machine):
-    """The texts of a schema with parts that may be any JSON, as a recognizer with stacks; `texts_of` makes it.
+    """Texts of a schema with parts that may be any JSON, as a pushdown recognizer; made by `texts_of`.
 
-    Its states are numbered as they are met, and there is no end of them. `control` reads the inside of an object or
-    array of any JSON as a mark, behind which `inside` reads it, with marks in it. A state has stacks of their states,
-    the first where the text is, each of the others where it goes on when the one before has come to its end: the last
-    of `control`, all before of `inside`. There is more than one stack where a bracket may begin any JSON and something
-    that the schema names as well.
+    Its states are numbered in the order of their discovery, and there are infinitely many. `control` reads the schema,
+    in which a mark stands for the inside of an object or array of any JSON. `inside` reads such an inside, after its
+    mark, again with marks in it. A state is a set of stacks of their states. The first state of a stack is the current
+    one; each other one is where reading continues when the state before it ends. The last belongs to `control`, the
+    others to `inside`. There are several stacks where a bracket may begin any JSON as well as a part that the schema
+    describes.
     """
 
     distances = NestedDistances
@@ -93,11 +94,12 @@ class OpenTexts(Machine):
         super().__init__(_Stacked(control, inside, repr(constraint)))
 
     def _add(self, key: Stacks) -> int:
-        self._stacks[len(self._keys) :] = [key]     # in place of what an interrupt has left
+        """Number a new key, and return its number. Overwrites the leftovers of an interrupt."""
+        self._stacks[len(self._keys) :] = [key]
         return super()._add(key)
 
     def loop(self, state: int) -> Key | None:
-        """As `llmppl.constraints.masks.self_loops.key_of`: that of where the first of its stacks is, if there is but one."""
+        """Return the self-loop key (`masks.self_loops.key_of`) of the current state if there is one stack."""
         stacks = self._stacks[state]
         if len(stacks) > 1:
             return None
@@ -105,30 +107,30 @@ class OpenTexts(Machine):
         return (self._loops if machine is self.control else _loops(machine))[top]
 
     def stacks(self, state: int) -> Stacks:
-        """What a state stands for."""
+        """Return the stacks of a state."""
         return self._stacks[state]
 
     def explore(self, limit: int | None = None) -> Self:
-        """A TooLarge: there is no end of states."""
-        raise TooLarge(repr(self), "what nests any JSON has states without end", REMEDY)
+        """Raise TooLarge: the number of states is infinite."""
+        raise TooLarge(repr(self), "nested JSON has infinitely many states", REMEDY)
 
     def index(self, vocab: VocabularyLike) -> TokenIndex:
-        """Which tokens of a vocabulary may follow, in every state."""
+        """Return the index of the tokens of a vocabulary that may follow in each state."""
         return TokenIndex(self, vocab)
 
     def __repr__(self) -> str:
         return repr(self.constraint)
 
     def parse(self, text: str) -> Any:
-        """The value that a text writes, as the constraint reads it."""
+        """Return the value that a text writes, as the constraint reads it."""
         return self.constraint.parse(text)
 
 
 class _Stacked:
-    """What is made deterministic for OpenTexts: a key is its stacks."""
+    """Source of the states of OpenTexts; a key is a tuple of stacks."""
 
     def __init__(self, control: DFA, inside: DFA, name: str) -> None:
-        self.nfa = NFA(Budget(name))                # whose budget is spent
+        self.nfa = NFA(Budget(name))                # only for its budget
         self._control, self._inside = control, inside
         self._starts = [inside.step(inside.start, mark) or 0 for mark in MARKS]
         self.start: Stacks = ((control.start,),)
@@ -153,22 +155,22 @@ class _Stacked:
         return moves
 
     def machine(self, stack: tuple[int, ...]) -> DFA:
-        """What the first state of a stack is of."""
+        """Return the automaton of the first state of a stack."""
         return self._inside if len(stack) > 1 else self._control
 
     def _only(self, byte: int, target: int, rest: list[int]) -> Stacks:
-        """The key where a byte has led the first state of the only stack to another."""
+        """Return the key after a byte that has led the first state of the only stack to `target`."""
         if byte in OPENING or rest:
             return tuple(sorted(self._after(byte, target, rest)))
         return ((target,),)
 
     def _after(self, byte: int, target: int, rest: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """The stacks where a byte has led the first of one to a state."""
+        """Yield the stacks after a byte that has led the first state of a stack to `target`."""
         machine = self._inside if rest else self._control
         if rest and machine.accepts(target):
             yield tuple(rest)
             return
-        if byte not in OPENING:                     # no mark is behind it
+        if byte not in OPENING:                     # no mark follows
             yield target, *rest
             return
         row = machine.row(target)
@@ -180,17 +182,22 @@ class _Stacked:
 
 
 def texts_of(schema: Any, constraint: Any) -> JsonTexts | OpenTexts:
-    """The texts of a schema; Beyond if it is not within reach.
+    """Return the texts of a schema.
 
     Parameters
     ----------
     schema : dict or bool, with all options in its "x-guidance"
     constraint : JsonSchema
-        Whose texts they are: what errors call it, and what reads them.
+        Names the texts in errors, and parses them.
+
+    Raises
+    ------
+    NotCompilable
+        No automaton can be made of the schema.
     """
     options = schema.get("x-guidance", {}) if isinstance(schema, dict) else {}
     if options.keys() - OPTIONS or not options.get(ESCAPES):
-        raise Beyond("options of llguidance")
+        raise NotCompilable("options of llguidance")
     blank = options.get("whitespace_pattern")
     if blank is None and options.get("whitespace_flexible", True):
         blank = ANY_BLANKS
@@ -205,30 +212,33 @@ def texts_of(schema: Any, constraint: Any) -> JsonTexts | OpenTexts:
         texts = JsonTexts(builder.nfa, constraint)
         return texts.explore(MAX_STATES) if builder.branches else texts
     except (TooLarge, RecursionError) as error:
-        raise Beyond(str(error)) from None
+        raise NotCompilable(str(error)) from None
 
 
 class _Builder:
-    """Builds the NFA; `branches` says whether some alternatives begin alike, `is_open` whether there is any JSON."""
+    """Builder of the NFA. `branches`: some alternatives begin alike. `is_open`: some part may be any JSON.
+
+    Each method takes the state that follows, and returns the state that reads a part and becomes that state.
+    """
 
     def __init__(self, name: str, blank: str | None) -> None:
         self.nfa, self.branches, self.is_open = NFA(Budget(name)), False, False
         self._blank = None if blank is None else _blanks(blank)
-        self._gaps: dict[int, int] = {}
+        self._whitespace: dict[int, int] = {}
         self._pairs = 0
 
-    def gap(self, follow: int) -> int:
-        """Whitespace or nothing, then `follow`."""
+    def whitespace(self, follow: int) -> int:
+        """Read whitespace or nothing."""
         if self._blank is None or follow == DEAD:
             return follow
-        if follow not in self._gaps:
+        if follow not in self._whitespace:
             blank = self._blank
-            some = self.among(blank, follow) if isinstance(blank, DFA) else self.nfa.read(blank, follow)
-            self._gaps[follow] = self.nfa.optional(some, follow)
-        return self._gaps[follow]
+            some = self.embed(blank, follow) if isinstance(blank, DFA) else self.nfa.read(blank, follow)
+            self._whitespace[follow] = self.nfa.optional(some, follow)
+        return self._whitespace[follow]
 
-    def among(self, dfa: DFA, follow: int) -> int:
-        """A text of an automaton, then `follow`."""
+    def embed(self, dfa: DFA, follow: int) -> int:
+        """Read a text of an automaton."""
         rows, ends = _rows(dfa)
         return self.nfa.graph(rows, dict.fromkeys(ends, follow))[1][dfa.start] if dfa.start else DEAD
 
@@ -236,9 +246,9 @@ class _Builder:
         return self.nfa.read(_chain(data), follow)
 
     def value(self, shape: Shape, follow: int) -> int:
-        """A state that reads a value and becomes `follow`."""
+        """Read a value of a shape."""
         if len(self.nfa) > MAX_PARTS:
-            raise Beyond(f"more than {MAX_PARTS:,} states")
+            raise NotCompilable(f"more than {MAX_PARTS:,} states")
         if follow == DEAD:
             return DEAD
         match shape:
@@ -255,10 +265,10 @@ class _Builder:
                 return self.text(b"[", self.items(shape, follow))
             case Object():
                 return self.text(b"{", self.members(shape, follow))
-        return self.any(follow)
+        return self.any_value(follow)
 
-    def any(self, follow: int) -> int:
-        """Any JSON: what nests is a bracket, and the mark of its inside."""
+    def any_value(self, follow: int) -> int:
+        """Read any JSON; an object or array is its opening bracket and the mark of its inside."""
         self.is_open = True
         scalars_ = (Words(frozenset({"null", "true", "false"})), Number(), String())
         nested = (self.text(bytes(pair), follow) for pair in zip(b"{[", MARKS, strict=True))
@@ -266,9 +276,9 @@ class _Builder:
 
     def number(self, shape: Number, follow: int) -> int:
         if shape.low is None or shape.low != shape.high or not shape.above is shape.below is shape.step is None:
-            return self.among(scalars.number(shape), follow)
+            return self.embed(scalars.number(shape), follow)
         is_meant = not shape.integer or shape.low == int(shape.low)
-        return self.text(scalars.plain(shape.low).encode(), follow) if is_meant else DEAD
+        return self.text(plain(shape.low).encode(), follow) if is_meant else DEAD
 
     def string(self, shape: String, follow: int) -> int:
         if len(shape.languages) == 1 and shape.languages[0][0] == "const":
@@ -283,7 +293,7 @@ class _Builder:
         if shape.most is not None and shape.least > shape.most:
             return DEAD
         if max(shape.least, shape.most or 0) * len(scalars.character()) > MAX_PARTS:
-            raise Beyond("a long string")
+            raise NotCompilable("a long string")
         end = self.text(b'"', follow)
         if shape.most is None:
             state = self.nfa.star(lambda again: self.nfa.read(scalars.character(), again), end)
@@ -296,61 +306,62 @@ class _Builder:
         return self.text(b'"', state)
 
     def items(self, shape: Array, follow: int) -> int:
-        """What is behind the opening bracket of an array, and that behind it."""
+        """Read an array after its opening bracket."""
         close, least = self.text(b"]", follow), shape.least
         last = max(len(shape.first), least) if shape.most is None else shape.most
         if last < least:
             return DEAD
-        after = self.gap(close)                     # behind the last item
-        if shape.most is None:                      # which may be followed by more of its kind
+        after = self.whitespace(close)              # after the last item
+        if shape.most is None:                      # more items may follow
             after = self.nfa.add(())
-            more = self.text(b",", self.gap(self.value(shape.rest, after)))
-            self.nfa.epsilon[after] = (self.gap(self.nfa.split([more, close])),)
+            more = self.text(b",", self.whitespace(self.value(shape.rest, after)))
+            self.nfa.epsilon[after] = (self.whitespace(self.nfa.split([more, close])),)
         for i in range(last - 1, -1, -1):
             item = self.value(shape.item(i), after)
             ends = [close] if least <= i else []
-            after = self.gap(self.nfa.split([self.text(b",", self.gap(item)) if i else item, *ends]))
+            after = self.whitespace(self.nfa.split([self.text(b",", self.whitespace(item)) if i else item, *ends]))
         if not last:
             item = self.value(shape.rest, after) if shape.most is None else DEAD
-            after = self.gap(self.nfa.split([item, close]))
+            after = self.whitespace(self.nfa.split([item, close]))
         return after
 
     def members(self, shape: Object, follow: int) -> int:
-        """What is behind the opening bracket of an object, and that behind it."""
+        """Read an object after its opening bracket."""
         close = self.text(b"}", follow)
         self._pairs += sum(not required for _, _, required in shape.named()) ** 2
         if self._pairs > MAX_PAIRS:
-            raise Beyond(f"more than {math.isqrt(MAX_PAIRS):,} optional properties")
-        first, later = self.others(shape, close)    # what may stand before anything, and behind a property
+            raise NotCompilable(f"more than {math.isqrt(MAX_PAIRS):,} optional properties")
+        first, later = self.additional_properties(shape, close)         # at the start, and after a property
         for name, value, required in reversed(list(shape.named())):
-            item = self.item(_chain(json.dumps(name, ensure_ascii=False).encode()), value, self.gap(later))
-            more = self.text(b",", self.gap(item))
+            item = self.property(_chain(json.dumps(name, ensure_ascii=False).encode()), value, self.whitespace(later))
+            more = self.text(b",", self.whitespace(item))
             first = self.nfa.split([item] if required else [item, first])
             later = self.nfa.split([more] if required else [more, later])
-        return self.gap(first)
+        return self.whitespace(first)
 
-    def others(self, shape: Object, close: int) -> tuple[int, int]:
-        """Properties that are not named, or the end: the first of all, and behind others."""
-        if shape.others == NEVER:
-            return close, close
+    def additional_properties(self, shape: Object, close: int) -> tuple[int, int]:
+        """Read unnamed properties or the end: the states for the start of an object, and for after a property."""
+        empty = DEAD if shape.least else close
+        if shape.additional == NEVER:
+            return empty, close
         again = self.nfa.add(())
-        item = self.item(scalars.other_names(name for name, _, _ in shape.named()), shape.others, again)
-        later = self.nfa.split([self.text(b",", self.gap(item)), close])
-        self.nfa.epsilon[again] = (self.gap(later),)
-        return self.nfa.split([item, close]), later
+        item = self.property(scalars.other_names(name for name, _, _ in shape.named()), shape.additional, again)
+        later = self.nfa.split([self.text(b",", self.whitespace(item)), close])
+        self.nfa.epsilon[again] = (self.whitespace(later),)
+        return self.nfa.split([item, empty]), later
 
-    def item(self, name: Fragment, value: Shape, follow: int) -> int:
-        return self.nfa.read(name, self.gap(self.text(b":", self.gap(self.value(value, follow)))))
+    def property(self, name: Fragment, value: Shape, follow: int) -> int:
+        return self.nfa.read(name, self.whitespace(self.text(b":", self.whitespace(self.value(value, follow)))))
 
 
 def _chain(data: bytes) -> Fragment:
-    """A fragment of one string."""
+    """Return a fragment that reads one string."""
     return tuple(((byte, byte, i if i < len(data) else -1),) for i, byte in enumerate(data, 1))
 
 
 @lru_cache(16)
 def _any_json(blank: str | None) -> DFA:
-    """The insides of an object and of an array of any JSON, each behind its mark."""
+    """Return the insides of an object and of an array of any JSON, each after its mark."""
     builder = _Builder("any JSON", blank)
     insides = builder.members(Object({}, ANY), ACCEPT), builder.items(Array(0, None, (), ANY), ACCEPT)
     marked = [builder.text(bytes([mark]), inside) for mark, inside in zip(MARKS, insides, strict=True)]
@@ -360,13 +371,13 @@ def _any_json(blank: str | None) -> DFA:
 
 @lru_cache(16)
 def _loops(dfa: DFA) -> Memo[int, Key | None]:
-    """Those of the states of an automaton that several schemas share."""
+    """Return the self-loop keys of an automaton that several schemas share."""
     return Memo(partial(key_of, dfa.row))
 
 
 @lru_cache(16)
 def _blanks(pattern: str) -> DFA | Fragment:
-    """What may stand in a gap, but for nothing."""
+    """Return the whitespace that matches a pattern, without the empty text."""
     blanks = Regex(pattern).explore(MAX_STATES).but_not("")
     ends = np.flatnonzero(blanks.accepting)
     return blanks if blanks.explore().table[ends].any() else fragment(blanks)

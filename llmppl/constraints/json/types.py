@@ -1,7 +1,7 @@
-"""Python types as JSON: the schema of a type, and what reads its values. Both are pydantic's.
+"""Python types as JSON: the schema of a type, and the reader of its values. Both are pydantic's.
 
-The schema is narrowed to what every text of it can be read back from: objects have no members that their type does not
-name, and formats are regular expressions (`llmppl.constraints.automata.formats`), since readers of schemas differ in them.
+The schema is narrowed so that every text of it can be read back. Objects have no members that their type does not name,
+and formats are regular expressions (`automata/formats.py`), because readers of schemas interpret formats differently.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from llmppl.constraints.automata.formats import FORMATS
-from llmppl.constraints.json.checks import parts
+from llmppl.constraints.json.checks import places
 from llmppl.support.arguments import is_hashable, shown
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ __all__ = ["read", "schema_of"]
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The JSON schema of a type; a TypeError if its values have no JSON, an ImportError without pydantic."""
+    """Return the JSON schema of a type. Raises TypeError if its values have no JSON, ImportError without pydantic."""
     return _of(kind)[1]
 
 
 def read(kind: Any, value: Any, *, json: bool) -> Any:
-    """`value`, or the JSON text that it is, as an object of a type; a ValueError if it is none."""
+    """Return `value`, which is JSON text if `json`, as an object of a type. Raises ValueError if it is none."""
     from pydantic import ValidationError
 
     adapter = _of(kind)[0]
@@ -58,16 +58,13 @@ def _made(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
             f"a constraint cannot be the type {shown(kind)}: {why}. A pydantic model, a dataclass, a TypedDict, "
             "Literal[...], an Enum, int, list[...] and the like would work; for other texts Regex(...) or Grammar(...)"
         ) from None
-    nodes = [schema]
-    for node in nodes:                              # grows
-        nodes += [part for _, part in parts(node)]
-    for node in nodes:
+    for _, node in places(schema):
         _narrow(node)
     return adapter, schema
 
 
 def _narrow(node: dict[str, Any]) -> None:
-    """No members that are not named, no format without its pattern, and choices by a tag as choices."""
+    """Forbid unnamed members, replace formats by patterns, and read choices by a tag as `anyOf`."""
     if node.get("type") == "object":
         node.setdefault("additionalProperties", False)
     if node.get("format") in FORMATS:
@@ -77,7 +74,7 @@ def _narrow(node: dict[str, Any]) -> None:
 
 
 def _readable(kind: Any) -> Any:
-    """The type with every `typing.TypedDict` in it as that of `typing_extensions`, which pydantic wants before 3.12."""
+    """Replace every `typing.TypedDict` in a type by that of `typing_extensions`, which pydantic needs before 3.12."""
     if sys.version_info >= (3, 12):
         return kind
     if typing.is_typeddict(kind) and type(kind).__module__ == "typing":

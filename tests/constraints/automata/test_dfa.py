@@ -1,4 +1,4 @@
-"""Automata: operations against sets of strings, counts against enumeration, and what a recognizer promises."""
+"""Automata: operations against sets of strings, counts against enumeration, and the promises of a recognizer."""
 
 import copy
 import itertools

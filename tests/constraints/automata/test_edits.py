@@ -25,7 +25,7 @@ COSTS = st.fixed_dictionaries({name: st.sampled_from([1, 1, 2, None]) for name i
 
 
 def table(member, text, alphabet, insert=1, delete=1, substitute=1):
-    """The least cost of the edits that make `text` of `member`, by Wagner & Fischer's table; inf if none do."""
+    """Return the least cost of edits that make `text` of `member`, by Wagner & Fischer's table; inf if none do."""
     never = float("inf")
     insert, delete, substitute = (never if cost is None else cost for cost in (insert, delete, substitute))
     least = {(-1, -1): 0}
@@ -42,7 +42,7 @@ def table(member, text, alphabet, insert=1, delete=1, substitute=1):
 
 
 def undone(text, edits):
-    """The member of the language that the edits were made to."""
+    """Return the member of the language that the edits were made to."""
     for _, place, wanted, found in reversed(edits):
         assert text[place : place + len(found)] == found
         text = text[:place] + wanted + text[place + len(found) :]
@@ -202,8 +202,8 @@ def test_errors_say_what_is_wrong_and_what_works():
     for wrong, message in [
         ({"k": -1}, "k must be at least 0, not -1"),
         ({"k": 1, "insert": 0}, "insert must be at least 1, not 0"),
-        ({"k": 1, "alphabet": "abc"}, "the alphabet 'abc' holds 'abc'; it holds single characters only"),
-        ({"k": 1, "alphabet": ["a", ""]}, r"the alphabet \('a', ''\) holds ''; it holds single characters only"),
+        ({"k": 1, "alphabet": "abc"}, "the alphabet 'abc' holds 'abc'; single characters such as"),
+        ({"k": 1, "alphabet": ["a", ""]}, r"the alphabet \('a', ''\) holds ''; single characters such as"),
         ({"k": 1, "alphabet": []}, r"the alphabet \(\) has no character; '\[ -~\]' or"),
         ({"k": 1, "alphabet": "[a"}, "unterminated character set"),
         ({"k": 200_000}, "k=200000 edits of Regex.* is too large: more than 1,000,000 states; a smaller k"),
@@ -212,7 +212,7 @@ def test_errors_say_what_is_wrong_and_what_works():
             within(word, **wrong)
     for wrong, message in [
         ({"k": 1.5}, "k must be an integer, not 1.5"),
-        ({"k": 1, "alphabet": [97]}, r"the alphabet \(97,\) holds what is no str"),
+        ({"k": 1, "alphabet": [97]}, r"the alphabet \(97,\) has an element that is no str"),
         ({"k": 1, "delete": False}, "delete must be an integer, not False"),
     ]:
         with pytest.raises(TypeError, match=message):

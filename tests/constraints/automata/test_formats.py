@@ -23,7 +23,7 @@ LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 
 def holds(read, *errors):
-    """A validator that says whether `read` takes a text."""
+    """Return a validator that tells whether `read` accepts a text."""
 
     def validator(text):
         try:
@@ -96,7 +96,7 @@ MEMBERS = {
 
 
 def edited(rng, text, alphabet):
-    """The text after none to two insertions, deletions or substitutions."""
+    """Return the text after none to two insertions, deletions or substitutions."""
     chars = list(text)
     for _ in range(rng.integers(3)):
         at, char = rng.integers(len(chars) + 1), alphabet[rng.integers(len(alphabet))]

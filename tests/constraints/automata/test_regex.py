@@ -24,7 +24,7 @@ EVERY = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
 
 
 def agree(pattern: str, texts, flags: int = 0) -> DFA:
-    """The automaton of the pattern, after checking it on the texts."""
+    """Return the automaton of the pattern, after a check on the texts."""
     compiled, dfa = re.compile(pattern, flags), Regex(pattern, flags)
     wrong = [text for text in texts if (text in dfa) != (compiled.fullmatch(text) is not None)]
     assert not wrong, (pattern, flags, wrong[:5])
@@ -71,7 +71,7 @@ FLAGS = st.sampled_from([0, 0, re.I, re.S, re.A, re.M, re.I | re.A, re.S | re.M]
 
 
 def texts_for(dfa: DFA, seed: int) -> list[str]:
-    """Texts of the language, the same with a letter changed, left out or put in, and random ones."""
+    """Return texts of the language, the same with one letter changed, removed or inserted, and random ones."""
     rng, dice = np.random.default_rng(seed), random.Random(seed)
     texts = ["".join(dice.choices(LETTERS, k=dice.randrange(6))) for _ in range(6)]
     if any(dfa.count(n) for n in range(6)):
@@ -130,7 +130,7 @@ def test_the_leftmost_match_is_that_of_re(pattern, flags, seed):
 
 
 def leftmost(machine: Leftmost, text: str) -> str | None:
-    """What the machine says `re.match` matches."""
+    """Return the match of `re.match` according to the machine."""
     data, end, state = text.encode(), None, machine.start or None
     for i in range(len(data) + 1):
         if not state:
@@ -256,7 +256,7 @@ BYTES = [np.frombuffer(text.encode(), np.uint8).reshape(-1, width) for width, te
 
 
 def members(pattern: str, flags: int = 0) -> set[str]:
-    """The characters that the automaton accepts, by reading the bytes of all of them side by side."""
+    """Return the characters that the automaton accepts, by reading the bytes of all of them in parallel."""
     dfa, found = Regex(pattern, flags).explore(), set()
     for text, data in zip(BY_WIDTH, BYTES, strict=True):
         states = np.full(len(data), dfa.start)

@@ -38,7 +38,7 @@ PATTERNS = st.sampled_from(["a+", "ab|é", "[ab]", "é(ab)*", "a|ab|abé", r"[^\
 
 
 def spellings(text, alternatives):
-    """All strings that come of replacing occurrences in `text`; `alternatives(key)` are those of a substring."""
+    """Return all strings that result from replacing occurrences in `text` by `alternatives(substring)`."""
     if not text:
         return {""}
     found = {text[0] + rest for rest in spellings(text[1:], alternatives)}

@@ -1,4 +1,4 @@
-"""What no mask holds of a JSON schema: whether the finished text is an instance, by hand and by enumeration."""
+"""Keywords of JSON Schema that no mask enforces: checks of the finished text, by hand and by enumeration."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ def is_number(value):
 
 
 def distinct(values):
-    """Whether no two are equal as JSON, in which true is not 1."""
+    """Return whether no two values are equal as JSON, in which true is not 1."""
     return len({json.dumps(value) for value in values}) == len(values)
 
 
@@ -146,7 +146,7 @@ CASES = {                                           # a schema, and its instance
 
 
 def is_taken(constraint: JsonSchema, value) -> bool:
-    """Whether masks let the text of a value through, and `parse` gives the value back."""
+    """Return whether masks allow the text of a value, and `parse` returns the value."""
     text = json.dumps(value)
     reading = match_prefix(constraint, text)
     if reading.length < len(text) or not reading.complete:
@@ -185,8 +185,8 @@ def test_the_command_line_asks_the_finished_text(tmp_path):
 def test_what_is_left_to_the_end_is_told_with_its_place():
     schema = {"properties": {"tags": {"type": "array", "uniqueItems": True}}, "not": {"required": ["a"]}}
     assert JsonSchema(schema).warnings == [
-        "#, 'not' is asked of the finished text",
-        "#/properties/tags, 'uniqueItems' is asked of the finished text",
+        "#, 'not' is checked on the finished text",
+        "#/properties/tags, 'uniqueItems' is checked on the finished text",
     ]
     with pytest.raises(ValueError, match=r"^#/properties/tags, 'uniqueItems' does not hold$"):
         JsonSchema(schema).parse('{"tags": ["x", "x"]}')
@@ -236,7 +236,7 @@ PAIRS = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minIt
 
 
 def logits(ids):
-    """Of TOKENS and EOS; what comes depends on the two before it. Prompts are "1", which is token 2."""
+    """Return logits of TOKENS and EOS, which depend on the two tokens before. Prompts are "1", which is token 2."""
     a, b = ([7, 7, *ids][-2:])
     return [((3 * a + 5 * b + 7 * i + a * b * i) % 11) / 4 for i in range(len(TOKENS) + 1)]
 
@@ -247,7 +247,7 @@ def log_prob(ids):
 
 
 def texts_by_hand(is_taken, most=5):
-    """Each text of tokens that is taken, with the probability of all its spellings and an EOS."""
+    """Return each accepted text of tokens, with the probability of all its spellings and an EOS."""
     pairs = []
     for n in range(1, most + 1):
         for ids in itertools.product(range(len(TOKENS)), repeat=n):
@@ -374,8 +374,8 @@ def test_a_death_at_the_end_names_the_validator_and_the_text():
 
 def test_formats_of_pydantic_alone_are_asked_of_the_finished_text():
     constraint = JsonSchema(list[Base64Str])
-    assert constraint.warnings == ["#/items, 'format' is asked of the finished text"]
-    assert constraint.parse('["YQ=="]') == ["a"] and match_prefix(constraint, '["a"]').complete
+    assert constraint.warnings == ["#/items, 'format' is checked on the finished text"]
+    assert constraint.parse('["YQ=="]') == ["a"] and read(constraint, '["a"]').complete
     with pytest.raises(ValueError, match="0: Base64 decoding error"):
         constraint.parse('["a"]')
 
@@ -411,7 +411,7 @@ def test_real_schemas_with_conditions_take_what_is_valid_and_nothing_else():
             constraint = JsonSchema(case["schema"])
         except ValueError:
             continue
-        if any("is asked of the finished text" in warning for warning in constraint.warnings):
+        if any("is checked on the finished text" in warning for warning in constraint.warnings):
             values = [in_order(test["data"], constraint.schema, constraint.schema) for test in case["tests"]]
             taken += [is_taken(constraint, value) for value in values]
             valid += [test["valid"] for test in case["tests"]]

@@ -1,7 +1,7 @@
-"""Native code behind checks: hostile schemas, texts and files end in a result or a ValueError, never with the process.
+"""Native code after checks: hostile schemas, texts and files end in a result or a ValueError, never with the process.
 
-Each case runs in a process of its own with 4 GB of memory and a limit on its time. Schemas are read in a thread with
-512 KiB of stack, as a server's may have.
+Each case runs in a process of its own with 4 GB of memory and a time limit. Schemas are read in a thread with 512 KiB
+of stack, as in a server.
 """
 
 import json
@@ -28,7 +28,7 @@ SECONDS = 60                                            # of CPU, for one case
 
 
 def chained(n, form):
-    """n definitions, each of which holds a reference to the next in a form."""
+    """Return n definitions, each of which refers to the next in the given form."""
     parts = {f"a{i}": json.loads(form.replace("NEXT", f"#/$defs/a{i + 1}")) for i in range(n)}
     return {"$ref": "#/$defs/a0", "$defs": {**parts, f"a{n}": {"type": "integer"}}}
 
@@ -55,7 +55,7 @@ KEYS = ["allOf", "anyOf", "oneOf", "not", "if", "items", "properties", "prefixIt
 
 
 def corpus():
-    """(name, schema) of hostile schemas."""
+    """Return (name, schema) of hostile schemas."""
     for form in FORMS:
         for n in repetitions([3, 40, 300, 1000, 5000, 30_000], [300, 5000]):
             yield f"{n} of {form}", chained(n, form)
@@ -240,7 +240,7 @@ def test_equal_items_are_found_as_json_has_it_in_linear_time():
 
 def test_a_schema_that_doubles_the_work_with_each_level_is_refused_by_its_count():
     twice = chained(40, '{"anyOf": [{"$ref": "NEXT"}, {"$ref": "NEXT"}]}')
-    with pytest.raises(ValueError, match="asks more than 250,000 times of the text"):
+    with pytest.raises(ValueError, match="takes more than 250,000 keywords"):
         JsonSchema({"not": {"$ref": "#/$defs/a0"}, "$defs": twice["$defs"]}).parse('"a"')
 
 
@@ -287,12 +287,12 @@ def test_a_bound_that_is_asked_at_the_end_gives_the_law_of_the_exact_automaton(s
 
     def too_large(schema, constraint):
         if any(bound in json.dumps(schema) for bound in ("maxLength", "maxItems")):
-            raise json_texts.Beyond("more than 100,000 states")
+            raise json_texts.NotCompilable("more than 100,000 states")
         return build(schema, constraint)
 
     monkeypatch.setattr("llmppl.constraints.json.schema.texts_of", too_large)
     loose, by_text_loose, constraint = law(schema)
-    assert any("is asked of the finished text" in each for each in constraint.warnings)
+    assert any("is checked on the finished text" in each for each in constraint.warnings)
     assert loose == pytest.approx(exact) and by_text_loose == pytest.approx(by_text)
 
 

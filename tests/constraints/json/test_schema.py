@@ -18,7 +18,9 @@ from packaging.version import Version
 from llmppl.constraints import Vocabulary
 from llmppl.constraints.json import native
 from llmppl.constraints.json import schema as json_schema
+from llmppl.constraints.json.conditions import with_leap_years
 from llmppl.constraints.json.schema import JsonSchema, JsonSchemaIndex
+from llmppl.constraints.masks import explain
 from llmppl.constraints.masks.index import END
 
 SHARED = ROOT.parent / "shared"
@@ -55,7 +57,7 @@ SCHEMAS = {
 
 
 def spelled(index: JsonSchemaIndex, data: bytes):
-    """The state after the fewest tokens that spell `data`."""
+    """Return the state after the fewest tokens that spell `data`."""
     state = index.start
     for token in index.vocab.spell(data):
         state = index.advance(state, token)
@@ -67,10 +69,11 @@ def text_of(index: JsonSchemaIndex, state) -> bytes:
 
 
 def oracle(constraint: JsonSchema):
-    """Whether an unread matcher that knows bytes only, and was told nothing of forcing, reads a text; and may end."""
+    """Return a test by a matcher over bytes, without forced tokens, of whether a text is read and may end."""
     tokens = [*BYTES[:255], b"", b""]
     facts = types.SimpleNamespace(eos_token_id=256, bos_token_id=None, tokens=tokens, special_token_ids=[])
-    grammar = LLMatcher.grammar_from_json_schema(constraint._json(constraint.schema))
+    schema = with_leap_years(constraint._with_options(constraint.schema))
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
     unread = LLMatcher(LLTokenizer(TokenizerWrapper(facts)), grammar, log_level=0)
 
     @functools.lru_cache(1)
@@ -88,7 +91,7 @@ def oracle(constraint: JsonSchema):
 
 
 def differences(index: JsonSchemaIndex, state, fits, ids=None) -> list[int]:
-    """The ids at which the mask differs from trying the tokens one by one; what begins with a misfit is a misfit."""
+    """Return the ids at which the mask differs from trying the tokens one by one; a misfit's extensions are misfits."""
     vocab, text, mask, wrong = index.vocab, text_of(index, state), index.mask(state), []
     first = {byte for byte in BYTES if fits(text, byte)[0]}
     for id in range(len(vocab)) if ids is None else ids:
@@ -101,7 +104,7 @@ def differences(index: JsonSchemaIndex, state, fits, ids=None) -> list[int]:
 
 
 def walk(index: JsonSchemaIndex, rng, length: int):
-    """The states of a random walk; among the tokens of each step the short ones and the closing ones are likelier."""
+    """Return the states of a random walk in which short and closing tokens are likelier."""
     state = index.start
     states = [state]
     for t in range(length + 200):
@@ -229,6 +232,29 @@ def test_what_a_schema_admits(text, inside):
         assert index.accepts(spelled(index, text.encode())) is inside
     except ValueError:
         assert not inside
+
+
+@pytest.mark.parametrize("more", [{}, {"pattern": "2"}, {"minLength": 1}])
+@pytest.mark.parametrize("is_native", [False, True])
+def test_dates_have_a_leap_day_in_leap_years_only(is_native, more):
+    constraint = JsonSchema({"type": "string", "format": "date", **more}, whitespace=False)
+    vocab = explain.BYTES
+    index = JsonSchemaIndex(constraint, vocab) if is_native else constraint.index(vocab)
+
+    def admits(date):
+        try:
+            return index.accepts(index.after(f'"{date}"'))
+        except ValueError:
+            return False
+
+    leap_years = {0, 4, 2000, 2024, 2400}
+    for year in leap_years | {1900, 2023, 2100}:
+        assert admits(f"{year:04}-02-29") == (year in leap_years)
+        assert admits(f"{year:04}-02-28") and not admits(f"{year:04}-02-30")
+    checked = JsonSchema({"not": {"format": "date"}})
+    assert checked.parse('"2023-02-29"') == "2023-02-29"
+    with pytest.raises(ValueError, match="'not' does not hold"):
+        checked.parse('"2024-02-29"')
 
 
 def test_the_whitespace_option():
@@ -380,7 +406,7 @@ def test_reprs_are_worth_reading():
         ("3", "a JSON schema is an object, true or false, not 3"),
         ("[]", r"a JSON schema is an object, true or false, not \[\]"),
         (False, "JSON schema at #: Unsatisfiable schema: schema is false"),
-        ({"$dynamicRef": "#a"}, r"JSON schema at #, '\$dynamicRef': Unimplemented keys: .*lenient=True passes over it"),
+        ({"$dynamicRef": "#a"}, r"JSON schema at #, '\$dynamicRef': Unimplemented keys: .*lenient=True ignores it"),
         (
             {"properties": {"not": {}, "b": {"items": {"$dynamicRef": "#a", "type": "array"}}}},
             r"JSON schema at #/properties/b/items, '\$dynamicRef': Unimplemented",
@@ -412,7 +438,7 @@ def test_a_place_is_found_in_a_large_schema_too():
 
 def test_lenient_passes_over_what_is_unknown_and_says_so():
     constraint = JsonSchema({"items": {"enum": [1], "format": "iri"}, "$dynamicRef": "#a"}, lenient=True)
-    assert constraint.warnings == ["#, '$dynamicRef' is passed over", "#/items, 'format' is passed over"]
+    assert constraint.warnings == ["#, '$dynamicRef' is ignored", "#/items, 'format' is ignored"]
     index = JsonSchemaIndex(constraint, SMALL)
     assert index.accepts(index.after("[1,1]"))
     assert JsonSchema(POINT).warnings == []

@@ -80,6 +80,10 @@ SHAPES = [
      "type": "object"},
     {"oneOf": [{"type": "string"}, {"type": "integer"}]},
     {"type": "array", "items": {"type": "array", "items": B, "maxItems": 2}},
+    CLOSED | {"properties": {"a": A, "b": B, "c": C}, "minProperties": 1},
+    {"type": "object", "additionalProperties": B, "minProperties": 1},
+    {"allOf": [CLOSED | {"properties": {"a": A, "b": B}}, {"type": "object", "minProperties": 1}]},
+    CLOSED | {"properties": {"a": A, "b": B, "c": C}, "required": ["c", "a"], "minProperties": 2},
 ]  # fmt: skip
 OPEN = [
     True, {}, {"type": "object"}, {"type": "array"},
@@ -89,6 +93,7 @@ OPEN = [
     {"anyOf": [{"type": "object", "properties": {"a": A}, "required": ["a"]}, {"type": "object", "required": ["b"]}]},
     {"anyOf": [CLOSED | {"properties": {"a": C}}, {"type": "object", "properties": {"a": {}}}, {"type": "array"}]},
     {"properties": {"a": {"type": "object", "properties": {"b": {}, "c": A}}}, "required": ["a", "z"]},
+    {"type": "object", "minProperties": 1}, CLOSED | {"properties": {"a": {}, "b": {}}, "minProperties": 1},
 ]  # fmt: skip
 WITHIN = NUMBERS + STRINGS + SHAPES + OPEN
 ZERO = WITHIN.index(number(exclusiveMinimum=0, maximum=5e-7))           # of which llguidance takes 0 for an instance
@@ -101,7 +106,7 @@ BEYOND = {
 
 
 def drawn_schema(rng: random.Random, depth: int = 3):
-    """A schema within reach, with all that it may have inside."""
+    """Draw a schema that compiles, with parts of all kinds."""
     kind = rng.choice(["leaf"] * 3 + ["array", "object", "object", "choice", "both"] * (depth > 0))
     if kind == "leaf":
         return rng.choice(NUMBERS + STRINGS + OPEN[:4])
@@ -123,7 +128,7 @@ def drawn_schema(rng: random.Random, depth: int = 3):
 
 
 def matcher_of(constraint: JsonSchema):
-    """An unread matcher of llguidance that knows bytes only."""
+    """Return an unread matcher of llguidance that knows bytes only."""
     facts = types.SimpleNamespace(
         eos_token_id=256, bos_token_id=None, tokens=[*BYTES[:255], b"", b""], special_token_ids=[]
     )
@@ -131,7 +136,7 @@ def matcher_of(constraint: JsonSchema):
 
 
 def read_by(matcher, data: bytes) -> tuple[int, bool]:
-    """How many bytes llguidance reads of a text, and whether it may end there."""
+    """Return how many bytes of a text llguidance reads, and whether the text may end there."""
     matcher = matcher.deep_copy()
     read = matcher.try_consume_tokens(list(data))
     return read, read == len(data) and matcher.is_accepting()
@@ -148,7 +153,7 @@ def read_by_automaton(automaton, data: bytes) -> tuple[int, bool]:
 
 
 def drawn(automaton, rng: random.Random, length: int = 60) -> bytes:
-    """A text that an automaton accepts, byte by byte; what closes is likelier, and where it is long, what ends."""
+    """Draw a text that an automaton accepts, byte by byte; closing bytes are likelier, ending ones in long texts."""
     left = list(map(bytes_left, (automaton.control, automaton.inside) if is_open(automaton) else (automaton,)))
     state, data = automaton.start, bytearray()
     while not automaton.accepts(state) or (automaton.row(state).any() and rng.random() < 0.5 and len(data) < length):
@@ -175,7 +180,7 @@ def bytes_behind(automaton, left: list[np.ndarray], state: int) -> float:
 
 
 def bytes_left(automaton) -> np.ndarray:
-    """How many bytes every state is from the end, at least."""
+    """Return for every state the least number of bytes to the end."""
     table = automaton.explore().table
     left = np.where(automaton.accepting, 0.0, np.inf)
     while True:
@@ -187,14 +192,14 @@ def bytes_left(automaton) -> np.ndarray:
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """One byte more, less or another, or the beginning alone."""
+    """Return the text with one byte added, removed or changed, or a prefix of it."""
     at = rng.randrange(len(data) + 1)
     tail = rng.choice([data[at:], data[at + 1 :], data[at + 1 :], b""])
     return data[:at] + bytes([rng.choice(EDITS)]) * (rng.random() < 0.6) + tail
 
 
 def differences(constraint: JsonSchema, rng: random.Random, num_texts: int, given=()) -> list[bytes]:
-    """Texts that the automaton and llguidance do not read alike, of drawn and mutated and given ones."""
+    """Return the texts, drawn, mutated or given, on which the automaton and llguidance disagree."""
     matcher, automaton = matcher_of(constraint), constraint.automaton
     texts = [drawn(automaton, rng) for _ in range(num_texts)]
     texts += [mutated(each, rng) for each in texts for _ in range(4)]
@@ -206,7 +211,7 @@ def differences(constraint: JsonSchema, rng: random.Random, num_texts: int, give
 @pytest.mark.parametrize("whitespace", [" ?", True, False])
 def test_texts_of_a_schema_are_those_of_llguidance(i, whitespace):
     constraint = JsonSchema(WITHIN[i], whitespace=whitespace)
-    assert constraint.automaton is not None and constraint.beyond == ""
+    assert constraint.automaton is not None and constraint.fallback_reason == ""
     rng = random.Random(i)
     digits = [f"{rng.choice(['', '-'])}{rng.choice(['0', '1', '3', '10', '12', '17', '102'])}" for _ in range(30)]
     fractions = ["", ".0", ".5", ".50", ".4501", ".33", ".330", ".7500001", "e1"]
@@ -224,13 +229,13 @@ def test_texts_of_drawn_schemas_are_those_of_llguidance(seed):
         assert "nsatisfiable" in str(error)
         return
     if constraint.automaton is None:
-        assert "too large" in constraint.beyond
+        assert "too large" in constraint.fallback_reason
         return
     assert differences(constraint, rng, 10) == []
 
 
 def real_schemas(count: int) -> list[tuple[dict, list[bytes]]]:
-    """Schemas of jsonschemabench, with texts that belong to some of them."""
+    """Return schemas of jsonschemabench, with texts that belong to some of them."""
     folder = SHARED / "evaldata" / "jsonschemabench"
     if not folder.exists():
         pytest.skip("jsonschemabench is not at hand")
@@ -260,7 +265,7 @@ def test_texts_of_real_schemas_are_those_of_llguidance(capsys):
 
 
 def either_pattern(validator, pattern, value, schema):
-    """Digits of other scripts are none of llguidance's \\d, as in ECMA-262, and their blanks are some of its \\s."""
+    """Yield an error unless a pattern is found in a value, with digits and blanks as either Unicode's or ECMA-262's."""
     if isinstance(value, str) and not (re.search(pattern, value) or re.search(pattern, value, re.ASCII)):
         yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
 
@@ -339,17 +344,17 @@ def test_masks_within_are_those_of_all_texts_of_so_many_tokens(schema):
 @pytest.mark.parametrize("why", BEYOND)
 def test_what_is_beyond_an_automaton_is_read_by_llguidance_and_said(why):
     constraint = JsonSchema(BEYOND[why])
-    assert constraint.automaton is None and why in constraint.beyond
+    assert constraint.automaton is None and why in constraint.fallback_reason
     index = constraint.index(SMALL)
     assert isinstance(index, JsonSchemaIndex) and repr(index).startswith("JsonSchemaIndex(")
     assert repr(JsonSchema(RECORD).index(SMALL)).startswith("TokenIndex(JsonSchema(")
 
 
 def test_a_schema_that_grows_too_large_is_left_to_llguidance(monkeypatch):
-    assert JsonSchema(text(minLength=100_000)).beyond == "a long string"
+    assert JsonSchema(text(minLength=100_000)).fallback_reason == "a long string"
     some = CLOSED | {"properties": {"a": text(pattern="^(?:a|b)*a(?:a|b){3}$")}}
     monkeypatch.setattr(json_texts, "MAX_STATES", 10)
-    assert "more than 10 states" in JsonSchema({"anyOf": [some, CLOSED]}).beyond
+    assert "more than 10 states" in JsonSchema({"anyOf": [some, CLOSED]}).fallback_reason
     assert JsonSchema(some).automaton is not None
 
 
@@ -396,7 +401,7 @@ NESTED = Vocabulary([*PLAIN, *JOINED, b""], [len(PLAIN) + len(JOINED)])
 
 
 def fewest_tokens(index, state, most: int) -> float:
-    """How many tokens lead to an end, by all ways of at most `most`; inf if none does."""
+    """Return the least number of tokens that lead to an end, by all paths of at most `most`; inf if there is none."""
     level, seen = {state}, {state}
     for length in range(most + 1):
         if any(map(index.accepts, level)):
@@ -437,14 +442,14 @@ def test_any_json_nests_as_deep_as_one_likes_and_its_index_is_not_saved(tmp_path
     assert index.accepts(index.after(deep)) and not index.accepts(index.after(deep[:-1]))
     with pytest.raises(ValueError, match="leaves the language"):
         index.after(deep.replace(b"null}]", b"null]"))
-    with pytest.raises(TooLarge, match="states without end; \"additionalProperties\": false"):
+    with pytest.raises(TooLarge, match="infinitely many states; \"additionalProperties\": false"):
         index.save(tmp_path / "open.npz")
     again = pickle.loads(pickle.dumps(constraint)).index(SMALL)
     assert again.accepts(again.after(deep)) and repr(again).startswith("TokenIndex(JsonSchema(")
 
 
 def test_a_record_with_any_members_mostly_ends_in_time():
-    """What nests at the limit may die; where no end is known, nearly all does."""
+    """Nested values at the limit may die; without known distances, nearly all do."""
     scores = np.random.default_rng(1).normal(size=(5, len(NESTED.tokens)))
     lm = table_lm(lambda ids: scores[len(ids) % 5].tolist(), NESTED.tokens[:-1])
     schema = JsonSchema({"properties": {"a": {"type": "integer"}, "b": {}}, "type": "object", "required": ["a", "b"]})
