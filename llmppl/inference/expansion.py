@@ -30,7 +30,7 @@ from llmppl.inference.choose_candidates import choose
 from llmppl.inference.partial_step import Branch, follow
 from llmppl.inference.run_guards import GlobalStreams
 from llmppl.models.alike import first_difference
-from llmppl.models.choices import Choice, Fixed, Listing, Pick, Sampled, last_choices
+from llmppl.models.choices import Choice, Fixed, ListedChoice, Pick, Sampled, last_choices
 from llmppl.models.model import Model
 from llmppl.models.streams import Stream, spawned
 from llmppl.support.arguments import count
@@ -181,7 +181,7 @@ class Distinct:
         fixed = [each for each in extensions if each.pick is not None]
         return sorted(_merged(extensions + self._again(run, fixed, streams)), key=lambda each: each.parent)
 
-    def _chosen(self, run: Run, listed: dict[int, Listing]) -> dict[int, list[tuple[int, float, float]]]:
+    def _chosen(self, run: Run, listed: dict[int, ListedChoice]) -> dict[int, list[tuple[int, float, float]]]:
         """The first choices of each particle that are kept: index, new log-weight, log of how probable that was."""
         particles = [run.particles[i] for i in listed]
         totals = [listing.log_total for listing in listed.values()]

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
+C = TypeVar("C", bound=type)
 T = TypeVar("T")
 
 
@@ -59,3 +60,10 @@ class Living(Generic[T]):
 
     def values(self) -> list[T]:
         return [value for ref in [*self._refs.values()] if (value := ref()) is not None]
+
+
+def plain_signature(cls: C) -> C:
+    """Write the types of a NamedTuple in its signature as in its class, 'int', instead of as ForwardRef('int')."""
+    make: Any = cls.__new__
+    make.__annotations__ = {name: getattr(hint, "__forward_arg__", hint) for name, hint in make.__annotations__.items()}
+    return cls

@@ -390,9 +390,9 @@ def test_a_long_attribute_is_looked_through_only_so_far():
                 looked.append(value)
                 yield value
 
-    from llmppl.models.copies import survey
+    from llmppl.models.copies import inspect_attributes
 
-    survey(Holds(Counts([object() for _ in range(100_000)])))
+    inspect_attributes(Holds(Counts([object() for _ in range(100_000)])))
     assert len(looked) < 20_000
 
 
@@ -400,7 +400,7 @@ def test_the_look_through_the_attributes_is_done_once_a_run(monkeypatch):
     from llmppl.models import copies, model
 
     calls = []
-    monkeypatch.setattr(model, "survey", lambda of: calls.append(of) or copies.survey(of))
+    monkeypatch.setattr(model, "inspect_attributes", lambda of: calls.append(of) or copies.inspect_attributes(of))
     smc_steer(Holds(1), 8, 3, seed=0, progress=False)
     assert len(calls) == 1
 

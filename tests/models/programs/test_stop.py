@@ -144,7 +144,7 @@ def test_a_program_of_ones_own_that_writes_stops_too():
 
         def step(self):
             token = self.sample(self.next_token(self.context))
-            if self.write(token):
+            if self.append(token):
                 self.context += token
 
     found = weighed(enumerate_exact(Own(tiny_lm(V), stop="bc", max_tokens=3, rule=Rule(temperature=2.0))))
