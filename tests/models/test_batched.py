@@ -28,7 +28,6 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.models import Batched
-from llmppl.models import batched as batching
 
 A, END = 0, 5
 
@@ -184,7 +183,7 @@ def test_more_than_max_batch_are_asked_in_several_calls():
 
 
 def test_the_newest_answers_are_kept(monkeypatch):
-    monkeypatch.setattr(batching, "_MOST_KEPT", 3)
+    monkeypatch.setattr(sys.modules[Batched.__module__], "_MAX_CACHED", 3)
     critic, calls = judge()
     for text in ("a", "b", "c", "d", "b", "a"):
         critic(text)
@@ -371,7 +370,7 @@ def test_threads_call_the_function_in_turn_and_each_counts_its_own():
 
 
 def test_after_an_interrupt_at_any_line_it_answers_what_it_would_have():
-    files = {batching.__file__}
+    files = {sys.modules[Batched.__module__].__file__}
     texts = ["a", "b", "bb"]
 
     def ask(critic):

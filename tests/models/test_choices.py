@@ -363,8 +363,8 @@ def test_streams_are_those_that_numpy_spawns_one_generation_below():
 
 
 def test_a_stream_is_made_when_it_is_drawn_from_and_its_line_of_ancestors_does_not_grow(monkeypatch):
-    made, make = [], Stream.made
-    monkeypatch.setattr(Stream, "made", lambda stream: made.append(make(stream)) or made[-1])
+    made, make = [], Stream.create
+    monkeypatch.setattr(Stream, "create", lambda stream: made.append(make(stream)) or made[-1])
 
     class Draws(Model):
         def step(self):
