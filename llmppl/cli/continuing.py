@@ -183,7 +183,7 @@ class Continuing:
 def continue_file(job: Continuing, prompts: Path, out: Path, many: Many) -> None:
     """Continue each prompt of a file, and leave with what became of them."""
     texts = read(prompts, many.field)
-    from llmppl.report.task_progress import standing
+    from llmppl.report.task_progress import task_progress
     from llmppl.tasks import read_results
     from llmppl.tasks.many import TOGETHER, RunAll, in_lanes, recorded
 
@@ -203,7 +203,7 @@ def continue_file(job: Continuing, prompts: Path, out: Path, many: Many) -> None
                 done, bad = done + 1, bad + is_bad(before)
             typer.echo(f"{len(texts)} prompts, {done} of them done before; the results go to {out}", err=True)
             model = load().model if many.workers == 1 and done < len(texts) else None
-            with standing(len(texts), done, bad, (lambda: model.stats.tokens) if model else None) as ended:
+            with task_progress(len(texts), done, bad, (lambda: model.stats.tokens) if model else None) as ended:
                 for result in results:
                     ended(is_bad(result))
                     done, bad = done + 1, bad + is_bad(result)
