@@ -124,8 +124,8 @@ class Batched(Shared, Evaluator, Generic[A, B]):
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle by name if the name leads to this object; else, as in `__main__`, with the function."""
         name = getattr(self, "__qualname__", "")
-        module = sys.modules.get(self.__module__)
-        found = functools.reduce(lambda part, name: getattr(part, name, None), name.split("."), module)
+        module: Any = sys.modules.get(self.__module__)
+        found: Any = functools.reduce(lambda part, name: getattr(part, name, None), name.split("."), module)
         is_named = found is self and self.__module__ != "__main__"
         return name if is_named else (Batched, (self.function, self.max_batch))
 

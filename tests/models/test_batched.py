@@ -1,4 +1,4 @@
-"""Batched functions: what comes out is what comes out without batches, and the calls are counted."""
+"""Batched functions: the results equal those without batches, and the calls are counted."""
 
 import json
 import math
@@ -33,7 +33,7 @@ A, END = 0, 5
 
 
 def judge(most=None):
-    """A critic that likes the letter b, and the list of its calls."""
+    """Return a critic that likes the letter b, and the list of its calls."""
     calls = []
 
     @batched(max_batch=most)
@@ -45,7 +45,7 @@ def judge(most=None):
 
 
 class Judged(Model):
-    """Up to two tokens after "a", guided by a critic and weighed by it at the end."""
+    """Program of up to two tokens after "a", guided by a critic and weighed by it at the end."""
 
     def __init__(self, critic, prompt="a"):
         super().__init__()
@@ -136,7 +136,7 @@ def test_a_critic_that_waits_while_others_ask_a_language_model_is_asked_in_the_s
 
 
 class Fits(Model):
-    """Two tokens after "a", each tested by `fits(text)`."""
+    """Program of two tokens after "a", each tested by `fits(text)`."""
 
     def __init__(self, fits):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The seam of choices: what a particle notes, who chooses for it, and that a replay is the particle again."""
+"""Choosers: the notes of a particle, its chooser, and replays, which give equal particles."""
 
 import copy
 import pickle
@@ -42,7 +42,7 @@ class Coins(Model):
 
 
 class Rejects(Model):
-    """Weighted draws, with and without a target of their own."""
+    """Program of weighted draws, with and without a target."""
 
     def step(self):
         p = Categorical([0.4, 0.3, 0.2, 0.1], "abcd")
@@ -64,7 +64,7 @@ class Twists(Model):
 
 
 class Streams(Model):
-    """Draws from its stream directly, before, between and after what it samples, and in steps of nothing else."""
+    """Program that draws from its stream directly, before, between and after samples, and in steps without samples."""
 
     def step(self):
         rng = self.rng
@@ -90,7 +90,7 @@ class Lends(Model):
 
 
 class Pauses(Model):
-    """Every other step samples nothing."""
+    """Program whose every other step samples nothing."""
 
     steps = 0
 
@@ -129,7 +129,7 @@ DIRECT = {"Streams", "Lends"}                           # these cannot be enumer
 
 
 def what_the_program_made(particle):
-    """Everything that is not inference's: attributes, contexts, and what each statement weighed."""
+    """Return the attributes, contexts and attribution of a particle, but not inference's own attributes."""
     own = {"finished", "inner", "calls"}
     attributes = {name: value for name, value in vars(particle).items() if not (name.endswith("_") or name in own)}
     return attributes | {"s": particle.s, "death": particle.death, "limit": particle._limit_}
@@ -168,7 +168,7 @@ def test_every_candidate_between_two_steps_can_be_replayed_the_dead_ones_too(nam
 
 
 class Written(Model):
-    """A program given as data: for each step a list of statements."""
+    """Program given as data: a list of statements for each step."""
 
     def __init__(self, steps):
         super().__init__()
@@ -228,7 +228,7 @@ def test_copies_share_what_was_noted_and_go_on_by_themselves():
 
 
 class Nothing(Proposal):
-    """Proposes a value with weight 0, that is, its measure is 0 everywhere."""
+    """Proposal of a value with weight 0: its measure is 0 everywhere."""
 
     def propose(self, rng):
         return "x", -np.inf
@@ -383,7 +383,7 @@ def test_a_stream_is_made_when_it_is_drawn_from_and_its_line_of_ancestors_does_n
 
 
 class Unequal:
-    """Cannot be compared."""
+    """Object that cannot be compared."""
 
     def __eq__(self, other):
         raise RuntimeError
