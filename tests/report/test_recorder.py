@@ -187,7 +187,7 @@ def test_a_run_in_which_all_die_and_one_in_which_all_finish_say_so(tmp_path):
     assert recording.status() == "All particles had died after 2 steps."
     assert recording.particles() == [] and recording.mean_attribution() == {}
     ((reason, count),) = recording.deaths().items()
-    assert re.fullmatch(r"condition is false \(test_trace\.py, line \d+\)", reason) and count == 6
+    assert re.fullmatch(r"condition is false \(test_recorder\.py, line \d+\)", reason) and count == 6
     shown = page(recording)
     assert "−∞" in shown and reason in shown and "What killed others" in shown
     smc_steer(Letters("."), 3, 2, seed=5, on_step=Recorder(tmp_path / "done.jsonl"))
@@ -440,5 +440,5 @@ def test_statements_of_ready_made_programs_are_told_in_words():
             self.score(-1.0)
 
     told = statements(Mine(lm, "a", Regex("a|b c"), max_tokens=4))
-    assert any(re.fullmatch(r"score \(test_trace\.py, line \d+\)", each) for each in told)
+    assert any(re.fullmatch(r"score \(test_recorder\.py, line \d+\)", each) for each in told)
     assert "Regex('a|b c') and an end within max_tokens=4" in told
