@@ -29,7 +29,12 @@ def same_recipe(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if type(a) is tuple:
-        return len(a) == len(b) and all(map(same_recipe, a, b))
+        if len(a) != len(b):
+            return False
+        for x, y in zip(a, b):                          # noqa: B905 strict= takes a third of the time
+            if x is not y and not same_recipe(x, y):
+                return False
+        return True
     if type(a) is np.ndarray:
         return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
     return bool(a == b)
