@@ -19,7 +19,7 @@ def log_sum(log_weights: Floats) -> Any:
 
 
 def logsumexp(log_weights: ArrayLike) -> float:
-    """Return log sum_j exp(log_weights[j]); -inf if there is nothing to sum. It is faster than `log_sum` of a vector."""
+    """Return log sum_j exp(log_weights[j]); -inf if there is nothing to sum. Faster than `log_sum` of a vector."""
     log_weights = np.asarray(log_weights, dtype=np.float64)
     peak = np.max(log_weights, initial=-np.inf)
     if not np.isfinite(peak):                           # -inf - -inf would be NaN
