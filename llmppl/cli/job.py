@@ -110,7 +110,7 @@ def continue_file(job: GenerateJob, file: PromptFile) -> None:
     Exit with code 1 if a task failed, with 2 if --out cannot be written or no worker is left, and with 130 after
     Ctrl-C. In the last two cases --resume continues the run.
     """
-    from llmppl.report.task_progress import standing
+    from llmppl.report.task_progress import task_progress
     from llmppl.tasks import read_results
     from llmppl.tasks.many import TOGETHER, RunAll, in_lanes, recorded
 
@@ -133,7 +133,7 @@ def continue_file(job: GenerateJob, file: PromptFile) -> None:
             typer.echo(f"{len(texts)} prompts, {len(failed)} of them done before; the results go to {out}", err=True)
             model = load().model if alone and len(failed) < len(texts) else None
             tokens = (lambda: model.stats.tokens) if model else None
-            with standing(len(texts), len(failed), sum(failed), tokens) as ended:
+            with task_progress(len(texts), len(failed), sum(failed), tokens) as ended:
                 for result in results:
                     failed.append(has_no_text(result))
                     ended(failed[-1])

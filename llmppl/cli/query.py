@@ -124,13 +124,13 @@ def check(
 
     Example: llmppl check "[0-9]{4}-[0-9]{2}" "2023/07"
     """
-    from llmppl.constraints.masks.explain import read
+    from llmppl.constraints.masks.explain import match_prefix
 
     usage_error(grammar and json_schema, "--grammar and --json-schema exclude each other: give one of them.")
     text = options.given_text(text)
     kind = "grammar" if grammar else "json-schema" if json_schema else "regex"
     constraint = options.constraint(kind, pattern)
-    reading = read(constraint, text)
+    reading = match_prefix(constraint, text)
     line, caret = _pointed(text, reading.length)
     if reading.length == len(text) and reading.complete:
         try:
@@ -162,14 +162,14 @@ def _pointed(text: str, at: int, before: int = 60, after: int = 20) -> tuple[str
 def _print_in_order(schema: JsonSchema, text: str) -> None:
     """Print the text with its keys in the order of the schema and with plain blanks, if that text matches."""
     from llmppl.constraints.json.checks import in_order
-    from llmppl.constraints.masks.explain import read
+    from llmppl.constraints.masks.explain import match_prefix
 
     try:
         value = json.loads(text)
     except ValueError:
         return
     ordered = json.dumps(in_order(value, schema.schema, schema.schema), ensure_ascii=False)
-    reading = read(schema, ordered)
+    reading = match_prefix(schema, ordered)
     if reading.length == len(ordered) and reading.complete:
         typer.echo(
             f"it is an instance of the schema, but the keys of a match are in its order, with at most a blank between "

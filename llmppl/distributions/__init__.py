@@ -5,7 +5,6 @@ from llmppl.distributions.blocks import ArrayTable as ArrayTable
 from llmppl.distributions.blocks import Ints as Ints
 from llmppl.distributions.blocks import Mask as Mask
 from llmppl.distributions.blocks import Table as Table
-from llmppl.distributions.blocks import log_sum as log_sum
 from llmppl.distributions.blocks import read_blocks as read_blocks
 from llmppl.distributions.blocks import values_at as values_at
 from llmppl.distributions.combine import mixture as mixture
@@ -24,4 +23,5 @@ from llmppl.distributions.standard import Delta as Delta
 from llmppl.distributions.standard import Geometric as Geometric
 from llmppl.distributions.standard import Uniform as Uniform
 from llmppl.distributions.weights import Floats as Floats
+from llmppl.distributions.weights import log_sum as log_sum
 from llmppl.distributions.weights import logsumexp as logsumexp

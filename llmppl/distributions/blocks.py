@@ -1,8 +1,8 @@
-"""Sums of weights over blocks of values: what a choice among many values needs, without touching all of them.
+"""Tables of log-weights, with sums over blocks of values: a choice among many values need not read all of them.
 
-Log-weights are held as they were given: a row of a language model's logits is float32, and may stay where the model put
-it. A mask makes others of them. Sums are taken in float64, when they are first asked for, and without underflow: a
-block whose weights are e^-2000 of another's has its sum all the same.
+Log-weights keep their type and place: a row of a language model's logits is float32, and may stay on its device. A mask
+makes a new table. Sums are computed in float64 when first needed, without underflow: a block has its exact sum even if
+its weights are e^-2000 of another block's.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.distributions.weights import Floats
+from llmppl.distributions.weights import Floats, log_sum
 
 BLOCK = 256                                             # values summed together
-_FEW = 8                                                # one value in 8 allowed, or fewer, are looked up one by one
-_LEAST = -700.0                                         # np.exp is ten times as slow where it underflows
-_FAINT = 1e-250                                         # a sum below this is taken again, relative to its own largest
+_FEW = 8                                                # if at most 1 value in 8 is allowed, these are read one by one
+_LEAST = -700.0                                         # np.exp is ten times slower if it underflows
+_FAINT = 1e-250                                         # a smaller sum is computed again, relative to its top
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
 class Table(ABC):
-    """Log-weights of n values, in blocks of `BLOCK`; the last may be shorter. They do not change.
+    """Constant log-weights of n values, in blocks of `BLOCK`; the last block may be shorter.
 
-    nbytes : bytes of the log-weights, wherever they are, and of the sums
+    nbytes : bytes of the log-weights, on any device, and of the sums
+    owner : object that reads blocks of several tables together, or None
     """
 
     nbytes: int
-    owner: Any = None                                   # what reads blocks of several tables together, if anything
+    owner: Any = None
     _log_sums: Floats | None = None
     _log_total: float | None = None
-    _cumulated: Floats | None = None                    # sums of the blocks up to each, as parts of the heaviest
+    _cumulated: Floats | None = None                    # cumulated sums of the blocks, relative to the largest sum
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -46,31 +47,31 @@ class Table(ABC):
     @property
     @abstractmethod
     def log_sums(self) -> Floats:
-        """(number of blocks,) the log of the sum of the weights in each; -inf where there is none."""
+        """(number of blocks,) log of the sum of the weights in each block; -inf if all are 0."""
 
     @abstractmethod
     def read(self, blocks: Ints) -> Floats:
-        """(m, BLOCK) log-weights of (m,) blocks; -inf past the end."""
+        """Return (m, BLOCK) log-weights of (m,) blocks; -inf past the end."""
 
     @abstractmethod
     def at(self, index: int) -> float:
-        """The log-weight of one value."""
+        """Return the log-weight of one value."""
 
     @abstractmethod
     def whole(self, log_scale: float = 0.0) -> Floats:
-        """(n,) read-only float64: all log-weights, less `log_scale`."""
+        """Return (n,) float64, read-only: all log-weights minus `log_scale`."""
 
     @abstractmethod
     def masked(self, mask: Mask) -> Table:
-        """The log-weights where `mask`, (n,) bool, holds, and -inf elsewhere."""
+        """Return a table with -inf where `mask`, (n,) bool, is False."""
 
     def put(self, index: int, log_weight: float) -> Table:
-        """The log-weights with another one in place of a -inf."""
+        """Return a table with `log_weight` in place of the -inf at `index`."""
         return PutTable(self, index, log_weight)
 
     @property
     def log_total(self) -> float:
-        """The log of the sum of all weights."""
+        """Log of the sum of all weights."""
         if self._log_total is None:
             top = float(self.log_sums.max(initial=-np.inf))
             if top > -math.inf:
@@ -80,9 +81,9 @@ class Table(ABC):
         return self._log_total
 
     def draw(self, rng: np.random.Generator) -> int:
-        """An index, drawn in proportion to the weights, of which one must be positive: first a block, then inside it.
+        """Draw an index in proportion to the weights: first a block, then inside it. ValueError if all weights are 0.
 
-        With a uniform for each, an error of the sums is not magnified where a block is a small part of the whole.
+        Each draw uses its own uniform. So rounding of the sums is not magnified in a block of small weight.
         """
         if self.log_total == -math.inf:
             raise ValueError("no weight of the table is positive")
@@ -95,16 +96,16 @@ class Table(ABC):
 
 
 class ArrayTable(Table):
-    """(n,) float32 or float64 log-weights, where `mask`, (n,) bool, holds; everywhere if that is None.
+    """Table of an (n,) float32 or float64 array, restricted by `mask`, (n,) bool, if there is one.
 
-    `base` is the table without the mask, and `top` its largest log-weight, if that is known.
+    `base` is the table without the mask. `top` is its largest log-weight, if known.
     """
 
     def __init__(
         self, array: NDArray[Any], mask: Mask | None = None, base: ArrayTable | None = None, top: float | None = None
     ) -> None:
         self.array, self.mask = array, mask
-        self.nbytes = array.nbytes + 16 * ((len(array) - 1) // BLOCK)       # with two sums a block, past the first
+        self.nbytes = array.nbytes + 16 * ((len(array) - 1) // BLOCK)       # plus two sums for each further block
         self._base, self._top = base, top
 
     def __len__(self) -> int:
@@ -112,7 +113,7 @@ class ArrayTable(Table):
 
     @property
     def top(self) -> float:
-        """The largest log-weight, whatever the mask; 0 if there is none."""
+        """Largest log-weight, ignoring the mask; 0 if all are -inf."""
         if self._top is None:
             top = float(self.array.max(initial=-np.inf))
             self._top = 0.0 if top == -math.inf else top
@@ -131,10 +132,10 @@ class ArrayTable(Table):
         size = len(self.array)
         weights, starts = _scratch_of(size), _starts(size)
         np.subtract(self.array, base.top, out=weights, dtype=np.float64)
-        if weights.min(initial=0.0) < _LEAST:           # seldom, and the maximum takes as long as the exponential
+        if weights.min(initial=0.0) < _LEAST:           # rare; np.maximum takes as long as np.exp
             np.maximum(weights, _LEAST, out=weights)
         np.exp(weights, out=weights)
-        if base._log_sums is None:                      # one pass for both
+        if base._log_sums is None:                      # one pass computes both sums
             base._log_sums = base._logs_of(np.add.reduceat(weights, starts))
         if self.mask is None:
             return base._log_sums
@@ -142,7 +143,7 @@ class ArrayTable(Table):
         return self._logs_of(np.add.reduceat(weights, starts))
 
     def _logs_of(self, sums: Floats) -> Floats:
-        """The logs of sums that are relative to the top; what is far below it is summed again by itself."""
+        """Return the logs of sums that are relative to `top`. Sums far below it are computed again."""
         top = (self._base or self).top
         log_sums: Floats
         if sums.min(initial=1.0) >= _FAINT:
@@ -194,7 +195,7 @@ class ArrayTable(Table):
 
 
 class PutTable(Table):
-    """The log-weights of `base`, which may be on a device, but for the one at `index`, where `base` has -inf."""
+    """Table of `base`, which may be on a device, with another log-weight at `index`, where `base` has -inf."""
 
     def __init__(self, base: Table, index: int, log_weight: float) -> None:
         self.base, self.index, self.log_weight = base, index, log_weight
@@ -220,7 +221,7 @@ class PutTable(Table):
         return log_weights
 
     def patch(self, log_weights: Floats, block: int) -> None:
-        """Put it into what was read of a block of `base`."""
+        """Put the log-weight into a block that was read from `base`."""
         if block == self.index // BLOCK:
             log_weights[self.index % BLOCK] = self.log_weight
 
@@ -240,12 +241,12 @@ class PutTable(Table):
 
 @functools.lru_cache(maxsize=64)
 def _starts(size: int) -> Ints:
-    """Where the blocks of `size` values begin."""
+    """Return the first index of each block of `size` values."""
     return np.arange(0, size, BLOCK)
 
 
 class _Scratch(threading.local):
-    """Memory to compute in, for each thread: fresh memory costs more to touch than an exponential."""
+    """Buffer of each thread. Touching fresh memory costs more than an exponential."""
 
     array = np.empty(0)
 
@@ -260,7 +261,7 @@ def _scratch_of(size: int) -> Floats:
 
 
 def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
-    """(m, BLOCK) log-weights: of each of (m,) tables, by its place in `tables`, one block."""
+    """Return (m, BLOCK) log-weights: block `blocks[i]` of `tables[rows[i]]` for each i."""
     log_weights = np.empty((len(rows), BLOCK))
     bases = _bases(tables)
     for owner, places in _by_owner(bases, rows):
@@ -277,10 +278,10 @@ def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
 
 
 def values_at(tables: Sequence[Table], rows: Ints, indices: Ints) -> Floats:
-    """(m,) log-weights: of each of (m,) tables, by its place in `tables`, one value."""
+    """Return (m,) log-weights: value `indices[i]` of `tables[rows[i]]` for each i."""
     bases = _bases(tables)
     for owner, places in _by_owner(bases, rows):
-        if owner is not None:                           # which then knows them
+        if owner is not None:                           # the owner fetches them in one transfer
             owner.look_up([(bases[rows[i]], int(indices[i])) for i in places.tolist()])
     return np.array([tables[row].at(index) for row, index in zip(rows.tolist(), indices.tolist(), strict=True)])
 
@@ -290,22 +291,14 @@ def _bases(tables: Sequence[Table]) -> list[Table]:
 
 
 def _by_owner(tables: Sequence[Table], rows: Ints) -> list[tuple[Any, Ints]]:
-    """Which of the places in `rows` belong to each owner of tables."""
-    together: dict[Any, list[int]] = {}
+    """Return the places in `rows` that belong to each owner of tables."""
+    places_of: dict[Any, list[int]] = {}
     for i, row in enumerate(rows.tolist()):
-        together.setdefault(tables[row].owner, []).append(i)
-    return [(owner, np.array(places)) for owner, places in together.items()]
-
-
-def log_sum(log_weights: Floats) -> Any:
-    """(...,) the log of the sum of (..., n) weights; -inf where there is none."""
-    tops = log_weights.max(-1, initial=-np.inf)
-    finite = np.where(tops == -np.inf, 0.0, tops)
-    with np.errstate(divide="ignore"):
-        return finite + np.log(np.exp(log_weights - finite[..., None]).sum(-1))
+        places_of.setdefault(tables[row].owner, []).append(i)
+    return [(owner, np.array(places)) for owner, places in places_of.items()]
 
 
 def above(cumulated: Floats, target: float) -> int:
-    """The first index whose cumulated weight exceeds `target`: one of positive weight, whatever the rounding."""
+    """Return the first index whose cumulated weight exceeds `target`. Its weight is positive, whatever the rounding."""
     index = int(cumulated.searchsorted(target, side="right"))
     return index if index < len(cumulated) else int(cumulated.searchsorted(cumulated[-1], side="left"))

@@ -18,20 +18,28 @@ T = TypeVar("T")
 
 
 def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[T]:
-    """The distribution proportional to  prod_k dists[k](x) ** powers[k]: a product of experts (Hinton 2002).
+    """Return the distribution proportional to  prod_k dists[k](x) ** powers[k]: a product of experts (Hinton 2002).
 
-    All must be Finite with the same support (for tokens: the same vocabulary), else a ValueError says which differ.
-    Where no value is possible under all of them, sampling raises `Impossible`.
+    If no value is possible under all of them, sampling raises `Impossible`.
 
     Parameters
     ----------
-    powers : numbers, one for each distribution
-        1 if left out. One below 0 divides: `product(p, q, powers=[1, -0.5])` likes what p says and q does not. It is a
-        ValueError if q is 0 where the others are not. With 0 a distribution is left out.
+    *dists : Finite
+        Distributions over one support (for tokens: one vocabulary).
+    powers : sequence of float, optional
+        A number for each distribution; by default 1. A negative power divides: `product(p, q, powers=[1, -0.5])`
+        favours values that are likely under p and unlikely under q. A power of 0 removes a distribution.
+
+    Raises
+    ------
+    TypeError
+        For an argument that is not Finite.
+    ValueError
+        If supports differ, or a distribution with a negative power is 0 where the others are not.
     """
     first = _same_support("product", dists)
     if powers is None:
-        parts, by, told = [(1.0, dist) for dist in dists], tuple[float, ...](), ""
+        parts, by, suffix = [(1.0, dist) for dist in dists], tuple[float, ...](), ""
     else:
         if not isinstance(powers, Iterable):
             raise TypeError(f"product: powers must be a list, a number for each distribution, not {powers!r}")
@@ -39,19 +47,19 @@ def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[
         if len(numbers) != len(dists):
             raise ValueError(f"product got {len(numbers)} powers for {len(dists)} distributions")
         parts = [(power, dist) for power, dist in zip(numbers, dists, strict=True) if power != 0.0]
-        by, told = tuple(numbers), f", powers=[{', '.join(f'{power:g}' for power in numbers)}]"
+        by, suffix = tuple(numbers), f", powers=[{', '.join(f'{power:g}' for power in numbers)}]"
     if not parts:
         raise ValueError("product of no distributions: give a power that is not 0")
     return first.derive(
         lambda: _powered(parts),
-        lambda name: f"product({', '.join(map(name, dists))}{told})",
+        lambda name: f"product({', '.join(map(name, dists))}{suffix})",
         [dist for _, dist in parts],
         by=("product", *by),
     )
 
 
 def _powered(parts: Sequence[tuple[float, Finite[Any]]]) -> Floats:
-    """sum_k power_k log p_k, where 0 to a power above 0 is 0, whatever it is divided by."""
+    """Return (n,) sum_k power_k log p_k. A 0 with a positive power gives 0, whatever the divisors are."""
     total = np.zeros(len(parts[0][1].support))
     for power, dist in parts:
         if power > 0.0:
@@ -72,7 +80,7 @@ def _powered(parts: Sequence[tuple[float, Finite[Any]]]) -> Floats:
 
 
 def mixture(dists: Sequence[Finite[T]], weights: ArrayLike) -> Finite[T]:
-    """The distribution sum_k weights[k] dists[k]; `weights` are probabilities, the supports are the same."""
+    """Return the distribution sum_k weights[k] dists[k]. `weights` are probabilities; supports must be equal."""
     if not isinstance(dists, Sequence):
         raise TypeError(f"mixture takes a list of distributions, then their weights, not {dists!r}")
     first = _same_support("mixture", dists)

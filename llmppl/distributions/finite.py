@@ -1,8 +1,8 @@
-"""Finite: a distribution over finitely many values, and what is derived from it.
+"""Finite: a distribution over finitely many values, and the distributions derived from it.
 
-It is given by log-weights over its support that need not be normalised and are computed when first asked for.
-Everything derived from it (`masked`, `tempered`, `top_k`, `top_p`, `product`, `mixture`) is Finite again, except
-`where(predicate)`: a `RejectionProposal`, which tests only the values that it draws.
+Its log-weights need not be normalised, and are computed when first needed. The results of `masked`, `tempered`,
+`top_k`, `top_p`, `product` and `mixture` are Finite as well. The result of `where(predicate)` is a `RejectionProposal`,
+which tests only the values that it draws.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from llmppl.support import arguments
 from llmppl.support.locks import let_through
 from llmppl.support.shared import Living
 
-_NUCLEUS = 512, 4096, sys.maxsize                       # values among which that of a top_p is looked for
-Name = Callable[[Any], str]                             # how a distribution is called: repr, or its `brief`
+_NUCLEUS = 512, 4096, sys.maxsize                       # numbers of the most probable values that top_p sorts
+Name = Callable[[Any], str]                             # of a distribution: its repr, or its `brief`
 
 
 class Finite(Distribution[T_co]):
-    """A distribution with finite support.
+    """Distribution with finite support.
 
     Parameters
     ----------
     support : Sequence
         The values.
     log_weights : (n,) array, or a callable that returns one
-        Log-probabilities up to a constant; -inf marks what cannot happen. A callable is called once, when needed.
+        Log-probabilities up to a constant; -inf for an impossible value. A callable is called once, when needed.
     parents : sequence of Finite
-        The distributions that the callable asks.
+        The distributions that the callable uses.
 
     Raises
     ------
     ValueError
-        If two values are equal, since the mass of one of them would be lost. Values that cannot be hashed are compared
-        one by one, up to 200 of them.
+        If two values are equal, since the mass of one would be lost. Unhashable values are compared one by one, if
+        there are at most 200.
     """
 
     support: Sequence[T_co]
@@ -73,15 +73,15 @@ class Finite(Distribution[T_co]):
         self._describe: Callable[[Name], str] | None = None
         self._masked: Living[Finite[T_co]] | None = None
         self._derived: Living[Finite[T_co]] | None = None
-        self._mask: Any = None                          # (n,) bool, by which it was masked
+        self._mask: Any = None                          # (n,) bool, the mask that made it
 
     def table(self) -> Table:
-        """Its log-weights, not normalised, where they are: all that drawing and scoring need of them is asked there."""
+        """Return the table of log-weights, not normalised and on their device. Draws and scores use it."""
         if self._table is not None:
             return self._table
-        for parent in self._parents:                    # may wait for a language model, and others ask us meanwhile
+        for parent in self._parents:                    # this may wait for a language model, while others call us
             parent.table()
-        compute = self._compute                         # read once: another thread may have done with it
+        compute = self._compute                         # read once: another thread may set it to None
         if self._table is None and compute is not None:
             found = compute()
             self._table = found if isinstance(found, Table) else ArrayTable(weighable(self, found))
@@ -90,13 +90,13 @@ class Finite(Distribution[T_co]):
         return self._table
 
     def log_weights(self) -> Floats:
-        """(n,) float64, not normalised."""
+        """Return (n,) float64 log-weights, not normalised."""
         if self._log_weights is None:
             self._log_weights = self.table().whole()
         return self._log_weights
 
     def log_total(self) -> float:
-        """Log of the sum of the weights; -inf where nothing is possible."""
+        """Return the log of the sum of the weights; -inf if no value is possible."""
         return self.table().log_total
 
     def log_probs(self) -> Floats:
@@ -110,14 +110,14 @@ class Finite(Distribution[T_co]):
         return logs[0] if len(logs) == 1 else float(np.logaddexp.reduce(logs, initial=-math.inf))
 
     def indices(self, value: Any) -> Sequence[int]:
-        """Where in the support `value` stands; none where it cannot be."""
+        """Return the places of `value` in the support; none if it is not there."""
         try:
             return [self.support.index(value)]
         except ValueError:
             return []
 
     def log_prob_at(self, index: int) -> float:
-        """Log-probability of the value at `index` of the support."""
+        """Return the log-probability of the value at `index` of the support."""
         log_weight = self.table().at(index)
         return log_weight if log_weight == -math.inf else log_weight - self.log_total()
 
@@ -127,9 +127,9 @@ class Finite(Distribution[T_co]):
         return self.support[self.table().draw(rng)]
 
     def impossible(self) -> Impossible:
-        """The error for drawing where nothing is possible."""
-        why = "has no value of positive probability"
-        return Impossible(f"{self!r} {why}", f"{self.brief} {why}")
+        """Return the error for a draw if no value is possible."""
+        reason = "has no value of positive probability"
+        return Impossible(f"{self!r} {reason}", f"{self.brief} {reason}")
 
     def derive(
         self,
@@ -139,11 +139,18 @@ class Finite(Distribution[T_co]):
         *,
         by: tuple[Any, ...] | None = None,
     ) -> Finite[T_co]:
-        """A distribution over the same values, its log-weights computed from those of `parents` (this one).
+        """Return a distribution over the same values, with log-weights computed from `parents` (by default this one).
 
-        `describe(name)` is its repr or its `brief`, in which other distributions are called by `name`.
-        `by`, if given, is the name of the computation and everything else that it depends on; without `parents`, it is
-        hashable, and names one object for all who ask while that lives.
+        Parameters
+        ----------
+        compute : callable
+            Returns the log-weights.
+        describe : callable
+            `describe(name)` returns the repr or the `brief`. It uses `name` for other distributions.
+        parents : sequence of Finite, optional
+        by : tuple, optional
+            Name of the computation and everything else on which it depends. Without `parents`, it is hashable, and
+            all calls with equal `by` return one object while that object lives.
         """
         shared: Living[Finite[T_co]] | None = None
         if parents is None and by is not None:
@@ -163,9 +170,9 @@ class Finite(Distribution[T_co]):
         return Finite(self.support, compute, parents)
 
     def masked(self, mask: ArrayLike) -> Finite[T_co]:
-        """This distribution given that the value is one that `mask`, (n,) bool, allows.
+        """Return this distribution conditioned on the values that `mask`, (n,) bool, allows.
 
-        Where the allowed values have no probability, sampling raises `Impossible` (in a program, the particle dies).
+        If these values have probability 0, sampling raises `Impossible` (in a program, the particle dies).
         """
         allowed = np.asarray(mask)
         if allowed.dtype != np.bool_:
@@ -173,10 +180,9 @@ class Finite(Distribution[T_co]):
         if allowed.shape != (len(self.support),):
             raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
         self._masked = self._masked or Living()
-        dist = self._masked.get(id(allowed))            # particles in one state share it; it holds its mask
-        if not is_frozen(allowed):                      # it must not change with what the caller does to the mask
-            equal = (each for each in self._masked.values() if np.array_equal(each._mask, allowed))
-            dist = next(equal, None)
+        dist = self._masked.get(id(allowed))            # particles in one state share it. It keeps its mask alive
+        if not is_frozen(allowed):                      # later changes of the mask must have no effect
+            dist = next((each for each in self._masked.values() if np.array_equal(each._mask, allowed)), None)
             allowed = allowed.copy() if dist is None else allowed
         if dist is not None:
             return dist
@@ -192,11 +198,11 @@ class Finite(Distribution[T_co]):
         return dist
 
     def where(self, predicate: Callable[[T_co], bool | np.bool_]) -> RejectionProposal[T_co]:
-        """Values for which `predicate` is True, drawn by adaptive weighted rejection sampling."""
+        """Return a proposal of values for which `predicate` is True, by adaptive weighted rejection sampling."""
         return RejectionProposal(self, predicate)
 
     def tempered(self, temperature: float) -> Finite[T_co]:
-        """This distribution with every probability raised to the power 1 / `temperature`, and normalised again."""
+        """Return this distribution with probabilities raised to the power 1 / `temperature` and normalised."""
         temperature = arguments.temperature(temperature)
 
         def compute() -> Floats:
@@ -208,7 +214,7 @@ class Finite(Distribution[T_co]):
         return self.derive(compute, lambda name: f"{name(self)}.tempered({temperature:g})", by=by)
 
     def top_k(self, k: int) -> Finite[T_co]:
-        """This distribution given one of the `k` most probable values; of equals, the first in the support."""
+        """Return this distribution conditioned on the `k` most probable values; among equals, the first ones."""
         k = arguments.count("top_k: k", k)
 
         def compute() -> Floats:
@@ -223,12 +229,12 @@ class Finite(Distribution[T_co]):
         return self.derive(compute, lambda name: f"{name(self)}.top_k({k})", by=("top_k", k))
 
     def top_p(self, p: float) -> Finite[T_co]:
-        """This distribution given the smallest set of most probable values that has probability at least `p`."""
+        """Return this distribution conditioned on the smallest set of most probable values with probability >= `p`."""
         p = arguments.probability("top_p: p", p, above_0=True)
 
         def compute() -> Floats:
             log_probs = self.log_probs()
-            for most in _NUCLEUS:                       # sorting all takes ten times as long
+            for most in _NUCLEUS:                       # sorting all values takes ten times longer
                 if most < len(log_probs):
                     least = np.partition(log_probs, len(log_probs) - most)[len(log_probs) - most]
                     values = np.flatnonzero(log_probs > least)
@@ -255,16 +261,16 @@ class Finite(Distribution[T_co]):
 
 
 class RejectionProposal(Proposal[T_co]):
-    """The values of a distribution that satisfy a predicate, found by testing only those that are drawn.
+    """Proposal of the values of a distribution that satisfy a predicate. It tests only the values that it draws.
 
-    Its measure is mu(x) = p(x) where predicate(x) holds, else 0: not normalised, of the mass p(A) of what is accepted.
-    Values are distributed exactly as p given A; the weight is an unbiased estimate of p(A), whatever the value. Drawing
-    one takes about 2 / p(A) + 1 calls of the predicate, where `masked` needs to know all of A: use it where a test is
-    expensive and A is not rare. `llmppl.distributions.rejection` has the method and its variance (Lipkin et al. 2025).
+    Let A be the set of accepted values. The measure is mu(x) = p(x) on A, else 0; its total mass is p(A). Values are
+    distributed exactly as p given A, and the weight is an unbiased estimate of p(A), whatever the value. A draw takes
+    about 2 / p(A) + 1 calls of the predicate, while `masked` needs all of A. So use it if a test is expensive and A is
+    not rare. `llmppl.distributions.rejection` has the method and its variance (Lipkin et al. 2025).
 
-    The predicate returns a bool for a value; over tokens that is a Token, EOS included. It is called at most once for
-    each (`calls` times so far), and must answer the same for equal values. Where it holds for no value of positive
-    probability, all were tested; drawing then raises `Impossible` (in a program, the particle dies).
+    The predicate takes a value (over tokens, a Token, EOS included) and returns a bool. It is called at most once for
+    each value (`calls` times so far), and must be consistent for equal values. If no value of positive probability is
+    accepted, a draw tests all of them and raises `Impossible` (in a program, the particle dies).
     """
 
     support: Sequence[T_co]
@@ -276,7 +282,7 @@ class RejectionProposal(Proposal[T_co]):
                 "masked() takes a mask"
             )
         self.dist, self.predicate, self.support = dist, predicate, dist.support
-        self._accepted: dict[int, bool] = {}            # index -> what the predicate says of its value
+        self._accepted: dict[int, bool] = {}            # results of the predicate, by index
 
     @property
     def calls(self) -> int:
@@ -289,7 +295,7 @@ class RejectionProposal(Proposal[T_co]):
             if found is not None:
                 index, log_weight = found
                 return self.support[index], log_weight - self.dist.log_total()
-            # every value whose weight is a float above 0 was rejected: the others, scaled up
+            # all weights that did not underflow were rejected: draw from the others, relative to their largest
             untested = np.ones(len(table), dtype=np.bool_)
             untested[[index for index, accepted in list(self._accepted.items()) if not accepted]] = False
             rest = table.masked(untested)
@@ -303,7 +309,7 @@ class RejectionProposal(Proposal[T_co]):
         return float(np.logaddexp.reduce([self.dist.log_prob_at(index) for index in indices], initial=-math.inf))
 
     def log_measures(self) -> Floats:
-        """log mu of each value of the support, each possible one tested."""
+        """Return (n,) float64, read-only: log mu of each value. It tests every possible value."""
         log_probs = self.dist.log_probs()
         accepted = [log_prob > -math.inf and self._accepts(index) for index, log_prob in enumerate(log_probs.tolist())]
         return frozen(np.where(accepted, log_probs, -math.inf))
@@ -324,7 +330,7 @@ class RejectionProposal(Proposal[T_co]):
 
 
 def _repeats(values: Sequence[Any]) -> bool:
-    """Whether some value occurs twice; those that cannot be hashed are compared one by one, if they are few."""
+    """Return True if a value occurs twice. Unhashable values are compared one by one, if there are few."""
     try:
         return len(set(values)) < len(values)
     except TypeError:                                   # lists, dicts, arrays

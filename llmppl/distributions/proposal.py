@@ -1,7 +1,7 @@
-"""Proposal and Distribution: what a program samples from and observes.
+"""Proposal and Distribution: the objects that a program samples from and observes.
 
-A `Proposal` is drawn from with a weight: it is *properly weighted* for a measure mu. A `Distribution` is one whose
-weight is always 1 and whose measure is its probability. Asking either anything changes nothing.
+A draw from a `Proposal` has a weight: it is *properly weighted* for a measure mu. A `Distribution` is a Proposal whose
+weight is always 1 and whose measure is its probability. No method changes either of them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ else:
 
 
 class Impossible(ValueError):
-    """A value was asked of a distribution that has none: every log-probability is -inf.
+    """Error for a draw from a distribution without a possible value: every log-probability is -inf.
 
-    `brief` is the message with the `Proposal.brief` of the distribution for its repr.
+    `brief` is the message with the `Proposal.brief` of the distribution instead of its repr.
     """
 
     def __init__(self, message: str, brief: str = "") -> None:
@@ -38,19 +38,21 @@ class Impossible(ValueError):
 
 
 class Proposal(Shared, ABC, Generic[T_co]):
-    """What `Model.sample` draws from: properly weighted for a measure mu on its values,
+    """Base class of the objects that `Model.sample` draws from.
 
-        E[w f(x)] = sum_x mu(x) f(x)  for every f,   where (x, log w) = propose(rng),
+    A proposal is properly weighted for a measure mu on its values, whose total mass need not be 1:
 
-    whose total mass need not be 1. Subclass it with `propose` and `log_measure`, and with a `support` for
-    `enumerate_exact`.
+        E[w f(x)] = sum_x mu(x) f(x)  for every f,   where (x, log w) = propose(rng).
+
+    A subclass defines `propose` and `log_measure`, and `support` for `enumerate_exact`.
 
     Attributes
     ----------
     support : Sequence or None
-        The values it can propose, in the order of `log_measures()`; None where they are infinitely many.
+        The possible values, in the order of `log_measures()`; None if there are infinitely many.
     recipe : tuple or None
-        What it was made of, nested: proposals over one support with equal recipes are equal. None if unknown.
+        The parts from which it was made, nested. Proposals over one support with equal recipes are equal. None if
+        unknown.
     """
 
     support: Sequence[T_co] | None = None
@@ -58,35 +60,35 @@ class Proposal(Shared, ABC, Generic[T_co]):
 
     @property
     def brief(self) -> str:
-        """Its repr without what differs from one particle to the next, by which those that died alike are counted."""
+        """The repr without parts that differ between particles. Deaths with equal texts are counted together."""
         return repr(self)
 
     @abstractmethod
     def propose(self, rng: np.random.Generator) -> tuple[T_co, float]:
-        """A value drawn with `rng`, and log w. Raises `Impossible` where mu is zero everywhere."""
+        """Draw a value with `rng`; return it and log w. Raise `Impossible` if mu is zero everywhere."""
 
     @abstractmethod
     def log_measure(self, value: Any) -> float:
-        """log mu(value); -inf where mu is zero, which is never for a value that was proposed with a weight above 0."""
+        """Return log mu(value); -inf if mu is zero, as it never is for a value proposed with a weight above 0."""
 
     def log_measures(self) -> Floats:
-        """(n,) read-only float64: log mu of each value of the support. TypeError if that is infinite."""
+        """Return (n,) float64, read-only: log mu of each value of the support. TypeError if the support is infinite."""
         return _listed(self, "log-measures", self.log_measure)
 
 
 class Distribution(Proposal[T_co]):
-    """A normalised proposal: what is drawn always has weight 1. `log_probs()` are in the order of the `support`."""
+    """Normalised proposal: every draw has weight 1. `log_probs()` are in the order of the `support`."""
 
     @abstractmethod
     def sample(self, rng: np.random.Generator) -> T_co:
-        """One value drawn with `rng`. Raises `Impossible` where no value has positive probability."""
+        """Draw a value with `rng`. Raise `Impossible` if no value has positive probability."""
 
     @abstractmethod
     def log_prob(self, value: Any) -> float:
-        """Log-probability of `value`; -inf outside the support."""
+        """Return the log-probability of `value`; -inf outside the support."""
 
     def log_probs(self) -> Floats:
-        """(n,) read-only float64: the log-probability of each value of the support. TypeError if that is infinite."""
+        """Return (n,) float64, read-only: the log-probability of each value. TypeError if the support is infinite."""
         return _listed(self, "log-probabilities", self.log_prob)
 
     def propose(self, rng: np.random.Generator) -> tuple[T_co, float]:
@@ -99,16 +101,16 @@ class Distribution(Proposal[T_co]):
         return self.log_probs()
 
 
-def _listed(proposal: Proposal, what: str, log_of: Callable[[Any], float]) -> Floats:
-    """(n,) read-only: `log_of` each value of the support."""
+def _listed(proposal: Proposal, kind: str, log_of: Callable[[Any], float]) -> Floats:
+    """Return (n,) read-only: `log_of` each value of the support."""
     if proposal.support is None:
-        raise TypeError(f"{proposal} has no finite support, so its {what} cannot be listed")
+        raise TypeError(f"{proposal} has no finite support, so its {kind} cannot be listed")
     return frozen(weighable(proposal, np.array([log_of(value) for value in proposal.support], dtype=np.float64)))
 
 
 def weighable(proposal: Proposal, logs: Floats) -> Floats:
-    """The `logs` of its support; a ValueError that names the place if one of them is NaN or +inf."""
-    if logs.size and not logs.max() < np.inf:           # so is NaN
+    """Return `logs`, the log-weights of the support. A ValueError names the first one that is NaN or +inf."""
+    if logs.size and not logs.max() < np.inf:           # also for NaN
         at = int(np.flatnonzero(~(logs < np.inf))[0])
         support: Any = proposal.support
         raise ValueError(
@@ -119,7 +121,7 @@ def weighable(proposal: Proposal, logs: Floats) -> Floats:
 
 
 def is_frozen(array: np.ndarray) -> bool:
-    """Whether nobody can write to an array, nor to the one it is a view of."""
+    """Return True if nobody can write to an array, nor to the arrays of which it is a view."""
     base: Any = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable or base.dtype.hasobject:
@@ -129,6 +131,6 @@ def is_frozen(array: np.ndarray) -> bool:
 
 
 def frozen(array: Floats) -> Floats:
-    """`array`, made read-only."""
+    """Make `array` read-only and return it."""
     array.setflags(write=False)
     return array

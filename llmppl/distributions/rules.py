@@ -1,7 +1,7 @@
-"""Decision rules: how a decoder changes the distribution of the next token before it draws.
+"""Decision rules: changes that a decoder makes to the distribution of the next token before it draws.
 
 A rule is any function from a distribution over tokens to one over the same tokens: `lambda dist: dist.top_k(40)`.
-`Rule` is the one that text generators have; it can also say which of its parts excludes a token.
+`Rule` has the usual parts of text generators. It can also name the part that excludes a token.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ DecisionRule = Callable[[Any], Any]                     # from a Finite to one o
 @check_keywords("a Rule")
 @dataclass(frozen=True)
 class Rule(Shared):
-    """Temperature, then top-k, then top-p, then min-p: each renormalises what the one before it leaves.
+    """Temperature, then top-k, then top-p, then min-p. Each part renormalises the result of the one before.
 
     Parameters
     ----------
     temperature : float > 0
         Probabilities are raised to 1 / temperature.
     top_k : int >= 1, optional
-        The k most probable tokens stay; of equals, those of lower id.
+        Keep the k most probable tokens; among equals, those of lower id.
     top_p : float in (0, 1], optional
-        The smallest set of most probable tokens whose probability is at least p stays (Holtzman et al. 2020).
+        Keep the smallest set of most probable tokens whose probability is at least p (Holtzman et al. 2020).
     min_p : float in (0, 1], optional
-        Tokens of at least `min_p` times the probability of the most probable one stay (Nguyen et al. 2025).
+        Keep tokens of at least `min_p` times the probability of the most probable one (Nguyen et al. 2025).
 
     Raises
     ------
     TypeError, ValueError
-        For what is no number, and for one outside its range.
+        For an argument that is no number, and for one outside its range.
     """
 
     temperature: float = 1.0
@@ -57,15 +57,15 @@ class Rule(Shared):
                 arguments.probability(name, getattr(self, name), above_0=True)
 
     def __repr__(self) -> str:
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        told = [f"{each.name}={given[each.name]!r}" for each in fields(self) if given[each.name] != each.default]
-        return f"Rule({', '.join(told)})"
+        values = vars(self)
+        changed = [f"{each.name}={values[each.name]!r}" for each in fields(self) if values[each.name] != each.default]
+        return f"Rule({', '.join(changed)})"
 
     def __call__(self, dist: Finite[T]) -> Finite[T]:
-        return [dist, *(left for _, left in self.stages(dist))][-1]
+        return [dist, *(result for _, result in self.stages(dist))][-1]
 
     def stages(self, dist: Finite[T]) -> Iterator[tuple[str, Finite[T]]]:
-        """The parts that are in force, in their order: the name of each and the distribution that it leaves."""
+        """Yield the active parts in order: the name of each and the distribution after it."""
         if self.temperature != 1.0:
             dist = dist.tempered(self.temperature)
             yield f"temperature={self.temperature:g}", dist
@@ -80,8 +80,8 @@ class Rule(Shared):
             yield f"min_p={self.min_p:g}", dist
 
     def excluded_by(self, dist: Finite, value: Any) -> str | None:
-        """The first part that leaves `value` no probability, as "top_k=40"; None if it can be drawn."""
-        return next((name for name, left in self.stages(dist) if left.log_prob(value) == -math.inf), None)
+        """Return the first part that gives `value` probability 0, as "top_k=40"; None if no part does."""
+        return next((name for name, result in self.stages(dist) if result.log_prob(value) == -math.inf), None)
 
 
 NO_RULE = Rule()

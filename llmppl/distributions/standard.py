@@ -14,18 +14,18 @@ from llmppl.distributions.proposal import Distribution, T_co
 from llmppl.distributions.weights import Floats
 from llmppl.support import arguments
 
-_MAX_VALUES = 100_000_000               # of a Uniform, which holds a number for each of them
+_MAX_VALUES = 100_000_000               # of a Uniform, which stores a number for each value
 _IN_DICT = "values go with their probabilities in a dict, as in Categorical({'a': 0.5, 'b': 0.5})"
 
 
 class Categorical(Finite[T_co]):
-    """One of finitely many values, with the probabilities given.
+    """Distribution over finitely many values, with given probabilities.
 
     Parameters
     ----------
     probs : (n,) array of probabilities that sum to 1, or a dict from value to probability
     values : sequence of n values, optional
-        0, 1, ..., n - 1 if left out.
+        By default 0, 1, ..., n - 1.
     """
 
     @overload
@@ -57,7 +57,7 @@ class Categorical(Finite[T_co]):
 
 
 class Bernoulli(Finite[bool]):
-    """True with probability `p`, else False."""
+    """Distribution of a bool that is True with probability `p`."""
 
     def __init__(self, p: float) -> None:
         self.p = arguments.probability("Bernoulli: p", p)
@@ -69,13 +69,13 @@ class Bernoulli(Finite[bool]):
 
 
 class Uniform(Finite[T_co]):
-    """One of several values, all equally likely: `Uniform(["cat", "dog"])`, or the integers of `Uniform(low, high)`.
+    """Distribution over equally likely values: `Uniform(["cat", "dog"])`, or the integers of `Uniform(low, high)`.
 
     Parameters
     ----------
     low : int, or a sequence of values
     high : int, optional
-        The last integer; with a sequence there is none.
+        The last integer; not given with a sequence.
     """
 
     @overload
@@ -107,13 +107,13 @@ class Uniform(Finite[T_co]):
 
 
 class Geometric(Distribution[int]):
-    """The number of failures before the first success: P(n) = p (1 - p)^n on n = 0, 1, 2, ...
+    """Distribution of the number of failures before the first success: P(n) = p (1 - p)^n on n = 0, 1, 2, ...
 
     Parameters
     ----------
     p : float in (0, 1]
     max_value : int, optional
-        The distribution given n <= max_value; its support is then finite.
+        If given, the distribution is conditioned on n <= max_value, and its support is finite.
     """
 
     def __init__(self, p: float, max_value: int | None = None) -> None:
@@ -122,7 +122,7 @@ class Geometric(Distribution[int]):
         self.support = None if max_value is None else range(max_value + 1)
         self._last = math.inf if max_value is None else max_value
         self._log_fail = math.log1p(-self.p) if self.p < 1.0 else -math.inf
-        self._mass = -math.expm1((self._last + 1) * self._log_fail)             # P(n <= max_value) untruncated
+        self._mass = -math.expm1((self._last + 1) * self._log_fail)             # P(n <= max_value) without the bound
 
     def sample(self, rng: np.random.Generator) -> int:
         if self.p == 1.0:
@@ -132,7 +132,7 @@ class Geometric(Distribution[int]):
     def log_prob(self, value: Any) -> float:
         try:
             n = int(value)
-        except (TypeError, ValueError, OverflowError):  # what is no number, NaN, infinity
+        except (TypeError, ValueError, OverflowError):  # no number, NaN, infinity
             return -math.inf
         if n != value or not 0 <= n <= self._last:
             return -math.inf
@@ -143,7 +143,7 @@ class Geometric(Distribution[int]):
 
 
 class Delta(Distribution[T_co]):
-    """Always `value`: `sample(dist, proposal=Delta(v))` is `observe(dist, v)`."""
+    """Distribution of a constant: `sample(dist, proposal=Delta(v))` is `observe(dist, v)`."""
 
     def __init__(self, value: T_co) -> None:
         self.value = value
@@ -160,7 +160,7 @@ class Delta(Distribution[T_co]):
 
 
 def probabilities(name: str, probs: ArrayLike) -> Floats:
-    """`probs` as a (n,) array that sums to 1 exactly, or an error that says what is wrong with them."""
+    """Return `probs` as an (n,) array divided by its sum. TypeError or ValueError unless they are probabilities."""
     given = np.asarray(probs)
     if given.ndim == 0:
         raise TypeError(f"{name} must be a list of probabilities, not {arguments.shown(probs)}: {_IN_DICT}")

@@ -16,7 +16,7 @@ from llmppl.inference.detached import detach
 from llmppl.inference.exact import settle
 from llmppl.inference.partial_step import Branch, run_together
 from llmppl.inference.run_guards import Watch, check_model, cut, start_particles
-from llmppl.models.choices import Listed
+from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
 from llmppl.report.progress import bar, finished
 from llmppl.report.tables import TableList, frame, one_line
@@ -106,7 +106,7 @@ def beam_search(
     count("K", K)
     optional_count("max_steps", max_steps)
     runtime, t = Runtime(), 0
-    runs: list[Any] = start_particles(model, [Listed(asker="beam_search")])
+    runs: list[Any] = start_particles(model, [StopAtChoice(asker="beam_search")])
     watch = Watch(runtime, runs[0], bounded=max_steps is not None)
     with bar(progress, max_steps, _progress) as show:
         while any(not run.finished for run in runs) and t != max_steps:

@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from llmppl.distributions import Floats
-from llmppl.distributions.blocks import BLOCK, Ints, log_sum
+from llmppl.distributions import BLOCK, Floats, Ints, log_sum
 from llmppl.inference.resampling import threshold
 
 Read = Callable[[Ints, Ints], Floats]

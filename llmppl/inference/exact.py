@@ -16,7 +16,7 @@ from llmppl.inference.deaths import Death, deaths_of
 from llmppl.inference.partial_step import Branch, run_together
 from llmppl.inference.particles import Particles
 from llmppl.inference.run_guards import Watch, cut, start_particles
-from llmppl.models.choices import Listed
+from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
 from llmppl.support.arguments import optional_count
 from llmppl.support.runtime import Runtime
@@ -45,7 +45,7 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     """
     optional_count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
-    states = start_particles(model, [Listed(asker="enumerate_exact")])
+    states = start_particles(model, [StopAtChoice(asker="enumerate_exact")])
     watch = Watch(runtime, states[0], bounded=max_steps is not None)
     while states and t != max_steps:
         t += 1

@@ -30,7 +30,7 @@ from llmppl.inference.choose_candidates import choose
 from llmppl.inference.partial_step import Branch, follow
 from llmppl.inference.run_guards import GlobalRngGuard
 from llmppl.models.alike import first_difference
-from llmppl.models.choices import Choice, Fixed, Listing, Pick, Sampled, last_choices
+from llmppl.models.choices import Choice, Fixed, ListedChoice, Pick, Sampled, last_choices
 from llmppl.models.model import Model
 from llmppl.models.streams import Stream, spawned
 from llmppl.support.arguments import count
@@ -184,7 +184,7 @@ class Distinct:
         fixed = [each for each in extensions if each.pick is not None]
         return sorted(_merged(extensions + self._reruns(run, fixed, streams)), key=lambda each: each.parent)
 
-    def _kept_choices(self, run: Run, listed: dict[int, Listing]) -> dict[int, list[tuple[int, float, float]]]:
+    def _kept_choices(self, run: Run, listed: dict[int, ListedChoice]) -> dict[int, list[tuple[int, float, float]]]:
         """Return the kept first choices of each particle: index, new log-weight, log-probability of being kept."""
         particles = [run.particles[i] for i in listed]
         totals = [listing.log_total for listing in listed.values()]

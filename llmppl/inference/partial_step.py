@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmppl.models.choices import Left, Listed, Listing, Pick
+from llmppl.models.choices import ListedChoice, Pick, StopAtChoice, Suspended
 from llmppl.support.runtime import Runtime
 
 
@@ -33,10 +33,10 @@ class Branch:
         self._begin()
 
     def _begin(self) -> None:
-        self.chooser = Listed(self.picks, self._asker, self._errors)
+        self.chooser = StopAtChoice(self.picks, self._asker, self._errors)
         self.particle = self.start._spawn_(self.chooser)
         self.error: Exception | None = None
-        self._exit: Left | None = None
+        self._exit: Suspended | None = None
 
     @property
     def suspended(self) -> bool:
@@ -44,14 +44,14 @@ class Branch:
         return self.chooser.left
 
     @property
-    def listing(self) -> Listing | None:
+    def listing(self) -> ListedChoice | None:
         return self.chooser.listing
 
     def run(self) -> None:
         """Run the step to its end, or to its first choice after the picks."""
         try:
             self.particle.step()
-        except Left as left:
+        except Suspended as left:
             self._exit = left
         self.chooser.end_step()
         self.particle._log_weight_ += self.log_q

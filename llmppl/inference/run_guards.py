@@ -2,7 +2,7 @@
 
 A program can begin, chooses by `sample` or `self.rng` alone, makes progress, fits the model's length, and changes
 nothing that particles share. Inference runs a step more than once. If a repeated step chooses by other means,
-`llmppl.models.choices.Listing` raises the error. If it made no choice to compare, `GlobalRngGuard` does.
+`llmppl.models.choices.ListedChoice` raises the error. If it made no choice to compare, `GlobalRngGuard` does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llmppl.inference.partial_step import Advance, Branch
 from llmppl.inference.resuming.fingerprint import is_own
 from llmppl.models.alike import first_difference, grown, grown_inside, snapshot
 from llmppl.models.choices import INSTEAD, Sampled, last_choices
-from llmppl.models.copies import STREAMS, Kept, survey
+from llmppl.models.copies import STREAMS, SharedParts, inspect_attributes, inspect_new_attributes
 from llmppl.models.model import Model, untwist, wrap_step
 from llmppl.support.arguments import shown
 from llmppl.support.runtime import Runtime
@@ -55,8 +55,8 @@ def start_particles(model: M, choosers: Sequence[Sampled]) -> list[M]:
     if [*model._noted_][-1:] not in ([], [None]):       # its first record is not the beginning of a step
         raise ValueError(f"{name} sampled before its first step, which gives all particles one value: sample in step()")
     first = model._spawn_(choosers[0])
-    if first._kept_ is None:                             # its own copy() may share too much
-        survey(model)
+    if first._shared_parts_ is None:                             # its own copy() may share too much
+        inspect_attributes(model)
     return [first, *map(first._spawn_, choosers[1:])]
 
 
@@ -105,7 +105,7 @@ class Watch:
 
     def __init__(self, runtime: Runtime, particle: Model, *, bounded: bool) -> None:
         self.rng_guard, self.bounded = GlobalRngGuard(), bounded
-        self._kept = particle._kept_ or survey(particle)
+        self._kept = particle._shared_parts_ or inspect_attributes(particle)
         self._runtime = runtime
         self._watched = dict(_shared_state(particle, self._kept))
         self.look()
@@ -139,7 +139,7 @@ class Watch:
             )
         self._check_shared(t)
         for particle in candidates:
-            survey(particle, self._kept)
+            inspect_new_attributes(particle, self._kept)
         if not self.bounded:
             self._count_quiet(particles)
 
@@ -172,7 +172,7 @@ class Watch:
             )
 
 
-def _shared_state(particle: Model, kept: Kept) -> Iterator[tuple[str, _Watched]]:
+def _shared_state(particle: Model, kept: SharedParts) -> Iterator[tuple[str, _Watched]]:
     """Yield the state that copies of `particle` share and that a step could change, with names for errors."""
     program = type(particle)
     for cls in program.__mro__[: program.__mro__.index(Model)]:
@@ -196,7 +196,7 @@ def _shared_state(particle: Model, kept: Kept) -> Iterator[tuple[str, _Watched]]
     for name, value in vars(particle).items():
         if name in kept.names and isinstance(value, _MUTABLE):
             yield f"{program.__name__}.{name}", _Watched(name, partial(_itself, value), may_grow=True)
-    for path, dist in kept.own.items():
+    for path, dist in kept.own_distributions.items():
         is_short = dist.support is not None and len(dist.support) <= MAX_COMPARED
         log_probs = dist.log_measures() if is_short else None
         yield f"{program.__name__}.{path}", _Watched(path, partial(vars, dist), dist=dist, log_probs=log_probs)

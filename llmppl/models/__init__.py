@@ -1,4 +1,4 @@
-"""Probabilistic models: the programs that users write, and what they are made of."""
+"""Probabilistic models: the base class of programs, ready-made programs, and their parts."""
 
 from llmppl.models.batched import Batched as Batched
 from llmppl.models.batched import batched as batched

@@ -1,11 +1,16 @@
-"""Alike: whether a step that is run again asks for and makes what it did before, and whether an object has changed."""
+"""Comparison of two runs of a step, and of an object before and after a step.
+
+A *recipe* is a nested tuple that says how a distribution was computed. A *snapshot* is a nested value that is equal to
+a later one of the same object if the object has not changed. Values that cannot be compared count as equal.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +19,11 @@ from llmppl.support.arguments import shown
 from llmppl.support.locks import let_through
 from llmppl.support.shared import Shared
 
+_IGNORED = frozenset(("_chooser_", "_noted_", "_shared_parts_", "_log_weight_"))    # in a comparison of two particles
 
-def same(a: Any, b: Any) -> bool:
-    """Whether two recipes are equal. It runs once for every candidate of a step."""
+
+def same_recipe(a: Any, b: Any) -> bool:
+    """Return True if two recipes are equal. It runs once for every candidate of a step."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -24,8 +31,8 @@ def same(a: Any, b: Any) -> bool:
     if type(a) is tuple:
         if len(a) != len(b):
             return False
-        for one, other in zip(a, b):                    # noqa: B905 strict= takes a third of the time
-            if one is not other and not same(one, other):
+        for x, y in zip(a, b):                          # noqa: B905 strict= takes a third of the time
+            if x is not y and not same_recipe(x, y):
                 return False
         return True
     if type(a) is np.ndarray:
@@ -33,19 +40,19 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def equal(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Whether two supports of one length are equal, as far as their values can be compared."""
+def same_support(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Return True if two supports of equal length are equal, as far as their values can be compared."""
     try:
         if before == now:
             return True
-    except (TypeError, ValueError, RuntimeError) as error:                  # of arrays and tensors
+    except (TypeError, ValueError, RuntimeError) as error:                  # arrays and tensors
         let_through(error)
         return True
     return all(map(_alike, before, now))
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two values are equal, as far as they can be compared: objects made anew may not know it."""
+    """Return True unless two values differ. Objects without `__eq__` count as equal."""
     if type(a) is not type(b):
         return False
     try:
@@ -61,53 +68,54 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def first_difference(one: Any, other: Any, *, weights: bool = True) -> str:
-    """The first attribute in which two particles differ that ran the same steps, in words; "" if nothing does.
+    """Return the first attribute in which two particles that ran the same steps differ, in words; "" if none does.
 
-    Their weights are compared by what the statements have added. What cannot be compared is taken for equal.
+    With `weights`, it also compares the log-weights that the statements added.
     """
     before, now = vars(one), vars(other)
-    for name in {**before, **now}:
-        if name in ("_chooser_", "_noted_", "_kept_", "_log_weight_") or (name == "_attribution_" and not weights):
-            continue
+    ignored = _IGNORED if weights else _IGNORED | {"_attribution_"}
+    for name in dict.fromkeys((*before, *now)):
         x, y = (attributes.get(name, getattr(type(one), name, None)) for attributes in (before, now))
-        if not _same_state(x, y, {(id(one), id(other))}):
+        if name not in ignored and not _same_state(x, y, {(id(one), id(other))}):
             return f"{name.strip('_')} was {shown(x, 40)} and then {shown(y, 40)}"
     return ""
 
 
 def _same_state(x: Any, y: Any, seen: set[tuple[int, int]]) -> bool:
-    """Whether two objects that two runs of a step have made hold the same; numbers to rounding."""
+    """Return True if two objects, made by two runs of a step, have equal contents. Numbers are compared to rounding."""
     if x is y or (id(x), id(y)) in seen:
         return True
     if type(x) is not type(y):
         return False
     seen.add((id(x), id(y)))
-
-    def all_same(xs: Iterable[Any], ys: Iterable[Any]) -> bool:
-        return all(_same_state(a, b, seen) for a, b in zip(xs, ys, strict=True))
-
     if isinstance(x, float):
-        return bool(abs(x - y) <= 1e-6 * max(1.0, abs(x)) or x == y or (x != x and y != y))
-    if isinstance(x, np.ndarray) or hasattr(type(x), "untyped_storage"):
+        return math.isclose(x, y, rel_tol=1e-6, abs_tol=1e-6) or (x != x and y != y)
+    if isinstance(x, np.ndarray) or is_tensor(x):
         return x.shape == y.shape and (bool((x == y).all()) or not bool((x == x).all()))
     if isinstance(x, dict):
-        return x.keys() == y.keys() and all_same(x.values(), map(y.__getitem__, x))
-    if isinstance(x, (list, tuple, deque)):
-        return len(x) == len(y) and all_same(x, y)
-    if isinstance(x, types.FunctionType):
-        return x.__code__ is y.__code__ and all_same(_cells(x), _cells(y))
-    if isinstance(x, types.MethodType):
-        return x.__func__ is y.__func__ and _same_state(x.__self__, y.__self__, seen)
-    if isinstance(x, Shared) or not hasattr(x, "__dict__") or type(x).__eq__ is not object.__eq__:     # type: ignore[comparison-overlap]
-        return _alike(x, y)
-    return _same_state(vars(x), vars(y), seen)
+        return x.keys() == y.keys() and all(_same_state(x[key], y[key], seen) for key in x)
+    split = next((split for kinds, split in _SPLITS if isinstance(x, kinds)), None)
+    if split is None:
+        is_plain = hasattr(x, "__dict__") and not isinstance(x, Shared) and type(x).__eq__ is object.__eq__     # type: ignore[comparison-overlap]
+        return _same_state(vars(x), vars(y), seen) if is_plain else _alike(x, y)
+    (key, parts), (other_key, other_parts) = split(x), split(y)
+    return key == other_key and all(_same_state(a, b, seen) for a, b in zip(parts, other_parts, strict=True))
 
 
-def _cells(function: types.FunctionType) -> list[Any]:
-    return [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+def _split_function(function: types.FunctionType) -> tuple[int, Sequence[Any]]:
+    cells = (cell for cell in function.__closure__ or () if cell != types.CellType())
+    return id(function.__code__), [cell.cell_contents for cell in cells]
 
 
-# ---- snapshots: what was in an object
+# kinds of objects, and a function that returns a key, which must be equal, and parts to be compared
+_SPLITS: tuple[tuple[Any, Callable[[Any], tuple[int, Sequence[Any]]]], ...] = (
+    ((list, tuple, deque), lambda values: (len(values), values)),
+    (types.FunctionType, _split_function),
+    (types.MethodType, lambda method: (id(method.__func__), [method.__self__])),
+)
+
+
+# ---- snapshots
 
 
 MAX_COMPARED = 1_000                                    # parts of an object, and numbers of an array
@@ -115,45 +123,53 @@ _ATOMS = (str, bytes, int, float, complex, type(None))
 
 
 def snapshot(value: Any) -> Any:
-    """Nested parts that are equal to those of a later snapshot of `value` if nothing has changed in it meanwhile.
+    """Return nested parts that are equal to those of a later snapshot of `value` if it has not changed meanwhile.
 
-    It looks into containers and arrays, and at the identity of other objects; at most at `MAX_COMPARED` parts.
+    Containers and arrays are compared by their contents, other objects by identity. At most `MAX_COMPARED` parts count.
     """
-    left = itertools.count(MAX_COMPARED, -1)
-
-    def taken(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return value.dtype.str, value.shape, value.ravel()[:: value.size // MAX_COMPARED + 1].tobytes()
-        if hasattr(type(value), "untyped_storage"):     # a tensor
-            return id(value), value, None if value.is_inference() else value._version
-        if isinstance(value, dict):
-            return _Parts([(taken(key), taken(each)) for key, each in _first(value.items(), left)], len(value))
-        if isinstance(value, (list, tuple, set, frozenset, deque)):
-            return _Parts([taken(each) for each in _first(value, left)], len(value))
-        if isinstance(value, bytearray):
-            return bytes(value)
-        return value if isinstance(value, _ATOMS) else (id(value), value)       # equal if it is of the same object
-
-    return taken(value)
+    return _snapshot(value, itertools.count(MAX_COMPARED, -1))
 
 
-def _first(values: Iterable[Any], left: Iterator[int]) -> Iterator[Any]:
-    return itertools.takewhile(lambda _: next(left) > 0, values)
+def _snapshot(value: Any, remaining: Iterator[int]) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.ravel()[:: value.size // MAX_COMPARED + 1].tobytes()
+    if is_tensor(value):
+        return id(value), value, None if value.is_inference() else value._version
+    if isinstance(value, dict):
+        items = _up_to(remaining, value.items())
+        return _Parts([(_snapshot(key, remaining), _snapshot(each, remaining)) for key, each in items], len(value))
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return _Parts([_snapshot(each, remaining) for each in _up_to(remaining, value)], len(value))
+    if isinstance(value, bytearray):
+        return bytes(value)
+    return value if isinstance(value, _ATOMS) else (id(value), value)           # equal if it is the same object
+
+
+def _up_to(remaining: Iterator[int], values: Iterable[Any]) -> Iterator[Any]:
+    """Yield values until `remaining` has counted down to 0."""
+    return itertools.takewhile(lambda _: next(remaining) > 0, values)
+
+
+def is_tensor(value: Any) -> bool:
+    """Return True if `value` is a tensor of torch, which is not imported."""
+    return hasattr(type(value), "untyped_storage")
 
 
 class _Parts(NamedTuple):
+    """Snapshots of the first parts of a container, and its size."""
+
     parts: list[Any]
     size: int
 
 
 def grown(before: Any, now: Any) -> bool:
-    """Whether of two snapshots of a list or a dict the later one begins with all of the earlier."""
+    """Return True if, of two snapshots of a list or a dict, the later one begins with all parts of the earlier one."""
     if not type(before) is type(now) is _Parts:
         return False
     return now.size >= before.size and now.parts[: len(before.parts)] == before.parts
 
 
 def grown_inside(before: Any, now: Any) -> bool:
-    """Whether of two snapshots of the attributes of an object no more than additions tell the later one."""
+    """Return True if two snapshots of the attributes of an object differ by additions alone."""
     pairs = zip(before.parts, now.parts, strict=False)
     return now.size >= before.size and all(a == b or (a[0] == b[0] and grown(a[1], b[1])) for a, b in pairs)

@@ -1,9 +1,9 @@
-"""Batched: a function of many arguments at once, asked from a step as a language model is.
+"""Batched: a function of a list, called by particles with one argument each.
 
-What a classifier, a reward model or an embedding costs is mostly by the call, and every particle has a text of its own.
-A step that calls a batched function waits until all others wait too; then the function is called once, with what all of
-them ask. Equal arguments are asked once, and the newest answers are kept, so that the function must answer the same for
-equal arguments, whatever else is asked with them.
+A classifier, a reward model or an embedding costs mostly by the call, and every particle has its own text. A step that
+calls a batched function waits until all other steps wait as well. Then one call passes all arguments to the function.
+Equal arguments are passed once, and the newest answers are cached. So the function must give equal answers for equal
+arguments, whatever the other arguments of the call are.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from llmppl.support.shared import Shared
 
 A = TypeVar("A", bound=Hashable)
 B = TypeVar("B")
-_MOST_KEPT = 1 << 14                                    # answers
+_MAX_CACHED = 1 << 14                                   # answers
 _EXAMPLE = "def sentiment(texts): return [...]"
 
 
 class Batched(Shared, Evaluator, Generic[A, B]):
-    """A function of a list, called with one argument and batched over particles; `batched` makes one.
+    """A function of a list that is called with one argument and batched over particles; `batched` makes one.
 
-    It is an evaluator of `llmppl.support.runtime`. Threads call the function in turn; one that ends with an exception, or by an
-    interrupt, has answered nothing.
+    It is an evaluator of `llmppl.support.runtime`. One thread at a time calls the function. A call that ends with an
+    exception or an interrupt caches nothing.
     """
 
     patient = True
@@ -44,12 +44,12 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         self.function = function
         self.max_batch = arguments.optional_count("max_batch", max_batch)
         self._answers: dict[A, B] = {}
-        self._done: dict[int, Stats] = {}               # of each thread, by an identifier that Python uses again
+        self._done: dict[int, Stats] = {}               # by thread identifier, which Python may reuse
         self._turn = Turn()
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, argument: A) -> B:
-        """The answer for `argument`: the one that is kept, or of a call with what all others ask."""
+        """Return the answer for `argument`, cached or from a call that also has the arguments of other particles."""
         if not arguments.is_hashable(argument):
             raise TypeError(
                 f"{self} is asked once for equal arguments, and {kind(argument)} has no hash: give it a text, a number "
@@ -59,7 +59,7 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         return answer
 
     def done(self) -> Stats:
-        """What was asked for the calling thread; a copy."""
+        """Return a copy of the statistics of the calling thread."""
         return replace(self._stats())
 
     def cached(self, question: A) -> B | None:
@@ -69,47 +69,48 @@ class Batched(Shared, Evaluator, Generic[A, B]):
     def evaluate(self, questions: list[A]) -> list[B]:
         found = {question: self._answers.get(question) for question in questions}
         new = [question for question, answer in found.items() if answer is None]
-        most = self.max_batch or max(1, len(new))
-        for start in range(0, len(new), most):
-            asked = new[start : start + most]
-            answers = dict(zip(asked, self._call(asked), strict=True))
+        size = self.max_batch or max(1, len(new))
+        for start in range(0, len(new), size):
+            batch = new[start : start + size]
+            answers = dict(zip(batch, self._call(batch), strict=True))
             found |= answers
             self._answers |= answers
-        while len(self._answers) > _MOST_KEPT:
+        while len(self._answers) > _MAX_CACHED:
             del self._answers[next(iter(self._answers))]
         return [found[question] for question in questions]          # type: ignore[misc]    # none is None any more
 
     def _stats(self) -> Stats:
         return self._done.setdefault(get_ident(), Stats())
 
-    def _call(self, asked: list[A]) -> list[B]:
-        """The function's answers, checked."""
+    def _call(self, questions: list[A]) -> list[B]:
+        """Return the answers of the function, checked."""
         stats, start = self._stats(), perf_counter()
         stats.calls += 1
-        stats.arguments += len(asked)
+        stats.arguments += len(questions)
         try:
-            answers: Any = self.function(list(asked))
-            is_listed = isinstance(answers, Iterable) and not isinstance(answers, (str, bytes, Mapping, Set))
-            listed = list(answers) if is_listed and getattr(answers, "ndim", None) != 0 else None
+            answers: Any = self.function(list(questions))
+            is_iterable = isinstance(answers, Iterable) and getattr(answers, "ndim", None) != 0
+            is_list = is_iterable and not isinstance(answers, (str, bytes, Mapping, Set))
+            listed = list(answers) if is_list else None
         except Exception as error:
-            error.add_note(f"in {self}, called with a list of {len(asked)}: {shown(asked)}")
+            error.add_note(f"in {self}, called with a list of {len(questions)}: {shown(questions)}")
             raise
         finally:
             stats.seconds_batched += perf_counter() - start
         if listed is None:
             raise TypeError(
-                f"{self} returned {shown(answers)} for a list of {len(asked)}: a batched function takes a list, and "
-                "returns a list of as many answers, in the same order"
+                f"{self} returned {shown(answers)} for a list of {len(questions)}: a batched function takes a list, "
+                "and returns a list of as many answers, in the same order"
             )
-        if len(listed) != len(asked):
+        if len(listed) != len(questions):
             raise ValueError(
-                f"{self} returned {len(listed)} answers for a list of {len(asked)}: one is wanted for each, in the "
+                f"{self} returned {len(listed)} answers for a list of {len(questions)}: one is wanted for each, in the "
                 "same order"
             )
-        return [self._checked(question, answer) for question, answer in zip(asked, listed, strict=True)]
+        return [self._checked(question, answer) for question, answer in zip(questions, listed, strict=True)]
 
     def _checked(self, question: A, answer: Any) -> Any:
-        """A scalar of numpy or torch as a number of Python, an array read-only."""
+        """Return a scalar of numpy or torch as a Python number, an array as a read-only copy."""
         if getattr(answer, "ndim", None) == 0:
             answer = answer.item()
         elif isinstance(answer, np.ndarray):
@@ -121,10 +122,11 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         return answer
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """By its name, where it is found by that; what is defined in a program goes with its function."""
+        """Pickle by name if the name leads to this object; else, as in `__main__`, with the function."""
         name = getattr(self, "__qualname__", "")
-        named = functools.reduce(lambda part, name: getattr(part, name, None), name.split("."), _module(self))
-        is_named = named is self and self.__module__ != "__main__"
+        module: Any = sys.modules.get(self.__module__)
+        found: Any = functools.reduce(lambda part, name: getattr(part, name, None), name.split("."), module)
+        is_named = found is self and self.__module__ != "__main__"
         return name if is_named else (Batched, (self.function, self.max_batch))
 
     def __str__(self) -> str:
@@ -146,28 +148,28 @@ def batched(*, max_batch: int | None = None) -> Callable[[Callable[[list[A]], It
 
 
 def batched(function: Any = None, /, *, max_batch: int | None = None) -> Any:
-    """A function of a list, as a function of one argument that steps may call: particles share its calls.
+    """Return a function of one argument that steps may call, made from a function of a list.
 
         @batched
         def sentiment(texts: list[str]) -> list[float]:
             return classifier.log_probs(texts)
 
-    and `self.score(sentiment(self.s))` in a step. Outside of a run it is called with a list of one. Equal arguments are
-    asked once: it must answer the same for them, and nobody may change an answer.
+    A step then calls `self.score(sentiment(self.s))`, and particles share the calls. Outside of a run the function is
+    called with a list of one. Equal arguments are passed once: the answers must be equal, and must not be changed.
 
     Parameters
     ----------
     function : callable
-        Takes a list of different arguments, which can be hashed, and returns a list or an array of as many answers in
-        the same order: log-weights, labels, vectors, whatever the step makes of them, but None and NaN.
+        Takes a list of different, hashable arguments. Returns a list or an array of as many answers in the same order:
+        log-weights, labels, vectors or other values, but not None or NaN.
     max_batch : int, optional
-        The most arguments of a call; more are given in several.
+        Largest number of arguments of a call. More arguments are split over several calls.
 
     Raises
     ------
     TypeError, ValueError
-        For what is no function of one list. Where it is called: for an argument without a hash, and for answers that
-        are not as many, None or NaN. Its own exceptions say in a note what it was called with.
+        If `function` does not take one list. On a call: for an argument without a hash, a wrong number of answers, and
+        the answers None and NaN. Exceptions of the function get a note with its arguments.
     """
     if function is None:
         return functools.partial(batched, max_batch=max_batch)
@@ -181,10 +183,6 @@ def batched(function: Any = None, /, *, max_batch: int | None = None) -> Any:
             f"batched takes a function of one argument, a list, as {_EXAMPLE}; {name_of(function)} cannot be called so "
             f"({error}). A method is taken from its object: batched(critic.score)"
         ) from None
-    except ValueError:                                  # a built-in one that does not tell
+    except ValueError:                                  # a built-in function without a signature
         pass
     return Batched(function, max_batch)
-
-
-def _module(value: Any) -> Any:
-    return sys.modules.get(value.__module__)

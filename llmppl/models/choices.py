@@ -1,17 +1,17 @@
-"""Choices: what a program chooses in its steps, and who chooses it. The one seam between a program and inference.
+"""Choosers: objects that make the choices of a program. They are the only seam between programs and inference.
 
-Every `sample` asks the particle's *chooser* for a value and notes the answer. There are four:
+Every `sample` asks the particle's *chooser* for a value and notes the answer. There are four choosers:
 
     Sampled(rng)            draws every value from a random stream
     Fixed(rng, picks)       takes values that were listed before, then draws
-    Listed(picks)           takes values that were listed before, then leaves the step with the list of what can follow
-    Replayed(steps, rng)    makes the choices that another particle noted
+    StopAtChoice(picks)     takes values that were listed before, then leaves the step and lists the next choice
+    Replayed(steps, rng)    repeats the choices that another particle noted
 
-A chooser is given to a particle between two steps, by `Model._spawn_`. What the particle noted is `particle.choices`,
-plain data from which `replay` makes the particle again. Checkpoints, conditional SMC and rejuvenation stand on these.
+`Model._spawn_` gives a chooser to a particle between two steps. The noted choices are `particle.choices`, plain data
+from which `replay` rebuilds the particle. Checkpoints, conditional SMC and rejuvenation are built on these.
 
-A step that is run again must do the same up to its first free choice. So a choice that was listed is compared with what
-the step asks for then, by `Listing.check`.
+A step that runs again must do the same up to its first free choice. `ListedChoice.check` compares the listed choice
+with the one that the repeated step requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import Distribution, Finite, Impossible, Proposal
 from llmppl.distributions.blocks import ArrayTable, Table
-from llmppl.models.alike import equal, same
+from llmppl.models.alike import same_recipe, same_support
 from llmppl.models.streams import ParticleStream, Stream
 from llmppl.report.notebook import cell_of
 from llmppl.support.options import readable_tuple
@@ -48,19 +48,19 @@ MAX_LOG_DISTANCE = 0.05
 _OWN_FILES = frozenset(str(Path(__file__).with_name(name)) for name in ("model.py", "choices.py", "spans.py"))
 
 
-# ---- what was chosen
+# ---- noted choices
 
 
 @readable_tuple
 class Choice(NamedTuple):
-    """A value that `sample` gave, and the log weight with which it was proposed; 0 for a Distribution."""
+    """A value that `sample` returned, and the log weight with which it was proposed; 0 for a Distribution."""
 
     value: Any
     log_w: float
 
 
 class StreamState(NamedTuple):
-    """The state of the random stream where a program took `self.rng`, or sampled after that; None if not numpy's."""
+    """State of the random stream when a program took `self.rng`, or sampled after that. None if it is not numpy's."""
 
     state: Any
 
@@ -69,7 +69,7 @@ Steps = tuple[tuple[Choice | StreamState, ...], ...]    # the choices of a parti
 
 
 class Noted(Shared):
-    """What a particle noted: a linked list, whose older part it shares with its copies. None begins a step."""
+    """Noted choices of a particle, as a linked list. Copies share the older part. An item None begins a step."""
 
     __slots__ = ("before", "item")
 
@@ -77,13 +77,13 @@ class Noted(Shared):
         self.before, self.item = before, item
 
     def __iter__(self) -> Iterator[Choice | StreamState | None]:
-        """From the latest to the earliest."""
+        """Yield the items, from the latest to the earliest."""
         node = self
         while node.before is not None:
             yield node.item
             node = node.before
 
-    def __reduce__(self) -> tuple[Any, ...]:            # a list as long as a run is too deep for pickle
+    def __reduce__(self) -> tuple[Any, ...]:            # a list as long as a run is nested too deep for pickle
         return _from_list, ([*self][::-1],)
 
     def steps(self) -> Steps:
@@ -103,51 +103,61 @@ def _from_list(items: Iterable[Choice | StreamState | None]) -> Noted:
     return functools.reduce(Noted, items, NOTHING)
 
 
-# ---- who chooses
+def last_choices(particle: Any) -> list[Choice | StreamState]:
+    """Return the choices of the last step of a particle."""
+    items, node = list[Choice | StreamState](), particle._noted_
+    while node.item is not None:                        # None at the beginning of the step, and of the list
+        items.append(node.item)
+        node = node.before
+    return items[::-1]
+
+
+# ---- choosers
 
 
 class Sampled:
-    """Draws every value from the random stream `rng`, which may be one that is yet to be made.
+    """Chooser that draws every value from the random stream `rng`, a Generator or a `Stream`.
 
-    weighs : whether `sample` and `observe` are to weigh the particle
-    by_hand : whether the model may choose outside of a step, as one that is no particle of a run
+    weighs : False if `sample` and `observe` do not weigh the particle
+    by_hand : True if the model may choose outside of a step; a particle of a run may not
+    rng_handed_out : True from where the step takes `self.rng`, until its end
     """
 
     weighs = True
 
     def __init__(self, rng: Any, *, by_hand: bool = False) -> None:
-        self.stream, self.lent, self.by_hand = rng, False, by_hand
+        self.stream, self.rng_handed_out, self.by_hand = rng, False, by_hand
 
     @property
     def rng(self) -> Any:
         if isinstance(self.stream, Stream):
-            self.stream = self.stream.made()
+            self.stream = self.stream.create()
         return self.stream
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Sampled | None:
-        """The chooser of a model that is copied with the particle whose stream it draws from; else None."""
+        """Return None, or the chooser of a model that is copied together with the particle whose stream it uses."""
         if isinstance(self.stream, ParticleStream):
             return Sampled(copy.deepcopy(self.stream, memo), by_hand=True)
         return None
 
     def begin_step(self) -> None:
-        self.lent = False
+        self.rng_handed_out = False
 
     def draw(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
-        """A value and the log weight with which it is proposed, noted."""
+        """Choose a value, note it, and return it with the log weight with which it is proposed."""
         value, log_w = choice = self.choose(particle, proposal)
         particle._noted_ = Noted(particle._noted_, Choice(value, log_w))
-        if self.lent:                                   # to go on as the stream does now
+        if self.rng_handed_out:                         # a replay continues from the state after this draw
             self.note_stream(particle)
         return choice
 
     def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
         return proposal.propose(self.rng)
 
-    def lend(self, particle: Any, name: str) -> Any:
-        """The stream, for a program that draws from it directly, by `rng.name`."""
-        if particle._stepping_ and not self.lent:
-            self.lent = True
+    def hand_out_rng(self, particle: Any, name: str) -> Any:
+        """Return the stream to a program that draws from it directly, by `rng.name`."""
+        if particle._stepping_ and not self.rng_handed_out:
+            self.rng_handed_out = True
             self.note_stream(particle)
         return self.rng
 
@@ -156,11 +166,14 @@ class Sampled:
         particle._noted_ = Noted(particle._noted_, StreamState(state))
 
     def end_step(self) -> None:
-        """An error if the step should have chosen more."""
+        """Raise an error if the step should have chosen more."""
 
 
 class Fixed(Sampled):
-    """Takes the `picks` first, then draws from `rng`. A RuntimeError says where a step does not list them again."""
+    """Chooser that takes the `picks` first, then draws from `rng`.
+
+    It raises a RuntimeError if a step does not list the picks again.
+    """
 
     def __init__(self, rng: Any, picks: Sequence[Pick] = ()) -> None:
         super().__init__(rng)
@@ -169,9 +182,10 @@ class Fixed(Sampled):
     def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
         if not self._picks:
             return self.choose_freely(proposal)
-        if self.lent and particle._noted_.item != StreamState(self.rng.bit_generator.state):
-            raise self._picks[-1].listing.error("it drew from self.rng before")
-        choice = self._picks[-1].take(proposal)         # where that raises, the pick waits for the next sample
+        pick = self._picks[-1]
+        if self.rng_handed_out and particle._noted_.item != StreamState(self.rng.bit_generator.state):
+            raise pick.listing.error("it drew from self.rng before")
+        choice = pick.take(proposal)                    # if that raises, the pick waits for the next sample
         self._picks.pop()
         return choice
 
@@ -183,25 +197,25 @@ class Fixed(Sampled):
             raise self._picks[-1].listing.error("it ended without a choice")
 
 
-class Left(BaseException):
-    """Leaves a step at a choice that is not made; no `except Exception` of a program holds it up."""
+class Suspended(BaseException):
+    """Exception that leaves a step at a choice that is not made. No `except Exception` of a program catches it."""
 
 
-class Listed(Fixed):
-    """Takes the `picks`, and leaves the step (`Left`) at the next choice.
+class StopAtChoice(Fixed):
+    """Chooser that takes the `picks` and leaves the step (`Suspended`) at the next choice.
 
-    `listing` is then that choice, or None if it cannot be listed: it has no finite support, or is a weighted proposal,
-    whose measure would have to be computed for every value, or is drawn from `self.rng` directly, or by another thread.
-    With an `asker`, which needs every choice, a weighted proposal is listed, and the others are a TypeError in its
-    name. A step that catches `Left` changes nothing of this: it is left again at its next choice.
+    `listing` is then that choice. It is None if the choice cannot be listed: the support is infinite, the measure of a
+    weighted proposal would have to be computed for every value, the step draws from `self.rng` directly, or another
+    thread makes the choice. With an `asker`, which needs every choice, a weighted proposal is listed, and the other
+    cases are a TypeError in its name. A step that catches `Suspended` is left again at its next choice.
 
-    The probabilities are not asked for, so that this can be done for many at once. Where asking them has failed before,
-    the step's `sample` raises these `errors`, one at each choice.
+    The probabilities are not computed here, so that many steps can compute them together. If computing them raised
+    errors before, the step's `sample` raises these `errors`, one at each choice.
     """
 
     def __init__(self, picks: Sequence[Pick] = (), asker: str = "", errors: Sequence[Exception] = ()) -> None:
         super().__init__(None, picks)
-        self.listing: Listing | None = None
+        self.listing: ListedChoice | None = None
         self.left = False
         self._asker, self._errors = asker, [*errors][::-1]
         self._refusal: TypeError | None = None
@@ -209,29 +223,29 @@ class Listed(Fixed):
 
     def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
         if self.left:
-            raise Left
+            raise Suspended
         return super().choose(particle, proposal)
 
     def choose_freely(self, proposal: Proposal) -> tuple[Any, float]:
-        if threading.get_ident() != self._thread:       # which cannot be left: it goes on with any value
+        if threading.get_ident() != self._thread:       # that thread cannot be left: it continues with any value
             self._refuse("a choice that another thread makes")
             return proposal.propose(np.random.default_rng(0))
         if self._errors:
             raise self._errors.pop()
         if self._asker or (isinstance(proposal, Distribution) and proposal.support is not None):
-            self.listing = Listing(proposal)
+            self.listing = ListedChoice(proposal)
         self.left = True
-        raise Left
+        raise Suspended
 
-    def lend(self, particle: Any, name: str) -> NoReturn:
+    def hand_out_rng(self, particle: Any, name: str) -> NoReturn:
         self._refuse(f"self.rng.{name}()")
-        raise self._refusal or Left
+        raise self._refusal or Suspended
 
-    def _refuse(self, what: str) -> None:
-        """Leave a choice that cannot be listed."""
+    def _refuse(self, choice: str) -> None:
+        """Mark the step as left at a choice that cannot be listed."""
         self.left = True
         if self._asker:
-            self._refusal = TypeError(f"{self._asker} cannot enumerate {what}; draw with self.sample(dist)")
+            self._refusal = TypeError(f"{self._asker} cannot enumerate {choice}; draw with self.sample(dist)")
 
     def end_step(self) -> None:
         if self._refusal is not None:
@@ -241,33 +255,34 @@ class Listed(Fixed):
 
 
 class Replayed(Sampled):
-    """Makes the choices of `steps` again. A ValueError names the step and the choice where the program makes others.
+    """Chooser that repeats the choices of `steps`, the first of which is step `first`.
 
-    The first of them is step `first`. Unless it `weighs`, no distribution is asked.
+    If the program makes other choices, a ValueError names the step and the choice. Unless the chooser `weighs`, no
+    probability is computed.
     """
 
     def __init__(self, steps: Steps, rng: Any, *, first: int = 1, weighs: bool = True) -> None:
         super().__init__(rng)
         self._steps, self._t, self._first, self.weighs = steps, 0, first, weighs
-        self._left = deque[Choice | StreamState]()
+        self._remaining = deque[Choice | StreamState]()
 
     def begin_step(self) -> None:
         super().begin_step()
-        self._left = deque(self._steps[self._t])
+        self._remaining = deque(self._steps[self._t])
         self._t += 1
 
     def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
-        if not self._left and self.weighs:
-            proposal.propose(self.rng)                  # where there is nothing to draw, the particle dies again
-        value, log_w = self._expect(Choice, f"the program samples from {proposal!r}")
+        if not self._remaining and self.weighs:
+            proposal.propose(self.rng)                  # if there is nothing to draw, the particle dies again
+        value, log_w = self._next(Choice, f"the program samples from {proposal!r}")
         if self.weighs and log_w > -np.inf and proposal.log_measure(value) == -np.inf:
             raise self._error(f"the program samples from {proposal!r}, which does not give {value!r}")
-        self._left.popleft()
+        self._remaining.popleft()
         return value, log_w
 
     def note_stream(self, particle: Any) -> None:
-        (state,) = self._expect(StreamState, "the program draws from self.rng")
-        self._left.popleft()
+        (state,) = self._next(StreamState, "the program draws from self.rng")
+        self._remaining.popleft()
         if state is not None:
             if type(self.rng.bit_generator).__name__ != state["bit_generator"]:
                 self.stream = np.random.Generator(getattr(np.random, state["bit_generator"])())
@@ -275,39 +290,46 @@ class Replayed(Sampled):
         super().note_stream(particle)
 
     def end_step(self) -> None:
-        if self._left:
-            raise self._error(f"the program goes on without {self._left[0]!r}")
+        if self._remaining:
+            raise self._error(f"the program goes on without {self._remaining[0]!r}")
 
-    def _expect(self, kind: type[Any], what: str) -> Any:
-        if not self._left or not isinstance(self._left[0], kind):
-            raise self._error(f"{what}, where {self._left[0] if self._left else 'nothing'!r} was noted")
-        return self._left[0]
+    def _next(self, kind: type[Any], event: str) -> Any:
+        """Return the next noted item. ValueError for this `event` if the item is not of this `kind`."""
+        noted = self._remaining[0] if self._remaining else "nothing"
+        if not isinstance(noted, kind):
+            raise self._error(f"{event}, where {noted!r} was noted")
+        return noted
 
-    def _error(self, what: str) -> ValueError:
-        number, t = len(self._steps[self._t - 1]) - len(self._left) + 1, self._first + self._t - 1
-        return ValueError(f"the program makes other choices: at step {t}, choice {number}, {what}")
-
-
-def last_choices(particle: Any) -> list[Choice | StreamState]:
-    """What the last step of a particle chose."""
-    items, node = list[Choice | StreamState](), particle._noted_
-    while node.item is not None:                        # where the step begins, or nothing was noted before
-        items.append(node.item)
-        node = node.before
-    return items[::-1]
+    def _error(self, event: str) -> ValueError:
+        number = len(self._steps[self._t - 1]) - len(self._remaining) + 1
+        t = self._first + self._t - 1
+        return ValueError(f"the program makes other choices: at step {t}, choice {number}, {event}")
 
 
 def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> M:
-    """The particle of `model` that made `choices`, as `particle.choices` gives them, without drawing anything.
+    """Rebuild the particle of `model` that made `choices`, without drawing anything.
 
-    It has the text, the attributes, the contexts and the attribution of that particle, and the weight that the program
-    gave it: what inference did to weights (1/N, selection, cuts) is inference's to put back. It goes on with `rng`, by
-    default a new stream.
+    The result has the text, attributes, contexts and attribution of that particle, and the weight that the program gave
+    it. Inference's own changes of weights (1/N, selection, cuts) are not repeated.
 
-    What a step draws from `self.rng` directly comes out again, since the state of the stream is noted where a step
-    takes `self.rng`. What cannot come out: draws from a stream that was kept from an earlier step, the number of calls
-    of a predicate of `where`, and anything that a step takes from outside of its particle. Where the program no longer
-    makes these choices, a ValueError names the step and the choice.
+    Parameters
+    ----------
+    model : Model
+    choices : tuple of tuple
+        As in `particle.choices`.
+    rng : np.random.Generator, optional
+        The stream with which the particle continues; by default a new one.
+
+    Raises
+    ------
+    ValueError
+        If the program no longer makes these choices. The error names the step and the choice.
+
+    Notes
+    -----
+    Direct draws from `self.rng` are repeated, because the state of the stream is noted when a step takes `self.rng`.
+    Three things are not repeated: draws from a stream that was kept from an earlier step, the number of calls of a
+    predicate of `where`, and anything that a step takes from outside of its particle.
     """
     rng = np.random.default_rng() if rng is None else rng
     chooser = Replayed(choices, rng)
@@ -325,13 +347,13 @@ def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> 
     return particle
 
 
-# ---- a choice that is listed, and made when the step is run again
+# ---- a choice that is listed, and made when the step runs again
 
 
 class Pick(NamedTuple):
-    """The value at the index `at` of what was listed."""
+    """The value at index `at` of a listed choice."""
 
-    listing: Listing
+    listing: ListedChoice
     at: int
 
     @property
@@ -344,14 +366,11 @@ class Pick(NamedTuple):
         return proposal.support[self.at], 0.0
 
 
-class Listing:
-    """A choice as it was listed, to be compared with what the step asks for when it is run again.
+class ListedChoice:
+    """A choice of finite support as a step listed it, to be compared with the choice of the repeated step.
 
-    Parameters
-    ----------
-    proposal : Proposal
-        What was drawn from, of finite support. It is asked when its table is needed, and held, so that a step which is
-        run again finds the distribution that was computed.
+    It holds its `proposal`, so that the repeated step finds the distribution already computed. Probabilities are
+    computed when its table is first needed.
     """
 
     __slots__ = ("_call_site", "_proposal", "_table")
@@ -362,7 +381,7 @@ class Listing:
 
     @property
     def table(self) -> Table:
-        """The log-measure of its values, plus `log_total`."""
+        """Log-measures of the values, plus `log_total`."""
         if self._table is None:
             dist = self._proposal
             self._table = dist.table() if isinstance(dist, Finite) else ArrayTable(dist.log_measures())
@@ -378,7 +397,7 @@ class Listing:
         return self._proposal.log_total() if isinstance(self._proposal, Finite) else 0.0
 
     def impossible(self) -> Impossible | None:
-        """The error for drawing, if no value has positive probability."""
+        """Return the error that a draw would raise; None if some value has positive probability."""
         if self.table.log_total > -np.inf:
             return None
         return Impossible(f"{self._proposal.brief} has no value of positive probability")
@@ -387,13 +406,15 @@ class Listing:
         return self.table.at(index) - self.log_total
 
     def check(self, proposal: Proposal, index: int) -> None:
-        """A RuntimeError unless `proposal` is the same distribution, of which the value at `index` is drawn again."""
+        """Raise a RuntimeError unless `proposal` is the listed distribution. The value at `index` is then taken."""
         before = self._proposal
         if proposal is before:
             return
-        if before.recipe is not None and proposal.support is before.support and same(before.recipe, proposal.recipe):
+        same_values = proposal.support is before.support
+        if before.recipe is not None and same_values and same_recipe(before.recipe, proposal.recipe):
             return
-        self._check_support(proposal)
+        if not same_values:
+            self._check_support(proposal)
         support: Any = proposal.support
         if isinstance(proposal, Finite):
             self._check_measure(proposal.log_probs())
@@ -408,31 +429,28 @@ class Listing:
         if 0.5 * np.abs(before - now).sum() > MAX_DISTANCE * max(1e-300, min(1.0, before.sum())):
             i = int(np.abs(before - now).argmax())
             support: Any = self._proposal.support
-            value = support[i]
-            raise self.error(f"{value!r} had the probability {before[i]:.4g} and then {now[i]:.4g}")
+            raise self.error(f"{support[i]!r} had the probability {before[i]:.4g} and then {now[i]:.4g}")
 
     def _check_support(self, proposal: Proposal) -> None:
         before, now = self._proposal.support, proposal.support
-        if now is before:
-            return
         if now is None or before is None or len(now) != len(before):
             raise self.error(f"there were {len(before or ())} values, and then {'any' if now is None else len(now)}")
-        if not equal(before, now):
+        if not same_support(before, now):
             raise self.error("it chose from other values")
 
-    def error(self, what: str) -> RuntimeError:
+    def error(self, difference: str) -> RuntimeError:
         return RuntimeError(
-            f"the step did something else when it was run again: at the sample {told(self._call_site)}, {what}. "
-            "Inference runs a step more than once, so what it does up to a choice must depend on its particle alone: "
-            f"{INSTEAD}"
+            f"the step did something else when it was run again: at the sample {describe_site(self._call_site)}, "
+            f"{difference}. Inference runs a step more than once, so what it does up to a choice must depend on its "
+            f"particle alone: {INSTEAD}"
         )
 
 
-# ---- where a statement stands
+# ---- the line of a statement
 
 
 def call_site() -> CallSite:
-    """The line of the program whose statement is running: the nearest caller outside of this file and Model."""
+    """Return the line of the program whose statement runs: the nearest caller outside of this file and Model."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename in _OWN_FILES:
         frame = frame.f_back
@@ -440,7 +458,7 @@ def call_site() -> CallSite:
 
 
 @functools.cache
-def told(site: CallSite) -> str:
-    """A call site as it is told: "(story.py, line 41)", in a notebook "(In[3], line 4)"."""
+def describe_site(site: CallSite) -> str:
+    """Return a call site in words: "(story.py, line 41)", in a notebook "(In[3], line 4)"."""
     code, line = site
     return f"({cell_of(code.co_filename) or Path(code.co_filename).name}, line {line})"

@@ -1,19 +1,19 @@
-"""What a program may not be: mistakes that would run, and mean something else, are refused with what works.
+"""Checks of programs: a mistake that would run and mean something else is refused, and the error says what works.
 
-A *foreign step* was written for another library (a coroutine, a generator, a step that returns its result), and would
-do nothing of what it says. An *argument of a verb* of another type would be taken for a number or a truth value that
-nobody meant. A *name of inference* is read-only in a program. And a verb is used *in its time*:
+A *foreign step* was written for another library (a coroutine, a generator, a step that returns its result). It would
+have no effect here. An *argument of a verb* must have the right type, so that it is not read as a number or a truth
+value by accident. A *name of inference* is read-only in a program. A verb has an effect that depends on its *time*:
 
 | verb | in a step | before the first step, and between two | after `finish()` |
 |---|---|---|---|
 | `sample`, `extend` | choose | by hand; a particle of a run chooses in its steps alone | refused |
 | `observe` | weighs | weighs | refused |
 | `condition`, `score` | weigh | weigh | weigh |
-| `twist` | guides the selection after the step | refused: no selection would see it | in a step nothing, else refused |
-| `finish` | ends the particle after the step | ends the particle, and takes its twist back | nothing |
-| `transformer` | asks | asks | asks |
+| `twist` | guides the selection after the step | refused: no selection would use it | in a step nothing, else refused |
+| `finish` | ends the particle after the step | ends the particle and removes its twist | nothing |
+| `transformer` | returns a distribution | returns a distribution | returns a distribution |
 
-A step that goes on after a death, since a bare `except:` caught it, is left again at the next verb that chooses.
+If a bare `except:` catches a death, the step continues. The next verb that chooses leaves the step again.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ _FOREIGN_RESULTS: Kinds = (
 )
 
 
-def _refuse(thing: Any, foreign: Kinds, said: str) -> None:
+def _refuse(value: Any, foreign: Kinds, subject: str) -> None:
     for is_foreign, kind in foreign:
-        if is_foreign(thing):
-            getattr(thing, "close", int)()              # else Python warns of a coroutine as well
-            raise TypeError(f"{said} {kind}")
+        if is_foreign(value):
+            getattr(value, "close", int)()              # else Python also warns of a coroutine
+            raise TypeError(f"{subject} {kind}")
 
 
-def plain_step(step: Callable[..., Any], program: str) -> None:
-    """A TypeError if `step`, or what a decorator made it from, is a coroutine or a generator."""
+def check_step(step: Callable[..., Any], program: str) -> None:
+    """Raise a TypeError if `step`, or a function that a decorator wrapped, is a coroutine or a generator."""
     layer: Any = step
     while layer is not None:
         _refuse(layer, _FOREIGN_STEPS, f"{program}.step is")
         layer = getattr(layer, "__wrapped__", None)
 
 
-def plain_result(result: Any, program: str, *, whole: bool) -> None:
-    """A TypeError if a step returned what has still to be run; of a `whole` step, if it returned anything."""
+def check_step_result(result: Any, program: str, *, whole: bool) -> None:
+    """Raise a TypeError if a step returned a coroutine or a generator; if `whole`, for any result but None."""
     if result is None:
         return
     _refuse(result, _FOREIGN_RESULTS, f"{program}.step returned")
@@ -76,11 +76,11 @@ def plain_result(result: Any, program: str, *, whole: bool) -> None:
 
 
 class Dead(BaseException):
-    """Leaves the step of a particle that died; no `except Exception` of a program holds it up."""
+    """Exception that leaves the step of a particle that died. No `except Exception` of a program catches it."""
 
 
-def in_its_time(model: Any, verb: str) -> None:
-    """A RuntimeError for a verb that means nothing now; see the table of this module."""
+def check_time(model: Any, verb: str) -> None:
+    """Raise a RuntimeError if `verb` has no meaning now; see the table of this module."""
     if model._stepping_:
         if not model.finished or verb == "twist":
             return
@@ -97,44 +97,48 @@ def in_its_time(model: Any, verb: str) -> None:
         raise RuntimeError(f"{verb}() outside of a step: a particle of a run chooses in step() alone")
 
 
-def taken(model: Any, name: str, instead: str) -> str:
-    """What is told of a name that inference has."""
-    return f"{type(model).__name__}.{name} is inference's, and read-only: {instead}"
+def read_only_error(model: Any, name: str, instead: str) -> AttributeError:
+    """Return the error for assigning a name that belongs to inference."""
+    return AttributeError(f"{type(model).__name__}.{name} is inference's, and read-only: {instead}")
 
 
 def read_only(name: str, instead: str) -> Any:
-    """A property of Model that inference sets as `_name_`; who assigns it is told what to do `instead`."""
+    """Return a property of Model that inference sets as `_name_`. Its error for an assignment says `instead`."""
 
     def refuse(model: Any, value: object) -> NoReturn:
-        raise AttributeError(taken(model, name, instead))
+        raise read_only_error(model, name, instead)
 
     return property(operator.attrgetter(f"_{name}_"), refuse)
 
 
-def free_names(cls: type, base: type) -> None:
-    """A TypeError if `cls`, a program of a user, gives another meaning to a name that inference has in `base`."""
-    for name in () if cls.__module__.startswith(_PACKAGE) else vars(cls):
-        if isinstance(vars(base).get(name), property) or (name[-1] == "_" != name[1:2] and name in vars(base)):
+def check_names(cls: type, base: type) -> None:
+    """Raise a TypeError if `cls`, a user's program, redefines a name that inference has in `base`."""
+    if cls.__module__.startswith(_PACKAGE):
+        return
+    for name in vars(cls):
+        is_internal = name[-1] == "_" != name[1:2] and name in vars(base)
+        if is_internal or isinstance(vars(base).get(name), property):
             raise TypeError(f"{cls.__name__}.{name}: this name is inference's, as Model says; my_{name}, say, is free")
 
 
-def truth(holds: Any) -> bool:
-    """What `condition` was given, as a bool; a TypeError for what is neither True nor False nor 0 nor 1."""
+def as_bool(holds: Any) -> bool:
+    """Return the argument of `condition` as a bool. TypeError unless it is True, False, 0 or 1."""
     if holds is True or holds is False:
         return holds
     if isinstance(holds, Proposal):
         raise TypeError(f"condition wants True or False, not {holds!r}: condition(self.sample(...)) draws from it")
-    one = np.asarray(holds) if isinstance(holds, (int, np.generic, np.ndarray)) else None
-    if one is None or one.shape != () or one.dtype.kind not in "biu" or one not in (0, 1):
-        raise TypeError(
-            f"condition wants True or False, not {shown(holds)}: compare, as in condition(n > 0) or "
-            "condition(match is not None)"
-        )
-    return bool(one)
+    if isinstance(holds, (int, np.generic, np.ndarray)):
+        array = np.asarray(holds)
+        if array.shape == () and array.dtype.kind in "biu" and array in (0, 1):
+            return bool(array)
+    raise TypeError(
+        f"condition wants True or False, not {shown(holds)}: compare, as in condition(n > 0) or "
+        "condition(match is not None)"
+    )
 
 
-def log_of(verb: str, log_w: Any) -> float:
-    """The log weight that `verb` was given, as a float; a TypeError for what is no number."""
+def as_log_weight(verb: str, log_w: Any) -> float:
+    """Return the log weight given to `verb` as a float. TypeError unless it is a number."""
     if isinstance(log_w, (bool, np.bool_)) or not hasattr(log_w, "__float__"):      # float("3") is 3
         raise TypeError(f"{verb} wants a log weight, a number, not {shown(log_w)}")
     try:
@@ -143,26 +147,26 @@ def log_of(verb: str, log_w: Any) -> float:
         raise TypeError(f"{verb} wants a log weight, one number, not {shown(log_w)}") from None
 
 
-def drawable(verb: str, *given: Any) -> None:
-    """A TypeError if one of these cannot be drawn from."""
-    for each in given:
+def check_proposal(verb: str, *proposals: Any) -> None:
+    """Raise a TypeError if one of the arguments of `verb` cannot be drawn from."""
+    for each in proposals:
         if not isinstance(each, Proposal):
             wanted = "a Distribution or another Proposal (propose, log_measure)"
-            raise TypeError(f"{verb} wants {wanted}, not {shown(each)}{_meant(each)}")
+            raise TypeError(f"{verb} wants {wanted}, not {shown(each)}{_suggestion(each)}")
 
 
-def _meant(given: Any) -> str:
-    """What would have worked for what is no distribution."""
-    if isinstance(given, dict):
-        return f": give Categorical({shown(given)})"
-    return ": give self.transformer(context)" if isinstance(given, Context) else ""
-
-
-def observed(dist: Any, value: Any) -> None:
-    """A TypeError if `observe` was not given a distribution first."""
+def check_distribution(dist: Any, value: Any) -> None:
+    """Raise a TypeError if the first argument of `observe` is not a distribution."""
     if isinstance(dist, Proposal):
         return
     if isinstance(value, Proposal):
         raise TypeError(f"observe(distribution, value): they are swapped in observe({shown(dist)}, {value!r})")
     wanted = "a Distribution or another Proposal first, then the value"
-    raise TypeError(f"observe wants {wanted}, not {shown(dist)}{_meant(dist)}")
+    raise TypeError(f"observe wants {wanted}, not {shown(dist)}{_suggestion(dist)}")
+
+
+def _suggestion(value: Any) -> str:
+    """Return how to make a distribution of `value`, for the end of an error; "" if that is unknown."""
+    if isinstance(value, dict):
+        return f": give Categorical({shown(value)})"
+    return ": give self.transformer(context)" if isinstance(value, Context) else ""

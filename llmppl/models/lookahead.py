@@ -1,12 +1,12 @@
-"""Lookahead: twists from the mass of the completions that are still to come, and from rollouts.
+"""Lookahead: twists from the probability of completions, and from rollouts.
 
-The best twist of a particle is the log of the weight that its continuations will gain on average; every particle then
-ends with the same weight. Here are two ways to come near it, both used inside a step:
+The best twist of a particle is the log of the weight that its continuations will gain on average: every particle then
+ends with the same weight. This module has two approximations, both used inside a step:
 
     self.twist(self.ahead.log_mass(self.state, left))           # ahead = Lookahead(index, dist, max_tokens)
     self.twist(critic(rollout(self.context, 8).text))
 
-A twist leaves the target alone, so neither has to be right; it only has to rank particles better than their weights do.
+A twist does not change the target, so neither must be exact. It only has to rank particles better than their weights.
 Sources: Lin, Chen & Liu (2013), "Lookahead strategies for sequential Monte Carlo", for pilots such as `rollout`;
 Whiteley & Lee (2014), "Twisted particle filters", for the best twist.
 """
@@ -27,32 +27,32 @@ from llmppl.support.shared import Shared
 
 
 class Lookahead(Shared):
-    """How probable it is that a text will be complete, and end, in time, by the state of its automaton.
+    """Table of the probability that a text ends in time, complete, by the state of its automaton.
 
-    Tokens are drawn independently from one distribution r, whatever was read. With V_n(s) the probability that a text
-    in state s goes on with at most n of them and ends, all as the automaton allows,
+    Tokens are drawn independently from one distribution r, whatever the text is. Let V_n(s) be the probability that a
+    text in state s continues with at most n tokens and ends, all as the automaton allows:
 
         V_n(s) = e(s) [s accepts] + sum_v r(v) V_{n-1}(s v),    V_{-1} = 0,
 
-    where e(s) is the probability of what must come after a text: of the tokens that the automaton refuses in s, of EOS,
-    or 1. It is tabulated here for every state and n, so that a step only reads it. It knows what is missing and how
-    rare that is, and nothing of the context. Copies are the table itself.
+    where e(s) is the probability of the event that ends a text: a token that the automaton refuses in s, EOS, or 1. The
+    table holds every state and n, so a step only reads it. It accounts for the missing part of the text and its
+    probability, but not for the context. Copies share the table.
 
     Parameters
     ----------
     index : Index
-        Of a Regex or a DFA: of what has finitely many states.
+        The index of a Regex or a DFA, which has finitely many states.
     dist : TokenDistribution over the vocabulary of `index`
-        The distribution r, such as `mean_next_token`. What r excludes is taken to be impossible.
+        The distribution r, such as `mean_next_token`. Tokens that r excludes count as impossible.
     max_tokens : int
-        The most tokens that may be left, EOS not counted.
+        Largest number of tokens that may be left, EOS not counted.
     end : "boundary", "prefix" or "eos"
-        What comes after a text, as in ConstrainedText.
+        The event that ends a text, as in ConstrainedText.
 
     Raises
     ------
     TypeError
-        If `index` is none, or one of a constraint whose states cannot be listed (a Grammar).
+        If `index` is not an index, or its constraint has states that cannot be listed (a Grammar).
     ValueError
         If `dist` is over another vocabulary, or never ends a text of the language within `max_tokens`.
     """
@@ -71,7 +71,7 @@ class Lookahead(Shared):
         whole = index.build_all()
         if not isinstance(whole, PrecomputedIndex):
             raise TypeError(f"Lookahead wants finitely many states, those of a Regex or a DFA, not {index!r}")
-        self._row = {state: i for i, state in enumerate(whole.states)}
+        self._row_of = {state: i for i, state in enumerate(whole.states)}
         self._table = _tabulate(whole, dist.log_probs(), _log_ends(whole, dist, end), max_tokens)
         if self._table[max_tokens, 0] == -math.inf:
             raise ValueError(
@@ -80,9 +80,9 @@ class Lookahead(Shared):
             )
 
     def log_mass(self, state: State, left: float) -> float:
-        """log V_left(state): of ending within `left` more tokens, EOS not counted; 0.0 where EOS has been read.
+        """Return log V_left(state), for an end within `left` more tokens, EOS not counted; 0.0 after EOS.
 
-        It is -inf where that is impossible, which no twist may be: there, `condition(False)`.
+        It is -inf if that is impossible. A twist must be finite, so call `condition(False)` then.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class Lookahead(Shared):
             raise ValueError(f"left={left}: the table is for 0 to {self.max_tokens} tokens, its max_tokens")
         if state is END:
             return 0.0
-        row = self._row.get(state)
+        row = self._row_of.get(state)
         if row is None:
             raise ValueError(f"no tokens lead from the start of {self.index!r} to the state {state!r}")
         return float(self._table[num_left, row])
@@ -104,7 +104,7 @@ class Lookahead(Shared):
 
 
 def _log_ends(whole: PrecomputedIndex, dist: TokenDistribution, end: End) -> Floats:
-    """(S,) log of the probability of what must come after a text that ends in each state; -inf where none may."""
+    """Return (S,) log-probabilities of the event that ends a text in each state; -inf if none may end there."""
     log_ends = np.where(whole.accepting, 0.0 if end == "prefix" else dist.log_prob(EOS), -np.inf)
     if end == "boundary":
         probs = np.exp(dist.log_probs())
@@ -115,12 +115,12 @@ def _log_ends(whole: PrecomputedIndex, dist: TokenDistribution, end: End) -> Flo
 
 
 def _tabulate(whole: PrecomputedIndex, log_probs: Floats, log_ends: Floats, max_tokens: int) -> Floats:
-    """(max_tokens + 1, S) log V_n(s), by value iteration over the rows of an index."""
+    """Return (max_tokens + 1, S) log V_n(s), by value iteration over the rows of an index."""
     probs = np.exp(log_probs)
     sources, targets, weights = [], [], []
     for i in range(len(whole)):
         tokens, rows = whole.row(i)
-        mass = np.bincount(rows, probs[tokens], minlength=1)        # tokens that lead to one state are one step
+        mass = np.bincount(rows, probs[tokens], minlength=1)        # tokens with the same next state are one step
         (ends,) = mass.nonzero()
         sources.append(np.full(len(ends), i))
         targets.append(ends)
@@ -137,9 +137,9 @@ def _tabulate(whole: PrecomputedIndex, log_probs: Floats, log_ends: Floats, max_
 
 
 def mean_next_token(context: Context, num_tokens: int, seed: int = 0) -> TokenDistribution:
-    """How often each token comes: the mean next-token distribution along `num_tokens` tokens drawn after `context`.
+    """Return the mean next-token distribution along `num_tokens` tokens drawn after `context`.
 
-    A text that ends, or is as long as the model can read, is begun again. It costs `num_tokens` tokens, once.
+    A text that ends, or is as long as the model can read, starts again. The cost is `num_tokens` tokens of model work.
     """
     count("num_tokens", num_tokens)
     rng, at, total = generator(seed), context, np.zeros(len(context.lm.vocab))
@@ -153,10 +153,10 @@ def mean_next_token(context: Context, num_tokens: int, seed: int = 0) -> TokenDi
 
 
 def rollout(context: Context, max_tokens: int, rng: np.random.Generator | None = None) -> Context:
-    """The context after up to `max_tokens` more: the likeliest each time, or drawn with `rng`; before any EOS.
+    """Return the context after up to `max_tokens` more tokens, each the likeliest, or drawn with `rng`; EOS ends it.
 
-    It runs as many tokens through the model, less what is cached: where the text went the way of its last rollout, the
-    next one runs one token. Rollouts of several particles share their forward passes. In a step, draw with `self.rng`.
+    Tokens in the prefix cache cost nothing: if a text followed its last rollout, the next one runs one token. Rollouts
+    of several particles share their forward passes. In a step, draw with `self.rng`.
     """
     count("max_tokens", max_tokens, least=0)
     for _ in range(max_tokens):

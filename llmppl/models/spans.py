@@ -1,9 +1,10 @@
-"""Spans: a word, a line, a sentence, a value, drawn token by token within one step.
+"""Spans: a word, a line, a sentence or a value, drawn token by token within one step.
 
-Every token is a choice of its own, drawn from the model's distribution p after those before it, and proposed from the
-tokens that fit, if not all do. With A_i the tokens that fit at place i, a span v_1 ... v_n of log-probability
-sum_i log p(v_i) is drawn with the weight prod_i p(A_i), so that under inference it has the probability prod_i p(v_i),
-restricted to what fits. Nothing selects between its tokens: what fits hardly anywhere needs a step for each.
+Every token is a choice of its own, from the model's distribution p after the tokens before it. If not all tokens are
+allowed, it is proposed from the allowed ones. With A_i the tokens allowed at place i, a span v_1 ... v_n of
+log-probability  sum_i log p(v_i)  is drawn with the weight  prod_i p(A_i).  Under inference it then has the probability
+prod_i p(v_i), restricted to the allowed spans. There is no selection between the tokens of a span. If a constraint is
+rarely satisfied, use one step for each token instead.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.distributions import Finite
 from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.lm import Context, TokenDistribution
-from llmppl.models.death_messages import name_of_constraint, no_token, refusal
+from llmppl.models.death_messages import explain_no_token, explain_refusal, is_false
 from llmppl.support import arguments
 from llmppl.support.options import readable_tuple
 from llmppl.support.runtime import mask_timer
 from llmppl.support.shared import Shared
 
-NEAR = 64                               # tokens left of what a model reads when a text begins to look for its end
+NEAR = 64                               # tokens left in the model's length from which on a text plans its end
 Until = Callable[[str], bool | np.bool_]
 
 
 @readable_tuple
 class Span(NamedTuple):
-    """What `Model.extend` drew.
+    """Result of `Model.extend`.
 
     text : str
-        The text of its tokens.
+        The text of the tokens.
     context : Context
-        The context that it was drawn after, with these tokens; an EOS is not added.
+        The given context plus these tokens; an EOS is not added.
     log_prob : float
-        The log-probability of its tokens, and of the EOS, if any, after that context, under the rule: what fits is not
-        asked.
+        The log-probability of the tokens, and of the EOS if there is one, after the given context and under the rule.
+        Constraints do not change it.
     ended : "until", "eos" or "max_tokens"
-        What ended it; "max_tokens" also where the particle died outside of a step, which a death would leave.
+        The end of the span. It is also "max_tokens" if the particle died outside of a step.
     parsed : object
-        What the text stands for, by `parse` of the constraint, such as an int; the text itself if it has none. None of
-        a span that was cut.
+        The value of the text by `parse` of the constraint, such as an int; the text itself if the constraint has no
+        `parse`; None for a span that was cut.
     """
 
     text: Text
@@ -59,12 +60,12 @@ class Span(NamedTuple):
 
 
 class Extent:
-    """How far a span goes, and what fits: the arguments of `Model.extend`, checked.
+    """Arguments of `Model.extend`, checked: the allowed tokens and the end of a span.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is of another type or out of range, nothing ends the span, or nothing can end it in time.
+        If an argument is of another type or out of range, no argument ends the span, or none can end it in time.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Extent:
         self.cut_after = self.max_tokens if self.must_end_by == math.inf else None
 
     def masks(self, state: Any, num_tokens: int) -> Iterator[NDArray[np.bool_]]:
-        """What the token after `num_tokens` of them must meet."""
+        """Yield masks that the token after the first `num_tokens` must satisfy."""
         left = self.must_end_by - num_tokens
         if self.index is not None:
             with mask_timer():
@@ -99,30 +100,30 @@ class Extent:
         if left == 0:
             yield self.vocab.only_eos
 
-    def cause(self, state: Any, num_tokens: int, rule: DecisionRule) -> str:
-        """Why no token fits after `num_tokens` of them."""
-        return no_token(self.index, state, self.must_end_by - num_tokens, f"max_tokens={self.max_tokens}", rule)
+    def explain_no_token(self, state: Any, num_tokens: int, rule: DecisionRule) -> str:
+        bound = f"max_tokens={self.max_tokens}"
+        return explain_no_token(self.index, state, self.must_end_by - num_tokens, bound, rule)
 
     def advance(self, state: Any, token: Token) -> Any:
-        """The state of the constraint after one more token."""
+        """Return the state of the constraint after one more token."""
         if self.index is None:
             return None
         with mask_timer():
             return self.index.advance(state, token)
 
     def parse(self, text: Text) -> Any:
-        """The object that the text of a span that has ended stands for."""
+        """Return the value of the text of a span that has ended."""
         return str(text) if self.index is None else self.index.parse(text)
 
     def is_over(self, state: Any, text: Text) -> bool:
-        """Whether the span ends with `text`: `until` holds of it, and the constraint accepts it."""
+        """Return True if the span ends with `text`: `until` holds, and the constraint accepts it."""
         if self.index is not None and not self.index.accepts(state):
             return False
         if callable(self.until):
             over = arguments.truth("until", self.until, text)
         else:
-            over = self.until in text if self.until is not None else self.index is not None
-        return over and not refusal(self.index, text)
+            over = self.index is not None if self.until is None else self.until in text
+        return over and not explain_refusal(self.index, text)
 
 
 def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> Span:
@@ -136,68 +137,79 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         proposal: Finite = dist
         for mask in extent.masks(state, num_tokens):
             proposal = proposal.masked(mask)
-        why = functools.partial(extent.cause, state, num_tokens, rule)
-        token = model._draw_("extend", dist, None if proposal is dist else proposal, why)
-        if token is None:                               # it died, by hand and in no step
+        explain = functools.partial(extent.explain_no_token, state, num_tokens, rule)
+        token = model._draw_("extend", dist, None if proposal is dist else proposal, explain)
+        if token is None:                               # the particle died by hand, outside of a step
             break
         log_prob += dist.log_prob(token)
-        if token == EOS and not (refused := refusal(extent.index, text)):
-            return Span(text, context, log_prob, "eos", extent.parse(text))
         if token == EOS:
-            model._die_("extend", f"extend: {refused}")
+            refusal = explain_refusal(extent.index, text)
+            if not refusal:
+                return Span(text, context, log_prob, "eos", extent.parse(text))
+            model._die_("extend", f"extend: {refusal}")
             break
         text, context, num_tokens = text + token, context + token, num_tokens + 1
         state = extent.advance(state, token)
         if extent.constraint is not None and not arguments.truth("constraint", extent.constraint, text):
-            model._die_("extend", f"extend: {name_of_constraint(extent.constraint)} is false of the text")
+            model._die_("extend", f"extend: {is_false(extent.constraint)}")
         elif extent.is_over(state, text):
             return Span(text, context, log_prob, "until", extent.parse(text))
     return Span(text, context, log_prob, "max_tokens")
 
 
 def must_end_by(
-    what: str, complete: bool | None, max_tokens: int | None, index: Index | None, room: float = math.inf
+    kind: str, complete: bool | None, max_tokens: int | None, index: Index | None, room: float = math.inf
 ) -> float:
-    """After how many tokens a `what` must have ended: `max_tokens` if it must be complete, else infinity.
+    """Return the number of tokens after which a text must have ended; infinity if it may be cut.
 
-    At most `room`, what the model can read. If nobody says whether it must (None), one of a constraint must, if it is
-    bounded by either.
+    Parameters
+    ----------
+    kind : "text" or "span", for errors
+    complete : bool, optional
+        True if the text must end. By default it must if it has a constraint and a bound.
+    max_tokens : int, optional
+    index : Index of the constraint, optional
+    room : float
+        Number of tokens that the model can still read.
+
+    Raises
+    ------
+    ValueError
+        If the text must end and has no bound, or if no text of the constraint ends within it.
     """
-    most = room if max_tokens is None else min(max_tokens, room)
+    bound = room if max_tokens is None else min(max_tokens, room)
     if complete is None:
-        complete = index is not None and most < math.inf
+        complete = index is not None and bound < math.inf
     if not arguments.flag("complete", complete):
         return math.inf
-    if most == math.inf:
-        raise ValueError(f"complete=True wants max_tokens, after which the {what} must have ended")
+    if bound == math.inf:
+        raise ValueError(f"complete=True wants max_tokens, after which the {kind} must have ended")
     if index is None or (max_tokens is None and room > NEAR):
-        return most
-    if isinstance(index, TokenIndex) and index.mask_within(index.start, most).any():
-        return most                                     # without the shortest, which takes longer to find
+        return bound
+    if isinstance(index, TokenIndex) and index.mask_within(index.start, bound).any():
+        return bound                                    # the shortest text takes longer to find
     shortest = index.tokens_to_accept(index.start)
-    if shortest > most:
-        told = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
-        within = f"{index!r}: no {what} ends within {name_of_bound(max_tokens, room)}{told}"
+    if shortest > bound:
+        takes = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
+        within = f"{index!r}: no {kind} ends within {name_of_bound(max_tokens, room)}{takes}"
         raise ValueError(f"{within}: give room, or complete=False to cut it there")
-    return most
+    return bound
 
 
 def name_of_bound(max_tokens: int | None, room: float) -> str:
-    """By what a text must have ended, in words."""
+    """Return the bound of a text in words."""
     if max_tokens is not None and max_tokens <= room:
         return f"max_tokens={max_tokens}"
     return f"the {room:g} token{'s' * (room != 1)} that the model can read after the prompt"
 
 
 def _index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
-    """The index of a constraint, which a step asks for again and again."""
+    """Return the index of a constraint. It is cached, because a step needs it again and again."""
     constraint = tuple(constraint) if isinstance(constraint, list) else constraint
-    lasting = isinstance(constraint, Shared | tuple) or arguments.is_type(constraint)
-    if lasting and not isinstance(constraint, Index) and arguments.is_hashable(constraint):
-        return _kept_index(constraint, vocab)
+    is_constant = isinstance(constraint, Shared | tuple) or arguments.is_type(constraint)
+    if is_constant and not isinstance(constraint, Index) and arguments.is_hashable(constraint):
+        return _cached_index_of(constraint, vocab)
     return index_of(constraint, vocab)
 
 
-@functools.lru_cache(16)
-def _kept_index(constraint: Any, vocab: Vocabulary) -> Index | None:
-    return index_of(constraint, vocab)
+_cached_index_of = functools.lru_cache(16)(index_of)

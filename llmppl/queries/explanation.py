@@ -15,7 +15,7 @@ from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import EOS, Token
 from llmppl.distributions import NO_RULE, Rule
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
-from llmppl.models.programs.program import begin
+from llmppl.models.programs.program import as_context
 from llmppl.support import arguments
 from llmppl.support.options import readable_tuple
 
@@ -87,7 +87,7 @@ def explain(
     ends = arguments.one_of("end", end, get_args(End)) == "eos"
     if ends and not lm.vocab.eos_ids:
         raise ValueError('end="eos" asks for the end of the text, and this vocabulary has no eos token')
-    context = begin(lm, prefix)
+    context = as_context(lm, prefix)
     ids = list(map(int, (context + text).tokens[len(context) :]))
     contexts = list(itertools.accumulate(ids, operator.add, initial=context))
     dists = [each.next_token() for each in contexts[: len(ids) + ends]]
@@ -136,7 +136,7 @@ def conformity(
     index, rng = index_of(constraint, lm.vocab), arguments.generator(seed)
     if index is None:
         raise TypeError(f"conformity wants a constraint that has masks, not {constraint!r}")
-    context, state = begin(lm, prompt), index.start
+    context, state = as_context(lm, prompt), index.start
     found: list[Conformity] = []
     while len(found) < max_tokens:
         dist, mask = context.next_token(), index.mask(state)

@@ -1,4 +1,4 @@
-"""Progress bars, tables, and recordings of runs with their pages."""
+"""Reports: progress bars, tables, and recordings of runs with their pages."""
 
 from llmppl.report.html_page import page as page
 from llmppl.report.recorder import Recorder as Recorder

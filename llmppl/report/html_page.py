@@ -1,8 +1,8 @@
-"""The page that shows a recorded run: its particles as a tree of text over the steps, and what weighed them.
+"""HTML page of a recorded run: its particles as a tree of text over the steps, and the statements that weighed them.
 
-`page(recording)` is one HTML file that asks nothing of the network. Columns are steps; in each, candidates stand below
-one another in the order of their parents, so that no two branches cross. The panel is written here, curves and branches
-are drawn when the page opens (`page.js`; `page.html` is the frame, `page.css` the look).
+`page(recording)` returns one HTML file that needs no network. Columns are steps. Candidates of a step stand below one
+another in the order of their parents, so that no two branches cross. The panel is written here. `page.js` draws curves
+and branches when the page opens; `page.html` is the frame and `page.css` the style.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from llmppl.report.svg import bar
 
 __all__ = ["page"]
 
-MAX_REASONS = 12            # of deaths, told in the panel,
-MAX_LINKS = 8               # and for each the steps that can be jumped to
+MAX_REASONS = 12            # reasons of deaths in the panel
+MAX_LINKS = 8               # links to steps for each reason
 LINE_ENDS = str.maketrans("\n", "↵")
 
 
 def page(recording: Recording) -> str:
-    """The recording as one HTML file."""
+    """Return the recording as one HTML file."""
     steps = recording.steps
     statements = dict.fromkeys(name for step in steps for c in step.candidates for name in c.attribution)
     statement_ids = dict(zip(statements, itertools.count()))
@@ -43,8 +43,8 @@ def page(recording: Recording) -> str:
         "status": html.escape(recording.status()),
         "summary": _summary(recording),
         "prompt": _prompt(recording.prompts),
-        "overview": _weighed(recording) + _killed(recording) + _left(recording),    # where no particle is chosen
-        # no "</script>" nor "<!--" in a text can end the script
+        "overview": _weighed(recording) + _killed(recording) + _alive(recording),   # shown while no particle is chosen
+        # a "</script>" or "<!--" in a text must not end the script
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "css": (folder / "page.css").read_text(encoding="utf-8"),
         "script": (folder / "page.js").read_text(encoding="utf-8"),
@@ -54,7 +54,7 @@ def page(recording: Recording) -> str:
 
 
 def _step(step: RecordedStep, statements: dict[str, int], deaths: dict[str | None, int]) -> dict[str, object]:
-    """A step as the script reads it; numbers are rounded, since nothing is computed from them."""
+    """Return a step for the script. Numbers are rounded, since nothing is computed from them."""
     before = _shares([c.log_weight for c in step.candidates])
     after = _shares([c.log_weight_after for c in step.candidates])
     return {
@@ -84,7 +84,7 @@ def _step(step: RecordedStep, statements: dict[str, int], deaths: dict[str | Non
 
 
 def _shares(log_weights: Sequence[float]) -> list[float]:
-    """The normalised weights, to four significant digits."""
+    """Return the normalised weights, to four significant digits."""
     return [float(f"{weight:.4g}") for weight in normalised(log_weights)]
 
 
@@ -93,7 +93,7 @@ def _number(value: float) -> float | None:
 
 
 def _summary(recording: Recording) -> str:
-    """The figures below the title."""
+    """Return the figures below the title."""
     last = recording.steps[-1]
     particles = recording.particles()
     ess = 1 / sum(weight**2 for _, weight in particles) if particles else 0.0
@@ -109,9 +109,9 @@ def _summary(recording: Recording) -> str:
 
 
 def _prompt(prompts: Sequence[str]) -> str:
-    """The prompts, in a place of their own that scrolls where they are long."""
-    told = " and ".join(f"<q>{html.escape(prompt)}</q>" for prompt in prompts)
-    return f'<div class="prompt">after {told}</div>' if prompts else ""
+    """Return the prompts, in a box that scrolls if they are long."""
+    quotes = " and ".join(f"<q>{html.escape(prompt)}</q>" for prompt in prompts)
+    return f'<div class="prompt">after {quotes}</div>' if prompts else ""
 
 
 def _weighed(recording: Recording) -> str:
@@ -127,9 +127,9 @@ def _weighed(recording: Recording) -> str:
 
 
 def _killed(recording: Recording) -> str:
-    told = sorted(recording.graves().items(), key=lambda each: -len(each[1]))
+    deaths = sorted(recording.graves().items(), key=lambda each: -len(each[1]))
     rows = []
-    for name, where in told[:MAX_REASONS]:
+    for name, where in deaths[:MAX_REASONS]:
         first, number = dict(reversed(where)), Counter(step for step, _ in where)
         links = ", ".join(
             f'<a href="#step={step}&amp;candidate={first[step]}">{step}</a>{f" (×{many})" * (many > 1)}'
@@ -138,11 +138,11 @@ def _killed(recording: Recording) -> str:
         more = ", …" * (len(number) > MAX_LINKS)
         count = f'<td class="n dead">× {len(where)}</td>'
         rows.append(f'{count}<td class="code">{html.escape(name)}<div>step {links}{more}</div></td>')
-    others = f"<p>and {len(told) - MAX_REASONS} other reasons</p>" * bool(told[MAX_REASONS:])
+    others = f"<p>and {len(deaths) - MAX_REASONS} other reasons</p>" * bool(deaths[MAX_REASONS:])
     return _section("What killed others", rows, after=others)
 
 
-def _left(recording: Recording) -> str:
+def _alive(recording: Recording) -> str:
     last, particles = recording.steps[-1], recording.particles()
     rows = [
         f'<td>{bar(weight / particles[0][1], 56)}</td><td class="n">{weight:.3f}</td>'
@@ -154,7 +154,7 @@ def _left(recording: Recording) -> str:
 
 
 def _section(title: str, rows: list[str], note: str = "", after: str = "") -> str:
-    """A table below its title; nothing without rows."""
+    """Return a table below its title; "" without rows."""
     table = "".join(f"<tr>{row}</tr>" for row in rows)
     return f"<h2>{title}</h2>{note}<table>{table}</table>{after}" * bool(rows)
 

@@ -1,4 +1,4 @@
-"""Notebooks: whether the program runs in one, and what it shows below its cell."""
+"""Notebooks: detection of IPython kernels, and output below a cell."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["cell_of", "display_html", "in_notebook", "line"]
 
 
 def in_notebook() -> bool:
-    """Whether the program runs in a notebook: in IPython, with a kernel that takes what it shows."""
+    """Return True in a notebook: in IPython, with a kernel that displays output."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def cell_of(filename: str) -> str | None:
-    """How IPython calls the cell whose code has this file name, "In[3]"; None for another file."""
+    """Return IPython's name of the cell whose code has this file name, "In[3]"; None for another file."""
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
@@ -32,7 +32,7 @@ def display_html(html: str) -> None:
 
 
 def line() -> Callable[[str], None]:
-    """A line of text below the cell: call it with the text to show from now on."""
+    """Show a line of text below the cell. Return a function that replaces the text."""
     from IPython.display import Pretty, display
 
     handle = display(Pretty(""), display_id=True)

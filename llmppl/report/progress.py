@@ -1,4 +1,4 @@
-"""The progress bar of inference, on stderr; in a notebook a line below the cell, which needs no widgets."""
+"""Progress bar of inference, on stderr; in a notebook, a line below the cell, which needs no widgets."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 
 from llmppl.report import notebook
 
-SECONDS = 0.2                                           # from one line in a notebook to the next
+SECONDS = 0.2                                           # between two updates in a notebook
 
 
 @contextmanager
 def bar(
     progress: bool | None, total: int | None, describe: Callable[[Any], str], unit: str = "step"
 ) -> Iterator[Callable[[int, Any], None]]:
-    """What to call with the step and the particles after each step; `describe` says how they stand.
+    """Show a progress bar. Yield a function to be called with the step and the particles after each step.
 
-    Nothing is shown where `progress` is false, or None and stderr is no terminal.
+    `describe(particles)` returns the text beside the bar. Nothing is shown if `progress` is False, or if it is None and
+    stderr is no terminal.
     """
     if not (sys.stderr.isatty() if progress is None else progress):
         yield lambda t, state: None
@@ -42,13 +43,13 @@ def bar(
 
 
 def _line(total: int | None, describe: Callable[[Any], str], unit: str) -> Iterator[Callable[[int, Any], None]]:
-    write, said, last = notebook.line(), 0.0, ""
+    write, written_at, last = notebook.line(), 0.0, ""
 
     def show(t: int, state: Any) -> None:
-        nonlocal said, last
+        nonlocal written_at, last
         last = f"{unit} {t}{f' of {total}' * (total is not None)}: {describe(state)}"
-        if time.monotonic() - said >= SECONDS:
-            said = time.monotonic()
+        if time.monotonic() - written_at >= SECONDS:
+            written_at = time.monotonic()
             write(last)
 
     try:
@@ -58,5 +59,5 @@ def _line(total: int | None, describe: Callable[[Any], str], unit: str) -> Itera
 
 
 def finished(particles: list[Any]) -> str:
-    """How many have finished."""
+    """Return the number of finished particles in words."""
     return f"{sum(p.finished for p in particles)}/{len(particles)} finished"

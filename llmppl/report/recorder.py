@@ -1,8 +1,8 @@
-"""Recorder: writes a run down as it goes.
+"""Recorder: records a run step by step.
 
-`Recorder(path)`, given to a run as `on_step`, writes one line of JSON for every step and holds nothing open, so that a
-run that is killed leaves all of its steps but perhaps the last. `llmppl.report.load(path)` reads them back, and
-`llmppl trace run.jsonl -o run.html` draws them. `Recorder()` keeps them in memory, for `posterior.show()`.
+Give `Recorder(path)` to a run as `on_step`. It writes one line of JSON for every step and keeps no file open, so a
+killed run loses at most its last step. `llmppl.report.load(path)` reads the file, and `llmppl trace run.jsonl -o
+run.html` draws it. `Recorder()` keeps the steps in memory, for `posterior.show()`.
 """
 
 from __future__ import annotations
@@ -26,32 +26,38 @@ FIGURES = "ess", "num_unique_ancestors", "num_finished", "num_dead"
 
 
 class Recorder:
-    """Writes down every step of a run: `smc_steer(model, N, K, on_step=Recorder("run.jsonl"))`.
+    """Recorder of every step of a run: `smc_steer(model, N, K, on_step=Recorder("run.jsonl"))`.
 
     Parameters
     ----------
     path : path of the file, optional
-        Without one the steps are kept in memory, for `posterior.show()`. The file is begun anew; OSError if it cannot
-        be written. If it cannot be written later, as on a full disk, a warning says where the recording stops, and the
-        run goes on.
+        By default the steps are kept in memory, for `posterior.show()`. An existing file is overwritten; OSError if it
+        cannot be written. If writing fails later, as on a full disk, a warning says where the recording stops, and the
+        run continues.
     title : str, optional
-        What the run is, to be shown above it.
+        Title of the page.
 
-    A step is an object with `step` (from 1), `candidates`, `ancestors` (for each survivor its place among the
+    Attributes
+    ----------
+    lines : list of str
+        The recorded lines.
+
+    Notes
+    -----
+    A step is an object with `step` (from 1), `candidates`, `ancestors` (the place of each survivor among the
     candidates), `log_weights` (of the survivors, after selection), `log_ml`, `ess`, `num_unique_ancestors`,
     `num_finished` and `num_dead`. A log weight of -inf is null. A candidate has
 
-        parent : the place of its parent among the survivors of the step before
-        text : what the step added to the parent's text
-        keep : the characters of the parent's text that it kept, where it did not keep all
-        log_weight : before selection, the twist included
-        twist : the twist, where there is one
-        finished : true where it has
-        death : the statement that killed it
-        attribution : what each statement added to the log weight in this step
+        parent : place of its parent among the survivors of the previous step
+        text : text that the step added to the parent's text
+        keep : number of characters of the parent's text that it kept, if not all
+        log_weight : before selection, including the twist
+        twist : the twist, if there is one
+        finished : true if it has finished
+        death : the statement that gave it weight zero
+        attribution : log-weight that each statement added in this step
 
-    Used as a context manager it also writes how the run ended. A recorder records one run; a second is a ValueError.
-    `lines` is what it has recorded.
+    As a context manager, a recorder also writes how the run ended. It records one run; a second is a ValueError.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, title: str = "") -> None:
@@ -73,8 +79,8 @@ class Recorder:
                 "it records one run, from its first step on; make a Recorder for each run"
             )
         if step.index == 1:
-            what = {"program": type(step.candidates[0]).__name__, "title": self.title}
-            self._write({"llmppl_trace": VERSION, **what, "prompts": _prompts(step.candidates)})
+            header = {"program": type(step.candidates[0]).__name__, "title": self.title}
+            self._write({"llmppl_trace": VERSION, **header, "prompts": _prompts(step.candidates)})
         now = [(str(candidate), candidate.attribution) for candidate in step.candidates]
         lines = zip(step.candidates, now, step.parents.tolist(), step.candidate_log_weights.tolist(), strict=True)
         self._write(
@@ -91,7 +97,7 @@ class Recorder:
         self._before = [now[i] for i in step.ancestors.tolist()]
 
     def go_on(self, lines: Sequence[str], particles: Sequence[Any]) -> None:
-        """Record a run that goes on from a checkpoint: what was recorded of it by then, and its particles."""
+        """Continue the recording of a resumed run from its recorded lines and its particles."""
         if self._index:
             raise ValueError(f"{self!r} has recorded a run; make a Recorder for each")
         for line in lines:
@@ -100,15 +106,15 @@ class Recorder:
 
     @property
     def recording(self) -> Recording:
-        """What it has recorded. A ValueError before the first step."""
+        """The recording so far. ValueError before the first step."""
         if not self._index:
             raise ValueError(f"{self!r} has recorded no step: run smc_steer(model, N, K, on_step=recorder) first")
         return parse(self.lines, repr(self))
 
     def show(self, *, ended: bool = False) -> None:
-        """The page of the run, below the cell of a notebook, elsewhere in the browser: `llmppl.report.show`.
+        """Show the page of the run, in a notebook or in the browser; see `llmppl.report.show`.
 
-        ended : whether nothing more is to come, as the posterior knows
+        ended : True if the run has ended, as the posterior knows
         """
         recording = self.recording
         if ended and recording.ended is None:
@@ -157,14 +163,14 @@ class Recorder:
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
-        except OSError as error:                        # a recording is not worth a run
-            self._stopped = True                        # for good: what follows a torn line could not be read
-            why = f"the recording stops after step {self._index}, and the run goes on: {error.strerror or error}"
-            warnings.warn(f"{self.path}: {why}", stacklevel=4)
+        except OSError as error:                        # a failed recording must not end the run
+            self._stopped = True                        # for good: no reader could read past a torn line
+            message = f"the recording stops after step {self._index}, and the run goes on: {error.strerror or error}"
+            warnings.warn(f"{self.path}: {message}", stacklevel=4)
 
 
 def _prompts(particles: Sequence[Any]) -> list[str]:
-    """What stands in the contexts of a particle before its own text; none where they do not end with its text."""
+    """Return the text in the contexts of a particle before its own text; none if they do not end with its text."""
     for particle in particles:
         text = str(particle)
         whole = [str(context.text) for context in _contexts(particle)] if text else []

@@ -1,13 +1,13 @@
-"""A recording of a run: which particles lived, which did not, and why. A `Recorder` writes it, `load` reads it.
+"""Recordings of runs: the particles that lived, those that died, and the reasons. A `Recorder` writes them.
 
-The tree is that of *candidates*: those of step t descend from candidates of step t-1 that were selected. A candidate is
-*dead* if its weight is zero, *culled* if its weight is positive and it was not selected, else it is kept, perhaps more
-than once.
+A recording is a tree of *candidates*: those of step t descend from selected candidates of step t-1. A candidate is
+*dead* if its weight is zero. It is *culled* if its weight is positive and it was not selected. Else it is kept,
+perhaps more than once.
 
-The file: a line `{"llmppl_trace": 1, "program": ..., "title": ..., "prompts": [...]}`, one line for each step as
-`Recorder` describes, and, if the recorder was used in a `with` block, a line `{"end": null}`, or with the exception
-that ended the run. Each line is sealed (`llmppl.support.files`); one without a checksum, as other tools write it, is
-read as it is.
+The file has a line `{"llmppl_trace": 1, "program": ..., "title": ..., "prompts": [...]}`, then a line for each step as
+`Recorder` describes. If the recorder was used in a `with` block, the last line is `{"end": null}`, or has the exception
+that ended the run. Each line is sealed (`llmppl.support.files`). A line without a checksum, as other tools write it, is
+read without a check.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from llmppl.support.files import parsed, unsealed
 __all__ = ["VERSION", "Candidate", "RecordedStep", "Recording", "load", "parse"]
 
 VERSION = 1
-MAX_CHARACTERS = 1 << 29                                # of the texts of all candidates of a recording
+MAX_CHARACTERS = 1 << 29                                # of the texts of all candidates
 
 
 @dataclass
 class Candidate:
-    """One candidate of a recorded step, its whole text and its place in the tree worked out.
+    """Candidate of a recorded step.
 
-    parent : its place among the candidates of the step before, None at step 1
-    text, keep : the whole text, of which text[keep:] came with the step
-    log_weight, twist, finished, death, attribution : as in the file; log_weight is -inf where it died
-    copies : how often it was selected; 0 if it is dead or culled
-    log_weight_after : the log weight of these copies together, -inf if there are none
-    carried : whether it had finished before this step
-    keeps_all : whether `keep` is the length of its parent's text
+    parent : place of its parent among the candidates of the previous step; None at step 1
+    text, keep : the whole text; the step added text[keep:]
+    log_weight, twist, finished, death, attribution : as in the file; log_weight is -inf if it died
+    copies : number of times it was selected; 0 if it is dead or culled
+    log_weight_after : log of the total weight of these copies; -inf if there are none
+    carried : True if it had finished before this step
+    keeps_all : True if `keep` is the length of its parent's text
     """
 
     parent: int | None
@@ -62,7 +62,7 @@ class Candidate:
 
 @dataclass
 class RecordedStep:
-    """A step of a recording: its candidates, and the figures of `llmppl.inference.StepRecord`."""
+    """Step of a recording: its candidates, and the figures of `llmppl.inference.StepRecord`."""
 
     index: int
     candidates: list[Candidate]
@@ -83,11 +83,10 @@ class RecordedStep:
 
 @dataclass
 class Recording:
-    """What `load` reads: at least one step.
+    """Recording of a run, as `load` returns it, with at least one step.
 
-    prompts : what stood before the text, one for each context that the program keeps; empty where none was found
-    ended : what the `with` block of the recorder told: "" for a run that came to its end, else the exception that
-        stopped it; None if it told nothing
+    prompts : the text before the particles' own, one for each context that the program keeps; empty if none was found
+    ended : "" if the run came to its end, or the exception that ended it; None if the file has no end
     """
 
     program: str
@@ -97,13 +96,13 @@ class Recording:
     ended: str | None = None
 
     def particles(self) -> list[tuple[int, float]]:
-        """The particles after the last step, the heaviest first: place among the candidates, normalised weight."""
+        """Return (place among the candidates, normalised weight) of the last particles, the heaviest first."""
         alive = {i: c.log_weight_after - c.twist for i, c in enumerate(self.steps[-1].candidates) if c.copies}
         weights = zip(alive, normalised(list(alive.values())), strict=True)
         return sorted(weights, key=lambda each: -each[1])
 
     def mean_attribution(self) -> dict[str, float]:
-        """For each statement, what it added to the log weight: the mean over `particles` by weight."""
+        """Return the log-weight that each statement added: the weighted mean over `particles`."""
         means = defaultdict[str, float](float)
         for place, weight in self.particles():
             at: int | None = place
@@ -116,7 +115,7 @@ class Recording:
         return dict(means)
 
     def graves(self) -> dict[str, list[tuple[int, int]]]:
-        """The candidates that each statement killed: the index of the step, and the place in it."""
+        """Return the candidates that each statement killed, as pairs of a step's index and a place in the step."""
         graves = defaultdict[str, list[tuple[int, int]]](list)
         for step in self.steps:
             for i, candidate in enumerate(step.candidates):
@@ -125,11 +124,11 @@ class Recording:
         return dict(graves)
 
     def deaths(self) -> dict[str, int]:
-        """How many candidates each statement killed."""
+        """Return the number of candidates that each statement killed."""
         return {statement: len(killed) for statement, killed in self.graves().items()}
 
     def status(self) -> str:
-        """How far the recording goes and how the run ended, in a sentence."""
+        """Return the last step and the end of the run, in a sentence."""
         last = self.steps[-1]
         unfinished = sum(candidate.copies for candidate in last.kept if not candidate.finished)
         steps = f"{last.index} step{'s' * (last.index != 1)}"
@@ -137,22 +136,22 @@ class Recording:
             return f"All particles had died after {steps}."
         if not unfinished:
             return f"All particles finished, after {steps}."
-        left = f"{unfinished} of {last.num_particles} particles not finished"
+        count = f"{unfinished} of {last.num_particles} particles not finished"
         if self.ended == "":
-            return f"Cut after {steps}, {left}."
-        why = f"{self.ended} ended the run" if self.ended else "cut by max_steps, still running, or interrupted"
-        return f"The recording stops after step {last.index}, {left}: {why}."
+            return f"Cut after {steps}, {count}."
+        reason = f"{self.ended} ended the run" if self.ended else "cut by max_steps, still running, or interrupted"
+        return f"The recording stops after step {last.index}, {count}: {reason}."
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
-    """Read what a `Recorder` wrote, up to its last whole line.
+    """Read the file of a `Recorder`, up to its last whole line.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is not a recording, or holds no whole step; the line and the field that is not as it must be are named.
+        If it is not a recording, or has no whole step. The error names the wrong line and field.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -160,11 +159,11 @@ def load(path: str | os.PathLike[str]) -> Recording:
         raise ValueError(f"{path} is not a recording: it is no text. {_HOW}") from None
     if not any(lines):
         raise ValueError(f"{path} is empty: the run has not made its first step, or wrote elsewhere. {_HOW}")
-    return parse(lines[:-1], str(path))                 # what follows the last line end is empty, or torn
+    return parse(lines[:-1], str(path))                 # the part after the last line end is empty, or torn
 
 
 def parse(whole: Sequence[str], path: str) -> Recording:
-    """The recording that these lines are; a ValueError of `load` begins with `path`."""
+    """Return the recording of these lines. A ValueError begins with `path`."""
     header = parsed(next(iter(whole), ""))
     if "llmppl_trace" not in header:
         raise ValueError(f"{path} is not a recording: its first line is not that of a Recorder. {_HOW}")
@@ -184,7 +183,7 @@ def parse(whole: Sequence[str], path: str) -> Recording:
         kind = "header" if number == 1 else "end" if "end" in record else "step"
         try:
             getattr(reader, kind)(check(FIELDS[kind], record))
-        except (TypeError, ValueError, RecursionError) as error:        # a repr of what is nested deep
+        except (TypeError, ValueError, RecursionError) as error:        # RecursionError: the repr of nested lists
             raise ValueError(f"{path}, line {number}: {error}") from None
         if kind == "end":
             break
@@ -198,7 +197,7 @@ _ROOT = Candidate(None, "", 0, 0.0, 0.0, False, None, {})
 
 
 class _Reader:
-    """Makes a recording of its lines, once they are checked; a method for each kind of line."""
+    """Builder of a recording from checked lines, with a method for each kind of line."""
 
     def header(self, record: dict[str, Any]) -> None:
         self.recording = Recording(**record)
@@ -212,7 +211,7 @@ class _Reader:
             number = each.pop("parent")
             place, parent = self._particles[number] if self._particles else (None, _ROOT)
             self._characters += each["keep"] + len(each["text"])
-            if self._characters > MAX_CHARACTERS:       # a short line may ask for a long text again
+            if self._characters > MAX_CHARACTERS:       # a short line may repeat a long text
                 raise ValueError(f"the texts have more than {MAX_CHARACTERS:,} characters")
             each["text"] = parent.text[: each["keep"]] + each["text"]
             keeps_all = each["keep"] == len(parent.text)
@@ -230,6 +229,6 @@ class _Reader:
 
 
 def normalised(log_weights: Sequence[float]) -> list[float]:
-    """The weights divided by their sum; 0 where all are."""
+    """Return the weights divided by their sum; zeros if all are 0."""
     total = max(np.logaddexp.reduce(log_weights, initial=-np.inf), -sys.float_info.max)
     return [float(np.exp(log_weight - total)) for log_weight in log_weights]

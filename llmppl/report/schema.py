@@ -1,8 +1,8 @@
-"""What a recording may hold: each field of its lines, and what it must be.
+"""Schema of a recording: the fields of its lines, and a check for each.
 
-A recording is data, perhaps somebody else's: nothing of it is used that was not checked here. A *check* is given the
-name of a field and what the file holds there; it returns the value in its plain type, or raises a TypeError or
-ValueError that begins with the name, as those of `llmppl.support.arguments` do.
+A recording may come from somebody else, so every value is checked here before it is used. A *check* takes the name of a
+field and its value. It returns the value in its plain type, or raises a TypeError or ValueError that begins with the
+name, as `llmppl.support.arguments` does.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ Check = Callable[[str, Any], Any]
 
 
 class Field(NamedTuple):
+    """Field of an object: its check, and the default of a field that is not required."""
+
     check: Check
     default: Any = None
     required: bool = True
 
 
 def optional(check: Check, default: Any) -> Field:
-    """A field that may be missing."""
+    """Return a field that may be missing."""
     return Field(check, default, required=False)
 
 
 def check(fields: dict[str, Field], record: Any, name: str = "") -> dict[str, Any]:
-    """The fields of a JSON object, checked; what else it holds is left out."""
+    """Return the fields of a JSON object, checked. Unknown fields are dropped."""
     found, record = {}, _instance(dict, "an object", name, record)
     for key, field in fields.items():
         place = f"{name}.{key}" if name else key
@@ -47,9 +49,9 @@ def check(fields: dict[str, Field], record: Any, name: str = "") -> dict[str, An
 
 
 def check_references(step: dict[str, Any], index: int, lengths: list[int]) -> None:
-    """That a checked step is the one of number `index`, and names only what there is.
+    """Raise a ValueError unless a checked step has number `index` and refers only to existing particles.
 
-    lengths : for each particle of the step before, the length of its text
+    lengths : the length of the text of each particle of the previous step
     """
     if step["step"] != index:
         raise ValueError(f"step must be {index}, not {step['step']}")
@@ -89,7 +91,7 @@ def _finite(name: str, value: Any) -> float:
 
 
 def _text(name: str, value: Any) -> str:
-    """A str; a lone surrogate, which no file can hold, becomes the replacement character."""
+    """Return a str. A lone surrogate, which no file can contain, becomes the replacement character."""
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", _instance(str, "a text", name, value))
 
 
@@ -105,7 +107,7 @@ def _attribution(name: str, value: Any) -> dict[str, float]:
 
 
 def _or_null(check: Check, null: Any) -> Check:
-    """A check that reads null as `null`."""
+    """Return a check that reads null as `null`."""
     return lambda name, value: null if value is None else check(name, value)
 
 

@@ -1,4 +1,4 @@
-"""show: the page of a recording, where the user is."""
+"""Display of the page of a recording, in a notebook or in the browser."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llmppl.report.recording import Recording
 
 __all__ = ["show"]
 
-HEIGHT = 640                # px of the frame in a notebook; its corner makes it larger
+HEIGHT = 640                # px of the frame in a notebook, which the user can resize
 
 
 def show(recording: Recording) -> None:
-    """Show the page of a recording: below the cell of a notebook; elsewhere in the browser, by a file that is named."""
+    """Show the page of a recording below the cell of a notebook, or else in the browser, and print the file's name."""
     if in_notebook():
         display_html(_frame(page(recording)))
         return
@@ -28,7 +28,7 @@ def show(recording: Recording) -> None:
 
 
 def _frame(document: str) -> str:
-    """A document within another, apart from it."""
+    """Return a frame that isolates a document within another."""
     fill = 'width="100%" height="100%" style="border: 0"'
     inner = f'<iframe srcdoc="{html.escape(document)}" title="a recorded run" {fill}></iframe>'
     return f'<div style="height: {HEIGHT}px; resize: vertical; overflow: hidden">{inner}</div>'

@@ -1,6 +1,6 @@
-"""Small drawings as inline SVG, in the colour of the text around them: a chart over steps, and a bar for a weight.
+"""Small drawings as inline SVG, in the colour of the surrounding text: a chart over steps, and a bar for a weight.
 
-They are plain markup without scripts or colours, so that they read in notebooks and pages, light and dark.
+They are markup without scripts or colours, so they work in notebooks and pages, in light and dark themes.
 """
 
 import html
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 __all__ = ["bar", "chart"]
 
 WIDTH, HEIGHT = 340, 64                                 # px of a chart
-LEFT, RIGHT, TOP, BOTTOM = 56, 56, 8, 17                # px around its curve, for what is written there
+LEFT, RIGHT, TOP, BOTTOM = 56, 56, 8, 17                # px of the margins around its curve
 
 
 def chart(name: str, values: Sequence[float], *, low: float | None = None) -> str:
-    """A value at each of T steps, from `low` (by default the smallest) to the largest, which are written at the axis.
+    """Return a chart of a value at each of T steps.
 
-    Below stand the first step and the last, and behind the last point its value. A value that is not finite leaves a
-    gap.
+    The axis goes from `low` (by default the smallest value) to the largest value. The labels are these two values, the
+    first and the last step, and the last value. A value that is not finite leaves a gap.
     """
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite) if low is None else low, max(finite)
@@ -50,7 +50,7 @@ def chart(name: str, values: Sequence[float], *, low: float | None = None) -> st
 
 
 def bar(share: float, width: float = 80.0) -> str:
-    """A bar whose length is `share`, from 0 to 1, of `width` px."""
+    """Return a bar whose length is `share`, from 0 to 1, of `width` px."""
     return (
         f'<svg class="bar" aria-hidden="true" width="{width:.0f}" height="8">'
         f'<rect width="{max(share * width, 1.0):.1f}" height="8" rx="2" fill="currentColor" opacity="0.7"/></svg>'

@@ -1,6 +1,6 @@
 """Tables of results: as plain text, for a notebook, and for pandas.
 
-A table has heads and rows of cells that are written already. The last column is a text, the others are numbers.
+A table has heads and rows; all cells are str. The last column is a text, the others are numbers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_ROWS", "TableList", "frame", "html_table", "one_line", "printable", "text_table", "without_middle"]
 
-MAX_ROWS = 20               # shown of a table
-MAX_TEXT = 90               # characters shown of a text
+MAX_ROWS = 20               # rows of a table that are shown
+MAX_TEXT = 90               # characters of a text that are shown
 
 T = TypeVar("T")
 Rows = Sequence[Sequence[str]]
 
 
 class TableList(list[T]):
-    """Results in a list that shows as a table, also in a notebook: a subclass writes its header and its table."""
+    """List of results that is displayed as a table, also in a notebook. A subclass defines its header and table."""
 
     def __repr__(self) -> str:
         return "\n".join([self._header(), *(["", *text_table(*self._table())] if self else [])])
@@ -36,12 +36,12 @@ class TableList(list[T]):
         raise NotImplementedError
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Heads and rows."""
+        """Return heads and rows."""
         raise NotImplementedError
 
 
 def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> list[str]:
-    """Its lines: as many rows as are shown, and how many are not; `numbers`: whether the last column is one of them."""
+    """Return the lines of a table, at most `MAX_ROWS` rows. With `numbers`, the last column has numbers, too."""
     shown = rows[:MAX_ROWS]
     widths = [max(len(row[i]) for row in [heads, *shown]) for i in range(len(heads))]
     widths[-1] *= numbers
@@ -52,9 +52,9 @@ def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> li
 
 
 def html_table(heads: Sequence[str], rows: Rows, shares: Sequence[float] = (), *, numbers: bool = False) -> str:
-    """The same for a notebook; with `shares` of the largest, from 0 to 1, a bar stands before each row.
+    """Return the table as HTML. With `shares`, numbers from 0 to 1, each row begins with a bar.
 
-    It sets no colours, so that it reads in light and dark themes.
+    It sets no colours, so it works in light and dark themes.
     """
     left = "" if numbers else ' style="text-align: left; white-space: pre-wrap"'
     bars = [f"<td>{bar(share)}</td>" for share in shares] or [""] * len(rows)
@@ -69,7 +69,7 @@ def html_table(heads: Sequence[str], rows: Rows, shares: Sequence[float] = (), *
 
 
 def frame(columns: Mapping[str, Any]) -> pandas.DataFrame:
-    """A pandas.DataFrame of columns of equal length; an ImportError says how to install pandas."""
+    """Return a pandas.DataFrame of columns of equal length. An ImportError says how to install pandas."""
     try:
         import pandas
     except ImportError:
@@ -88,6 +88,6 @@ def printable(text: str) -> str:
 
 
 def without_middle(text: str, most: int) -> str:
-    """At most `most` characters of a text: texts often share their beginning, and differ at the end."""
+    """Return at most `most` characters of a text. The end is kept: texts often share their beginning."""
     end = most // 3
     return text if len(text) <= most else f"{text[: most - end - 3]} … {text[-end:]}"

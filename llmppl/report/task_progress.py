@@ -1,4 +1,4 @@
-"""How many tasks have come how far, on stderr: a live table on a terminal, a line a minute elsewhere."""
+"""Progress of many tasks, on stderr: a live table on a terminal, else one line a minute."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-SECONDS = 60.0                                          # from one line to the next
+SECONDS = 60.0                                          # between two lines
 
 
-class Standing:
-    """What is done of `total` tasks, by now and when this run began; `tokens()` is what the model has run."""
+class TaskProgress:
+    """Progress of `total` tasks. `tokens()` returns the number of tokens that the model has run."""
 
     def __init__(self, total: int, done: int, failed: int, tokens: Callable[[], int] | None) -> None:
         self.total, self.done, self.failed, self.tokens = total, done, failed, tokens
@@ -21,7 +21,7 @@ class Standing:
         self._tokens_before = tokens() if tokens else 0
 
     def cells(self) -> dict[str, str]:
-        """The heads of the table, and what is below them."""
+        """Return the cells of the table by their heads."""
         seconds = max(time.monotonic() - self._start, 1e-9)
         cells = {"done": f"{self.done} of {self.total}", "failed": str(self.failed)}
         if self.tokens is not None:
@@ -49,27 +49,28 @@ class Standing:
 
 
 @contextmanager
-def standing(
+def task_progress(
     total: int, done: int = 0, failed: int = 0, tokens: Callable[[], int] | None = None
 ) -> Iterator[Callable[[bool], None]]:
-    """What to call when a task has ended, with whether it failed; `done` and `failed` are those of before."""
-    state, said = Standing(total, done, failed, tokens), time.monotonic()
+    """Show progress. Yield a function to be called with True or False, for failure, when a task ends."""
+    progress, printed_at = TaskProgress(total, done, failed, tokens), time.monotonic()
 
     def count(is_failed: bool) -> None:
-        state.done, state.failed = state.done + 1, state.failed + is_failed
+        progress.done += 1
+        progress.failed += is_failed
 
-    def count_and_say(is_failed: bool) -> None:
-        nonlocal said
+    def count_and_print(is_failed: bool) -> None:
+        nonlocal printed_at
         count(is_failed)
-        if time.monotonic() - said >= SECONDS:
-            said = time.monotonic()
-            print(state, file=sys.stderr, flush=True)
+        if time.monotonic() - printed_at >= SECONDS:
+            printed_at = time.monotonic()
+            print(progress, file=sys.stderr, flush=True)
 
     if not sys.stderr.isatty():
-        yield count_and_say
+        yield count_and_print
         return
     from rich.console import Console
     from rich.live import Live
 
-    with Live(state, console=Console(stderr=True), refresh_per_second=2, transient=True):
+    with Live(progress, console=Console(stderr=True), refresh_per_second=2, transient=True):
         yield count

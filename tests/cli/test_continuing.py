@@ -24,7 +24,7 @@ from llmppl import ConstrainedText, Infilling, Rule, load_results, smc_steer
 from llmppl.cli import app, options, prompts
 from llmppl.cli.job import GenerateJob
 from llmppl.cli.options import Limits, Writing
-from llmppl.report import task_progress as standing
+from llmppl.report import task_progress
 from llmppl.support.files import sealed
 from llmppl.tasks.many import lanes
 
@@ -589,14 +589,14 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(standing, "time", clock)
+    monkeypatch.setattr(task_progress, "time", clock)
     return clock
 
 
 def test_the_table_has_what_is_done_failed_tokens_per_second_and_the_end(clock):
     """14 of 100 were done; then 6 in 30 s, so that the other 80 take 400 s more; 600 tokens in 30 s."""
     tokens = 1000
-    state = standing.Standing(100, 14, 1, lambda: tokens)
+    state = task_progress.TaskProgress(100, 14, 1, lambda: tokens)
     assert state.cells() == {"done": "14 of 100", "failed": "1", "tokens per second": "0", "expected end": "-"}
     state.done, state.failed, tokens, clock.now = 20, 2, 1600, 1030.0
     before, cells = datetime.now(), state.cells()
@@ -608,11 +608,11 @@ def test_the_table_has_what_is_done_failed_tokens_per_second_and_the_end(clock):
     assert str(state) == f"20 of 100 done, failed 2, tokens per second 20, expected end {end}, in 0:06:40"
     state.done = 100
     assert state.cells()["expected end"].endswith(", in 0:00:00")
-    assert "tokens per second" not in standing.Standing(3, 0, 0, None).cells()
+    assert "tokens per second" not in task_progress.TaskProgress(3, 0, 0, None).cells()
 
 
 def test_where_stderr_is_no_terminal_a_line_is_said_once_a_minute(clock, capsys):
-    with standing.standing(20, tokens=lambda: 0) as ended:
+    with task_progress.task_progress(20, tokens=lambda: 0) as ended:
         for n in range(10):
             clock.now += 25.0                           # 25, 50, 75, ..., 250: a line at 75, 150 and 225
             ended(n == 0)

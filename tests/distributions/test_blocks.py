@@ -1,4 +1,4 @@
-"""Sums over blocks against numpy's own, draws from them against probabilities, and rows that stay on a device."""
+"""Sums over blocks against numpy, draws against probabilities, and rows that stay on a device."""
 
 import copy
 import functools
@@ -41,14 +41,14 @@ SIZES = st.sampled_from([1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 
 
 def summed(log_weights):
-    """(number of blocks,) by numpy alone."""
+    """Return the (number of blocks,) sums by numpy alone."""
     starts = range(0, len(log_weights), BLOCK)
     return np.array([np.logaddexp.reduce(log_weights[start : start + BLOCK]) for start in starts])
 
 
 @st.composite
 def arrays(draw):
-    """(n,) log-weights of very unlike sizes, some -inf; and a mask, or None."""
+    """Yield (n,) log-weights of very different sizes, some -inf, and a mask or None."""
     n, seed = draw(SIZES), draw(st.integers(0, 2**32))
     rng = np.random.default_rng(seed)
     spread = draw(st.sampled_from([0.0, 1.0, 30.0, 2000.0]))
@@ -90,7 +90,7 @@ def test_blocks_of_several_tables_are_read_in_the_order_they_are_asked_for():
 
 
 def test_what_is_allowed_is_found_beside_what_is_e_to_the_2000_heavier():
-    """In the same block and in others: no sum is rounded to nothing."""
+    """Check one block and several blocks: no sum is rounded to 0."""
     log_weights = np.zeros(600)
     log_weights[[5, 599]] = -2000.0, -2001.0
     mask = np.zeros(600, dtype=bool)
@@ -143,7 +143,7 @@ def test_nothing_allowed_is_impossible():
 
 
 def kept(lm: CachedTransformer) -> CachedTransformer:
-    """The lm with its rows kept as tensors."""
+    """Return the lm with its rows kept as tensors."""
     lm.engine.keeps_rows = True
     return lm
 
@@ -174,7 +174,7 @@ def half(vocab, seed):
 
 
 def masks(vocab):
-    """A mask function with two masks."""
+    """Return a mask function with two masks."""
     both = half(vocab, 0), half(vocab, 1)
     for mask in both:
         mask.setflags(write=False)
@@ -254,7 +254,7 @@ def test_enumeration_beams_and_a_query_are_the_same_on_a_device():
 
 @pytest.mark.parametrize(("algorithm", "most"), [("steer", 1_000_000), ("standard", 250_000)])
 def test_a_round_of_masked_sampling_brings_little_to_the_host(algorithm, most):
-    """At V = 128,256 and N = 32, where the rows of a round are 16.4 MB."""
+    """Check at V = 128,256 and N = 32, where the rows of a round are 16.4 MB."""
     V, N, steps = 128_256, 32, 3
     lm = kept(large_lm(V))
     model = ConstrainedText(lm, lm.at([1, 2]), mask=masks(lm.vocab), max_tokens=steps)
@@ -316,7 +316,7 @@ def test_a_mask_that_does_not_fit_on_the_device_is_heeded_and_not_kept():
 
 
 class Launches(TorchDispatchMode):
-    """How many operations were called that are no views, and the most bytes that their results held at a time."""
+    """Counter of operations that are no views, and of the most bytes that their results held at a time."""
 
     def __init__(self):
         super().__init__()
@@ -384,7 +384,7 @@ def test_the_ids_of_no_token_go_to_the_device_once(monkeypatch):
 
 
 class WithoutFloat64(TorchDispatchMode):
-    """A device that has no float64."""
+    """Device without float64."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))

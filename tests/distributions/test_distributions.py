@@ -228,7 +228,7 @@ def test_what_is_derived_alike_is_one_object_for_as_long_as_it_lives():
 
 
 def test_a_mask_lives_as_long_as_what_was_made_of_it():
-    """It is known by its id, which another could have after it."""
+    """Check that a mask stays alive: it is known by its id, which another object could get later."""
     for make in (TokenDistribution.masked, functools.partial(TokenDistribution.with_end, end="prefix")):
         dist = TokenDistribution(tiny_vocab(V), lambda: np.zeros(V))
         mask = np.arange(V) < 2
@@ -353,7 +353,7 @@ def test_drawing_from_an_impossible_distribution_raises_and_every_value_has_prob
 
 
 class Ones:
-    """A stream whose uniforms are as large as they can be."""
+    """Stream with the largest possible uniforms."""
 
     def random(self):
         return float(np.nextafter(1.0, 0.0))

@@ -18,7 +18,7 @@ from llmppl.lm import NextToken
 
 
 class Scripted:
-    """A stream whose uniforms make draws without replacement come in a given order."""
+    """Stream whose uniforms make draws without replacement come in a given order."""
 
     def __init__(self, weights, order) -> None:
         self.left, self.order = [float(w) for w in weights], list(order)
@@ -33,14 +33,14 @@ class Scripted:
 
 
 def rejection(rng, weights, accepts):
-    """`weighted_rejection` of (n,) weights, with a weight."""
+    """Call `weighted_rejection` with (n,) weights, and return a weight instead of its log."""
     with np.errstate(divide="ignore"):
         found = weighted_rejection(rng, ArrayTable(np.log(weights)), accepts)
     return found and (found[0], math.exp(found[1]))
 
 
 def outcomes(weights, accepted):
-    """(probability, place or None, w, what was drawn) of every run; the probabilities are exact and sum to 1."""
+    """Yield (probability, place or None, w, drawn indices) of every run. The probabilities are exact and sum to 1."""
     possible = [place for place, weight in enumerate(weights) if weight]
     seen = set()
     for order in itertools.permutations(possible):
@@ -57,7 +57,7 @@ def outcomes(weights, accepted):
 
 
 def moments(weights, accepted):
-    """E[w 1(x = i)] and E[1(x = i)] for each place i, E[w^2], and the probability that nothing is found."""
+    """Return E[w 1(x = i)] and E[1(x = i)] for each place i, E[w^2], and the probability that nothing is found."""
     mean, dist, square, none = np.zeros(len(weights)), np.zeros(len(weights)), 0.0, 0.0
     total = Fraction(0)
     for probability, place, w, _ in outcomes(weights, accepted):
@@ -82,7 +82,7 @@ dists = st.lists(st.tuples(st.sampled_from([0, 1, 2, 5, 40, 1000, 10**9]), st.bo
 @example([(0, True), (1, False)])
 @example([(1, True), (10**9, False), (10**9, False), (1, True), (5, False), (5, True)])
 def test_over_all_orders_of_draws_the_mean_weight_of_each_accepted_value_is_its_own(pairs):
-    """Exactly, whatever the distribution: ties, zeros, an accepted set that is rare, empty or everything."""
+    """Check ties, zeros, and an accepted set that is rare, empty or everything. The means are exact."""
     weights, accepted = [Fraction(w) for w, _ in pairs], [a for _, a in pairs]
     mu = np.array([float(w) * a for w, a in pairs])
     if not any(weights):
@@ -241,7 +241,7 @@ def test_a_mask_given_for_a_predicate_is_a_TypeError_that_names_masked():
 
 
 class Once(Model):
-    """One draw, by the function given."""
+    """Program of one draw, by the given function."""
 
     def __init__(self, do) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ def test_a_particle_that_finds_nothing_dies_of_a_clear_reason_in_every_scheme():
 
 
 class Own(Proposal):
-    """Proposes what it is told to."""
+    """Proposal with a given result."""
 
     support = (0, 1)
 
@@ -360,7 +360,7 @@ def test_a_predicate_may_ask_the_language_model():
     lm = table_lm(lambda ids: [0.0, 1.0, -1.0 + len(ids)])
 
     class Ahead(Model):
-        """A token after which EOS is likely enough."""
+        """Program of a token after which EOS is likely enough."""
 
         def step(self):
             context = lm.context("a")

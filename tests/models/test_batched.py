@@ -1,4 +1,4 @@
-"""Batched functions: what comes out is what comes out without batches, and the calls are counted."""
+"""Batched functions: the results equal those without batches, and the calls are counted."""
 
 import json
 import math
@@ -28,13 +28,12 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.models import Batched
-from llmppl.models import batched as batching
 
 A, END = 0, 5
 
 
 def judge(most=None):
-    """A critic that likes the letter b, and the list of its calls."""
+    """Return a critic that likes the letter b, and the list of its calls."""
     calls = []
 
     @batched(max_batch=most)
@@ -46,7 +45,7 @@ def judge(most=None):
 
 
 class Judged(Model):
-    """Up to two tokens after "a", guided by a critic and weighed by it at the end."""
+    """Program of up to two tokens after "a", guided by a critic and weighed by it at the end."""
 
     def __init__(self, critic, prompt="a"):
         super().__init__()
@@ -137,7 +136,7 @@ def test_a_critic_that_waits_while_others_ask_a_language_model_is_asked_in_the_s
 
 
 class Fits(Model):
-    """Two tokens after "a", each tested by `fits(text)`."""
+    """Program of two tokens after "a", each tested by `fits(text)`."""
 
     def __init__(self, fits):
         super().__init__()
@@ -184,7 +183,7 @@ def test_more_than_max_batch_are_asked_in_several_calls():
 
 
 def test_the_newest_answers_are_kept(monkeypatch):
-    monkeypatch.setattr(batching, "_MOST_KEPT", 3)
+    monkeypatch.setattr(sys.modules[Batched.__module__], "_MAX_CACHED", 3)
     critic, calls = judge()
     for text in ("a", "b", "c", "d", "b", "a"):
         critic(text)
@@ -371,7 +370,7 @@ def test_threads_call_the_function_in_turn_and_each_counts_its_own():
 
 
 def test_after_an_interrupt_at_any_line_it_answers_what_it_would_have():
-    files = {batching.__file__}
+    files = {sys.modules[Batched.__module__].__file__}
     texts = ["a", "b", "bb"]
 
     def ask(critic):

@@ -1,4 +1,4 @@
-"""The seam of choices: what a particle notes, who chooses for it, and that a replay is the particle again."""
+"""Choosers: the notes of a particle, its chooser, and replays, which give equal particles."""
 
 import copy
 import pickle
@@ -72,7 +72,7 @@ def test_every_candidate_between_two_steps_can_be_replayed_the_dead_ones_too(nam
 
 
 class Written(Model):
-    """A program given as data: for each step a list of statements."""
+    """Program given as data: a list of statements for each step."""
 
     def __init__(self, steps):
         super().__init__()
@@ -132,7 +132,7 @@ def test_copies_share_what_was_noted_and_go_on_by_themselves():
 
 
 class Nothing(Proposal):
-    """Proposes a value with weight 0, that is, its measure is 0 everywhere."""
+    """Proposal of a value with weight 0: its measure is 0 everywhere."""
 
     def propose(self, rng):
         return "x", -np.inf
@@ -262,13 +262,13 @@ def test_streams_are_those_that_numpy_spawns_one_generation_below():
     for kind in (np.random.PCG64, np.random.Philox, np.random.MT19937):
         streams, family = spawned(np.random.Generator(kind(7))), np.random.Generator(kind(7)).spawn(1)[0]
         for mine, numpys in zip([next(streams) for _ in range(4)], family.spawn(4), strict=True):
-            made = pickle.loads(pickle.dumps(mine)).made()
-            assert type(made.bit_generator) is kind and made.random() == numpys.random() == mine.made().random()
+            made = pickle.loads(pickle.dumps(mine)).create()
+            assert type(made.bit_generator) is kind and made.random() == numpys.random() == mine.create().random()
 
 
 def test_a_stream_is_made_when_it_is_drawn_from_and_its_line_of_ancestors_does_not_grow(monkeypatch):
-    made, make = [], Stream.made
-    monkeypatch.setattr(Stream, "made", lambda stream: made.append(make(stream)) or made[-1])
+    made, make = [], Stream.create
+    monkeypatch.setattr(Stream, "create", lambda stream: made.append(make(stream)) or made[-1])
 
     class Draws(Model):
         def step(self):
@@ -287,7 +287,7 @@ def test_a_stream_is_made_when_it_is_drawn_from_and_its_line_of_ancestors_does_n
 
 
 class Unequal:
-    """Cannot be compared."""
+    """Object that cannot be compared."""
 
     def __eq__(self, other):
         raise RuntimeError
@@ -298,18 +298,18 @@ class Unequal:
 def test_recipes_are_the_same_where_all_of_their_parts_are():
     a, b = np.arange(3.0), np.arange(3.0)
     for one, other in [((1, "x", (a,)), (1, "x", (b,))), (a, b), ("x", "x"), ((), ())]:
-        assert alike.same(one, other)
+        assert alike.same_recipe(one, other)
     for one, other in [
         ((1, a), (2, a)), ((1, a), (1, a, a)), (a, a + 1), (a, a.reshape(1, 3)), (a, a.astype(np.float32)), (1, 1.0),
         (("x", (a,)), ("x", (a[::-1],))), ((1,), [1]),
     ]:  # fmt: skip
-        assert not alike.same(one, other)
+        assert not alike.same_recipe(one, other)
 
 
 def test_supports_are_equal_as_far_as_their_values_can_be_compared():
     for one, other in [
         ([1, "x"], [1, "x"]), ([np.nan], [float("nan")]), ([object()], [object()]), ([Unequal()], [Unequal()]),
     ]:  # fmt: skip
-        assert alike.equal(one, other)
+        assert alike.same_support(one, other)
     for one, other in [([1, "x"], [1, "y"]), ([1], [1.5]), ([object()], [1])]:
-        assert not alike.equal(one, other)
+        assert not alike.same_support(one, other)

@@ -1,4 +1,4 @@
-"""What copies of a model share, what they must not, and what is refused by name at the start of a run."""
+"""Copies of a model: shared parts, and attributes that are refused by name at the start of a run."""
 
 import copy
 import functools
@@ -29,7 +29,7 @@ RUNS = {
 
 
 class Apart(Model):
-    """Three letters, no two alike in a row; `make(self)` is kept in an attribute and asked."""
+    """Program of three letters, no two equal in a row; an attribute holds `make(self)`, which decides that."""
 
     def __init__(self, make):
         super().__init__()
@@ -50,7 +50,7 @@ class Apart(Model):
 
 
 class ApartWhere(Apart):
-    """The same by a proposal that is kept."""
+    """The same program, by a proposal in an attribute."""
 
     def step(self):
         self.s += self.sample(self.kept)
@@ -76,7 +76,7 @@ class Slotted:
 
 
 class Owner:
-    """Refers back to the model, as a part of it may."""
+    """Part of a model that refers back to the model."""
 
     def __init__(self, model):
         self.model = model
@@ -161,7 +161,7 @@ class Coin(Model):
 
 
 class Outer(Model):
-    """A program whose choices are made by another one."""
+    """Program whose choices another program makes."""
 
     def __init__(self, rng=None):
         super().__init__()
@@ -233,7 +233,7 @@ def test_a_kept_predicate_that_does_not_ask_the_model_is_right():
 
 
 class Holds(Model):
-    """Two coins, with something in an attribute."""
+    """Program of two coins, with something in an attribute."""
 
     def __init__(self, value):
         super().__init__()
@@ -390,9 +390,9 @@ def test_a_long_attribute_is_looked_through_only_so_far():
                 looked.append(value)
                 yield value
 
-    from llmppl.models.copies import survey
+    from llmppl.models.copies import inspect_attributes
 
-    survey(Holds(Counts([object() for _ in range(100_000)])))
+    inspect_attributes(Holds(Counts([object() for _ in range(100_000)])))
     assert len(looked) < 20_000
 
 
@@ -400,7 +400,7 @@ def test_the_look_through_the_attributes_is_done_once_a_run(monkeypatch):
     from llmppl.models import copies, model
 
     calls = []
-    monkeypatch.setattr(model, "survey", lambda of: calls.append(of) or copies.survey(of))
+    monkeypatch.setattr(model, "inspect_attributes", lambda of: calls.append(of) or copies.inspect_attributes(of))
     smc_steer(Holds(1), 8, 3, seed=0, progress=False)
     assert len(calls) == 1
 

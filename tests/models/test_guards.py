@@ -1,6 +1,6 @@
 """Each verb before the first step, between two steps, in a step, and after the end; and the names of Model.
 
-Where a verb means something, the posterior is the one that is computed by hand, under every algorithm; elsewhere it is
+If a verb has a meaning there, the posterior equals one computed by hand, under every algorithm. Else the verb is
 refused by name.
 """
 
@@ -19,7 +19,7 @@ from llmppl.inference import SMC, Distinct, DownSample
 
 
 class Letters(Model):
-    """Two fair letters, with a look-ahead that is wrong."""
+    """Program of two fair letters, with a wrong twist."""
 
     def step(self):
         self.s += self.sample(Uniform(["a", "b"]))
@@ -268,7 +268,7 @@ def test_a_stream_that_is_assigned_in_a_step_is_refused():
 
 
 class Keeps(Model):
-    """Keeps its stream from the first step on, and draws from it in each."""
+    """Program that keeps its stream from the first step on, and draws from it in each step."""
 
     stream = None
 
@@ -294,7 +294,7 @@ class Inner(Model):
 
 
 class Outer(Model):
-    """Two steps of another model, which it holds."""
+    """Program of two steps of another model, which it holds."""
 
     once = True
 
@@ -320,7 +320,7 @@ def test_a_model_within_a_model_draws_from_the_stream_of_its_particle(run, once)
 
 
 class Asks(Outer):
-    """The other model draws in no step of its own."""
+    """Program that holds another model, which draws outside of its own steps."""
 
     def step(self):
         if not self.once and not self.s:
@@ -339,7 +339,7 @@ def test_a_model_within_a_model_draws_by_hand_in_every_copy(run, once):
 
 
 class Nests(Model):
-    """Inference before the first `sample`: its estimate of Z is the weight, and a particle drawn from it the text."""
+    """Program with inference before its first `sample`: the weight is its estimate of Z, the text a particle's."""
 
     def step(self):
         class Coin(Model):

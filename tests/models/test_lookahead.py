@@ -29,7 +29,7 @@ def index_of(pattern=PATTERN):
 
 
 def mass_by_hand(pattern, begins, before, left, end):
-    """The sum over all sequences of at most `left` tokens after the text `before`, and what must come after them."""
+    """Return the sum over all sequences of at most `left` tokens after the text `before`, and their ends."""
 
     def ending(text):
         leaves = [i for i in range(V) if i == END or not re.fullmatch(begins, text + spelled([i]))]

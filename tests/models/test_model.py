@@ -1,4 +1,4 @@
-"""Model: what each verb does to the weight and the life of a particle, and what its copies share."""
+"""Model: the effect of each verb on the weight and life of a particle, and the parts that copies share."""
 
 import copy
 import math
@@ -28,7 +28,7 @@ END = V - 1
 
 
 class Do(Model):
-    """One step, which is the function given."""
+    """Program of one step, which is the given function."""
 
     def __init__(self, do):
         super().__init__()
@@ -40,7 +40,7 @@ class Do(Model):
 
 
 def stepped(do, seed=0) -> Do:
-    """A model after one step by hand."""
+    """Return a model after one step by hand."""
     model = Do(do)
     model.rng = np.random.default_rng(seed)
     model.step()
@@ -249,7 +249,7 @@ def test_verbs_outside_a_step_work_for_whoever_tries_them_by_hand():
 
 
 class Twisting(Model):
-    """Score -1 in every step; twists 2 + 0.5, then 4, then 8 in the step that finishes."""
+    """Program with score -1 in every step, and twists 2 + 0.5, then 4, then 8 in the step that finishes."""
 
     def __init__(self):
         super().__init__()
@@ -380,7 +380,7 @@ class Thing:
 
 
 class Holder(Model):
-    """Holds one of everything; a step changes all of it in a way of the particle's own."""
+    """Program with an attribute of every kind. A step changes each differently for each particle."""
 
     def __init__(self):
         super().__init__()
@@ -538,7 +538,7 @@ def test_repr_tells_the_text_the_weight_and_the_state():
 
 
 class Raises(Model):
-    """Raises in the second step, on heads."""
+    """Program that raises in the second step, on heads."""
 
     def step(self):
         self.s += "x"

@@ -1,6 +1,6 @@
-"""Spans: what `extend` draws and returns, what ends it, what it weighs, and that a step with it is like any other.
+"""Spans: the results, ends and weights of `extend`, in steps like any other.
 
-That its weights are exact under every algorithm is in test_exactness.py ("span").
+test_exactness.py ("span") checks that its weights are exact under every algorithm.
 """
 
 import inspect
@@ -32,7 +32,7 @@ A, B, C, SPACE, AB, END = range(V)
 
 
 class Spanned(Model):
-    """One span after `prompt`, then the end."""
+    """Program of one span after `prompt`."""
 
     def __init__(self, lm=None, prompt="a", **options):
         super().__init__()
@@ -47,7 +47,7 @@ class Spanned(Model):
 
 
 def outcomes(**options):
-    """The span of every outcome with its probability (the model's, what was masked not divided out)."""
+    """Return the span of every outcome with its probability under the model, not renormalised by masks."""
     return [(particle.span, particle.log_weight) for particle in enumerate_exact(Spanned(**options))]
 
 
@@ -175,7 +175,7 @@ def test_a_rule_changes_what_the_span_is_drawn_from_and_its_log_probability():
 
 
 class Words(Model):
-    """Words of at most two tokens, one a step, up to three or the end."""
+    """Program of words of at most two tokens, one a step, up to three or the end."""
 
     def __init__(self, lm=None):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Experts over whole texts, as docs/critics.md writes them: their posteriors are those of sums over every text."""
+"""Experts over whole texts, as in docs/critics.md: their posteriors equal sums over every text."""
 
 import math
 
@@ -13,7 +13,7 @@ A, B = 0, 1
 
 
 class Written(Model):
-    """Two tokens, or an EOS before, of what `draw` says after "a" and "b"."""
+    """Program of two tokens, or an earlier EOS, that `draw` chooses after "a" and "b"."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class Written(Model):
 
 
 class Powers(Written):
-    """p(text)^a q(text)^b."""
+    """Program with the target p(text)^a q(text)^b."""
 
     a, b = 1.5, -0.5
 
@@ -44,7 +44,7 @@ class Powers(Written):
 
 
 class Product(Written):
-    """p(text) q(text)."""
+    """Program with the target p(text) q(text)."""
 
     def draw(self, p, q):
         token = self.sample(p, proposal=product(p, q))
@@ -53,7 +53,7 @@ class Product(Written):
 
 
 class Mixture(Written):
-    """0.3 p(text) + 0.7 q(text)."""
+    """Program with the target 0.3 p(text) + 0.7 q(text)."""
 
     def __init__(self):
         super().__init__()

@@ -14,7 +14,7 @@ from llmppl.constraints import TokenIndex
 from llmppl.distributions import Uniform
 from llmppl.inference import run_many
 from llmppl.lm.engines import gguf
-from llmppl.models.alike import equal
+from llmppl.models.alike import same_support
 from llmppl.support.locks import let_through
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there are no such signals here")
@@ -84,14 +84,14 @@ def test_comparing_of_values_hides_no_time_limit_and_no_failure():
     with handled():
         for before, now in ([Slow()], [Slow()]), ([[Slow()]], [[Slow()]]):
             with pytest.raises(TimeLimit):
-                equal(before, now)
+                same_support(before, now)
         with pytest.raises(TimeLimit):
             Uniform([Slow(), Slow()])
     with pytest.raises(KeyError, match="no such key"):
-        equal([Fails()], [Fails()])
+        same_support([Fails()], [Fails()])
     arrays = [np.zeros(2)], [np.zeros(2)]
-    assert equal(*arrays)                               # it cannot be told
-    assert not equal([1], [2])
+    assert same_support(*arrays)                               # it cannot be told
+    assert not same_support([1], [2])
 
 
 @pytest.mark.parametrize("at", range(1, 40, 4))

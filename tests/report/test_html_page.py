@@ -1,6 +1,6 @@
-"""The page of a run, driven in a browser as a reader would: pointer, keys, finger, light and dark, wide and narrow.
+"""Page of a run, driven in a browser by pointer, keys and finger, light and dark, wide and narrow.
 
-What the page must say comes from the recording itself. Skipped without playwright (`make browser`) or a browser.
+The expected contents come from the recording itself. Skipped without playwright (`make browser`) or a browser.
 """
 
 import html
@@ -21,7 +21,7 @@ WORDS = {" the": 0.3, " a": 0.2, " cat": 0.2, " dog": 0.15, " sat": 0.1, ".": 0.
 
 
 class Prompt:
-    """A context, as far as a recorder looks at it."""
+    """Context with the attributes that a recorder uses."""
 
     next_token = None
 
@@ -30,7 +30,7 @@ class Prompt:
 
 
 class Words(Model):
-    """Words, of which some die and some weigh less."""
+    """Program of words, of which some die and some weigh less."""
 
     def __init__(self, most):
         super().__init__()
@@ -77,7 +77,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Opens a page; at the end of the test, nothing may have gone wrong in it."""
+    """Open a page. At the end of the test, check that it had no error."""
     contexts, errors = [], []
 
     def open_page(text, size="wide", scheme="light", **options):
@@ -101,7 +101,7 @@ def opened(browser, tmp_path):
 
 
 def place_of(tab, step, candidate):
-    """Where a candidate is drawn, in px of the window, once it has been scrolled to."""
+    """Scroll to a candidate, and return its place in px of the window."""
     return tab.evaluate(
         """([t, i]) => {
           const node = nodes[t - 1][i], stage = $("stage"), tree = $("tree");
@@ -114,19 +114,19 @@ def place_of(tab, step, candidate):
 
 
 def first(run, holds):
-    """The step and the place of the first candidate of which it holds."""
+    """Return the step and the place of the first candidate of which a predicate holds."""
     return next((step.index, i) for step in run.steps for i, c in enumerate(step.candidates) if holds(c))
 
 
 def heaviest(run, step, parent=None):
-    """The place of the heaviest candidate of a step, among the children of `parent`."""
+    """Return the place of the heaviest candidate of a step, among the children of `parent`."""
     candidates = run.steps[step - 1].candidates
     of = [i for i, c in enumerate(candidates) if parent is None or c.parent == parent]
     return max(of, key=lambda i: candidates[i].log_weight_after)
 
 
 def survivors(run):
-    """How many candidates of each step the particles of the last descend from."""
+    """Return, for each step, the number of candidates with descendants among the last particles."""
     alive = {i for i, c in enumerate(run.steps[-1].candidates) if c.copies}
     numbers = [len(alive)]
     for step in reversed(run.steps[1:]):
@@ -136,7 +136,7 @@ def survivors(run):
 
 
 def found(run, text):
-    """The candidates with which a text has come."""
+    """Return the candidates that added a text."""
     before, places = [""], []
     for step in run.steps:
         for i, c in enumerate(step.candidates):
@@ -254,7 +254,7 @@ def test_a_hundred_particles_are_seen_at_once_and_found_again(opened, large):
 
 
 def contrasts(tab):
-    """The contrast of every text that is seen, by the formula of WCAG 2, with a few words of it."""
+    """Return the contrast of every visible text, by the formula of WCAG 2, with a few words of it."""
     texts = tab.evaluate(
         """() => [...document.querySelectorAll("body *")].filter(e => e.checkVisibility()
              && !["SCRIPT", "TITLE"].includes(e.tagName)
@@ -274,7 +274,7 @@ def contrasts(tab):
 
 
 def contrast(ink, behind, opacity=1.0):
-    """The contrast of two colours, as CSS writes them."""
+    """Return the contrast of two colours in CSS notation."""
 
     def luminance(channels):
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]

@@ -1,4 +1,4 @@
-"""The recording of a run, checked against the steps themselves; the page that shows it; the command."""
+"""Recording of a run against the steps themselves, its page, and the command."""
 
 import html
 import json
@@ -33,7 +33,7 @@ from llmppl.report.svg import bar
 
 
 class Letters(Model):
-    """Letters until a full stop, no "c" at the second place, each b penalised."""
+    """Program of letters until a full stop, no "c" at the second place, each b penalised."""
 
     def __init__(self, start="", twisted=False):
         super().__init__()
@@ -52,7 +52,7 @@ class Letters(Model):
 
 
 def steer(path, model=None, N=4, K=3, **options):
-    """A recorded run, its steps and what is read back."""
+    """Return a recorded run, its steps, and the recording that is read back."""
     steps, recorder = [], Recorder(path, title="letters")
 
     def on_step(step):
@@ -118,7 +118,7 @@ def test_a_particle_that_was_resampled_twice_is_one_candidate_of_two_copies(tmp_
 
 
 class Fickle(Model):
-    """Takes back a part of its text, with characters outside the basic plane before it."""
+    """Program that removes a part of its text, with characters outside the basic plane before it."""
 
     def step(self):
         self.s = "\N{GRINNING FACE}ab" if not self.s else "\N{GRINNING FACE}a<c>"
@@ -195,7 +195,7 @@ def test_a_run_in_which_all_die_and_one_in_which_all_finish_say_so(tmp_path):
 
 
 def page_data(text):
-    """What the script of a page reads."""
+    """Return the data of the script of a page."""
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     return json.loads(data)
 
@@ -324,7 +324,7 @@ def test_the_notebook_view_draws_the_steps_and_the_weights(tmp_path):
 
 
 class After(Model):
-    """Goes on after a prompt, one letter at a time; its first text has no prompt before it."""
+    """Program that continues a prompt by one letter a step; its first text has no prompt before it."""
 
     def __init__(self, lm, *prompts):
         super().__init__()

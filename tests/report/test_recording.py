@@ -1,4 +1,4 @@
-"""Recordings that are hostile or torn, and full disks: one sentence, or a page with nothing in it that runs."""
+"""Hostile and torn recordings, and full disks: the result is one sentence, or a page without foreign scripts."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ def lines(tmp_path_factory):
 
 
 def spots(value, spot=()):
-    """The way to every value inside a JSON value."""
+    """Yield the path to every value inside a JSON value."""
     if spot:
         yield spot
     for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
@@ -61,7 +61,7 @@ def write(path, lines):
 
 
 def check(path):
-    """Whether the file is read; what is wrong otherwise, or in the page, fails the test."""
+    """Return True if the file is read. Fail the test for another error, or a wrong page."""
     try:
         recording = load(path)
     except ValueError as error:
@@ -194,7 +194,7 @@ def test_a_lone_surrogate_is_shown_as_a_replacement(lines, tmp_path):
 
 
 class Full:
-    """Writes as a disk does that is full from the byte `room` on."""
+    """File on a disk that is full from the byte `room` on."""
 
     def __init__(self, path, room):
         self.path, self.room, self.open_as_ever = path, room, Path.open

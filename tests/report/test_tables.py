@@ -16,7 +16,7 @@ from helpers.tiny import cold_lm_with_bos
 from llmppl import Bernoulli, Categorical, Model, beam_search, repeat, search, smc_steer
 from llmppl.constraints import Text
 from llmppl.inference import Death, Particles
-from llmppl.models.choices import told
+from llmppl.models.choices import describe_site
 from llmppl.queries import Match, MatchList
 from llmppl.report.svg import chart
 from llmppl.report.tables import html_table, text_table
@@ -192,11 +192,11 @@ def test_a_statement_in_a_cell_is_told_by_the_number_of_the_cell(monkeypatch):
     cell = Cell()
     cell.compile = SimpleNamespace(format_code_name=lambda name: ("Cell", "In[7]") if name == __file__ else None)
     monkeypatch.setitem(sys.modules, "IPython", cell)
-    told.cache_clear()                                  # others were told outside of a notebook
+    describe_site.cache_clear()                                  # others were told outside of a notebook
     try:
         (death,) = smc_steer(Named(), 2, 2, seed=0).deaths
     finally:
-        told.cache_clear()
+        describe_site.cache_clear()
     assert re.fullmatch(r"condition is false \(In\[7\], line \d+\)", death.reason)
 
 

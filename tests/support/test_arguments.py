@@ -276,7 +276,7 @@ PUBLIC = {
 }
 PLACES = {"state", "token", "byte", "start", "index"}               # which one, not how many
 IN_STEPS = {                                            # called for every particle, with inf, too
-    "TokenIndex.mask_within(n)", "Extent.masks(num_tokens)", "Extent.cause(num_tokens)",
+    "TokenIndex.mask_within(n)", "Extent.masks(num_tokens)", "Extent.explain_no_token(num_tokens)",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 from helpers.common import HANG, repetitions
 from helpers.killable import Coin, coin
 from helpers.programs import Steps
-from helpers.tasks import by_index, everything, lines, run_all
+from helpers.tasks import by_index, lines, run_all
 from typer.testing import CliRunner
 
 from llmppl import Model, importance_sampling, load_results, run_many, smc_steer

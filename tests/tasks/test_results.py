@@ -325,7 +325,8 @@ def rows(path):
     return [repr((r.index, r.task, r.particles, r.matches, r.error)) for r in load_results(path)]
 
 
-def test_a_parquet_file_is_made_of_the_lines_when_the_run_has_ended(tmp_path):
+def test_a_parquet_path_is_refused_with_the_line_of_pandas_that_works(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     with pytest.raises(ValueError, match=r"to must name a file of JSON lines such as 'results\.jsonl'") as refusal:
         run_many(everything, range(5), seed=3, to=tmp_path / "results.parquet")

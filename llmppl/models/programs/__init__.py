@@ -1,6 +1,6 @@
-"""Ready-made programs: text under a constraint, text with holes, text that follows several prompts at once.
+"""Ready-made programs: text under a constraint, text with holes, text after several prompts at once.
 
-They are ordinary Models, written as a user would write them, and meant to be read.
+They are ordinary Models, written as a user would write them, and also serve as examples.
 Sources: Lew et al. 2023, Sec. 2.2; Willard & Louf 2023 for the masks of `ConstrainedText`.
 """
 

@@ -1,4 +1,4 @@
-"""ConstrainedText: the model's text, given that it obeys a constraint; and masks of one's own for it."""
+"""ConstrainedText: text of the model under a constraint, and a mask for it that limits the length of words."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.distributions import Finite
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
-from llmppl.models.death_messages import name_of_constraint, no_token, refusal
-from llmppl.models.programs.program import Options, Program, begin, with_program_options
+from llmppl.models.death_messages import (
+    explain_no_token,
+    explain_refusal,
+    is_false,
+    name_of_constraint,
+    only_ends_early,
+)
+from llmppl.models.programs.program import Options, Program, as_context, with_program_options
 from llmppl.models.spans import NEAR, must_end_by, name_of_bound
 from llmppl.support import arguments
 from llmppl.support.runtime import mask_timer
@@ -29,40 +35,39 @@ Mask = NDArray[np.bool_]
 
 
 class ConstrainedText(Program):
-    """The model's continuation of a prompt, given that it obeys a constraint.
+    """The model's continuation of a prompt, given that it satisfies a constraint.
 
-    Tokens are proposed from those that fit, with the exact importance weight: the target is the model's own
-    distribution over texts, restricted to the language of the constraint. It is a promise: a text ends where it is
-    complete, and only there.
+    Tokens are proposed from the allowed ones, with the exact importance weight. The target is the model's own
+    distribution over texts, restricted to the language of the constraint. Every text that is not cut is complete.
 
     Parameters
     ----------
     lm : CachedTransformer
     prompt : str or Context
-        It is not part of the text that is constrained.
+        The constraint does not apply to the prompt.
     constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, interegular.FSM, or callable
-        A callable `constraint(text) -> bool` must hold of the text so far after every token; it is checked after the
-        draw, so give `mask` as well where many tokens fail.
+        A callable `constraint(text) -> bool` must hold of the text so far after every token. It is checked after the
+        draw, so also give `mask` if many tokens fail.
     end : "boundary", "prefix" or "eos"
-        What comes after a text of the language of the constraint, with the probability of which it ends there:
+        The event that ends a text of the language, and whose probability is part of the target:
 
-        - "boundary": what leaves the language, EOS or a token with which the text would be no text of the language, nor
-          begin one. At `max_tokens`, too.
-        - "prefix": anything, with probability 1. A text may then begin another one, and both count.
-        - "eos": the end of the text.
+        - "boundary": EOS, or a token after which the text is neither in the language nor a prefix of it. This also
+          applies at `max_tokens`.
+        - "prefix": any continuation, with probability 1. If one text of the language begins with another, both count.
+        - "eos": EOS.
 
-        Without a constraint, or with a function, nothing but EOS leaves, and "boundary" is "eos".
+        Without a constraint, or with a function, only EOS leaves the language, and "boundary" means "eos".
     complete : bool, optional
-        Whether the text must be complete after at most `max_tokens` tokens (EOS not counted), and by the end of what
-        the model can read, instead of being cut there; if it is not given, that is what a constraint means, unless it
-        is a function. No token is then proposed after which it cannot be finished in the tokens left, as far as the
-        constraint can tell: a function cannot, and a JsonSchema without an `automaton`, and what does not end dies.
+        If True, the text must end after at most `max_tokens` tokens (EOS not counted), and within the length that the
+        model can read; else it may be cut there. The default is True for a bounded text with a constraint that is not
+        a function. A token after which the text cannot end in the tokens left is then not proposed, as far as the
+        constraint knows. A function does not know, nor does a JsonSchema without an `automaton`: texts that have not
+        ended in time die.
     mask : callable, optional
-        `mask(text) -> (V,) bool` are the tokens that may follow the text so far, EOS among them where it may end.
-        Tokens are then proposed from the allowed ones, with the exact importance weight, so that nothing is drawn in
-        vain.
+        `mask(text) -> (V,) bool` returns the tokens that may follow the text so far; EOS is True if the text may end.
+        Tokens are then proposed from the allowed ones, with the exact importance weight, so that no draw is rejected.
     **options
-        Those of `Program`.
+        The options of `Program`.
     """
 
     @with_program_options
@@ -81,25 +86,31 @@ class ConstrainedText(Program):
         self.end: End = arguments.one_of("end", end, ENDS)
         if mask is not None:
             arguments.function("mask", mask, "short_words(vocab, 5)")
-        self.context = begin(lm, prompt)
+        self.context = as_context(lm, prompt)
         self.index = index_of(constraint, lm.vocab)
         self.constraint = constraint if self.index is None else None
         if self.index is not None:
             if self.stop:
-                said = f"{name_of_constraint(self.index)} says where its texts end"
-                raise ValueError(f"stop= is for a text without a constraint, or with a function: {said}")
+                reason = f"{name_of_constraint(self.index)} says where its texts end"
+                raise ValueError(f"stop= is for a text without a constraint, or with a function: {reason}")
             _warn_of_seam(self.context, self.index)
         self.mask = mask
         self.state = None if self.index is None else self.index.start
         room = self.context.room
         self.must_end_by = must_end_by("text", complete, self.max_tokens, self.index, room)
         self.bound = name_of_bound(self.max_tokens, room)
-        self.looks_ahead = NEAR if self.max_tokens is None else math.inf
+        self.lookahead_tokens = NEAR if self.max_tokens is None else math.inf
         if self.must_end_by < self.min_tokens:
             raise ValueError(f"min_tokens={self.min_tokens}, and the text must end within {self.bound}")
         if self.must_end_by < math.inf:
             self.max_tokens = None
-        self.obeys = " and ".join(self._demands())
+        demands = {
+            name_of_constraint(self.index): self.index is not None,
+            "the mask": self.mask is not None,
+            f"min_tokens={self.min_tokens}": self.min_tokens,
+            f"an end within {self.bound}": self.must_end_by < math.inf and self.lookahead_tokens == math.inf,
+        }
+        self.proposal_label = " and ".join(itertools.compress(demands, demands.values()))
 
     def step(self) -> None:
         dist = self.next_token(self.context)
@@ -110,7 +121,7 @@ class ConstrainedText(Program):
         token = self.sample(target, proposal=None if proposal is target else proposal)
         if target is not dist and self.end == "prefix":     # the weights of the target do not sum to 1
             self.score(target.log_total() - dist.log_total())
-        if self.write(token):
+        if self.append(token):
             self.context += token
             if self.index is not None:
                 with mask_timer():
@@ -121,21 +132,18 @@ class ConstrainedText(Program):
                 self._cut_ = False
                 self.finish()
         if self.finished and not self.cut:
-            self.condition(not refusal(self.index, self.s))
+            self.condition(not explain_refusal(self.index, self.s))
 
     @property
     def parsed(self) -> Any:
-        """The object that the text stands for, by `parse` of the constraint; the text itself if it has none.
-
-        A ValueError if the text has not ended.
-        """
+        """Value of the text by `parse` of the constraint, or the text itself. ValueError if it has not ended."""
         if self.cut or not self.finished:
             how = f"was cut after {self.num_tokens} tokens; complete=True wants an end" if self.cut else "has not ended"
             raise ValueError(f"{str(self.s)[-40:]!r} is not parsed: the text {how}")
         return str(self.s) if self.index is None else self.index.parse(self.s)
 
     def target(self, dist: TokenDistribution) -> Finite:
-        """What the next token is weighed by: `dist`, and where the text may end, EOS as probable as its end."""
+        """Return the target of the next token: `dist`, and if the text may end, EOS with the probability of its end."""
         if self.end == "eos" or (self.index is None and self.end == "boundary"):
             return dist
         if self.index is None:
@@ -143,8 +151,8 @@ class ConstrainedText(Program):
         return dist.with_end(self.index.mask(self.state), self.end) if self.index.accepts(self.state) else dist
 
     def is_over(self) -> bool:
-        """Whether the text has ended: nothing else can come, and that has probability 1, whatever the model says."""
-        if self.end == "eos" or self.index is None or self.mask is not None or self.early():
+        """Return True if the text must end here, whatever the model says. The end then has probability 1."""
+        if self.end == "eos" or self.index is None or self.mask is not None or self.before_min_tokens():
             return False
         with mask_timer():
             if not self.index.accepts(self.state):
@@ -152,60 +160,48 @@ class ConstrainedText(Program):
             at_limit = self.end == "prefix" and self.num_tokens == self.must_end_by
             return at_limit or len(self.index.allowed(self.state)) == len(self.index.vocab.eos_ids)
 
-    def cause(self, verb: str) -> str | None:
-        if verb == "condition" and self.index is not None:
-            return refusal(self.index, self.s)
+    def death_reason(self, verb: str) -> str | None:
+        index, state = self.index, self.state
         if verb == "condition":
-            return f"{name_of_constraint(self.constraint)} is false of the text"
-        index, left = self.index, self.must_end_by - self.num_tokens
-        if self.early() and index is not None and {*index.allowed(self.state).tolist()} <= {*index.vocab.eos_ids}:
-            return f"{name_of_constraint(index)} can only end before min_tokens={self.min_tokens}"
-        return no_token(index, self.state, left, self.bound, self.rule, self.end, masked=self.mask is not None)
+            return is_false(self.constraint) if index is None else explain_refusal(index, self.s)
+        if self.before_min_tokens() and index is not None and set(index.allowed(state)) <= set(index.vocab.eos_ids):
+            return only_ends_early(index, self.min_tokens)
+        left, masked = self.must_end_by - self.num_tokens, self.mask is not None
+        return explain_no_token(index, state, left, self.bound, self.rule, self.end, masked=masked)
 
-    def statement(self, verb: str) -> str:
-        return self.obeys
-
-    def _demands(self) -> Iterator[str]:
-        """What tokens are proposed by, in words."""
-        if self.index is not None:
-            yield name_of_constraint(self.index)
-        if self.mask is not None:
-            yield "the mask"
-        if self.min_tokens:
-            yield f"min_tokens={self.min_tokens}"
-        if self.must_end_by < math.inf and self.looks_ahead == math.inf:
-            yield f"an end within {self.bound}"
+    def statement_label(self, verb: str) -> str:
+        return self.proposal_label
 
     def masks(self, vocab: Vocabulary) -> Iterator[Mask]:
-        """What the next token must meet."""
+        """Yield masks that the next token must satisfy."""
         left = self.must_end_by - self.num_tokens
         if self.index is not None:
             with mask_timer():
-                far = left == math.inf or left > self.looks_ahead
-                yield self.index.mask(self.state) if far else self.index.mask_within(self.state, left)
+                is_far = left == math.inf or left > self.lookahead_tokens
+                yield self.index.mask(self.state) if is_far else self.index.mask_within(self.state, left)
         if self.mask is not None:
             with mask_timer():
                 allowed = self.mask(self.s)
             yield allowed
-        if self.early():
+        if self.before_min_tokens():
             yield vocab.not_eos
         if left == 0:
             yield vocab.only_eos
 
 
 def _warn_of_seam(prompt: Context, index: Index) -> None:
-    """Say so where the text would go on inside the last word of the prompt, or must say the prompt once more."""
+    """Warn if the text would continue the last word of the prompt, or must repeat the end of the prompt."""
     text, name = str(prompt.text), name_of_constraint(index)
     if len(text) < 3 or not prompt.lm.vocab.tokens[prompt.tokens[-1]]:
-        return                                          # behind a special token, as in a chat, all begins anew
+        return                                          # a word begins after a special token, as in a chat
     if not isinstance(index, TokenIndex | JsonSchemaIndex):
         return
-    word = re.split(r"[\W\d_]", text)[-1]
-    state, first, read = index.start, index.next_bytes(index.start), 0
-    for read, byte in enumerate(text.encode()):
+    data, state = text.encode(), index.start
+    first = index.next_bytes(state)
+    for end, byte in enumerate(data, 1):
         if index.next_bytes(state) != bytes([byte]):
             break
-        state = index.after(text.encode()[: read + 1])
+        state = index.after(data[:end])
     else:
         warnings.warn(
             f"every text of {name} begins with {text[-40:]!r}, as the prompt does, which is no part of the text: leave "
@@ -213,6 +209,7 @@ def _warn_of_seam(prompt: Context, index: Index) -> None:
             stacklevel=3,
         )
         return
+    word = re.split(r"[\W\d_]", text)[-1]
     if len(word) > 1 and not index.accepts(index.start) and re.fullmatch(rb"[0-9A-Za-z]+", first):
         example = word[-20:] + chr(first[0])
         warnings.warn(
@@ -223,26 +220,30 @@ def _warn_of_seam(prompt: Context, index: Index) -> None:
 
 
 def short_words(vocab: Vocabulary, max_letters: int) -> Callable[[str], Mask]:
-    """A mask function for `ConstrainedText`: no word of more than `max_letters` letters (Lew et al. 2023, Sec. 2).
+    """Return a mask for `ConstrainedText` that allows no word of more than `max_letters` letters (Lew et al. 2023).
 
-    A word is a run of letters; where the prompt may end inside one, use `lambda text: mask(prompt + text)`. Tokens that
-    hold part of a character, and special tokens other than EOS, are left out.
-    The masks for all lengths that the last word can have are computed here, once.
+    A word is a run of letters. If the prompt may end inside a word, use `lambda text: mask(prompt + text)`. Tokens that
+    contain part of a character are excluded, and so are special tokens other than EOS. The masks for all lengths that
+    the last word can have are computed here, once.
+
+    Returns
+    -------
+    function of a str that returns a (V,) bool ndarray, read-only
     """
     max_letters = arguments.count("max_letters", max_letters)
-    head = np.zeros(len(vocab), dtype=np.int64)         # letters that lengthen the last word
+    head = np.zeros(len(vocab), dtype=np.int64)         # letters that extend the last word
     longest = np.zeros(len(vocab), dtype=np.int64)      # letters of the longest further word
-    known = vocab.lengths > 0
+    is_text = vocab.lengths > 0
     for i, data in enumerate(vocab.tokens):
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            known[i] = False
+            is_text[i] = False
             continue
         head[i] = _num_letters(text)
         runs = itertools.groupby(text[head[i] :], str.isalpha)
         longest[i] = max((is_word * len([*run]) for is_word, run in runs), default=0)
-    fits = known & (longest <= max_letters)
+    fits = is_text & (longest <= max_letters)
     fits[list(vocab.eos_ids)] = True
     table = fits & (head <= np.arange(min(max_letters, int(head.max())) + 1)[:, None])      # (letters left, V)
     table.setflags(write=False)
@@ -255,5 +256,5 @@ def short_words(vocab: Vocabulary, max_letters: int) -> Callable[[str], Mask]:
 
 
 def _num_letters(text: str) -> int:
-    """How many letters `text` begins with."""
+    """Return the number of letters with which `text` begins."""
     return len([*itertools.takewhile(str.isalpha, text)])

@@ -1,4 +1,4 @@
-"""Infilling: text with holes."""
+"""Infilling: the model fills the holes of a text."""
 
 from __future__ import annotations
 
@@ -14,37 +14,43 @@ from llmppl.constraints.vocabulary import EOS, Text
 from llmppl.distributions import Distribution, Geometric
 from llmppl.distributions.rules import NO_RULE
 from llmppl.lm import CachedTransformer
-from llmppl.models.death_messages import under
+from llmppl.models.death_messages import impossible_fragment, wrong_hole_length
 from llmppl.models.programs.program import Options, Program, language_model, with_program_options
 from llmppl.support import arguments
 
 BLANK = "[BLANK]"
 
 
+_LABELS = {                                             # of statements, in `attribution`
+    "sample": "no end in a hole", "score": "the lengths of the holes, which the target leaves open",
+    "observe": "what comes after the holes",
+}  # fmt: skip
+
+
 class Infilling(Program):
-    """Text with holes: given fragments, and between them what the model would write.
+    """Text with holes: the fragments are given, and the model fills the holes between them.
 
     The first fragment is the prompt. A step fills one hole: it draws a length and tokens, and observes the next
     fragment.
 
-    The target is the joint distribution of the tokens in all holes, each followed by the tokens that its fragment adds
-    to the context. A string therefore counts once for every way in which it can be cut into hole tokens and fragments:
-    with fragments "a" and "a", the text "aaa" has a hole "a", and so has "aaaa" with "aa", written as one token or two.
+    The target is the joint distribution of the tokens in all holes, each hole followed by the tokens that its fragment
+    adds to the context. A string therefore counts once for every way in which it can be cut into hole tokens and
+    fragments. With fragments "a" and "a", the text "aaa" has the hole "a". The text "aaaa" has the hole "aa", written
+    as one token or two.
 
     Parameters
     ----------
     lm : CachedTransformer
     fragments : list of str, or a str with [BLANK] for each hole
     lengths : Distribution over 0, 1, 2, ...
-        Where hole lengths are drawn from.
+        Distribution from which the lengths of holes, in tokens, are drawn.
     prior : bool
-        Whether `lengths` is part of the target. If not, it is only the proposal: every length has the same weight
-        before the model is asked (-log P(length) is added; Lew et al. 2023, Sec. 2.2).
+        If True, `lengths` is part of the target. If False, it is only the proposal: every length has the same prior
+        weight (-log P(length) is added; Lew et al. 2023, Sec. 2.2).
     end : "prefix" or "eos"
-        What comes after the last fragment: anything, or the end of the text. EOS inside a hole has weight zero in any
-        case.
+        What may follow the last fragment: anything, or only EOS. EOS inside a hole always has weight zero.
     **options
-        Those of `Program`; `min_tokens` and `max_tokens` bound the tokens in all holes together.
+        The options of `Program`; `min_tokens` and `max_tokens` bound the tokens in all holes together.
     """
 
     @with_program_options
@@ -95,28 +101,23 @@ class Infilling(Program):
             self.s += token
             self.context += token
         fragment, *self.fragments = self.fragments      # type: ignore[assignment]
-        self.read(fragment)
+        self.observe_fragment(fragment)
         if not self.fragments:
-            self.condition(not self.early())
+            self.condition(not self.before_min_tokens())
             if self.end == "eos":
                 self.observe(self.next_token(self.context), EOS)
             self.finish()
 
-    def cause(self, verb: str) -> str | None:
+    def death_reason(self, verb: str) -> str | None:
         if verb == "observe":
-            return f"what comes after a hole has probability 0{under(self.rule)}"
-        if verb == "condition":
-            few = self.early()
-            bound = f"min_tokens={self.min_tokens}" if few else f"max_tokens={self.max_tokens}"
-            return f"the holes have {'fewer' if few else 'more'} tokens than {bound}"
-        return None
+            return impossible_fragment(self.rule)
+        return wrong_hole_length(self.num_tokens, self.min_tokens, self.max_tokens) if verb == "condition" else None
 
-    def statement(self, verb: str) -> str:
-        told = {"sample": "no end in a hole", "score": "the lengths of the holes, which the target leaves open"}
-        return told.get(verb, "what comes after the holes")
+    def statement_label(self, verb: str) -> str:
+        return _LABELS[verb]
 
-    def read(self, fragment: str) -> None:
-        """Observe `fragment`; without a rule, all its tokens in one forward pass."""
+    def observe_fragment(self, fragment: str) -> None:
+        """Observe `fragment`. Without a rule, one forward pass computes all its tokens."""
         if not fragment:
             return
         end = self.context + fragment
@@ -132,7 +133,7 @@ class Infilling(Program):
 
 
 def _warn_of_blanks(fragments: Sequence[str]) -> None:
-    """Tokens bring the blank before a word: behind one that is there already, a hole begins inside a word."""
+    """Warn of a blank before a hole. Tokens bring the blank of a word, so the hole would begin inside a word."""
     before = next((fragment for fragment in fragments[:-1] if fragment.endswith(" ")), None)
     if before is not None:
         warnings.warn(

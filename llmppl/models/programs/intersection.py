@@ -1,4 +1,4 @@
-"""PromptIntersection: text that several prompts call for at once."""
+"""PromptIntersection: text that is likely after each of several prompts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal, Unpack
 
 from llmppl.distributions import Finite, product
 from llmppl.lm import CachedTransformer, Context
-from llmppl.models.death_messages import under
-from llmppl.models.programs.program import Options, Program, begin, with_program_options
+from llmppl.models.death_messages import impossible_after_all, impossible_after_another
+from llmppl.models.programs.program import Options, Program, as_context, with_program_options
 from llmppl.models.spans import Until
 from llmppl.support import arguments
 
@@ -24,12 +24,12 @@ class PromptIntersection(Program):
         Several models must share a tokenizer.
     prompts : sequence of str (or Context)
     proposal : "product" or "first"
-        Both have the same target. "first" draws a token after the first prompt and observes it after the others;
-        "product" draws from the normalised product of their distributions, the locally optimal proposal.
+        Both have the same target. "first" draws a token after the first prompt and observes it after the others.
+        "product" draws from the normalised product of the distributions, the locally optimal proposal.
     until : str or callable, optional
         Stop, with no weight, when the text ends with this string, or when `until(text)` is true (`ends_sentence`).
     **options
-        Those of `Program`.
+        The options of `Program`.
     """
 
     @with_program_options
@@ -54,40 +54,36 @@ class PromptIntersection(Program):
         other = next((each for each in lms if each.vocab != lms[0].vocab), None)
         if other is not None:
             raise ValueError(f"the models must share a tokenizer: {lms[0].vocab} and {other.vocab} differ")
-        self.contexts = list(map(begin, lms, prompts))
+        self.contexts = list(map(as_context, lms, prompts))
         self.proposal = proposal
         self.until = functools.partial(_ends_with, until) if isinstance(until, str) else until
         if self.until is not None:
             arguments.function("until", self.until, "ends_sentence")
 
-    def cause(self, verb: str) -> str | None:
-        if verb == "observe":
-            return f"the token that was drawn after the first prompt has probability 0 after another{under(self.rule)}"
-        return f"no token has positive probability after all prompts{under(self.rule)}"
-
-    def statement(self, verb: str) -> str:
-        return "the first prompt, over the proposal" if verb == "sample" else "the other prompts"
-
     def step(self) -> None:
         first, *others = map(self.next_token, self.contexts)
         proposal: Finite = first if self.proposal == "first" else product(first, *others)
-        if self.early():
+        if self.before_min_tokens():
             proposal = proposal.masked(first.support.not_eos)
         token = self.sample(first, proposal=None if proposal is first else proposal)
         for other in others:
             self.observe(other, token)
-        if self.write(token):
+        if self.append(token):
             self.contexts = [context + token for context in self.contexts]
             if self.until is not None and arguments.truth("until", self.until, self.s):
                 self.finish()
 
+    def death_reason(self, verb: str) -> str | None:
+        return impossible_after_another(self.rule) if verb == "observe" else impossible_after_all(self.rule)
+
+    def statement_label(self, verb: str) -> str:
+        return "the first prompt, over the proposal" if verb == "sample" else "the other prompts"
+
 
 def ends_sentence(text: str) -> bool:
-    """Whether the text ends with a full stop, an exclamation mark or a question mark, quotes after it allowed."""
+    """Return True if the text ends with a full stop, exclamation mark or question mark, and any quotes after it."""
     return re.search(r"[.!?][\"'”’)]*\s*$", text) is not None
 
 
 def _ends_with(end: str, text: str) -> bool:
     return text.endswith(end)
-
-

@@ -1,4 +1,4 @@
-"""Program: what the ready-made programs share, a bound on their tokens and a decision rule."""
+"""Program: the base class of the ready-made programs. It bounds the number of tokens and applies a decision rule."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from llmppl.constraints.vocabulary.text import bytes_of
 from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.models.choices import CallSite
+from llmppl.models.death_messages import early_stop
 from llmppl.models.model import Model
 from llmppl.support import arguments
 from llmppl.support.options import CONSTRAINTS, list_options, unknown_option
 
 
 class Options(TypedDict, total=False):
-    """The options that all programs take; `Program` describes them."""
+    """Options of all programs; `Program` describes them."""
 
     min_tokens: int
     max_tokens: int | None
@@ -28,19 +29,19 @@ class Options(TypedDict, total=False):
 
 
 class Program(Model):
-    """What the programs share.
+    """Base class of the ready-made programs.
 
     Parameters
     ----------
     min_tokens, max_tokens : int
-        The text has no EOS before `min_tokens` tokens (each time with the probability of that as a weight), and is cut
-        off after `max_tokens`, with no weight, and marked `cut`.
+        Before `min_tokens` tokens, EOS is excluded, and each step is weighed by the probability that it does not come.
+        After `max_tokens` tokens the text is cut off, with no weight, and marked `cut`.
     stop : str or list of str
-        What ends the text, as EOS does, as soon as the tokens spell one of these; it is left out, with what its last
-        token has beyond it. So a text has the probability that the model writes it and then a stop string, its first.
-        With one before `min_tokens` tokens the weight is zero.
+        Strings that end the text, as EOS does, as soon as the tokens spell one of them. The stop string and the rest of
+        its last token are left out. So a text has the probability that the model writes it and then a stop string, its
+        first. If a stop string occurs before `min_tokens` tokens, the weight is zero.
     rule : Rule, or another function from a distribution to one over the same tokens
-        What turns the model's next-token distribution into the target's, as in `rule=Rule(temperature=0.5)`.
+        Turns the model's next-token distribution into the target's, as in `rule=Rule(temperature=0.5)`.
     """
 
     @list_options(Options, {})
@@ -60,32 +61,31 @@ class Program(Model):
         self.num_tokens = 0
 
     def next_token(self, context: Context) -> TokenDistribution:
-        """The target's distribution of the token after `context`."""
+        """Return the target's distribution of the token after `context`."""
         dist: TokenDistribution = self.transformer(context)
         return dist if self.rule is NO_RULE else self.rule(dist)
 
-    def early(self) -> bool:
-        """Whether the text may not end yet."""
+    def before_min_tokens(self) -> bool:
+        """Return True if the text may not end yet."""
         return self.num_tokens < self.min_tokens
 
-    def cause(self, verb: str) -> str | None:
-        """What the program died of at its own statement `verb`, in its own words; None for those of the statement."""
+    def death_reason(self, verb: str) -> str | None:
+        """Return why the program's own statement `verb` gave weight zero; None for the words of the statement."""
         return None
 
-    def statement(self, verb: str) -> str:
-        """What the program's own statement `verb` weighs by, in its own words."""
+    def statement_label(self, verb: str) -> str:
+        """Return the key in `attribution` of the program's own statement `verb`."""
         return verb
 
-    def _cause_(self, verb: str, reason: str, site: CallSite) -> str:
-        if verb == "stop":
-            return reason
-        return (self.cause(verb) or reason) if _ready_made(site) else super()._cause_(verb, reason, site)
+    def _in_words_(self, verb: str, reason: str, site: CallSite) -> str:
+        if not _is_ready_made(site):
+            return super()._in_words_(verb, reason, site)
+        if not reason:
+            return self.statement_label(verb)
+        return reason if verb == "stop" else self.death_reason(verb) or reason
 
-    def _statement_(self, verb: str, site: CallSite) -> str:
-        return self.statement(verb) if _ready_made(site) else super()._statement_(verb, site)
-
-    def write(self, token: Token) -> bool:
-        """Append `token` to the text; False if it ends the text and is none of it."""
+    def append(self, token: Token) -> bool:
+        """Append `token` to the text. Return False if it is EOS, which ends the text and adds nothing."""
         if token == EOS:
             self.finish()
             return False
@@ -95,8 +95,8 @@ class Program(Model):
         place = _first_stop(data, self.stop, len(data) - len(token.bytes))
         if place is not None:
             self.s = Text(data[:place])
-            if self.early():
-                self._die_("stop", f"a stop string is written before min_tokens={self.min_tokens}")
+            if self.before_min_tokens():
+                self._die_("stop", early_stop(self.min_tokens))
             self.finish()
         elif self.num_tokens == self.max_tokens:
             self._cut_ = True
@@ -109,13 +109,13 @@ with_program_options = list_options(Options, _DEFAULTS)
 
 
 @functools.cache
-def _ready_made(site: CallSite) -> bool:
-    """Whether a statement is one of the programs of this folder."""
+def _is_ready_made(site: CallSite) -> bool:
+    """Return True if a statement belongs to a program of this folder."""
     return os.path.dirname(site[0].co_filename) == os.path.dirname(__file__)
 
 
-def begin(lm: CachedTransformer, prompt: str | Context) -> Context:
-    """The context that a prompt stands for."""
+def as_context(lm: CachedTransformer, prompt: str | Context) -> Context:
+    """Return the context of a prompt, or raise an error that says how to make one."""
     if isinstance(prompt, CachedTransformer):
         raise TypeError(f"lm and prompt are swapped: the language model comes first, then {arguments.shown(lm)}")
     language_model(lm)
@@ -134,33 +134,33 @@ def begin(lm: CachedTransformer, prompt: str | Context) -> Context:
 
 
 def language_model(lm: CachedTransformer) -> CachedTransformer:
-    """`lm`, if it is one; a TypeError says how to make one of a name, or of what transformers has loaded."""
+    """Return `lm`. TypeError unless it is a CachedTransformer; the error says how to make one."""
     if isinstance(lm, CachedTransformer):
         return lm
     how = f"CachedTransformer.from_pretrained({lm!r})" if isinstance(lm, str) else "CachedTransformer(model, tokenizer)"
     raise TypeError(f"lm must be a CachedTransformer, not {arguments.kind(lm)}: {how} makes one")
 
 
-def _stop_strings(given: str | Iterable[str]) -> tuple[str, ...]:
-    """`given` as a tuple of texts, none of them empty."""
-    if given is None or not isinstance(given, Iterable) or isinstance(given, bytes):
-        raise TypeError(f"stop must be a str or a list of them, not {arguments.shown(given)}")
-    texts = [given] if isinstance(given, str) else list(given)
+def _stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
+    """Return `stop` as a tuple of texts, none of them empty."""
+    if not isinstance(stop, Iterable) or isinstance(stop, bytes):
+        raise TypeError(f"stop must be a str or a list of them, not {arguments.shown(stop)}")
+    texts = [stop] if isinstance(stop, str) else list(stop)
     for text in texts:
         if not arguments.text("each of stop", text):
             raise ValueError('stop must be a text of at least one character, not ""')
     return tuple(texts)
 
 
-def _first_stop(data: bytes, stops: Iterable[str], read: int) -> int | None:
-    """Where the first stop string to be whole in `data` begins, of several the longest; None if there is none.
+def _first_stop(data: bytes, stops: Iterable[str], searched: int) -> int | None:
+    """Return the start of the stop string that is completed first in `data`, the longest of several; None without one.
 
-    The first `read` bytes have none.
+    The first `searched` bytes contain none.
     """
     found = []
     for stop in stops:
         text = stop.encode()
-        place = data.find(text, max(0, read - len(text) + 1))
+        place = data.find(text, max(0, searched - len(text) + 1))
         if place >= 0:
             found.append((place + len(text), place))
     return min(found)[1] if found else None
@@ -175,7 +175,7 @@ def _unknown(program: type[Program], given: Mapping[str, object]) -> TypeError:
 
 
 def _options(program: type[Program]) -> set[str]:
-    """The keywords that a program takes, those of the classes it is derived from included."""
+    """Return the keywords of a program, including those of its base classes."""
     makers = [cls.__dict__.get("__init__", Program.__init__) for cls in program.__mro__ if issubclass(cls, Program)]
     parameters = [each for maker in makers for each in inspect.signature(maker).parameters.values()]
     return {each.name for each in parameters if each.kind == each.KEYWORD_ONLY}

@@ -375,7 +375,7 @@ def test_a_death_at_the_end_names_the_validator_and_the_text():
 def test_formats_of_pydantic_alone_are_asked_of_the_finished_text():
     constraint = JsonSchema(list[Base64Str])
     assert constraint.warnings == ["#/items, 'format' is checked on the finished text"]
-    assert constraint.parse('["YQ=="]') == ["a"] and read(constraint, '["a"]').complete
+    assert constraint.parse('["YQ=="]') == ["a"] and match_prefix(constraint, '["a"]').complete
     with pytest.raises(ValueError, match="0: Base64 decoding error"):
         constraint.parse('["a"]')
 

@@ -61,7 +61,7 @@ each_constraint = pytest.mark.parametrize("name", CONSTRAINTS)
 
 
 def by_hand(lm, fits, most, prompt=(A,)):
-    """The probability of every text that fits and ends after at most `most` tokens, summed over its spellings."""
+    """Return the probability of every allowed text of at most `most` tokens, summed over its tokenisations."""
     sums = {}
     for ids in texts_of(V, most + 1):
         text = spelled(ids)
@@ -205,7 +205,7 @@ def test_a_type_whose_values_are_not_written_is_no_constraint(wrong):
 
 
 class Says:
-    """A function of the text that answers what it was made with."""
+    """Function of the text with a constant result."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -322,7 +322,7 @@ def test_min_tokens_holds_beside_a_constraint():
 
 
 def test_the_target_is_that_of_throwing_away_what_does_not_fit():
-    """With the distribution tempered and cut as well."""
+    """Check it also with a tempered and truncated distribution."""
     options = {"rule": Rule(temperature=1.5, top_k=4), "complete": True, **ENDS}
     free = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", **options)))
     held = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex(PATTERN), **options)))

@@ -1,4 +1,4 @@
-"""How a text ends: end="eos", "prefix" and "boundary" against sums by hand, against queries, and in counts of work."""
+"""Ends of texts: end="eos", "prefix" and "boundary" against sums by hand, against queries, and in counts of work."""
 
 import functools
 import json
@@ -72,7 +72,7 @@ each_constraint = pytest.mark.parametrize("name", CONSTRAINTS)
 
 
 def row_by_hand(ids, rule=None):
-    """(V,) probabilities after "a" and `ids`."""
+    """Return (V,) probabilities after "a" and `ids`."""
     probs = np.exp(log_probs_by_hand(tiny_lm(V), [A, *ids]))
     if rule is not None:
         probs = probs ** (1 / rule)
@@ -81,7 +81,7 @@ def row_by_hand(ids, rule=None):
 
 @functools.cache
 def by_hand(name, end, most=4, least=0, temperature=1.0, without=""):
-    """Every text that fits, of `least` to `most` tokens, with its probability, ending included, over its spellings.
+    """Return the probability of every allowed text of `least` to `most` tokens, its end included.
 
     `without` are characters that a mask takes away."""
     _, fits, begins = CONSTRAINTS[name]
@@ -223,7 +223,7 @@ def test_a_limit_that_is_too_low_is_refused_with_what_would_have_worked():
 
 
 def window_lm(room):
-    """The tiny model, that reads `room` tokens behind the prompt "a"."""
+    """Return the tiny model with room for `room` tokens after the prompt "a"."""
     lm = cold_lm(V)
     lm.engine.max_length = 1 + room
     return lm
@@ -263,7 +263,7 @@ def test_what_is_no_promise_is_cut_where_the_model_reads_no_more():
 
 
 def never_c(room):
-    """A model of what the tiny one reads, that gives "c" no probability."""
+    """Return a model with the tiny model's vocabulary that gives "c" no probability."""
     lm = table_lm(lambda ids: [-math.inf if i == C else 0.0 for i in range(V)], TOKENS[: V - 1])
     lm.engine.max_length = 1 + room
     return lm

@@ -1,4 +1,4 @@
-"""Stop strings: where a text ends, and that its weight is that of all that the model writes up to there."""
+"""Stop strings: the end of a text, and its weight, which is that of all tokens up to the end."""
 
 import math
 
@@ -22,7 +22,7 @@ V = 8                                                   # a, b, c, " ", ab, d, b
 
 
 def cut_at(text, stops):
-    """`text` up to the first stop string, character by character; None if it has none."""
+    """Return `text` up to the first stop string, character by character; None if it has none."""
     for n in range(len(text) + 1):
         ending = [stop for stop in stops if text[:n].endswith(stop)]
         if ending:
@@ -31,7 +31,7 @@ def cut_at(text, stops):
 
 
 def by_hand(stops, most, keep=lambda text, ended, num_tokens: True):
-    """exp(weight) of each (text, cut) after "a", of every sequence of at most `most` tokens, stopped where it is to."""
+    """Return exp(weight) of each (text, cut) after "a", over sequences of at most `most` tokens."""
     lm, found, seen = tiny_lm(V), {}, set()
     for ids in texts_of(V, most):
         ended, n = "eos" if ids[-1:] == (V - 1,) else "cut", len(ids)
@@ -72,7 +72,7 @@ def test_a_text_has_the_probability_of_going_on_to_its_first_stop_string(stops):
 
 
 def test_the_first_stop_string_to_be_whole_counts_and_a_token_may_run_past_it():
-    """Behind "a", the token "bc" makes "abc" and "b" in one go: "b" is whole first. Of "ab" and "b", both are."""
+    """Check "abc" and "b" after "a": the token "bc" completes "b" first. "ab" and "b" are completed together."""
     assert cut_at("abc", ["abc", "b"]) == "a" and cut_at("abc", ["b", "ab"]) == ""
     for stops in (["abc", "b"], ["ab", "b"]):
         found = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", stop=stops, max_tokens=2)))
@@ -118,7 +118,7 @@ def test_prompts_that_go_on_alike_stop_alike():
 
 
 def test_characters_that_tokens_split_are_stopped_at_whole():
-    """Each byte of "é" and of the stop string "日" is a token of its own; the prompt's "日" is no part of the text."""
+    """Check "é" and the stop string "日" with a token for each byte. The prompt's "日" is no part of the text."""
     vocab = CachedTransformer(lambda ids: [0.0], byte_level()).vocab
     wanted = [vocab.ids_by_bytes[bytes([byte])][0] for byte in "éa日b".encode()]
     start = []
@@ -144,7 +144,7 @@ def test_a_program_of_ones_own_that_writes_stops_too():
 
         def step(self):
             token = self.sample(self.next_token(self.context))
-            if self.write(token):
+            if self.append(token):
                 self.context += token
 
     found = weighed(enumerate_exact(Own(tiny_lm(V), stop="bc", max_tokens=3, rule=Rule(temperature=2.0))))
