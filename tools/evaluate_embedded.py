@@ -193,8 +193,8 @@ def free_samples(model: LlamaForCausalLM, temperature: float) -> list[list[int]]
 
 def first_documents(held_out: list[HeldOut]) -> list[str]:
     """Return SAMPLES held-out documents, taken from the files in turn; fewer if there are fewer."""
-    in_turn = chain.from_iterable(zip_longest(*(file.documents for file in held_out)))
-    return list(islice((document for document in in_turn if document is not None), SAMPLES))
+    locked = chain.from_iterable(zip_longest(*(file.documents for file in held_out)))
+    return list(islice((document for document in locked if document is not None), SAMPLES))
 
 
 def ngrams(items: list[str], n: int) -> list[tuple[str, ...]]:

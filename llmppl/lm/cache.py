@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import Table
 from llmppl.lm.engine import SlotEngine
-from llmppl.support.locks import Exclusive
+from llmppl.support.locks import Guarded
 
 SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of Python objects for each, measured
 _MAX_DEAD = 1000                                        # dead contexts in the queue before `Trie.place` reads it
@@ -310,7 +310,7 @@ class Trie:
     `len`, `repr` and `draw` enter `exclusive`, which lets in one thread at a time. Callers of other methods are in it.
     """
 
-    def __init__(self, tokens: list[bytes], store: Store, exclusive: Exclusive) -> None:
+    def __init__(self, tokens: list[bytes], store: Store, exclusive: Guarded) -> None:
         self.root = Node(None, -1)
         self.store = store
         self._tokens, self._exclusive = tokens, exclusive

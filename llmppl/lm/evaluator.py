@@ -28,7 +28,7 @@ from llmppl.lm.cache import Node, Store, Trie
 from llmppl.lm.engine import Batch, Engine, SlotEngine
 from llmppl.lm.logits import tables_of_logits
 from llmppl.support.arguments import shown
-from llmppl.support.locks import Exclusive
+from llmppl.support.locks import Guarded
 from llmppl.support.runtime import Stats
 
 _MAX_PATHS = 1 << 20                    # slots of remembered paths
@@ -94,7 +94,7 @@ class CachedEvaluator:
         self.store = Store(cache_bytes, self.slots, row_bytes)
         if type(engine).release is not Engine.release:
             self.store.released = []
-        self.exclusive = Exclusive(self._renew, "a language model")
+        self.exclusive = Guarded(self._renew, "a language model")
         self.trie = Trie(vocab.tokens, self.store, self.exclusive)
         self._done: dict[int, Stats] = {}
         self._thread = _Thread(self._done)

@@ -21,7 +21,7 @@ import numpy as np
 
 from llmppl.support import arguments
 from llmppl.support.arguments import kind, name_of, shown
-from llmppl.support.locks import Turn, in_turn
+from llmppl.support.locks import Lock, locked
 from llmppl.support.runtime import Evaluator, Stats, request
 from llmppl.support.shared import Shared
 
@@ -45,7 +45,7 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         self.max_batch = arguments.optional_count("max_batch", max_batch)
         self._answers: dict[A, B] = {}
         self._done: dict[int, Stats] = {}               # by thread identifier, which Python may reuse
-        self._turn = Turn()
+        self._lock = Lock()
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, argument: A) -> B:
@@ -65,7 +65,7 @@ class Batched(Shared, Evaluator, Generic[A, B]):
     def cached(self, question: A) -> B | None:
         return self._answers.get(question)
 
-    @in_turn
+    @locked
     def evaluate(self, questions: list[A]) -> list[B]:
         found = {question: self._answers.get(question) for question in questions}
         new = [question for question, answer in found.items() if answer is None]

@@ -27,16 +27,16 @@ class Memo(dict[K, V]):
 
 
 class Numbering(dict[K, int]):
-    """A dict that numbers its keys from 0 in the order of their first use; `met[number]` is the key.
+    """A dict that numbers its keys from 0 in the order of their first use; `keys_in_order[number]` is the key.
 
     `check(key)` may raise an exception to refuse a new key.
     """
 
-    __slots__ = ("check", "met")
+    __slots__ = ("check", "keys_in_order")
 
     def __init__(self, keys: Iterable[K] = (), check: Callable[[K], object] = bool) -> None:
         super().__init__()
-        self.met: list[K] = []
+        self.keys_in_order: list[K] = []
         self.check = check
         for key in keys:
             self[key]
@@ -44,12 +44,12 @@ class Numbering(dict[K, int]):
     def __missing__(self, key: K) -> int:
         self.check(key)
         number = len(self)
-        self.met[number:] = [key]                   # replaces entries that an interrupt left
+        self.keys_in_order[number:] = [key]                   # replaces entries that an interrupt left
         self[key] = number
         return number
 
 
-def reached(starts: Iterable[K], edges: Callable[[K], Iterable[K]]) -> Iterator[K]:
+def reachable(starts: Iterable[K], edges: Callable[[K], Iterable[K]]) -> Iterator[K]:
     """Yield `starts` and all nodes that edges lead to, each once. A node's edges are read after it is yielded."""
     found = list(dict.fromkeys(starts))
     seen = set(found)
@@ -60,7 +60,7 @@ def reached(starts: Iterable[K], edges: Callable[[K], Iterable[K]]) -> Iterator[
         found += new
 
 
-def turned(edges: Iterable[tuple[V, Iterable[K]]]) -> dict[K, list[V]]:
+def reversed_edges(edges: Iterable[tuple[V, Iterable[K]]]) -> dict[K, list[V]]:
     """Return, for every target in edges (a node and its targets each), the nodes that lead to it, in order."""
     found: dict[K, list[V]] = defaultdict(list)
     for node, targets in edges:

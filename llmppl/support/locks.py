@@ -3,9 +3,9 @@
 An interrupt can end a call between any two lines, and leave the state that it was changing inconsistent. There are two
 remedies:
 
-- `Exclusive` marks a call that did not end. The next call finds the mark and rebuilds the state before it begins.
+- `Guarded` marks a call that did not end. The next call finds the mark and rebuilds the state before it begins.
 - A table that only grows is *published last*: one assignment enters a complete value, after all values that it refers
-  to. Lookups need no lock, and only missing values are computed `in_turn`.
+  to. Lookups need no lock, and only missing values are computed `locked`.
 
 A fork ends all other threads in the child. Their locks are free there, and the next call finds their marks.
 """
@@ -28,36 +28,36 @@ _NAMES = "SIGINT", "SIGTERM", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIG
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
-class Turn:
+class Lock:
     """Reentrant lock. Pickles and forks get a new one."""
 
     __slots__ = ("__weakref__", "lock")
 
     def __init__(self) -> None:
         self.lock: Any = threading.RLock()
-        _turns.add(weakref.ref(self, _turns.discard))   # discard is C code, in which no signal handler runs
+        _locks.add(weakref.ref(self, _locks.discard))   # discard is C code, in which no signal handler runs
 
-    def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
-        return Turn, ()
+    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
+        return Lock, ()
 
 
-def in_turn(method: F) -> F:
-    """Return a method that one thread at a time runs, among all objects with the same Turn as their `_turn`."""
+def locked(method: F) -> F:
+    """Return a method that one thread at a time runs, among all objects with the same Lock as their `_lock`."""
 
     @functools.wraps(method)
     def waits(self: Any, *arguments: Any) -> Any:
-        with self._turn.lock: return method(self, *arguments)           # noqa: E701  # as in Exclusive
+        with self._lock.lock: return method(self, *arguments)           # noqa: E701  # as in Guarded
 
     return cast(F, waits)
 
 
-_turns = set[weakref.ref[Turn]]()
+_locks = set[weakref.ref[Lock]]()
 at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **_: None)        # Windows has none
 
 
 def _free() -> None:
     """Replace all locks except those of the forking thread, whose call continues in the child."""
-    for turn in [ref() for ref in [*_turns]]:
+    for turn in [ref() for ref in [*_locks]]:
         if turn is not None and not turn.lock._is_owned():              # threading.Condition uses the same method
             turn.lock = threading.RLock()
 
@@ -73,7 +73,7 @@ class cached_property(functools.cached_property[T]):    # noqa: N801
         self.lock = nullcontext()
 
 
-class Exclusive:
+class Guarded:
     """Guard of shared state: `exclusive(function, *arguments)` calls the function in one thread at a time.
 
     Parameters
@@ -92,14 +92,14 @@ class Exclusive:
 
     def __init__(self, renew: Callable[[], None], name: str) -> None:
         self._renew, self._name = renew, name
-        self._turn = Turn()
+        self._lock = Lock()
         self._ended = True
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self._turn.lock._is_owned():
+        if self._lock.lock._is_owned():
             raise RuntimeError(f"{self._name} was used from inside a call of its own, by {function.__qualname__}")
         # on one line: an interrupt between two lines could leave it locked
-        with self._turn.lock: return self._to_its_end(function, arguments)      # noqa: E701
+        with self._lock.lock: return self._to_its_end(function, arguments)      # noqa: E701
 
     def _to_its_end(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         if not self._ended:

@@ -21,7 +21,7 @@ from llmppl import lm as room
 from llmppl.lm import cache, evaluator
 from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
 from llmppl.models.programs import short_words
-from llmppl.support.locks import Exclusive
+from llmppl.support.locks import Guarded
 
 LIMIT = 1e-4
 
@@ -335,7 +335,7 @@ def test_an_interrupt_while_all_is_made_anew_is_one_more_interrupt():
     def fail():
         raise KeyboardInterrupt
 
-    exclusive = Exclusive(renew, "a thing")
+    exclusive = Guarded(renew, "a thing")
     for function in (fail, state.clear):
         with pytest.raises(KeyboardInterrupt):
             exclusive(function)

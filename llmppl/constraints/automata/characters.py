@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, LEADS, NFA, Fragment, Ranges, merged, utf8
 from llmppl.constraints.automata.operations import Automaton, joined, trimmed
-from llmppl.support.graphs import Memo, Numbering, reached
+from llmppl.support.graphs import Memo, Numbering, reachable
 
 __all__ = ["include_intersection"]
 
@@ -46,11 +46,11 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[Automaton, bool]], bu
     classes, steps = _over_characters(dfas, budget)
     numbers = Numbering([(), tuple(dfa.start for dfa in dfas)])         # 0 is dead
     rows = [[0] * len(classes)]                     # state -> class -> next state
-    for state in itertools.islice(numbers.met, 1, None):                # grows
+    for state in itertools.islice(numbers.keys_in_order, 1, None):                # grows
         budget.spend(states=1, steps=10 * len(classes))
         targets = zip(*(step[q] for step, q in zip(steps, state, strict=True)), strict=True)
         rows.append([numbers[target] if all(itertools.compress(target, signs)) else 0 for target in targets])
-    columns = np.array(numbers.met[1:]).T           # (factors, states)
+    columns = np.array(numbers.keys_in_order[1:]).T           # (factors, states)
     ends = [dfa.accepting[column] == inside for column, (dfa, inside) in zip(columns, factors, strict=True)]
     accepting = np.append(False, np.logical_and.reduce(ends))
     table, accepting, start = trimmed(np.array(rows, np.int32), accepting, 1)
@@ -110,7 +110,7 @@ def _between(dfa: Automaton, budget: Budget) -> list[int]:
             ends = np.union1d(dfa.table[ends, 0x80:0xC0], dfa.table[state, lo : hi + 1])
         return ends.tolist()
 
-    return [state for state in reached([dfa.start], after) if state]
+    return [state for state in reachable([dfa.start], after) if state]
 
 
 def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: list[bool]) -> int:

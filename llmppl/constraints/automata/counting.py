@@ -14,7 +14,7 @@ import numpy as np
 from llmppl.constraints.automata.lazy_dfa import Machine
 from llmppl.constraints.automata.nfa import LEAD_BYTES
 from llmppl.constraints.automata.operations import Edge
-from llmppl.support.locks import Turn, in_turn
+from llmppl.support.locks import Lock, locked
 
 __all__ = ["Counts"]
 
@@ -27,7 +27,7 @@ class Counts:
 
     def __init__(self, machine: Machine) -> None:
         self.rows, self.start, self.accepting = machine.edges(), machine.start, machine.accepting
-        self._turn = Turn()
+        self._lock = Lock()
         self._arcs = [[_within(row, a, b) for row in self.rows] for a, b in BYTES]
         self._ways = [{state: _ways(row) for state, row in enumerate(arcs) if row} for arcs in self._arcs]
         self._counts = [self._inside(self.accepting.astype(int).tolist())]
@@ -38,7 +38,7 @@ class Counts:
             self._count_to(length)
         return self._counts[length]
 
-    @in_turn
+    @locked
     def _count_to(self, length: int) -> None:
         while len(self._counts) <= length:
             counts = [0] * len(self.rows)

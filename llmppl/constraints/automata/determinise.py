@@ -20,7 +20,7 @@ import numpy as np
 
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, FOUND, NFA, Behind
 from llmppl.constraints.automata.operations import Edge
-from llmppl.support.graphs import Memo, reached
+from llmppl.support.graphs import Memo, reachable
 
 __all__ = ["Subsets", "Thread", "Threads", "unguarded"]
 
@@ -235,7 +235,7 @@ class Threads:
     def moves(self, key: Any) -> Iterator[tuple[int, int, Any]]:
         threads, context = key
         cuts = {0, 256}
-        for state, _, _ in reached(threads, _threads_ahead):
+        for state, _, _ in reachable(threads, _threads_ahead):
             for lo, hi, _ in self.nfa.edges(state):
                 cuts |= {lo, hi + 1}
         for tracker, state in zip(self.trackers, context, strict=True):
@@ -259,4 +259,4 @@ def unguarded(nfa: NFA, threads: Collection[Thread]) -> bool:
         return [*nfa.epsilon[state], *(target for _, _, target in nfa.edges(state))]
 
     nothing_pending = not any(thread.pending_lookaheads for thread in threads)
-    return nothing_pending and nfa.guards.keys().isdisjoint(reached((thread.state for thread in threads), after))
+    return nothing_pending and nfa.guards.keys().isdisjoint(reachable((thread.state for thread in threads), after))

@@ -28,7 +28,7 @@ from llmppl.constraints.automata.unicode_classes import negated, points
 from llmppl.constraints.constraint import VocabularyLike
 from llmppl.constraints.masks import TokenIndex
 from llmppl.support import arguments
-from llmppl.support.graphs import reached
+from llmppl.support.graphs import reachable
 from llmppl.support.locks import cached_property
 
 __all__ = ["DFA", "anything"]
@@ -129,7 +129,7 @@ class DFA(Machine):
             return [t for t in targets[state] if not entering[t]]
 
         first = [state for state in range(len(targets)) if not entering[state]]
-        return len(list(reached(first, targets_to_sort))) == len(targets)
+        return len(list(reachable(first, targets_to_sort))) == len(targets)
 
     def equivalent(self, other: DFA) -> bool:
         """Return whether both have the same language."""

@@ -32,7 +32,7 @@ from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, NFA, Fragment
 from llmppl.constraints.automata.regex import Regex
 from llmppl.support.arguments import count, shown
-from llmppl.support.graphs import Memo, reached
+from llmppl.support.graphs import Memo, reachable
 
 SIZES = (1,) * 12 + (2, 2, 3, 4)                    # bytes of a character, by the first 4 bits of its first byte
 STEPS_PER_STATE = 50                                # that the next characters of a state cost
@@ -115,7 +115,7 @@ def within(
         return _next_characters(language, state)
 
     nexts = Memo(next_characters)
-    between = list(reached([language.start], nexts.__getitem__))        # the states between characters
+    between = list(reachable([language.start], nexts.__getitem__))        # the states between characters
     layers: list[list[int]] = []                    # layers[left][state]: the NFA state with `left` to spend
 
     def layer_above(cost: float, states: Iterable[int]) -> list[int]:

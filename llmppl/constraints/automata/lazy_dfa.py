@@ -18,7 +18,7 @@ from llmppl.constraints.automata.determinise import Threads
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, NFA
 from llmppl.constraints.automata.operations import Edge, runs
 from llmppl.support.arguments import shown
-from llmppl.support.locks import Turn, in_turn
+from llmppl.support.locks import Lock, locked
 from llmppl.support.shared import Shared
 
 __all__ = ["Leftmost", "Machine"]
@@ -31,7 +31,7 @@ class Machine(Shared):
     """
 
     def __init__(self, source: Any) -> None:
-        self._source, self._budget, self._turn = source, source.nfa.budget, Turn()
+        self._source, self._budget, self._lock = source, source.nfa.budget, Lock()
         self._keys: list[Any] = [None]
         self._numbers: dict[Any, int] = {}
         self._table = np.zeros((16, 256), np.int32)
@@ -44,7 +44,7 @@ class Machine(Shared):
         """Set the complete arrays of an automaton, so that nothing remains to be computed."""
         self._source, self._keys, self._numbers = None, [None] * len(table), {}
         self._table, self._accepting, self._ready = table, accepting, np.ones(len(table), bool)
-        self.start, self._turn = start, Turn()
+        self.start, self._lock = start, Lock()
 
     @property
     def table(self) -> NDArray[np.int32]:
@@ -121,7 +121,7 @@ class Machine(Shared):
         view.flags.writeable = False
         return view
 
-    @in_turn
+    @locked
     def _work_out(self, state: int) -> None:
         if self._ready[state]:                      # by another thread
             return
@@ -132,7 +132,7 @@ class Machine(Shared):
         self._ready[state] = True
         self._keys[state] = None                    # not needed again: `_numbers` has it
 
-    @in_turn
+    @locked
     def moves(self, state: int) -> list[Edge]:
         """Return the edges (lo, hi, target) that do not lead to 0, ascending and disjoint, without storing the row."""
         if self._ready[state]:

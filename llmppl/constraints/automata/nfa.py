@@ -86,7 +86,7 @@ def utf8(ranges: Ranges) -> Fragment:
             edges = folded(edges)
         least, _ = LEAD_BYTES[pending]
         root += [(least + lo, least + hi, target) for lo, hi, target in edges]
-    return (tuple(root), *nodes.met[1:]) if root else ()
+    return (tuple(root), *nodes.keys_in_order[1:]) if root else ()
 
 
 ANY = utf8(((0, MAX_CODE_POINT),))                  # one character

@@ -59,7 +59,7 @@ def product(
     accepting states. Rows of other states are not computed.
     """
     numbers = Numbering([0, left.start << 32 | right.start])
-    pairs = numbers.met
+    pairs = numbers.keys_in_order
     rows, done = [np.zeros((1, 256), np.int32)], 1
     while done < len(pairs):
         a, b = _split(pairs[done : done + CHUNK])

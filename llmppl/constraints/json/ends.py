@@ -19,7 +19,7 @@ import numpy.typing as npt
 from llmppl.constraints.constraint import Bools, Ints, State
 from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.constraints.vocabulary.trie_walk import TableGraph, walk
-from llmppl.support.locks import Turn, cached_property, in_turn
+from llmppl.support.locks import Lock, cached_property, locked
 
 __all__ = ["MARKS", "NestedDistances"]
 
@@ -33,8 +33,8 @@ Floats = npt.NDArray[np.float64]
 class NestedDistances:
     """Distances of the states of `texts.OpenTexts`, from its `control`, its `inside` and its `stacks`."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, turn: Lock) -> None:
+        self._lock = turn
         self._found: tuple[list[Floats], _Inside] | None = None
 
     def of(self, index: Any, state: State) -> float:
@@ -44,7 +44,7 @@ class NestedDistances:
         fits: Bools = self.after(index, state, ends) <= n
         return fits
 
-    @in_turn
+    @locked
     def after(self, index: Any, state: State, ends: Ints) -> Floats:
         texts, trie = index.recognizer, index.trie
         if self._found is None:

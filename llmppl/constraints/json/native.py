@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from llmppl.support.locks import Turn
+from llmppl.support.locks import Lock
 
 STACK = 1 << 28                                     # bytes; llguidance takes up to 4,000 for each level of a schema
 LIMITS = {                                          # of llguidance; its own hold some 500 properties
@@ -24,7 +24,7 @@ LIMITS = {                                          # of llguidance; its own hol
 }
 
 T = TypeVar("T")
-_turn = Turn()
+_lock = Lock()
 
 
 def llguidance() -> Any:
@@ -42,7 +42,7 @@ def limits() -> Any:
 def in_large_stack(call: Callable[[], T]) -> T:
     """Return the result of a call in a thread with STACK bytes; the memory is taken only as it is used."""
     with ThreadPoolExecutor(1) as pool:
-        with _turn.lock:                            # threads that start meanwhile elsewhere may get this stack as well
+        with _lock.lock:                            # threads that start meanwhile elsewhere may get this stack as well
             before = threading.stack_size(STACK)
             try:
                 future = pool.submit(call)

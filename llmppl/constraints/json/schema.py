@@ -33,7 +33,7 @@ from llmppl.constraints.masks import explain
 from llmppl.constraints.masks.index import END, TokenIndex
 from llmppl.constraints.vocabulary.trie import once, trie_of
 from llmppl.support.arguments import is_file_name, is_type, token_id
-from llmppl.support.locks import Turn, cached_property, in_turn
+from llmppl.support.locks import Lock, cached_property, locked
 from llmppl.support.shared import Living, Shared
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class JsonSchemaIndex(Index):
     def __init__(self, constraint: JsonSchema, vocab: VocabularyLike) -> None:
         self.constraint, self.vocab, self.num_read = constraint, vocab, 0
         tokenizer, self._tokens = _tokenizer_of(vocab)
-        self._eos, self._turn = sorted(vocab.eos_ids), Turn()
+        self._eos, self._lock = sorted(vocab.eos_ids), Lock()
         matcher = native.llguidance().LLMatcher
         self._root: LLMatcher = native.in_large_stack(
             lambda: matcher(tokenizer, constraint._grammar, log_level=0, limits=native.limits())
@@ -258,7 +258,7 @@ class JsonSchemaIndex(Index):
         """Return whether the text may end in `state`; True at END."""
         return self._look(state)[1]
 
-    @in_turn
+    @locked
     def next_bytes(self, state: State) -> bytes:
         """Return the bytes that may follow `state`, ascending; b"" if there are none."""
         if state is END:
@@ -283,7 +283,7 @@ class JsonSchemaIndex(Index):
             f"{self.constraint!r}: {what} cannot follow {self._text(state)[-60:]!r}: {self._expected(state)}"
         )
 
-    @in_turn
+    @locked
     def after(self, text: str | bytes) -> State:
         """Return the state after an existing text. Raises ValueError if no instance begins with it."""
         data = bytes_of(text)
@@ -296,7 +296,7 @@ class JsonSchemaIndex(Index):
             raise ValueError(f"{self.constraint!r}: {where}: {self._expected(self.after(data[:at]))}")
         return (data,) if data else ()
 
-    @in_turn
+    @locked
     def _find(self, state: State) -> tuple[Bools, bool]:
         """Return the mask, which states with equal sets share, and whether the text may end."""
         mask, accepts = np.zeros(len(self._tokens), bool), state is END

@@ -28,7 +28,7 @@ from llmppl.constraints.lark.reductions import TEXT_END, Lookahead, ReductionTab
 from llmppl.constraints.lark.spellings import WitnessSpellings
 from llmppl.constraints.lark.terminals import Terminal
 from llmppl.support.arguments import shown
-from llmppl.support.graphs import Memo, reached, turned
+from llmppl.support.graphs import Memo, reachable, reversed_edges
 from llmppl.support.locks import cached_property
 
 MAX_EXPLORED = 1000                                 # partial tokens explored to find how a token may end
@@ -75,7 +75,7 @@ class TokenCompletions:
         self._shortest = shortest_yields(self.tables, avoided) if avoided else self.tables.shortest
         self._items = Memo(self._find_items)
         self._root = self.tables.rules[-1].origin
-        before = turned(enumerate(map(dict[str, int].values, self.shifts)))
+        before = reversed_edges(enumerate(map(dict[str, int].values, self.shifts)))
         self._before = [before[q] for q in range(len(self.shifts))]     # by state, those it is reached from
         certain = not (avoided or self.tables.conflicts or parser.indenter)
         certain = certain and self._shortest.keys() >= self.tables.rule_names
@@ -232,7 +232,7 @@ class TokenCompletions:
         def onward(top: Top) -> list[Top]:
             return [] if given[top[0]] else self._after(top, *plan[top[0]])
 
-        return union(given[q] for q, _ in reached(self._tops(state), onward))
+        return union(given[q] for q, _ in reachable(self._tops(state), onward))
 
     def _steps(self, state: int, left: dict[Top, float]) -> list[Step]:
         """Return the possible steps with a state on top, first those with the fewest terminals to the text's end."""
@@ -413,7 +413,7 @@ class Completability:
         def onward(hypothesis: tuple[Stack, int]) -> list[tuple[Stack, int]]:
             return [(top, start) for top, obligation in ended(hypothesis) for start in self.starts(top, obligation)]
 
-        tried = itertools.islice(reached([(stack, token)], onward), MAX_SHORTEST)
+        tried = itertools.islice(reachable([(stack, token)], onward), MAX_SHORTEST)
         if any(self._ends_well(*place) for hypothesis in tried for place in ended(hypothesis)):
             return True
         return self._search_indented(stack, token, stack.layout) if stack.layout else self._search(stack, token)

@@ -38,7 +38,7 @@ from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.support.arguments import count, is_file_name, text
 from llmppl.support.graphs import Memo, Numbering
-from llmppl.support.locks import Turn, cached_property, in_turn
+from llmppl.support.locks import Lock, cached_property, locked
 from llmppl.support.shared import Shared
 
 MAX_STATES = 1 << 16                                # that are kept
@@ -112,7 +112,7 @@ class Grammar(Shared):
         self._completability = Completability(parser, self._tokens, lexer_of, found.terminals)
         self._states: Memo[Any, _State] = Memo(lambda key: _State(tuple(key[0]), key[1]))
         self._masks: Masks | None = None
-        self._turn = Turn()
+        self._lock = Lock()
         begun = self._state([(parser.bottom, self._tokens.first)], [])
         if begun is None:
             raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r})")
@@ -146,7 +146,7 @@ class Grammar(Shared):
     def _digest(self) -> str:
         return saving.digest(self._completability, self._options["g_regex_flags"])
 
-    @in_turn
+    @locked
     def _load_index(self, path: str | Path, vocab: VocabularyLike) -> TokenIndex:
         data = storage.read_arrays(path, "grammar")
         if str(data["grammar"]) != self._digest:
@@ -175,7 +175,7 @@ class Grammar(Shared):
         except KeyError:
             return self._step_anew(state, byte)
 
-    @in_turn
+    @locked
     def _step_anew(self, state: _State, byte: int) -> _State | None:
         key = tuple([id(self._tokens.step(token, byte)) for _, token in state.hypotheses])
         if key not in state.by_outcomes:                # else another byte of the same class
@@ -183,7 +183,7 @@ class Grammar(Shared):
         found = state.next[byte] = state.by_outcomes[key]
         return found
 
-    @in_turn
+    @locked
     def token_step(self, state: _State, data: bytes) -> _State | None:
         """Return the state after one or more bytes, without the states in between."""
         step, starts, after = self._tokens.step, self._completability.starts, self._parser.after
@@ -196,7 +196,7 @@ class Grammar(Shared):
             ended = [place for stack, _, ends in outcomes for place in after(stack, ends)]
         return self._state(ended, alive)
 
-    @in_turn
+    @locked
     def read_all(self, trie: Trie, max_quotients: int = 100_000, /) -> Masks:
         """Read the whole vocabulary at once, for `build_all` of an index."""
         if self._parser.indenter:
@@ -210,7 +210,7 @@ class Grammar(Shared):
             self._masks = Masks(self._completability, trie)
         return self._masks
 
-    @in_turn
+    @locked
     def token_mask(self, state: _State, trie: Trie) -> bytes:
         """Return the tokens that may follow a state, as bits."""
         masks = self._masks_over(trie)
@@ -261,7 +261,7 @@ class GrammarIndex(TokenIndex):
         """
         return self.recognizer.read_all(self.trie, count("max_states", max_states))
 
-    @in_turn
+    @locked
     def save(self, path: str | Path) -> None:
         """Write the known part of the index to a file, from which `load`, given the grammar, continues."""
         grammar: Grammar = self.recognizer

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from lark.exceptions import GrammarError
 
 from llmppl.constraints.automata.budget import MAX_ITEMS, TooLarge
-from llmppl.support.graphs import Numbering, reached, turned
+from llmppl.support.graphs import Numbering, reachable, reversed_edges
 
 END = "$END"
 IGNORED = 1                                         # the bit of ignored text, which the parser never sees
@@ -103,7 +103,7 @@ class Tables:
         """
         parts = {part for part, whole in self._whole.items() if whole == name}
         states = [q for q, shifts in enumerate(self.shifts) if name in shifts]
-        firsts = filter(None, reached(self._first.get(name, ()), self._first_of))
+        firsts = filter(None, reachable(self._first.get(name, ()), self._first_of))
         if any(len({self.shifts[q][symbol] for q in states}) > 1 for symbol in firsts):
             return False
         inner = set(itertools.chain.from_iterable(rule.expansion for rule in self.rules if rule.origin in parts))
@@ -119,7 +119,7 @@ class Tables:
         """Return the kernels of the states; the shifts and items of a state are kept as it is found."""
         kernels: Numbering[tuple[int, ...]] = Numbering([(first,)])
         size = 0
-        for kernel in kernels.met:                      # grows
+        for kernel in kernels.keys_in_order:                      # grows
             items = self._closed(kernel)
             size += len(items)
             if size > MAX_ITEMS:
@@ -129,11 +129,11 @@ class Tables:
                 after[self._next[item]].append(item + 1)
             self.shifts.append({symbol: kernels[tuple(sorted(some))] for symbol, some in after.items() if symbol})
             self._items.append(items)
-        return kernels.met
+        return kernels.keys_in_order
 
     def _closed(self, kernel: Iterable[int]) -> list[int]:
         """Return items, with those that begin the rules that may come next."""
-        symbols = reached(map(self._next.__getitem__, kernel), self._first_of)
+        symbols = reachable(map(self._next.__getitem__, kernel), self._first_of)
         return [*kernel, *itertools.chain.from_iterable(self._begun.get(symbol, ()) for symbol in symbols)]
 
     def _refuse(self, items: list[int]) -> None:
@@ -235,7 +235,7 @@ def shortest_yields(tables: Tables, avoided: Set[str] = frozenset()) -> dict[str
     """
     shortest = {name: Yield(1, name, ()) for name in tables.bits.keys() - avoided}
     unknown = [list(itertools.filterfalse(shortest.__contains__, rule.expansion)) for rule in tables.rules]
-    users = turned(enumerate(unknown))
+    users = reversed_edges(enumerate(unknown))
     missing = list(map(len, unknown))                   # of every alternative: symbols not known yet
     lengths = [len(rule.expansion) - number for rule, number in zip(tables.rules, missing, strict=True)]   # terminals
     todo = [(lengths[r], r) for r, number in enumerate(missing) if not number]
@@ -305,8 +305,8 @@ def columns_are_irrelevant(tables: Tables, indenter: Any) -> bool:
         return False
     line_end, indent, dedent = names = indenter.NL_type, indenter.INDENT_type, indenter.DEDENT_type
     nesting = dict.fromkeys(indenter.OPEN_PAREN_types, 1) | dict.fromkeys(indenter.CLOSE_PAREN_types, -1)
-    users = turned((rule.origin, rule.expansion) for rule in rules)
-    of_lines = set(reached(names, lambda symbol: users.get(symbol, ())))
+    users = reversed_edges((rule.origin, rule.expansion) for rule in rules)
+    of_lines = set(reachable(names, lambda symbol: users.get(symbol, ())))
     before_blocks = bits.get(line_end, 0), bits.get(line_end, 0) | bits.get(dedent, 0)
     last = _last_terminals(tables)
     for rule in rules:

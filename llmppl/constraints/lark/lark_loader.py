@@ -26,7 +26,7 @@ from lark.load_grammar import EBNF_to_BNF, GrammarBuilder
 from llmppl.constraints.automata.budget import MAX_NFA_STATES
 from llmppl.constraints.lark.lalr_tables import Rule, Tables
 from llmppl.constraints.lark.terminals import Terminal, join_words, split_keywords
-from llmppl.support.graphs import Numbering, postorder, reached
+from llmppl.support.graphs import Numbering, postorder, reachable
 
 MAX_WRITTEN_OUT = 1000                              # symbols to which a rule may grow when lark writes it out
 MAX_WRITTEN_OUT_IN_NEED = 20_000                    # the same where an automaton is parsed differently
@@ -287,11 +287,11 @@ def _nondeterministic(name: str, tree: Any) -> tuple[NFA, int]:
 
 def _determinised(name: str, rows: NFA, start: int, ends: frozenset[int]) -> list[Row]:
     def closed(nodes: Iterable[int]) -> frozenset[int]:
-        return frozenset(reached(nodes, lambda node: [t for symbol, t in rows[node] if symbol is None]))
+        return frozenset(reachable(nodes, lambda node: [t for symbol, t in rows[node] if symbol is None]))
 
     sets = Numbering([closed([start])])
     graph: list[Row] = []
-    for nodes in sets.met:                          # grows
+    for nodes in sets.keys_in_order:                          # grows
         if len(sets) > MAX_STATES:
             raise GrammarError(_too_large(name))
         targets: dict[Any, list[int]] = defaultdict(list)
@@ -320,7 +320,7 @@ def _minimal(graph: list[Row]) -> list[Row]:
 def _refuse_twice(name: str, graph: list[Row], empty: Any) -> None:
     """Raise lark's error if leaving out two different sets of symbols leaves the same ones, at least one."""
     begun = [t for _, row in graph for symbol, t in row.items() if symbol != empty]
-    after_one = set(reached(begun, lambda node: graph[node][1].values()))   # nodes that a symbol may lead to
+    after_one = set(reachable(begun, lambda node: graph[node][1].values()))   # nodes that a symbol may lead to
 
     # Two nodes; whether the second must not leave out a symbol here (the paths part); whether a symbol was read.
     def moves(pair: tuple[int, int, bool, bool]) -> Iterator[tuple[int, int, bool, bool]]:
@@ -335,7 +335,7 @@ def _refuse_twice(name: str, graph: list[Row], empty: Any) -> None:
 
     parted = [(row[empty], node) for node, (_, row) in enumerate(graph) if empty in row]
     pairs = [(p, node, True, read) for p, node in parted for read in {False, node in after_one}]
-    for number, (p, q, _, read) in enumerate(reached(pairs, moves)):
+    for number, (p, q, _, read) in enumerate(reachable(pairs, moves)):
         if read and graph[p][0] and graph[q][0]:
             raise GrammarError(
                 f"Rules defined twice: two of the alternatives of {name} are equal once its [] are left out, which "

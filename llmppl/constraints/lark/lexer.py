@@ -32,7 +32,7 @@ from llmppl.constraints.automata.budget import MAX_KEPT, MAX_SCANS, TooLarge
 from llmppl.constraints.automata.nfa import DEAD
 from llmppl.constraints.lark.terminals import Assumptions, Automata, Terminal, Undecided
 from llmppl.support.arguments import shown
-from llmppl.support.graphs import Memo, Numbering, reached
+from llmppl.support.graphs import Memo, Numbering, reachable
 from llmppl.support.locks import cached_property
 
 States = frozenset[int]
@@ -106,7 +106,7 @@ class PartialTokens:
         self.obligation_number: Numbering[Obligation] = Numbering(
             check=lambda each: self._keep(len(each.forbidden) + sum(map(len, each.required)), ())
         )
-        self.tokens, self.obligations = self.token_number.met, self.obligation_number.met
+        self.tokens, self.obligations = self.token_number.keys_in_order, self.obligation_number.keys_in_order
         self.starts = Memo(self._begin)
         self.classes = Memo(self._find_classes)
         self.heads = Memo(self._find_heads)
@@ -182,7 +182,7 @@ class PartialTokens:
         """Bytes with which terminals begin, without regard to guards, (256,) bool."""
         firsts, automata = np.zeros(256, bool), self.automata
         entries = set(automata.starts.values()) - {DEAD}
-        for lo, hi, _ in automata.edges_of(reached(entries, automata.epsilon.__getitem__)):
+        for lo, hi, _ in automata.edges_of(reachable(entries, automata.epsilon.__getitem__)):
             firsts[lo : hi + 1] = True
         return firsts
 

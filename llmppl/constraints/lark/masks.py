@@ -31,7 +31,7 @@ from llmppl.constraints.lark.lalr_tables import union
 from llmppl.constraints.lark.lexer import Ended, Outcome, PartialTokens
 from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.constraints.vocabulary.trie_walk import FLAG, walk
-from llmppl.support.graphs import Memo, reached
+from llmppl.support.graphs import Memo, reachable
 from llmppl.support.shared import Shared
 
 MAX_PART_AS_IDS = 1 / 32                            # of the vocabulary; larger sets are kept as bits
@@ -181,10 +181,10 @@ class Masks(Shared):
                     yield child
 
         begun = completability.lexer_of[self.parser.bottom.state], partials.first
-        for number, _ in enumerate(reached([begun], places_after), 1):
+        for number, _ in enumerate(reachable([begun], places_after), 1):
             self._refuse_more(max(number, len(partials.tokens)), max_quotients)
         keys: list[Key] = [(b"", (token,)) for token in range(len(partials.tokens))]
-        for number, _ in enumerate(reached(keys, quotients_below), 1):
+        for number, _ in enumerate(reachable(keys, quotients_below), 1):
             self._refuse_more(number, max_quotients)
 
     def _refuse_more(self, number: int, most: int) -> None:

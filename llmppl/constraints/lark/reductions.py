@@ -18,7 +18,7 @@ from llmppl.constraints.automata.budget import MAX_SCANS, MAX_SEARCHED, TooLarge
 from llmppl.constraints.lark.lalr import Parser, Stack
 from llmppl.constraints.lark.lalr_tables import END, united
 from llmppl.constraints.lark.lexer import Ended, PartialTokens
-from llmppl.support.graphs import Memo, Numbering, reached
+from llmppl.support.graphs import Memo, Numbering, reachable
 
 Lookahead = tuple[str, int]                         # a terminal, and the obligation after it
 Entry = tuple[int, str, int]                        # a parser state on top of a stack, and a Lookahead
@@ -71,7 +71,7 @@ class ReductionTable:
     def _find_ends(self, token: int, most: int) -> None:
         tokens = Numbering([token])
         ends, edges = [], []
-        for each in tokens.met:                         # grows
+        for each in tokens.keys_in_order:                         # grows
             if len(tokens) > most:
                 self._too_many.update(dict.fromkeys(tokens, most))  # so that none of them is explored as far again
                 return
@@ -79,12 +79,12 @@ class ReductionTable:
             going_on, ended = zip(((), ()), *[self.partials.step(each, byte) for byte in bytes], strict=True)
             ends.append(self._ends.get(each, frozenset()).union(*ended))
             edges.append(list(map(tokens.__getitem__, itertools.chain.from_iterable(going_on))))
-        self._ends.update(zip(tokens.met, united(ends, edges), strict=True))
+        self._ends.update(zip(tokens.keys_in_order, united(ends, edges), strict=True))
 
     def _find_lookaheads(self, key: tuple[int, int]) -> frozenset[Lookahead]:
         lexer, obligation = key
         ends: Memo[int, set[Ended]] = Memo(lambda left: set().union(*map(self.ends, self.partials.starts[lexer, left])))
-        left = list(reached([obligation], lambda left: [end.obligation for end in ends[left] if end.symbol is None]))
+        left = list(reachable([obligation], lambda left: [end.obligation for end in ends[left] if end.symbol is None]))
         found = {(str(symbol), after) for each in left for symbol, after in ends[each] if symbol is not None}
         over = not all(self.partials.obligations[each].required for each in left)
         return frozenset(found).union([TEXT_END] * over)
@@ -95,7 +95,7 @@ class ReductionTable:
             self.parser.lowest = 0
         self._left = MAX_SEARCHED
         starts = [(stack.below, (stack.state, *lookahead)) for lookahead in lookaheads]
-        return any(self._accepts(entry) for _, entry in reached(starts, self._leading_to))
+        return any(self._accepts(entry) for _, entry in reachable(starts, self._leading_to))
 
     def _leading_to(self, item: tuple[Stack | None, Entry]) -> Iterator[tuple[Stack | None, Entry]]:
         below, entry = item
@@ -167,5 +167,5 @@ class ReductionTable:
             self._todo += [(self._pop, (user, found)) for user in self._users[entry]]
 
     def _accept(self, entry: Entry) -> None:
-        users = reached([entry], lambda each: () if each in self._accepting else self._users[each])
+        users = reachable([entry], lambda each: () if each in self._accepting else self._users[each])
         self._accepting.update(list(users))

@@ -33,7 +33,7 @@ from llmppl.constraints.lark.masks import Crossing, Masks, Quotient, TokenClass
 from llmppl.constraints.masks import END
 from llmppl.constraints.masks import index_files as storage
 from llmppl.support.arguments import mismatch
-from llmppl.support.graphs import Numbering, reached
+from llmppl.support.graphs import Numbering, reachable
 from llmppl.support.locks import let_through
 
 Tree = Any                                          # lists, dicts, numbers and strings, as in JSON
@@ -68,7 +68,7 @@ def write(path: str | Path, index: Any, digest: str, completability: Completabil
     """Save the known part of an index of a grammar."""
     writer = _Writer(completability.partials)
     tree = {"quotients": writer.quotients(masks), **writer.states(index), **writer.parts()}
-    blobs = writer.blobs.met
+    blobs = writer.blobs.keys_in_order
     storage.write_arrays(
         path,
         index,
@@ -117,7 +117,7 @@ class _Writer:
         steps = [[numbers[a], token, -1 if b is END else numbers[b]] for (a, token), b in known_steps]
         states = [
             [[[self._stack(stack), self.tokens[token]] for stack, token in state.hypotheses], state.accepting]
-            for state in numbers.met
+            for state in numbers.keys_in_order
         ]
         return {"states": states, "masks": masks, "steps": steps}
 
@@ -134,19 +134,21 @@ class _Writer:
             [self.tokens[token], [-1 if outcome is None else self.outcomes[outcome] for outcome in row]]
             for token, row in self.partials.rows.items()
         ]
-        outcomes = [[self._some(tokens), self._ends(ends)] for tokens, ends in self.outcomes.met]
+        outcomes = [[self._some(tokens), self._ends(ends)] for tokens, ends in self.outcomes.keys_in_order]
         tokens = [
             [t.keywords, t.threads, sorted(t.keyword_threads), self.obligations[t.obligation], t.column]
-            for t in map(self.partials.tokens.__getitem__, self.tokens.met)
+            for t in map(self.partials.tokens.__getitem__, self.tokens.keys_in_order)
         ]
-        met, trackers = self.obligations.met, self.partials.automata.trackers
+        below = [each for each in self.stacks.keys_in_order if each.below]
+        stacks = [[each.state, self.stacks[each.below], each.layout] for each in below]
+        met, trackers = self.obligations.keys_in_order, self.partials.automata.trackers
         return {
             "rows": rows,
             "outcomes": outcomes,
             "tokens": tokens,
             "obligations": [[sorted(each.forbidden), [*map(sorted, each.required)], each.trackers] for each in met],
             "trackers": [_texts_to(each, {o.trackers[i] for o in met}) for i, each in enumerate(trackers)],
-            "stacks": [[each.state, self.stacks[each.below], each.layout] for each in self.stacks.met if each.below],
+            "stacks": stacks,
         }
 
 
@@ -312,7 +314,7 @@ def _texts_to(tracker: Any, states: set[int]) -> dict[str, str]:
         return map(int, targets)
 
     wanted = states - {0}
-    for _ in reached([int(tracker.start)], onward):
+    for _ in reachable([int(tracker.start)], onward):
         if wanted <= texts.keys():
             break
     return {str(state): texts[state].decode("latin-1") for state in wanted}

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from llmppl.constraints.automata.nfa import ANY, DEAD
 from llmppl.constraints.lark.lexer import Ended, Obligation, PartialTokens
 from llmppl.constraints.lark.terminals import Assumptions, Automata, Terminal
-from llmppl.support.graphs import Memo, reached, turned
+from llmppl.support.graphs import Memo, reachable, reversed_edges
 
 MAX_READ = 2_000_000                                # states of terminals looked at for spellings
 MAX_READ_IN_LEXERS = 24                             # pairs of a spelling and a separator read in every lexer
@@ -95,7 +95,7 @@ class TerminalTexts:
 
     def _closure(self, states: Iterable[int]) -> set[int]:
         """Return the states reached without reading, with the look-aheads on the way."""
-        return set(reached([q for q in states if q != DEAD], self.automata.unguarded))
+        return set(reachable([q for q in states if q != DEAD], self.automata.unguarded))
 
     def after(self, text: bytes) -> tuple[frozenset[str], set[int]]:
         """Return the terminals that match within a text, and the states active at its end."""
@@ -161,7 +161,7 @@ class WitnessSpellings:
         self._guarded = self.automata.names_of(self.automata.guards)
         self._rank = {terminal.name: rank for rank, terminal in enumerate(ranked)}
         self._keywords = {terminal.name: terminal.keywords for terminal in ranked}
-        self._hosts = turned(self._keywords.items())    # of a keyword
+        self._hosts = reversed_edges(self._keywords.items())    # of a keyword
         self._lexers_after = lexers_after
         self._to_be_clean: list[tuple[int, int]] = []   # (lexer, obligation)
         ignored = [terminal for terminal in ranked if terminal.name in self.ignored]
@@ -236,7 +236,7 @@ class WitnessSpellings:
                 if bisect_left(bytes, lo) < bisect_right(bytes, hi):
                     yield target
 
-        return not required and self.automata.ends.keys().isdisjoint(reached(forbidden, onward))
+        return not required and self.automata.ends.keys().isdisjoint(reachable(forbidden, onward))
 
     def _find_bytes(self, names: frozenset[str]) -> list[int]:
         """Return the bytes in the spellings of terminals and in their separators."""
@@ -317,5 +317,5 @@ class WitnessSpellings:
                     yield self.automata.track(states, byte), max(target, 0)
 
         begun = self.partials.obligations[self.partials.first].trackers
-        before = {states for states, node in reached([(begun, 0)], onward) if not node}
+        before = {states for states, node in reachable([(begun, 0)], onward) if not node}
         return {functools.reduce(self.automata.track, text, states) for states in before for text in texts}

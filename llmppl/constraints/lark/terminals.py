@@ -26,7 +26,7 @@ from llmppl.constraints.automata.lazy_dfa import Leftmost
 from llmppl.constraints.automata.nfa import DEAD, NFA, Ahead, Behind
 from llmppl.constraints.automata.regex import parse
 from llmppl.constraints.lark.lalr_tables import Rule
-from llmppl.support.graphs import Numbering, turned
+from llmppl.support.graphs import Numbering, reversed_edges
 
 MIN_JOINED = 8                                      # neighbouring words from which on they are one terminal
 MAX_COMPARED = 50                                   # symbols of an alternative in which words are compared
@@ -153,7 +153,7 @@ def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Termina
     words = [t for t in ranked if isinstance(t.pattern, PatternStr)]
     flags_of = {t.name: set(t.pattern.flags) for t in ranked}
     keywords = {t.name: _keywords(t, nfas[t.name], words) for t in ranked}
-    hosts = turned(keywords.items())
+    hosts = reversed_edges(keywords.items())
 
     def made(t: TerminalDef) -> Terminal:
         plain = isinstance(t.pattern, PatternStr) and not (t.pattern.flags or flags)
@@ -213,7 +213,7 @@ def join_words(
                 hole: Any = (*rule.expansion[:at], None, *rule.expansion[at + 1 :])
                 shared = len(rule.expansion) < MAX_COMPARED
                 places[name].add(numbers[rule.origin, rule.priority, hole if shared else object()])
-    hosts = turned((terminal.name, terminal.keywords) for terminal in terminals)
+    hosts = reversed_edges((terminal.name, terminal.keywords) for terminal in terminals)
 
     def alike(terminal: Terminal) -> Any:
         """Return a key that is equal for words that can be read as one."""

@@ -20,7 +20,7 @@ from llmppl.constraints.constraint import Bools, Ints, State
 from llmppl.constraints.masks.precomputed import StateExplorer
 from llmppl.constraints.vocabulary.trie import Trie, ranges
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, Walk
-from llmppl.support.locks import Turn, in_turn
+from llmppl.support.locks import Lock, locked
 
 __all__ = ["SearchDistances", "TableDistances"]
 
@@ -45,8 +45,8 @@ class Searchable(Protocol):
 class TableDistances:
     """Distances of all states that tokens reach, computed together."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, turn: Lock) -> None:
+        self._lock = turn
         self._edges: _Edges | None = None
         self._by_row: Floats = np.zeros(0)
         self._bounds: tuple[Floats, Floats] | None = None
@@ -62,14 +62,14 @@ class TableDistances:
         fits: Bools = self.after(index, state, ends) <= n
         return fits
 
-    @in_turn
+    @locked
     def _bounded(self, index: Searchable) -> tuple[Floats, Floats]:
         """Return the lower and the upper bound of the distance of each state."""
         if self._bounds is None:
             self._bounds = _bounds(index)
         return self._bounds
 
-    @in_turn
+    @locked
     def after(self, index: Searchable, state: State, ends: Ints) -> Floats:
         edges, self._edges = self._edges, None      # absent while it changes: an interrupt loses it
         if edges is None:
@@ -148,8 +148,8 @@ class _Edges:
 class SearchDistances:
     """Distances by breadth-first search from one state; a ValueError after MAX_SEARCHED states."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, turn: Lock) -> None:
+        self._lock = turn
         self._memo: dict[State, float] = {}
         self._next: dict[State, tuple[State, ...]] = {}         # states after one token, shared by all searches
 
@@ -162,7 +162,7 @@ class SearchDistances:
         fits: Bools = self.after(index, state, ends) <= n
         return fits
 
-    @in_turn
+    @locked
     def of(self, index: Searchable, state: State) -> float:
         if state in self._memo:
             return self._memo[state]

@@ -38,7 +38,7 @@ from llmppl.constraints.masks.self_loops import Loops
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, walk_state
 from llmppl.support import arguments
-from llmppl.support.locks import Turn, in_turn
+from llmppl.support.locks import Lock, locked
 
 __all__ = ["END", "TokenIndex"]
 
@@ -92,10 +92,10 @@ class TokenIndex(Index):
         self.vocab = vocab
         self.trie = trie_of(vocab)
         self.start = recognizer.start
-        turn = getattr(recognizer, "_turn", None)
-        self._turn = turn if isinstance(turn, Turn) else Turn()
+        turn = getattr(recognizer, "_lock", None)
+        self._lock = turn if isinstance(turn, Lock) else Lock()
         self._eos = np.array(sorted(vocab.eos_ids), np.int32)
-        self.store = MaskStore(len(self.trie.tokens), self._eos, self._turn)
+        self.store = MaskStore(len(self.trie.tokens), self._eos, self._lock)
         self._masks: dict[State, PackedMask] = {}
         self._within: dict[tuple[State, float], PackedMask] = {}
         self._steps: dict[tuple[State, int], State] = {}
@@ -104,10 +104,10 @@ class TokenIndex(Index):
         self._distances: Any
         if isinstance(recognizer, TabledRecognizer):
             distances = getattr(recognizer, "distances", TableDistances)
-            self.graph, self._distances = TableGraph(recognizer), distances(self._turn)
+            self.graph, self._distances = TableGraph(recognizer), distances(self._lock)
             self._loops: Loops | None = Loops(self.graph, self.trie)
         else:
-            self.graph, self._distances = MemoGraph(recognizer), SearchDistances(self._turn)
+            self.graph, self._distances = MemoGraph(recognizer), SearchDistances(self._lock)
             self._loops = None
         if self.start is None or (self.start == 0 and isinstance(self.graph, TableGraph)):
             raise ValueError(f"{self.name} accepts no string at all")
@@ -252,7 +252,7 @@ class TokenIndex(Index):
 
     # ---- implementation
 
-    @in_turn
+    @locked
     def _build(self, max_states: int) -> PrecomputedIndex:
         return self._precomputed or self._adopt(build(self, max_states))
 
@@ -262,7 +262,7 @@ class TokenIndex(Index):
         self._precomputed = precomputed
         return precomputed
 
-    @in_turn
+    @locked
     def _find(self, state: State) -> PackedMask:
         if state is END:
             return self.store.of_ids(np.zeros(0, np.int32), False)
@@ -282,7 +282,7 @@ class TokenIndex(Index):
         mask = None if self._loops is None else self._loops.mask(state, self.mask)
         return self.store.of_ids(self.walk(state)[0], accepts) if mask is None else self.store.of_mask(mask, accepts)
 
-    @in_turn
+    @locked
     def _find_within(self, state: State, n: float) -> PackedMask:
         state = self.graph.checked(state)
         ids, ends = self.walk(state)
@@ -312,7 +312,7 @@ class TokenIndex(Index):
         last, at = self._read(state, data)
         return last if at == len(data) else None
 
-    @in_turn
+    @locked
     def _advance(self, state: State, token: int) -> State:
         data = self.trie.tokens[token] if 0 <= arguments.token_id(token) < len(self.trie.tokens) else b""
         found = None

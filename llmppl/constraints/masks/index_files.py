@@ -26,7 +26,7 @@ from llmppl.constraints.constraint import Bools, TabledRecognizer, VocabularyLik
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.masks.precomputed import PrecomputedIndex
 from llmppl.constraints.vocabulary.trie import Trie, fingerprint, trie_of
-from llmppl.support.graphs import reached
+from llmppl.support.graphs import reachable
 from llmppl.support.locks import let_through
 
 __all__ = [
@@ -275,4 +275,4 @@ def _same_language(a: TabledRecognizer, b: TabledRecognizer) -> bool:
         both = np.unique(a.row(i).astype(np.int64) << 32 | b.row(j)).tolist() if i else []
         return [(each >> 32, each & 0xFFFFFFFF) for each in both]
 
-    return all(map(agree, reached([(a.start, b.start)], edges)))
+    return all(map(agree, reachable([(a.start, b.start)], edges)))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.constraints.constraint import Bools, Ints
-from llmppl.support.locks import Turn, in_turn
+from llmppl.support.locks import Lock, locked
 
 __all__ = ["MaskStore", "PackedMask"]
 
@@ -44,8 +44,8 @@ class PackedMask:
 class MaskStore:
     """Masks over a vocabulary of `size` tokens, one per content; `eos` is allowed where a text may end."""
 
-    def __init__(self, size: int, eos: npt.NDArray[np.int32], turn: Turn) -> None:
-        self.size, self.eos, self._turn = size, eos, turn
+    def __init__(self, size: int, eos: npt.NDArray[np.int32], turn: Lock) -> None:
+        self.size, self.eos, self._lock = size, eos, turn
         self._by_key: dict[bytes, PackedMask] = {}
         self._by_bits: dict[tuple[bytes, bool], PackedMask] = {}
         self._kept: deque[tuple[PackedMask, Literal["mask", "ids"]]] = deque()
@@ -98,7 +98,7 @@ class MaskStore:
         """Return the ids of a mask whose key holds ids, else None."""
         return np.frombuffer(found.key, np.int32) if len(found.key) * 8 < self.size else None
 
-    @in_turn
+    @locked
     def unpack(self, found: PackedMask) -> Bools:
         """Return the mask as a (V,) bool ndarray, read-only."""
         mask: Bools | None = self._alive(found, "mask")
@@ -111,7 +111,7 @@ class MaskStore:
                 mask[ids] = True
         return self._keep(found, "mask", mask)
 
-    @in_turn
+    @locked
     def unpack_ids(self, found: PackedMask) -> npt.NDArray[np.int64]:
         """Return the ids of the allowed tokens, (n,) int64 ndarray, read-only; the array is kept if they are few."""
         some = self.as_ids(found)

@@ -23,7 +23,7 @@ from llmppl.constraints.vocabulary.pretokens import PreTokens, PreTokenState
 from llmppl.constraints.vocabulary.tokenizer_rules import Rules, first_reason, read_rules
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
-from llmppl.support.locks import Turn, in_turn
+from llmppl.support.locks import Lock, locked
 from llmppl.support.options import readable_tuple
 from llmppl.support.shared import Shared
 
@@ -122,7 +122,7 @@ class Canonical(Shared):
         self._masks = _MaskMemo(self._find_mask)            # (state of the pre-tokeniser, last token) -> mask
         self._stable_masks = _MaskMemo(self._find_stable)   # last token -> tokens that are stable after it
         self._uncut_masks = _MaskMemo(self._find_uncut)     # state of the pre-tokeniser -> tokens without a cut inside
-        self._turn = Turn()
+        self._lock = Lock()
         self.start = CanonicalState(self._pre.start, -1, () if self.reason else None)
 
     def __repr__(self) -> str:
@@ -198,7 +198,7 @@ class Canonical(Shared):
         """
         return self._masks[state.pretokens, state.last]
 
-    @in_turn
+    @locked
     def _find_mask(self, key: tuple[PreTokenState, int]) -> Bools:
         pretokens, last = key
         mask = np.zeros_like(self._possible)
@@ -222,7 +222,7 @@ class Canonical(Shared):
         self._graph = self._graph.renewed(MAX_STATES)
         return self._graph
 
-    @in_turn
+    @locked
     def _read(self, opened: PreTokenState, data: bytes) -> tuple[MemoGraph, int]:
         """Return the graph and its number of the state after `data`; the number is 0 if the bytes do not fit."""
         graph = self._bounded_graph()

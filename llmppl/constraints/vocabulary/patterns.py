@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from llmppl.support.graphs import Memo, Numbering, reached
+from llmppl.support.graphs import Memo, Numbering, reachable
 
 Guess = tuple[tuple[int, ...] | None, frozenset[int]]  # threads, None in a gap; rivals
 Enter = Callable[[int], int]                        # the node after a part of a pattern -> the node that enters it
@@ -148,7 +148,7 @@ class Split:
             node = self.nodes[number]
             return node.targets if (node.kind, node.class_) == ("look", ANY) else ()
 
-        return 0 in reached([number], onward)
+        return 0 in reachable([number], onward)
 
 
 class _Parser:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from llmppl.constraints.vocabulary.decoding import token_bytes
 from llmppl.constraints.vocabulary.text import EOS, EndOfText, Spelled, Text, bytes_of
 from llmppl.support.arguments import shown
-from llmppl.support.graphs import Memo, reached
+from llmppl.support.graphs import Memo, reachable
 from llmppl.support.locks import cached_property
 from llmppl.support.shared import Fixed
 
@@ -185,7 +185,7 @@ class Vocabulary(Fixed, Sequence[Token]):
             ways = [(fewest[at + len(part)][0] + 1, ids[part]) for part in parts if part in ids]
             fewest[at] = min(ways, default=fewest[at])
         if fewest[0][0] == math.inf:
-            at = max(reached([0], lambda at: [at + n for n in lengths if data[at : at + n] in ids]))
+            at = max(reachable([0], lambda at: [at + n for n in lengths if data[at : at + n] in ids]))
             raise ValueError(
                 f"no tokens of this vocabulary spell {shown(data)}: its first {at} bytes can be spelled, "
                 f"but no token continues at byte {at}, {shown(data[at:])}"

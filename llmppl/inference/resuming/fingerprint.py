@@ -239,7 +239,7 @@ class Fingerprint:
         nfa, rows = dfa._source.nfa, list[Contents]()
         nfa.settle()
         numbers = Numbering([nfa.start])
-        for state in numbers.met:                       # grows
+        for state in numbers.keys_in_order:                       # grows
             guard = nfa.guards.get(state, ())
             guards = [numbers[each] if isinstance(guard, Ahead) else self.of(each, path) for each in guard[:1]]
             edges = [(lo, hi, numbers[target]) for lo, hi, target in nfa.edges(state)]

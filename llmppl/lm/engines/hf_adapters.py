@@ -13,9 +13,9 @@ from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from llmppl.support.locks import Turn
+from llmppl.support.locks import Lock
 
-_TURNS: WeakKeyDictionary[Any, Turn] = WeakKeyDictionary()   # by the model inside wrappers
+_TURNS: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()   # by the model inside wrappers
 
 
 class Adapted:
@@ -24,7 +24,7 @@ class Adapted:
     def __init__(self, model: Any, names: Sequence[str] | None = None) -> None:
         self.model = model
         self.inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.turn = _TURNS.setdefault(self.inner, Turn())
+        self.turn = _TURNS.setdefault(self.inner, Lock())
         self._known: list[Any] = []                     # configurations for which `_held` is right
         self._held: list[tuple[Any, frozenset[str]]] = []
         self.names = self._active() if names is None else tuple(names)

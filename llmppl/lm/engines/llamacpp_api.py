@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llmppl.support.locks import Turn
+from llmppl.support.locks import Lock
 
 INSTALL = "pip install 'llmppl[llama-cpp]'"
 KNOWN = "xllamacpp 2026.10.11549"                       # release of this layout
@@ -100,7 +100,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_get_logits": (POINTER(c_float), [c_void_p]),
 }
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
-_turn = Turn()
+_lock = Lock()
 _library: Library | None = None
 
 
@@ -184,7 +184,7 @@ class Library:
 def library() -> Library:
     """Return the library, loaded once; ImportError if it is missing or has another layout."""
     global _library
-    with _turn.lock:
+    with _lock.lock:
         if _library is None:
             _library = Library(_path())
         return _library

@@ -22,7 +22,7 @@ from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.embedded import verify
 from llmppl.lm.engines import gguf
 from llmppl.support.arguments import unknown_option
-from llmppl.support.locks import Turn
+from llmppl.support.locks import Lock
 
 MISSING = {                                             # key: the folder exists
     False: "no such folder is here, and the hub did not give it either",
@@ -35,7 +35,7 @@ OPTIONS = (                                             # llmppl's own, and the 
 )  # fmt: skip
 TIED = "parts that share weights, as embedding and head often do, have to be in the same place"
 
-_LOADING = Turn()                       # transformers changes settings of the process while it loads
+_LOADING = Lock()                       # transformers changes settings of the process while it loads
 
 
 def load(
