@@ -97,7 +97,7 @@ def test_prompts_are_lines_objects_or_rows(name, text, field, expected, tmp_path
         ("p.csv", b'prompt\n"one', None, "line 2, is not CSV: unexpected end of data"),
     ],
 )  # fmt: skip
-def test_what_is_no_prompt_is_named_by_its_line_before_anything_is_loaded(
+def test_an_invalid_prompt_is_named_by_its_line_before_loading(
     name, data, field, message, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(options, "load", None)
@@ -109,7 +109,7 @@ def test_what_is_no_prompt_is_named_by_its_line_before_anything_is_loaded(
     assert result.stderr.startswith("llmppl: ") and name in result.stderr
 
 
-def test_standard_input_has_a_prompt_a_line_or_JSON_lines_with_a_field(tiny, tmp_path):
+def test_standard_input_may_hold_plain_lines_or_JSON_lines(tiny, tmp_path):
     for n, (given, more) in enumerate([("a\nb c\n", []), ('{"q": "a"}\n{"q": "b c"}\n', ["--field", "q"])]):
         result = run("generate", "--prompts", "-", "--out", tmp_path / f"{n}.jsonl", *more, *SMALL, input=given)
         assert result.exit_code == 0, result.stderr
@@ -135,7 +135,7 @@ def test_standard_input_has_a_prompt_a_line_or_JSON_lines_with_a_field(tiny, tmp
         (["--prompts", ".", "--out", "o"], "llmppl: cannot read .: Is a directory"),
     ],
 )
-def test_options_that_do_not_go_together_are_named_before_anything_is_loaded(arguments, message, monkeypatch, tmp_path):
+def test_incompatible_options_are_named_before_loading(arguments, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options, "load", None)
     result = run("generate", *arguments)
@@ -146,7 +146,7 @@ def test_options_that_do_not_go_together_are_named_before_anything_is_loaded(arg
 # ---- results
 
 
-def test_each_prompt_gets_the_particles_of_its_own_stream(tiny, files):
+def test_each_prompt_draws_from_its_own_stream(tiny, files):
     """The same steering by hand, prompt by prompt."""
     result = generate(files)
     assert (result.exit_code, result.stdout) == (0, f"{files[1]}: 4 results, 0 failed\n")
@@ -178,7 +178,7 @@ def test_every_constraint_holds_for_many_prompts(limit, tiny, files, monkeypatch
     assert all(LIMITS[limit](prompt, text) for prompt, particles in found for text in particles.texts)
 
 
-def test_a_json_schema_holds_for_many_prompts_here_and_where_the_job_was_sent(files):
+def test_a_json_schema_holds_for_many_prompts_also_in_a_pickled_job(files):
     """The embedded model, whose vocabulary has quotes."""
     pytest.importorskip("llguidance")
     schema = files[0].parent / "size.json"
@@ -207,7 +207,7 @@ def test_the_file_has_the_prompts_and_its_header_the_options(tiny, files):
     assert [given[name] for name in ("constraint", "N", "K", "max_tokens", "end")] == ["'(a|b)+'", *"324", "'boundary'"]
 
 
-def test_a_task_that_fails_is_in_the_file_and_in_the_exit_code_and_stops_no_other(tiny, files):
+def test_a_failed_task_stops_no_other_and_sets_the_exit_code(tiny, files):
     """The model reads 32 tokens; nothing of a single token but "b" matches b."""
     files[0].write_text("a\n" + "b " * 20 + "\nc\n")
     result = generate(files)
@@ -226,14 +226,14 @@ def test_a_task_that_fails_is_in_the_file_and_in_the_exit_code_and_stops_no_othe
         (["--regex", "ab(c"], "error in regex: missing )"),
     ],
 )
-def test_what_no_prompt_can_meet_is_refused_before_the_first(arguments, message, tiny, files):
+def test_an_unsatisfiable_constraint_is_refused_before_the_first_prompt(arguments, message, tiny, files):
     result = generate(files, *arguments)
     assert result.exit_code == 2 and message in result.stderr and result.stdout == ""
     assert not files[1].exists() or not told(files[1])
     assert generate(files).exit_code == 0 and len(told(files[1])) == 4
 
 
-def test_a_file_is_gone_on_with_by_the_same_command_alone(tiny, files):
+def test_the_same_command_resumes_a_file(tiny, files):
     assert generate(files).exit_code == 0
     before, whole = files[1].read_bytes(), told(files[1])
     for arguments, message in [
@@ -271,7 +271,7 @@ def test_a_file_is_gone_on_with_by_the_same_command_alone(tiny, files):
         ("/dev/full", "results are written to a file of their own, and this is none"),
     ],
 )
-def test_a_path_that_cannot_be_written_is_said_before_anything_is_loaded(out, message, files, monkeypatch):
+def test_an_unwritable_path_is_reported_before_loading(out, message, files, monkeypatch):
     monkeypatch.chdir(files[0].parent)
     monkeypatch.setattr(options, "load", None)
     result = generate((files[0], out), "--resume")
@@ -280,7 +280,7 @@ def test_a_path_that_cannot_be_written_is_said_before_anything_is_loaded(out, me
     assert files[0].read_text().startswith("a\n")
 
 
-def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(tiny, files, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_the_run_resumes_when_space_returns(tiny, files, tmp_path, monkeypatch):
     import resource
 
     generate((files[0], tmp_path / "whole"))
@@ -299,7 +299,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(tiny, files,
     assert generate(files, "--resume").exit_code == 0 and told(files[1]) == told(tmp_path / "whole")
 
 
-def test_where_all_is_done_no_model_is_loaded(tiny, files, monkeypatch):
+def test_a_finished_job_loads_no_model(tiny, files, monkeypatch):
     generate(files)
     monkeypatch.setattr(options, "load", None)
     assert generate(files, "--resume").stdout == f"{files[1]}: 4 results, 0 failed\n"
@@ -345,7 +345,7 @@ def whole(tmp_path_factory):
     return folder / "prompts.txt", folder / "out"
 
 
-def test_what_was_killed_goes_on_and_ends_with_the_same_results(whole, tmp_path):
+def test_a_killed_run_resumes_and_gives_the_same_results(whole, tmp_path):
     command = ["generate", "--prompts", whole[0], "--out", tmp_path / "out", *SMALL, "--resume"]
     for num_lines in (2, 21, 41):        # of 120, so that a busy machine kills it in time
         process = start(*command)
@@ -361,7 +361,7 @@ def test_what_was_killed_goes_on_and_ends_with_the_same_results(whole, tmp_path)
     assert told(tmp_path / "out") == told(whole[1])
 
 
-def test_ctrl_c_keeps_what_is_written_says_how_to_go_on_and_exits_130(whole, tmp_path):
+def test_ctrl_c_keeps_the_results_and_prints_the_command_that_resumes(whole, tmp_path):
     command = ["generate", "--prompts", whole[0], "--out", tmp_path / "out", *SMALL]
     process = start(*command)
     wait_for(tmp_path / "out", 21, process)
@@ -397,7 +397,7 @@ def interrupted_at(length, monkeypatch):
     [["generate", "a"], ["generate", "a", "--regex", "b(a|b)*", "--cut"], ["intersect", "a", "b"]],
     ids=" ".join,
 )
-def test_ctrl_c_prints_the_particles_of_the_last_whole_step_and_exits_130(command, monkeypatch):
+def test_ctrl_c_prints_the_particles_of_the_last_whole_step(command, monkeypatch):
     """Those of a run of so many steps; a step reads contexts that are longer by one token."""
     for length in (2, 3, 5):
         interrupted_at(length, monkeypatch)
@@ -410,14 +410,14 @@ def test_ctrl_c_prints_the_particles_of_the_last_whole_step_and_exits_130(comman
         assert stopped.stderr.startswith("seed 1: ") and stopped.stderr.endswith(said)
 
 
-def test_ctrl_c_before_the_first_step_or_the_first_match_says_so_and_exits_130(monkeypatch):
+def test_ctrl_c_before_the_first_step_or_match_prints_no_texts(monkeypatch):
     interrupted_at(1, monkeypatch)
     for command in (["generate", "a"], ["infill", "a[BLANK]b"]):
         result = run(*command)
         assert (result.exit_code, result.stdout, result.stderr) == (130, "", "llmppl: interrupted\n")
 
 
-def test_ctrl_c_in_infill_prints_what_is_filled(monkeypatch):
+def test_ctrl_c_in_infill_prints_the_holes_filled_so_far(monkeypatch):
     """A step fills a hole; the second is begun with a context of as many tokens as the first has filled, and more."""
     for length in (9, 12):
         interrupted_at(length, monkeypatch)
@@ -455,7 +455,7 @@ def test_workers_write_the_same_file(files, tmp_path):
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit[0])
-def test_what_goes_to_workers_pickles_and_says_the_same_there(limit, tiny, files, monkeypatch):
+def test_a_pickled_job_gives_the_same_texts(limit, tiny, files, monkeypatch):
     monkeypatch.chdir(files[0].parent)
     Path("g.lark").write_text('start: "c"+ "a"')
     steer, found = GenerateJob.steer, []
@@ -471,7 +471,7 @@ def test_what_goes_to_workers_pickles_and_says_the_same_there(limit, tiny, files
     assert len(found) == 4 and all(here == other for here, other in found)
 
 
-def test_where_no_worker_is_left_a_sentence_says_so_and_the_results_before_stay(tiny, files, monkeypatch):
+def test_when_no_worker_is_left_earlier_results_stay(tiny, files, monkeypatch):
     import llmppl.tasks.ray
 
     def dying(run, make_lm, workers, resources, together):
@@ -489,7 +489,7 @@ def test_where_no_worker_is_left_a_sentence_says_so_and_the_results_before_stay(
     assert generate(files, "--resume").stdout == f"{files[1]}: 4 results, 0 failed\n"
 
 
-def test_without_Ray_workers_are_one_sentence_of_what_installs_it(files, monkeypatch):
+def test_workers_without_Ray_print_how_to_install_it(files, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     result = generate(files, "--workers", "2")
     assert result.exit_code == 2 and result.stderr == "llmppl: llmppl.tasks.ray needs Ray: pip install 'llmppl[ray]'\n"
@@ -498,7 +498,7 @@ def test_without_Ray_workers_are_one_sentence_of_what_installs_it(files, monkeyp
 # ---- llmppl results
 
 
-def test_results_says_how_many_what_failed_log_Z_and_the_likeliest_texts(tmp_path):
+def test_results_prints_counts_failures_log_Z_and_the_likeliest_texts(tmp_path):
     """Written by hand: two tasks agree on " x", one fails, one has lost its particles, and the fifth is not there."""
     prompt = {"task": "The ox"}
     header = {"llmppl_results": 2, "run": "0", "after": None, "seed": 1, "version": "0", "identity": None}
@@ -547,7 +547,7 @@ def test_results_says_how_many_what_failed_log_Z_and_the_likeliest_texts(tmp_pat
     assert rows[4] == {**likeliest, "log_ml": pytest.approx(math.log(4)), "log_ml_se": 0.5, "error": None}
 
 
-def test_results_shows_ten_rows_and_says_of_the_others(tiny, files):
+def test_results_shows_ten_rows_and_counts_the_rest(tiny, files):
     files[0].write_text("a\n" * 12)
     generate(files)
     *_, last_row, more = run("results", files[1]).stdout.splitlines()
@@ -555,7 +555,7 @@ def test_results_shows_ten_rows_and_says_of_the_others(tiny, files):
     assert len(run("results", files[1], "--json").stdout.splitlines()) == 12
 
 
-def test_results_of_a_file_without_results_and_of_another_file(tmp_path):
+def test_results_reports_an_empty_file_and_a_foreign_file(tmp_path):
     (tmp_path / "empty").touch()
     assert run("results", tmp_path / "empty").stdout == f"{tmp_path / 'empty'}: 0 results, 0 failed\n"
     (tmp_path / "other").write_text("hello\n")
@@ -593,7 +593,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_the_table_has_what_is_done_failed_tokens_per_second_and_the_end(clock):
+def test_the_table_shows_progress_failures_speed_and_expected_end(clock):
     """14 of 100 were done; then 6 in 30 s, so that the other 80 take 400 s more; 600 tokens in 30 s."""
     tokens = 1000
     state = task_progress.TaskProgress(100, 14, 1, lambda: tokens)
@@ -611,7 +611,7 @@ def test_the_table_has_what_is_done_failed_tokens_per_second_and_the_end(clock):
     assert "tokens per second" not in task_progress.TaskProgress(3, 0, 0, None).cells()
 
 
-def test_where_stderr_is_no_terminal_a_line_is_said_once_a_minute(clock, capsys):
+def test_without_a_terminal_a_line_is_printed_once_a_minute(clock, capsys):
     with task_progress.task_progress(20, tokens=lambda: 0) as ended:
         for n in range(10):
             clock.now += 25.0                           # 25, 50, 75, ..., 250: a line at 75, 150 and 225
@@ -623,7 +623,7 @@ def test_where_stderr_is_no_terminal_a_line_is_said_once_a_minute(clock, capsys)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no pty")
-def test_on_a_terminal_a_table_is_shown_and_taken_away_and_stdout_has_the_end_alone(files):
+def test_a_terminal_shows_a_table_and_stdout_holds_only_the_last_line(files):
     import pty
 
     files[0].write_text("a\n" * 40)

@@ -53,7 +53,7 @@ def test_a_command_prints_its_particles_heaviest_first_and_log_Z_hat(command):
 
 
 @each_command
-def test_json_is_one_object_for_each_particle_and_the_weights_sum_to_1(command):
+def test_json_output_has_one_object_per_particle_with_normalised_weights(command):
     rows = particles(*command, *SMALL)
     assert 1 <= len(rows) <= 3
     assert all(list(row) == ["text", "log_weight", "weight", "cut"] for row in rows)
@@ -67,14 +67,14 @@ def test_the_same_seed_gives_the_same_output_and_another_seed_another(command):
     assert another != run(*command, *SMALL).stdout or "--choices" in command        # of which all are found
 
 
-def test_without_a_seed_the_one_that_was_drawn_is_told():
+def test_without_a_seed_the_command_prints_the_drawn_one():
     command = ["generate", "The cat", "--particles", "2", "--max-tokens", "5"]
     result = run(*command)
     seed = re.match(r"seed (\d+): ", result.stderr).group(1)
     assert run(*command, "--seed", seed).stdout == result.stdout
 
 
-def test_generate_keeps_words_short_the_one_that_the_prompt_ends_in_included():
+def test_generate_keeps_words_short_including_the_last_word_of_the_prompt():
     for row in particles("generate", "The bird", "--max-letters", "4", "--max-tokens", "20", "--seed", "3"):
         assert max(map(len, re.findall(r"[^\W\d_]+", "The bird" + row["text"]))) <= 4
 
@@ -108,7 +108,7 @@ def test_generate_keeps_to_choices():
     assert {row["text"] for row in rows} == {" happy", " sad."} and not any(row["cut"] for row in rows)
 
 
-def test_choices_have_a_row_each_with_the_weights_of_their_spellings_and_take_all_up_to_the_next_option():
+def test_choices_get_one_row_each_that_sums_their_spellings():
     choices, options = (" happy", " sad", " tired"), ("-N", "20", "--seed", "1")
     rows = particles("generate", "Tim was very", "--choices", *choices, *options)
     assert {row["text"] for row in rows} == {*choices} and sum(row["weight"] for row in rows) == pytest.approx(1.0)
@@ -124,13 +124,13 @@ def test_choices_have_a_row_each_with_the_weights_of_their_spellings_and_take_al
     assert swallowed.exit_code == 2 and "Give the PROMPT before --choices" in swallowed.stderr
 
 
-def test_a_choice_that_goes_on_inside_the_last_word_of_the_prompt_is_warned_of():
+def test_a_choice_that_would_extend_the_last_word_of_the_prompt_warns():
     result = run("generate", "Tim was very", "--choices", "happy", "sad", "--seed", "1", "-N", "2")
     assert result.exit_code == 0
     assert "llmppl: the texts of the list ['happy', 'sad'] go on inside the last word of the prompt" in result.stderr
 
 
-def test_end_says_what_follows_a_text():
+def test_end_selects_the_tokens_that_may_follow_a_text():
     def found(end):
         rows = particles("generate", "The sky was", "--choices", " blue", " dark", "--seed", "1", "--end", end)
         return {row["text"]: row["log_weight"] for row in rows}
@@ -139,7 +139,7 @@ def test_end_says_what_follows_a_text():
     assert run("generate", "Hi", "--regex", "a", "--end", "never").exit_code == 2
 
 
-def test_generate_keeps_to_a_grammar_and_ends_in_time_if_it_must(tmp_path):
+def test_generate_keeps_to_a_grammar_and_ends_within_max_tokens(tmp_path):
     grammar = tmp_path / "sentence.lark"
     grammar.write_text('start: (" " WORD)+ "."\nWORD: /[a-z]+/')
     command = ["generate", "Tim was", "--grammar", str(grammar), "--max-tokens", "6", "--seed", "1"]
@@ -158,7 +158,7 @@ def test_generate_keeps_to_a_json_schema(tmp_path):
     assert len(rows) == 8 and all(json.loads(row["text"])["age"] in (3, 4) and not row["cut"] for row in rows)
 
 
-def test_infill_may_ask_that_the_text_ends_behind_its_last_fragment():
+def test_infill_can_require_an_end_after_its_last_fragment():
     alone = ["infill", "The cat was[BLANK].", "--particles", "1", "--factor", "1", "--seed", "1"]
     (anything,), (ended,) = particles(*alone), particles(*alone, "--end", "eos")        # the same draws
     assert ended["text"] == anything["text"]
@@ -170,7 +170,7 @@ def test_infill_keeps_the_fragments_in_their_order():
     assert all(re.fullmatch(pattern, row["text"], re.DOTALL) for row in particles("infill", TEMPLATE, *SMALL))
 
 
-def test_intersect_stops_after_a_sentence_or_marks_what_was_cut():
+def test_intersect_stops_after_a_sentence_or_marks_a_cut_text():
     rows = particles("intersect", *PROMPTS, "--until-sentence", "--max-tokens", "8", "--seed", "1")
     assert any(not row["cut"] for row in rows)
     assert all(row["cut"] or re.search(r"[.!?][\"']?$", row["text"]) for row in rows)
@@ -185,7 +185,7 @@ def test_a_text_ends_at_a_stop_string_which_is_left_out():
         assert max(map(len, re.findall(r"[^\W\d_]+", row["text"])), default=0) <= 4 and "." not in row["text"]
 
 
-def test_a_message_is_answered_in_the_words_of_the_template(monkeypatch):
+def test_chat_uses_the_template_of_the_model(monkeypatch):
     lm = chat_lm()
     monkeypatch.setattr(options, "load", lambda name: lm)
     seen, chat = [], lm.chat
@@ -196,7 +196,7 @@ def test_a_message_is_answered_in_the_words_of_the_template(monkeypatch):
     assert [each.text for each in seen] == ["system: Be kind.\nuser: Hi\nassistant:", "user: Hi\nassistant:"]
 
 
-def test_a_model_that_cannot_chat_is_told_where_there_is_one():
+def test_a_model_without_chat_template_names_one_that_has_it():
     result = run("generate", "Hi", "--chat")
     assert result.exit_code == 2 and "--chat wants a model that was trained to chat" in result.stderr
 
@@ -215,7 +215,7 @@ def test_a_dash_is_standard_input(command, given, same):
     assert result.exit_code == 0 and result.stdout == run(*same).stdout
 
 
-def test_more_particles_are_advised_only_where_they_could_help(tmp_path):
+def test_more_particles_are_advised_only_if_they_could_help(tmp_path):
     impossible = run("generate", "Girl", "--max-letters", "1", "--top-k", "1")
     assert impossible.exit_code == 1 and "more --particles or a larger --factor help" in impossible.stderr
     schema = tmp_path / "any.json"
@@ -248,7 +248,7 @@ def test_demo_shows_three_programs():
     assert "no word of more than 5 letters" in result.stdout
 
 
-def test_a_model_that_was_asked_for_is_named_above_the_texts_and_in_the_recording(tmp_path):
+def test_a_requested_model_is_named_in_the_title_and_in_the_recording(tmp_path):
     for command in (["generate", "The cat"], ["infill", "A[BLANK] cat."], ["intersect", "The", "A"]):
         result = run(*command, *SMALL, "--lm", str(EMBEDDED), "--trace", str(tmp_path / "run.jsonl"))
         title = result.stdout.splitlines()[0]
@@ -256,7 +256,7 @@ def test_a_model_that_was_asked_for_is_named_above_the_texts_and_in_the_recordin
         assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])["title"] == title
 
 
-def test_where_a_converted_model_cannot_be_kept_the_command_line_says_so(tmp_path, monkeypatch):
+def test_the_command_line_reports_a_converted_model_that_cannot_be_saved(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     (tmp_path / "any.gguf").write_bytes(b"GGUF")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -275,7 +275,7 @@ def test_a_terminal_gets_a_table(monkeypatch):
     assert max(map(len, result.stdout.splitlines())) <= 60
 
 
-def test_what_cannot_be_printed_is_escaped_and_a_cut_is_marked():
+def test_unprintable_characters_are_escaped_and_a_cut_is_marked():
     assert show.line(show.Row("a\nb\x1b[1m é", -1.0, 1.0, True)) == "a\\nb\\x1b[1m é [cut]"
 
 
@@ -293,7 +293,7 @@ def test_what_cannot_be_printed_is_escaped_and_a_cut_is_marked():
         (["generate", "Girl", "--max-letters", "1", "--top-k", "1"], 1, "no particle is left: all died by step"),
     ],
 )
-def test_what_the_library_refuses_is_one_line_on_stderr(arguments, code, message, tmp_path, monkeypatch):
+def test_an_error_of_the_library_is_one_line_on_stderr(arguments, code, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)                         # an empty folder
     for json_option in [[], ["--json"]][: 1 if arguments[0] == "check" else 2]:
         result = run(*arguments, *json_option)
@@ -338,7 +338,7 @@ def test_an_option_out_of_range_is_named_before_anything_is_loaded(arguments, na
     assert result.stdout == "" and name in result.stderr and "Traceback" not in result.stderr
 
 
-def test_a_pattern_with_an_error_is_shown_with_a_caret_before_anything_is_loaded(monkeypatch, tmp_path):
+def test_a_faulty_pattern_is_shown_with_a_caret_before_loading(monkeypatch, tmp_path):
     monkeypatch.setattr(options, "load", None)
     for command in (["generate", "Hi", "--regex", "ab(c"], ["check", "ab(c", "x"]):
         result = run(*command)
@@ -404,7 +404,7 @@ def test_check_loads_no_language_model():
     assert result.stdout.endswith("[]\n"), result.stderr
 
 
-def test_an_unexpected_error_is_let_through(monkeypatch):
+def test_an_unexpected_error_propagates(monkeypatch):
     def broken(name):
         raise ZeroDivisionError("a bug")
 
@@ -457,7 +457,7 @@ def test_query_prints_the_matches_of_search_in_their_order(embedded):
     assert [line.split(maxsplit=1)[1] for line in lines] == [row["text"] for row in rows]
 
 
-def test_query_stops_after_so_many_matches_and_says_what_it_took():
+def test_query_stops_after_n_matches_and_reports_its_work():
     result = run("query", "[a-z ]*", "--prefix", "[a]", "--end", "prefix", "-n", "3", "--results", "tokens")
     assert len(result.stdout.splitlines()) == 4 and "expansions" in result.stderr
 
@@ -478,14 +478,14 @@ def test_query_plan_loads_no_model(monkeypatch):
     assert run("query", "The cat", "--prefix", "A", "--plan").exit_code == 2
 
 
-def test_query_says_what_is_wrong_with_a_pattern_and_where():
+def test_query_shows_the_place_of_an_error_in_a_pattern():
     result = run("query", "The (cat")
     assert result.exit_code == 2 and re.search(r"\n *\^", result.stderr)
     result = run("query", "The cat", "--prefix", "A")
     assert result.exit_code == 2 and "no prefix of the pattern" in result.stderr
 
 
-def test_query_without_a_match_says_so():
+def test_query_without_a_match_reports_it():
     result = run("query", "The zzzz", "--prefix", "The", "--top-k", "1")
     assert result.exit_code == 1 and "no match: --top-k, --top-p or --min-p leaves none" in result.stderr
 

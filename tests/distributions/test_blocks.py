@@ -78,7 +78,7 @@ def test_a_table_gives_the_log_weights_and_their_sums(case):
     np.testing.assert_allclose(base.log_sums, summed(array.astype(np.float64)), rtol=1e-12, atol=1e-9)
 
 
-def test_blocks_of_several_tables_are_read_in_the_order_they_are_asked_for():
+def test_blocks_of_several_tables_are_read_in_the_requested_order():
     rng = np.random.default_rng(0)
     tables = [ArrayTable(rng.normal(size=n)) for n in (3, 700, 257)]
     rows, blocks = np.array([1, 0, 2, 1, 1]), np.array([2, 0, 1, 0, 2])
@@ -89,7 +89,7 @@ def test_blocks_of_several_tables_are_read_in_the_order_they_are_asked_for():
         assert (values[len(part) :] == -np.inf).all()
 
 
-def test_what_is_allowed_is_found_beside_what_is_e_to_the_2000_heavier():
+def test_allowed_values_survive_neighbours_heavier_by_e_to_the_2000():
     """Check one block and several blocks: no sum is rounded to 0."""
     log_weights = np.zeros(600)
     log_weights[[5, 599]] = -2000.0, -2001.0
@@ -120,7 +120,7 @@ def test_draws_have_their_probabilities_in_every_block_and_inside():
     assert chi_square < large.sum() + 5 * math.sqrt(2 * large.sum())
 
 
-def test_equal_masks_of_one_distribution_are_summed_once_and_what_changes_is_another():
+def test_equal_masks_share_a_distribution_and_a_changed_mask_makes_another():
     dist = Finite(range(600), np.random.default_rng(0).normal(size=600))
     mask = np.arange(600) % 3 == 0
     first = dist.masked(mask)
@@ -132,7 +132,7 @@ def test_equal_masks_of_one_distribution_are_summed_once_and_what_changes_is_ano
     np.testing.assert_array_equal(dist.masked(np.arange(600) % 3 == 0).log_probs(), before)
 
 
-def test_nothing_allowed_is_impossible():
+def test_a_distribution_with_nothing_allowed_is_impossible():
     dist = Finite(range(600), np.zeros(600)).masked(np.zeros(600, dtype=bool))
     assert dist.log_total() == -math.inf and (dist.log_probs() == -math.inf).all()
     with pytest.raises(Impossible):
@@ -253,7 +253,7 @@ def test_enumeration_beams_and_a_query_are_the_same_on_a_device():
 
 
 @pytest.mark.parametrize(("algorithm", "most"), [("steer", 1_000_000), ("standard", 250_000)])
-def test_a_round_of_masked_sampling_brings_little_to_the_host(algorithm, most):
+def test_masked_sampling_copies_few_bytes_to_the_host(algorithm, most):
     """Check at V = 128,256 and N = 32, where the rows of a round are 16.4 MB."""
     V, N, steps = 128_256, 32, 3
     lm = kept(large_lm(V))
@@ -263,7 +263,7 @@ def test_a_round_of_masked_sampling_brings_little_to_the_host(algorithm, most):
     assert stats.rows > N * (steps - 1) and 0 < stats.bytes_to_host / stats.rounds < most
 
 
-def test_a_program_that_looks_at_a_whole_distribution_gets_numpy_and_the_copy_is_counted():
+def test_reading_a_whole_distribution_gives_numpy_and_counts_the_copy():
     lm = kept(large_lm(1000))
     dist = lm.at([1, 2]).next_token()
     dist.table()
@@ -273,7 +273,7 @@ def test_a_program_that_looks_at_a_whole_distribution_gets_numpy_and_the_copy_is
     assert product(dist, dist).log_probs().shape == (1000,)
 
 
-def test_a_mask_goes_to_the_device_once_and_leaves_it_with_the_mask():
+def test_a_mask_moves_to_the_device_once_and_is_freed_with_it():
     lm = kept(large_lm(1000))
     mask = half(lm.vocab, 3)
     mask.setflags(write=False)
@@ -286,7 +286,7 @@ def test_a_mask_goes_to_the_device_once_and_leaves_it_with_the_mask():
 
 
 @pytest.mark.parametrize("row_bytes", [None, 1 << 16])
-def test_masks_on_a_device_take_a_part_of_the_budget_and_the_least_recently_used_leave(row_bytes):
+def test_masks_on_a_device_share_the_budget_and_leave_by_age(row_bytes):
     V, budget = 1000, 64 * 3500                         # three masks
     lm = kept(large_lm(V, cache_bytes=budget, row_bytes=row_bytes))
     alive = [half(lm.vocab, seed) for seed in range(20)]
@@ -304,7 +304,7 @@ def test_masks_on_a_device_take_a_part_of_the_budget_and_the_least_recently_used
     assert len(there) == 3
 
 
-def test_a_mask_that_does_not_fit_on_the_device_is_heeded_and_not_kept():
+def test_a_mask_that_does_not_fit_is_applied_without_being_kept():
     lm = kept(large_lm(1000, cache_bytes=1000, row_bytes=1 << 16))
     mask = half(lm.vocab, 0)
     mask.setflags(write=False)
@@ -335,7 +335,7 @@ class Launches(TorchDispatchMode):
         return made
 
 
-def test_a_string_of_many_tokens_is_scored_by_as_many_operations_as_a_short_one():
+def test_the_number_of_operations_does_not_grow_with_the_string():
     counts, found = [], []
     for n in (10, 40):
         lm = kept(large_lm(200))
@@ -348,7 +348,7 @@ def test_a_string_of_many_tokens_is_scored_by_as_many_operations_as_a_short_one(
     assert counts[0] == counts[1]
 
 
-def test_blocks_of_many_rows_are_read_by_as_many_operations_as_of_few():
+def test_the_number_of_operations_does_not_grow_with_the_rows():
     lm = kept(large_lm(1000))
     tables = [lm.at([1, i]).next_token().table() for i in range(2, 42)]
     counts = []
@@ -362,7 +362,7 @@ def test_blocks_of_many_rows_are_read_by_as_many_operations_as_of_few():
     assert counts[0] == counts[1]
 
 
-def test_sums_of_many_rows_take_little_memory_beside_them():
+def test_sums_of_many_rows_need_little_extra_memory():
     V, R = 128_256, 80                                  # 82 MB in float64
     lm = kept(large_lm(V, row_bytes=1 << 30))
     lm.at([1]).next_token().log_prob(2)
@@ -373,7 +373,7 @@ def test_sums_of_many_rows_take_little_memory_beside_them():
     assert launches.peak < 44 << 20
 
 
-def test_the_ids_of_no_token_go_to_the_device_once(monkeypatch):
+def test_the_ids_without_a_token_move_to_the_device_once(monkeypatch):
     vocab = Vocabulary([b"a", b"b", b"", b"c", b""], eos_ids=[4], unknown_ids=[2])
     lm = kept(CachedTransformer(large_model(200), vocab))
     sent, from_numpy = [], torch.from_numpy
@@ -422,7 +422,7 @@ def test_logits_that_give_no_distribution_are_refused_on_a_device_too():
         model.lm_head.bias = None
 
 
-def test_a_table_with_another_weight_in_one_place_is_whole_and_scaled():
+def test_a_table_with_one_changed_weight_is_whole_and_scaled():
     base = ArrayTable(np.array([0.5, -np.inf, -1.0]))
     table = base.put(1, 2.0)
     np.testing.assert_allclose(table.whole(), [0.5, 2.0, -1.0])

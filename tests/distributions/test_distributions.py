@@ -66,14 +66,14 @@ def log(p: float) -> float:
 
 
 @every_dist
-def test_log_prob_is_that_of_the_formula(dist, probs):
+def test_log_prob_agrees_with_the_formula(dist, probs):
     for value, p in probs.items():
         assert dist.log_prob(value) == pytest.approx(log(p), abs=1e-12)
         assert isinstance(dist.log_prob(value), float)
 
 
 @every_dist
-def test_log_probs_are_read_only_float64_in_the_order_of_the_support_and_sum_to_one(dist, probs):
+def test_log_probs_are_read_only_and_follow_the_support(dist, probs):
     log_probs = dist.log_probs()
     assert list(dist.support) == list(probs)
     np.testing.assert_allclose(log_probs, [log(p) for p in probs.values()], atol=1e-12)
@@ -83,7 +83,7 @@ def test_log_probs_are_read_only_float64_in_the_order_of_the_support_and_sum_to_
 
 
 @every_dist
-def test_what_is_outside_the_support_has_log_probability_minus_infinity(dist, probs):
+def test_values_outside_the_support_have_log_prob_minus_infinity(dist, probs):
     for value in ("no such value", None, -7, 99, 0.5, math.nan, math.inf):
         assert dist.log_prob(value) == -math.inf
 
@@ -98,7 +98,7 @@ def test_samples_have_their_probabilities_within_the_standard_error(dist, probs)
 
 
 @every_dist
-def test_asking_changes_nothing_and_a_copy_is_the_distribution_itself(dist, probs):
+def test_queries_change_nothing_and_a_copy_is_the_distribution_itself(dist, probs):
     before = dist.log_probs().copy()
     rng = np.random.default_rng(0)
     for value in probs:
@@ -108,7 +108,7 @@ def test_asking_changes_nothing_and_a_copy_is_the_distribution_itself(dist, prob
     assert copy.deepcopy(dist) is dist and copy.deepcopy([dist])[0] is dist
 
 
-def test_the_same_stream_draws_the_same_values():
+def test_the_same_seed_draws_the_same_values():
     for dist, _ in DISTS.values():
         assert [dist.sample(np.random.default_rng(3)) for _ in range(5)] == [dist.sample(np.random.default_rng(3))] * 5
 
@@ -181,7 +181,7 @@ def test_top_p_keeps_the_fewest_that_reach_p(counts, numerator):
 
 @pytest.mark.parametrize("V", [511, 513, 5000])         # fewer and more than are looked at first
 @pytest.mark.parametrize("scale", [0.01, 3.0])
-def test_top_p_of_many_values_is_that_of_all_of_them_sorted(V, scale):
+def test_top_p_of_many_values_agrees_with_sorting_all(V, scale):
     log_weights = np.round(np.random.default_rng(V).normal(size=V) * scale, 1)      # many are equal
     dist = Finite(range(V), log_weights)
     for p in (0.1, 0.5, 0.9, 0.95, 0.999, 1.0):
@@ -204,14 +204,14 @@ def test_top_p_of_one_likely_value_among_equal_ones(V):
             assert kept.tolist() == sorted(order[:num_kept])
 
 
-def test_the_most_values_of_a_Uniform_are_no_more_than_its_limit(monkeypatch):
+def test_a_Uniform_may_have_as_many_values_as_its_limit(monkeypatch):
     monkeypatch.setattr(standard, "_MAX_VALUES", 10)
     assert len(Uniform(1, 10).support) == 10
     with pytest.raises(ValueError, match="at most 10 of them, not low=0 and high=10"):
         Uniform(0, 10)
 
 
-def test_what_is_derived_alike_is_one_object_for_as_long_as_it_lives():
+def test_the_same_derivation_returns_one_object_while_it_lives():
     dist = categorical([1, 2, 3])
     for make in (
         lambda: dist.tempered(0.5), lambda: dist.top_k(2), lambda: dist.top_p(0.5), lambda: Rule(min_p=0.7)(dist),
@@ -227,7 +227,7 @@ def test_what_is_derived_alike_is_one_object_for_as_long_as_it_lives():
     assert kept() is None
 
 
-def test_a_mask_lives_as_long_as_what_was_made_of_it():
+def test_a_mask_lives_as_long_as_its_derived_distribution():
     """Check that a mask stays alive: it is known by its id, which another object could get later."""
     for make in (TokenDistribution.masked, functools.partial(TokenDistribution.with_end, end="prefix")):
         dist = TokenDistribution(tiny_vocab(V), lambda: np.zeros(V))
@@ -241,7 +241,7 @@ def test_a_mask_lives_as_long_as_what_was_made_of_it():
         assert kept() is not None
 
 
-def test_equal_masks_that_may_change_share_a_distribution():
+def test_equal_writable_masks_share_a_distribution():
     dist, mask = categorical([1, 2, 3]), np.array([True, False, True])
     made = dist.masked(mask)
     assert dist.masked(mask.copy()) is made and dist.masked(~mask) is not made
@@ -249,7 +249,7 @@ def test_equal_masks_that_may_change_share_a_distribution():
     assert dist.masked(mask) is not made and made.log_prob(1) == -math.inf
 
 
-def test_a_rule_is_applied_once_to_each_distribution_however_many_particles_ask(monkeypatch):
+def test_a_rule_is_applied_once_to_each_distribution(monkeypatch):
     read, log_weights = [], Finite.log_weights
 
     def counted(dist):
@@ -290,14 +290,14 @@ def test_product_multiplies_and_mixture_adds(several):
 
 
 @given(weights, st.data(), st.floats(0.1, 3), st.floats(-3, 3))
-def test_powers_of_a_product_are_those_of_the_probabilities(counts, data, a, b):
+def test_powers_of_a_product_agree_with_powers_of_probabilities(counts, data, a, b):
     others = data.draw(st.lists(st.integers(1, 9), min_size=len(counts), max_size=len(counts)))
     p, q = np.array(counts) / sum(counts), np.array(others) / sum(others)
     dist = product(categorical(counts), categorical(others), powers=[a, b])
     assert_dist(dist, p**a * q**b / (p**a * q**b).sum())
 
 
-def test_a_power_of_0_leaves_a_distribution_out_and_one_below_0_divides():
+def test_power_0_drops_a_distribution_and_a_negative_power_divides():
     first, second = Categorical([0.5, 0.5, 0.0]), Categorical([0.2, 0.8, 0.0])
     assert_dist(product(first, Categorical([0.0, 0.0, 1.0]), powers=[2, 0]), [1, 1, 0])
     assert_dist(product(first, second, powers=[1, -1]), [0.8, 0.2, 0])      # 0 / 0 is 0: the first does not give it
@@ -310,7 +310,7 @@ def test_a_power_of_0_leaves_a_distribution_out_and_one_below_0_divides():
         product(first, Categorical([0.0, 0.0, 1.0]), powers=[1, 0.5]).sample(np.random.default_rng(0))
 
 
-def test_a_mixture_leaves_out_what_has_no_share():
+def test_a_mixture_drops_a_component_of_weight_zero():
     assert_dist(mixture([Bernoulli(0.5), Bernoulli(1.0)], [0.0, 1.0]), [0, 1])
 
 
@@ -319,7 +319,7 @@ def test_derived_distributions_can_be_derived_again():
     assert_dist(dist.tempered(0.5), [0, 4, 9, 0])
 
 
-def test_a_derived_distribution_does_not_change_with_the_array_it_was_made_from():
+def test_later_changes_to_an_array_do_not_change_the_distribution():
     mask = np.array([True, False])
     dist = Bernoulli(0.3).masked(mask)
     mask[:] = True
@@ -433,12 +433,12 @@ def test_far_apart_weights_neither_overflow_nor_vanish():
         (lambda: mixture([Bernoulli(0.5), Uniform(0, 3)], [0.5, 0.5]), ValueError, "over different values"),
     ],
 )
-def test_what_is_no_distribution_is_refused_by_name(make, error, message):
+def test_an_invalid_distribution_is_refused_by_name(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
 
-def test_distributions_show_what_they_are():
+def test_distributions_have_reprs_that_show_their_parameters():
     assert repr(Bernoulli(0.25)) == "Bernoulli(0.25)"
     assert repr(Categorical({"x": 0.25, "y": 0.75})) == "Categorical({'x': 0.25, 'y': 0.75})"
     assert repr(Uniform(["a", "b"])) == "Uniform(['a', 'b'])"
@@ -456,7 +456,7 @@ def dist_after(text: str, lm: CachedTransformer | None = None) -> NextToken:
     return NextToken(lm.context(text))
 
 
-def test_the_distribution_of_the_next_token_is_that_of_a_plain_forward_pass():
+def test_the_next_token_distribution_agrees_with_a_plain_forward_pass():
     dist = dist_after("ab")
     np.testing.assert_allclose(dist.log_probs(), log_probs_by_hand(tiny_lm(V), dist.context.tokens), atol=1e-9)
     assert dist.log_probs().dtype == np.float64 and not dist.log_probs().flags.writeable
@@ -467,7 +467,7 @@ def test_the_distribution_of_the_next_token_is_that_of_a_plain_forward_pass():
         assert dist.log_prob(value) == dist.log_probs()[int(token)]
 
 
-def test_the_log_probability_of_EOS_is_the_log_sum_over_all_eos_ids():
+def test_the_log_prob_of_EOS_sums_over_all_eos_ids():
     vocab = Vocabulary([b"a", b"b", b"", b""], eos_ids=[2, 3])
     lm = CachedTransformer(lambda ids: [1.0, 0.0, 0.5, -0.5], vocab)
     dist = dist_after("a", lm)
@@ -479,12 +479,12 @@ def test_the_log_probability_of_EOS_is_the_log_sum_over_all_eos_ids():
     assert dist.masked([True, True, False, False]).log_prob(EOS) == -math.inf
 
 
-def test_the_log_probability_of_EOS_is_minus_infinity_where_no_id_ends_a_text():
+def test_without_eos_ids_the_log_prob_of_EOS_is_minus_infinity():
     lm = CachedTransformer(lambda ids: [0.0, 0.0], Vocabulary([b"a", b"b"]))
     assert dist_after("a", lm).log_prob(EOS) == -math.inf
 
 
-def test_a_token_of_another_vocabulary_is_a_ValueError_and_a_str_a_TypeError():
+def test_a_foreign_token_is_a_ValueError_and_a_str_a_TypeError():
     other = tiny_vocab(5)
     with pytest.raises(ValueError, match="belongs to another vocabulary"):
         dist_after("a").log_prob(other[0])
@@ -497,7 +497,7 @@ def test_a_token_of_another_vocabulary_is_a_ValueError_and_a_str_a_TypeError():
     assert dist_after("a").log_prob(same[0]) == dist_after("a").log_prob(0)
 
 
-def test_derived_distributions_of_tokens_are_distributions_of_tokens_over_the_same_vocabulary():
+def test_derived_token_distributions_keep_their_vocabulary():
     p = np.exp(log_probs_by_hand(tiny_lm(V), [0]))
     q = np.exp(log_probs_by_hand(tiny_lm(V), [1]))
     first, second = dist_after("a"), dist_after("b")
@@ -524,7 +524,7 @@ def test_a_product_over_different_vocabularies_is_a_ValueError_that_shows_both()
         product(dist_after("a"), dist_after("a").string())
 
 
-def test_a_string_has_the_sum_of_the_log_probabilities_of_its_tokens():
+def test_the_log_prob_of_a_string_sums_those_of_its_tokens():
     lm = tiny_lm(V)
     dist = dist_after("a")
     for text, ids in {"bc": [1, 2], "ab": [4], "": [], "c ab b": [2, 3, 4, 3, 1]}.items():
@@ -534,7 +534,7 @@ def test_a_string_has_the_sum_of_the_log_probabilities_of_its_tokens():
     assert dist.string().log_prob([lm.vocab[1], lm.vocab[END]]) == pytest.approx(log_prob_by_hand(lm, [0], [1, END]))
 
 
-def test_a_string_costs_one_forward_pass_and_no_more_the_second_time():
+def test_a_string_costs_one_forward_pass_and_nothing_the_second_time():
     lm = cold_lm(V)
     start = lm.context("a")
     end = start + "cbc c"                               # what nobody holds, and no key stands for, is forgotten
@@ -546,7 +546,7 @@ def test_a_string_costs_one_forward_pass_and_no_more_the_second_time():
     assert (lm.stats.rounds, lm.stats.tokens) == (1, 5)
 
 
-def test_a_string_only_scores():
+def test_a_string_can_be_scored_but_not_sampled():
     with pytest.raises(TypeError, match=r"string\(\) only scores"):
         dist_after("a").string().sample(np.random.default_rng(0))
     with pytest.raises(TypeError, match="no finite support"):
@@ -572,7 +572,7 @@ def test_several_prompts_of_a_step_cost_one_round():
     assert (lm.stats.rounds, lm.stats.rows) == (1, 4)
 
 
-def test_nothing_is_run_before_a_distribution_is_needed_and_nothing_for_a_distribution_that_is_gone():
+def test_a_distribution_runs_the_model_only_when_its_values_are_read():
     lm = cold_lm(V)
     dist = NextToken(lm.context("abc"))
     dist.tempered(0.5).masked(np.ones(V, bool))
@@ -610,7 +610,7 @@ def test_values_that_cannot_be_hashed_may_differ():
     assert len(Finite([[i] for i in range(5000)], np.zeros(5000)).support) == 5000
 
 
-def test_distributions_made_in_the_same_way_have_equal_recipes_and_others_have_not():
+def test_the_same_derivation_gives_equal_recipes():
     dist, mask = Finite("abc", np.log([0.2, 0.3, 0.5])), np.array([True, False, True])
     other = Finite("abc", np.log([0.3, 0.3, 0.4]))
     makes = [

@@ -81,7 +81,7 @@ dists = st.lists(st.tuples(st.sampled_from([0, 1, 2, 5, 40, 1000, 10**9]), st.bo
 @example([(2, False)] * 4)
 @example([(0, True), (1, False)])
 @example([(1, True), (10**9, False), (10**9, False), (1, True), (5, False), (5, True)])
-def test_over_all_orders_of_draws_the_mean_weight_of_each_accepted_value_is_its_own(pairs):
+def test_the_mean_weight_of_each_accepted_value_is_its_own(pairs):
     """Check ties, zeros, and an accepted set that is rare, empty or everything. The means are exact."""
     weights, accepted = [Fraction(w) for w, _ in pairs], [a for _, a in pairs]
     mu = np.array([float(w) * a for w, a in pairs])
@@ -98,7 +98,7 @@ def test_over_all_orders_of_draws_the_mean_weight_of_each_accepted_value_is_its_
 
 
 @given(dists)
-def test_its_variance_is_bounded_as_its_module_says(pairs):
+def test_the_variance_is_bounded_as_documented(pairs):
     weights, accepted = [Fraction(w) for w, _ in pairs], [a for _, a in pairs]
     mass = float(sum(w for w, a in pairs if a))
     if not mass:
@@ -113,7 +113,7 @@ def test_its_variance_is_bounded_as_its_module_says(pairs):
 
 
 @given(dists, st.integers(0, 2**32))
-def test_it_tests_each_value_at_most_once_and_at_most_2n_plus_3_of_them(pairs, seed):
+def test_it_tests_each_value_once_and_at_most_2n_plus_3_values(pairs, seed):
     tested = []
 
     def accepts(place):
@@ -131,7 +131,7 @@ def test_it_tests_each_value_at_most_once_and_at_most_2n_plus_3_of_them(pairs, s
         assert len(tested) <= 2 * tested.index(place) + 3
 
 
-def test_where_all_values_are_small_the_variance_is_that_of_the_formula():
+def test_with_small_values_the_variance_agrees_with_the_formula():
     a, V, runs = 0.4, 20_000, repetitions(4000, 800)
     weights, rng = np.full(V, 1 / V), np.random.default_rng(1)
     ws, num_tests = [], []
@@ -159,7 +159,7 @@ def test_it_draws_from_all_blocks_of_a_large_support_in_proportion():
     assert (np.abs(found.mean(axis=0) - truth) < 4.5 * found.std(axis=0) / math.sqrt(runs)).all()
 
 
-def test_a_mass_that_is_tiny_beside_what_was_rejected_keeps_its_precision():
+def test_a_tiny_accepted_mass_keeps_its_precision():
     weights = np.array([1.0, 1e-30, 2e-30, 3e-200])
     place, w = rejection(np.random.default_rng(0), weights, lambda place: place > 0)
     assert place > 0 and w == pytest.approx(3e-30, rel=1e-12)
@@ -172,7 +172,7 @@ def even(value) -> bool:
     return value % 2 == 0
 
 
-def test_where_has_the_measure_of_its_distribution_on_the_accepted_values_and_is_not_normalised():
+def test_where_keeps_the_unnormalised_measure_of_accepted_values():
     proposal = Categorical([0.5, 0.2, 0.3, 0.0]).where(even)
     np.testing.assert_allclose(np.exp(proposal.log_measures()), [0.5, 0.0, 0.3, 0.0])
     assert [math.exp(proposal.log_measure(value)) for value in (0, 1, 2)] == pytest.approx([0.5, 0.0, 0.3])
@@ -180,7 +180,7 @@ def test_where_has_the_measure_of_its_distribution_on_the_accepted_values_and_is
     assert repr(proposal).endswith(".where(even)")
 
 
-def test_where_draws_with_the_weight_that_is_right_on_average():
+def test_where_draws_with_unbiased_weights():
     proposal, rng, runs = Uniform(0, 9).where(lambda value: value in (2, 3, 5, 7)), np.random.default_rng(0), 3000
     found = np.zeros((runs, 10))
     for run in range(runs):
@@ -190,7 +190,7 @@ def test_where_draws_with_the_weight_that_is_right_on_average():
     assert (np.abs(found.mean(axis=0) - truth) <= 4.5 * found.std(axis=0) / math.sqrt(runs)).all()
 
 
-def test_the_predicate_is_called_at_most_once_for_each_value_and_calls_counts_it():
+def test_the_predicate_runs_once_per_value_and_calls_counts_it():
     asked = []
     proposal = Uniform(0, 3).where(lambda value: asked.append(value) or value == 3)
     assert proposal.calls == 0
@@ -207,7 +207,7 @@ def test_a_value_of_probability_zero_is_never_tested():
     proposal.log_measures()
 
 
-def test_the_predicate_of_a_distribution_of_tokens_gets_tokens_and_log_measure_takes_EOS():
+def test_the_predicate_of_a_token_distribution_receives_tokens():
     dist = NextToken(tiny_lm().context("a"))
     proposal = dist.where(lambda token: token == EOS or token.bytes == b"c")
     assert proposal.log_measure(EOS) == pytest.approx(dist.log_prob(EOS))
@@ -215,7 +215,7 @@ def test_the_predicate_of_a_distribution_of_tokens_gets_tokens_and_log_measure_t
     assert all(proposal.propose(np.random.default_rng(seed))[0] in (2, 5) for seed in range(10))
 
 
-def test_where_nothing_satisfies_the_predicate_says_so_after_testing_all():
+def test_where_reports_that_no_value_satisfies_the_predicate():
     with pytest.raises(Impossible, match=r"no value of Uniform\(0, 4\) satisfies the predicate \(5 tested\)"):
         Uniform(0, 4).where(lambda value: False).propose(np.random.default_rng(0))
     with pytest.raises(Impossible, match=r"has positive probability \(0 tested\)"):
@@ -223,16 +223,16 @@ def test_where_nothing_satisfies_the_predicate_says_so_after_testing_all():
 
 
 @pytest.mark.parametrize("answer", [np.array([True]), 1, None, "yes", np.ones(2, dtype=bool)])
-def test_a_predicate_that_answers_neither_true_nor_false_is_a_TypeError(answer):
+def test_a_predicate_must_return_a_bool(answer):
     with pytest.raises(TypeError, match=r"where: predicate <lambda> returned .* for [01]; it must return True or"):
         Uniform(0, 1).where(lambda value: answer).propose(np.random.default_rng(0))
 
 
-def test_a_predicate_may_answer_with_a_bool_of_numpy():
+def test_a_predicate_may_return_a_numpy_bool():
     assert Uniform(0, 1).where(lambda value: np.bool_(value == 1)).propose(np.random.default_rng(0))[0] == 1
 
 
-def test_a_mask_given_for_a_predicate_is_a_TypeError_that_names_masked():
+def test_a_mask_in_place_of_a_predicate_is_a_TypeError_naming_masked():
     with pytest.raises(TypeError, match=r"where\(\) wants a predicate.*masked\(\) takes a mask"):
         Uniform(0, 1).where(np.array([True, False]))
 
@@ -264,7 +264,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-def test_observe_weighs_by_the_measure_as_a_proposal_of_that_value_would():
+def test_observe_weighs_like_a_proposal_of_that_value():
     model = Once(lambda self: self.observe(DIST.where(even), 2))
     model.step()
     assert model.log_weight == pytest.approx(math.log(0.2))
@@ -282,7 +282,7 @@ def test_enumerate_exact_sums_over_the_measure(name):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_mean_weights_of_a_step_by_hand_are_those_of_the_target(name):
+def test_the_mean_weights_of_a_step_agree_with_the_target(name):
     (do, truth), runs = PROGRAMS[name], repetitions(8000, 1500)
     found = np.zeros((runs, 4))
     for run, rng in enumerate(np.random.default_rng(7).spawn(runs)):
@@ -295,7 +295,7 @@ def test_the_mean_weights_of_a_step_by_hand_are_those_of_the_target(name):
     assert (np.abs(found.mean(axis=0) - right) <= 4.5 * found.std(axis=0) / math.sqrt(runs) + 1e-12).all()
 
 
-def test_a_particle_that_finds_nothing_dies_of_a_clear_reason_in_every_scheme():
+def test_a_particle_without_an_accepted_value_dies_with_a_clear_reason():
     model = Once(lambda self: self.sample(DIST, proposal=DIST.where(lambda value: False)))
     for expand in ("copies", "merged", "distinct"):
         posterior = smc_steer(model, N=2, K=2, seed=0, expand=expand)
@@ -319,7 +319,7 @@ class Own(Proposal):
         return self.log_mu
 
 
-def test_a_proposal_of_ones_own_takes_two_methods():
+def test_a_custom_proposal_takes_two_methods():
     model = Once(lambda self: self.sample(Bernoulli(0.5), proposal=Own(math.log(3.0), math.log(1.5))))
     assert [p.log_weight for p in importance_sampling(model, 4, seed=0)] == pytest.approx([0.0 - math.log(4)] * 4)
     assert enumerate_exact(model).log_ml == pytest.approx(0.0)
@@ -336,7 +336,7 @@ def test_a_proposal_of_ones_own_takes_two_methods():
         (lambda self: self.sample(Bernoulli(0.5), Own(0.0, -math.inf)), ValueError, "where its log_measure is -inf"),
     ],
 )
-def test_a_proposal_that_breaks_the_contract_is_an_error_that_says_how(do, error, message):
+def test_a_proposal_that_breaks_the_contract_is_an_error_with_a_remedy(do, error, message):
     with pytest.raises(error, match=message):
         Once(do).step()
 
@@ -356,7 +356,7 @@ def test_a_weight_of_zero_kills_the_particle():
     assert model.log_weight == -math.inf and "with weight 0 (test_rejection.py" in model.death
 
 
-def test_a_predicate_may_ask_the_language_model():
+def test_a_predicate_may_query_the_language_model():
     lm = table_lm(lambda ids: [0.0, 1.0, -1.0 + len(ids)])
 
     class Ahead(Model):
@@ -378,7 +378,7 @@ def test_a_predicate_may_ask_the_language_model():
     assert enumerate_exact(Ahead()).log_ml == pytest.approx(np.logaddexp(dist.log_prob(0), dist.log_prob(1)))
 
 
-def test_where_of_a_distribution_with_one_value_is_that_value_and_its_probability():
+def test_where_of_a_single_value_returns_it_with_its_probability():
     value, log_w = Finite(("only",), [0.0]).where(lambda value: True).propose(np.random.default_rng(0))
     assert value == "only" and log_w == 0.0
 
@@ -403,7 +403,7 @@ def test_accepted_values_far_below_the_rejected_ones_keep_their_weight(gap):
         dist.where(lambda value: False).propose(np.random.default_rng(0))
 
 
-def test_a_rare_value_that_was_asked_for_before_can_still_be_drawn():
+def test_a_rare_value_with_a_known_measure_can_still_be_drawn():
     where = Finite("ab", [0.0, -900.0]).where(lambda value: value == "b")
     assert where.log_measure("b") == pytest.approx(-900.0)
     assert where.propose(np.random.default_rng(0)) == ("b", pytest.approx(-900.0))

@@ -62,7 +62,7 @@ def exact(model, **options):
 
 
 @pytest.mark.parametrize("proposal", [False, True])
-def test_wide_enough_it_finds_every_outcome_in_the_order_of_its_exact_weight(proposal):
+def test_a_wide_beam_finds_every_outcome_in_order_of_weight(proposal):
     model = Text(tiny_lm(V), proposal)
     truth, beams = exact(model), beam_search(model, 200, V)
     assert [str(beam) for beam in beams] == [str(particle) for particle in truth]
@@ -76,7 +76,7 @@ def probabilities(number):
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(probabilities(4), min_size=3, max_size=3))
-def test_with_all_choices_followed_the_maximum_is_found_in_steps_of_several_choices(tables):
+def test_a_beam_of_all_choices_finds_the_maximum(tables):
     model = Table(tables)
     (best,) = beam_search(model, 64, 4)[:1]
     weight = {
@@ -90,7 +90,7 @@ def test_with_all_choices_followed_the_maximum_is_found_in_steps_of_several_choi
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(probabilities(4), min_size=3, max_size=3), st.integers(1, 6), st.integers(1, 4))
-def test_it_follows_the_K_likeliest_choices_of_the_N_best_at_every_choice(tables, N, K):
+def test_a_beam_keeps_the_K_likeliest_choices_of_the_N_best(tables, N, K):
     runs = [((), 0.0)]
     for table in tables:
         runs = [
@@ -162,13 +162,13 @@ class Trap(Model):
             self.finish()
 
 
-def test_a_dead_end_is_dropped_and_where_all_are_dead_the_error_says_why():
+def test_a_dead_end_is_dropped_and_dead_beams_raise_an_error():
     assert [str(beam) for beam in beam_search(Trap(), 2, 2)] == ["AB", "AA"]
     with pytest.raises(ValueError, match=r"N=1, K=2: every run .* died by step 2, .*condition is false.*larger N or K"):
         beam_search(Trap(), 1, 2)
 
 
-def test_a_distribution_with_nothing_to_choose_from_is_a_dead_end():
+def test_a_distribution_without_positive_probability_is_a_dead_end():
     class Nothing(Model):
         def step(self):
             self.sample(Bernoulli(0.5).masked([False, False]))
@@ -189,7 +189,7 @@ def test_impossible_choices_are_not_followed_however_large_K_is():
     assert [str(beam) for beam in beam_search(One(), 9, 9)] == ["0", "2"] == tried
 
 
-def test_of_many_choices_that_are_equal_the_first_are_followed():
+def test_of_equal_choices_the_first_are_followed():
     class Equal(Model):
         def step(self):
             self.s = str(self.sample(Categorical([0.1 / 50] * 50 + [0.9 / 50] * 50)))
@@ -210,7 +210,7 @@ class Guided(Model):
             self.finish()
 
 
-def test_a_twist_says_who_is_kept_and_is_not_in_the_log_joint():
+def test_a_twist_guides_the_selection_but_not_the_log_joint():
     (beam,) = beam_search(Guided(), 1, 2)
     assert str(beam) == "TH" and beam.log_joint == pytest.approx(2 * math.log(0.5) - 0.1)
     cut = beam_search(Guided(), 2, 2, max_steps=1)
@@ -225,7 +225,7 @@ def test_max_steps_gives_the_best_runs_of_the_cut_program():
     assert [(str(beam), beam.particle.cut) for beam in beams] == [(str(one), one.cut) for one in truth]
 
 
-def test_it_gives_the_same_twice_and_leaves_the_model_alone():
+def test_two_searches_agree_and_leave_the_model_unchanged():
     model = Text(tiny_lm(V))
     first, second = beam_search(model, 4, 3), beam_search(model, 4, 3)
     assert [(str(a), a.log_joint) for a in first] == [(str(b), b.log_joint) for b in second]
@@ -233,7 +233,7 @@ def test_it_gives_the_same_twice_and_leaves_the_model_alone():
     assert all("draw" not in vars(beam.particle.copy()) for beam in first)
 
 
-def test_a_step_of_many_choices_runs_at_most_N_times_K_of_them_at_once():
+def test_a_step_runs_at_most_N_times_K_choices_at_once():
     runs = []
 
     class Long(Model):
@@ -247,7 +247,7 @@ def test_a_step_of_many_choices_runs_at_most_N_times_K_of_them_at_once():
     assert len(runs) <= 1 + 4 + 19 * 3 * 4
 
 
-def test_a_choice_of_infinite_support_is_a_TypeError_that_names_it():
+def test_a_choice_of_infinite_support_is_a_TypeError_naming_it():
     with pytest.raises(TypeError, match=r"Geometric\(0.5\) has no finite support"):
         beam_search(Infilling(tiny_lm(V), "a[BLANK]a"), 2, 2)
     assert beam_search(Infilling(tiny_lm(V), "a[BLANK]a", lengths=Geometric(0.5, max_value=2)), 2, 2)
@@ -263,12 +263,12 @@ def test_drawing_from_the_stream_itself_is_a_TypeError_that_names_the_function()
 
 
 @pytest.mark.parametrize("N, K, name", [(0, 1, "N"), (1, 0, "K"), (1.5, 1, "N")])
-def test_numbers_that_are_no_counts_are_errors_that_name_them(N, K, name):
+def test_invalid_counts_are_errors_that_name_them(N, K, name):
     with pytest.raises((ValueError, TypeError), match=name):
         beam_search(Guided(), N, K)
 
 
-def test_a_model_that_is_none_is_a_TypeError():
+def test_a_wrong_model_is_a_TypeError():
     with pytest.raises(TypeError, match="inference wants a Model, an instance of your subclass"):
         beam_search(Guided, 2, 2)
 

@@ -136,7 +136,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_is_kept_with_its_share_and_keeps_its_expected_weight(name):
+def test_each_candidate_keeps_its_expected_weight(name):
     rows, most = CASES[name]
     everything = np.concatenate(rows)
     log_c, _ = threshold(everything, most)
@@ -178,7 +178,7 @@ LEVELS = st.lists(st.sampled_from([0.0, 0.0, -1.0, -3.0, -40.0, -800.0, -2000.0,
 
 @settings(derandomize=True, deadline=None, max_examples=repetitions(3000, 300))
 @given(data=st.data())
-def test_any_choice_has_as_many_as_it_may_and_the_weights_of_the_threshold(data):
+def test_the_selection_of_candidates_has_the_right_size_and_weights(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     rows = []
     for _ in range(data.draw(st.integers(1, 5))):
@@ -190,7 +190,7 @@ def test_any_choice_has_as_many_as_it_may_and_the_weights_of_the_threshold(data)
     check(rng, rows, data.draw(st.sampled_from([1, 2, 3, 5, 12, 30, 96])))
 
 
-def test_what_is_lighter_by_2000_nats_is_chosen_by_its_own_weights():
+def test_candidates_lighter_by_2000_nats_keep_their_own_proportions():
     light = np.random.default_rng(0).normal(size=5000)
     rows = [np.concatenate([[0.0, -1.0], light - 2000.0]), light - 2000.0, light - 4000.0]
     for seed in range(20):
@@ -201,7 +201,7 @@ def test_what_is_lighter_by_2000_nats_is_chosen_by_its_own_weights():
 
 
 @pytest.mark.parametrize("rows", [[], [np.full(300, -np.inf)] * 2, [sparse(300, {4: 0.5, 299: 0.25}), sparse(3, {})]])
-def test_with_at_most_as_many_alive_all_are_kept_as_they_are(rows):
+def test_few_candidates_are_all_kept_unchanged(rows):
     alive = {(i, index): row[index] for i, row in enumerate(rows) for index in range(len(row)) if row[index] > -np.inf}
     assert chosen(None, rows, 2) == alive
 
@@ -216,7 +216,7 @@ def test_rounding_hardly_ever_changes_a_choice():
     assert changed <= 1
 
 
-def test_the_frequencies_are_the_shares():
+def test_frequencies_of_selection_are_the_shares():
     rng, runs, most = np.random.default_rng(0), repetitions(40_000, 1500), 12
     rows = [np.log(rng.dirichlet(np.full(700, spread)) * mass + 1e-300) for spread, mass in ((0.05, 1.0), (0.3, 0.5))]
     everything, counts = np.concatenate(rows), np.zeros(1400)

@@ -62,7 +62,7 @@ class NoB(Model):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_constraint_gives_the_sum_over_the_texts_that_obey_it_with_and_without_a_proposal(masked):
+def test_a_constraint_gives_the_sum_over_its_texts_with_any_proposal(masked):
     lm = tiny_lm(V)
     truth = add_up((spelled(ids), log_prob_by_hand(lm, [0], ids)) for ids in texts_of(V, 3) if "b" not in spelled(ids))
     particles = enumerate_exact(NoB(lm, masked))
@@ -82,7 +82,7 @@ class LocallyMasked(NoB):
             self.finish()
 
 
-def test_local_masking_is_the_product_of_the_masked_distributions_and_so_Z_is_one():
+def test_local_masking_multiplies_masked_distributions_and_has_Z_one():
     lm = tiny_lm(V)
     truth = {}
     for ids in texts_of(V, 3):
@@ -148,7 +148,7 @@ class Branches(Model):
         self.finish()
 
 
-def test_branches_on_a_variable_that_is_no_text_have_their_own_choices_and_weights():
+def test_branches_on_a_latent_variable_have_their_own_weights():
     third = 1 / 3
     truth = {
         (1, True): third * 0.2 * math.exp(-1.0),
@@ -198,7 +198,7 @@ def test_max_steps_gives_the_Z_of_the_cut_program_without_its_twist(steps):
     assert_same(posterior(particles), truth)
 
 
-def test_max_steps_leaves_alone_what_has_finished_by_then():
+def test_max_steps_cuts_only_unfinished_particles():
     particles = enumerate_exact(NoB(tiny_lm(V), False), max_steps=2)
     pairs = []
     for ids in [(i,) for i in range(V)] + [ids for ids in cartesian(range(V), repeat=2) if ids[0] != END]:
@@ -208,7 +208,7 @@ def test_max_steps_leaves_alone_what_has_finished_by_then():
     assert_same(posterior(particles, lambda particle: (str(particle), particle.cut)), add_up(pairs))
 
 
-def test_two_ways_to_one_text_are_two_particles():
+def test_two_derivations_of_one_text_are_two_particles():
     particles = enumerate_exact(NoB(tiny_lm(V), False))
     assert len(particles) == len({tuple(particle.context.tokens) for particle in particles})
 
@@ -236,12 +236,12 @@ def test_a_distribution_without_finite_support_may_be_observed_and_proposed_for(
     assert_same(posterior(proposed, lambda particle: particle.value), {n: 0.5 ** (n + 1) for n in range(4)})
 
 
-def test_drawing_from_the_stream_itself_is_a_TypeError_that_says_what_to_do():
+def test_drawing_from_the_stream_is_a_TypeError_with_a_remedy():
     with pytest.raises(TypeError, match=r"cannot enumerate self\.rng\.random\(\); draw with self\.sample\(dist\)"):
         enumerate_exact(OneStep(lambda self: self.rng.random()))
 
 
-def test_a_model_that_is_none_is_a_TypeError():
+def test_a_wrong_model_is_a_TypeError():
     with pytest.raises(TypeError, match="inference wants a Model, an instance of your subclass"):
         enumerate_exact(ThreeCoins)
 
@@ -262,6 +262,6 @@ def test_the_model_given_is_not_changed():
     assert "draw" not in vars(model)
 
 
-def test_what_it_returns_can_be_copied_and_has_its_own_draw_back():
+def test_a_returned_particle_can_be_copied_and_draws_normally():
     for particle in enumerate_exact(ThreeCoins()):
         assert "draw" not in vars(particle.copy())

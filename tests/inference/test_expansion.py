@@ -50,7 +50,7 @@ def test_distinct_tries_different_first_choices_and_at_most_N_times_K():
     assert len(set(one)) == 6 and len(set(two)) == 6 and all(len(path) == 2 for path in two)
 
 
-def test_merged_makes_one_of_copies_that_chose_the_same_with_the_weight_of_both():
+def test_merged_joins_copies_with_equal_choices_and_adds_their_weights():
     class Coin(Model):
         def step(self):
             self.s += "ab"[self.sample(Bernoulli(0.5))]
@@ -66,7 +66,7 @@ def test_merged_makes_one_of_copies_that_chose_the_same_with_the_weight_of_both(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_is_drawn_outside_sample_keeps_copies_apart(when):
+def test_draws_outside_sample_keep_copies_apart(when):
     class Own(Model):
         def step(self):
             if when == "before":
@@ -121,7 +121,7 @@ def test_few_first_choices_are_run_again_if_the_step_chooses_on():
     assert len(step.candidate_log_weights) == 2 and len(steps) == 13              # one choice tells all there is
 
 
-def test_a_step_without_a_choice_is_run_once_and_death_before_one_is_death():
+def test_a_step_without_a_choice_runs_once():
     class Idle(Model):
         steps = 0
 
@@ -177,7 +177,7 @@ def test_an_unknown_expansion_is_named():
 
 @pytest.mark.parametrize("first", ["finite", "endless", "rng"])
 @pytest.mark.parametrize("expand", ["copies", "merged", "distinct"])
-def test_every_candidate_draws_from_a_stream_of_its_own(expand, first):
+def test_every_candidate_draws_from_its_own_stream(expand, first):
     class Draws(Model):
         def __init__(self):
             super().__init__()
@@ -211,13 +211,13 @@ def test_a_particle_keeps_its_stream_over_a_step_without_a_choice():
     assert isinstance(paused.rng, np.random.Generator)
 
 
-def test_copies_of_one_particle_are_a_group_and_at_the_first_step_all_are_one():
+def test_candidates_are_grouped_by_parent_and_first_by_root():
     first, second = SMC(Letters(), Copies(2, 3), DownSample(2), seed=0)
     assert first.groups.tolist() == [0] * 6 and first.parents.tolist() == [0, 0, 0, 1, 1, 1]
     assert second.groups.tolist() == second.parents.tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_what_became_one_began_with_the_weight_of_all():
+def test_merged_candidates_start_with_the_weight_of_all_copies():
     class Coin(Model):
         def step(self):
             self.score(-3.0 if self.sample(Bernoulli(0.5)) else -1.0)

@@ -50,7 +50,7 @@ def is_looked_at(thing):
     return any(each is thing for each in gc.get_objects())
 
 
-def test_what_the_first_full_collection_has_left_is_not_looked_at_until_all_tasks_have_ended():
+def test_survivors_of_the_first_full_collection_stay_frozen_until_all_tasks_end():
     before, looked_at, made = Ring(), [], []
 
     def run(task, rng):
@@ -70,7 +70,7 @@ def test_a_young_collection_freezes_nothing():
     assert len(list(run_many(run, [*"abc"]))) == 3 and counts == [0, 0, 0]
 
 
-def test_repeat_does_the_same():
+def test_repeat_freezes_as_well():
     counts = []
 
     def run(rng):
@@ -97,7 +97,7 @@ def test_garbage_of_before_and_of_later_is_collected():
     assert alive == [[None] * n for n in (2, 3, 4)]
 
 
-def test_it_lasts_as_long_as_any_of_several_that_take_turns_or_are_nested():
+def test_freezing_lasts_until_the_last_of_interleaved_or_nested_runs_ends():
     run, counts = frozen_after(2)
 
     def nested(task, rng):
@@ -113,7 +113,7 @@ def test_it_lasts_as_long_as_any_of_several_that_take_turns_or_are_nested():
 
 
 @pytest.mark.parametrize("way", ["closed", "dropped", "interrupted"])
-def test_a_run_that_does_not_come_to_its_end_ends_it_too(way):
+def test_an_unfinished_run_ends_freezing_too(way):
     run, _ = frozen_after(2)
 
     def interrupted(task, rng):
@@ -135,7 +135,7 @@ def test_a_run_that_does_not_come_to_its_end_ends_it_too(way):
     assert gc.get_freeze_count() == 0
 
 
-def test_what_the_program_has_frozen_stays_frozen():
+def test_objects_frozen_by_the_program_stay_frozen():
     gc.freeze()
     before = gc.get_freeze_count()
     run, counts = frozen_after(2)
@@ -143,7 +143,7 @@ def test_what_the_program_has_frozen_stays_frozen():
     assert before - 1000 < min(counts) and max(counts) <= before and gc.get_freeze_count() > before - 1000
 
 
-def test_runs_of_several_threads_end_it_together():
+def test_runs_in_several_threads_end_freezing_together():
     run, counts = frozen_after(2)
     half = [run_many(run, [*"ab"]) for _ in range(4)]
 

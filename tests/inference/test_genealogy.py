@@ -71,7 +71,7 @@ every_algorithm = pytest.mark.parametrize("run", ALGORITHMS.values(), ids=ALGORI
 
 
 @every_algorithm
-def test_the_figures_of_a_step_are_those_of_its_arrays(run):
+def test_the_figures_of_a_step_agree_with_its_arrays(run):
     figures, roots = [], []
 
     def on_step(step):
@@ -100,7 +100,7 @@ def test_the_figures_of_a_step_are_those_of_its_arrays(run):
     assert particles.steps[-1].log_ml == pytest.approx(particles.log_ml)
 
 
-def test_the_log_ml_of_a_step_holds_no_twist():
+def test_the_log_ml_of_a_step_excludes_the_twist():
     class Twisted(Chain):
         def step(self):
             super().step()
@@ -118,7 +118,7 @@ def test_the_log_ml_of_a_step_holds_no_twist():
     assert seen[0] < -1.0 and seen[1] == pytest.approx(0.0)
 
 
-def test_a_death_tells_the_step_the_statement_and_a_text():
+def test_a_death_records_step_statement_and_text():
     class Doomed(Chain):
         def step(self):
             super().step()
@@ -133,7 +133,7 @@ def test_a_death_tells_the_step_the_statement_and_a_text():
         particles.sample()
 
 
-def test_what_is_kept_of_the_dead_grows_with_the_steps_and_not_with_their_texts():
+def test_memory_of_dead_particles_does_not_grow_with_their_texts():
     class Dies(Model):
         def step(self):
             value = self.sample(Categorical({"aaaaaaa": 0.8, "bbbbbbb": 0.2}))
@@ -164,7 +164,7 @@ class Weighed(Model):
         self.finish()
 
 
-def test_attribution_adds_up_what_each_statement_did():
+def test_attribution_sums_the_contribution_of_each_statement():
     for particle in importance_sampling(Weighed(), 12, seed=1, progress=False):
         assert [key.split(" (test_genealogy.py, line ")[0] for key in particle.attribution] == [
             "sample", "observe", "score",
@@ -174,7 +174,7 @@ def test_attribution_adds_up_what_each_statement_did():
         assert score == -1.5
 
 
-def test_attribution_of_a_copy_is_its_own():
+def test_a_copy_has_its_own_attribution():
     model = Weighed()
     model.rng = np.random.default_rng(0)
     twin = model.copy()
@@ -194,7 +194,7 @@ def test_attribution_of_particles_is_the_weighted_mean_and_the_largest_comes_fir
 
 
 @every_algorithm
-def test_one_run_tells_its_standard_error(run):
+def test_a_single_run_estimates_its_standard_error(run):
     """The median of log_ml_se lies within [0.7, 1.4] of the standard deviation over runs."""
     R = repetitions(400, 12)
     runs = [run(Chain(), 80, rng=rng, progress=False) for rng in np.random.default_rng(3).spawn(R)]
@@ -413,7 +413,7 @@ def test_a_long_run_has_a_shorter_horizon():
     assert all(p.log_ml_se**2 > max(each) for p, *each in zip(runs, to_the_end, shorter, strict=True))
 
 
-def test_the_standard_error_of_many_particles_takes_memory_in_proportion_to_them():
+def test_the_standard_error_needs_memory_proportional_to_the_particles():
     history = genealogy(np.random.default_rng(0), 20_000, 3)
     tracemalloc.start()
     se, _ = log_ml_error(history.records)
@@ -434,7 +434,7 @@ def test_a_run_without_chance_in_its_weights_has_no_error():
         assert run(Certain(), 10, seed=0, progress=False).log_ml_se == pytest.approx(0.0, abs=1e-6)
 
 
-def test_where_one_run_cannot_tell_it_says_why():
+def test_a_missing_standard_error_has_a_reason():
     class Doomed(Chain):
         def step(self):
             self.condition(False)
@@ -458,7 +458,7 @@ def intersection(lm):
     return PromptIntersection(lm, ["a", "b"], max_tokens=3)
 
 
-def test_repeated_runs_are_those_run_one_after_another_in_fewer_rounds():
+def test_repeated_runs_equal_sequential_runs_in_fewer_rounds():
     model, apart = intersection(cold_lm()), intersection(cold_lm())
     repeats = repeat(lambda rng: smc_steer(model, 3, 2, rng=rng), 5, seed=7, progress=False)
     runs = [smc_steer(apart, 3, 2, rng=rng, progress=False) for rng in np.random.default_rng(7).spawn(5)]
@@ -469,7 +469,7 @@ def test_repeated_runs_are_those_run_one_after_another_in_fewer_rounds():
     assert all(particles.stats is None for particles in repeats.runs)
 
 
-def test_the_mean_of_repeated_runs_is_unbiased_and_its_error_is_that_of_a_mean():
+def test_the_mean_of_repeated_runs_is_unbiased_with_a_standard_error():
     R = repetitions(2000, 50)
     repeats = repeat(lambda rng: smc_standard(Chain(3), 4, rng=rng), R, seed=0, progress=False)
     Zs = np.exp(repeats.log_mls)
@@ -479,7 +479,7 @@ def test_the_mean_of_repeated_runs_is_unbiased_and_its_error_is_that_of_a_mean()
     assert f"{R} runs" in repr(repeats) and "+-" in repr(repeats)
 
 
-def test_what_repeat_refuses():
+def test_repeat_refuses_invalid_arguments():
     with pytest.raises(TypeError, match="returns Particles, as smc_steer does, not 3"):
         repeat(lambda rng: 3, 2, seed=0, progress=False)
     with pytest.raises(TypeError, match="run must be a function, as lambda rng"):
@@ -490,7 +490,7 @@ def test_what_repeat_refuses():
         repeat(lambda rng: smc_standard(Chain(), 2, rng=rng), 2, seed=0, rng=np.random.default_rng(0))
 
 
-def test_an_error_in_a_repeated_run_says_in_which():
+def test_an_error_in_a_repeated_run_names_the_run():
     def run(rng):
         raise KeyError("mine")
 

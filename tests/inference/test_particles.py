@@ -40,7 +40,7 @@ def test_only_particles_of_positive_weight_are_kept_in_their_order():
         particles[3]
 
 
-def test_weights_log_ml_and_ess_are_those_computed_by_hand():
+def test_weights_log_ml_and_ess_agree_with_hand_computation():
     particles = three()
     np.testing.assert_allclose(particles.log_weights, [log(1), log(5), log(2)])
     np.testing.assert_allclose(particles.weights, [1 / 8, 5 / 8, 2 / 8])
@@ -57,7 +57,7 @@ def test_equal_texts_are_merged_the_largest_weight_first():
     assert Particles([]).texts == [] and Particles([]).by_text() == {}
 
 
-def test_to_dict_is_what_json_can_hold():
+def test_to_dict_returns_json_values():
     particles = Particles([Run("a", log(1)), Run("b", log(3), cut=True)], accuracy=lambda: (0.25, ""))
     told = json.loads(json.dumps(particles.to_dict(), allow_nan=False))
     assert told == {
@@ -115,7 +115,7 @@ def test_sample_gives_a_particle_or_a_list_of_particles():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_log_weight_that_is_none_is_an_error_naming_the_particle(bad):
+def test_an_invalid_log_weight_is_an_error_naming_the_particle(bad):
     with pytest.raises(ValueError, match=f"particle 1 has log weight {bad}"):
         Particles([Run("a", 0.0), Run("b", bad)])
 
@@ -130,7 +130,7 @@ def test_all_dead_gives_log_ml_minus_infinity_without_a_warning():
             assert particles.log_weights.shape == particles.weights.shape == (0,)
 
 
-def test_asking_for_a_particle_when_all_died_says_when_and_why():
+def test_drawing_from_dead_particles_reports_when_and_why():
     deaths = [Death(1, "observe('q')")] * 2 + [Death(3, "condition(False) at model.py:12", count=28)]
     particles = Particles([], deaths=deaths)
     message = (
@@ -145,7 +145,7 @@ def test_asking_for_a_particle_when_all_died_says_when_and_why():
         Particles([]).sample()
 
 
-def test_only_the_five_commonest_deaths_are_told():
+def test_only_the_five_most_common_deaths_are_listed():
     deaths = [Death(step, f"reason {step}", count=10 - step) for step in range(1, 9)]
     with pytest.raises(ValueError) as error:
         Particles([], deaths=deaths).sample()
@@ -154,7 +154,7 @@ def test_only_the_five_commonest_deaths_are_told():
     assert "reason 6" not in str(error.value)
 
 
-def test_of_deaths_as_common_the_latest_is_told_first():
+def test_of_equally_common_deaths_the_latest_comes_first():
     told = repr(Particles([], deaths=[Death(step, f"reason {step}", count=2) for step in (1, 3, 2)]))
     assert told.endswith("by step 3: 2 of 6: reason 3; 2 of 6 at step 2: reason 2; 2 of 6 at step 1: reason 1")
 
@@ -166,7 +166,7 @@ def test_deaths_of_one_step_and_reason_are_counted_together():
         deaths[0].count = 5
 
 
-def test_a_death_keeps_the_end_of_a_long_text_and_both_ends_of_a_long_reason():
+def test_a_death_shortens_long_texts_and_reasons():
     reason = "observe: " + "x" * 500 + " (here.py, line 3)"
     death = Death(2, reason, text="begin" + "y" * 500 + "end")
     assert death.text == "…" + "y" * 96 + "end" and len(death.text) == 100
@@ -176,7 +176,7 @@ def test_a_death_keeps_the_end_of_a_long_text_and_both_ends_of_a_long_reason():
     assert replace(death, count=5) == Death(2, death.reason, 5, death.text)
 
 
-def test_those_who_died_in_a_step_are_one_death_for_each_reason():
+def test_deaths_in_one_step_are_grouped_by_reason():
     class Dead(Run):
         death = None
 
@@ -186,7 +186,7 @@ def test_those_who_died_in_a_step_are_one_death_for_each_reason():
     assert deaths_of(4, particles[1:2]) == []
 
 
-def test_deaths_are_told_as_a_table_by_reason_the_commonest_first():
+def test_deaths_show_as_a_table_with_the_most_common_first():
     deaths = [Death(1, "x", 2, "one"), Death(2, "y", 9), Death(7, "x", 3, "se\nven"), Death(7, "z", 1)]
     told = Particles([], deaths=deaths).deaths
     assert repr(told) == "\n".join(
@@ -220,7 +220,7 @@ def test_repr_is_a_table_the_heaviest_first():
     )
 
 
-def test_repr_marks_what_was_cut_and_keeps_each_text_on_one_short_line():
+def test_repr_marks_cuts_and_shows_each_text_on_one_line():
     long = "begin " + "x" * 500 + " end"
     rows = repr(Particles([Run("a\nb\tc \u00e9", 0.0), Run("more", -1.0, cut=True), Run(long, -2.0)])).split("\n")[3:]
     assert rows[0].endswith("  a\\nb\\tc \u00e9")
@@ -254,7 +254,7 @@ def test_the_notebook_view_escapes_text_and_sets_no_colour():
     assert page.count("<tr>") == page.count("</tr>") == 2
 
 
-def test_the_notebook_view_draws_two_steps_or_more_and_bars_beside_the_longest():
+def test_the_notebook_view_draws_steps_and_scaled_bars():
     steps = [StepRecord(t, 2.0, log_ml, 1, 0, 1) for t, log_ml in [(1, -1.0), (2, -3.0), (3, -np.inf)]]
     assert "<svg" not in Particles([], steps=steps[:1])._repr_html_()
     assert Particles([], steps=steps[:2])._repr_html_().count("<svg") == 2
@@ -269,7 +269,7 @@ def test_particles_are_equal_only_to_themselves_and_can_be_keys():
     assert {particles: 1}[particles] == 1
 
 
-def test_nothing_here_changes_a_particle():
+def test_no_query_changes_a_particle():
     runs = [Run("a", 0.0), Run("b", -1.0)]
     particles = Particles(runs)
     particles.sample(3, seed=0), particles.best, particles.expect(lambda run: 1.0), repr(particles)

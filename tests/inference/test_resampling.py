@@ -125,7 +125,7 @@ def test_the_expected_new_weight_of_every_particle_is_its_old_weight(scheme, cou
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_with_real_random_numbers_the_mean_new_weight_is_the_old_one_within_its_standard_error(scheme):
+def test_the_mean_new_weight_of_random_runs_is_the_old_one(scheme):
     weights = np.array([0.31, 0.0, 0.2, 0.17, 0.12, 0.1, 0.07, 0.03])
     rng, n = np.random.default_rng(1), repetitions(20_000, 2000)
     runs = np.array([totals(a, np.exp(lw), 8) for a, lw in (scheme(rng, logs(weights), 3) for _ in range(n))])
@@ -134,7 +134,7 @@ def test_with_real_random_numbers_the_mean_new_weight_is_the_old_one_within_its_
 
 
 @pytest.mark.parametrize("scheme", COPYING)
-def test_with_real_random_numbers_functions_of_two_copies_vary_as_the_scheme_says(scheme):
+def test_pairs_of_copies_vary_as_the_scheme_says(scheme):
     """Pairs of copies separate independent from dependent draws: P(both of 2 are the first of two equal particles)."""
     rng = np.random.default_rng(2)
     both = np.mean([np.all(scheme(rng, [0.0, 0.0], 2)[0] == 0) for _ in range(2000)])
@@ -156,7 +156,7 @@ def test_optimal_changes_the_weights_least_of_all_schemes(counts, N):
     assert all(least <= squared_change(scheme) + 1e-9 for scheme in COPYING)
 
 
-def test_the_threshold_of_weights_6_2_1_1_keeping_2_is_two_and_a_half():
+def test_the_threshold_of_weights_6_2_1_1_is_5_halves():
     log_c, certain = threshold(np.log([0.6, 0.2, 0.1, 0.1]), 2)
     assert np.exp(log_c) == pytest.approx(2.5, rel=1e-14)
     assert certain.tolist() == [True, False, False, False]
@@ -200,7 +200,7 @@ nearly_one = st.sampled_from([0.0, 1e-300, 0.5, 1 / 3, 1 - 2**-53])
 
 @EXACT
 @given(st.lists(log_weight, max_size=30), st.integers(1, 20), st.one_of(nearly_one, st.floats(0, 1, exclude_max=True)))
-def test_every_scheme_returns_as_many_as_it_says_and_keeps_the_sum_of_the_weights(log_weights, N, u):
+def test_every_scheme_returns_valid_arrays_and_keeps_the_total_weight(log_weights, N, u):
     num_alive = np.count_nonzero(np.isfinite(log_weights))
     for scheme in SCHEMES:
         ancestors, new = scheme(Scripted([u] * N), log_weights, N)
@@ -249,7 +249,7 @@ def test_no_dead_particle_ever_has_weight():
                 assert not {0, 2, 5} & set(ancestors.tolist())
 
 
-def test_a_uniform_of_exactly_zero_falls_to_nobody_of_no_share():
+def test_a_uniform_draw_of_zero_selects_no_particle_of_weight_zero():
     log_weights = [-900.0, 0.0, 0.0]                            # the share of the first is 0 in floating point
     for scheme in COPYING:
         assert 0 not in scheme(Scripted([0.0] * 2), log_weights, 2)[0]
@@ -262,7 +262,7 @@ def test_optimal_returns_at_most_N():
         assert len(optimal(np.random.default_rng(0), log_weights, 4)[0]) == min(num_alive, 4)
 
 
-def test_optimal_is_the_identity_on_those_alive_if_at_most_N_are():
+def test_optimal_keeps_at_most_N_alive_particles_unchanged():
     ancestors, log_weights = optimal(Forbidden(), [-np.inf, 0.1, -1e5, -np.inf, 800.0], 3)
     assert ancestors.tolist() == [1, 2, 4]
     assert log_weights.tolist() == [0.1, -1e5, 800.0]
@@ -270,7 +270,7 @@ def test_optimal_is_the_identity_on_those_alive_if_at_most_N_are():
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("log_weights", [[], [-np.inf], [-np.inf] * 3])
-def test_if_all_are_dead_two_empty_arrays_come_back_without_a_warning(scheme, log_weights):
+def test_dead_weights_give_two_empty_arrays_without_a_warning(scheme, log_weights):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ancestors, new = scheme(Forbidden(), log_weights, 3)
@@ -280,7 +280,7 @@ def test_if_all_are_dead_two_empty_arrays_come_back_without_a_warning(scheme, lo
 
 @pytest.mark.parametrize("scheme", [residual, stratified, systematic])
 @pytest.mark.parametrize("N", [3, 10, 49, 103, 1000])
-def test_equal_weights_are_each_copied_once_whatever_is_drawn(scheme, N):
+def test_equal_weights_are_copied_once_each(scheme, N):
     for u in [1e-9, 0.5, 1 - 1e-9]:                              # at 0 and 1 themselves rounding decides
         ancestors, log_weights = scheme(Scripted([u] * N), np.full(N, log(1 / 3)), N)
         assert ancestors.tolist() == list(range(N))
@@ -289,7 +289,7 @@ def test_equal_weights_are_each_copied_once_whatever_is_drawn(scheme, N):
 
 @EXACT
 @given(integer_weights, st.integers(1, 20))
-def test_residual_copies_each_particle_at_least_the_whole_part_of_its_share(counts, N):
+def test_residual_copies_each_particle_at_least_floor_times(counts, N):
     if not any(counts):
         return
     copies = np.bincount(residual(np.random.default_rng(0), logs(counts), N)[0], minlength=len(counts))
@@ -308,7 +308,7 @@ def test_systematic_copies_each_particle_its_share_rounded_down_or_up(counts, N,
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("shift", [-1e5, -800.0, 800.0])
-def test_a_common_factor_of_the_weights_changes_nothing_but_the_weights(scheme, shift):
+def test_a_common_factor_of_the_weights_does_not_change_the_ancestors(scheme, shift):
     log_weights = np.array([0.0, -1.5, -np.inf, -0.25, -3.0, -0.25])
     ancestors, new = scheme(np.random.default_rng(3), log_weights, 3)
     shifted_ancestors, shifted = scheme(np.random.default_rng(3), log_weights + shift, 3)
@@ -329,12 +329,12 @@ def test_a_common_factor_of_the_weights_changes_nothing_but_the_weights(scheme, 
         ([0.0, 0.0], None, TypeError, "N must be an integer, not None"),
     ],
 )
-def test_what_has_no_meaning_is_an_error_that_says_where(scheme, log_weights, N, error, message):
+def test_invalid_arguments_are_errors_with_their_place(scheme, log_weights, N, error, message):
     with pytest.raises(error, match=message):
         scheme(np.random.default_rng(0), log_weights, N)
 
 
-def test_logsumexp_is_minus_infinity_for_nothing_without_a_warning():
+def test_logsumexp_of_nothing_is_minus_infinity_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert logsumexp([]) == logsumexp([-np.inf]) == logsumexp([-np.inf] * 4) == -np.inf
@@ -346,7 +346,7 @@ def test_logsumexp_is_minus_infinity_for_nothing_without_a_warning():
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("log_weights", [[0.0, -1.0, -np.inf, -2.0], [0.0, -1.0, -2.0]])
 @pytest.mark.parametrize("N", [2, 9])
-def test_the_weights_given_are_not_changed_nor_handed_back(scheme, log_weights, N):
+def test_the_given_weights_are_neither_changed_nor_returned(scheme, log_weights, N):
     given = np.array(log_weights)
     given.flags.writeable = False
     _, new = scheme(np.random.default_rng(0), given, N)

@@ -85,7 +85,7 @@ class Pair(Model):
 
 @pytest.mark.parametrize("how", ["random", "np.random", "time", "counter", "system"])
 @pytest.mark.parametrize("run", REPLAYED)
-def test_a_choice_outside_sample_that_changes_what_is_sampled_is_an_error(run, how):
+def test_a_foreign_choice_that_changes_a_distribution_is_an_error(run, how):
     count, system = itertools.count(), np.random.default_rng()
     choose = {
         "random": lambda self: random.choice("ab"),
@@ -105,7 +105,7 @@ def test_a_choice_outside_sample_that_changes_what_is_sampled_is_an_error(run, h
 
 
 @pytest.mark.parametrize("run", ONCE)
-def test_where_every_copy_runs_once_a_choice_outside_sample_is_weighed_rightly(run):
+def test_a_foreign_choice_is_weighed_correctly_if_copies_run_once(run):
     p = math.e**2 / (math.e**2 + 1 + math.e**-9)                         # of the letter that came before
     random.seed(0)
     got, runs = {}, repetitions(1000, 200)
@@ -129,7 +129,7 @@ class Coins(Model):
 
 @pytest.mark.parametrize("how", ["random", "np.random"])
 @pytest.mark.parametrize("run", REPLAYED)
-def test_a_step_without_a_sample_that_draws_from_the_process_is_an_error(run, how):
+def test_a_step_without_sample_that_draws_foreign_numbers_is_an_error(run, how):
     class Thrown(Coins):
         throw = staticmethod(
             (lambda self: random.choice("HT")) if how == "random" else (lambda self: "HT"[np.random.randint(2)])  # noqa: NPY002
@@ -150,14 +150,14 @@ def test_a_step_that_draws_from_torch_is_an_error():
 
 
 @pytest.mark.parametrize("run", ["copies", "standard", "merged"])
-def test_coins_of_the_process_keep_copies_apart_where_every_copy_runs_once(run):
+def test_foreign_draws_keep_copies_apart_if_copies_run_once(run):
     random.seed(0)
     texts = [str(particle) for seed in range(20) for particle in RUNS[run](Coins(), seed)]
     assert len(set(texts)) == 8 and len(texts) > 40
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_what_others_draw_from_the_process_meanwhile_is_no_error(run):
+def test_foreign_draws_of_other_threads_are_no_error(run):
     class Quiet(Model):
         def step(self):
             self.s += "x"
@@ -188,7 +188,7 @@ def test_a_random_stream_kept_in_an_attribute_is_refused_by_name(run, stream):
         RUNS[run](Keeps())
 
 
-def test_a_method_or_a_function_of_a_stream_is_refused_as_the_stream_is():
+def test_a_bound_method_of_a_stream_is_refused_like_the_stream():
     rng = np.random.default_rng(0)
     for kept in (rng.normal, lambda: rng.normal(), functools.partial(rng.normal, 1.0)):
 
@@ -215,7 +215,7 @@ def test_a_step_that_samples_only_the_first_time_is_an_error(run):
         RUNS[run](Once())
 
 
-def test_a_step_that_dies_or_draws_only_the_second_time_is_an_error():
+def test_a_step_that_dies_only_the_second_time_is_an_error():
     times = itertools.count()
 
     class Dies(Model):
@@ -251,7 +251,7 @@ def test_a_step_that_dies_or_draws_only_the_second_time_is_an_error():
         (Bernoulli(0.5), Bernoulli(0.5).masked([True, False]), "False had the probability 0.5 and then 1"),
     ],
 )
-def test_another_distribution_the_second_time_is_an_error_that_says_how(run, first, then, what):
+def test_a_changed_distribution_the_second_time_is_an_error_with_advice(run, first, then, what):
     times = itertools.count()
 
     class Other(Model):
@@ -272,7 +272,7 @@ def test_another_distribution_the_second_time_is_an_error_that_says_how(run, fir
         lambda p: p.top_k(1),
     ],
 )
-def test_another_way_to_a_distribution_of_tokens_the_second_time_is_an_error(run, other):
+def test_a_changed_derivation_of_a_token_distribution_is_an_error(run, other):
     times = itertools.count()
 
     class Other(Model):
@@ -320,7 +320,7 @@ class Plain:
         lambda self: TokenDistribution(two_contexts().vocab, NextToken(two_contexts().context("b")).log_probs() + 1.0),
     ],
 )
-def test_what_is_made_anew_or_rounded_differently_is_the_same_choice(run, make):
+def test_a_rebuilt_or_rounded_distribution_is_the_same_choice(run, make):
     class Anew(Model):
         shared = ("noise",)
 
@@ -335,7 +335,7 @@ def test_what_is_made_anew_or_rounded_differently_is_the_same_choice(run, make):
     assert len(RUNS[run](Anew())) > 0
 
 
-def test_the_same_distribution_is_recognised_without_asking_the_language_model():
+def test_a_distribution_is_recognised_without_running_the_language_model():
     lm = table_lm(lambda ids: [0.5, 0.25, 0.0], [b"a", b"b"])
 
     class Local(Model):
@@ -400,7 +400,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("how", ["written", "wrapped", "swallowed", "partial", "mixed in", "assigned"])
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_step_of_another_library_is_refused_with_what_to_write(kind, how):
+def test_a_foreign_kind_of_step_is_refused_with_a_remedy(kind, how):
     step, message = FOREIGN[kind]
     layer = {"wrapped": passed_on, "swallowed": swallowed, "partial": functools.partialmethod}.get(how, lambda s: s)
     if how == "partial":                                # what it is shows when it is bound
@@ -430,7 +430,7 @@ def test_a_step_of_another_library_is_refused_with_what_to_write(kind, how):
         (lambda self: self.sample(Bernoulli(0.5)), "returned (True|False); "),
     ],
 )
-def test_a_step_that_returns_something_is_refused_with_what_to_write(run, returned, message):
+def test_a_step_that_returns_a_value_is_refused_with_a_remedy(run, returned, message):
     class Returns(Model):
         def step(self):
             return returned(self)
@@ -441,7 +441,7 @@ def test_a_step_that_returns_something_is_refused_with_what_to_write(run, return
             RUNS[run](Returns())
 
 
-def test_a_step_may_use_what_the_step_of_its_base_returns_and_return_finish():
+def test_a_step_may_use_a_value_of_its_base_and_return_finish():
     class Base(Model):
         def step(self):
             return "x"
@@ -467,7 +467,7 @@ def test_a_step_may_use_what_the_step_of_its_base_returns_and_return_finish():
         RUNS["distinct"](Calls())
 
 
-def test_a_plain_step_may_be_assigned_to_a_class_and_not_to_an_instance():
+def test_a_step_may_be_assigned_to_a_class_but_not_an_instance():
     class Later(Model):
         pass
 
@@ -501,7 +501,7 @@ def test_a_program_without_super_init_still_runs():
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_program_in_which_nothing_happens_is_an_error_and_not_an_endless_run(run, monkeypatch):
+def test_an_idle_program_is_an_error_instead_of_an_endless_run(run, monkeypatch):
     monkeypatch.setattr(watch, "MAX_QUIET", 30)
 
     class Idle(Model):
@@ -526,7 +526,7 @@ def test_a_program_that_idles_after_a_draw_is_stopped_too(run, monkeypatch):
         RUNS[run](Idle())
 
 
-def test_a_run_with_max_steps_may_do_nothing_for_as_long():
+def test_a_run_with_max_steps_may_idle():
     class Idle(Model):
         def step(self):
             self.x = 1
@@ -587,7 +587,7 @@ class Growing(Model):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), KeyError("no such thing"), MemoryError()], ids=repr)
 @pytest.mark.parametrize("expand", ["distinct", "merged", "copies", "standard"])
-def test_an_exception_that_leaves_a_run_carries_the_particles_of_the_last_whole_step(expand, error):
+def test_an_exception_carries_the_particles_of_the_last_whole_step(expand, error):
     def run(model, **options):
         if expand == "standard":
             return smc_standard(model, 8, seed=1, progress=False, **options)
@@ -602,7 +602,7 @@ def test_an_exception_that_leaves_a_run_carries_the_particles_of_the_last_whole_
     assert len(left.steps) == 3 and left.stats is not None
 
 
-def test_an_exception_of_on_step_carries_the_particles_of_that_step():
+def test_an_exception_in_on_step_carries_the_particles_of_that_step():
     def stop(step):
         if step.index == 2:
             raise OSError("disk full")
@@ -612,7 +612,7 @@ def test_an_exception_of_on_step_carries_the_particles_of_that_step():
     assert {len(str(p)) for p in caught.value.particles} == {2}
 
 
-def test_a_run_that_is_left_in_its_first_step_carries_what_it_began_with():
+def test_an_exception_in_the_first_step_carries_the_initial_particle():
     with pytest.raises(KeyError) as caught:
         smc_steer(Growing(0, KeyError()), 4, 3, seed=1, progress=False)
     (begun,) = caught.value.particles
@@ -622,7 +622,7 @@ def test_a_run_that_is_left_in_its_first_step_carries_what_it_began_with():
 # ---- small mistakes
 
 
-def test_on_step_that_is_no_function_is_refused_before_the_first_step():
+def test_an_invalid_on_step_is_refused_before_the_first_step():
     class Never(Model):
         def step(self):
             raise AssertionError
@@ -637,19 +637,19 @@ def test_on_step_that_is_no_function_is_refused_before_the_first_step():
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_class_in_the_place_of_a_model_is_named(run):
+def test_a_class_in_place_of_a_model_is_named(run):
     with pytest.raises(TypeError, match="an instance of your subclass, not .*Coins"):
         RUNS[run](Coins)
 
 
-def test_repeat_hands_the_exception_of_a_run_on():
+def test_repeat_passes_the_exception_of_a_run_on():
     with pytest.raises(KeyError) as caught:
         repeat(lambda rng: smc_steer(Growing(2, KeyError()), 2, 2, rng=rng), 3, seed=0, progress=False)
     assert {len(str(p)) for p in caught.value.particles} == {2}
 
 
 @pytest.mark.parametrize("holds", [None, "", "x", 2, -1, 0.0, 1.0, [], np.array([True]), np.zeros(2, bool), 10**30])
-def test_condition_refuses_what_is_no_truth_value(holds):
+def test_condition_refuses_other_values_than_booleans(holds):
     with pytest.raises(TypeError, match=r"condition wants True or False, not .*: compare, as in condition\(n > 0\)"):
         Model().condition(holds)
 
@@ -665,14 +665,14 @@ def test_condition_takes_bools_of_python_and_numpy_and_0_and_1():
         assert model.log_weight == -math.inf
 
 
-def test_condition_of_a_distribution_is_told_to_sample():
+def test_condition_on_a_distribution_advises_to_sample():
     with pytest.raises(TypeError, match=r"condition wants True or False, not Bernoulli\(0.5\): condition\(self.sample"):
         Model().condition(Bernoulli(0.5))
 
 
 @pytest.mark.parametrize("verb", ["score", "twist"])
 @pytest.mark.parametrize("log_w", ["3", b"3", None, True, np.True_, [1.0], np.zeros(2), Bernoulli(0.5), 1j])
-def test_score_and_twist_refuse_what_is_no_number(verb, log_w):
+def test_score_and_twist_refuse_other_values_than_numbers(verb, log_w):
     with pytest.raises(TypeError, match=f"{verb} wants a log weight, (a|one) number, not"):
         getattr(Model(), verb)(log_w)
 
@@ -685,14 +685,14 @@ def test_score_takes_the_numbers_of_numpy_and_torch():
     assert model.log_weight == 6.0
 
 
-def test_observe_names_arguments_that_are_swapped_and_what_is_no_distribution():
+def test_observe_detects_swapped_arguments_and_non_distributions():
     with pytest.raises(TypeError, match=r"observe\(distribution, value\): they are swapped in observe\(3, Bernoulli"):
         Model().observe(3, Bernoulli(0.5))
     with pytest.raises(TypeError, match="observe wants a Distribution or another Proposal first, then the value, not"):
         Model().observe(3, 4)
 
 
-def test_observe_of_a_text_under_a_distribution_of_a_token_names_string():
+def test_observe_of_a_text_under_a_token_distribution_names_string():
     dist = NextToken(two_contexts().context("a"))
     for one in (dist, dist.masked(np.array([True, True, False]))):
         with pytest.raises(TypeError, match=r"a str is not a token: for the text 'ab', use .string\(\), as in observe"):
@@ -730,7 +730,7 @@ class Forever(Model):
 
 @pytest.mark.parametrize("per_step", [1, 3])
 @pytest.mark.parametrize("run", ["distinct", "merged", "copies", "standard", "exact"])
-def test_a_particle_that_reaches_the_length_of_the_model_is_cut_there_and_the_run_warns_once(run, per_step):
+def test_a_particle_at_the_length_limit_is_cut_with_one_warning(run, per_step):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         posterior = RUNS[run](Forever(short_lm(), per_step=per_step))
@@ -776,7 +776,7 @@ def test_particles_of_several_lengths_are_cut_where_each_reaches_it():
     assert abs(np.mean(shares) - whole) <= 4.5 * np.std(shares) / math.sqrt(runs)
 
 
-def test_a_program_that_asks_for_too_long_a_context_at_once_is_an_error():
+def test_a_step_that_requests_too_long_a_context_is_an_error():
     class Long(Model):
         def step(self):
             self.sample(self.transformer(short_lm().context("ababab")))

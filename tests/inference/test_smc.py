@@ -129,7 +129,7 @@ def test_a_copy_that_returns_self_is_refused(run):
 
 @pytest.mark.parametrize("last", [1, 3])
 @every_algorithm
-def test_where_all_die_nothing_is_left_and_drawing_says_at_which_step_and_why(run, last):
+def test_a_dead_run_is_empty_and_drawing_reports_step_and_reason(run, last):
     posterior = run(Dies(last), seed=0)
     assert len(posterior) == 0 and posterior.log_ml == -math.inf
     (death,) = posterior.deaths
@@ -140,7 +140,7 @@ def test_where_all_die_nothing_is_left_and_drawing_says_at_which_step_and_why(ru
 
 
 @every_algorithm
-def test_a_constraint_that_is_impossible_from_the_start_kills_all_in_the_first_step(run):
+def test_an_impossible_constraint_kills_all_particles_in_the_first_step(run):
     nothing = ConstrainedText(tiny_lm(V), "a", mask=lambda text: np.zeros(V, bool))
     posterior = run(nothing, seed=0)
     assert len(posterior) == 0 and posterior.deaths[0].step == 1
@@ -184,7 +184,7 @@ def test_max_steps_bounds_a_program_that_neither_samples_nor_finishes(run):
 
 
 @every_algorithm
-def test_max_steps_marks_only_what_it_cut(run):
+def test_max_steps_marks_only_cut_particles(run):
     posterior = run(Walk(), seed=0, max_steps=2)
     for particle in posterior:
         assert particle.cut == (len(particle.s) == 2 and particle.s[-1] != "9")
@@ -203,7 +203,7 @@ def test_a_model_that_has_finished_already_is_returned_as_it_is():
 # ---- the loop
 
 
-def test_weights_start_at_minus_log_N_and_copies_share_the_weight_of_their_parent():
+def test_weights_start_at_minus_log_N_and_copies_split_their_parents_weight():
     seen = []
 
     class Look(Model):
@@ -258,7 +258,7 @@ def test_finished_particles_are_neither_expanded_nor_stepped_again():
             assert particle.steps == len(particle.s)
 
 
-def test_resampling_happens_only_when_the_effective_sample_size_falls_below_the_threshold():
+def test_resampling_runs_only_if_the_ESS_is_below_the_threshold():
     calls = []
 
     def counting(rng, log_weights, N):
@@ -275,7 +275,7 @@ def test_resampling_happens_only_when_the_effective_sample_size_falls_below_the_
 
 
 @every_algorithm
-def test_stats_count_what_the_run_asked_of_the_lm(run):
+def test_stats_count_the_calls_of_the_run_to_the_lm(run):
     lm = cold_lm(V)
     model = ConstrainedText(lm, "abc", max_tokens=4)
     posterior = run(model, seed=0)
@@ -302,7 +302,7 @@ def outcome(posterior):
 
 @pytest.mark.parametrize("name", programs(None))
 @every_algorithm
-def test_the_same_seed_gives_the_same_particles_cold_or_warm_and_however_calls_are_batched(run, name):
+def test_particles_depend_only_on_the_seed_not_on_caches_or_batches(run, name):
     lm = cold_lm(V)
     cold = outcome(run(programs(lm)[name](), seed=5))
     run(programs(lm)[name](), seed=6)
@@ -316,12 +316,12 @@ def test_the_same_seed_gives_the_same_particles_cold_or_warm_and_however_calls_a
 
 
 @every_algorithm
-def test_different_seeds_give_different_particles_and_no_seed_does_too(run):
+def test_different_seeds_give_different_particles(run):
     assert len({tuple(outcome(run(Walk(), seed=seed))) for seed in range(5)}) == 5
     assert len({tuple(outcome(run(Walk()))) for _ in range(5)}) > 1
 
 
-def test_an_rng_that_is_given_goes_on_from_run_to_run():
+def test_a_given_rng_continues_from_run_to_run():
     rng = np.random.default_rng(0)
     assert outcome(smc_steer(Walk(), 4, 2, rng=rng)) != outcome(smc_steer(Walk(), 4, 2, rng=rng))
 
@@ -343,7 +343,7 @@ def test_progress_draws_a_bar_on_stderr(monkeypatch):
     assert "step " in drawn and "finished, log Z-hat" in drawn
 
 
-def test_progress_is_drawn_by_default_on_a_terminal_and_not_if_it_is_False(monkeypatch):
+def test_progress_is_drawn_on_a_terminal_unless_it_is_False(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     for progress, drawn in ((None, True), (False, False)):
         terminal = Terminal()
@@ -371,7 +371,7 @@ def test_a_text_ends_at_EOS_or_at_its_bound():
         assert particle.finished and len(tokens) <= 3 and EOS not in tokens
 
 
-def test_a_particle_that_is_chosen_again_draws_from_a_stream_of_its_own():
+def test_each_copy_of_a_particle_draws_from_its_own_stream():
     class Skewed(Model):
         """Program in which one value in a hundred carries the weight, so that resampling repeats it."""
 
@@ -429,7 +429,7 @@ def test_stepping_by_hand_is_the_run(whole, loop):
 
 
 @every_loop
-def test_the_posterior_between_two_steps_is_that_of_a_run_cut_there_and_leaves_the_run_alone(whole, loop):
+def test_the_posterior_between_steps_equals_a_run_cut_there(whole, loop):
     run = loop(seed=3)
     for step in run:
         assert told(run.posterior()) == told(whole(seed=3, max_steps=step.index))
@@ -443,7 +443,7 @@ def test_the_posterior_between_two_steps_is_that_of_a_run_cut_there_and_leaves_t
     assert told(run.run(max_steps=2)) == told(whole(seed=3, max_steps=2))
 
 
-def test_a_step_by_hand_that_fails_carries_the_particles_of_the_last_whole_step_and_ends_the_run():
+def test_a_failing_step_by_hand_carries_particles_and_ends_the_run():
     class Fails(Walk):
         def step(self):
             super().step()
@@ -468,13 +468,13 @@ def test_a_step_that_raises_StopIteration_does_not_end_the_loop_in_silence():
         list(SMC(Stops(), Copies(2), DownSample(2), seed=0))
 
 
-def test_an_option_that_is_unknown_is_named_with_the_one_that_was_meant():
+def test_an_unknown_option_is_named_with_a_similar_one():
     for run in (lambda **o: smc_steer(Walk(), 2, 2, **o), lambda **o: importance_sampling(Walk(), 2, **o)):
         with pytest.raises(TypeError, match=r"takes no max_step: did you mean max_steps\?"):
             run(max_step=3)
 
 
-def test_the_options_of_all_algorithms_stand_in_their_signatures():
+def test_all_options_stand_in_the_signatures_of_the_algorithms():
     for algorithm in (smc_steer, smc_standard, importance_sampling):
         names = list(inspect.signature(algorithm).parameters)
         assert names[:2] == ["model", "N"] and names[-7:] == [
@@ -482,7 +482,7 @@ def test_the_options_of_all_algorithms_stand_in_their_signatures():
         ]  # fmt: skip
 
 
-def test_another_selection_is_one_function_and_stays_unbiased():
+def test_a_custom_selection_is_one_function_and_stays_unbiased():
     def killed(rng, log_weights, active):
         """Keep each particle with probability 1/2, at twice its weight."""
         kept = np.flatnonzero((rng.random(len(log_weights)) < 0.5) & (log_weights > -np.inf))
@@ -493,12 +493,12 @@ def test_another_selection_is_one_function_and_stays_unbiased():
     assert abs(Z.mean() - exact) <= 4.5 * Z.std() / math.sqrt(len(Z))
 
 
-def test_the_repr_of_a_run_says_what_it_does_and_how_far_it_is():
+def test_the_repr_of_a_run_shows_its_scheme_and_progress():
     run = SMC(Walk(), Distinct(4, 3), DownSample(4), seed=0)
     assert repr(run) == "<SMC Distinct(N=4, K=3), DownSample(N=4): step 0, 1 particles, 0 finished, log Z-hat 0.00>"
 
 
-def test_what_is_no_expansion_or_selection_is_refused_with_one_that_would_do():
+def test_an_invalid_expansion_or_selection_is_refused_with_an_example():
     with pytest.raises(TypeError, match=r"expand must be an expansion, as Distinct\(N, K\) is, not 3"):
         SMC(Model(), 3, DownSample(2))
     with pytest.raises(TypeError, match=r"select must be a function, as DownSample\(N\) is, not 2"):

@@ -44,7 +44,7 @@ def work(lms, ops):
 
 
 @pytest.mark.parametrize("name", [*TRIE, *RECOMPUTED])
-def test_answers_are_those_of_a_plain_forward_pass_whatever_happened_before(name):
+def test_answers_agree_with_a_plain_forward_pass_after_any_history(name):
     size = slot_bytes(name)
 
     @settings(max_examples=repetitions(150, 5), derandomize=True)
@@ -67,12 +67,12 @@ def test_two_models_at_once_do_not_disturb_each_other(ops, budget, other, batch)
 
 @settings(max_examples=repetitions(60, 4), derandomize=True)
 @given(operations(300, 305), BUDGETS, BATCHES)
-def test_answers_of_the_embedded_model_are_those_of_a_plain_forward_pass(embedded, ops, budget, batch):
+def test_answers_of_the_embedded_model_agree_with_a_plain_forward_pass(embedded, ops, budget, batch):
     options = limits(embedded.engine.slot_bytes, budget, batch, len(embedded.vocab))
     work([CachedTransformer(embedded.model, embedded.tokenizer, **options)], ops)
 
 
-def test_a_long_text_of_the_embedded_model_is_read_right_in_pieces_and_as_a_whole(embedded):
+def test_a_long_text_is_right_in_pieces_and_as_a_whole(embedded):
     text = "It was late in the evening, and nobody had seen the cat since the morning. " * 3
     for batch in (7, 1 << 16):
         lm = CachedTransformer(embedded.model, embedded.tokenizer, max_batch_tokens=batch)
@@ -84,7 +84,7 @@ def test_a_long_text_of_the_embedded_model_is_read_right_in_pieces_and_as_a_whol
 
 
 @pytest.mark.parametrize("name", TRIE)
-def test_the_self_check_gives_the_trie_to_models_whose_keys_can_be_kept(name, recwarn):
+def test_models_with_reusable_keys_pass_the_self_check_and_use_the_trie(name, recwarn):
     lm = CachedTransformer(model_of(name), VOCAB)
     assert lm.engine.slot_bytes > 0
     assert error_of(lm, at(lm, range(3, 33))) <= LIMIT
@@ -93,7 +93,7 @@ def test_the_self_check_gives_the_trie_to_models_whose_keys_can_be_kept(name, re
     assert (lm.engine.masks == "own") == (name in ALIGNED)
 
 
-def test_the_families_that_the_docs_name_are_those_that_are_tested():
+def test_the_documented_families_are_the_tested_ones():
     docs = (ROOT / "docs/language-models.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| ([a-z, ]+) \| (.+) \|$", docs, re.MULTILINE))
     families = {"on the slab": set(TRIE) - set(ALIGNED), "on the slab, rows of equal lengths": set(ALIGNED),
@@ -104,7 +104,7 @@ def test_the_families_that_the_docs_name_are_those_that_are_tested():
 
 
 @pytest.mark.parametrize("name", RECOMPUTED)
-def test_the_self_check_makes_the_others_recompute_and_says_so_once(name, recwarn):
+def test_models_that_fail_the_self_check_recompute_with_one_warning(name, recwarn):
     lm = CachedTransformer(model_of(name), VOCAB)
     for n in (3, 9, 30):
         assert error_of(lm, at(lm, range(3, 3 + n))) <= LIMIT
@@ -114,7 +114,7 @@ def test_the_self_check_makes_the_others_recompute_and_says_so_once(name, recwar
     assert "recomputed from its start" in str(warning.message)
 
 
-def test_rotations_that_change_with_the_length_of_the_text_are_cached_up_to_there_and_said_to_be():
+def test_length_dependent_rotations_are_cached_up_to_their_limit_with_a_warning():
     config = TRIE["phi3"]()
     config.original_max_position_embeddings, config.sliding_window = 16, None
     config.rope_parameters = {
@@ -192,7 +192,7 @@ def test_other_floats_are_cached_too(name, dtype, recwarn):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "mistral-sliding"])
-def test_half_precision_answers_alike_whatever_happened_before(name, dtype):
+def test_half_precision_gives_the_same_answers_after_any_history(name, dtype):
     model = model_of(name, dtype)
     slot_bytes = CachedTransformer(model, VOCAB).engine.slot_bytes
 
@@ -209,7 +209,7 @@ def test_half_precision_answers_alike_whatever_happened_before(name, dtype):
     check()
 
 
-def test_a_model_in_train_mode_is_taken_out_of_it():
+def test_a_model_in_train_mode_is_switched_to_eval():
     config = TRIE["gpt2"]()
     config.attn_pdrop = config.embd_pdrop = config.resid_pdrop = 0.5
     lm = CachedTransformer(build(config).train(), VOCAB)
@@ -256,7 +256,7 @@ def test_holes_in_the_ids_are_impossible_and_the_rest_is_renormalised():
     assert np.allclose(np.exp(found), np.exp(full - np.logaddexp.reduce(full)), atol=LIMIT)
 
 
-def test_every_eos_of_the_generation_config_ends_a_text(embedded):
+def test_every_eos_of_the_generation_config_is_an_eos(embedded):
     model = embedded.model
     before = model.generation_config.eos_token_id
     try:
@@ -267,7 +267,7 @@ def test_every_eos_of_the_generation_config_ends_a_text(embedded):
     assert lm.vocab.eos_ids == tuple(sorted({*embedded.vocab.eos_ids, 400, 401}))
 
 
-def test_an_eos_of_the_config_that_the_model_does_not_have_is_left_out(embedded):
+def test_an_eos_id_outside_the_vocabulary_is_ignored(embedded):
     model, before = embedded.model, embedded.model.config.eos_token_id
     try:
         model.config.eos_token_id = 50256
@@ -311,7 +311,7 @@ class Breaking:
 @pytest.mark.parametrize(
     ("value", "named"), [(float("nan"), "NaN"), (float("inf"), r"NaN|\+inf"), (float("-inf"), "NaN|-inf alone")]
 )
-def test_logits_of_no_distribution_are_an_error_that_names_the_context_and_leave_no_trace(value, named, weights, batch):
+def test_invalid_logits_are_an_error_naming_the_context(value, named, weights, batch):
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, max_batch_tokens=batch)
     base = at(lm, [3, 4, 5, 6])
     assert error_of(lm, base) <= LIMIT
@@ -338,7 +338,7 @@ def test_logits_of_no_distribution_are_an_error_that_names_the_context_and_leave
     check_books(lm, held)
 
 
-def test_what_a_failed_pass_left_in_padding_slots_is_never_read():
+def test_padding_never_reads_values_of_a_failed_pass():
     """A slot of another context in the padding would be masked out, but NaN spreads through a mask."""
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
     batches, forward = [], lm.engine.run
@@ -352,7 +352,7 @@ def test_what_a_failed_pass_left_in_padding_slots_is_never_read():
             assert (row[start + length :] == row[0]).all()
 
 
-def test_a_failed_pass_does_not_show_in_contexts_that_are_padded_beside_it():
+def test_a_failed_pass_does_not_affect_padded_contexts():
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
     with Breaking(lm.model, float("nan"), True), pytest.raises(FloatingPointError):
         at(lm, [3, 4, 5]).log_probs()                   # the first slots of the slab hold NaN now, and are free
@@ -363,7 +363,7 @@ def test_a_failed_pass_does_not_show_in_contexts_that_are_padded_beside_it():
     assert max(errors) <= LIMIT
 
 
-def test_one_context_that_makes_the_model_fail_is_named_though_others_are_beside_it():
+def test_the_one_context_that_fails_is_named_and_others_are_answered():
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
     with torch.no_grad():
         lm.model.get_input_embeddings().weight[9] = float("nan")
@@ -408,7 +408,7 @@ class Switch(torch.nn.Module):
         return self
 
 
-def test_a_NaN_of_the_model_is_raised_inside_the_step_with_a_note_that_names_particle_and_step():
+def test_a_NaN_is_raised_in_the_step_with_particle_and_step_noted():
     lm = CachedTransformer(Switch(model_of("llama")), VOCAB)
     with pytest.raises(FloatingPointError, match="hold NaN") as caught:
         smc_standard(Broken(lm), N=3, seed=0)
@@ -442,7 +442,7 @@ def test_a_model_that_raises_leaves_a_usable_cache():
 # --- budgets ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_budget_that_holds_no_context_is_warned_of_once_and_answers_right():
+def test_a_budget_too_small_for_a_context_warns_once():
     lm = family_lm("llama", cache_bytes=0)
     says = "cache_bytes=0 does not hold a context of 9 tokens at 256 bytes each"
     with pytest.warns(UserWarning, match=says) as warned:
@@ -451,7 +451,7 @@ def test_a_budget_that_holds_no_context_is_warned_of_once_and_answers_right():
     assert len(warned) == 1 and lm.store.bytes == lm.store.peak_bytes == 0
 
 
-def test_contexts_that_displace_each_other_in_small_pieces_are_all_answered_in_the_end():
+def test_contexts_that_evict_each_other_are_all_answered():
     lm = family_lm("llama", cache_bytes=12 * 256, max_batch_tokens=3)
     contexts = [at(lm, [i, *range(4, 13)]) for i in (3, 4, 5)]
     errors = []
@@ -462,7 +462,7 @@ def test_contexts_that_displace_each_other_in_small_pieces_are_all_answered_in_t
     assert lm.stats.tokens <= 60
 
 
-def test_limits_that_make_no_sense_are_refused():
+def test_invalid_limits_are_refused():
     with pytest.raises(ValueError, match="cache_bytes must be at least 0, not -1"):
         family_lm("llama", cache_bytes=-1)
     with pytest.raises(ValueError, match="max_batch_tokens must be at least 1, not 0"):

@@ -25,13 +25,13 @@ BEGUN = {"role": "assistant", "content": "the"}
         ([USER], {"chat_template": PROMPT}, "assistant:"),
     ],
 )
-def test_a_conversation_is_what_the_template_writes_up_to_the_answer(messages, options, expected):
+def test_a_conversation_is_encoded_by_the_template_up_to_the_answer(messages, options, expected):
     context = chat_lm().chat(messages, **options)
     assert context.text == expected
     assert (context + " yes").text == expected + " yes"
 
 
-def test_options_go_to_the_template_and_those_that_it_does_not_read_are_refused():
+def test_options_of_the_template_are_passed_and_others_refused():
     reads = TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}none{% endif %}"
     reads += "{% for tool in tools or [] %}{{ tool.function.name }}{% break %}{% endfor %}"
     reads += "{%- generation -%}.{% endgeneration %}{% set shown = namespace(n=2) %}{{ shown.n }}"
@@ -50,7 +50,7 @@ def test_options_go_to_the_template_and_those_that_it_does_not_read_are_refused(
 
 
 @pytest.mark.parametrize("make", [byte_level, lambda: Vocabulary([b"a", b"b"])], ids=["tokenizer", "vocabulary"])
-def test_chat_without_a_template_says_what_to_do(make):
+def test_chat_without_a_template_raises_with_a_remedy(make):
     tokenizer = make()
     lm = CachedTransformer(lambda ids: [0.0], tokenizer)
     with pytest.raises(ValueError, match=r"no chat template.*: write the conversation out and use context\(text\)"):
@@ -85,6 +85,6 @@ STRICT = (
         (STRICT, [USER, BEGUN], {}, ValueError, "it does not continue a last message of the assistant: let the last"),
     ],
 )  # fmt: skip
-def test_what_is_no_conversation_or_not_one_for_the_template_is_named(template, messages, options, error, said):
+def test_an_invalid_conversation_is_refused_with_the_reason(template, messages, options, error, said):
     with pytest.raises(error, match=said):
         chat_lm(template).chat(messages, **options)

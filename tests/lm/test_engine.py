@@ -66,7 +66,7 @@ def check(engine, reference=logits_of, **options):
 
 
 @pytest.mark.parametrize("engine", [FunctionEngine(logits_of, SIZE), Keeping(60), Keeping()], ids=["no", "some", "all"])
-def test_engines_that_answer_right_pass(engine):
+def test_correct_engines_pass(engine):
     report = check(engine)
     assert report.distance < 1e-12 and report.total_variation < 1e-12
     assert report.rows > 150 and report.tokens <= report.whole
@@ -207,12 +207,12 @@ class ScoresWithAnotherHead(Scoring):
         (OfOneThread, r"threads: RuntimeError\('no loop here'\)"),
     ],
 )
-def test_engines_that_answer_wrong_are_found(engine, sentence):
+def test_wrong_engines_are_found(engine, sentence):
     with pytest.raises(AssertionError if sentence else IndexError, match=sentence):
         check(engine())
 
 
-def test_an_engine_that_scores_passes_and_is_asked_for_strings_alone():
+def test_an_engine_that_scores_is_called_only_for_strings():
     report = check(Scoring())
     assert report.distance < 1e-12
     engine = Scoring()
@@ -233,7 +233,7 @@ def test_an_engine_that_scores_passes_and_is_asked_for_strings_alone():
     assert len(engine.scored) == 1 and len(engine.calls) == 2
 
 
-def test_an_engine_with_ids_that_are_no_tokens_is_asked_for_rows():
+def test_an_engine_with_ids_beyond_the_vocabulary_is_called_for_rows():
     """The engine's own normalisation includes these ids."""
     engine = ScoresWithAnotherHead()
     lm = CachedTransformer(engine, LETTERS)
@@ -258,7 +258,7 @@ def test_a_round_of_unequal_lengths_is_one_call():
     assert len(engine.calls) == 2 and lm.stats.rounds == 2
 
 
-def test_the_tokens_that_count_are_those_that_the_engine_ran():
+def test_stats_count_the_tokens_that_the_engine_ran():
     runs = {}
     for engine in (Keeping(), FunctionEngine(logits_of, SIZE)):
         lm = CachedTransformer(engine, LETTERS)
@@ -269,7 +269,7 @@ def test_the_tokens_that_count_are_those_that_the_engine_ran():
     assert kept == recomputed and few < many / 3
 
 
-def test_the_engine_is_told_which_contexts_nobody_holds():
+def test_the_engine_learns_which_contexts_were_released():
     engine = Keeping()
     lm = CachedTransformer(engine, LETTERS)
     start = at(lm, [1, 2, 3])
@@ -286,7 +286,7 @@ def test_the_engine_is_told_which_contexts_nobody_holds():
     assert [1] in engine.released
 
 
-def test_after_an_exception_and_an_interrupt_the_engine_forgets():
+def test_after_an_exception_or_interrupt_the_engine_is_cleared():
     class Breaking(Keeping):
         error = None
 
@@ -307,7 +307,7 @@ def test_after_an_exception_and_an_interrupt_the_engine_forgets():
         assert engine.cleared > cleared
 
 
-def test_rows_are_asked_for_by_no_more_than_fit_into_memory_at_once(monkeypatch):
+def test_rows_are_requested_in_portions_that_fit_into_memory(monkeypatch):
     monkeypatch.setattr(evaluator, "_MAX_ANSWER", 4 * SIZE * 3)
     engine = Keeping()
     lm = CachedTransformer(engine, LETTERS)
@@ -321,7 +321,7 @@ def test_rows_are_asked_for_by_no_more_than_fit_into_memory_at_once(monkeypatch)
 
 
 @pytest.mark.parametrize("make", [Keeping, Remembering])
-def test_an_engine_has_one_lm_and_the_one_before_says_so(make):
+def test_an_engine_has_one_lm_and_the_previous_one_reports_it(make):
     engine = make()
     vocab = Vocabulary([bytes([97 + i]) for i in range(8)] + [b""], eos_ids=[8]) if make is Remembering else LETTERS
     first = CachedTransformer(engine, vocab)
@@ -334,13 +334,13 @@ def test_an_engine_has_one_lm_and_the_one_before_says_so(make):
         at(first, [1, 2, 3]).log_probs()
 
 
-def test_an_engine_is_known_by_its_name():
+def test_an_engine_has_a_name():
     assert repr(CachedTransformer(Keeping(), LETTERS)).startswith("CachedTransformer(keeping, ")
     with pytest.raises(TypeError, match="a transformers model, a function from ids to logits, or an Engine"):
         CachedTransformer(3, LETTERS)
 
 
-def test_slots_that_hold_nothing_leave_whole_contexts_to_the_engine():
+def test_without_slots_the_engine_receives_whole_contexts():
     lm = family_lm("llama", cache_bytes=0)
     with pytest.warns(UserWarning, match="cache_bytes=0 does not hold a context of 5 tokens"):
         together([at(lm, range(3, 3 + n)).log_probs for n in (5, 3)] + [at(lm, [9, 9]).log_probs])

@@ -31,7 +31,7 @@ def asked(processor, rows, width=V, scores=None):
     return [{*torch.isfinite(row).nonzero().flatten().tolist()} for row in found]
 
 
-def test_rows_that_branch_and_are_reordered_get_the_masks_of_their_own_texts():
+def test_reordered_rows_get_the_masks_of_their_own_texts():
     """All texts of up to four tokens after two prompts, whose tokens would fit, too, in a new order at each call."""
     rng, processor = np.random.default_rng(0), ConstraintLogitsProcessor(Regex(PATTERN), tiny_vocab(V))
     prompts = [[3, 0, 1], [5, 5, 2]]
@@ -47,7 +47,7 @@ def test_rows_that_branch_and_are_reordered_get_the_masks_of_their_own_texts():
     assert len(rows) > 30
 
 
-def test_any_other_row_is_a_prompt():
+def test_an_unknown_row_is_a_prompt():
     """A row of another length, or whose last token cannot have been drawn."""
     processor = ConstraintLogitsProcessor(Regex("ab"), tiny_vocab(V))
     start = {0, 4}
@@ -85,7 +85,7 @@ def test_heads_may_be_wider_or_narrower_than_the_vocabulary(width):
     assert asked(processor, [[0, 2]], width) == [{i for i in allowed("c") if i < width}]
 
 
-def test_where_nothing_is_left_the_row_and_the_constraint_are_named():
+def test_an_impossible_continuation_names_row_and_constraint():
     processor = ConstraintLogitsProcessor(Regex("ab"), tiny_vocab(V))
     scores = torch.zeros(2, V)
     scores[1, [0, 4]] = -torch.inf
@@ -104,7 +104,7 @@ def test_where_nothing_is_left_the_row_and_the_constraint_are_named():
     ],
     ids=["function", "none", "name", "impossible", "other"],
 )
-def test_what_has_no_masks_is_refused(constraint, tokenizer, error, said):
+def test_a_constraint_without_masks_is_refused(constraint, tokenizer, error, said):
     with pytest.raises(error, match=said):
         ConstraintLogitsProcessor(constraint, tokenizer)
 
@@ -112,7 +112,7 @@ def test_what_has_no_masks_is_refused(constraint, tokenizer, error, said):
 # ---- model.generate
 
 
-def test_greedy_decoding_takes_the_likeliest_token_that_fits(embedded):
+def test_greedy_decoding_takes_the_likeliest_allowed_token(embedded):
     pattern = Regex(r" [0-9]{1,2} years old and (very )*(happy|sad)[.]")
     processor = ConstraintLogitsProcessor(pattern, embedded.tokenizer)
     for prompt in ("Tim was", "Tim was"):               # the same processor again
@@ -149,7 +149,7 @@ def test_padded_prompts_in_a_batch_and_beams_keep_to_the_language(how, embedded)
     assert len(texts) == (9 if "num_beams" in how else 3) and all(re.fullmatch(pattern, text) for text in texts)
 
 
-def test_it_masks_locally():
+def test_the_processor_masks_locally():
     """Two texts differ in their first token: 300 samples have the shares p(a) and p(b) / (p(a) + p(b))."""
     model, vocab = tiny_model(V), Vocabulary([*TOKENS[: V - 1], b""], eos_ids=[V - 1])
     lm = CachedTransformer(model, vocab)
@@ -167,7 +167,7 @@ def test_it_masks_locally():
     assert abs(share - p) < 4 * np.sqrt(p * (1 - p) / 300)
 
 
-def test_a_json_schema_is_kept_to(embedded):
+def test_generation_obeys_a_json_schema(embedded):
     pytest.importorskip("llguidance")
     processor = ConstraintLogitsProcessor(JsonSchema({"enum": ["small", "big"]}), embedded.tokenizer)
     ids = torch.tensor([[*map(int, embedded.context("The dog is").tokens)]])

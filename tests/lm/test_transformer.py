@@ -47,7 +47,7 @@ def uniform(tokenizer):
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_embedded_model_loads_without_a_network_and_without_a_word():
+def test_the_embedded_model_loads_silently_without_a_network():
     code = (
         "from llmppl.lm.transformer import CachedTransformer; lm = CachedTransformer.from_pretrained();"
         "print(lm.engine.slot_bytes > 0, lm.model.dtype, abs(sum(map(float, 2.718281828459045 ** lm.context('The')"
@@ -69,7 +69,7 @@ def bars():
 @pytest.mark.parametrize("of_transformers", [True, False])
 @pytest.mark.parametrize("of_hub", [True, False])
 @pytest.mark.parametrize("name", [None, EMBEDDED], ids=["embedded", "folder"])
-def test_a_model_that_is_here_loads_without_a_progress_bar_and_they_are_as_before(
+def test_a_local_model_loads_without_a_progress_bar_and_restores_the_setting(
     name, of_transformers, of_hub, bars, capfd
 ):
     (logging.enable_progress_bar if of_transformers else logging.disable_progress_bar)()
@@ -79,7 +79,7 @@ def test_a_model_that_is_here_loads_without_a_progress_bar_and_they_are_as_befor
     assert capfd.readouterr().err == ""
 
 
-def test_models_that_threads_load_at_once_are_those_that_one_thread_loads(bars, capfd):
+def test_models_loaded_in_threads_equal_those_loaded_one_by_one(bars, capfd):
     truth = CachedTransformer.from_pretrained().context("Once").log_probs()
     with ThreadPoolExecutor(4) as threads:
         for lm in threads.map(CachedTransformer.from_pretrained, [EMBEDDED] * 12):
@@ -93,14 +93,14 @@ def test_a_failed_load_leaves_progress_bars_as_before(bars, tmp_path):
     assert bars() == (True, True)
 
 
-def test_progress_bars_are_shown_to_who_asks_transformers_for_more(bars, capfd):
+def test_progress_bars_are_shown_if_transformers_is_verbose(bars, capfd):
     logging.set_verbosity_info()
     CachedTransformer.from_pretrained(EMBEDDED)
     assert "Loading weights" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_a_model_that_does_not_exist_is_an_error_that_says_what_would_work(offline, monkeypatch):
+def test_an_unknown_model_is_an_error_with_a_remedy(offline, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
@@ -120,7 +120,7 @@ def test_a_model_that_does_not_exist_is_an_error_that_says_what_would_work(offli
     assert "Give a hub id such as 'gpt2'" in message and "or nothing, for the small model" in message
 
 
-def test_a_name_server_that_does_not_answer_holds_nobody_up(monkeypatch):
+def test_a_silent_name_server_delays_nobody(monkeypatch):
     release, answered = threading.Event(), []
 
     class Session:
@@ -155,7 +155,7 @@ def listener():
     close_session()
 
 
-def test_the_hub_is_found_where_something_listens_or_behind_a_proxy(monkeypatch, listener):
+def test_the_hub_is_found_directly_or_through_a_proxy(monkeypatch, listener):
     address, asked = listener
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -179,14 +179,14 @@ def downloaded(cache, repository):
     (place / "refs" / "main").write_text("a" * 40)
 
 
-def test_what_was_downloaded_is_loaded_without_asking_the_hub(tmp_path, monkeypatch, embedded):
+def test_a_downloaded_model_is_loaded_without_contacting_the_hub(tmp_path, monkeypatch, embedded):
     downloaded(tmp_path, "somebody/model")
     monkeypatch.setattr(loading, "_hub_answers", lambda: pytest.fail("the hub was asked"))
     lm = CachedTransformer.from_pretrained("somebody/model", cache_dir=tmp_path)
     assert np.allclose(lm.context("Once").log_probs(), embedded.context("Once").log_probs(), atol=1e-5)
 
 
-def test_what_was_downloaded_in_part_is_asked_of_the_hub_and_said_not_to_be_there(tmp_path, monkeypatch):
+def test_a_partial_download_contacts_the_hub_and_is_reported_as_missing(tmp_path, monkeypatch):
     downloaded(tmp_path, "somebody/model")
     (weights,) = tmp_path.rglob("model.safetensors")
     weights.unlink()
@@ -198,13 +198,13 @@ def test_what_was_downloaded_in_part_is_asked_of_the_hub_and_said_not_to_be_ther
     assert asked == [1]
 
 
-def test_a_device_map_without_accelerate_is_an_error_that_says_how_to_install_it(monkeypatch):
+def test_a_device_map_without_accelerate_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(loading, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"device_map= needs accelerate: pip install llmppl\[device-map\]"):
         CachedTransformer.from_pretrained(device_map="auto")
 
 
-def test_a_folder_without_a_model_is_an_error_that_says_so(tmp_path):
+def test_a_folder_without_a_model_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="the folder holds no model and tokenizer that transformers can load"):
         CachedTransformer.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{}")
@@ -212,7 +212,7 @@ def test_a_folder_without_a_model_is_an_error_that_says_so(tmp_path):
         CachedTransformer.from_pretrained(str(tmp_path))
 
 
-def test_a_folder_without_weights_or_without_a_tokenizer_is_an_error_that_says_so(tmp_path):
+def test_a_folder_without_weights_or_tokenizer_is_an_error(tmp_path):
     for missing in ("model.safetensors", "tokenizer"):
         folder = tmp_path / missing
         shutil.copytree(EMBEDDED, folder)
@@ -242,7 +242,7 @@ def test_device_and_device_map_together_are_refused():
     pytest.param({"device_map": "auto"}, marks=pytest.mark.skipif(
         torch.cuda.is_available(), reason="auto means the GPU here")),
 ], ids=str)  # fmt: skip
-def test_wherever_the_model_is_put_on_a_cpu_it_says_the_same(options, embedded):
+def test_every_placement_on_a_cpu_gives_the_same_answers(options, embedded):
     lm = CachedTransformer.from_pretrained(**options)
     assert lm.model.dtype == torch.float32 and lm.engine.slot_bytes == embedded.engine.slot_bytes
     text = "Once upon a time there was"
@@ -250,7 +250,7 @@ def test_wherever_the_model_is_put_on_a_cpu_it_says_the_same(options, embedded):
 
 
 @pytest.mark.parametrize("dtype, slot", [("float64", 2.0), (torch.float64, 2.0), ("bfloat16", 0.5), (None, 1.0)])
-def test_dtype_is_that_of_the_weights_and_of_the_cache(dtype, slot, embedded):
+def test_dtype_applies_to_the_weights_and_the_cache(dtype, slot, embedded):
     lm = CachedTransformer.from_pretrained(dtype=dtype)
     assert lm.model.dtype == (getattr(torch, dtype) if isinstance(dtype, str) else dtype or torch.float32)
     assert lm.engine.slot_bytes == slot * embedded.engine.slot_bytes
@@ -260,7 +260,7 @@ def test_dtype_is_that_of_the_weights_and_of_the_cache(dtype, slot, embedded):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU")
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"device_map": "auto"}], ids=str)
-def test_a_gpu_says_the_same(options, embedded):
+def test_a_gpu_gives_the_same_answers(options, embedded):
     lm = CachedTransformer.from_pretrained(dtype="float32", **options)
     text = "Once upon a time there was"
     assert lm.model.device.type == "cuda" and lm.engine.slot_bytes > 0
@@ -271,13 +271,13 @@ def test_a_gpu_says_the_same(options, embedded):
     ({"dtype": "float7"}, "dtype 'float7' is not one of torch's: give 'float32'"),
     ({"device": "gpu"}, "device 'gpu' cannot be used here .*; give 'cpu'"),
 ])  # fmt: skip
-def test_a_type_or_a_device_that_is_not_there_is_refused_by_name(options, said):
+def test_an_unknown_dtype_or_device_is_refused_by_name(options, said):
     with pytest.raises(ValueError, match=said):
         CachedTransformer.from_pretrained(**options)
 
 
 @pytest.mark.parametrize("tokenizer", [None, "gpt2", lambda text: [1]])
-def test_what_is_no_tokenizer_is_refused(embedded, tokenizer):
+def test_an_invalid_tokenizer_is_refused(embedded, tokenizer):
     with pytest.raises(TypeError, match="tokenizer must be a transformers tokenizer or a Vocabulary, not"):
         CachedTransformer(embedded.model, tokenizer)
 
@@ -288,7 +288,7 @@ def test_half_a_character_that_has_no_bytes_is_refused_with_its_place(embedded):
             make()
 
 
-def test_what_is_no_language_model_is_refused():
+def test_an_invalid_language_model_is_refused():
     with pytest.raises(TypeError, match="7 is no language model"):
         CachedTransformer(7, VOCAB)
 
@@ -327,7 +327,7 @@ def with_bos(tokenizer):
     return tokenizer
 
 
-def test_an_empty_prompt_is_BOS_where_there_is_one_and_an_error_elsewhere(embedded):
+def test_an_empty_prompt_is_BOS_or_an_error(embedded):
     lm = uniform(llama())
     (token,) = lm.context("").tokens
     assert int(token) == lm.tokenizer.bos_token_id and lm.context("") == lm.context() and lm.context("").text == ""
@@ -346,7 +346,7 @@ class Reads(Engine):
         return np.stack([after(contexts[i][:n]) for i, n in asked])
 
 
-def test_a_function_that_reads_no_empty_prompt_is_told_of_it():
+def test_a_function_that_rejects_an_empty_prompt_is_reported():
     lm = CachedTransformer(lambda ids: np.zeros(3) + ids[-1], Vocabulary([b"a", b"b", b"<end>"], eos_ids=[2]))
     with pytest.raises(IndexError) as caught:
         lm.context("").log_probs()
@@ -379,7 +379,7 @@ def test_programs_and_queries_of_an_empty_prompt_are_exact(model):
     )
 
 
-def test_no_BOS_is_added_to_an_encoding_that_lacks_one_and_none_taken_from_one_that_has_it():
+def test_BOS_is_neither_added_to_nor_removed_from_an_encoding():
     lm = uniform(llama())
     assert lm.tokenizer.bos_token_id not in map(int, lm.context("the").tokens)
     lm = uniform(with_bos(llama()))
@@ -391,7 +391,7 @@ def test_no_BOS_is_added_to_an_encoding_that_lacks_one_and_none_taken_from_one_t
 
 @pytest.mark.parametrize("make", [byte_level, llama, unigram, lambda: with_bos(llama())],
                          ids=["byte-level", "llama", "unigram", "llama with BOS"])  # fmt: skip
-def test_the_text_of_a_context_and_a_text_is_both_texts(make):
+def test_the_text_of_a_sum_is_the_sum_of_the_texts(make):
     lm = uniform(make())
 
     @settings(max_examples=repetitions(300, 30), derandomize=True)
@@ -420,7 +420,7 @@ def test_a_character_split_over_tokens_comes_out_whole():
     assert context.text == "the 🙂" and len(context) == len(lm.context("the ")) + 4
 
 
-def test_contexts_are_immutable_and_equal_where_they_stand_at_the_same_place():
+def test_contexts_are_immutable_and_equal_at_the_same_node():
     lm = family_lm("llama")
     context = lm.context("ABC")
     more = context + "D"
@@ -433,7 +433,7 @@ def test_contexts_are_immutable_and_equal_where_they_stand_at_the_same_place():
     assert context + EOS == context + lm.vocab[2] and (context + EOS).text == "ABC"
 
 
-def test_a_context_wants_a_text():
+def test_a_context_requires_a_text():
     with pytest.raises(TypeError, match=r"text must be a str, not \[3, 4\]"):
         family_lm("llama").context([3, 4])
     with pytest.raises(ValueError, match="no tokens of this vocabulary spell"):
@@ -452,13 +452,13 @@ def test_a_token_of_another_model_is_refused():
     assert lm.context("ABC") + equal[5] == lm.context("ABC") + 5
 
 
-def test_EOS_of_several_has_to_be_named():
+def test_EOS_with_several_ids_must_be_named():
     lm = CachedTransformer(model_of("llama"), Vocabulary(VOCAB.tokens, eos_ids=[2, 3]))
     with pytest.raises(ValueError, match=r"context \+ EOS is ambiguous; add one of the eos ids \(2, 3\)"):
         lm.context("ABC") + EOS
 
 
-def test_a_context_that_does_not_continue_another_has_no_log_prob_since_it():
+def test_log_prob_since_requires_a_prefix_of_the_context():
     lm = family_lm("llama")
     context = lm.context("ABC")
     for other in (lm.context("ABD"), lm.context("ABCD"), lm.context("BC")):
@@ -476,7 +476,7 @@ def short_lm():
     return CachedTransformer(build(config), VOCAB)
 
 
-def test_a_prompt_longer_than_the_model_reads_is_an_error_that_names_both_lengths():
+def test_a_prompt_longer_than_the_model_reads_is_an_error():
     lm = short_lm()
     with pytest.raises(ValueError, match="a context of 7 tokens, and the model reads at most 6"):
         lm.context("ABCDEFG")
@@ -484,7 +484,7 @@ def test_a_prompt_longer_than_the_model_reads_is_an_error_that_names_both_length
     assert len(lm.trie) == 6
 
 
-def test_a_text_that_outgrows_the_model_is_an_error_that_names_both_lengths():
+def test_a_text_that_outgrows_the_model_is_an_error():
     lm = short_lm()
     full = lm.context("ABCDEF")
     beyond = full + "G"
@@ -495,7 +495,7 @@ def test_a_text_that_outgrows_the_model_is_an_error_that_names_both_lengths():
     assert abs(beyond.log_prob_since(full) - right) < 1e-4        # the last token need not be read
 
 
-def test_generation_that_reaches_the_end_of_the_model_is_cut_there_with_a_warning():
+def test_generation_at_the_length_of_the_model_is_cut_with_a_warning():
     from llmppl.inference import smc_standard
 
     class Endless(Model):
@@ -511,7 +511,7 @@ def test_generation_that_reaches_the_end_of_the_model_is_cut_there_with_a_warnin
     assert all(particle.cut and len(particle.context) == 7 for particle in posterior)
 
 
-def test_all_who_ask_for_the_next_token_get_one_object_while_it_lives():
+def test_next_token_returns_one_object_while_it_lives():
     lm = family_lm("llama")
     program, context = Model(), lm.context("ABC")
     dist = program.transformer(context)
@@ -528,7 +528,7 @@ def written_through_node(tree):
     return [each.lineno for each in targets if isinstance(each.value, ast.Attribute) and each.value.attr == "node"]
 
 
-def test_a_model_knows_no_language_model_and_nobody_above_the_lm_writes_into_its_trie():
+def test_model_imports_no_lm_and_only_the_lm_writes_its_trie():
     package = ROOT / "llmppl"
     program = ast.parse((package / "models/model.py").read_text(encoding="utf-8"))
     imported = [each for each in program.body if isinstance(each, (ast.Import, ast.ImportFrom))]  # not types
@@ -542,7 +542,7 @@ def test_a_model_knows_no_language_model_and_nobody_above_the_lm_writes_into_its
 # --- drawings ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_trie_draws_what_contexts_share_who_is_there_and_what_is_kept():
+def test_the_trie_prints_its_shared_contexts_and_cached_entries():
     lm = family_lm("llama")
     prompt = lm.context("ABC")
     together([prompt.log_probs])
@@ -571,7 +571,7 @@ def test_the_trie_draws_what_contexts_share_who_is_there_and_what_is_kept():
     assert lm.trie.draw(max_lines=2).splitlines()[-1] == "... and 5 contexts more"
 
 
-def test_a_long_run_of_tokens_is_drawn_short():
+def test_a_long_run_of_tokens_is_printed_in_short_form():
     lm = family_lm("llama")
     context = lm.context("ABCDEFGHIJKLMNOP")
     assert lm.trie.draw() == "'ABCDEFGHIJKLMNOP' ▫x16 (1)"
@@ -580,7 +580,7 @@ def test_a_long_run_of_tokens_is_drawn_short():
     assert len(context) == 16
 
 
-def test_everything_has_a_repr_that_says_what_it_is():
+def test_every_object_has_an_informative_repr():
     lm = family_lm("llama")
     assert repr(lm) == "CachedTransformer(LlamaForCausalLM, Vocabulary(50 tokens, eos=2))"
     assert repr(lm.context("ABC")) == "Context('ABC')"
@@ -598,7 +598,7 @@ def test_everything_has_a_repr_that_says_what_it_is():
     assert str(lm.stats).startswith("0 rounds, 0 rows, 0 tokens run, 0 cache hits; ")
 
 
-def test_the_repr_of_the_embedded_model_names_where_it_came_from(embedded):
+def test_the_repr_of_the_embedded_model_names_its_source(embedded):
     assert "embedded" in repr(embedded) and "4096 tokens" in repr(embedded)
 
 
@@ -610,7 +610,7 @@ def bigrams(ids):
     return np.log([1.0, 3.0, 1.0]) if not ids or ids[-1] == 0 else [-np.inf, -np.inf, 0.0]
 
 
-def test_any_function_from_token_ids_to_logits_is_an_lm():
+def test_any_function_from_token_ids_to_logits_is_a_language_model():
     lm = CachedTransformer(bigrams, Vocabulary([b"a", b"b", b""], eos_ids=[2]))
     assert np.allclose(np.exp(lm.context("aa").log_probs()), [0.2, 0.6, 0.2])
     assert np.allclose(np.exp(lm.context("ab").log_probs()), [0, 0, 1])
@@ -621,7 +621,7 @@ def test_any_function_from_token_ids_to_logits_is_an_lm():
     assert lm.context("aab").text == "aab" and lm.context("a") + EOS == lm.context("a") + 2
 
 
-def test_a_function_is_asked_once_for_each_context_and_only_for_these():
+def test_a_function_runs_once_for_each_needed_context():
     asked = []
 
     def function(ids):
@@ -634,13 +634,13 @@ def test_a_function_is_asked_once_for_each_context_and_only_for_these():
     assert sorted(asked) == [(0,), (0, 0), (0, 0, 1), (1,), (1, 0)]
 
 
-def test_a_function_may_give_torch_tensors():
+def test_a_function_may_return_torch_tensors():
     lm = CachedTransformer(lambda ids: torch.tensor([0.0, 0.0, -torch.inf]), Vocabulary([b"a", b"b", b"c"]))
     assert np.allclose(np.exp(lm.context("a").log_probs()), [0.5, 0.5, 0])
 
 
 @pytest.mark.parametrize("logits", [[0.0] * 2, [0.0] * 7, [[0.0] * 3], 0.0])
-def test_a_function_that_gives_another_number_of_logits_than_there_are_tokens_is_refused(logits):
+def test_a_function_that_returns_a_wrong_number_of_logits_is_refused(logits):
     lm = CachedTransformer(lambda ids: logits, Vocabulary([b"a", b"b", b""], eos_ids=[2]))
     with pytest.raises(ValueError, match=r"shape \(.*\) after the tokens \[0\].* each of the 3 tokens"):
         lm.context("a").log_probs()
@@ -663,7 +663,7 @@ def two_ends():
     return tokenizer, tokenizer.convert_tokens_to_ids("<turn>")
 
 
-def test_eos_ids_end_a_text_besides_those_that_are_named():
+def test_extra_eos_ids_join_the_named_ones():
     tokenizer, turn = two_ends()
     V = len(tokenizer)
     assert CachedTransformer(lambda ids: np.zeros(V), tokenizer).vocab.eos_ids == (tokenizer.eos_token_id,)
@@ -684,7 +684,7 @@ def test_eos_ids_end_a_text_besides_those_that_are_named():
         ([5], ValueError, r"eos_ids: 5 is .*, a token of text, .*: give stop=\.\.\. to a ready-made program"),
     ],
 )
-def test_what_cannot_end_a_text_is_no_eos(ids, error, said):
+def test_an_id_that_cannot_end_a_text_is_refused_as_eos(ids, error, said):
     with pytest.raises(error, match=said):
         CachedTransformer(lambda ids: [0.0], two_ends()[0], eos_ids=ids)
 
@@ -694,7 +694,7 @@ def test_a_vocabulary_has_its_own_ends():
         CachedTransformer(lambda ids: [0.0, 0.0], Vocabulary([b"a", b"b"]), eos_ids=[1])
 
 
-def test_an_attribute_that_would_do_nothing_is_refused_by_what_would_work():
+def test_an_attribute_without_effect_is_refused_with_a_remedy():
     lm = cold_lm()
     with pytest.raises(AttributeError, match=r"no attribute temperature, .*rule=Rule\(temperature=0\.1\)"):
         lm.temperature = 0.1

@@ -79,7 +79,7 @@ RUNS = {
 }
 
 
-def test_a_batched_critic_weighs_as_it_does_by_itself():
+def test_a_batched_critic_gives_the_same_weights_as_a_plain_one():
     weights, exact = truth(), enumerate_exact(Judged(judge()[0]))
     Z = sum(weights.values())
     assert exact.log_ml == pytest.approx(math.log(Z), abs=1e-9)
@@ -89,7 +89,7 @@ def test_a_batched_critic_weighs_as_it_does_by_itself():
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_particles_are_those_of_a_function_called_one_by_one(run):
+def test_particles_agree_with_a_function_called_one_by_one(run):
     def alone(text):
         return text.count("b") / 2
 
@@ -100,7 +100,7 @@ def test_particles_are_those_of_a_function_called_one_by_one(run):
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_round_is_one_call_and_no_text_is_asked_twice(run):
+def test_a_round_is_one_call_and_no_text_is_repeated(run):
     critic, calls = judge()
     posterior = RUNS[run](Judged(critic))
     assert len(calls) == posterior.stats.calls <= 2     # for each of two steps
@@ -110,7 +110,7 @@ def test_a_round_is_one_call_and_no_text_is_asked_twice(run):
     assert len(calls) == posterior.stats.calls and again.stats.calls == again.stats.arguments == 0
 
 
-def test_other_runs_share_what_is_known_and_beams_ask_together():
+def test_runs_share_cached_answers_and_beams_batch_their_calls():
     critic, calls = judge()
     enumerate_exact(Judged(critic))
     assert len(calls) == 2 and sum(map(len, calls)) == len(truth())
@@ -118,7 +118,7 @@ def test_other_runs_share_what_is_known_and_beams_ask_together():
     assert len(calls) == 2
 
 
-def test_a_critic_that_waits_while_others_ask_a_language_model_is_asked_in_the_same_round():
+def test_a_critic_joins_a_round_of_the_language_model():
     critic, calls = judge()
 
     class Mixed(Model):
@@ -169,12 +169,12 @@ def test_predicates_and_constraints_may_be_batched(make):
 # ---- what it is asked, and keeps
 
 
-def test_outside_of_a_run_it_is_called_with_one():
+def test_outside_a_run_it_is_called_with_one_element():
     critic, calls = judge()
     assert critic("bb") == critic("bb") == 1.0 and calls == [["bb"]]
 
 
-def test_more_than_max_batch_are_asked_in_several_calls():
+def test_more_than_max_batch_arguments_need_several_calls():
     critic, calls = judge(3)
     model = Judged(critic)
     exact = enumerate_exact(model)
@@ -182,7 +182,7 @@ def test_more_than_max_batch_are_asked_in_several_calls():
     assert {len(call) for call in calls[:-1]} <= {3, 2} and max(map(len, calls)) == 3 and len(calls) > 5
 
 
-def test_the_newest_answers_are_kept(monkeypatch):
+def test_the_newest_answers_stay_cached(monkeypatch):
     monkeypatch.setattr(sys.modules[Batched.__module__], "_MAX_CACHED", 3)
     critic, calls = judge()
     for text in ("a", "b", "c", "d", "b", "a"):
@@ -192,7 +192,7 @@ def test_the_newest_answers_are_kept(monkeypatch):
     assert len(critic._answers) == 3
 
 
-def test_any_argument_with_a_hash_and_any_answer_but_none():
+def test_any_hashable_argument_and_any_answer_except_None_work():
     @batched
     def about(pairs):
         return [{"sum": a + b, "list": [a]} for a, b in pairs]
@@ -201,12 +201,12 @@ def test_any_argument_with_a_hash_and_any_answer_but_none():
 
 
 @pytest.mark.parametrize("make", [np.array, lambda xs: np.array(xs, dtype=np.float32), tuple, iter])
-def test_arrays_and_other_iterables_give_numbers_of_python(make):
+def test_arrays_and_other_iterables_give_python_numbers(make):
     half = batched(lambda texts: make([len(text) / 2 for text in texts]))
     assert half("abc") == 1.5 and type(half("abc")) is float
 
 
-def test_torch_tensors_give_numbers_and_rows_of_arrays_cannot_be_written():
+def test_torch_tensors_give_numbers_and_array_rows_are_read_only():
     torch = pytest.importorskip("torch")
     weight = torch.ones(1, requires_grad=True)
     assert batched(lambda texts: weight * torch.tensor([len(text) for text in texts]))("ab") == 2.0
@@ -238,12 +238,12 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("function, error, message", MISTAKES.values(), ids=MISTAKES)
-def test_an_answer_that_is_none_is_named(function, error, message):
+def test_an_invalid_answer_is_named(function, error, message):
     with pytest.raises(error, match=message):
         batched(function)("a")
 
 
-def test_an_argument_without_a_hash_is_named():
+def test_an_unhashable_argument_is_named():
     with pytest.raises(TypeError, match=r"likes_b is asked once for equal arguments, and \['a'\] has no hash"):
         judge()[0](["a"])
 
@@ -270,19 +270,19 @@ class Critic:
         (Critic.score, r"Critic.score cannot be called so \(missing .*'texts'\). A method is taken from its object"),
     ],
 )
-def test_what_is_no_function_of_a_list_is_refused(function, message):
+def test_a_function_that_takes_no_list_is_refused(function, message):
     with pytest.raises(TypeError, match=message):
         batched(function)
 
 
-def test_methods_of_objects_and_objects_that_are_called_are_functions():
+def test_methods_and_callable_objects_are_functions():
     assert batched(Critic().score)("a") == 1.0 and batched(Critic())("a") == 2.0
     assert str(batched(Critic().score)) == "Critic.score" and repr(judge(3)[0]) == "batched(likes_b, max_batch=3)"
     with pytest.raises(ValueError, match="max_batch must be at least 1, not 0"):
         batched(Critic(), max_batch=0)
 
 
-def test_an_exception_shows_the_line_that_asked_the_function_and_how_many_it_was_called_with():
+def test_an_exception_shows_the_calling_line_and_the_batch_size():
     asked = []
 
     @batched
@@ -298,7 +298,7 @@ def test_an_exception_shows_the_line_that_asked_the_function_and_how_many_it_was
     assert "critic(self.s)" in "".join(map(str, error.traceback))
 
 
-def test_a_batched_function_that_refers_to_the_model_is_refused_in_an_attribute():
+def test_a_batched_function_that_uses_self_is_refused_as_an_attribute():
     class Refers(Judged):
         def __init__(self):
             super().__init__(batched(lambda texts: [self.num for _ in texts]))
@@ -345,7 +345,7 @@ def test_repeated_runs_share_calls():
     assert runs.stats.arguments == sum(map(len, calls))
 
 
-def test_threads_call_the_function_in_turn_and_each_counts_its_own():
+def test_threads_call_the_function_in_turn_and_count_their_own_calls():
     inside, worst, asked = [], [], []
 
     @batched
@@ -369,7 +369,7 @@ def test_threads_call_the_function_in_turn_and_each_counts_its_own():
     assert busy.done().arguments == 0 and sum(own for _, own in results) == 300
 
 
-def test_after_an_interrupt_at_any_line_it_answers_what_it_would_have():
+def test_after_an_interrupt_at_any_line_its_answers_are_right():
     files = {sys.modules[Batched.__module__].__file__}
     texts = ["a", "b", "bb"]
 
@@ -399,14 +399,14 @@ def shout(texts):
     return [len(text) for text in texts]
 
 
-def test_pickled_it_is_found_by_its_name_or_goes_with_its_function():
+def test_a_pickle_refers_to_its_name_or_contains_the_function():
     assert pickle.loads(pickle.dumps(shout)) is shout
     shout("abc")
     critic = pickle.loads(pickle.dumps(batched(Critic().score, max_batch=7)))
     assert critic("a") == 1.0 and critic.max_batch == 7 and isinstance(critic, Batched)
 
 
-def test_a_program_with_another_critic_is_another_program(tmp_path):
+def test_a_program_with_another_critic_has_another_identity(tmp_path):
     class Tossed(Model):
         def __init__(self, critic):
             super().__init__()
@@ -464,7 +464,7 @@ def test_a_critic_of_a_program_goes_to_the_workers_of_ray(tmp_path):
     assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx([1.0, 1.0])
 
 
-def test_statistics_speak_of_calls_only_where_there_were_any():
+def test_statistics_mention_calls_only_if_there_were_any():
     critic, _ = judge()
     stats = importance_sampling(Judged(critic), 3, seed=0).stats
     assert f"; {stats.calls} calls for {stats.arguments} arguments; " in str(stats)

@@ -49,7 +49,7 @@ def same(replayed, particle):
 
 @pytest.mark.parametrize("run", ALGORITHMS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_replay_is_the_particle_again(name, run):
+def test_a_replay_reproduces_the_particle(name, run):
     if run in ("exact", "beam") and name in DIRECT:
         pytest.skip("it cannot be enumerated")
     model = PROGRAMS[name]()
@@ -60,7 +60,7 @@ def test_a_replay_is_the_particle_again(name, run):
 
 @pytest.mark.parametrize("expand", [Distinct(4, 3), Copies(4, 3), Copies(4, 3, merge=True)], ids=repr)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_candidate_between_two_steps_can_be_replayed_the_dead_ones_too(name, expand):
+def test_every_candidate_can_be_replayed_including_the_dead(name, expand):
     model = PROGRAMS[name]()
     for step in SMC(model, expand, DownSample(4), seed=1):
         for candidate in step.candidates:
@@ -99,7 +99,7 @@ KINDS = st.sampled_from(["finite", "weighted", "endless", "stream", "score"])
 
 
 @given(st.lists(st.lists(st.tuples(KINDS, st.integers(1, 5)), max_size=5), min_size=1, max_size=4), st.integers(0, 99))
-def test_a_replay_of_any_program_is_the_particle_again(steps, seed):
+def test_a_replay_of_any_program_reproduces_the_particle(steps, seed):
     model = Written(steps)
     for run in ("distinct", "merged", "copies", "importance"):
         for particle in ALGORITHMS[run](model, seed):
@@ -119,7 +119,7 @@ def test_choices_are_grouped_by_step_with_the_weight_of_a_weighted_draw():
     assert paused.s == "3" and paused.choices == ((), (Choice(3, 0.0),), ())
 
 
-def test_copies_share_what_was_noted_and_go_on_by_themselves():
+def test_copies_share_their_past_choices_and_continue_independently():
     model = Coins()
     model.rng = np.random.default_rng(3)
     model.step()
@@ -168,7 +168,7 @@ def test_a_long_list_of_choices_is_pickled_without_recursion():
     assert pickle.loads(pickle.dumps(NOTHING)).steps() == ()
 
 
-def test_a_replay_goes_on_with_the_stream_it_is_given():
+def test_a_replay_continues_with_the_given_stream():
     model = Streams()
     particle = Streams()
     particle.rng = np.random.default_rng(0)
@@ -182,7 +182,7 @@ def test_a_replay_goes_on_with_the_stream_it_is_given():
     assert again.s == particle.s and again.choices == particle.choices
 
 
-def test_a_stream_of_another_kind_comes_out_again():
+def test_a_stream_of_another_bit_generator_is_restored():
     particle = Streams()
     particle.rng = np.random.Generator(np.random.MT19937(1))
     particle.step()
@@ -229,7 +229,7 @@ def test_a_changed_program_is_refused_with_the_step_and_the_choice(how, message)
         replay(changed, particle.choices)
 
 
-def test_a_program_that_samples_less_or_no_longer_draws_from_its_stream_is_refused():
+def test_a_program_that_makes_fewer_choices_is_refused():
     class Less(Model):
         def step(self):
             self.finish()
@@ -242,7 +242,7 @@ def test_a_program_that_samples_less_or_no_longer_draws_from_its_stream_is_refus
         replay(Less(), ((), ()))
 
 
-def test_a_replay_asks_for_its_tokens_in_rounds_with_others_and_leaves_the_model_alone():
+def test_a_replay_batches_its_tokens_and_leaves_the_model_unchanged():
     model = constrained()
     (particle, *_) = smc_steer(model, 4, 3, seed=0)
     again = replay(model, particle.choices)
@@ -250,7 +250,7 @@ def test_a_replay_asks_for_its_tokens_in_rounds_with_others_and_leaves_the_model
     assert isinstance(again.chooser, Sampled)
 
 
-def test_the_streams_of_particles_are_noted_only_where_a_program_takes_them():
+def test_streams_are_recorded_only_if_a_program_draws_from_them():
     for particle in smc_steer(constrained(), 4, 3, seed=0):
         assert not any(isinstance(each, StreamState) for step in particle.choices for each in step)
 
@@ -258,7 +258,7 @@ def test_the_streams_of_particles_are_noted_only_where_a_program_takes_them():
 # ---- streams
 
 
-def test_streams_are_those_that_numpy_spawns_one_generation_below():
+def test_streams_equal_those_that_numpy_spawns():
     for kind in (np.random.PCG64, np.random.Philox, np.random.MT19937):
         streams, family = spawned(np.random.Generator(kind(7))), np.random.Generator(kind(7)).spawn(1)[0]
         for mine, numpys in zip([next(streams) for _ in range(4)], family.spawn(4), strict=True):
@@ -266,7 +266,7 @@ def test_streams_are_those_that_numpy_spawns_one_generation_below():
             assert type(made.bit_generator) is kind and made.random() == numpys.random() == mine.create().random()
 
 
-def test_a_stream_is_made_when_it_is_drawn_from_and_its_line_of_ancestors_does_not_grow(monkeypatch):
+def test_a_stream_is_made_at_its_first_draw_and_has_bounded_ancestry(monkeypatch):
     made, make = [], Stream.create
     monkeypatch.setattr(Stream, "create", lambda stream: made.append(make(stream)) or made[-1])
 
@@ -295,7 +295,7 @@ class Unequal:
     __hash__ = None
 
 
-def test_recipes_are_the_same_where_all_of_their_parts_are():
+def test_recipes_are_equal_if_all_their_parts_are():
     a, b = np.arange(3.0), np.arange(3.0)
     for one, other in [((1, "x", (a,)), (1, "x", (b,))), (a, b), ("x", "x"), ((), ())]:
         assert alike.same_recipe(one, other)
@@ -306,7 +306,7 @@ def test_recipes_are_the_same_where_all_of_their_parts_are():
         assert not alike.same_recipe(one, other)
 
 
-def test_supports_are_equal_as_far_as_their_values_can_be_compared():
+def test_supports_are_compared_as_far_as_their_values_allow():
     for one, other in [
         ([1, "x"], [1, "x"]), ([np.nan], [float("nan")]), ([object()], [object()]), ([Unequal()], [Unequal()]),
     ]:  # fmt: skip

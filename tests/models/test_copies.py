@@ -133,7 +133,7 @@ def by_attribute(self):
         (ApartWhere, lambda self: BASE.where(Owner(self)), "kept..predicate...model"),
     ],
 )
-def test_what_would_go_on_asking_the_first_particle_is_refused_by_name(run, program, make, path):
+def test_a_reference_to_the_first_particle_is_refused_by_name(run, program, make, path):
     who = f"the attribute kept of {program.__name__} refers to the model itself"
     with pytest.raises(TypeError, match=rf"{who} \({path}\).*make it anew in every step\(\)"):
         RUNS[run](program(make))
@@ -145,7 +145,7 @@ class Asked(Model):
         self.finish()
 
 
-def test_a_function_that_refers_to_the_model_by_a_global_name_is_refused_and_one_that_has_such_an_attribute_is_not():
+def test_a_function_that_uses_the_model_as_a_global_is_refused():
     scope = {"model": Asked()}
     for kept in ("lambda: model.s == ''", "lambda: (lambda: model.s == '')()"):
         scope["model"].ok = eval(kept, scope)
@@ -182,7 +182,7 @@ class Lends(Outer):
         super().step()
 
 
-def test_a_model_in_a_model_draws_from_the_stream_that_it_is_lent_and_from_no_other():
+def test_an_inner_model_draws_only_from_a_stream_lent_to_it():
     for run in RUNS.values():
         with pytest.raises(RuntimeError, match="this Coin is none of the particles .*self.inner.rng = self.rng"):
             run(Outer())
@@ -208,7 +208,7 @@ def test_a_model_in_a_model_draws_from_the_stream_that_it_is_lent_and_from_no_ot
     ],
     ids=["method", "partial of a method", "partial of the model", "object", "method of an object"],
 )
-def test_what_a_deep_copy_binds_anew_is_right(run, make):
+def test_references_that_a_deep_copy_rebinds_are_right(run, make):
     assert math.exp(RUNS[run](Apart(make)).log_ml) == pytest.approx(Z, abs=1e-9 if run == "exact" else 0.12)
 
 
@@ -256,7 +256,7 @@ def frozen(array):
     ids=["module", "network", "tokenizer", "ufunc", "builtin", "function", "class", "read-only array"],
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_no_step_changes_is_shared(value, nested):
+def test_immutable_values_are_shared(value, nested):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for particle in smc_steer(Holds([value] if nested else value), 3, 2, seed=0, progress=False):
@@ -264,7 +264,7 @@ def test_what_no_step_changes_is_shared(value, nested):
             assert (particle.copy().value[0] if nested else particle.copy().value) is value
 
 
-def test_a_read_only_view_of_an_array_that_can_be_written_to_is_copied():
+def test_a_read_only_view_of_a_writable_array_is_copied():
     base = np.zeros(4)
     view = frozen(base[:2])
     assert Holds(view).copy().value is not view
@@ -275,7 +275,7 @@ def test_a_read_only_view_of_an_array_that_can_be_written_to_is_copied():
     ids=["file", "lock", "generator", "nested"],
 )  # fmt: skip
 @pytest.mark.parametrize("run", [*RUNS.values(), lambda model: beam_search(model, 2, 2)])
-def test_what_cannot_be_copied_is_named_with_what_to_do(run, value):
+def test_an_attribute_that_cannot_be_copied_is_named_with_a_remedy(run, value):
     what = r'override copy\(\), or list it in shared = \("value",\)'
     with pytest.raises(TypeError, match=rf"the attribute value of Holds cannot be copied \(.*{what}"):
         run(Holds(value))
@@ -286,7 +286,7 @@ def test_what_cannot_be_copied_is_named_with_what_to_do(run, value):
     assert all(particle.value is value for particle in RUNS["distinct"](Shares(value)))
 
 
-def test_what_is_shared_by_its_class_is_the_same_in_copies_unless_the_class_copies_itself():
+def test_a_Shared_class_is_shared_unless_it_defines_deepcopy():
     class Table(Shared):
         pass
 
@@ -309,7 +309,7 @@ def test_what_is_shared_by_its_class_is_the_same_in_copies_unless_the_class_copi
     assert (twin.counter.n, twin.among[1].n, again.counter.n, model.counter.n) == (1, 6, 2, 0)
 
 
-def test_shared_names_are_those_of_all_bases_and_everything_else_is_copied():
+def test_shared_names_of_all_bases_are_collected_and_the_rest_is_copied():
     class Base(Model):
         shared = ("table",)
 
@@ -361,7 +361,7 @@ def asks(model):
     return lambda: model.s
 
 
-def test_a_copy_of_ones_own_may_call_that_of_the_base_or_not():
+def test_a_custom_copy_may_call_the_base_or_not():
     class Extends(Holds):
         def copy(self):
             new = super().copy()
@@ -381,7 +381,7 @@ def test_a_copy_of_ones_own_may_call_that_of_the_base_or_not():
             RUNS["distinct"](model)
 
 
-def test_a_long_attribute_is_looked_through_only_so_far():
+def test_a_long_attribute_is_searched_only_to_a_limit():
     looked = []
 
     class Counts(list):
@@ -396,7 +396,7 @@ def test_a_long_attribute_is_looked_through_only_so_far():
     assert len(looked) < 20_000
 
 
-def test_the_look_through_the_attributes_is_done_once_a_run(monkeypatch):
+def test_the_attributes_are_searched_once_a_run(monkeypatch):
     from llmppl.models import copies, model
 
     calls = []
@@ -405,7 +405,7 @@ def test_the_look_through_the_attributes_is_done_once_a_run(monkeypatch):
     assert len(calls) == 1
 
 
-def test_a_failure_of_a_copy_is_named_wherever_it_comes_from():
+def test_a_failure_of_a_copy_is_named_whatever_its_source():
     class Fails:
         def __deepcopy__(self, memo):
             raise OSError("gone")
@@ -457,7 +457,7 @@ class DeepCopied(Ordinary):
 
 
 @pytest.mark.parametrize("kind", [Ordinary, WithSlots, Stateful, SetsState, Reduced, DeepCopied])
-def test_a_copy_is_what_a_deep_copy_is(kind):
+def test_a_copy_agrees_with_a_deep_copy(kind):
     model = kind()
     model.table["a"].append(5)
     model.text += "y"

@@ -50,7 +50,7 @@ def test_a_twist_outside_of_a_step_is_refused(run):
 
 @every_sampler
 @pytest.mark.parametrize("how", ["finish()", "finished = True"])
-def test_who_is_ended_between_steps_has_its_weight_without_the_twist(run, how):
+def test_a_particle_ended_between_steps_has_its_weight_without_the_twist(run, how):
     def enough(step):
         for particle in step.particles:
             if how == "finish()":
@@ -63,7 +63,7 @@ def test_who_is_ended_between_steps_has_its_weight_without_the_twist(run, how):
 
 
 @every_sampler
-def test_score_observe_and_condition_weigh_between_steps_and_before_the_first(run):
+def test_score_observe_and_condition_work_between_and_before_steps(run):
     def weigh(step):
         for particle in step.particles:
             if step.index == 1:
@@ -82,13 +82,13 @@ def test_score_observe_and_condition_weigh_between_steps_and_before_the_first(ru
 
 
 @every_sampler
-def test_who_dies_between_two_steps_is_counted_among_the_deaths(run):
+def test_deaths_between_two_steps_are_counted(run):
     found = run(Letters(), seed=0, on_step=lambda step: [each.condition(False) for each in step.particles])
     assert not len(found) and found.log_ml == -math.inf
     assert "condition is false" in repr(found)
 
 
-def test_what_a_particle_of_a_run_chooses_belongs_to_a_step():
+def test_a_particle_of_a_run_may_choose_only_in_a_step():
     for step in SMC(Letters(), Distinct(4, 2), DownSample(4), seed=0):
         for particle in step.particles:
             said = "sample.. after the particle has finished" if particle.finished else "chooses in step.. alone"
@@ -107,7 +107,7 @@ def test_a_program_that_samples_before_its_first_step_is_refused(run):
         run(Begins(), seed=0)
 
 
-def test_by_hand_every_verb_can_be_tried():
+def test_every_verb_can_be_tried_by_hand():
     model = Model()
     assert model.sample(Categorical([1.0, 0.0])) == 0
     model.observe(Bernoulli(0.5), True)
@@ -165,7 +165,7 @@ def test_a_step_that_catches_everything_is_right(run, program):
 
 
 @every_sampler
-def test_a_death_that_a_step_catches_is_a_death(run):
+def test_a_death_that_a_step_catches_remains_a_death(run):
     class Lives(Model):
         def step(self):
             self.s = self.sample(Uniform(["a", "b"]))
@@ -204,7 +204,7 @@ def test_a_thread_of_a_step_may_sample(run):
         ("death", "condition"), ("attribution", "score"),
     ],
 )  # fmt: skip
-def test_names_of_inference_are_read_only_and_say_what_to_write(name, instead):
+def test_attributes_of_inference_are_read_only_and_name_a_remedy(name, instead):
     model = Letters()
     getattr(model, name)
     with pytest.raises(AttributeError, match=rf"Letters.{name} is inference's, and read-only: .*{instead}"):
@@ -215,7 +215,7 @@ def test_names_of_inference_are_read_only_and_say_what_to_write(name, instead):
 
 @every_sampler
 @pytest.mark.parametrize("name", ["limit", "_kept", "_noted", "_stepping", "_limit", "particle", "t", "left", "picks"])
-def test_other_names_are_the_programs(run, name):
+def test_other_names_belong_to_the_program(run, name):
     class Named(Letters):
         def __init__(self):
             super().__init__()
@@ -240,12 +240,12 @@ class Dies(Model):
 
 @every_sampler
 @pytest.mark.parametrize("name", ["_draw", "_weigh", "_die", "_cause", "_statement", "_own_chooser", "spawn", "_copy"])
-def test_methods_of_other_names_are_the_programs(run, name):
+def test_methods_of_other_names_belong_to_the_program(run, name):
     program = type("Named", (Dies,), {name: lambda self, *given, **more: "b"})
     is_posterior(run, program, {"aa": 0.25, "ab": 0.125, "ba": 0.25}, quick=60)
 
 
-def test_a_weight_that_is_assigned_in_a_step_says_score():
+def test_assigning_a_weight_in_a_step_advises_score():
     class Assigns(Model):
         def step(self):
             self.log_weight += 1.0
@@ -254,7 +254,7 @@ def test_a_weight_that_is_assigned_in_a_step_says_score():
         smc_steer(Assigns(), 2, 2)
 
 
-def test_a_stream_that_is_assigned_in_a_step_is_refused():
+def test_assigning_a_stream_in_a_step_is_refused():
     class Seeds(Letters):
         def step(self):
             self.rng = np.random.default_rng(0)
@@ -284,7 +284,7 @@ DRAWN = {"00": 9 / 16, "01": 6 / 16, "10": 6 / 16, "11": 4 / 16}
 
 
 @every_sampler
-def test_a_stream_that_is_kept_is_each_particles_own(run):
+def test_a_kept_reference_to_the_stream_is_each_particles_own(run):
     is_posterior(run, Keeps, DRAWN)
 
 
@@ -315,7 +315,7 @@ class Outer(Model):
 
 @every_sampler
 @pytest.mark.parametrize("once", [True, False], ids=["given before the run", "given in each step"])
-def test_a_model_within_a_model_draws_from_the_stream_of_its_particle(run, once):
+def test_an_inner_model_draws_from_the_stream_of_its_particle(run, once):
     is_posterior(run, type("Holds", (Outer,), {"once": once}), DRAWN)
 
 
@@ -334,7 +334,7 @@ class Asks(Outer):
 
 @every_sampler
 @pytest.mark.parametrize("once", [True, False], ids=["given before the run", "given in the first step"])
-def test_a_model_within_a_model_draws_by_hand_in_every_copy(run, once):
+def test_an_inner_model_draws_by_hand_in_every_copy(run, once):
     is_posterior(run, type("Holds", (Asks,), {"once": once}), DRAWN)
 
 
@@ -360,7 +360,7 @@ def test_inference_within_a_step_draws_from_the_particles_stream(run):
     is_posterior(run, Nests, DRAWN, quick=60)
 
 
-def test_a_look_ahead_with_a_copy_of_itself_is_right_however_it_is_copied():
+def test_a_step_that_simulates_a_copy_of_itself_is_right():
     class Looks(Model):
         ahead = False
         how = staticmethod(copy.deepcopy)
@@ -386,7 +386,7 @@ def test_a_look_ahead_with_a_copy_of_itself_is_right_however_it_is_copied():
 
 
 @every_sampler
-def test_what_a_step_draws_from_the_process_after_a_choice_is_unbiased(run):
+def test_foreign_draws_after_a_choice_are_unbiased(run):
     class Foreign(Model):
         def step(self):
             self.sample(Bernoulli(0.5))
@@ -399,7 +399,7 @@ def test_what_a_step_draws_from_the_process_after_a_choice_is_unbiased(run):
     is_posterior(run, Foreign, {"T": 1.5, "F": math.exp(-2.0) / 2}, quick=500)
 
 
-def test_another_thread_that_draws_from_the_process_stops_no_program():
+def test_foreign_draws_of_another_thread_stop_no_program():
     class Slow(Model):
         def step(self):
             drawn.wait()                                # another thread draws in every step

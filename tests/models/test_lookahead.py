@@ -50,7 +50,7 @@ def mass_by_hand(pattern, begins, before, left, end):
         ("ab", "(ab?)?"),
     ],
 )
-def test_log_mass_is_the_log_of_the_sum_over_all_texts_that_end_in_time(pattern, begins, end):
+def test_log_mass_sums_over_all_texts_that_end_in_time(pattern, begins, end):
     ahead = Lookahead(index_of(pattern), dist_of(PROBS), 4, end)
     for before in ("", "a", "ab", "abb", "ababc"):
         try:
@@ -62,7 +62,7 @@ def test_log_mass_is_the_log_of_the_sum_over_all_texts_that_end_in_time(pattern,
         np.testing.assert_allclose(np.exp(found), expected, rtol=1e-12, atol=0)
 
 
-def test_log_mass_is_what_a_simulation_of_the_distribution_finds():
+def test_log_mass_agrees_with_a_simulation():
     ahead, rng, runs = Lookahead(index_of(), dist_of(PROBS), 8, "eos"), np.random.default_rng(0), 20_000
     drawn = rng.choice(V, size=(runs, 9), p=PROBS)
     hits = 0
@@ -72,7 +72,7 @@ def test_log_mass_is_what_a_simulation_of_the_distribution_finds():
     assert abs(hits / runs - mass) < 4.5 * math.sqrt(mass * (1 - mass) / runs)
 
 
-def test_log_mass_grows_with_the_tokens_left_and_is_zero_after_EOS_and_minus_infinity_out_of_reach():
+def test_log_mass_grows_with_the_tokens_left():
     ahead = Lookahead(index_of("(ab|b)*c"), dist_of(PROBS), max_tokens=6)
     start, end = ahead.index.start, ahead.index.advance(ahead.index.after("c"), END)
     values = [ahead.log_mass(start, left) for left in range(7)]
@@ -93,7 +93,7 @@ def test_several_eos_ids_add_up():
     assert math.exp(ahead.log_mass(ahead.index.start, 1)) == pytest.approx(0.5 * 0.5)
 
 
-def test_copies_of_a_lookahead_are_the_table_itself():
+def test_a_copy_of_a_lookahead_is_the_object_itself():
     ahead = Lookahead(index_of(), dist_of(PROBS), max_tokens=2)
     assert copy.deepcopy(ahead) is ahead and copy.copy(ahead) is ahead
     assert repr(ahead) == f"Lookahead({ahead.index!r}, max_tokens=2)"
@@ -124,7 +124,7 @@ def test_a_wrong_argument_is_named(make, error, message):
         make()
 
 
-def test_a_greedy_rollout_takes_the_likeliest_token_each_time_and_stops_before_EOS():
+def test_a_greedy_rollout_takes_the_likeliest_tokens_until_EOS():
     lm = cold_lm(V)
     for start in ([A], [B], [C, SPACE], [AB, B]):
         ids = [*start]
@@ -149,7 +149,7 @@ def test_a_drawn_rollout_has_the_distribution_of_the_model():
             assert abs(share - p) <= 4.5 * math.sqrt(p * (1 - p) / runs)
 
 
-def test_a_greedy_rollout_runs_its_tokens_once_and_one_more_where_the_text_went_its_way():
+def test_a_greedy_rollout_runs_each_of_its_tokens_once():
     def tokens(ids):                                    # after n tokens, "a" is the likeliest, then "b", and so on
         return [1.0, 0.0, -9.0] if len(ids) % 2 else [0.0, 1.0, -9.0]
 
@@ -173,12 +173,12 @@ def test_mean_next_token_is_the_mean_of_the_distributions_along_a_text():
     assert dist.log_prob(EOS) == pytest.approx(math.log(0.0001))
 
 
-def test_mean_next_token_begins_again_where_a_text_ends():
+def test_mean_next_token_restarts_after_the_end_of_a_text():
     context = table_lm(lambda ids: [-50.0, -50.0, 0.0]).context("a")
     assert mean_next_token(context, 5).log_prob(EOS) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_mean_next_token_goes_on_where_the_model_can_read_no_further():
+def test_mean_next_token_continues_at_the_length_of_the_model():
     context = tiny_lm(V).context("a")
     assert tiny_lm(V).engine.max_length == 32
     assert np.logaddexp.reduce(mean_next_token(context, 200).log_probs()) == pytest.approx(0.0)

@@ -54,7 +54,7 @@ def after_a() -> NextToken:
 # ---- s and finish
 
 
-def test_s_as_init_leaves_it_is_the_initial_state():
+def test_s_keeps_its_initial_value_from_init():
     class Begun(Model):
         def __init__(self):
             super().__init__()
@@ -97,7 +97,7 @@ def test_sample_and_observe_after_finish_raise(verb):
         stepped(do)
 
 
-def test_a_model_without_a_step_says_so():
+def test_a_model_without_a_step_is_an_error():
     class Empty(Model):
         pass
 
@@ -149,7 +149,7 @@ def test_observe_is_sample_with_a_Delta_as_proposal(dist, value):
     assert observed.finished and sampled.finished
 
 
-def test_the_weight_of_observed_tokens_is_their_log_probability_by_a_plain_forward_pass():
+def test_observed_tokens_weigh_by_a_plain_forward_pass():
     dist = log_probs_by_hand(tiny_lm(V), [0])
     assert stepped(lambda self: self.observe(after_a(), 2)).log_weight == pytest.approx(dist[2], abs=1e-9)
     assert stepped(lambda self: self.observe(after_a(), EOS)).log_weight == pytest.approx(dist[END], abs=1e-9)
@@ -169,7 +169,7 @@ DEADLY = {
 
 
 @pytest.mark.parametrize("reason", DEADLY)
-def test_a_zero_weight_leaves_the_step_at_once_and_a_step_by_hand_just_returns(reason):
+def test_a_zero_weight_leaves_the_step_and_by_hand_returns(reason):
     def do(self):
         self.trace.append("before")
         DEADLY[reason](self)
@@ -181,7 +181,7 @@ def test_a_zero_weight_leaves_the_step_at_once_and_a_step_by_hand_just_returns(r
     assert model.death.startswith(f"{reason} (test_model.py, line ")
 
 
-def test_the_reason_names_the_line_of_the_program_even_in_a_helper_and_in_a_ready_made_one():
+def test_the_reason_of_a_death_names_the_line_of_the_program():
     def helper(self):
         self.condition(False)
 
@@ -189,7 +189,7 @@ def test_the_reason_names_the_line_of_the_program_even_in_a_helper_and_in_a_read
     assert model.death.endswith(f"(test_model.py, line {helper.__code__.co_firstlineno + 1})")
 
 
-def test_a_true_condition_does_nothing_and_numpy_truth_values_count():
+def test_a_true_condition_does_nothing_and_numpy_bools_count():
     model = stepped(lambda self: (self.condition(True), self.condition(np.True_), self.condition(1)))
     assert model.log_weight == 0.0 and not model.finished
     assert stepped(lambda self: self.condition(np.False_)).log_weight == -math.inf
@@ -212,7 +212,7 @@ def test_scores_add_up():
     assert model.log_weight == -0.75 and isinstance(model.log_weight, float)
 
 
-def test_except_Exception_in_a_program_does_not_keep_a_dead_particle_alive():
+def test_except_Exception_does_not_revive_a_dead_particle():
     def do(self):
         try:
             self.condition(False)
@@ -235,7 +235,7 @@ def test_finally_blocks_of_a_program_run_when_its_particle_dies():
     assert stepped(do).trace == ["finally"]
 
 
-def test_verbs_outside_a_step_work_for_whoever_tries_them_by_hand():
+def test_verbs_outside_a_step_work_by_hand():
     model = Do(None)
     model.score(-1.0)
     assert model.sample(Delta("x")) == "x"
@@ -265,7 +265,7 @@ class Twisting(Model):
             self.finish()
 
 
-def test_twists_of_a_step_add_up_at_its_end_and_are_taken_back_before_the_next_and_on_finish():
+def test_twists_add_up_and_are_removed_before_the_next_step():
     model = Twisting()
     model.step()
     assert (model.log_weight, model.log_twist) == (-1.0 + 2.5, 2.5)
@@ -277,7 +277,7 @@ def test_twists_of_a_step_add_up_at_its_end_and_are_taken_back_before_the_next_a
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_max_steps_takes_the_twist_back(steps):
+def test_max_steps_removes_the_twist(steps):
     for posterior in (
         smc_steer(Twisting(), 2, 2, seed=0, max_steps=steps),
         smc_standard(Twisting(), 2, seed=0, max_steps=steps),
@@ -288,7 +288,7 @@ def test_max_steps_takes_the_twist_back(steps):
             assert particle.log_twist == 0.0 and particle.finished and particle.cut == (steps < 3)
 
 
-def test_on_step_sees_weights_with_the_twist_and_their_difference_is_the_estimate_of_Z():
+def test_on_step_sees_weights_with_the_twist():
     seen = []
 
     def on_step(step):
@@ -299,7 +299,7 @@ def test_on_step_sees_weights_with_the_twist_and_their_difference_is_the_estimat
     np.testing.assert_allclose(seen, np.exp([-1.0, -2.0, -3.0]))
 
 
-def test_a_twist_decides_who_survives():
+def test_a_twist_decides_which_particles_survive():
     class Half(Model):
         def step(self):
             self.s += "H" if self.sample(Bernoulli(0.5)) else "T"
@@ -330,7 +330,7 @@ class Derived(Base):
         self.finish()
 
 
-def test_super_step_is_part_of_the_step_that_calls_it():
+def test_super_step_belongs_to_the_step_that_calls_it():
     model = Derived()
     model.step()
     assert model.s == "basederived" and model.log_weight == -3.0 and model.finished
@@ -340,7 +340,7 @@ def test_super_step_is_part_of_the_step_that_calls_it():
     assert model.s == "die" and model.log_weight == -math.inf and model.death.startswith("condition is false")
 
 
-def test_a_step_that_comes_from_a_mixin_is_a_step_like_any_other():
+def test_a_step_from_a_mixin_works_as_any_other():
     class Mixin:
         def step(self):
             self.twist(0.5)
@@ -404,7 +404,7 @@ class Holder(Model):
             self.finish()
 
 
-def test_copies_share_nothing_that_can_be_changed():
+def test_copies_share_no_mutable_value():
     model = Holder()
     posterior = smc_steer(model, 4, 3, seed=0)
     assert model.list == [0] and model.dict == {"k": [0]} and model.set == {0}
@@ -422,7 +422,7 @@ def test_copies_share_nothing_that_can_be_changed():
     assert len({particle.list[-1] for particle in posterior}) == 4      # each drew for itself
 
 
-def test_what_is_immutable_or_shared_by_design_copies_as_itself():
+def test_immutable_or_shared_attributes_copy_as_themselves():
     model = Holder()
     for other in (model.copy(), *smc_standard(model, 2, seed=0), copy.deepcopy(model)):
         for name in ("lm", "context", "token", "vocab"):
@@ -431,7 +431,7 @@ def test_what_is_immutable_or_shared_by_design_copies_as_itself():
         assert other.dists is not model.dists
 
 
-def test_a_copy_has_a_random_stream_of_its_own():
+def test_a_copy_has_its_own_random_stream():
     model = Do(lambda self: self.trace.append(self.rng.random()))
     model.rng = np.random.default_rng(0)
     other = model.copy()
@@ -443,7 +443,7 @@ def test_a_copy_has_a_random_stream_of_its_own():
     assert model.trace != other.trace
 
 
-def test_copies_of_a_particle_draw_different_things_and_the_same_seed_the_same():
+def test_copies_draw_different_values_and_a_seed_fixes_them():
     class Draws(Model):
         def __init__(self):
             super().__init__()
@@ -490,7 +490,7 @@ def test_copy_may_be_overridden():
     assert model.s == ""
 
 
-def test_inference_never_changes_the_model_it_is_given():
+def test_inference_never_changes_the_given_model():
     model = Twisting()
     for run in (
         lambda: smc_steer(model, 3, 2, seed=0),
@@ -526,7 +526,7 @@ def test_a_model_can_be_stepped_by_hand():
     assert "a" + model.s == model.context.text and model.log_weight == 0.0
 
 
-def test_repr_tells_the_text_the_weight_and_the_state():
+def test_repr_shows_text_weight_and_state():
     model = Twisting()
     assert repr(model) == "<Twisting '' log_weight=0 active>"
     for _ in range(3):
@@ -557,19 +557,19 @@ class Raises(Model):
     ],
     ids=["steer", "standard", "importance", "exact"],
 )
-def test_a_step_that_raises_is_raised_again_with_a_note_naming_particle_and_step(run, note):
+def test_an_exception_of_a_step_notes_particle_and_step(run, note):
     with pytest.raises(KeyError, match="no such thing") as caught:
         run()
     assert len(caught.value.__notes__) == 1 and re.fullmatch(note, caught.value.__notes__[0])
     assert any(entry.name == "step" and entry.path.name == "test_model.py" for entry in caught.traceback)
 
 
-def test_transformer_wants_a_context():
+def test_transformer_requires_a_context():
     with pytest.raises(TypeError, match="wants a Context, lm.context"):
         Model().transformer("a")
 
 
-def test_a_death_takes_the_twist_away_outside_of_a_step_too():
+def test_a_death_removes_the_twist_outside_a_step_too():
     model = stepped(lambda self: self.twist(1.0))
     assert model.log_twist == model.log_weight == 1.0
     model.condition(False)
@@ -594,7 +594,7 @@ def test_a_copy_made_within_a_step_can_be_stepped_whole():
     assert model.ahead.log_weight == model.ahead.log_twist == 2.0 and model.log_weight == 0.0
 
 
-def test_a_proposal_that_costs_nothing_is_told_as_a_statement_and_copies_share_what_was_told():
+def test_a_proposal_without_effect_appears_in_the_attribution():
     model = stepped(lambda self: self.sample(Bernoulli(0.5), proposal=Bernoulli(0.5)))
     (told,) = model.attribution.items()
     assert told[0].startswith("sample (test_model.py, line") and told[1] == 0.0

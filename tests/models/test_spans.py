@@ -64,14 +64,14 @@ def test_a_span_has_its_text_its_context_and_its_log_probability():
         assert log_weight == pytest.approx(span.log_prob, abs=1e-9)
 
 
-def test_it_ends_with_the_first_token_after_which_its_text_contains_until_and_that_token_is_kept_whole():
+def test_a_span_ends_after_the_first_token_that_completes_until():
     lm = table_lm(lambda ids: [0.0, 0.0, 0.0, 0.0], [b"x", b"x.y", b"."])
     texts = {(span.text, span.ended) for span, _ in outcomes(lm=lm, prompt="x", until=".", max_tokens=2)}
     ended = {("x.y", "until"), (".", "until"), ("xx.y", "until"), ("x.", "until")}
     assert texts == ended | {("", "eos"), ("x", "eos"), ("xx", "max_tokens")}
 
 
-def test_until_may_be_a_function_of_the_text_of_the_span_alone():
+def test_until_may_be_a_function_of_the_text_of_the_span():
     seen = set()
 
     def two(text):
@@ -83,14 +83,14 @@ def test_until_may_be_a_function_of_the_text_of_the_span_alone():
     assert seen == {*letters, "ab"} | {x + y for x in letters for y in (*letters, "ab")}
 
 
-def test_the_text_is_of_whole_characters_though_tokens_are_not():
+def test_the_text_consists_of_whole_characters():
     lm = table_lm(lambda ids: [0.0, 0.0, -math.inf, -math.inf], [b"\xc3", b"\xa9", b"x"])
     spans = [span for span, _ in outcomes(lm=lm, prompt="x", until="é", max_tokens=2)]
     assert "é" in {str(span.text) for span in spans}
     assert all((span.ended == "until") == ("é" in span.text) for span in spans)
 
 
-def test_an_eos_ends_the_span_and_not_the_particle():
+def test_an_eos_ends_the_span_but_not_the_particle():
     class Two(Model):
         def step(self):
             span = self.extend(tiny_lm(V).context("a"), until="c", max_tokens=1)
@@ -101,11 +101,11 @@ def test_an_eos_ends_the_span_and_not_the_particle():
     assert texts == {"eos False", "until False", "max_tokens False"}
 
 
-def test_without_complete_it_is_cut_with_no_weight():
+def test_without_complete_a_span_is_cut_without_a_weight():
     assert sum(math.exp(log_w) for _, log_w in outcomes(until="b", max_tokens=3)) == pytest.approx(1.0)
 
 
-def test_complete_takes_the_spans_that_have_ended_in_time_an_eos_not_counted():
+def test_complete_keeps_spans_that_end_in_time_not_counting_the_eos():
     cut, complete = outcomes(until="b", max_tokens=2), outcomes(until="b", max_tokens=2, complete=True)
     ended = [(span, log_w) for span, log_w in cut if span.ended != "max_tokens"]
     late = [log_w + log_probs_by_hand(tiny_lm(V), [A, *span.context.tokens[1:]])[END]
@@ -118,7 +118,7 @@ def test_complete_takes_the_spans_that_have_ended_in_time_an_eos_not_counted():
 # ---- constraints
 
 
-def test_a_constrained_span_ends_with_the_first_token_after_which_it_is_accepted():
+def test_a_constrained_span_ends_at_its_first_accepted_token():
     found = {str(span.text): log_w for span, log_w in outcomes(constraint=Regex("a+(b|c)?"))}
     assert found.keys() == {"a", "ab"}                  # "a" is accepted; "ab" is one token
     rows = log_probs_by_hand(tiny_lm(V), [A])
@@ -126,7 +126,7 @@ def test_a_constrained_span_ends_with_the_first_token_after_which_it_is_accepted
 
 
 @pytest.mark.parametrize("constraint", [Regex("a*c"), Grammar('start: "a" start | "c"')], ids=["regex", "grammar"])
-def test_any_constraint_gives_the_language_models_own_weights(constraint):
+def test_every_constraint_gives_the_weights_of_the_language_model(constraint):
     for given in (constraint, constraint.index(tiny_lm(V).vocab)):
         spans = outcomes(constraint=given, max_tokens=3, complete=False)
         found = {str(span.text): (span.ended, log_w) for span, log_w in spans}
@@ -137,14 +137,14 @@ def test_any_constraint_gives_the_language_models_own_weights(constraint):
             assert ended == ("until" if "c" in text else "max_tokens")
 
 
-def test_a_token_after_which_it_cannot_be_accepted_in_time_is_not_proposed():
+def test_a_token_that_makes_acceptance_impossible_is_not_proposed():
     model = Spanned(constraint=Regex("a*c"), max_tokens=3)
     posterior = importance_sampling(model, 200, seed=0)
     assert not posterior.deaths
     assert {str(particle) for particle in posterior} == {"c", "ac", "aac"}
 
 
-def test_what_a_function_refuses_dies_and_says_so():
+def test_a_span_that_a_function_rejects_dies_with_the_reason():
     def no_c(text):
         return "c" not in text
 
@@ -162,7 +162,7 @@ def test_the_statement_that_weighs_is_extend_with_its_line():
     assert particle.attribution == {f"extend (test_spans.py, line {line})": pytest.approx(weight)}
 
 
-def test_a_rule_changes_what_the_span_is_drawn_from_and_its_log_probability():
+def test_a_rule_changes_the_distribution_and_the_log_prob_of_a_span():
     dist = np.exp(log_probs_by_hand(tiny_lm(V), [A]) / 0.5)
     found = outcomes(max_tokens=1, rule=Rule(temperature=0.5))
     assert sum(math.exp(log_w) for _, log_w in found) == pytest.approx(1.0)
@@ -223,7 +223,7 @@ def test_distinct_expansion_opens_the_first_token_and_draws_the_others():
     assert {str(particle)[:1] for particle in posterior} == {"", "a", "b", "c", " "}
 
 
-def test_each_token_of_a_span_is_run_once_and_an_index_is_made_once():
+def test_each_token_runs_once_and_each_index_is_built_once():
     lm, made = cold_lm(V), []
 
     class Counted(Regex):
@@ -237,7 +237,7 @@ def test_each_token_of_a_span_is_run_once_and_an_index_is_made_once():
     assert len(read) <= posterior.stats.tokens <= 1 + 2 + 4     # "a", and "a" or "b" once or twice after it
 
 
-def test_by_hand_it_works_and_what_dies_in_no_step_just_returns():
+def test_extend_works_by_hand_and_returns_after_a_death():
     model = Model()
     model.rng = np.random.default_rng(0)
     span = model.extend(tiny_lm(V).context("a"), until="b", max_tokens=4)
@@ -248,7 +248,7 @@ def test_by_hand_it_works_and_what_dies_in_no_step_just_returns():
         model.extend(tiny_lm(V).context("a"), max_tokens=2)
 
 
-def test_where_nothing_fits_the_particle_dies():
+def test_a_span_without_an_allowed_token_kills_the_particle():
     lm = table_lm(lambda ids: [0.0, -math.inf, 0.0])
     model = Spanned(lm, "a", constraint=Regex("ba"))
     model.step()
@@ -278,7 +278,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("options, error, message", BAD, ids=[str(bad[0]) for bad in BAD])
-def test_what_makes_no_span_is_refused(options, error, message):
+def test_invalid_options_of_a_span_are_refused(options, error, message):
     with pytest.raises(error, match=re.escape(message)):
         importance_sampling(Spanned(**options), 20, seed=0)
 
@@ -288,14 +288,14 @@ def test_a_span_is_drawn_after_a_context():
         Model().extend("a", max_tokens=2)
 
 
-def test_eos_of_several_ids_ends_a_span_with_the_probability_of_the_one_that_was_drawn():
+def test_a_span_has_the_probability_of_the_eos_id_that_was_drawn():
     lm = CachedTransformer(lambda ids: [0.0, 0.0, 0.0], Vocabulary([b"a", b"", b""], eos_ids=[1, 2]))
     found = outcomes(lm=lm, until="a")
     assert sorted(span.ended for span, _ in found) == ["eos", "eos", "until"]
     assert all(span.log_prob == pytest.approx(math.log(1 / 3)) for span, _ in found)
 
 
-def test_parsed_is_the_object_that_a_span_stands_for():
+def test_parsed_is_the_object_that_the_span_denotes():
     lm = table_lm(lambda ids: [0.0] * 4, [b"1", b"2", b" "])
     found = outcomes(lm=lm, prompt=" ", constraint=Literal[1, 22])
     assert {(span.text, span.parsed) for span, _ in found} == {("1", 1), ("22", 22)}

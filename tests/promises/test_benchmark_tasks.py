@@ -44,7 +44,7 @@ def colder(lm, before, temperature):
     return logits - np.logaddexp.reduce(logits)
 
 
-def test_there_are_fifty_instances_of_each_and_no_two_ask_the_same(made):
+def test_each_task_has_fifty_different_instances(made):
     for task in made.values():
         asked = {instance.messages[-1]["content"] for instance in task.instances}
         assert len(asked) == len(task.instances) >= 50
@@ -85,7 +85,7 @@ def test_right_answers_are_in_the_language(made, embedded):
         ("sql", 0, "SELECT title FROM people", None),
     ],
 )  # fmt: skip
-def test_an_answer_is_judged_by_what_it_says(made, task, number, text, right):
+def test_an_answer_is_judged_by_its_content(made, task, number, text, right):
     assert judged(made[task], number, text) is right
 
 
@@ -109,7 +109,7 @@ def test_methods_choose_from_a_set(parts):
 
 @pytest.mark.parametrize("how", ["steered", "tested"])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_a_text_is_weighed_by_its_probability_and_by_what_its_end_tells(parts, how, temperature):
+def test_a_text_is_weighed_by_its_probability_and_its_end(parts, how, temperature):
     lm, spellings = tiny_lm(), {(B,): "b", (A, B): "ab", (AB,): "ab", (C,): "c"}
     truth = dict.fromkeys(spellings.values(), 0.0)
     for ids, text in spellings.items():

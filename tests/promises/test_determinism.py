@@ -76,7 +76,7 @@ def test_two_cold_caches_agree_to_the_last_bit(how):
     {"max_batch_tokens": 1}, {"max_batch_tokens": 7}, {"max_batch_tokens": 64}, {"cache_bytes": 0},
     {"cache_bytes": 12_000}, {"cache_bytes": 30_000, "max_batch_tokens": 30},
 ], ids=str)  # fmt: skip
-def test_how_calls_are_batched_and_what_is_kept_changes_nothing(how, name, limits):
+def test_batch_and_cache_sizes_change_nothing(how, name, limits):
     same(run(how, family_lm(name, torch.float64, **limits)), run(how, family_lm(name, torch.float64)))
 
 

@@ -46,7 +46,7 @@ def test_the_python_blocks_of_a_document_run(path, tmp_path, monkeypatch):
     run_document(path, monkeypatch)
 
 
-def test_no_program_has_more_lines_than_its_counterpart_in_another_library():
+def test_no_program_is_longer_than_its_counterpart_in_another_library():
     text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
     programs = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
     assert len(programs) == 11
@@ -63,7 +63,7 @@ def write_document(tmp_path: Path, *lines: str) -> Path:
     return path
 
 
-def test_blocks_share_a_namespace_in_order_and_other_languages_are_left_alone(tmp_path, monkeypatch):
+def test_python_blocks_share_a_namespace_in_order(tmp_path, monkeypatch):
     path = write_document(
         tmp_path, "```python", "x = 1", "```", "```bash", "exit 1", "```", "```python", "assert x == 1", "```"
     )
@@ -71,7 +71,7 @@ def test_blocks_share_a_namespace_in_order_and_other_languages_are_left_alone(tm
     run_document(path, monkeypatch)
 
 
-def test_a_block_marked_not_run_is_skipped_if_a_reason_is_given(tmp_path):
+def test_a_block_marked_not_run_is_skipped_if_it_has_a_reason(tmp_path):
     block = ["```python", "1 / 0", "```"]
     assert python_blocks(write_document(tmp_path, "<!-- not run: needs a network -->", *block)) == []
     assert len(python_blocks(write_document(tmp_path, "<!-- not run: -->", *block))) == 1
@@ -83,7 +83,7 @@ def test_an_indented_block_runs(tmp_path, monkeypatch):
     run_document(path, monkeypatch)
 
 
-def test_a_block_that_wants_a_missing_model_is_skipped_with_the_reason_when_the_others_have_run(tmp_path, monkeypatch):
+def test_a_block_of_a_missing_model_is_skipped_after_the_others_ran(tmp_path, monkeypatch):
     marked = ["<!-- model: smollm2 -->", "```python", "x = 2", "```"]
     path = write_document(tmp_path, *marked, "```python", "open('ran', 'w').close()", "```")
     assert python_blocks(path)[0] == Block(3, "x = 2", "smollm2")
@@ -94,7 +94,7 @@ def test_a_block_that_wants_a_missing_model_is_skipped_with_the_reason_when_the_
     assert (tmp_path / "ran").exists()
 
 
-def test_the_tool_leaves_what_a_missing_model_printed_as_it_was(tmp_path, monkeypatch, capsys):
+def test_the_tool_keeps_the_printed_output_of_a_missing_model(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gguf, "PACKAGES", {"smollm2": "no-such-package==1"})
     output = ["<!-- output -->", "```", "as it was", "```"]
     marked = ["<!-- model: smollm2 -->", "```python", "1 / 0", "```"]

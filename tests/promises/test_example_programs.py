@@ -34,7 +34,7 @@ def classifier(monkeypatch):
     return module
 
 
-def test_an_answer_is_summed_over_its_spellings_and_local_masking_is_not_the_posterior(classifier):
+def test_an_answer_sums_its_spellings_and_local_masking_differs(classifier):
     lm = tiny_lm()
     spellings = {(A, B): "ab", (AB,): "ab", (C,): "c"}
     weights = {"ab": 0.0, "c": 0.0}
@@ -95,7 +95,7 @@ def assert_exact(model, weights):
         assert (np.abs(found.mean(axis=0) - [Z, *(weights[text] for text in common)]) <= 4.5 * errors + 1e-9).all()
 
 
-def test_reasoning_in_the_target_is_summed_over(reasoning):
+def test_reasoning_in_the_target_is_summed_out(reasoning):
     weights = dict.fromkeys(NUMBERS.values(), 0.0)
     for left, more in {(B,): (C,), (A, B): (C, A), (AB,): (C, A)}.items():
         for ids, text in NUMBERS.items():
@@ -104,7 +104,7 @@ def test_reasoning_in_the_target_is_summed_over(reasoning):
 
 
 @pytest.mark.parametrize("kind", ["Direct", "Proposed"])
-def test_reasoning_in_the_proposal_leaves_the_direct_answer_as_the_target(reasoning, kind):
+def test_reasoning_in_the_proposal_keeps_the_target_of_direct_answers(reasoning, kind):
     weights = dict.fromkeys(NUMBERS.values(), 0.0)
     for ids, text in NUMBERS.items():
         weights[text] += math.exp(log_prob_by_hand(tiny_lm(), [A], ids))
@@ -148,7 +148,7 @@ def test_a_record_or_a_query_is_weighed_by_its_probability(monkeypatch, name, pr
     assert share == pytest.approx(first[C] / (first[A] + first[B] + first[C] + first[AB]), abs=1e-9)
 
 
-def test_the_heaviest_answer_is_a_sum_over_texts():
+def test_the_heaviest_answer_sums_its_texts():
     module = example("text_to_sql")
     base = module.database()
 

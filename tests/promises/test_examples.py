@@ -40,7 +40,7 @@ QUIET = "import tempfile, webbrowser; webbrowser.open, tempfile.tempdir = print,
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs_and_holds_what_its_cells_gave(path, tmp_path):
+def test_a_notebook_runs_and_contains_its_outputs(path, tmp_path):
     pytest.importorskip("pandas", reason="pandas is not installed")
     cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     kinds = [output["output_type"] for cell in cells for output in cell["outputs"]]

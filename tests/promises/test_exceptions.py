@@ -84,7 +84,7 @@ def failing(at: int):
 
 
 @every_algorithm
-def test_a_model_that_fails_once_is_heard_at_every_call(run):
+def test_an_exception_of_a_model_propagates_from_every_call(run):
     lm, calls = failing(at=0)
     run(Word(lm))
     heard = []
@@ -98,7 +98,7 @@ def test_a_model_that_fails_once_is_heard_at_every_call(run):
 
 
 @every_algorithm
-def test_a_model_that_failed_once_is_right_afterwards(run):
+def test_a_model_is_right_after_a_failure(run):
     lm, _ = failing(at=0)
     truth = run(Word(lm))
     lm, _ = failing(at=3)
@@ -121,7 +121,7 @@ def three_failing(model):
     "run", [RUNS["distinct"], RUNS["copies"], RUNS["standard"], three_together, three_failing],
     ids=["distinct", "copies", "standard", "many", "failing"],
 )  # fmt: skip
-def test_an_exception_of_a_signal_handler_is_heard_at_any_moment(run):
+def test_an_exception_of_a_signal_handler_propagates_at_any_moment(run):
     lm = cold_lm(6)
     truth, fired = run(Word(lm)), []
 
@@ -152,7 +152,7 @@ def test_an_exception_of_a_signal_handler_is_heard_at_any_moment(run):
 
 
 @pytest.mark.parametrize("name", ["distinct", "copies", "standard"])
-def test_an_exception_of_a_signal_handler_while_particles_are_copied_is_itself(name):
+def test_an_exception_of_a_signal_handler_propagates_while_particles_are_copied(name):
     class Rings:
         """Raises a signal while it is copied, once."""
 
@@ -185,7 +185,7 @@ def test_an_exception_of_a_signal_handler_while_particles_are_copied_is_itself(n
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_time_limit_while_a_failed_run_writes_its_checkpoint_is_heard(tmp_path, monkeypatch):
+def test_a_time_limit_while_a_checkpoint_is_written_propagates(tmp_path, monkeypatch):
     class Fails(Model):
         def step(self):
             self.s += "ab"[self.sample(Bernoulli(0.5))]
@@ -227,7 +227,7 @@ class Handles(Model):
 
 
 @pytest.mark.parametrize("name", ["distinct", "merged", "exact"])
-def test_a_step_may_handle_what_a_distribution_raises(name):
+def test_a_step_may_handle_an_exception_of_a_distribution(name):
     truth = {"aa": 1 / 16, "ab": 3 / 16, "ba": 3 / 16, "bb": 9 / 16}
     if name == "exact":
         found = RUNS[name](Handles())
@@ -263,7 +263,7 @@ def test_each_sample_raises_the_exception_of_its_own_distribution(run):
 
 
 @every_algorithm
-def test_what_a_step_does_not_handle_is_raised_at_its_sample(run):
+def test_an_unhandled_exception_is_raised_at_its_sample(run):
     class Fails(Model):
         def step(self):
             self.sample(Finite(range(2), lambda: 1 / 0))
@@ -275,7 +275,7 @@ def test_what_a_step_does_not_handle_is_raised_at_its_sample(run):
 
 @every_algorithm
 @pytest.mark.parametrize(("logs", "said"), [([0.0, np.nan, -1.0], "nan"), ([0.0, np.inf, -np.inf], "inf")])
-def test_weights_that_are_no_numbers_are_named_with_their_place(run, logs, said):
+def test_non_numeric_weights_are_named_with_their_place(run, logs, said):
     class Counts(Model):
         def step(self):
             if not self.s:
@@ -291,7 +291,7 @@ def test_weights_that_are_no_numbers_are_named_with_their_place(run, logs, said)
 
 
 @pytest.mark.parametrize("name", ["distinct", "exact", "beam"])
-def test_an_own_distribution_is_checked_where_its_values_are_listed(name):
+def test_a_custom_distribution_is_checked_when_its_values_are_listed(name):
     from llmppl.distributions import Distribution
 
     class Die(Distribution):
@@ -328,7 +328,7 @@ def test_a_lazy_finite_is_checked_when_it_is_computed():
         dist.sample(np.random.default_rng(0))
 
 
-def test_masked_text_of_a_model_that_fails_is_heard_by_every_algorithm():
+def test_an_exception_of_the_model_propagates_from_every_algorithm():
     lm, calls = failing(at=4)
     with pytest.raises(Failed):
         smc_steer(ConstrainedText(lm, "a", max_tokens=4), 4, 2, seed=0, **QUIET)

@@ -87,7 +87,7 @@ def stopping_lm(stop):
     return CachedTransformer(logits, VOCAB)
 
 
-def test_a_thread_in_a_call_of_an_lm_leaves_the_lm_to_the_child():
+def test_a_thread_inside_an_lm_does_not_block_the_child():
     stop, right = Stop(), rows(CachedTransformer(hashed, VOCAB))
     lm = stopping_lm(stop)
     held = lm.context("ab")
@@ -100,7 +100,7 @@ def test_a_thread_in_a_call_of_an_lm_leaves_the_lm_to_the_child():
     assert [found[0], rows(lm)] == [rows(lm, ["abc"])[0], right]
 
 
-def test_a_thread_in_a_batched_function_leaves_it_to_the_child():
+def test_a_thread_inside_a_batched_function_does_not_block_the_child():
     stop = Stop()
 
     @batched
@@ -113,7 +113,7 @@ def test_a_thread_in_a_batched_function_leaves_it_to_the_child():
     assert found == [2]
 
 
-def test_a_thread_in_a_mask_leaves_the_index_to_the_child():
+def test_a_thread_inside_a_mask_does_not_block_the_child():
     stop = Stop()
 
     class Brackets(masks.Brackets):
@@ -132,7 +132,7 @@ def test_a_thread_in_a_mask_leaves_the_index_to_the_child():
     assert found == right[2:3] and told(index) == right
 
 
-def test_a_thread_that_works_out_an_attribute_leaves_it_to_the_child(monkeypatch):
+def test_a_thread_that_computes_an_attribute_does_not_block_the_child(monkeypatch):
     stop, attribute = Stop(), next(name for name, value in vars(Trie).items() if hasattr(value, "attrname"))
     work_out = vars(Trie)[attribute].func
     monkeypatch.setattr(vars(Trie)[attribute], "func", lambda trie: [stop.pass_by(), work_out(trie)][1])
@@ -145,7 +145,7 @@ def test_a_thread_that_works_out_an_attribute_leaves_it_to_the_child(monkeypatch
     assert found == [told()]
 
 
-def test_a_thread_that_loads_a_library_leaves_it_to_the_child(monkeypatch):
+def test_a_thread_that_loads_a_library_does_not_block_the_child(monkeypatch):
     stop = Stop()
     monkeypatch.setattr(llamacpp_api, "_library", None)
     monkeypatch.setattr(llamacpp_api, "_path", stop.pass_by)
@@ -155,7 +155,7 @@ def test_a_thread_that_loads_a_library_leaves_it_to_the_child(monkeypatch):
     assert found == ["it"]
 
 
-def test_a_thread_that_loads_a_model_leaves_loading_to_the_child(monkeypatch, embedded):
+def test_a_thread_that_loads_a_model_does_not_block_the_child(monkeypatch, embedded):
     from llmppl.lm.engines import loading
 
     stop, load = Stop(), loading.AutoModelForCausalLM.from_pretrained
@@ -166,7 +166,7 @@ def test_a_thread_that_loads_a_model_leaves_loading_to_the_child(monkeypatch, em
         assert np.allclose(in_child(lambda: rows(CachedTransformer.from_pretrained(), ["Once upon"])), right, atol=1e-4)
 
 
-def test_a_thread_in_a_call_of_an_adapter_leaves_the_weights_to_the_child(embedded):
+def test_a_thread_inside_an_adapter_does_not_block_the_child(embedded):
     from llmppl.lm.engines.hf_adapters import Adapted
 
     stop, adapted = Stop(), Adapted(embedded.model)
@@ -184,7 +184,7 @@ def test_a_thread_in_a_call_of_an_adapter_leaves_the_weights_to_the_child(embedd
 # --- a fork from inside a call ----------------------------------------------------------------------------------------
 
 
-def test_a_fork_from_inside_a_call_goes_on_in_both_processes():
+def test_a_fork_inside_a_call_continues_in_both_processes():
     children = []
 
     def logits(ids):
@@ -203,7 +203,7 @@ def test_a_fork_from_inside_a_call_goes_on_in_both_processes():
     assert os.waitpid(children[0], 0)[1] == 0 and found == right
 
 
-def test_a_fork_from_inside_a_call_may_not_call_again():
+def test_a_fork_inside_a_call_may_not_call_again():
     def logits(ids):
         if len(ids) == 3:
             said.append(in_child(ask_again))
@@ -251,7 +251,7 @@ def without_seconds(records):
     return [(index, error, {**data, "stats": None}) for index, error, data in records]
 
 
-def test_the_child_may_go_on_with_results_or_let_them_go():
+def test_the_child_may_continue_with_results_or_drop_them():
     results, _ = begun()
 
     def let_go():
@@ -265,7 +265,7 @@ def test_the_child_may_go_on_with_results_or_let_them_go():
     assert without_seconds(theirs) == without_seconds(as_data(results)) and len(theirs) == 4
 
 
-def test_the_child_of_another_thread_lets_results_go():
+def test_the_child_of_another_thread_drops_results():
     kept, ready, done = [], threading.Event(), threading.Event()
 
     def begin():
@@ -313,7 +313,7 @@ def torch_in_parallel():
     return [torch.get_num_threads(), in_child(lambda: in_child(work) == work()), in_child(work) == work()]
 
 
-def test_torch_in_several_threads_goes_on_in_the_child():
+def test_torch_threads_do_not_block_the_child():
     found, said = with_two_threads("torch_in_parallel()")
     assert found == ["found [2, True, True]"], said
 
@@ -382,7 +382,7 @@ def is_right_after_close(engine):
     return in_child(ask)
 
 
-def test_llama_cpp_in_several_threads_goes_on_in_the_child(gguf_file):
+def test_llama_cpp_threads_do_not_block_the_child(gguf_file):
     found, said = with_two_threads(f"llama({str(gguf_file)!r})")
     assert found[-1:] == ["found {True}"], said
 
@@ -402,7 +402,7 @@ VLLM = ["", ".distributed", ".inputs.engine", ".platforms", ".v1.executor", ".v1
         ".v1.worker.gpu.sample.logits_processor"]  # fmt: skip
 
 
-def test_vllm_refuses_in_the_child(monkeypatch):
+def test_vllm_refuses_to_run_in_the_child(monkeypatch):
     for name in VLLM:
         monkeypatch.setitem(sys.modules, f"vllm{name}", Anything(f"vllm{name}"))
     monkeypatch.delitem(sys.modules, "llmppl.lm.engines.vllm", raising=False)

@@ -487,7 +487,7 @@ def main(name, counts, folder):
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited by Linux")
 @pytest.mark.parametrize("name", READERS)
-def test_a_damaged_or_forged_file_is_refused_by_name_or_read_as_it_was(name, tmp_path):
+def test_a_damaged_or_forged_file_is_refused_or_read_unchanged(name, tmp_path):
     counts = {kind: repetitions(full=FULL[kind], quick=QUICK[kind]) for kind in QUICK}
     script = [sys.executable, "-X", "faulthandler", __file__, name, json.dumps(counts), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -498,7 +498,7 @@ def test_a_damaged_or_forged_file_is_refused_by_name_or_read_as_it_was(name, tmp
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_file_that_asks_for_gigabytes_is_refused_before_they_are_taken(number, tmp_path):
+def test_a_file_that_claims_gigabytes_is_refused_before_allocation(number, tmp_path):
     path = tmp_path / "bomb.npz"
     path.write_bytes(bomb_npz(number))
     tracemalloc.start()
@@ -521,7 +521,7 @@ def test_an_index_above_the_bound_is_neither_saved_nor_loaded(tmp_path, monkeypa
     assert not (tmp_path / "other.npz").exists()
 
 
-def test_a_flipped_digit_of_a_recording_is_noticed_and_a_line_without_checksum_is_read(tmp_path):
+def test_a_changed_digit_of_a_recording_is_detected_by_its_checksum(tmp_path):
     path = tmp_path / "run.jsonl"
     write_recording(path)
     text, original = path.read_text(), read_recording(path)
@@ -532,7 +532,7 @@ def test_a_flipped_digit_of_a_recording_is_noticed_and_a_line_without_checksum_i
         read_recording(path)
 
 
-def test_half_of_a_pair_in_a_prompt_and_lists_without_end_are_named_with_their_line(tmp_path):
+def test_lone_surrogates_and_unbounded_nesting_are_named_with_their_line(tmp_path):
     from llmppl.cli.prompts import read
     from llmppl.support.arguments import shown
 

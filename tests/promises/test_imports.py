@@ -101,7 +101,7 @@ def violations(package: Path) -> list[str]:
     return found
 
 
-def test_imports_go_down_the_floors():
+def test_imports_follow_the_order_of_folders():
     assert not (found := violations(PACKAGE)), "\n".join(found)
 
 
@@ -169,7 +169,7 @@ def write_package(tmp_path: Path, files: dict[str, str]) -> Path:
         ("__init__.py", "from .models.model import Model"),
     ],
 )
-def test_an_import_from_an_earlier_or_the_own_folder_passes(tmp_path, file, text):
+def test_an_import_from_an_earlier_or_the_same_folder_passes(tmp_path, file, text):
     assert violations(write_package(tmp_path, {file: text})) == []
 
 
@@ -198,7 +198,7 @@ def test_an_import_that_breaks_a_rule_is_named(tmp_path, file, text, message):
     assert message in found
 
 
-def test_a_circle_within_a_folder_is_named(tmp_path):
+def test_a_cycle_within_a_folder_is_named(tmp_path):
     inner = "def f():\n    from ..cache import Trie"
     files = {"lm/cache.py": "from .engines.hf import load", "lm/engines/hf.py": inner}
     assert violations(write_package(tmp_path, files)) == ["a circle: lm.cache imports lm.engines.hf imports lm.cache"]

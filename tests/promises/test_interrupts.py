@@ -51,7 +51,7 @@ def test_ctrl_c_leaves_the_posterior_after_the_last_whole_step(run, checkpointed
     ]
 
 
-def test_several_runs_that_are_interrupted_go_on_each_from_its_own_checkpoint(tmp_path):
+def test_several_interrupted_runs_resume_from_their_own_checkpoints(tmp_path):
     lm = cold_lm(6)                                     # runs that find all in the cache do not wait for one another
 
     def run(rng, stop=None):
@@ -81,7 +81,7 @@ def run_alone(rng):
 COMMAND = [sys.executable, "-c", "from llmppl.cli import app; app()"]
 
 
-def test_a_command_that_is_interrupted_prints_what_there_is_and_exits_130(tmp_path):
+def test_an_interrupted_command_prints_its_texts_and_exits_130(tmp_path):
     trace = tmp_path / "run.jsonl"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -99,7 +99,7 @@ def test_a_command_that_is_interrupted_prints_what_there_is_and_exits_130(tmp_pa
     assert '{"end": "KeyboardInterrupt", "check": ' in trace.read_text().splitlines()[-1]
 
 
-def test_a_query_that_is_interrupted_has_printed_its_matches_and_exits_130(monkeypatch):
+def test_an_interrupted_query_has_printed_its_matches_and_exits_130(monkeypatch):
     found = Matches.__next__
 
     def next_match(matches):
@@ -113,7 +113,7 @@ def test_a_query_that_is_interrupted_has_printed_its_matches_and_exits_130(monke
     assert result.stderr.splitlines()[-1] == "llmppl: interrupted after 2 matches"
 
 
-def test_a_command_that_is_interrupted_before_its_first_step_exits_130(monkeypatch):
+def test_a_command_interrupted_before_its_first_step_exits_130(monkeypatch):
     def load(name):
         raise KeyboardInterrupt
 

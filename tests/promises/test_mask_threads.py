@@ -40,7 +40,7 @@ def room(request, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_threads_that_share_an_index_are_told_what_each_would_be_told_alone(impatient, room, name):
+def test_threads_that_share_an_index_get_the_same_answers_as_alone(impatient, room, name):
     case, seeds = CASES[name], range(8)
     right = walks(case, case.make(), seeds)
     for _ in range(repetitions(40, 2)):
@@ -72,7 +72,7 @@ def told(shared, states):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_after_an_interrupt_at_any_line_an_index_says_what_a_fresh_one_says(room, name):
+def test_after_an_interrupt_at_any_line_an_index_is_right(room, name):
     case, seeds = CASES[name], range(3)
     fresh = case.make()
     right, right_told = walks(case, fresh, seeds), told(fresh, path(fresh))

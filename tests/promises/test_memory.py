@@ -76,7 +76,7 @@ def test_a_long_run_stays_under_its_budget(how, slots, rows):
     check_books(lm)
 
 
-def test_a_context_that_is_run_whole_is_not_walked_to_its_root_at_every_token(monkeypatch):
+def test_a_recomputed_context_does_not_walk_to_its_root_every_token(monkeypatch):
     walked, read = [], []
     lm = toy_lm(lambda ids: read.append(list(ids)) or [0.0] * V)
     path = Node.path
@@ -91,7 +91,7 @@ def test_a_context_that_is_run_whole_is_not_walked_to_its_root_at_every_token(mo
 
 
 @pytest.mark.parametrize("expand", [Distinct(4, 2), Copies(4, 2), Copies(4)], ids=str)
-def test_the_seed_of_a_stream_does_not_grow_with_the_steps(expand):
+def test_the_size_of_a_seed_does_not_grow_with_the_steps(expand):
     """numpy spawns a child of a child from the whole path to it, which takes time and memory at every step."""
     select = ResampleBelow(4, 1.0) if expand == Copies(4) else DownSample(4)
     run = SMC(Ramble(toy_lm(), [0]), expand, select, seed=0)
@@ -100,7 +100,7 @@ def test_the_seed_of_a_stream_does_not_grow_with_the_steps(expand):
 
 
 @pytest.mark.parametrize("slots, rows", [(60, 4), (60, 400), (1000, 4), (1000, 0)])
-def test_slots_and_rows_with_a_budget_each_stay_under_it_and_take_nothing_from_the_other(slots, rows):
+def test_slots_and_rows_stay_within_their_own_budgets(slots, rows):
     lm = family_lm("llama", cache_bytes=slots * SLOT, row_bytes=rows * (ROW + 8))
     prompt, held = at(lm, range(3, 13)), []
     for i in range(3, 33):
@@ -114,7 +114,7 @@ def test_slots_and_rows_with_a_budget_each_stay_under_it_and_take_nothing_from_t
 
 
 @pytest.mark.parametrize("device, most", [(None, 2 << 30), ("cpu", 2 << 30), ("mps", 2 << 30), ("cuda:1", 20 << 30)])
-def test_the_budget_is_by_default_half_of_what_is_free_on_a_cuda_device(device, most):
+def test_the_default_budget_is_half_of_the_free_memory_of_cuda(device, most):
     device = device and torch.device(device)
     asked = []
     memory = lambda device: asked.append(device) or (40 << 30, 80 << 30)        # noqa: E731
@@ -125,7 +125,7 @@ def test_the_budget_is_by_default_half_of_what_is_free_on_a_cuda_device(device, 
         assert family_lm("llama").store.row_budget is None
 
 
-def test_of_several_devices_the_one_with_the_least_free_memory_bounds_the_budget():
+def test_the_device_with_the_least_free_memory_limits_the_budget():
     devices = [torch.device(each) for each in ("cuda:0", "cuda:1", "cpu")]
     free = {devices[0]: 40 << 30, devices[1]: 10 << 30}
     assert default_cache_bytes(devices, lambda device: (free[device], 80 << 30)) == 5 << 30
@@ -140,7 +140,7 @@ def test_an_engine_names_the_devices_of_all_its_layers():
     assert engine.devices == {torch.device("cpu"), torch.device("meta")}
 
 
-def test_processes_that_share_a_device_share_what_is_free(monkeypatch):
+def test_processes_on_one_device_divide_its_free_memory(monkeypatch):
     device, free = torch.device("cuda"), 40 << 30
     for share, most in [("0.5", 10 << 30), ("0.25", 5 << 30), ("1", 20 << 30), ("4", 20 << 30)]:
         monkeypatch.setenv("LLMPPL_DEVICE_SHARE", share)
@@ -153,7 +153,7 @@ def test_processes_that_share_a_device_share_what_is_free(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "falcon", "gemma3"])
-def test_the_books_equal_the_tensors_and_rows_that_are_there(name, dtype):
+def test_the_accounts_equal_the_existing_tensors_and_rows(name, dtype):
     lm = family_lm(name, dtype)
     contexts = [at(lm, [i, *range(4, 20)]) for i in range(3, 10)]
     together([context.log_probs for context in contexts])
@@ -167,7 +167,7 @@ def test_the_books_equal_the_tensors_and_rows_that_are_there(name, dtype):
     check_books(lm, contexts)
 
 
-def test_a_slab_that_grows_keeps_what_is_in_it():
+def test_a_growing_slab_keeps_its_contents():
     lm = family_lm("llama")
     contexts = [at(lm, [3, 4, 5])]
     for n in range(40):
@@ -180,7 +180,7 @@ def test_a_slab_that_grows_keeps_what_is_in_it():
     assert max(error_of(lm, context + 5) for context in contexts[:20]) <= 1e-4
 
 
-def test_contexts_that_nobody_holds_leave_the_trie_when_the_budget_needs_their_place():
+def test_unreferenced_contexts_leave_the_trie_when_the_budget_is_full():
     lm = family_lm("llama", cache_bytes=40 * SLOT + 2 * ROW)
     prompt = at(lm, range(3, 13))
     prompt.log_probs()
@@ -215,7 +215,7 @@ def test_contexts_without_slot_or_row_leave_at_once():
     assert len(lm.trie) == 0 and lm.trie.root.children == {}
 
 
-def test_after_a_run_the_trie_is_the_prompt_and_what_the_budget_kept():
+def test_after_a_run_the_trie_holds_the_prompt_and_cached_contexts():
     lm = family_lm("llama", cache_bytes=30 * SLOT + 4 * ROW)
     prompt = at(lm, range(3, 13))
     smc_standard(Ramble(lm, range(3, 13)), 8, seed=0, max_steps=15)
@@ -224,7 +224,7 @@ def test_after_a_run_the_trie_is_the_prompt_and_what_the_budget_kept():
     check_books(lm, [prompt])
 
 
-def test_scoring_a_string_keeps_the_rows_of_its_tokens_only_where_nothing_else_keeps_the_context():
+def test_scoring_a_string_keeps_rows_only_for_contexts_without_slots():
     lm = family_lm("llama")
     start, end = at(lm, [3]), at(lm, range(3, 20))
     assert end.log_prob_since(start) < 0.0
@@ -232,7 +232,7 @@ def test_scoring_a_string_keeps_the_rows_of_its_tokens_only_where_nothing_else_k
     check_books(lm, [start, end])
 
 
-def test_a_slab_grows_seldom_and_makes_room_for_many_at_once():
+def test_a_slab_grows_rarely_and_by_many_slots():
     """Each growth copies the slab, and each search for what to give up looks at every slot."""
     lm = family_lm("llama", cache_bytes=400 * SLOT)
     grown, searched, store = [], [], lm.store
@@ -246,7 +246,7 @@ def test_a_slab_grows_seldom_and_makes_room_for_many_at_once():
     check_books(lm, [context])
 
 
-def test_the_row_that_was_asked_for_longest_ago_goes_first():
+def test_the_least_recently_used_row_is_dropped_first():
     asked, vocab = [], Vocabulary([b"a", b"b", b""], eos_ids=[2])
 
     def function(ids):
@@ -271,7 +271,7 @@ def test_a_function_as_a_model_keeps_rows_within_the_budget():
     assert lm.store.rows_used == 4 and lm.store.peak_bytes == 4 * (24 + ROW_OVERHEAD)
 
 
-def test_a_row_that_alone_is_over_the_budget_is_not_kept():
+def test_a_row_larger_than_the_budget_is_not_kept():
     lm = CachedTransformer(model_of("llama"), Vocabulary([bytes([i]) for i in range(V)]), cache_bytes=ROW - 1)
     context = at(lm, [3, 4])
     with warnings.catch_warnings():

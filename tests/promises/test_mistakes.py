@@ -143,12 +143,12 @@ LETTERS = letters("0123456789")
 
 
 @pytest.mark.parametrize("mistake, error, said", MISTAKES)
-def test_a_mistake_is_answered_by_what_was_given_and_what_works(mistake, error, said):
+def test_an_error_shows_the_mistake_and_a_remedy(mistake, error, said):
     with pytest.raises(error, match=said):
         mistake()
 
 
-def test_what_a_schema_says_beside_its_keywords_is_no_misspelling():
+def test_annotations_and_names_in_a_schema_are_no_misspellings():
     properties = {name: {"type": "null"} for name in ("propertyes", "requird", "typ")}
     notes = {"title": "t", "descripton": "d", "x-order": 1, "enumNames": ["a"], "examples": [{"typ": 1}]}
     JsonSchema({"type": "object", "properties": properties, **notes})
@@ -173,7 +173,7 @@ def test_what_a_schema_says_beside_its_keywords_is_no_misspelling():
         (lambda lm: Infilling(lm, "Tim is[BLANK] and sad "), None),
     ],
 )
-def test_a_text_that_would_be_glued_to_what_is_before_it_is_warned_of_and_no_other(make, said):
+def test_only_a_text_that_would_join_the_previous_word_warns(make, said):
     lm = letters("Tim is happy and sad")
     if said is not None:
         with pytest.warns(UserWarning, match=said) as caught:
@@ -200,7 +200,7 @@ def never(id: int) -> CachedTransformer:
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 
 
-def test_a_schema_that_cannot_end_in_time_is_told_once_with_its_bound_and_what_helps():
+def test_a_schema_that_cannot_end_in_time_reports_its_bound_once():
     lm = letters('{"n":1}')
     posterior = importance_sampling(
         ConstrainedText(lm, '"', JsonSchemaIndex(JsonSchema(SCHEMA), lm.vocab), max_tokens=4), 8, seed=0
@@ -240,7 +240,7 @@ def test_a_schema_that_cannot_end_in_time_is_told_once_with_its_bound_and_what_h
         (lambda: PromptIntersection([never(B), only_b()], ["a", "c"], proposal="first"), "was drawn after the first"),
     ],
 )
-def test_a_ready_made_program_tells_a_death_in_words_of_its_constraint(make, said):
+def test_a_ready_made_program_reports_a_death_by_its_constraint(make, said):
     found = reasons(make())
     assert any(said in reason for reason in found) and len(found) <= 2
     assert not any("NextToken" in reason or ".py" in reason for reason in found)
@@ -269,7 +269,7 @@ class Masked(Model):
         self.finish()
 
 
-def test_particles_that_died_alike_after_different_contexts_are_one_death():
+def test_equal_deaths_in_different_contexts_are_one_death():
     deaths = enumerate_exact(Masked([False] * V)).deaths
     (death,) = deaths
     assert death.count == V - 1 and death.text in {token.decode() for token in TOKENS}
@@ -277,7 +277,7 @@ def test_particles_that_died_alike_after_different_contexts_are_one_death():
     assert not enumerate_exact(Masked([True] * V)).deaths
 
 
-def test_a_statement_of_a_subclass_is_told_with_its_line():
+def test_a_statement_of_a_subclass_is_reported_with_its_line():
     class Own(ConstrainedText):
         def step(self):
             super().step()
@@ -290,12 +290,12 @@ def test_a_statement_of_a_subclass_is_told_with_its_line():
 # ---- the command line
 
 
-def test_one_choice_alone_is_refused_with_what_was_meant():
+def test_a_single_choice_with_a_comma_is_refused_with_the_remedy():
     result = llmppl("generate", "Tim was", "--choices", "happy,sad")
     assert result.exit_code == 2 and "give --choices 'happy' 'sad'" in " ".join(result.stderr.split())
 
 
-def test_check_says_where_only_the_order_of_keys_is_in_the_way(tmp_path):
+def test_check_reports_that_only_the_order_of_keys_is_wrong(tmp_path):
     schema = {"properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "type": "object"}
     file = tmp_path / "r.json"
     file.write_text(json.dumps(schema))
@@ -306,7 +306,7 @@ def test_check_says_where_only_the_order_of_keys_is_in_the_way(tmp_path):
     assert "in its order" not in llmppl("check", "--json-schema", str(file), '{"age": "x"}').stdout
 
 
-def test_the_order_of_keys_is_that_of_the_schema_inside_lists_and_references_too():
+def test_keys_follow_the_order_of_the_schema_at_every_level():
     pair = {"properties": {"a": {}, "b": {}}}
     root = {"$defs": {"pair": pair}, "properties": {"one": {"$ref": "#/$defs/pair"}, "all": {"items": pair}}}
     value = {"x": 0, "all": [{"b": 1, "c": 2, "a": 3}], "one": {"b": 4, "a": 5}}
@@ -314,12 +314,12 @@ def test_the_order_of_keys_is_that_of_the_schema_inside_lists_and_references_too
     assert told == '{"one": {"a": 5, "b": 4}, "all": [{"a": 3, "b": 1, "c": 2}], "x": 0}'
 
 
-def test_names_that_extend_json_schema_are_no_misspelt_keywords():
+def test_extensions_of_json_schema_are_no_misspelt_keywords():
     schema = {"type": "object", "properties": {"a": {"type": "string", "_format": "x", "x-format": "y", "$note": 1}}}
     JsonSchema(schema)
 
 
-def test_a_list_of_the_class_which_all_particles_would_share_is_refused_by_name():
+def test_a_changed_list_of_the_class_is_refused_by_name():
     class Story(Model):
         words = []
         names = ["Tim", "Lily"]                         # only read
@@ -336,7 +336,7 @@ def test_a_list_of_the_class_which_all_particles_would_share_is_refused_by_name(
             run()
 
 
-def test_a_list_of_the_class_that_is_only_read_or_is_the_particles_own_is_not():
+def test_a_read_only_or_replaced_list_of_the_class_is_accepted():
     class Story(Model):
         words = ["Tim", "Lily"]
 

@@ -21,7 +21,7 @@ class Bits(Model):
             self.finish()
 
 
-def test_what_holds_a_language_model_says_what_can_be_saved_instead():
+def test_an_object_with_a_language_model_names_a_picklable_alternative():
     lm = tiny_lm()
     model = PromptIntersection(lm, ["a", "b"], max_tokens=2)
     (particle,) = smc_steer(model, 1, 2, seed=0, progress=False)
@@ -30,7 +30,7 @@ def test_what_holds_a_language_model_says_what_can_be_saved_instead():
             pickle.dumps(held)
 
 
-def test_a_pickle_of_particles_is_without_the_language_model_and_has_contexts_by_their_tokens():
+def test_pickled_particles_hold_tokens_instead_of_the_language_model():
     class Noting(PromptIntersection):                   # of a class that no other process could import
         def step(self):
             super().step()
@@ -52,7 +52,7 @@ def test_a_pickle_of_particles_is_without_the_language_model_and_has_contexts_by
     assert pickle.loads(pickle.dumps(again)).texts == particles.texts
 
 
-def test_plain_attributes_are_kept_in_a_pickle():
+def test_a_pickle_keeps_plain_attributes():
     class Keeping(Bits):
         def step(self):
             super().step()
@@ -83,7 +83,7 @@ def test_particles_without_a_language_model_pickle():
     assert repr(again) == repr(particles) and again.mean_attribution() == particles.mean_attribution()
 
 
-def test_a_copy_of_a_context_or_a_language_model_is_itself():
+def test_a_copy_of_a_context_or_language_model_is_itself():
     lm = cold_lm()
     context = lm.context("ab")
     for each in (copy.copy, copy.deepcopy):
@@ -91,7 +91,7 @@ def test_a_copy_of_a_context_or_a_language_model_is_itself():
     assert context.node.contexts == 1
 
 
-def test_a_grammar_pickles_as_its_text_and_options_and_copies_as_itself():
+def test_a_grammar_pickles_as_its_text_and_options():
     grammar = Grammar('list: "[" (NUMBER ("," NUMBER)*)? "]"\nNUMBER: "A" | "7"', "list", g_regex_flags=2)    # re.I
     assert copy.copy(grammar) is grammar and copy.deepcopy([grammar])[0] is grammar
     again = pickle.loads(pickle.dumps(grammar))

@@ -89,12 +89,12 @@ def lazily(make):
     ],
     ids=["function", "in a list", "in a dict", "in an object", "partial", "where", "where by method", "cached"],
 )
-def test_a_function_of_the_model_that_a_step_makes_and_keeps_is_refused(name, make):
+def test_a_kept_function_that_uses_the_model_is_refused(name, make):
     refused(EVERYTHING[name], lazily(make), r"the attribute rule of Lazy refers to another particle.*Write a method")
 
 
 @every_algorithm
-def test_a_function_that_every_step_makes_anew_is_right(run):
+def test_a_function_made_anew_in_every_step_is_right(run):
     class Anew(Apart):
         def prepare(self):
             self.rule = lambda letter: not self.s.endswith(letter)
@@ -132,7 +132,7 @@ def test_a_weak_reference_to_the_model_is_refused(run, weak, made):
 
 
 @every_sampler
-def test_a_reference_to_the_model_by_an_object_is_right(run):
+def test_an_object_that_refers_to_the_model_is_right(run):
     class Owns(Apart):
         def __init__(self):
             super().__init__()
@@ -198,7 +198,7 @@ def test_views_of_an_array_stay_views_in_copies(run, make):
     assert math.exp(enumerate_exact(program()).log_ml) == pytest.approx(6 * 0.03)
 
 
-def test_copies_of_views_share_with_one_another_and_not_with_the_original():
+def test_copies_of_views_share_memory_with_each_other_only():
     model = viewing(_board)()
     model.more = [model.board[1:], {"row": model.row}]
     for twin in (model.copy(), model.copy().copy(), copy.deepcopy(model)):
@@ -221,7 +221,7 @@ def test_views_in_a_tuple_stay_views_in_copies():
 
 @every_sampler
 @pytest.mark.parametrize("slots", [(), ("seen", "add")])
-def test_a_method_of_a_list_is_that_of_its_copy_in_copies(run, slots):
+def test_a_bound_method_of_a_list_follows_the_copied_list(run, slots):
     class Once(Apart):
         __slots__ = slots
 
@@ -240,7 +240,7 @@ def test_a_method_of_a_list_is_that_of_its_copy_in_copies(run, slots):
     is_posterior(run, Once, ONCE, quick=60)
 
 
-def test_a_method_of_a_list_that_holds_the_model_is_that_of_a_list_that_holds_the_copy():
+def test_a_method_of_a_list_of_models_follows_the_copies():
     model = Apart()
     model.seen = [model]
     model.add = model.seen.append
@@ -249,7 +249,7 @@ def test_a_method_of_a_list_that_holds_the_model_is_that_of_a_list_that_holds_th
     assert twin.seen[0] is twin and twin.seen[1] == 1 and len(model.seen) == 1
 
 
-def test_a_method_of_what_cannot_be_copied_is_refused_by_name_unless_it_is_shared():
+def test_a_method_of_an_uncopyable_object_is_refused_unless_shared():
     class Writes(Apart):
         def __init__(self):
             super().__init__()
@@ -261,7 +261,7 @@ def test_a_method_of_what_cannot_be_copied_is_refused_by_name_unless_it_is_share
     assert smc_steer(Writes(), 2, 2, seed=0, progress=False)
 
 
-def test_methods_of_what_does_not_change_are_shared():
+def test_methods_of_immutable_objects_are_shared():
     model = Apart()
     model.look, model.root, model.matches = ({"x": 1}.get, "upper".upper), math.sqrt, re.compile("x").match
     twin = model.copy()
@@ -285,7 +285,7 @@ def _tensor():
 
 
 @pytest.mark.parametrize(("make", "kind"), [(_objects, "ndarray"), (_buffer, "bytearray"), (_tensor, "Tensor")])
-def test_views_that_cannot_be_kept_are_refused(make, kind):
+def test_views_that_cannot_be_preserved_are_refused(make, kind):
     model = Apart()
     model.one, model.other = make()
     with pytest.raises(TypeError, match=f"attributes of Apart are views of one {kind}"):
@@ -302,7 +302,7 @@ def test_tensors_that_share_their_storage_share_it_in_copies(run):
 
 
 @every_algorithm
-def test_a_list_that_is_a_default_of_a_method_is_data_of_the_class(run):
+def test_a_list_as_default_of_a_method_is_data_of_the_class(run):
     class Defaults(Apart):
         def ok(self, letter, seen=[]):                  # noqa: B006
             seen.append(letter)
@@ -312,7 +312,7 @@ def test_a_list_that_is_a_default_of_a_method_is_data_of_the_class(run):
 
 
 @every_algorithm
-def test_a_read_only_view_of_a_buffer_is_copied_when_it_masks(run):
+def test_a_read_only_view_that_serves_as_a_mask_is_copied(run):
     buffer = np.ones(3, bool)                           # one for all, filled anew in each step
 
     class Masks(Model):
@@ -395,7 +395,7 @@ def test_an_iterator_or_a_random_stream_in_the_class_is_refused(run, make):
 
 
 @every_sampler
-def test_an_object_of_the_class_may_work_out_a_cached_property(run):
+def test_an_object_of_the_class_may_compute_a_cached_property(run):
     program = keeping(Memory(), lambda self, letter: self.state.letters, lambda self: self.s[-1:])
     is_posterior(run, program, TRUTH, quick=60)
 
@@ -476,7 +476,7 @@ class Draws(Model):
 
 
 @every_algorithm
-def test_a_distribution_that_learns_is_refused_and_one_that_keeps_what_it_computed_is_not(run):
+def test_a_distribution_that_learns_is_refused_but_caching_is_allowed(run):
     refused(run, Draws, r"step 1 changed Draws.urn, .*keep what it learns in the particle", RuntimeError)
     run(type("Fixed", (Draws,), {"learns": False})(), seed=0)
 
@@ -512,12 +512,12 @@ class Weighing(Model):
 
 
 @pytest.mark.parametrize("program", [Foreign, Counting, Weighing])
-def test_a_program_that_depends_on_more_than_its_choices_is_found_by_check_program(program):
+def test_check_program_finds_programs_that_depend_on_hidden_state(program):
     with pytest.raises(RuntimeError, match=r"under \w+.*, at step \d.*(was .* and then|makes other choices|ends at)"):
         check_program(program())
 
 
-def test_check_program_says_what_it_ran():
+def test_check_program_reports_its_runs():
     report = check_program(Apart(), N=4, K=3, seed=1)
     assert report.steps > 100 and not report.not_run
 
@@ -528,7 +528,7 @@ def test_check_program_says_what_it_ran():
     assert "cannot enumerate self.rng.random" in check_program(Streams()).not_run["beam_search"]
 
 
-def test_check_program_raises_what_the_program_raises():
+def test_check_program_raises_the_exception_of_the_program():
     class Fails(Model):
         def step(self):
             self.sample(Finite("ab", np.zeros(2)))

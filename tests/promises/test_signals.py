@@ -67,7 +67,7 @@ class Fails:
 
 
 @pytest.mark.parametrize("handler", [function, Handler(), Handler().method])
-def test_what_a_handler_raises_is_let_through_and_nothing_else(handler):
+def test_only_exceptions_of_a_signal_handler_are_let_through(handler):
     with handled(handler):
         with pytest.raises(TimeLimit):
             try:
@@ -80,7 +80,7 @@ def test_what_a_handler_raises_is_let_through_and_nothing_else(handler):
             let_through(error)
 
 
-def test_comparing_of_values_hides_no_time_limit_and_no_failure():
+def test_comparing_values_hides_no_time_limit_and_no_failure():
     with handled():
         for before, now in ([Slow()], [Slow()]), ([[Slow()]], [[Slow()]]):
             with pytest.raises(TimeLimit):
@@ -95,7 +95,7 @@ def test_comparing_of_values_hides_no_time_limit_and_no_failure():
 
 
 @pytest.mark.parametrize("at", range(1, 40, 4))
-def test_a_time_limit_while_a_model_is_tried_out_is_heard(at):
+def test_a_time_limit_during_the_self_check_propagates(at):
     model, calls = tiny_model(), []
 
     def hook(*_):
@@ -120,7 +120,7 @@ def test_a_time_limit_while_a_model_is_tried_out_is_heard(at):
         handle.remove()
 
 
-def test_a_time_limit_in_a_template_a_file_or_a_task_is_heard(monkeypatch, tmp_path):
+def test_a_time_limit_in_a_template_file_or_task_propagates(monkeypatch, tmp_path):
     vocab = tiny_vocab()
     lm = CachedTransformer(tiny_model(7, 0, eos=5), tiny_tokenizer(6))
     monkeypatch.setattr(lm.tokenizer, "chat_template", "{{ messages }}")
@@ -142,6 +142,6 @@ def test_a_time_limit_in_a_template_a_file_or_a_task_is_heard(monkeypatch, tmp_p
                 gguf._why(error)
 
 
-def test_a_partial_as_a_handler_is_an_exception_like_any_other():
+def test_a_partial_as_a_handler_works_as_any_other():
     with handled(functools.partial(function)), pytest.raises(TimeLimit):
         alarm()

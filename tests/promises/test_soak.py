@@ -55,7 +55,7 @@ ONE, TWO = {"cache_bytes": 200 * (SLOT + ROW)}, {"cache_bytes": 150 * SLOT, "row
 
 @pytest.mark.parametrize("limits", [ONE, TWO])
 @pytest.mark.slow
-def test_thousands_of_rounds_over_changing_prompts_leave_memory_as_it_is(limits):
+def test_thousands_of_rounds_over_changing_prompts_keep_memory_constant(limits):
     rounds = repetitions(10_000, 250)
     lm, rng = family_lm("llama", **limits), np.random.default_rng(0)
     kept = [at(lm, [3, 4]) for _ in range(8)]
@@ -77,7 +77,7 @@ def test_thousands_of_rounds_over_changing_prompts_leave_memory_as_it_is(limits)
     assert blocks_after - blocks_before < 2_000         # less than one a round
 
 
-def test_rows_of_long_contexts_that_nobody_holds_stay_under_the_budget_with_the_nodes_they_keep():
+def test_rows_of_unreferenced_long_contexts_stay_within_the_budget():
     """A row at the end of 300 tokens keeps 300 nodes in the trie, of which it has to answer for."""
     prompts = repetitions(5_000, 400)
     budget = 1 << 20
@@ -95,7 +95,7 @@ def test_rows_of_long_contexts_that_nobody_holds_stay_under_the_budget_with_the_
     assert resident() - before < budget + MARGIN
 
 
-def test_threads_that_come_and_go_leave_nothing():
+def test_ended_threads_leave_nothing():
     lm = toy_lm(cache_bytes=1 << 18)
     rng = np.random.default_rng(0)
     blocks = []
@@ -125,7 +125,7 @@ class Weighed(Model):
 
 @pytest.mark.parametrize("how, N, t", [("standard", (1000, 100), (500, 100)), ("steer", (300, 20), (500, 100))])
 @pytest.mark.slow
-def test_many_particles_for_many_steps_take_no_more_memory_at_the_end_than_at_the_beginning(how, N, t):
+def test_memory_does_not_grow_with_the_steps_of_many_particles(how, N, t):
     N, t = repetitions(*N), repetitions(*t)
     lm = toy_lm(cache_bytes=1 << 20)
     seen = []

@@ -54,7 +54,7 @@ def assert_mean(values, right: float) -> None:
 # ---- the threshold of the down-sampler
 
 
-def test_the_threshold_of_weights_6_2_1_1_keeping_two_is_two_and_a_half():
+def test_the_threshold_of_weights_6_2_1_1_is_5_halves():
     log_c, certain = threshold(np.log([0.6, 0.2, 0.1, 0.1]), 2)
     c = math.exp(log_c)
     assert c == pytest.approx(2.5)                      # 2.0, if the weight at it is counted on the wrong side
@@ -128,7 +128,7 @@ def test_fewer_alive_than_N_are_kept_as_they_are():
 
 
 @every_algorithm
-def test_a_run_in_which_all_die_is_worth_zero_and_not_NaN(run):
+def test_a_dead_run_has_Z_zero_and_not_NaN(run):
     posterior = run(Dead(), seed=0)
     assert posterior.log_ml == -math.inf and len(posterior) == 0 and posterior.ess == 0.0
     with pytest.raises(ValueError, match=r"all died by step 2: (\d) of \1: condition is false \(test_steering"):
@@ -150,7 +150,7 @@ class Crossroads(Model):
 
 
 @every_algorithm
-def test_an_empty_mask_kills_only_the_particle_that_it_is_for_and_its_reason_is_kept(run):
+def test_an_empty_mask_kills_only_its_own_particle(run):
     posteriors = [run(Crossroads(), seed=seed) for seed in range(20)]
     deaths = [death for posterior in posteriors for death in posterior.deaths]
     assert sum(map(len, posteriors)) > 20 and len(deaths) > 5
@@ -172,7 +172,7 @@ def test_a_tempered_distribution_is_a_distribution(temperature):
     np.testing.assert_allclose(found, p ** (1 / temperature) / np.sum(p ** (1 / temperature)), rtol=1e-9)
 
 
-def test_asking_changes_nothing():
+def test_queries_change_nothing():
     lm = cold_lm(V)
     context = lm.context("ab c")
     dist = NextToken(context)
@@ -201,7 +201,7 @@ def test_the_probability_of_a_string_does_not_move_the_context():
     np.testing.assert_allclose(NextToken(context).log_probs(), log_probs_by_hand(lm, [0]), atol=1e-6)
 
 
-def test_asking_inside_a_program_moves_neither_its_text_nor_its_context():
+def test_queries_inside_a_program_move_neither_text_nor_context():
     class Asks(Model):
         def __init__(self):
             super().__init__()
@@ -237,7 +237,7 @@ def test_two_prompts_with_the_same_continuation_keep_their_own_distributions():
         assert np.abs(dists["ca"] - dists["ba"]).max() > 1e-3 and np.abs(dists["ca"] - dists["a"]).max() > 1e-3
 
 
-def test_a_second_prompt_that_shares_BOS_does_not_wipe_the_first():
+def test_a_second_prompt_that_shares_BOS_keeps_the_first():
     lm = cold_lm_with_bos(V)
     first, second = lm.context("abc"), lm.context("cb")
     assert first.tokens[0] == second.tokens[0] == V     # BOS

@@ -19,7 +19,7 @@ def test_actions_are_named_by_commit_and_keep_no_credentials():
         assert "\npermissions:\n  contents: read\n" in text and "pull_request_target" not in text
 
 
-def test_licence_and_notice_name_what_is_shipped():
+def test_licence_and_notice_name_the_shipped_data():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["license-files"] == ["LICENSE", "NOTICE"]
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")

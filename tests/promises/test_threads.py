@@ -40,7 +40,7 @@ def contexts_at_random(rng, n, longest=30):
 
 
 @pytest.mark.parametrize("slots", [200, 100_000])
-def test_what_threads_ask_of_one_lm_is_right_and_so_is_what_is_asked_afterwards(impatient, slots):
+def test_answers_to_threads_that_share_an_lm_are_right(impatient, slots):
     cache_bytes = slots * (256 + SLOT_OVERHEAD + 4 * V + ROW_OVERHEAD)
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, cache_bytes=cache_bytes)
     jobs = contexts_at_random(np.random.default_rng(0), repetitions(400, 200))
@@ -62,7 +62,7 @@ def test_what_threads_ask_of_one_lm_is_right_and_so_is_what_is_asked_afterwards(
     check_books(lm, [])
 
 
-def test_runs_in_threads_are_those_of_one_thread_at_the_same_seeds(impatient, embedded):
+def test_runs_in_threads_equal_runs_in_one_thread(impatient, embedded):
     prompts = ["Once upon a time", "The little girl", "Tim was", "The sky was"]
 
     def run(lm, k):
@@ -83,7 +83,7 @@ def test_runs_in_threads_are_those_of_one_thread_at_the_same_seeds(impatient, em
         assert abs(one[0] - other[0]) < LIMIT and one[1] == other[1]
 
 
-def test_texts_are_made_into_contexts_in_several_threads(impatient, embedded):
+def test_several_threads_may_make_contexts_from_texts(impatient, embedded):
     lm = CachedTransformer(embedded.model, embedded.tokenizer)
     texts = [f"Once there were {n} cats and {n + 1} dogs." for n in range(60)]
     right = [[int(i) for i in embedded.context(text).tokens] for text in texts]
@@ -94,7 +94,7 @@ def test_texts_are_made_into_contexts_in_several_threads(impatient, embedded):
     assert in_threads([work] * 4) == [right] * 4
 
 
-def test_contexts_may_come_to_their_end_in_any_thread_and_inside_a_call():
+def test_contexts_may_be_freed_in_any_thread_and_inside_a_call():
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, cache_bytes=30 * (256 + SLOT_OVERHEAD + 4 * V + ROW_OVERHEAD))
     rng, stop = np.random.default_rng(1), threading.Event()
     heap = [[at(lm, ids)] for ids in contexts_at_random(rng, 100)]
@@ -130,7 +130,7 @@ def test_contexts_may_come_to_their_end_in_any_thread_and_inside_a_call():
     check_books(lm, [context for (context,) in heap])
 
 
-def test_threads_wait_for_the_lm_they_share_and_for_no_other():
+def test_threads_wait_only_for_the_lm_that_they_share():
     vocab = Vocabulary([b"a", b"b", b""], eos_ids=[2])
     together, inside, most = threading.Barrier(2), threading.Semaphore(1), []
 
@@ -151,7 +151,7 @@ def test_threads_wait_for_the_lm_they_share_and_for_no_other():
     assert most == [True] * 8
 
 
-def test_a_thread_computes_what_it_prefetches_itself_and_counts_what_it_did():
+def test_a_thread_computes_and_counts_its_own_prefetches():
     vocab, asked = Vocabulary([b"a", b"b", b""], eos_ids=[2]), []
 
     def function(ids):
@@ -170,7 +170,7 @@ def test_a_thread_computes_what_it_prefetches_itself_and_counts_what_it_did():
     assert lm.evaluator.done().rows == 2 and lm.stats.rows == 3
 
 
-def test_who_prefetched_a_question_and_is_gone_is_not_answered():
+def test_a_prefetch_of_an_ended_thread_is_dropped():
     asked = []
     lm = CachedTransformer(
         lambda ids: asked.append(tuple(ids)) or [0.0, 0.0, 0.0], Vocabulary([b"a", b"b", b""], eos_ids=[2])
@@ -183,7 +183,7 @@ def test_who_prefetched_a_question_and_is_gone_is_not_answered():
     assert asked == [(0,)] and len(held) == 2
 
 
-def test_contexts_that_died_are_let_go_though_nothing_is_asked():
+def test_dead_contexts_are_freed_without_a_further_call():
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
     start = at(lm, [3])
     for n in range(4000):
@@ -192,7 +192,7 @@ def test_contexts_that_died_are_let_go_though_nothing_is_asked():
     check_books(lm, [start])
 
 
-def test_an_lm_that_is_used_by_its_own_function_says_so():
+def test_an_lm_called_by_its_own_function_is_an_error():
     vocab = Vocabulary([b"a", b"b", b""], eos_ids=[2])
     lm = CachedTransformer(lambda ids: lm.context("a").log_probs(), vocab)
     with pytest.raises(RuntimeError, match="a language model was used from inside a call of its own"):
@@ -264,7 +264,7 @@ def test_a_day_of_an_lm_reaches_most_of_its_code(lines):
 @pytest.mark.filterwarnings("ignore:cache_bytes=")
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_after_an_interrupt_at_any_line_every_answer_is_that_of_a_fresh_model(lines, error):
+def test_after_an_interrupt_at_any_line_every_answer_is_right(lines, error):
     swallowed, before = [], sys.unraisablehook
     sys.unraisablehook = swallowed.append
     rng, reached, faults = np.random.default_rng(0), set(), []
@@ -292,7 +292,7 @@ def test_after_an_interrupt_at_any_line_every_answer_is_that_of_a_fresh_model(li
 
 
 @pytest.mark.filterwarnings("ignore:cache_bytes=")
-def test_an_interrupt_at_any_line_of_the_renewal_is_made_good_by_the_next():
+def test_an_interrupted_renewal_is_repaired_by_the_next_call():
     budget = BUDGETS[-1]
     with Interrupt(FILES) as watch:
         interrupted(new_lm(budget))
@@ -324,7 +324,7 @@ def lines_of_the_renewal():
     return found
 
 
-def test_an_interrupt_while_all_is_made_anew_is_one_more_interrupt():
+def test_an_interrupt_during_the_renewal_is_one_more_interrupt():
     state = []
 
     def renew():
@@ -343,7 +343,7 @@ def test_an_interrupt_while_all_is_made_anew_is_one_more_interrupt():
     assert exclusive(lambda: len(state)) == 2           # and only once
 
 
-def test_a_context_that_dies_runs_no_code_of_ours():
+def test_freeing_a_context_runs_no_code_of_ours():
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
     context = at(lm, [3, 4, 5])
     died, ran = weakref.ref(context), []
@@ -360,7 +360,7 @@ def test_a_context_that_dies_runs_no_code_of_ours():
 
 
 @pytest.mark.parametrize("megabytes", [8, 32, 2048])
-def test_a_cache_that_keys_and_values_have_filled_still_answers_a_question_once(embedded, megabytes):
+def test_a_full_cache_still_answers_a_repeated_question_without_a_run(embedded, megabytes):
     lm = CachedTransformer(embedded.model, embedded.tokenizer, cache_bytes=megabytes << 20)
     rng = np.random.default_rng(0)
     for _ in range(40 if megabytes == 8 else 3):

@@ -76,7 +76,7 @@ def unigram_nats(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> fl
 
 
 @pytest.mark.slow
-def test_the_model_predicts_held_out_text_clearly_better_than_token_frequencies(recipe):
+def test_the_model_beats_token_frequencies_on_held_out_text(recipe):
     found = recipe.evaluation["held_out"][SAMPLE.name]
     tokens = recipe.held_out.tokens[1 : found["windows"] * 64 + 1]
     unigram = unigram_nats(recipe.corpus.tokens, tokens, len(recipe.lm.vocab))
@@ -84,7 +84,7 @@ def test_the_model_predicts_held_out_text_clearly_better_than_token_frequencies(
     assert found == pytest.approx(recipe.training["held_out"][SAMPLE.name], abs=0.005)     # float16 against float32
 
 
-def test_held_out_losses_are_those_of_a_loop_over_the_tokens(recipe):
+def test_held_out_losses_agree_with_a_loop_over_the_tokens(recipe):
     """Nats of each token one after the other; bytes by the vocabulary's own account of the tokens."""
     ids, lm = recipe.held_out.tokens[:65].tolist(), recipe.lm
     short = corpora.HeldOut("short", [], np.array(ids, np.uint16))
@@ -97,7 +97,7 @@ def test_held_out_losses_are_those_of_a_loop_over_the_tokens(recipe):
     assert found["bits_per_byte"] == pytest.approx(nats / np.log(2) / num_bytes, abs=0.001)
 
 
-def test_nats_by_place_are_those_of_a_loop_over_the_tokens(recipe):
+def test_nats_by_place_agree_with_a_loop_over_the_tokens(recipe):
     """Of two documents, one of which ends before the second range; the token that closes them counts, too."""
     lm, (first, second) = recipe.lm, recipe.held_out.documents[:2]
     texts = [first[:40], second[:400]]
@@ -115,26 +115,26 @@ def test_nats_by_place_are_those_of_a_loop_over_the_tokens(recipe):
         assert mean == (pytest.approx(np.mean(each), abs=0.001) if each else None)
 
 
-def test_the_folder_is_a_language_model_that_writes(recipe):
+def test_the_folder_loads_as_a_language_model_that_writes(recipe):
     text = smc_standard(ConstrainedText(recipe.lm, "There was once", Regex(r" [a-z]+ [a-z]+\.")), 4, seed=0)
     assert all(re.fullmatch(r" [a-z]+ [a-z]+\.", str(particle)) for particle in text) and len(text) > 0
 
 
 @given(text=st.text())
 @settings(max_examples=300)
-def test_the_tokenizer_gives_any_text_back(recipe, text):
+def test_the_tokenizer_round_trips_any_text(recipe, text):
     tokenizer = recipe.lm.tokenizer
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_no_token_has_white_space_behind_its_beginning_and_every_digit_is_a_token_of_its_own(recipe):
+def test_white_space_only_starts_a_token_and_digits_stand_alone(recipe):
     tokens = [token.decode(errors="replace") for token in Vocabulary.from_tokenizer(recipe.lm.tokenizer).tokens]
     assert not [token for token in tokens if re.search(r"\s", token[1:])]
     assert set(tokens) >= set("0123456789")
     assert not [token for token in tokens if re.search("[0-9]", token) and not re.fullmatch(" ?[0-9]", token)]
 
 
-def test_the_figures_that_training_printed_are_put_into_a_card_and_are_whole(recipe, tmp_path):
+def test_the_printed_figures_are_written_into_a_card(recipe, tmp_path):
     """An evaluation of its own prints the same, too: the seed is fixed."""
     card = tmp_path / "card.md"
     card.write_text(f"above\n{evaluate_embedded.BEGIN}\nformer figures\n{evaluate_embedded.END}\nbelow\n")
@@ -155,7 +155,7 @@ def test_the_figures_that_training_printed_are_put_into_a_card_and_are_whole(rec
     assert [len(figures["samples"][name]) for name in ("1.0", "0.7")] == [20, 20]
 
 
-def test_the_checksum_of_a_training_is_that_of_its_weights(recipe):
+def test_the_recorded_checksum_agrees_with_the_weights(recipe):
     verify(recipe.folder)
 
 
@@ -169,7 +169,7 @@ def test_a_held_out_document_is_never_trained_on():
     assert not {" ".join(text.split()) for text in held_out} & {" ".join(text.split()) for text in train}
 
 
-def test_a_corpus_is_its_documents_each_closed_by_the_end_of_text():
+def test_a_corpus_is_its_documents_each_closed_by_an_end_token():
     tokenizer = train_embedded.train_tokenizer([MIX], 300)
     (corpus,), (rest,) = corpora.read_training([MIX], tokenizer), corpora.read_held_out([MIX], tokenizer)
     train, held_out = corpora.split(SAMPLE)
@@ -196,7 +196,7 @@ def test_a_mix_that_cannot_be_drawn_from_is_refused(weights, window, message):
         train_embedded.check([corpus], window)
 
 
-def test_the_loss_of_training_and_its_gradients_are_those_of_autograd():
+def test_the_loss_and_its_gradients_agree_with_autograd():
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(n, 8, generator=generator, dtype=torch.float64) for n in (300, 20))
     labels = torch.randint(20, (300,), generator=generator)
@@ -222,20 +222,20 @@ def test_the_loss_of_training_and_its_gradients_are_those_of_autograd():
     ("--decay 0", "--decay must be above 0 and at most 1, not 0.0"),
     ("--weights nowhere", "--weights must be a folder with a model and its config.json, not nowhere"),
 ])  # fmt: skip
-def test_a_number_that_makes_no_training_is_refused_before_it_begins(options, message, tmp_path, capsys):
+def test_an_invalid_number_is_refused_before_training_begins(options, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(train_embedded, "--out", tmp_path / "model", "--mix", MIX, *options.split())
     assert message in capsys.readouterr().err and not (tmp_path / "model").exists()
 
 
-def test_a_training_that_diverges_stops_and_says_what_to_lower(recipe, tmp_path):
+def test_a_diverging_training_stops_with_a_remedy(recipe, tmp_path):
     options = [*recipe.options, "--steps", 20, "--lr", "1e30", "--window", 64]
     message = "the loss of step [0-9]+ is (nan|inf): give a lower --lr and --adam-lr"
     with pytest.raises(ValueError, match=message):
         run(train_embedded, "--out", tmp_path / "model", "--mix", MIX, *options)
 
 
-def test_weights_go_on_under_a_tokenizer_of_their_own_or_another(recipe):
+def test_weights_continue_under_their_own_or_another_tokenizer(recipe):
     """With its own tokenizer nothing changes; a token that is new gets the mean of the tokens that spell it."""
     old, bpe = recipe.lm.model, recipe.lm.tokenizer.backend_tokenizer
     again = LlamaForCausalLM(old.config)            # with weights of its own, at random
@@ -267,7 +267,7 @@ def test_weights_of_another_size_are_refused(recipe):
         train_embedded.inherit(larger, recipe.lm.tokenizer.backend_tokenizer, recipe.folder)
 
 
-def test_dropout_silences_its_share_of_every_part_in_training_only():
+def test_dropout_zeroes_its_share_in_training_only():
     """The embeddings and two parts of each of two layers; what is left is scaled by 1 / (1 - 0.25)."""
     config = LlamaConfig(
         vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
@@ -323,7 +323,7 @@ def test_two_processes_share_steps_of_two_lengths_and_average_gradients_and_prog
         assert gradients[0].tolist() == [[1.5] * 3] * 2 and gradients[1].tolist() == [5.0]
 
 
-def test_a_question_of_infilling_differs_in_as_many_words_as_are_missing_and_its_first_text_is_held_out():
+def test_infilling_questions_replace_the_missing_words_of_held_out_text():
     _, held_out = corpora.split(SAMPLE)
     text = " ".join(" ".join(held_out).split())
     questions = evaluate_embedded.infilling_questions(held_out, np.random.default_rng(0))
@@ -335,14 +335,14 @@ def test_a_question_of_infilling_differs_in_as_many_words_as_are_missing_and_its
             assert sum(a != b for a, b in pairs) <= 3 and pairs[0][0] == pairs[0][1] and pairs[-1][0] == pairs[-1][1]
 
 
-def test_log_likelihoods_of_texts_in_one_batch_are_those_of_contexts(recipe):
+def test_batched_log_likelihoods_agree_with_contexts(recipe):
     lm, texts = recipe.lm, ["The king", "The king had a daughter who was fair.", "Alas!"]
     found = evaluate_embedded.log_likelihoods(lm.model, lm.tokenizer, texts)
     start = lm.context()
     np.testing.assert_allclose(found, [(start + text).log_prob_since(start) for text in texts], rtol=1e-5)
 
 
-def test_text_statistics_are_those_counted_by_hand(recipe):
+def test_text_statistics_agree_with_counts_by_hand(recipe):
     """Two texts: "a b c a b c a" has 5 trigrams, 3 of them different; "d a b c" has 2, one of them new."""
     tokenizer = recipe.lm.tokenizer
     samples = [tokenizer.encode(text, add_special_tokens=False) for text in ("a b c a b c a", "D, a b c")]
@@ -371,7 +371,7 @@ def test_weights_without_a_checksum_are_refused(tmp_path):
         verify(tmp_path)
 
 
-def test_weights_that_are_not_those_of_the_checksum_are_refused(tmp_path, monkeypatch):
+def test_weights_with_another_checksum_are_refused(tmp_path, monkeypatch):
     verify()
     folder = tmp_path / "embedded"
     shutil.copytree(PATH, folder)

@@ -182,11 +182,11 @@ def program(tmp_path):
     return path
 
 
-def test_what_is_sampled_has_the_type_of_what_it_is_sampled_from_and_examples_are_typed_strictly(program):
+def test_samples_have_the_type_of_their_distribution_and_examples_type_check(program):
     assert mypy(program, *EXAMPLES) == []
 
 
-def test_pyright_knows_it_too(program, tmp_path):
+def test_pyright_infers_the_same_types(program, tmp_path):
     assert pyright(tmp_path, program) == []
 
 
@@ -195,7 +195,7 @@ def test_pyright_finds_no_mistake_in_examples(tmp_path):
 
 
 @pytest.mark.slow
-def test_blocks_of_documents_that_are_not_run_name_what_there_is_and_give_it_arguments_that_it_takes(tmp_path):
+def test_document_blocks_that_do_not_run_use_existing_names_and_arguments(tmp_path):
     blocks = [(path.stem, block) for path in DOCUMENTS for block in python_blocks(path, run=False)]
     files = [tmp_path / f"{name.replace('-', '_')}_{block.line}.py" for name, block in blocks]
     for file, (_, block) in zip(files, blocks, strict=True):
@@ -212,7 +212,7 @@ def test_mistakes_are_found(tmp_path):
         assert any(f":{number}: error: " in each and each.endswith(f"[{code}]") for each in told), (line, told)
 
 
-def test_the_options_that_checkers_know_are_those_of_all_programs():
+def test_checkers_know_the_options_of_all_programs():
     hints, parameters = typing.get_type_hints(Program.__init__), inspect.signature(Program.__init__).parameters.values()
     options = {each.name: hints[each.name] for each in parameters if each.kind == each.KEYWORD_ONLY}
     assert typing.get_type_hints(Options) == options

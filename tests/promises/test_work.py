@@ -95,7 +95,7 @@ def test_equal_prompts_of_different_particles_are_one_row():
 
 
 @pytest.mark.parametrize("T", [1, 2, 7])
-def test_a_string_of_T_tokens_is_one_round_and_at_most_T_tokens(T):
+def test_a_string_of_T_tokens_runs_one_round_and_T_tokens(T):
     lm = family_lm("llama")
     context = at(lm, range(3, 13))
     context.log_probs()
@@ -109,7 +109,7 @@ def test_a_string_of_T_tokens_is_one_round_and_at_most_T_tokens(T):
     assert lm.stats.tokens == tokens
 
 
-def test_a_string_after_a_context_that_nobody_asked_for_is_one_round():
+def test_a_string_after_a_new_context_is_one_round():
     lm = family_lm("llama")
     NextToken(at(lm, range(3, 13))).string().log_prob([5, 6, 7])
     assert (lm.stats.tokens, lm.stats.rounds) == (12, 1)
@@ -129,13 +129,13 @@ def test_padding_is_not_counted_as_work():
     assert lm.stats.tokens == 25
 
 
-def test_contexts_of_one_round_that_continue_each_other_are_run_once():
+def test_contexts_of_one_round_that_extend_each_other_run_once():
     lm = family_lm("llama")
     together([at(lm, range(3, 3 + n)).log_probs for n in (4, 12, 8)])
     assert (lm.stats.tokens, lm.stats.rows, lm.stats.rounds) == (12, 3, 1)
 
 
-def test_a_distribution_that_was_given_up_costs_one_token():
+def test_a_dropped_distribution_costs_one_token():
     lm = family_lm("llama")
     context = at(lm, range(3, 13))
     dist = context.log_probs()

@@ -185,7 +185,7 @@ def problems(count: int, many: int = 0):
 
 
 @pytest.mark.parametrize("results", ["strings", "tokens"])
-def test_a_search_lists_what_the_enumeration_finds_in_its_order(results):
+def test_a_search_agrees_with_the_enumeration_and_its_order(results):
     for seed, problem in problems(repetitions(200, 30), many=repetitions(20, 3)):
         of_strings, of_tokens, _ = truth(problem)
         expected = of_strings if results == "strings" else of_tokens
@@ -215,7 +215,7 @@ def test_unpushed_tokens_may_spell_the_best_string_together(num_letters, x, y):
     assert str(best) == "axy" and math.exp(best.log_prob) == pytest.approx(p[-4] + y * p[-5])
 
 
-def test_a_sum_that_is_cut_has_the_truth_between_its_bounds():
+def test_bounds_of_a_truncated_sum_contain_the_truth():
     cut = 0
     for seed, problem in problems(repetitions(200, 30)):
         problem.options["tokenization"] = "all"         # a canonical string has one spelling
@@ -248,7 +248,7 @@ def test_unpushed_tokens_stay_unpushed_if_they_cannot_be_better(rest):
     assert [str(match) for match in itertools.islice(found, 3)] == ["aa", "ab", "ac"] and found.expansions == 1
 
 
-def test_the_tokenizers_own_spelling_is_explained_as_the_distribution_has_it():
+def test_the_canonical_spelling_is_explained_by_the_distribution():
     """Its log_prob is that of the spelling, and it is true iff the rule excludes no token."""
     for seed, problem in problems(repetitions(300, 40)):
         lm, text = problem.lm, sorted(problem.words)[-1]
@@ -278,7 +278,7 @@ def test_a_token_that_spans_a_match_counts_at_its_end():
     assert (found.lower, found.upper) == (pytest.approx(0.9), pytest.approx(0.9)) and found.shortest
 
 
-def test_bounds_hold_the_truth_and_close_on_it():
+def test_bounds_contain_the_truth_and_converge_to_it():
     for seed, problem in problems(repetitions(300, 40), many=repetitions(20, 3)):
         _, _, p = truth(problem)
         early = problem.query().probability(max_expansions=seed % 7, batch=1, runs=0)
@@ -307,7 +307,7 @@ def divergence(a: float, b: float) -> float:
     return float(a * math.log(a / b) + (1.0 - a) * math.log((1.0 - a) / (1.0 - b)))
 
 
-def test_estimates_are_within_the_bounds_and_their_error_of_the_truth():
+def test_estimates_are_within_the_bounds_and_near_the_truth():
     """Each estimate is as near as bounded runs allow, which may miss a rare branch. Together they are right.
 
     A run gives a share of the unsearched mass, in [0, 1], so Hoeffding's bound needs no variance. The square
@@ -334,7 +334,7 @@ def test_estimates_are_within_the_bounds_and_their_error_of_the_truth():
     assert 0.2 < np.square(errors).sum() / sum(squares) < 2.5          # else the errors are told wrong by half
 
 
-def test_an_estimate_of_which_nothing_was_met_is_told_as_such():
+def test_an_estimate_without_a_hit_is_reported_as_such():
     lm = CachedTransformer(lambda ids: np.log([0.98, 1e-9, 0.02]), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
     query = Query(lm, "a+b", prefix="a", end="prefix", max_tokens=8)
     found = query.probability(max_expansions=2, batch=1, particles=4, seed=0)

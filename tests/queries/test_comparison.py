@@ -103,7 +103,7 @@ def test_p_is_never_zero():
 
 
 @pytest.mark.parametrize("a, b", [((7, 1), (2, 6)), ((3, 0, 1), (0, 4, 2)), ((1, 0), (0, 1)), ((5, 5), (1, 1))])
-def test_p_is_the_share_of_all_relabelings_that_are_as_far_apart(a, b):
+def test_p_counts_the_relabelings_that_are_at_least_as_far_apart(a, b):
     labels = [i for i, n in enumerate(np.add(a, b)) for _ in range(n)]
     observed, as_far, number = pearson([a, b]), 0, 0
     for chosen in itertools.combinations(range(len(labels)), sum(a)):
@@ -167,7 +167,7 @@ def test_a_shift_is_found_as_often_as_the_normal_distribution_says():
 # ---- the chi-square distribution
 
 
-def test_the_chi_square_tail_is_that_of_the_tables():
+def test_the_chi_square_tail_agrees_with_tables():
     table = {1: (3.841, 6.635), 2: (5.991, 9.210), 3: (7.815, 11.345), 9: (16.919, 21.666), 10: (18.307, 23.209),
              30: (43.773, 50.892), 100: (124.342, 135.807)}  # fmt: skip
     for df, (five, one) in table.items():
@@ -175,7 +175,7 @@ def test_the_chi_square_tail_is_that_of_the_tables():
         assert chi_square_tail(one, df) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_the_chi_square_tail_is_the_integral_of_the_density():
+def test_the_chi_square_tail_agrees_with_an_integral_of_the_density():
     for df, statistic in [(1, 0.5), (2, 3.0), (3, 0.01), (5, 12.0), (8, 2.0), (51, 40.0), (400, 480.0)]:
         # with x = statistic + t / (1 - t), by the midpoint rule
         t = (np.arange(400_000) + 0.5) / 400_000
@@ -196,7 +196,7 @@ def test_the_chi_square_tail_is_exact_far_out_and_at_its_ends():
 # ---- the interval
 
 
-def test_the_interval_is_newcombes_where_nothing_is_chosen():
+def test_the_interval_without_maximisation_is_Newcombes():
     # Newcombe (1998): 81 / 263 by Wilson's method; 56 / 70 - 48 / 80 by method 10
     low, high = compare({"x": 81, "y": 182}, Exact({"y": 1}), seed=0).tv_interval
     assert low == pytest.approx(0.2553, abs=5e-5) and high == pytest.approx(0.3662, abs=5e-5)
@@ -209,7 +209,7 @@ def test_the_interval_is_newcombes_where_nothing_is_chosen():
 @pytest.mark.parametrize("num", [2, 3, 10, 50])
 @pytest.mark.parametrize("n_a, n_b", [(20, 20), (200, 200), (30, 500), (200, None)])
 @pytest.mark.parametrize("level", [0.8, 0.95])
-def test_the_interval_holds_the_total_variation_as_often_as_told(num, n_a, n_b, level):
+def test_the_interval_covers_the_total_variation_at_its_level(num, n_a, n_b, level):
     rng, runs = np.random.default_rng(4), repetitions(2000, 300)
     for shift in (0, 0.1, 0.5, 1):
         shares_a = skewed(num)
@@ -236,7 +236,7 @@ def test_the_interval_shrinks_with_the_root_of_the_samples():
 # ---- errors
 
 
-def test_errors_say_what_is_wrong_and_what_works():
+def test_errors_name_the_fault_and_a_remedy():
     ok = {"a": 3, "b": 4}
     particle = SimpleNamespace(log_weight=0.0)
     for a, error, message in [

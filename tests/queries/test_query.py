@@ -234,7 +234,7 @@ def test_edits_of_the_prefix_by_region():
     check(matches, expected, "strings")
 
 
-def test_two_prefixes_that_edits_bring_together_share_their_string_once():
+def test_two_prefixes_that_edits_join_share_their_string_once():
     lm = language_model()
     options = {"prefix": "a|b", "edits": {"prefix": Edits(1, insert=None, delete=None, alphabet="[ab]")}}
     matches = list(search(lm, "ac|bd|b ", **options))
@@ -259,7 +259,7 @@ def test_rewrites_apply_to_pattern_and_prefix():
     assert [str(m) for m in only_long] == ["a", "aab"]
 
 
-def test_more_prefixes_than_can_be_listed_are_searched_in_joint_order(monkeypatch):
+def test_very_many_prefixes_are_searched_in_joint_order(monkeypatch):
     lm = language_model()
     monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 2)
     prefixes = [text for text in strings(3) if re.fullmatch("[ab]{1,3}", text)]
@@ -280,7 +280,7 @@ def test_an_empty_prefix_with_its_own_bos_is_refused_among_many(embedded, monkey
     assert {str(match) for match in found} == {"A boy", "The boy"}
 
 
-def test_an_infinite_language_is_searched_as_far_as_is_asked():
+def test_an_infinite_language_is_searched_lazily():
     lm = language_model()
     some = list(itertools.islice(search(lm, "[ab]*c?", end="eos"), 20))
     deep = {text for text in strings(6) if re.fullmatch("[ab]*c?", text)}
@@ -318,7 +318,7 @@ def test_the_has_four_encodings(embedded):
     assert match.log_prob == pytest.approx(total, abs=1e-7)
 
 
-def test_canonical_texts_without_a_prefix_begin_behind_the_bos(embedded):
+def test_canonical_texts_without_a_prefix_begin_after_the_bos(embedded):
     own = [int(token) for token in embedded.context("The boy").tokens]       # no BOS: the tokenizer puts none there
     query = Query(embedded, "The boy|b?", prefix="", end="prefix", tokenization="canonical")
     found = {str(match): match for match in query.best()}
@@ -454,7 +454,7 @@ def test_matches_begin_each_other_only_after_the_prefix():
         Query(lm, "ab?", prefix="a", end="prefix").distinct()
 
 
-def test_a_wide_beam_finds_what_the_shortest_path_finds():
+def test_a_wide_beam_agrees_with_the_shortest_path():
     lm = language_model()
     query = Query(lm, "a[abc]{1,2}")
     exact = [str(m) for m in query.best(results="tokens")]
@@ -468,7 +468,7 @@ def test_a_wide_beam_finds_what_the_shortest_path_finds():
 
 @settings(max_examples=repetitions(100, 20))
 @given(st.text(LETTERS, min_size=1, max_size=4), st.sampled_from(RULES), st.booleans())
-def test_certificates_are_those_of_the_distribution(text, rule, end):
+def test_certificates_agree_with_the_distribution(text, rule, end):
     lm = language_model()
     found = explain(lm, text, Rule(**rule), prefix="a", end="eos" if end else "prefix")
     before = [int(t) for t in lm.context("a").tokens]
@@ -486,7 +486,7 @@ def test_certificates_are_those_of_the_distribution(text, rule, end):
     assert bool(found) == possible == can_generate(lm, text, Rule(**rule), prefix="a", end="eos" if end else "prefix")
 
 
-def test_the_part_of_a_rule_that_excludes_a_token_is_named():
+def test_an_excluded_token_names_the_part_of_the_rule():
     lm = tiny.table_lm(lambda ids: np.log([0.5, 0.3, 0.2]))
     assert explain(lm, "b", Rule(top_k=1), prefix="a")[0].excluded_by == "top_k=1"
     assert explain(lm, "b", Rule(top_p=0.4), prefix="a")[0].excluded_by == "top_p=0.4"
@@ -521,7 +521,7 @@ def test_a_query_repeats_its_answers_for_a_seed_or_stream():
     assert drawn == [str(match) for match in query.distinct(seed=3)]
 
 
-def test_search_and_probability_are_short_for_a_query():
+def test_search_and_probability_are_shortcuts_of_a_query():
     lm, options = language_model(), {"prefix": "a", "end": "prefix", "rule": Rule(top_k=4), "max_tokens": 2}
     query = Query(lm, "a[bc]{1,2}", **options)
     assert list(search(lm, "a[bc]{1,2}", results="tokens", **options)) == list(query.best(results="tokens"))
@@ -635,7 +635,7 @@ def test_samples_that_never_finish_are_an_error(monkeypatch):
             next(Query(only_a, "a*b", prefix="a").samples(local=local, particles=10))
 
 
-def test_a_search_without_a_match_ends_and_says_what_is_left(monkeypatch):
+def test_a_search_without_a_match_ends_with_the_remaining_probability(monkeypatch):
     """After each "a" comes another with 0.5, or the end; "b" never comes. The bound is 0.5 ** 40."""
     monkeypatch.setattr("llmppl.queries.best_first.MAX_BARREN_EXPANSIONS", 40)
     only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
@@ -656,7 +656,7 @@ def test_a_search_without_a_match_ends_and_says_what_is_left(monkeypatch):
     assert [str(m) for m in beam] == ["a", "aa", "aaa"]
 
 
-def test_patience_begins_anew_with_every_match(monkeypatch):
+def test_the_patience_restarts_after_every_match(monkeypatch):
     """The matches are 30 expansions apart; then there are no more."""
     monkeypatch.setattr("llmppl.queries.best_first.MAX_BARREN_EXPANSIONS", 40)
     only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
@@ -688,13 +688,13 @@ def test_a_search_can_be_bounded_and_says_whether_it_was_complete():
         search(lm, "a", max_expansions=0)
 
 
-def test_what_the_model_cannot_read_is_no_match():
+def test_a_text_longer_than_the_model_reads_is_no_match():
     lm = language_model()                               # reads 32 tokens
     texts = [str(m) for m in search(lm, "c{30}|c{31}|c{32}", end="prefix")]
     assert texts == ["c" * 30, "c" * 31]                # behind a BOS
 
 
-def test_the_estimate_of_an_endless_language_gives_long_particles_up(monkeypatch):
+def test_the_estimate_of_an_endless_language_drops_long_particles(monkeypatch):
     lm = language_model()
     monkeypatch.setattr("llmppl.queries.bounds.MAX_STEPS", 7)
     found = probability(lm, "[ab]*c", max_expansions=0, seed=1)
@@ -718,13 +718,13 @@ def test_the_plan_names_the_sizes():
     assert "a finite language" in Query(lm, "a(b|c)", prefix="a").plan()
 
 
-def test_a_match_shows_what_matters():
+def test_a_match_shows_text_log_prob_and_length():
     (match,) = search(tiny.table_lm(lambda ids: [0.0, 0.0, 0.0]), "ab", prefix="a", end="prefix")
     assert repr(match) == "Match('ab', log_prob=-1.099, 1 tokens)"
     assert match.as_dict()["text"] == str(match) == "ab" and match.as_dict()["tokens"] == [1]
 
 
-def test_a_dfa_is_a_pattern_as_well():
+def test_a_dfa_may_be_a_pattern():
     lm = language_model()
     assert {str(m) for m in search(lm, DFA.from_strings(["ab", "c"]))} == {"ab", "c"}
 

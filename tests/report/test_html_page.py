@@ -147,7 +147,7 @@ def found(run, text):
     return places
 
 
-def test_the_pointer_tells_the_fate_of_a_candidate(opened, run):
+def test_hovering_shows_the_fate_of_a_candidate(opened, run):
     tab = opened(page(run))
     for holds, fate in [
         (lambda c: c.death, "Died: condition is false (test_html_page.py, line"),
@@ -163,7 +163,7 @@ def test_the_pointer_tells_the_fate_of_a_candidate(opened, run):
     assert tab.is_hidden("#tip")
 
 
-def test_a_click_shows_the_history_and_a_link_in_it_leads_on(opened, run):
+def test_a_click_shows_the_history_with_working_links(opened, run):
     tab = opened(page(run))
     step, place = first(run, lambda c: c.death and len(c.text) > 12)
     tab.mouse.click(*place_of(tab, step, place))
@@ -182,7 +182,7 @@ def test_a_click_shows_the_history_and_a_link_in_it_leads_on(opened, run):
     assert tab.inner_text(".fate").startswith("Died")
 
 
-def test_keys_move_along_the_tree_before_anything_was_clicked(opened, run):
+def test_keys_move_along_the_tree_without_a_first_click(opened, run):
     tab = opened(page(run))
 
     def press(key, step, place):
@@ -205,7 +205,7 @@ def test_keys_move_along_the_tree_before_anything_was_clicked(opened, run):
     assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
 
 
-def test_a_text_is_found_and_enter_goes_from_one_to_the_next(opened, run):
+def test_search_finds_a_text_and_enter_moves_to_the_next(opened, run):
     tab = opened(page(run))
     tab.keyboard.press("/")
     tab.keyboard.type("Cat sat")
@@ -223,7 +223,7 @@ def test_a_text_is_found_and_enter_goes_from_one_to_the_next(opened, run):
     assert tab.input_value("#find") == "" and tab.locator("#hits rect").count() == 0
 
 
-def test_survivors_alone_are_those_that_the_last_particles_descend_from(opened, run):
+def test_the_filter_shows_only_ancestors_of_the_last_particles(opened, run):
     tab = opened(page(run))
     drawn = "columns.map(column => column.length)"
     assert tab.evaluate(drawn) == [len(step.candidates) for step in run.steps]
@@ -234,7 +234,7 @@ def test_survivors_alone_are_those_that_the_last_particles_descend_from(opened, 
     assert tab.inner_text("#detail h2") == f"Step {step}, candidate {place}" and not tab.is_checked("#survivors")
 
 
-def test_a_hundred_particles_are_seen_at_once_and_found_again(opened, large):
+def test_a_hundred_particles_are_visible_at_once_and_stay_findable(opened, large):
     tab = opened(page(large))
     stage = tab.evaluate("$('stage').clientWidth")
     assert tab.evaluate("$('tree').getBoundingClientRect().width") > 2 * stage
@@ -308,7 +308,7 @@ def test_every_text_has_a_contrast_of_4_5_at_least(opened, run, scheme, size):
     assert (sum(map(int, re.findall(r"\d+", paper))) < 150) == (scheme == "dark")
 
 
-def test_a_phone_shows_all_below_one_another_and_is_worked_by_a_finger(opened, run):
+def test_a_phone_stacks_all_parts_and_accepts_taps(opened, run):
     tab = opened(page(run), "phone", has_touch=True, is_mobile=True)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     stage, aside = (tab.locator(name).bounding_box() for name in ("#stage", "aside"))
@@ -334,7 +334,7 @@ def test_the_prompt_stands_above_and_a_long_one_scrolls(opened, run):
     assert tab.evaluate("(e => e.scrollHeight > e.clientHeight)(document.querySelector('.prompt'))")
 
 
-def test_in_the_frame_of_a_notebook_links_and_keys_stay_in_the_frame(opened, run):
+def test_inside_a_notebook_links_and_keys_stay_in_the_frame(opened, run):
     document = f'<p>cell</p><iframe srcdoc="{html.escape(page(run))}" width="900" height="600"></iframe>'
     tab = opened(document)
     frame, address = tab.frame_locator("iframe"), tab.url

@@ -69,7 +69,7 @@ def steer(path, model=None, N=4, K=3, **options):
 
 @pytest.mark.parametrize("model", [Letters(), Letters("x"), Letters(twisted=True)], ids=["plain", "begun", "twisted"])
 @pytest.mark.parametrize("expand", ["copies", "merged", "distinct"])
-def test_what_is_read_back_is_what_the_steps_held(tmp_path, model, expand):
+def test_a_recording_agrees_with_the_steps_of_the_run(tmp_path, model, expand):
     _, steps, recording = steer(tmp_path / "run.jsonl", model, expand=expand)
     assert (recording.program, recording.title) == ("Letters", "letters")
     assert [step.index for step in recording.steps] == list(range(1, len(steps) + 1))
@@ -96,7 +96,7 @@ def test_what_is_read_back_is_what_the_steps_held(tmp_path, model, expand):
         before = ancestors
 
 
-def test_particles_and_attribution_are_those_of_the_run(tmp_path):
+def test_particles_and_attribution_agree_with_the_run(tmp_path):
     particles, _, recording = steer(tmp_path / "run.jsonl", Letters(twisted=True))
     read = recording.particles()
     assert sorted(weight for _, weight in read) == pytest.approx(sorted(particles.weights))
@@ -127,7 +127,7 @@ class Fickle(Model):
             self.finish()
 
 
-def test_a_text_that_is_taken_back_in_part_comes_out_whole(tmp_path):
+def test_a_partly_withdrawn_text_is_recorded_correctly(tmp_path):
     recorder = Recorder(tmp_path / "run.jsonl")
     smc_steer(Fickle(), 2, 2, seed=0, on_step=recorder)
     recording = load(tmp_path / "run.jsonl")
@@ -136,7 +136,7 @@ def test_a_text_that_is_taken_back_in_part_comes_out_whole(tmp_path):
     assert data["steps"][1]["candidates"][0][1:3] == ["<c>", 3]        # JavaScript counts UTF-16 units
 
 
-def test_a_run_is_readable_at_every_step_and_a_torn_line_is_left_out(tmp_path):
+def test_a_recording_is_readable_after_every_step(tmp_path):
     path = tmp_path / "run.jsonl"
     recorder = Recorder(path)
 
@@ -153,7 +153,7 @@ def test_a_run_is_readable_at_every_step_and_a_torn_line_is_left_out(tmp_path):
     assert load(path).steps == whole.steps[:-1]
 
 
-def test_the_page_says_how_far_the_recording_goes(tmp_path):
+def test_the_page_shows_the_status_of_the_recording(tmp_path):
     path = tmp_path / "run.jsonl"
     with Recorder(path) as recorder:
         particles = smc_steer(Letters(), 4, 2, seed=1, max_steps=2, on_step=recorder)
@@ -181,7 +181,7 @@ class Doomed(Model):
         self.condition(len(self.s) < 2)
 
 
-def test_a_run_in_which_all_die_and_one_in_which_all_finish_say_so(tmp_path):
+def test_the_page_reports_that_all_died_or_all_finished(tmp_path):
     smc_steer(Doomed(), 3, 2, expand="copies", seed=0, on_step=Recorder(tmp_path / "dead.jsonl"))
     recording = load(tmp_path / "dead.jsonl")
     assert recording.status() == "All particles had died after 2 steps."
@@ -200,7 +200,7 @@ def page_data(text):
     return json.loads(data)
 
 
-def test_the_page_holds_every_candidate_and_asks_for_nothing(tmp_path):
+def test_the_page_contains_every_candidate_and_loads_nothing(tmp_path):
     _, steps, recording = steer(tmp_path / "run.jsonl")
     text = page(recording)
     assert not re.search(r"https?://|<link|<img|@import|url\(|src=", text)
@@ -224,7 +224,7 @@ class Hostile(Model):
         self.finish()
 
 
-def test_no_text_of_a_run_can_end_the_script_or_become_markup(tmp_path):
+def test_no_text_can_end_the_script_or_become_markup(tmp_path):
     smc_steer(Hostile(), 1, 1, on_step=Recorder(tmp_path / "run.jsonl", title="<b>{{data}}"))
     text = page(load(tmp_path / "run.jsonl"))
     assert text.count("<script") == 2 and "alert(&quot;1&quot;)" in text and "<b>{{" not in text
@@ -257,7 +257,7 @@ def test_a_recorder_records_one_run_from_its_beginning(tmp_path):
         ('{"llmppl_trace": true}\n', "has the format True, and this version of llmppl reads 1"),
     ],
 )
-def test_what_is_no_recording_is_refused_with_the_reason(tmp_path, content, message):
+def test_an_invalid_recording_is_refused_with_the_reason(tmp_path, content, message):
     path = tmp_path / "run.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
@@ -266,7 +266,7 @@ def test_what_is_no_recording_is_refused_with_the_reason(tmp_path, content, mess
     assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_told(tmp_path):
+def test_the_command_writes_the_page_beside_the_recording_or_elsewhere(tmp_path):
     path = tmp_path / "run.jsonl"
     steer(path)
     result = CliRunner().invoke(cli.app, ["trace", str(path)])
@@ -276,7 +276,7 @@ def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_told(tm
     assert (tmp_path / "other.html").read_bytes() == (tmp_path / "run.html").read_bytes()
 
 
-def test_the_command_says_what_file_it_cannot_read_or_write(tmp_path):
+def test_the_command_names_a_file_that_it_cannot_read_or_write(tmp_path):
     path = tmp_path / "run.jsonl"
     result = CliRunner().invoke(cli.app, ["trace", str(path)])
     assert result.exit_code == 2 and "does not exist" in result.stderr
@@ -338,7 +338,7 @@ class After(Model):
             self.finish()
 
 
-def test_the_page_shows_what_stood_before_the_text(tmp_path):
+def test_the_page_shows_the_prompts(tmp_path):
     lm, path = cold_lm(), tmp_path / "run.jsonl"
     for prompts in ["ab"], ["a", "b c"]:
         smc_steer(After(lm, *prompts), 2, 2, seed=0, on_step=Recorder(path))
@@ -418,7 +418,7 @@ def test_an_interrupted_run_shows_its_steps_as_well(monkeypatch, tmp_path):
     assert len(shown[0].steps) == 2
 
 
-def test_statements_of_ready_made_programs_are_told_in_words():
+def test_statements_of_ready_made_programs_are_described_in_words():
     lm = cold_lm()
 
     def statements(program, **options):

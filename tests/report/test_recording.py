@@ -80,7 +80,7 @@ def check(path):
     return recording
 
 
-def test_every_field_replaced_by_every_kind_of_value_is_refused_by_name_or_shown_escaped(lines, tmp_path):
+def test_any_field_with_any_value_is_refused_or_shown_escaped(lines, tmp_path):
     path, read, refused, seen = tmp_path / "run.jsonl", 0, 0, Counter()
     for number in (0, 1, 3, len(lines) - 1):
         for way in spots(lines[number]):
@@ -101,7 +101,7 @@ def test_every_field_replaced_by_every_kind_of_value_is_refused_by_name_or_shown
 
 
 @pytest.mark.parametrize("value", [MARKER, {MARKER: MARKER}, [MARKER]])
-def test_a_marker_in_every_field_never_comes_out_as_markup(lines, tmp_path, value):
+def test_a_marker_in_any_field_is_never_markup(lines, tmp_path, value):
     path = tmp_path / "run.jsonl"
     for number in range(len(lines)):
         for way in spots(lines[number]):
@@ -169,7 +169,7 @@ def test_lines_that_are_no_json_or_nested_too_deep_are_named(lines, tmp_path):
             load(path)
 
 
-def test_a_file_with_bytes_changed_anywhere_is_refused_in_a_sentence_or_shown(lines, tmp_path):
+def test_a_file_with_random_changes_is_refused_or_shown(lines, tmp_path):
     path, rng, read = tmp_path / "run.jsonl", np.random.default_rng(0), 0
     write(path, lines)
     whole = path.read_bytes()
@@ -214,7 +214,7 @@ class Full:
 
 
 @pytest.mark.parametrize("room", [0, 30, 700, 2_500])
-def test_a_full_disk_costs_the_rest_of_the_recording_and_one_warning(tmp_path, monkeypatch, room):
+def test_a_full_disk_ends_the_recording_with_one_warning(tmp_path, monkeypatch, room):
     path = tmp_path / "run.jsonl"
     expected = smc_steer(Words(), 4, 2, seed=5, max_steps=9)
     recorder = Recorder(path)
@@ -241,14 +241,14 @@ FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system ha
 
 
 @FULL
-def test_a_recording_to_dev_full_leaves_the_posterior():
+def test_a_recording_to_dev_full_keeps_the_posterior():
     with pytest.warns(UserWarning, match="/dev/full: the recording stops after step 0, .*: No space left on device"):
         particles = smc_steer(Words(), 4, 2, seed=5, max_steps=4, on_step=Recorder("/dev/full"))
     assert len(particles)
 
 
 @FULL
-def test_the_command_goes_on_where_the_disk_is_full():
+def test_the_command_continues_when_the_disk_is_full():
     command = ["generate", "Once upon a time", "--particles", "2", "--factor", "2", "--max-tokens", "3", "--seed", "1"]
     plain = CliRunner().invoke(cli.app, command)
     result = CliRunner().invoke(cli.app, [*command, "--trace", "/dev/full"])
@@ -256,7 +256,7 @@ def test_the_command_goes_on_where_the_disk_is_full():
     assert "/dev/full: the recording stops after step 0" in result.stderr
 
 
-def test_a_folder_that_does_not_exist_is_told_before_the_run(tmp_path):
+def test_a_missing_folder_is_reported_before_the_run(tmp_path):
     path = tmp_path / "no" / "run.jsonl"
     with pytest.raises(FileNotFoundError, match="there is no folder '.*no'; make it first: '.*run.jsonl'"):
         Recorder(path)
@@ -265,7 +265,7 @@ def test_a_folder_that_does_not_exist_is_told_before_the_run(tmp_path):
     assert f"cannot write {path}: there is no folder '{path.parent}'; make it first" in result.stderr
 
 
-def test_what_a_recorder_is_given_is_checked(tmp_path):
+def test_the_arguments_of_a_recorder_are_checked(tmp_path):
     with pytest.raises(TypeError, match="path must be a path, a str or a pathlib.Path, not 5"):
         Recorder(5)
     with pytest.raises(TypeError, match="title must be a str, not 5"):

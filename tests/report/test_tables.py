@@ -102,7 +102,7 @@ def test_repeats_in_which_all_died_show_as_well():
     assert shown.count("all died") == 2 and "all particles died in 2 runs" in shown and shown.count("-inf") == 3
 
 
-def test_matches_that_were_taken_show_as_a_table():
+def test_iterated_matches_show_as_a_table():
     found = search(cold_lm_with_bos(), "a|b|c")
     two = found.take(2)
     assert isinstance(two, MatchList) and isinstance(two, list) and found.num_matches == 2
@@ -137,7 +137,7 @@ def test_the_trie_shows_its_contexts_in_a_notebook():
     assert "<6>" in lm.trie.draw() and "<6>" not in shown
 
 
-def test_data_frames_hold_what_the_results_hold():
+def test_data_frames_agree_with_the_results():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     particles = steer()
     frame = particles.to_pandas()
@@ -153,7 +153,7 @@ def test_data_frames_hold_what_the_results_hold():
     assert MatchList().to_pandas().empty and len(Particles([]).to_pandas()) == 0
 
 
-def test_in_a_notebook_progress_is_a_line_below_the_cell_without_widgets(monkeypatch, capsys):
+def test_progress_in_a_notebook_needs_no_widgets(monkeypatch, capsys):
     cell = Cell()
     monkeypatch.setitem(sys.modules, "IPython", cell)
     monkeypatch.setitem(sys.modules, "IPython.display", cell)
@@ -177,7 +177,7 @@ assert sys.modules["tqdm.auto"]
 """
 
 
-def test_in_a_notebook_without_widgets_nobody_is_told_to_install_them():
+def test_a_notebook_without_widgets_gives_no_install_advice():
     command = [sys.executable, "-W", "always", "-c", NOTEBOOK]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0 and "IProgress" not in done.stderr, done.stderr
@@ -188,7 +188,7 @@ class Named(Model):
         self.condition(len(self.s) > 3)
 
 
-def test_a_statement_in_a_cell_is_told_by_the_number_of_the_cell(monkeypatch):
+def test_a_statement_in_a_cell_is_named_by_the_cells_number(monkeypatch):
     cell = Cell()
     cell.compile = SimpleNamespace(format_code_name=lambda name: ("Cell", "In[7]") if name == __file__ else None)
     monkeypatch.setitem(sys.modules, "IPython", cell)
@@ -200,7 +200,7 @@ def test_a_statement_in_a_cell_is_told_by_the_number_of_the_cell(monkeypatch):
     assert re.fullmatch(r"condition is false \(In\[7\], line \d+\)", death.reason)
 
 
-def test_without_pandas_an_error_says_what_to_install(monkeypatch):
+def test_without_pandas_an_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="to_pandas needs pandas: pip install pandas"):
         steer().to_pandas()

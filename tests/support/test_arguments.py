@@ -55,7 +55,7 @@ from llmppl.support import arguments
         (arguments.path, [("a/b", Path("a/b")), (Path("a"), Path("a"))]),
     ],
 )
-def test_what_a_check_admits_comes_back_in_its_plain_python_type(check, good):
+def test_a_check_returns_the_value_in_its_plain_python_type(check, good):
     for given, wanted in good:
         back = check("name", given)
         assert back == wanted and type(back) is type(wanted)
@@ -86,18 +86,18 @@ def test_what_a_check_admits_comes_back_in_its_plain_python_type(check, good):
         (arguments.path, 3, TypeError, "must be a path"),
     ],
 )
-def test_what_a_check_refuses_is_told_by_its_name(check, value, error, message):
+def test_a_check_refuses_invalid_values_by_name(check, value, error, message):
     with pytest.raises(error, match=f"^name {message}"):
         check("name", value)
 
 
-def test_a_probability_may_be_asked_to_be_above_0():
+def test_a_probability_can_be_required_to_be_positive():
     assert arguments.probability("p", 1e-9, above_0=True) == 1e-9
     with pytest.raises(ValueError, match=r"p must be in \(0, 1\], not 0"):
         arguments.probability("p", 0, above_0=True)
 
 
-def test_one_of_lists_what_there_is():
+def test_one_of_lists_the_valid_values():
     assert arguments.one_of("end", "eos", ["eos", "prefix"]) == "eos"
     with pytest.raises(ValueError, match="^end must be one of 'eos', 'prefix', not 'middle'"):
         arguments.one_of("end", "middle", ["eos", "prefix"])
@@ -251,7 +251,7 @@ API = [
 
 
 @pytest.mark.parametrize("where, name, refused, call", API, ids=[f"{where}({name})" for where, name, *_ in API])
-def test_what_is_no_such_number_is_refused_by_the_name_of_the_parameter(where, name, refused, call):
+def test_every_invalid_number_is_refused_by_parameter_name(where, name, refused, call):
     for bad in refused:
         with pytest.raises((TypeError, ValueError), match=rf"\b{name}\b"):
             call(bad)
@@ -287,7 +287,7 @@ def numbers_taken(name, function):
             yield f"{name}({parameter.name})"
 
 
-def test_no_number_of_the_public_api_is_missing_from_the_table():
+def test_the_table_contains_every_number_of_the_public_api():
     taken = set()
     for module, names in PUBLIC.items():
         for name in names:
@@ -311,7 +311,7 @@ def test_a_seed_may_be_larger_than_any_count():
 
 
 @pytest.mark.parametrize("most", [5, 9, 100, 2**63 - 1])
-def test_words_may_be_as_long_as_one_likes(most):
+def test_a_list_of_words_may_be_of_any_length(most):
     """Compared with the definition: letters at the end of the text and at the beginning of the token form a word."""
     mask = short_words(vocab := tiny_vocab(), most)
     for text in ("", "a", "abcab", "abc abcabcab", "a" * 98):

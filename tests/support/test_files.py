@@ -68,7 +68,7 @@ class Silent:
 @pytest.mark.parametrize(
     "make", [np.array, lambda values: Task("q", values), tensor, series, frame, Silent, lambda values: {"a": [values]}]
 )
-def test_a_task_is_told_by_its_contents_however_long(make, tmp_path):
+def test_a_task_is_identified_by_its_contents_of_any_length(make, tmp_path):
     values = np.zeros(5000)
     other = values.copy()
     other[2500] = 1e-10
@@ -79,7 +79,7 @@ def test_a_task_is_told_by_its_contents_however_long(make, tmp_path):
         run_all(tmp_path / "r.jsonl", [make(other)], resume=True)
 
 
-def test_what_differs_only_in_type_or_label_is_another_task():
+def test_tasks_of_another_type_or_label_are_different():
     pandas = pytest.importorskip("pandas")
     tasks = [
         {1: "a"}, {"1": "a"}, {1.0: "a"}, 1, 1.0, True, "1", [1], (1,), {1}, frozenset({1}), np.int64(1), np.float32(1),
@@ -94,7 +94,7 @@ def test_what_differs_only_in_type_or_label_is_another_task():
     ))  # fmt: skip                                     # of columns that were put together later
 
 
-def test_results_of_another_program_seed_or_version_are_refused_and_kept_by_force(tmp_path, monkeypatch):
+def test_results_of_another_run_are_refused_unless_forced(tmp_path, monkeypatch):
     path = tmp_path / (name := "r.jsonl")
     first = run_all(path, range(4), limited)
     before = path.read_bytes()
@@ -138,14 +138,14 @@ def test_results_of_another_language_model_are_refused(tmp_path):
         run_all(path, range(3), steering(table_lm(lambda ids: [0.0] * 3)), resume=True)
 
 
-def test_a_run_that_cannot_be_compared_is_refused_by_name_before_anything_runs(tmp_path):
+def test_a_run_without_identity_is_refused_before_anything_runs(tmp_path):
     numbers = (number for number in range(3))
     with pytest.raises(TypeError, match="the variable numbers of <lambda> holds <generator .*>, which no other"):
         run_all(tmp_path / "r.jsonl", range(2), lambda task, rng: coin(next(numbers), rng))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_has_a_header_alone_is_begun_anew(tmp_path):
+def test_a_file_with_only_a_header_starts_anew(tmp_path):
     path = tmp_path / "r.jsonl"
     run_many(coin, range(3), to=path).close()
     assert len(lines(path)) == 0
@@ -155,7 +155,7 @@ def test_a_file_that_has_a_header_alone_is_begun_anew(tmp_path):
 # ---- who writes it
 
 
-def test_another_run_is_refused_at_once_by_the_name_of_the_owner_and_ends_nobodys(tmp_path):
+def test_a_second_run_on_one_file_is_refused_with_its_owner(tmp_path):
     """Threads and a process on one path, of results and of checkpoints: one writes, the others get its name."""
     entered, leave = threading.Event(), threading.Event()
 
@@ -224,7 +224,7 @@ def forked(function):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_fork_of_a_run_writes_nothing_and_says_so(tmp_path):
+def test_a_fork_of_a_run_refuses_to_write(tmp_path):
     path = tmp_path / "r.jsonl"
     results = run_many(coin, range(8), seed=3, to=path, together=2)
     given = [next(results)]
@@ -243,7 +243,7 @@ def test_a_fork_of_a_run_writes_nothing_and_says_so(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_fork_that_lives_longer_than_the_run_holds_no_file(tmp_path):
+def test_a_fork_that_outlives_the_run_holds_no_file(tmp_path):
     path, (read, write) = tmp_path / "r.jsonl", os.pipe()
     results = run_many(coin, range(8), seed=3, to=path, together=2)
     next(results)
@@ -275,7 +275,7 @@ def changed(path, change, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["deleted", "replaced", "cut"])
-def test_a_file_that_is_deleted_replaced_or_emptied_ends_the_run_at_once(kind, tmp_path, monkeypatch):
+def test_a_deleted_replaced_or_emptied_file_ends_the_run_at_once(kind, tmp_path, monkeypatch):
     path, other = tmp_path / "r.jsonl", tmp_path / "other"
     run_all(other, range(8))
     change = {"deleted": path.unlink, "replaced": lambda: other.replace(path), "cut": lambda: path.write_bytes(b"")}
@@ -289,7 +289,7 @@ def test_a_file_that_is_deleted_replaced_or_emptied_ends_the_run_at_once(kind, t
             run_all(path, range(8), resume=True)
 
 
-def test_a_file_that_goes_in_the_last_second_is_missed_at_the_end(tmp_path):
+def test_a_file_deleted_in_the_last_second_is_detected_at_the_end(tmp_path):
     path = tmp_path / "r.jsonl"
     results = run_many(coin, range(4), seed=3, to=path)
     next(results)
@@ -298,7 +298,7 @@ def test_a_file_that_goes_in_the_last_second_is_missed_at_the_end(tmp_path):
         list(results)
 
 
-def test_a_checkpoint_that_is_replaced_stays_and_one_that_is_deleted_is_written_again(tmp_path):
+def test_a_replaced_checkpoint_stays_and_a_deleted_one_is_rewritten(tmp_path):
     path, other = tmp_path / "run.ckpt", tmp_path / "other"
     whole = smc_steer(Steps(), 2, 2, seed=1, max_steps=6)
     other.write_text("mine")
@@ -318,7 +318,7 @@ def test_a_checkpoint_that_is_replaced_stays_and_one_that_is_deleted_is_written_
     assert smc_steer(Steps(), 2, 2, seed=1, max_steps=6, checkpoint=path).texts == whole.texts
 
 
-def test_planted_links_are_not_followed_and_a_mode_and_a_link_of_the_user_stay(tmp_path):
+def test_planted_links_are_not_followed_but_the_users_link_is(tmp_path):
     victim, folder = tmp_path / "victim", tmp_path / "disk"
     victim.write_text("mine")
     folder.mkdir()
@@ -340,7 +340,7 @@ def umask():
     return mask
 
 
-def test_what_a_killed_run_left_is_swept_and_nothing_else(tmp_path):
+def test_only_temporary_files_of_a_killed_run_are_removed(tmp_path):
     left = tmp_path / ".run.ckpt.0123abcd.part"
     others = [tmp_path / ".run.ckpt.part", tmp_path / ".r.ckpt.0123abcd.part"]
     for each in (left, *others):
@@ -352,7 +352,7 @@ def test_what_a_killed_run_left_is_swept_and_nothing_else(tmp_path):
 # ---- damage
 
 
-def test_a_sealed_line_is_plain_json_and_no_change_of_it_is_read():
+def test_a_sealed_line_is_json_and_detects_every_bit_flip():
     record = {"index": 3, "text": 'é", "check": "0123456789abcdef"}', "half": "\ud800", "x": [0.1, None]}
     line = sealed(record)
     assert unsealed(line) == record and json.loads(line) == {**record, "check": json.loads(line)["check"]}
@@ -378,7 +378,7 @@ def test_a_mismatch_names_its_place(value, shape, said):
     assert mismatch(value, shape).startswith(said)
 
 
-def test_what_fits_is_no_mismatch():
+def test_a_value_of_the_right_shape_is_no_mismatch():
     for value, shape in [(1, float), (None, str | None), ({"x": 1, "y": 2}, {"x": int}), ({"x": 1}, {...: int})]:
         assert mismatch(value, shape) == ""
 
@@ -414,7 +414,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_named_by_its_line_and_repaired_with_nothing_lost(kind, tmp_path):
+def test_damage_is_named_by_its_line_and_repaired_without_loss(kind, tmp_path):
     path = tmp_path / "r.jsonl"
     change, message = DAMAGE[kind]
     damaged(path, change)
@@ -435,7 +435,7 @@ def test_damage_is_named_by_its_line_and_repaired_with_nothing_lost(kind, tmp_pa
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 4096, b"\0\0\n", b"\n", b'{"index": 9, "dig\0\0\0', b'{"llmppl_res'])
-def test_a_tail_that_a_loss_of_power_left_is_cut_with_a_warning(tail, tmp_path):
+def test_a_torn_last_line_is_cut_with_a_warning(tail, tmp_path):
     path = tmp_path / "r.jsonl"
     damaged(path, lambda whole: [*whole, tail])
     with pytest.warns(UserWarning, match="line 6, is torn and left out"):
@@ -445,7 +445,7 @@ def test_a_tail_that_a_loss_of_power_left_is_cut_with_a_warning(tail, tmp_path):
     assert len(load_results(path)) == 5
 
 
-def test_a_file_that_cannot_be_repaired_is_left_as_it_is(tmp_path):
+def test_a_file_that_cannot_be_repaired_is_left_unchanged(tmp_path):
     (tmp_path / "notes").write_text("hello\n")
     with pytest.raises(ValueError, match="notes has no line of results: line 1 is no result"):
         repair(tmp_path / "notes")
@@ -472,7 +472,7 @@ def test_a_record_costs_about_as_much_as_its_json(tmp_path):
     assert len(calls) == 20
 
 
-def test_an_owner_that_ends_lets_the_next_one_begin(tmp_path):
+def test_an_ended_owner_lets_the_next_one_begin(tmp_path):
     path = tmp_path / "file"
     with Owned(path, lambda: b"begin\n"), pytest.raises(BlockingIOError):
         Owned(path)

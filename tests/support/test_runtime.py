@@ -43,7 +43,7 @@ class Doubling:
 NAMES = [f"function {i}" for i in range(9)]
 
 
-def test_what_all_wait_for_is_one_batch_in_the_order_of_the_functions():
+def test_waiting_functions_share_one_batch_in_order():
     lm, done = Doubling(), []
 
     def function(i):
@@ -56,7 +56,7 @@ def test_what_all_wait_for_is_one_batch_in_the_order_of_the_functions():
     assert done == [(i, 2 * i, 200 + 4 * i) for i in range(4)]
 
 
-def test_functions_that_ask_more_or_less_often_share_the_rounds_that_they_have():
+def test_functions_with_unequal_numbers_of_questions_share_rounds():
     lm, seen = Doubling(), []
 
     def function(i):
@@ -68,7 +68,7 @@ def test_functions_that_ask_more_or_less_often_share_the_rounds_that_they_have()
     assert all(answer == 2 * (10 * i + k) for i, k, answer in seen)
 
 
-def test_every_evaluator_gets_its_own_questions():
+def test_every_evaluator_gets_only_its_own_questions():
     one, two, got = Doubling(), Doubling(), {}
 
     def function(i):
@@ -83,7 +83,7 @@ class Patient(Doubling):
     patient = True
 
 
-def test_a_patient_evaluator_is_asked_when_nobody_waits_for_another():
+def test_a_patient_evaluator_runs_when_no_other_is_needed():
     lm, critic, got = Doubling(), Patient(), {}
 
     def function(i):
@@ -103,7 +103,7 @@ def test_two_patient_evaluators_do_not_wait_for_each_other():
     assert one.batches == [[2], [2]] and two.batches == [[1], [4]]
 
 
-def test_one_of_each_does_not_wait_for_what_another_asks():
+def test_each_function_waits_only_for_its_own_evaluator():
     lm, critic = Doubling(), Patient()
 
     def function(i):
@@ -119,7 +119,7 @@ def test_one_of_each_does_not_wait_for_what_another_asks():
     assert next(each) == 0 and len(lm.batches) == 4      # it ended first
 
 
-def test_what_is_known_is_answered_at_once():
+def test_known_answers_return_at_once():
     lm, order = Doubling(remembers=True), []
 
     def function(i):
@@ -133,14 +133,14 @@ def test_what_is_known_is_answered_at_once():
     assert lm.batches == [[7]] and order == [0, 0, 1, 1]
 
 
-def test_no_functions_and_functions_that_ask_nothing_need_no_round():
+def test_functions_without_questions_need_no_round():
     ran = []
     Runtime().run([], NAMES)
     Runtime().run([lambda: ran.append(0), lambda: ran.append(1)], NAMES)
     assert ran == [0, 1]
 
 
-def test_only_functions_that_wait_take_a_greenlet_of_their_own():
+def test_only_waiting_functions_use_a_greenlet():
     lm, greenlets = Doubling(), []
 
     def function(i):
@@ -155,7 +155,7 @@ def test_only_functions_that_wait_take_a_greenlet_of_their_own():
     assert getcurrent() not in greenlets and all(each.dead for each in greenlets)
 
 
-def test_a_function_that_holds_up_the_end_of_a_run_does_not_begin_others():
+def test_a_function_that_delays_the_end_starts_no_others():
     lm, begun = Doubling(), []
 
     def function(i):
@@ -171,7 +171,7 @@ def test_a_function_that_holds_up_the_end_of_a_run_does_not_begin_others():
     assert begun == [0, 1]
 
 
-def test_outside_a_run_a_question_is_simply_asked():
+def test_outside_a_run_a_question_goes_to_the_evaluator():
     lm = Doubling()
     assert request(lm, 3) == 6 and lm.batches == [[3]]
 
@@ -191,7 +191,7 @@ def test_runs_inside_functions_share_their_batches():
     assert got == [20, 22, 40, 42, 202, 204]
 
 
-def test_an_exception_in_a_function_is_raised_with_a_note_of_who_it_was():
+def test_an_exception_in_a_function_carries_its_name():
     lm = Doubling()
 
     def function(i):
@@ -204,7 +204,7 @@ def test_an_exception_in_a_function_is_raised_with_a_note_of_who_it_was():
     assert caught.traceback[-1].name == "function"
 
 
-def test_an_exception_before_any_question_is_raised_with_the_note_too():
+def test_an_exception_before_any_question_carries_the_name_too():
     def function():
         raise RuntimeError("early")
 
@@ -218,7 +218,7 @@ class Broken(Doubling):
         raise FloatingPointError("the model gave NaN")
 
 
-def test_an_exception_in_an_evaluator_shows_the_line_that_asked_and_who_it_was():
+def test_an_exception_in_an_evaluator_shows_line_and_name():
     def function(i):
         if i:
             request(Broken(), i)
@@ -230,7 +230,7 @@ def test_an_exception_in_an_evaluator_shows_the_line_that_asked_and_who_it_was()
     assert "request(Broken(), i)" in shown and "in evaluate" in shown
 
 
-def test_a_function_that_swallows_what_an_evaluator_raised_does_not_hide_it():
+def test_a_swallowed_exception_of_an_evaluator_is_raised_again():
     def function():
         try:
             request(Broken(), 1)
@@ -241,7 +241,7 @@ def test_a_function_that_swallows_what_an_evaluator_raised_does_not_hide_it():
         Runtime().run([function], NAMES)
 
 
-def test_what_an_exception_leaves_hanging_is_unwound():
+def test_after_an_exception_waiting_functions_are_unwound():
     lm, unwound = Doubling(), []
 
     def waits(i):
@@ -278,7 +278,7 @@ def test_an_interrupt_while_answering_unwinds_everything():
     assert sorted(unwound) == [0, 1, 2]
 
 
-def test_a_number_of_answers_other_than_that_of_the_questions_is_an_error():
+def test_a_wrong_number_of_answers_is_an_error():
     class Short(Doubling):
         def evaluate(self, questions):
             return [0]
@@ -299,7 +299,7 @@ def test_an_answer_may_be_any_object_but_None_means_unknown():
     assert got == [0] and lm.batches == []
 
 
-def test_functions_see_the_context_variables_of_the_caller_and_set_only_their_own():
+def test_functions_inherit_context_variables_and_set_only_their_own():
     variable = contextvars.ContextVar("variable", default="default")
     variable.set("caller")
     lm, seen = Doubling(), []
@@ -329,7 +329,7 @@ def asking(lm, n, times):
     return function, f"function {n}"
 
 
-def test_each_gives_what_functions_return_as_they_end_and_begins_the_next_in_their_place():
+def test_each_yields_results_as_functions_end_and_starts_the_next():
     lm = Doubling()
     times = {1: 1, 3: 4, 5: 2, 7: 0, 9: 2}
     found = list(Runtime().each((asking(lm, n, k) for n, k in times.items()), together=2))
@@ -337,7 +337,7 @@ def test_each_gives_what_functions_return_as_they_end_and_begins_the_next_in_the
     assert lm.batches == [[1, 3], [6, 5], [12, 10], [24, 9], [18]]
 
 
-def test_each_takes_a_function_when_one_has_ended_and_gives_its_result_before_the_next_goes_on():
+def test_each_takes_a_new_function_only_after_one_ended():
     lm, events = Doubling(), []
 
     def functions():
@@ -375,7 +375,7 @@ def caught(lm, n):
     return function, f"function {n}"
 
 
-def test_of_each_only_those_fail_that_an_evaluator_does_not_answer():
+def test_in_each_only_functions_with_failed_questions_fail():
     numbers = [0, 2, 4, 5, 6, 8, 9, 10]
     found = list(Runtime().each([caught(Choosy(), n) for n in numbers], together=8))
     assert found == ["an odd one: 5" if n == 5 else "an odd one: 9" if n == 9 else 2 * n for n in numbers]
@@ -384,7 +384,7 @@ def test_of_each_only_those_fail_that_an_evaluator_does_not_answer():
     assert lm.batches == [[0, 2], [4], [6, 8]]
 
 
-def test_an_evaluator_that_fails_in_a_run_within_one_of_each_shows_the_line_that_asked():
+def test_a_failure_in_an_inner_run_shows_the_calling_line():
     def function():
         Runtime().run([lambda: request(Choosy(), 1)], ["inner"])
 
@@ -394,7 +394,7 @@ def test_an_evaluator_that_fails_in_a_run_within_one_of_each_shows_the_line_that
     assert "lambda: request(Choosy(), 1)" in "".join(traceback.format_exception(error.value))
 
 
-def test_what_leaves_one_of_each_ends_all():
+def test_an_exception_that_escapes_each_ends_all_functions():
     unwound = []
 
     def waits(n):
@@ -414,7 +414,7 @@ def test_what_leaves_one_of_each_ends_all():
     assert error.value.__notes__ == ["in two"] and sorted(unwound) == [1, 3]
 
 
-def test_each_of_them_begins_with_the_context_variables_of_the_caller():
+def test_each_starts_with_the_context_variables_of_the_caller():
     variable = contextvars.ContextVar("variable", default="default")
     variable.set("caller")
 
@@ -442,7 +442,7 @@ def test_stats_add_subtract_and_show_themselves():
     )
 
 
-def test_a_runtime_counts_what_its_evaluators_did_since_it_met_them():
+def test_a_runtime_counts_the_work_since_it_met_an_evaluator():
     lm, other = Doubling(), Doubling()
     request(lm, 1)
     runtime = Runtime()
@@ -454,7 +454,7 @@ def test_a_runtime_counts_what_its_evaluators_did_since_it_met_them():
     assert lm.stats.rounds == 3                         # its own count goes on
 
 
-def test_what_runs_inside_functions_do_counts_for_the_outer_run_too():
+def test_the_work_of_inner_runs_counts_for_the_outer_run():
     lm, inner = Doubling(), []
 
     def masked(question):
@@ -473,7 +473,7 @@ def test_what_runs_inside_functions_do_counts_for_the_outer_run_too():
     assert runtime.stats.seconds_masks == pytest.approx(sum(inner)) and min(inner) > 0.0
 
 
-def test_time_in_masks_is_counted_apart_and_only_inside_a_run():
+def test_time_in_masks_is_counted_only_inside_a_run():
     def function():
         with mask_timer():
             time.perf_counter()
@@ -487,7 +487,7 @@ def test_time_in_masks_is_counted_apart_and_only_inside_a_run():
     assert runtime.seconds_masks == before
 
 
-def test_masking_lets_exceptions_through():
+def test_masking_does_not_swallow_exceptions():
     def function():
         with mask_timer():
             raise ValueError("in a mask")

@@ -32,7 +32,7 @@ def stream(seed, index):
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,)))
 
 
-def test_tasks_come_out_as_if_each_had_run_alone_in_fewer_rounds():
+def test_tasks_give_the_same_results_as_alone_in_fewer_rounds():
     apart, together = cold_lm(), cold_lm()
     alone = [steer(apart)(task, stream(5, i)) for i, task in enumerate(TASKS)]
     results = by_index(run_many(steer(together), TASKS, seed=5, together=4))
@@ -59,7 +59,7 @@ class Waits(Model):
             self.finish()
 
 
-def test_where_a_task_ends_the_next_begins_so_that_rounds_stay_full():
+def test_a_new_task_starts_when_one_ends_so_rounds_stay_full():
     """Tasks of 1 and 9 steps, two at a time: after task 0 come 2, 3, ... beside task 1."""
     lm = table_lm(lambda ids: [0.0, 0.0, -np.inf])
     run = lambda n, rng: importance_sampling(Waits(lm, n), 1, rng=rng)      # noqa: E731
@@ -68,7 +68,7 @@ def test_where_a_task_ends_the_next_begins_so_that_rounds_stay_full():
     assert lm.stats.rounds == 9
 
 
-def test_tasks_are_taken_as_they_begin_and_no_more_than_that_run_together():
+def test_tasks_are_taken_lazily_up_to_the_limit():
     lm, taken, running = tiny_lm(), [], []
 
     def tasks():
@@ -93,7 +93,7 @@ def test_tasks_are_taken_as_they_begin_and_no_more_than_that_run_together():
     assert not running
 
 
-def test_a_task_that_raises_is_recorded_with_its_traceback_and_stops_no_other():
+def test_a_failed_task_has_a_traceback_and_stops_no_other():
     lm = tiny_lm()
 
     def run(task, rng):
@@ -109,7 +109,7 @@ def test_a_task_that_raises_is_recorded_with_its_traceback_and_stops_no_other():
     assert "KeyError: 'mine'" in repr(failed)
 
 
-def test_where_the_language_model_fails_for_a_context_only_those_fail_that_asked_for_it():
+def test_a_failing_context_fails_only_the_tasks_that_need_it():
     """The table raises after "b": tasks that begin there fail, with the line that asked."""
 
     def logits(ids):
@@ -143,7 +143,7 @@ def test_where_the_language_model_fails_for_a_context_only_those_fail_that_asked
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "text", [1, 2], iter([])])
-def test_a_run_that_returns_something_else_is_an_error_that_says_what_it_should(wrong):
+def test_a_run_that_returns_another_type_is_an_error_with_a_remedy(wrong):
     (result,) = run_many(lambda task, rng: wrong, ["a"], seed=0)
     assert "TypeError: run must return Particles, as smc_steer does, or a list of matches or beams;" in result.error
 
@@ -184,7 +184,7 @@ def test_a_run_within_a_task_shares_the_rounds_of_the_others():
     assert within < lm.stats.rounds
 
 
-def test_a_failing_context_within_a_run_within_a_task_fails_that_inner_task_alone():
+def test_a_failing_context_of_an_inner_run_fails_only_its_task():
     def logits(ids):
         if ids[0] == 1:
             raise FloatingPointError("not after b")
@@ -204,7 +204,7 @@ def test_a_failing_context_within_a_run_within_a_task_fails_that_inner_task_alon
     ]  # fmt: skip
 
 
-def test_an_iterator_that_is_given_up_unwinds_its_tasks():
+def test_an_abandoned_iterator_unwinds_its_tasks():
     lm, begun, left = cold_lm(), [], []
 
     def run(task, rng):
@@ -239,7 +239,7 @@ def test_two_iterators_may_take_turns():
     assert outcomes(a for a, _ in pairs) == outcomes(b for _, b in pairs) == expected
 
 
-def test_an_iterator_that_was_begun_outside_may_go_on_within_a_task():
+def test_an_iterator_may_continue_within_a_task():
     lm = cold_lm()
     results = run_many(steer(lm), TASKS, seed=2, together=3)
     found = [next(results)]
@@ -254,7 +254,7 @@ def test_an_iterator_that_was_begun_outside_may_go_on_within_a_task():
     assert outcomes(found) == outcomes(run_many(steer(cold_lm()), TASKS, seed=2, together=3))
 
 
-def test_threads_run_tasks_of_their_own():
+def test_threads_run_their_own_tasks():
     lm = tiny_lm()
     expected = [told(result.particles) for result in by_index(run_many(steer(lm), TASKS, seed=2, together=3))]
     found = [None] * 4
@@ -270,7 +270,7 @@ def test_threads_run_tasks_of_their_own():
     assert found == [expected] * 4
 
 
-def test_another_thread_cannot_go_on_with_a_run_that_has_begun():
+def test_another_thread_cannot_continue_a_run():
     lm = tiny_lm()
     results, caught = run_many(steer(lm), TASKS, seed=2, together=3), []
     next(results)
@@ -287,7 +287,7 @@ def test_another_thread_cannot_go_on_with_a_run_that_has_begun():
     assert caught == ["what runs together goes on in the thread that began it, and this is another"]
 
 
-def test_an_interrupt_ends_all_with_a_note_of_the_task_and_the_lm_stays_right():
+def test_an_interrupt_notes_the_task_and_keeps_the_lm_right():
     lm, fresh, unwound = cold_lm(), cold_lm(), []
 
     def run(task, rng):
@@ -305,7 +305,7 @@ def test_an_interrupt_ends_all_with_a_note_of_the_task_and_the_lm_stays_right():
     assert [told(result.particles) for result in run_many(steer(lm), TASKS, seed=2)] == expected
 
 
-def test_the_seed_decides_and_None_draws_one():
+def test_the_seed_fixes_the_results_and_None_draws_one():
     first, again, *others = (
         [told(result.particles) for result in run_many(coin, range(64), seed=seed)] for seed in (0, 0, 1, None, None)
     )
@@ -331,13 +331,13 @@ def test_repeat_gives_the_runs_of_run_many():
         ((coin, TASKS, {"resume": True}), ValueError, r"say with which, as to='results\.jsonl'"),
     ],
 )
-def test_what_run_many_refuses_before_it_begins(arguments, error, message):
+def test_run_many_checks_its_arguments_before_it_begins(arguments, error, message):
     run, tasks, options = (*arguments, {})[:3]
     with pytest.raises(error, match=message):
         run_many(run, tasks, **options)
 
 
-def test_the_bar_says_how_many_are_done(capsys):
+def test_the_bar_shows_the_number_of_finished_tasks(capsys):
     list(run_many(coin, range(5), seed=0, progress=True))
     assert capsys.readouterr().out == ""
 
@@ -363,7 +363,7 @@ STEER, STANDARD = "steer N=4 K=2 distinct", "standard N=4, systematic always"
     "name, algorithm",
     [("mask", STEER), ("infilling", STANDARD), ("where, second choice", STEER), ("twist by a critic", STANDARD)],
 )
-def test_Z_hat_and_the_weighted_histogram_are_right_on_average_through_run_many(name, algorithm):
+def test_Z_hat_and_histogram_through_run_many_are_right_on_average(name, algorithm):
     """Within 4.5 standard errors of the sum by hand; see test_exactness."""
     check(name, ALGORITHMS[algorithm], seed=len(name), runs_of=runs_together)
 
@@ -372,7 +372,7 @@ def test_Z_hat_and_the_weighted_histogram_are_right_on_average_through_run_many(
 
 
 @pytest.mark.parametrize("to", [None, "results.jsonl"])
-def test_what_is_held_does_not_grow_with_the_number_of_tasks(tmp_path, to):
+def test_memory_does_not_grow_with_the_number_of_tasks(tmp_path, to):
     lm = table_lm(lambda ids: [0.1 * (len(ids) % 3), 0.0, -1.0], cache_bytes=1 << 14)
     num_tasks, counts = repetitions(10_000, 300), []
 
@@ -389,7 +389,7 @@ def test_what_is_held_does_not_grow_with_the_number_of_tasks(tmp_path, to):
     assert max(counts[middle:]) - max(counts[:middle]) < 3000            # a result holds hundreds
 
 
-def test_a_task_without_an_end_is_ended_by_max_steps():
+def test_max_steps_ends_an_endless_task():
     class Endless(Model):
         def step(self):
             self.s += "x" * self.sample(Bernoulli(0.5))

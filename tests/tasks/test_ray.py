@@ -104,7 +104,7 @@ def assert_nothing_is_lost(path):
     assert [{name: line[name] for name in expected} for line, expected in zip(lines, truth(), strict=True)] == truth()
 
 
-def test_without_ray_the_error_says_what_installs_it(monkeypatch):
+def test_without_ray_an_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"llmppl\.tasks\.ray needs Ray: pip install 'llmppl\[ray\]'$"):
         llmppl.tasks.ray.run_many(steer, ["a"], make_lm=make_lm)
@@ -130,7 +130,7 @@ def test_wrong_arguments_are_named_before_ray_is_started(wrong, message):
         llmppl.tasks.ray.run_many(arguments.pop("run"), arguments.pop("tasks"), **arguments)
 
 
-def test_two_workers_give_and_write_what_one_process_does(cluster, tmp_path):
+def test_two_workers_agree_with_one_process(cluster, tmp_path):
     path, tasks = tmp_path / "results.jsonl", ["ab", "", "d", "no such text", "bca", "a"]
     options = {"together": 2, "seed": 3}
     results = list(llmppl.tasks.ray.run_many(steer, iter(tasks), make_lm=make_lm, workers=2, to=path, **options))
@@ -168,13 +168,13 @@ class Steer:
         return steer(lm, prompt, rng)
 
 
-def test_run_is_unpickled_once_in_a_worker_however_many_chunks_it_gets(cluster, tmp_path):
+def test_run_is_unpickled_once_in_each_worker(cluster, tmp_path):
     results = llmppl.tasks.ray.run_many(Steer(tmp_path), TASKS[:12], make_lm=make_lm, workers=1, together=1)
     assert sum(result.error is None for result in results) == 12
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_matches_and_beams_come_back(cluster):
+def test_matches_and_beams_are_returned(cluster):
     runs = [
         lambda lm, text, rng: list(itertools.islice(search(lm, "c(a|b){2}", prefix=text), 2)),
         lambda lm, text, rng: list(beam_search(Text(lm, text), 2, 2, progress=False)),
@@ -187,7 +187,7 @@ def test_matches_and_beams_come_back(cluster):
         ]
 
 
-def test_what_cannot_be_sent_back_is_the_error_of_its_task(cluster):
+def test_a_result_that_cannot_be_sent_is_an_error_of_its_task(cluster):
     class Odd(dict):
         def as_dict(self):
             return {}
@@ -224,7 +224,7 @@ def test_a_task_that_would_end_its_process_is_an_error_at_once(cluster, tmp_path
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork")
-def test_a_fork_neither_goes_on_with_a_run_nor_ends_it(cluster):
+def test_a_fork_neither_continues_nor_ends_a_run(cluster):
     results = llmppl.tasks.ray.run_many(steer, TASKS[:9], make_lm=make_lm, workers=2, together=1)
 
     def go_on():
@@ -237,7 +237,7 @@ def test_a_fork_neither_goes_on_with_a_run_nor_ends_it(cluster):
     assert len(list(results)) == 8
 
 
-def test_a_language_model_that_cannot_be_made_ends_the_run_with_its_error(cluster):
+def test_an_error_while_making_the_language_model_ends_the_run(cluster):
     def missing():
         raise FileNotFoundError("no such weights")
 
@@ -253,7 +253,7 @@ def test_workers_that_die_of_the_language_model_end_the_run(cluster):
         next(llmppl.tasks.ray.run_many(steer, ["a"], make_lm=deadly, workers=1))
 
 
-def test_a_worker_runs_one_thread_unless_it_is_given_more_cpus(cluster, monkeypatch):
+def test_a_worker_runs_one_thread_unless_it_has_more_cpus(cluster, monkeypatch):
     def run(lm, task, rng):
         import torch
 
@@ -280,7 +280,7 @@ def wait_until(condition, what):
     raise AssertionError(f"there was no {what}")
 
 
-def test_by_default_there_are_as_many_workers_as_the_cluster_has_room_for(cluster, tmp_path):
+def test_the_default_number_of_workers_fills_the_cluster(cluster, tmp_path):
     def make():                                         # waits for the other, which might come when all is done
         lm = make_lm(tmp_path)
         wait_until(lambda: len(list(tmp_path.iterdir())) >= 2, "second worker")
@@ -290,7 +290,7 @@ def test_by_default_there_are_as_many_workers_as_the_cluster_has_room_for(cluste
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_run_that_is_broken_off_leaves_no_worker(cluster, tmp_path):
+def test_an_aborted_run_leaves_no_worker(cluster, tmp_path):
     make = functools.partial(make_lm, tmp_path)
     results = llmppl.tasks.ray.run_many(steer, TASKS, make_lm=make, workers=2, together=1)
     next(results)
@@ -310,7 +310,7 @@ def test_a_worker_that_is_killed_costs_nothing(cluster, tmp_path, seed):
 
 
 @pytest.mark.parametrize("seed", range(repetitions(full=20, quick=1)))
-def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path, seed):
+def test_a_killed_driver_resumes(tmp_path, seed):
     wants_ray()
     path, pids, moment = tmp_path / "results.jsonl", tmp_path / "pids", random.Random(seed).randrange(1, len(TASKS))
     pids.mkdir()

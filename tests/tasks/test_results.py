@@ -23,7 +23,7 @@ from llmppl.tasks import many, results
 from llmppl.tasks.results import digest
 
 
-def test_each_task_is_a_line_that_says_what_came_of_it(tmp_path):
+def test_each_task_is_a_line_with_its_result(tmp_path):
     path = tmp_path / "results.jsonl"
 
     def run(task, rng):
@@ -52,7 +52,7 @@ def test_each_task_is_a_line_that_says_what_came_of_it(tmp_path):
     assert rest[0].startswith(b'{"index": 0, ') and len(rest) == 4
 
 
-def test_what_is_loaded_is_what_came_out(tmp_path):
+def test_loaded_results_equal_the_returned_ones(tmp_path):
     path, lm = tmp_path / "results.jsonl", cold_lm()
     results = by_index(run_all(path, TASKS, steer(lm), together=3))
     loaded = load_results(path)
@@ -65,7 +65,7 @@ def test_what_is_loaded_is_what_came_out(tmp_path):
         assert [p.cut for p in one.particles] == [p.cut for p in other.particles]
 
 
-def test_a_posterior_of_no_particle_is_loaded_with_what_they_died_of(tmp_path):
+def test_a_loaded_posterior_without_particles_keeps_its_deaths(tmp_path):
     path = tmp_path / "results.jsonl"
     run_all(path, ["a"], lambda task, rng: importance_sampling(Dies(), 2, rng=rng))
     (one,) = load_results(path)
@@ -74,7 +74,7 @@ def test_a_posterior_of_no_particle_is_loaded_with_what_they_died_of(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 1, 9, 40, 200])
-def test_a_torn_file_is_cut_and_gone_on_with(tmp_path, cut):
+def test_a_torn_file_is_cut_and_resumed(tmp_path, cut):
     path, whole = tmp_path / "results.jsonl", tmp_path / "whole.jsonl"
     run_all(whole, range(12))
     data = whole.read_bytes()
@@ -88,7 +88,7 @@ def test_a_torn_file_is_cut_and_gone_on_with(tmp_path, cut):
     assert lines(path) == lines(whole)
 
 
-def test_a_file_that_is_whole_is_gone_on_with_by_nothing_or_more_tasks(tmp_path):
+def test_a_complete_file_can_be_extended_by_more_tasks(tmp_path):
     path, whole = tmp_path / "results.jsonl", tmp_path / "whole.jsonl"
     run_all(path, range(4))
     data = path.read_bytes()
@@ -98,7 +98,7 @@ def test_a_file_that_is_whole_is_gone_on_with_by_nothing_or_more_tasks(tmp_path)
     assert lines(path) == lines(whole)
 
 
-def test_resume_of_a_file_that_is_not_there_begins_it(tmp_path):
+def test_resume_without_a_file_starts_one(tmp_path):
     assert len(run_all(tmp_path / "results.jsonl", range(4), resume=True)) == 4
 
 
@@ -122,7 +122,7 @@ def refused(path, error, message, tasks=range(4), **options):
     assert (path.read_bytes() if path.is_file() else None) == before
 
 
-def test_files_that_are_no_place_for_the_results_are_refused(tmp_path):
+def test_unsuitable_files_are_refused(tmp_path):
     path = tmp_path / "results.jsonl"
     run_all(path, range(4))
     refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
@@ -140,7 +140,7 @@ def test_files_that_are_no_place_for_the_results_are_refused(tmp_path):
     refused(Path("/dev/full"), OSError, "to a file of their own, and this is none", resume=True)
 
 
-def test_a_generator_of_other_tasks_is_refused_as_it_goes(tmp_path):
+def test_a_generator_of_other_tasks_is_refused_while_it_runs(tmp_path):
     path = tmp_path / "results.jsonl"
     run_all(path, range(4))
     with pytest.raises(ValueError, match="the result of another task 1 than 7"):
@@ -153,7 +153,7 @@ def test_a_generator_of_other_tasks_is_refused_as_it_goes(tmp_path):
     "content",
     [b"hello", b"hello\n", b'{"a": 1}\n', b"[]\n", b"1\n", b"\x00\x01\n", b'{"index": 0, "seed": 1}\n', b"{}", b"\n"],
 )
-def test_a_file_of_something_else_is_left_as_it_is(tmp_path, content):
+def test_a_foreign_file_is_left_unchanged(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     refused(path, ValueError, "line 1, is no result of run_many, or is damaged; the file is left as", resume=True)
@@ -161,7 +161,7 @@ def test_a_file_of_something_else_is_left_as_it_is(tmp_path, content):
         load_results(path)
 
 
-def test_a_file_that_is_damaged_in_the_middle_says_where(tmp_path):
+def test_a_file_damaged_in_the_middle_names_the_place(tmp_path):
     path = tmp_path / "results.jsonl"
     run_all(path, range(4))
     whole = path.read_bytes().splitlines(keepends=True)
@@ -170,7 +170,7 @@ def test_a_file_that_is_damaged_in_the_middle_says_where(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_file_that_may_not_be_written_is_refused(tmp_path):
+def test_a_file_without_write_permission_is_refused(tmp_path):
     path = tmp_path / "results.jsonl"
     path.touch(mode=0o400)
     refused(path, PermissionError, "results.jsonl")
@@ -206,7 +206,7 @@ def test_a_full_disk_ends_the_run_and_loses_no_line(tmp_path):
     assert lines(path) == lines(whole)
 
 
-def test_what_is_interrupted_has_written_what_has_ended(tmp_path):
+def test_an_interrupted_run_has_written_all_ended_tasks(tmp_path):
     path, lm = tmp_path / "results.jsonl", cold_lm()
     ended = []
 
@@ -255,7 +255,7 @@ def test_two_runs_cannot_write_one_file(tmp_path):
     assert len(run_all(path, range(4), resume=True)) == 3
 
 
-def test_a_run_that_refuses_other_tasks_lets_go_of_the_file(tmp_path):
+def test_a_run_that_refuses_other_tasks_releases_the_file(tmp_path):
     run_all(path := tmp_path / "results.jsonl", range(4))
     with pytest.raises(ValueError, match="another task 0 than 'x'") as kept:     # with its frames, and what they hold
         run_all(path, ["x"] * 4, resume=True)
@@ -282,7 +282,7 @@ def killed(path, number):
     return told
 
 
-def test_a_run_that_is_killed_goes_on_and_ends_as_one_that_was_not(tmp_path):
+def test_a_killed_run_resumes_and_ends_the_same(tmp_path):
     """At random moments, twice each; every index once, and every float the same."""
     whole, rng = tmp_path / "whole.jsonl", np.random.default_rng()
     run_all(whole, PROMPTS, fresh(), together=7)
@@ -298,7 +298,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_as_one_that_was_not(tmp_path):
 INTERRUPTED = {module.__file__ for module in (files, many, results, runtime)}
 
 
-def test_an_interrupt_at_any_line_loses_no_result_that_was_given(tmp_path):
+def test_an_interrupt_at_any_line_loses_no_returned_result(tmp_path):
     whole, path = tmp_path / "whole.jsonl", tmp_path / "results.jsonl"
     tasks = PROMPTS[:4]
     with Interrupt(INTERRUPTED) as watch:
@@ -346,7 +346,7 @@ def test_a_parquet_path_is_refused_with_the_line_of_pandas_that_works(tmp_path, 
 # ---- digests
 
 
-def test_the_digest_of_a_task_is_that_of_its_value_and_the_same_in_every_process():
+def test_the_digest_of_a_task_depends_only_on_its_value():
     written = '["a", ["a", 1.5, None], {"b": 1, "a": {"x", "y", "z"}}, np.arange(3), Path("a"), b"bytes", ("a", True)]'
     tasks = eval(written)
     assert len(set(map(digest, tasks))) == len(tasks)
@@ -364,7 +364,7 @@ TASKS_OF_JSON = ["a\ud800\n", 1.5, None, True, [], ["a", [1, None]], {"a": {"b":
 TASKS_OF_MORE = [math.nan, [math.inf], {1, 2}, np.arange(3), b"bytes", [Path("a")], {"a": np.int64(1)}]
 
 
-def test_a_task_comes_back_where_JSON_writes_it_and_is_told_from_others_in_any_case(tmp_path):
+def test_a_task_returns_from_JSON_and_is_always_identified(tmp_path):
     path, tasks = tmp_path / "results.jsonl", [*TASKS_OF_JSON, *TASKS_OF_MORE, ("a", 1), {1: "a"}]
     run_all(path, tasks)
     expected = [*TASKS_OF_JSON, *[None] * len(TASKS_OF_MORE), ["a", 1], {"1": "a"}]
@@ -382,7 +382,7 @@ def test_a_task_that_is_no_data_cannot_be_resumed(tmp_path, task):
     assert [result.error for result in run_many(coin, [task], seed=0)] == [None]
 
 
-def test_a_result_file_knows_what_was_there(tmp_path):
+def test_a_result_file_keeps_its_seed_and_tasks(tmp_path):
     path = tmp_path / "results.jsonl"
     results = run_all(path, ["a", "b"])
     with ResultFile(path, resume=True) as file:

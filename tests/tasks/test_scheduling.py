@@ -42,7 +42,7 @@ def numbered(n):
     return ((i, f"task {i}") for i in range(n))
 
 
-def test_chunks_are_of_one_size_for_all_workers_and_get_smaller_towards_the_end():
+def test_chunks_are_equal_among_workers_and_shrink_towards_the_end():
     cluster = Scripted(2)
     assert sorted(r.index for r in schedule(cluster, numbered(100), together=16)) == list(range(100))
     assert [len(chunk) for chunk in cluster.chunks] == [25, 25, 16, 16, 9, 9]       # 100: a quarter each; 50; 18
@@ -59,7 +59,7 @@ def test_without_tasks_no_worker_is_waited_for():
     assert list(schedule(Scripted(2), [], together=4)) == []
 
 
-def test_a_task_that_workers_die_of_is_an_error_and_costs_no_other():
+def test_a_task_that_kills_workers_is_an_error_and_costs_no_other():
     def answer(worker, chunk):
         before = itertools.takewhile(lambda pair: pair[0] != 13, chunk)
         dies = any(index == 13 for index, _ in chunk)
@@ -82,7 +82,7 @@ def test_a_task_whose_workers_died_of_something_else_has_its_result():
     assert cluster.chunks == [[0, 1], [0, 1], [0], [1]]
 
 
-def test_what_a_worker_answers_after_its_tasks_were_sent_to_another_is_left_out():
+def test_late_answers_of_a_replaced_worker_are_ignored():
     cluster = Scripted(1)
     cluster.answer = lambda worker, chunk: (
         [Result(0, "first"), "dead", "ready"] if len(cluster.chunks) == 1
@@ -91,14 +91,14 @@ def test_what_a_worker_answers_after_its_tasks_were_sent_to_another_is_left_out(
     assert [result.task for result in schedule(cluster, numbered(2), together=4)] == ["first", "second"]
 
 
-def test_a_result_that_did_not_arrive_is_asked_for_again():
+def test_a_missing_result_is_requested_again():
     cluster = Scripted(1)
     cluster.answer = lambda worker, chunk: [*(Result(i, t) for i, t in chunk if i or len(cluster.chunks) > 1), "ready"]
     assert sorted(result.index for result in schedule(cluster, numbered(3), together=4)) == [0, 1, 2]
     assert cluster.chunks == [[0, 1, 2], [0]]
 
 
-def test_tasks_are_taken_as_they_are_needed_and_none_is_sent_before_a_result_is_wanted():
+def test_tasks_are_taken_and_sent_only_when_results_are_wanted():
     taken, together, size = itertools.count(), 4, 3
 
     def endless():
@@ -164,7 +164,7 @@ class Placed:
 
 @pytest.mark.parametrize("device, share, warned", [("cpu", "1", True), ("cuda:0", "1", False), ("cpu", None, False)])
 @pytest.mark.parametrize("several", [False, True])
-def test_a_worker_with_a_gpu_warns_of_a_language_model_on_the_cpu(device, share, warned, several, monkeypatch):
+def test_a_worker_with_a_gpu_warns_of_a_model_on_the_cpu(device, share, warned, several, monkeypatch):
     pickled = SimpleNamespace(loads=lambda it: it)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cloudpickle=pickled))
     monkeypatch.delenv("LLMPPL_DEVICE_SHARE", raising=False)

@@ -33,6 +33,7 @@ from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, NFA, Fragment
 from llmppl.constraints.automata.regex import Regex
 from llmppl.support.arguments import count, shown
 from llmppl.support.graphs import Memo, reachable
+from llmppl.support.options import readable_tuple
 
 SIZES = (1,) * 12 + (2, 2, 3, 4)                    # bytes of a character, by the first 4 bits of its first byte
 STEPS_PER_STATE = 50                                # that the next characters of a state cost
@@ -40,6 +41,7 @@ STEPS_PER_STATE = 50                                # that the next characters o
 __all__ = ["Edit", "alignment", "distance", "within"]
 
 
+@readable_tuple
 class Edit(NamedTuple):
     """One edit applied to a member of the language.
 

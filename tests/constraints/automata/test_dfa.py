@@ -56,7 +56,7 @@ def follow(dfa: DFA, data: bytes) -> int | None:
 
 @many
 @given(PATTERNS, PATTERNS)
-def test_operations_are_those_of_sets(first, second):
+def test_operations_agree_with_those_of_sets(first, second):
     a, b = Regex(first), Regex(second)
     A, B = texts(a), texts(b)
     assert texts(a | b) == A | B
@@ -115,7 +115,7 @@ def test_the_universe_is_all_text():
 
 @many
 @given(PATTERNS)
-def test_counts_are_those_of_the_enumeration(pattern):
+def test_counts_agree_with_the_enumeration(pattern):
     dfa = Regex(f"(?=[abé]*$)(?:{pattern})")
     found = texts(dfa)
     by_length = [sum(len(text) == n for text in found) for n in range(5)]
@@ -144,7 +144,7 @@ def test_enumeration_is_by_length_then_code_point():
     assert list(DFA.from_strings(words).enumerate()) == words
 
 
-def test_finite_languages_are_known_as_such():
+def test_finite_languages_are_recognised():
     for pattern in ["a{0,9}", "", r"[^\s\S]", "a(?:b*)(?!)|c", r"\w"]:
         assert Regex(pattern).is_finite(), pattern
     for pattern in ["a*", "ab+c", ".{2,}"]:
@@ -169,7 +169,7 @@ def test_samples_are_uniform_over_strings(pattern, length):
     assert chi_square(np.bincount(draws, minlength=len(strings))) < limit
 
 
-def test_a_sample_is_reproducible_and_refused_where_there_is_none():
+def test_a_sample_is_reproducible_and_an_empty_language_refuses_one():
     dfa = Regex(r"\w{3,40}")
     assert dfa.sample(np.random.default_rng(3), 40) == dfa.sample(np.random.default_rng(3), 40)
     assert re.fullmatch(r"\w{3}", dfa.sample(np.random.default_rng(3), 3))
@@ -182,7 +182,7 @@ def test_a_sample_is_reproducible_and_refused_where_there_is_none():
 
 @many
 @given(PATTERNS)
-def test_no_state_is_given_out_that_leads_nowhere(pattern):
+def test_every_state_can_reach_acceptance(pattern):
     dfa = Regex(pattern)
     if not dfa.start:
         assert not texts(dfa)
@@ -193,7 +193,7 @@ def test_no_state_is_given_out_that_leads_nowhere(pattern):
     assert not dfa.table[0].any() and not dfa.accepting[0]
 
 
-def test_states_are_small_integers_and_rows_come_when_asked_for():
+def test_states_are_small_integers_and_rows_are_made_on_demand():
     dfa = Regex("ab|cd")
     assert dfa.start == 1 and dfa.num_states == 1 and not dfa.ready[1]
     assert dfa.step(1, ord("b")) is None and dfa.ready[1]
@@ -217,7 +217,7 @@ def test_rows_stay_right_while_the_table_grows():
     assert all((dfa.row(state) == row).all() for state, row in rows)
 
 
-def test_a_character_may_be_left_in_its_middle():
+def test_a_state_may_lie_inside_a_character():
     dfa = Regex("[é😀]+")
     assert not dfa.accepts(follow(dfa, b"\xc3")) and follow(dfa, b"\xc3\xa9") is not None
     assert follow(dfa, b"\xc3\xa8") is None and follow(dfa, b"\xf0\x9f\x98") is not None
@@ -249,7 +249,7 @@ def test_arrays_make_an_automaton_without_their_useless_states():
     assert DFA.from_table(table, np.zeros(6, bool), 3).is_empty()
 
 
-def test_interegulars_automata_come_in():
+def test_automata_of_interegular_can_be_converted():
     interegular = pytest.importorskip("interegular")
     for pattern in ["(a|b)*abb", "[^x]y?", "a{2,4}|é+", "(?:ab|a)c*"]:
         fsm = interegular.parse_pattern(pattern).to_fsm()
@@ -301,7 +301,7 @@ def test_the_bytes_of_a_set_of_code_points_are_its_encodings():
     assert merged([(5, 6), (1, 2), (3, 3), (6, 9)]) == ((1, 3), (5, 9))
 
 
-def test_what_leads_nowhere_is_not_built():
+def test_an_NFA_does_not_build_dead_ends():
     nfa = NFA()
     assert nfa.read((), 0) == nfa.split([]) == nfa.split([DEAD]) == nfa.plus(lambda again: DEAD, 0) == DEAD
     assert nfa.split([DEAD, 0]) == 0 and nfa.star(lambda again: DEAD, 0) == 0
@@ -316,7 +316,7 @@ def test_choices_are_ordered_as_re_tries_them():
         assert "".join(letters) == order, pattern
 
 
-def test_a_guard_that_no_text_meets_makes_the_language_empty():
+def test_an_unsatisfiable_guard_makes_the_language_empty():
     for pattern in ("(?!).*", "(?!)", "a(?!)|(?!)b", r"(?=a)(?!a).*"):
         assert Regex(pattern).is_empty() and Regex(pattern).minimise().num_states == 0, pattern
         assert re.fullmatch(pattern, "") is None and re.fullmatch(pattern, "a") is None
@@ -352,7 +352,7 @@ def test_states_are_counted_as_they_are_made_and_the_culprit_is_named(monkeypatc
         make()
 
 
-def test_the_work_behind_few_states_is_counted_too(monkeypatch):
+def test_work_hidden_in_few_states_is_counted_too(monkeypatch):
     monkeypatch.setattr("llmppl.constraints.automata.budget.MAX_STEPS", 10_000)
     with pytest.raises(ValueError, match=r"^regex '\(a\|\)\{1000\}' is too large: more than 10,000 steps .* \{1000\}"):
         Regex("(a|){1000}").explore()
@@ -360,19 +360,19 @@ def test_the_work_behind_few_states_is_counted_too(monkeypatch):
         Regex("ab" * 6000).explore().minimise()
 
 
-def test_a_product_works_out_only_what_both_reach():
+def test_a_product_explores_only_pairs_that_both_reach():
     huge = Regex(".*a.{60}")                        # 2 ** 61 states
     assert list((huge & Regex("b?a{61}")).enumerate()) == ["a" * 61, "b" + "a" * 61]
     assert (huge & Regex(r"[^\s\S]")).is_empty() and huge.num_states < 1000
 
 
-def test_an_operand_that_is_no_automaton_is_a_type_error():
+def test_an_operand_that_is_not_an_automaton_is_a_TypeError():
     for combine in (lambda a, b: a & b, lambda a, b: a | b, lambda a, b: a - b, lambda a, b: a ^ b, lambda a, b: a + b):
         with pytest.raises(TypeError, match="unsupported operand"):
             combine(Regex("a"), "b")
 
 
-def test_one_string_is_no_list_of_strings():
+def test_a_single_string_is_not_a_list_of_strings():
     with pytest.raises(TypeError, match=r"'abc' is one string, not a list of them, such as \['a', 'b'\]"):
         DFA.from_strings("abc")
 
@@ -391,6 +391,6 @@ def test_many_strings_share_their_ends(monkeypatch):
         DFA.from_strings(["a" * 20])
 
 
-def test_what_is_no_string_in_a_list_of_strings_is_refused_by_name():
+def test_a_list_of_strings_names_an_element_of_another_type():
     with pytest.raises(TypeError, match="each of the strings must be a str, not 3"):
         DFA.from_strings(["a", 3])

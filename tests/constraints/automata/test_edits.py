@@ -54,7 +54,7 @@ def undone(text, edits):
 
 @many
 @given(LANGUAGES, st.integers(0, 3), COSTS, st.sampled_from([LETTERS + "b", "a", "b😀"]))
-def test_within_k_edits_is_what_the_table_says_of_every_member(words, k, costs, alphabet):
+def test_within_k_edits_agrees_with_an_edit_distance_table(words, k, costs, alphabet):
     language = DFA.from_strings(words)
     near = within(language, k, **costs, alphabet=alphabet if len(alphabet) == 1 else list(alphabet))
     for text in SHORT:
@@ -101,12 +101,12 @@ def test_k_edits_are_k_times_one_edit():
 # ---- counts by hand
 
 
-def test_no_edit_leaves_the_language_as_it_is():
+def test_zero_edits_leave_the_language_unchanged():
     for pattern in ("", "a+", "é|😀*", r"[^\s\S]"):
         assert within(Regex(pattern), 0).equivalent(Regex(pattern))
 
 
-def test_each_string_within_an_edit_of_a_word_is_there_once():
+def test_each_string_within_an_edit_of_a_word_occurs_once():
     # n characters, v letters: n deletions, n (v - 1) substitutions, (n + 1) v insertions, n of them twice the same
     for word, letters in [("abc", "abc"), ("ab", "abcdé"), ("", "ab"), ("é😀b", "é😀b")]:
         n, v = len(word), len(letters)
@@ -146,7 +146,7 @@ def test_an_alphabet_is_a_class_or_its_characters():
     assert within(word, 1, alphabet=r"\p{L}").equivalent(within(word, 1) & Regex(r"\p{L}*"))
 
 
-def test_regions_may_have_caps_of_their_own():
+def test_regions_may_have_their_own_limits():
     url = within(Regex("https://"), 0) + within(Regex("example"), 1)
     assert "https://exmple" in url and "htps://example" not in url and "https://exmpl" not in url
 
@@ -197,7 +197,7 @@ def test_an_edit_more_multiplies_the_states_by_less_than_four():
 # ---- errors
 
 
-def test_errors_say_what_is_wrong_and_what_works():
+def test_errors_name_the_fault_and_a_remedy():
     word = Regex("ab")
     for wrong, message in [
         ({"k": -1}, "k must be at least 0, not -1"),

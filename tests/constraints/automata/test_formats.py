@@ -105,7 +105,7 @@ def edited(rng, text, alphabet):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_ready_made_language_holds_what_its_validator_takes(name):
+def test_a_ready_made_language_agrees_with_its_validator(name):
     language, (is_valid, alphabet), rng = getattr(languages, name)(), FORMATS[name], np.random.default_rng(0)
     assert all(member in language and is_valid(member) for member in MEMBERS[name])
     texts = [language.sample(rng, max(map(len, MEMBERS[name]))) for _ in range(20)] + MEMBERS[name]
@@ -168,7 +168,7 @@ def test_a_range_without_a_bound_has_18_digits():
         (("a",), TypeError, "low must be a number, not 'a'"),
     ],
 )
-def test_a_range_that_is_none_is_refused(bounds, error, message):
+def test_an_invalid_range_is_refused(bounds, error, message):
     with pytest.raises(error, match=message):
         number_range(*bounds)
 
@@ -190,7 +190,7 @@ def test_times_counts_the_texts_in_a_row(words, bounds):
     assert texts(DFA.from_strings(words).times(*bounds)) == expected
 
 
-def test_times_refuses_counts_that_are_none():
+def test_times_refuses_invalid_counts():
     for bounds, error, message in [((-1,), ValueError, "least must be at least 0"), ((3, 2), ValueError, "at least 3"),
                                    ((1, 2.5), TypeError, "most must be an integer")]:  # fmt: skip
         with pytest.raises(error, match=message):

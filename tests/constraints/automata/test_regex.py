@@ -104,19 +104,19 @@ many = settings(
 
 @many
 @given(PLAIN, FLAGS, st.integers(0, 2**32))
-def test_a_generated_pattern_accepts_what_re_does(pattern, flags, seed):
+def test_a_generated_pattern_agrees_with_re(pattern, flags, seed):
     check_generated(pattern, flags, seed)
 
 
 @many
 @given(LOOKING, FLAGS, st.integers(0, 2**32))
-def test_a_generated_pattern_that_looks_around_accepts_what_re_does(pattern, flags, seed):
+def test_a_generated_pattern_with_lookarounds_agrees_with_re(pattern, flags, seed):
     check_generated(pattern, flags, seed)
 
 
 @many
 @given(ONCE, FLAGS, st.integers(0, 2**32))
-def test_a_generated_pattern_with_atomic_groups_accepts_what_re_does(pattern, flags, seed):
+def test_a_generated_pattern_with_atomic_groups_agrees_with_re(pattern, flags, seed):
     check_generated(pattern, flags, seed)
 
 
@@ -222,12 +222,12 @@ BOUNDED += r"\b \B \ba\b a\Bb a\b\sb (?:a\b|b)+\s?\ba? \B\n\B a(?=\b) .(?<=\ba)\
 
 @pytest.mark.parametrize("pattern", ANCHORED.split(" "))
 @pytest.mark.parametrize("flags", [0, re.M])
-def test_anchors_match_where_re_has_them(pattern, flags):
+def test_anchors_match_as_in_re(pattern, flags):
     agree(pattern, WORDS, flags)
 
 
 @pytest.mark.parametrize("pattern", BOUNDED.split(" "))
-def test_word_boundaries_and_look_behind_match_where_re_has_them(pattern):
+def test_word_boundaries_and_lookbehinds_match_as_in_re(pattern):
     agree(pattern, WORDS)
 
 
@@ -268,7 +268,7 @@ def members(pattern: str, flags: int = 0) -> set[str]:
 
 @pytest.mark.parametrize("flags", [0, re.A], ids=["unicode", "ascii"])
 @pytest.mark.parametrize("pattern", [r"\w", r"\d", r"\s", ".", r"[^\W\d]"])
-def test_a_class_has_exactly_the_characters_that_re_finds(pattern, flags):
+def test_a_class_has_the_same_characters_as_in_re(pattern, flags):
     assert members(pattern, flags) == set(re.findall(pattern, EVERY, flags))
     assert Regex(pattern, flags | re.S).count(1) == len(re.findall(pattern, EVERY, flags | re.S))
 
@@ -278,11 +278,11 @@ def test_a_class_has_exactly_the_characters_that_re_finds(pattern, flags):
     "pattern",
     r"k ß i µ [a-z] [^a-z] \W [\Wk] [^\dK] [à-ö] Σ [Ā-ſ] ǆ [𐐀-𐐏] [^ß] ﬅ [^\w] [Ω-ꭰ]".split(),
 )
-def test_without_case_a_class_has_exactly_the_characters_that_re_finds(pattern, flags):
+def test_a_class_without_case_has_the_same_characters_as_in_re(pattern, flags):
     assert members(pattern, flags) == set(re.findall(pattern, EVERY, flags | re.S))
 
 
-def test_every_cased_character_matches_those_that_re_says():
+def test_a_cased_character_without_case_matches_the_same_as_in_re():
     from llmppl.constraints.automata import unicode_classes as classes
 
     cased = classes.cased()
@@ -368,7 +368,7 @@ def test_nested_repeats_do_not_blow_up(pattern, inside, outside):
     assert dfa.num_states < 2000
 
 
-def test_a_repeat_beyond_reason_is_refused():
+def test_an_excessive_repeat_is_refused():
     with pytest.raises(ValueError, match="too large: more than 1,000,000 states; a smaller count"):
         Regex("a{1000000}")
     with pytest.raises(ValueError, match="too large"):
@@ -391,7 +391,7 @@ def test_a_password_rule_is_a_small_intersection():
     (r"(?=(.*\d){8})(?=(.*[a-z]){8})(?=(.*[A-Z]){8}).{24,64}", "aA1٣" * 16, "aA1" * 7 + "é" * 40),
     (r"x(?=.*\d)(?!.*(.{1,3})q)(?=.*\p{Lu}).{6,99}|(?!x)(?=.{8,90}$)(?=.*\W).*", "xÉ1" + "é" * 90, "xÉ1" + "q" * 9),
 ])  # fmt: skip
-def test_a_long_text_that_must_have_much_in_it_is_compiled_soon(rule, inside, outside):
+def test_many_required_parts_of_a_long_text_compile_quickly(rule, inside, outside):
     nfa = parse(rule, to_end=True)
     assert len(nfa) < 50_000                        # no state inside a character before it is met
     dfa = Regex(rule)
@@ -402,7 +402,7 @@ def test_a_long_text_that_must_have_much_in_it_is_compiled_soon(rule, inside, ou
 @settings(many, max_examples=repetitions(2000, 30))
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "[ab]"]), st.lists(st.tuples(
     st.sampled_from("=!"), PLAIN, st.sampled_from(["", "$"])), min_size=1, max_size=3), PLAIN), min_size=1, max_size=2))
-def test_look_aheads_at_the_beginning_of_alternatives_mean_what_re_means(alternatives):
+def test_lookaheads_at_the_start_of_alternatives_agree_with_re(alternatives):
     pattern = "|".join(
         before + "".join(f"(?{sign}{look}{end})" for sign, look, end in looks) + rest
         for before, looks, rest in alternatives
@@ -418,7 +418,7 @@ LOOKS = (
 
 
 @pytest.mark.parametrize("pattern", LOOKS)
-def test_look_aheads_at_any_place_mean_what_re_means(pattern):
+def test_lookaheads_at_any_place_agree_with_re(pattern):
     texts = ["".join(some) for n in range(5) for some in itertools.product("ab1 é\n", repeat=n)]
     try:
         dfa = Regex(pattern)
@@ -429,11 +429,11 @@ def test_look_aheads_at_any_place_mean_what_re_means(pattern):
     assert dfa.explore().num_states == DFA.from_table(dfa.table, dfa.accepting, dfa.start).num_states     # no dead ends
 
 
-def test_a_repeat_of_nothing_is_nothing_however_often():
+def test_a_repeated_empty_pattern_matches_only_the_empty_string():
     assert list(Regex("(?:){4000000000}a(?:|){3000000}").enumerate()) == ["a"]
 
 
-def test_an_error_shows_no_more_of_a_long_pattern_than_its_place():
+def test_an_error_shows_only_a_part_of_a_long_pattern():
     with pytest.raises(ValueError, match="groups are nested too deeply, 2,000 deep; some hundred would work") as deep:
         Regex("(" * 2000 + "a" + ")" * 2000)
     assert len(str(deep.value)) < 200
@@ -443,7 +443,7 @@ def test_an_error_shows_no_more_of_a_long_pattern_than_its_place():
     assert len(line) < 100 and line[caret.index("^")] == "["
 
 
-def test_a_thousand_words_are_told_apart():
+def test_a_regex_distinguishes_a_thousand_words():
     dice = random.Random(0)
     words = {"".join(dice.choices("abcdeé", k=dice.randrange(1, 9))) for _ in range(1200)}
     dfa = Regex("|".join(words))
@@ -452,7 +452,7 @@ def test_a_thousand_words_are_told_apart():
     assert set(Regex("|".join(words), re.I).enumerate()) >= words
 
 
-def test_a_regex_loads_no_large_library_and_makes_few_states_for_its_first_row():
+def test_a_regex_is_lazy_and_loads_no_large_library():
     program = (
         "from llmppl.constraints.automata.regex import Regex\n"
         "dfa = Regex(r'[^\\W\\d]\\w*'); dfa.row(dfa.start)\n"

@@ -56,7 +56,7 @@ def members(dfa):
 
 @many
 @given(LANGUAGES, TABLES)
-def test_synonyms_are_those_of_occurrences_that_do_not_overlap(words, table):
+def test_synonyms_replace_occurrences_that_do_not_overlap(words, table):
     truth = set().union(*(spellings(word, lambda key: table.get(key, ())) for word in words))
     for language in (DFA.from_strings(words), DFA.from_strings(words).minimise()):
         listed = list(synonyms(table)(language).enumerate())
@@ -96,7 +96,7 @@ def test_languages_with_cycles_are_rewritten_as_their_members_are(pattern):
     assert {text for text in texts if text in function(Regex(pattern) & Regex("[abé]{0,9}"))} == truth & texts
 
 
-def test_an_occurrence_is_a_substring_and_what_was_put_in_stays():
+def test_an_occurrence_is_a_substring_and_replacements_are_not_replaced_again():
     assert members(synonyms({"cat": ["dog"]})(Regex("cats|concat"))) == {"cats", "dogs", "concat", "condog"}
     assert members(synonyms({"a": ["b"], "b": ["c"]})(Regex("a"))) == {"a", "b"}
     assert members(synonyms({"a": ["b"], "b": ["a"]})(Regex("ab"))) == {"ab", "bb", "aa", "ba"}
@@ -108,7 +108,7 @@ def test_an_occurrence_is_a_substring_and_what_was_put_in_stays():
     }  # fmt: skip
 
 
-def test_functions_follow_each_other():
+def test_rewrites_can_be_composed():
     spelled = any_case(synonyms({"colour": ["color"]})(Regex("colour")))
     assert "COLOR" in spelled and "cOLour" in spelled and spelled.count(5) == 2**5 and spelled.count(6) == 2**6
 
@@ -131,7 +131,7 @@ def test_any_case_changes_letters_within_their_pairs():
 
 
 @pytest.mark.parametrize("pattern", ["[a-zÀ-ö ]+é?", "Hello (World|)", ".*", "[^A]b"])
-def test_ready_made_rewrites_add_nothing_the_second_time(pattern):
+def test_ready_made_rewrites_are_idempotent(pattern):
     for function in (any_case, any_whitespace, optional_punctuation, homoglyphs):
         once = function(Regex(pattern))
         assert (Regex(pattern) - once).is_empty() and function(once).equivalent(once)
@@ -180,12 +180,12 @@ def test_empty_languages_and_rules_change_nothing():
     assert rewrite(Regex("a*"), [(Regex("a"), Regex(""))]).equivalent(Regex("a*"))
 
 
-def test_states_come_when_they_are_asked_for():
+def test_states_are_made_on_demand():
     rewritten = any_case(Regex(r"\w+@\w+"))
     assert rewritten.num_states == 1 and "ÉLAN@ß" in rewritten and not rewritten.ready.all()
 
 
-def test_errors_say_what_is_wrong_and_what_works():
+def test_errors_name_the_fault_and_a_remedy():
     with pytest.raises(ValueError, match="the key '' occurs everywhere; only other strings can be replaced"):
         synonyms({"": ["a"]})
     message = re.escape("the alternatives of 'cat' are the str 'dog'; a list is ['dog']")

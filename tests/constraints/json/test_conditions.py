@@ -159,7 +159,7 @@ def is_taken(constraint: JsonSchema, value) -> bool:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_masks_and_parse_let_through_are_the_instances(name):
+def test_masks_and_parse_together_accept_exactly_the_instances(name):
     schema, is_instance = CASES[name]
     constraint = JsonSchema(schema)
     for value in VALUES:
@@ -171,7 +171,7 @@ def test_a_constraint_with_a_condition_pickles():
     assert is_taken(constraint, "2024-02-29") and not is_taken(constraint, "a")
 
 
-def test_the_command_line_asks_the_finished_text(tmp_path):
+def test_the_command_line_checks_the_finished_text(tmp_path):
     schema = tmp_path / "unique.json"
     schema.write_text('{"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2, "uniqueItems": true}')
     assert run("check", "--json-schema", str(schema), '["a", "b"]').exit_code == 0
@@ -182,7 +182,7 @@ def test_the_command_line_asks_the_finished_text(tmp_path):
         assert distinct(json.loads(row["text"]))
 
 
-def test_what_is_left_to_the_end_is_told_with_its_place():
+def test_warnings_name_the_keywords_that_are_checked_at_the_end():
     schema = {"properties": {"tags": {"type": "array", "uniqueItems": True}}, "not": {"required": ["a"]}}
     assert JsonSchema(schema).warnings == [
         "#, 'not' is checked on the finished text",
@@ -295,7 +295,7 @@ class Spans(Model):
         self.finish()
 
 
-def test_a_span_obeys_the_whole_schema_and_ends_where_it_does():
+def test_a_span_obeys_the_whole_schema_and_ends_with_it():
     truth = {}
     for n in range(1, 6):
         for ids in itertools.product(range(len(TOKENS)), repeat=n):
@@ -320,7 +320,7 @@ class EvenNumber(DFA):
         return int(text)
 
 
-def test_a_constraint_of_ones_own_says_by_parse_which_texts_it_takes():
+def test_a_custom_constraint_selects_its_texts_by_parse():
     truth = texts_by_hand(lambda text: set(text) <= {"1", "2"} and int(text) % 2 == 0, most=3)
     program = ConstrainedText(table_lm(logits, TOKENS), "1", EvenNumber(), max_tokens=3, end="eos")
     posterior = enumerate_exact(program)
@@ -328,7 +328,7 @@ def test_a_constraint_of_ones_own_says_by_parse_which_texts_it_takes():
     assert {particle.parsed for particle in posterior} == {int(text) for text in truth}
 
 
-def test_a_span_goes_on_where_parse_refuses_what_could_be_the_beginning_of_a_text():
+def test_a_span_continues_if_parse_rejects_a_possible_prefix():
     posterior = enumerate_exact(Spans(table_lm(logits, TOKENS), EvenNumber()))
     assert set(posterior.texts) == {"2", "12", "112"}
 
@@ -352,7 +352,7 @@ def even_program(**options):
     return ConstrainedText(lm, "1", JsonSchema(Even, whitespace=False), **{"max_tokens": 5, **options})
 
 
-def test_what_a_validator_refuses_is_no_particle():
+def test_a_particle_that_a_validator_rejects_is_removed():
     posterior = enumerate_exact(even_program())
     assert {particle.s for particle in posterior} == {
         f'{{"n":{a}{b}2}}' for a in ["", "1", "2", "3"] for b in ["", "1", "2", "3"]
@@ -372,7 +372,7 @@ def test_a_death_at_the_end_names_the_validator_and_the_text():
     assert '"n":' in posterior.deaths[-1].text
 
 
-def test_formats_of_pydantic_alone_are_asked_of_the_finished_text():
+def test_formats_that_only_pydantic_knows_are_checked_on_the_finished_text():
     constraint = JsonSchema(list[Base64Str])
     assert constraint.warnings == ["#/items, 'format' is checked on the finished text"]
     assert constraint.parse('["YQ=="]') == ["a"] and match_prefix(constraint, '["a"]').complete
@@ -380,7 +380,7 @@ def test_formats_of_pydantic_alone_are_asked_of_the_finished_text():
         constraint.parse('["a"]')
 
 
-def test_a_text_that_has_not_ended_is_not_parsed():
+def test_an_unfinished_text_is_not_parsed():
     with pytest.raises(ValueError, match="'' is not parsed: the text has not ended"):
         _ = even_program().parsed
     posterior = smc_steer(even_program(max_tokens=2, complete=False), N=4, K=2, seed=0)
@@ -388,20 +388,20 @@ def test_a_text_that_has_not_ended_is_not_parsed():
         _ = posterior.best.parsed
 
 
-def test_a_text_without_a_constraint_or_of_a_regex_is_its_own_parse():
+def test_a_text_without_a_constraint_or_of_a_regex_parses_as_itself():
     lm = table_lm(lambda ids: [0.0, 0.0, 0.0])
     for constraint in (None, Regex("a+"), ["a", "ab"], lambda text: True):
         particle = smc_steer(ConstrainedText(lm, "a", constraint), N=3, K=2, seed=0, max_steps=50)[0]
         assert type(particle.parsed) is str and particle.parsed == particle.s
 
 
-def test_an_index_of_a_schema_promises_what_the_schema_does():
+def test_an_index_of_a_schema_accepts_the_same_texts_as_the_schema():
     lm = table_lm(logits, TOKENS)
     index = JsonSchema(PAIRS, whitespace=False).index(lm.vocab)
     assert set(enumerate_exact(ConstrainedText(lm, "1", index, max_tokens=5)).texts) == UNIQUE
 
 
-def test_real_schemas_with_conditions_take_what_is_valid_and_nothing_else():
+def test_real_schemas_with_conditions_accept_exactly_the_valid_instances():
     file = SHARED / "evaldata" / "jsonschemabench" / "maskbench_tests.jsonl"
     if not file.exists():
         pytest.skip("jsonschemabench is not at hand")

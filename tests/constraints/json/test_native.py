@@ -135,7 +135,7 @@ def run(code, given="", *arguments):
 
 
 @pytest.mark.slow
-def test_hostile_schemas_are_read_or_refused_and_nothing_is_printed():
+def test_hostile_schemas_are_read_or_refused_without_printing():
     cases = list(corpus())[:: repetitions(full=1, quick=25)]
     result = run(HOSTILE, "".join(json.dumps(case) + "\n" for case in cases))
     said = result.stdout.split("\n")
@@ -143,7 +143,7 @@ def test_hostile_schemas_are_read_or_refused_and_nothing_is_printed():
     assert result.stderr == ""
 
 
-def test_a_way_along_references_is_bounded_by_its_levels():
+def test_a_path_along_references_is_bounded_by_its_levels():
     with pytest.raises(ValueError, match=r"30,001 parts that a \$ref points to, .* at most 20,000 levels would work"):
         JsonSchema(chained(30_000, FORMS[0]))
     with pytest.raises(ValueError, match="JSON schema at #: more than 12 patterns of allOf or .* in one string"):
@@ -183,7 +183,7 @@ PATTERNS = ["^a", "b$", "(?i)AB", "(?x) a b # c", "a|b$", "^(?!c)", "(?<=a)b", "
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_patterns_at_the_end_mean_what_re_search_means(pattern):
+def test_patterns_at_the_end_agree_with_re_search(pattern):
     import re
 
     constraint = JsonSchema({"not": {"pattern": pattern}})
@@ -214,7 +214,7 @@ def test_a_reference_to_a_property_is_not_narrowed_by_patterns_of_names():
         JsonSchema(schema).parse('{"a": 1, "b": 1}')
 
 
-def test_equal_items_are_found_as_json_has_it_in_linear_time():
+def test_equal_items_are_found_by_the_rules_of_JSON_in_linear_time():
     objects = [{"a": 1, "b": 2}, {"b": 2.0, "a": 1}, {"a": 1}, {}]
     values = [1, 1.0, True, 0, False, 0.0, "1", None, [1], [1.0], [True], [], *objects]
 
@@ -238,13 +238,13 @@ def test_equal_items_are_found_as_json_has_it_in_linear_time():
     assert time.process_time() - start < 20
 
 
-def test_a_schema_that_doubles_the_work_with_each_level_is_refused_by_its_count():
+def test_a_schema_with_exponential_work_is_refused():
     twice = chained(40, '{"anyOf": [{"$ref": "NEXT"}, {"$ref": "NEXT"}]}')
     with pytest.raises(ValueError, match="takes more than 250,000 keywords"):
         JsonSchema({"not": {"$ref": "#/$defs/a0"}, "$defs": twice["$defs"]}).parse('"a"')
 
 
-def test_a_text_too_deep_for_what_is_asked_is_a_value_error():
+def test_a_text_too_deep_for_the_schema_is_a_ValueError():
     deep = {"type": "array", "items": {"$ref": "#"}, "uniqueItems": True}
     for n in (90, 400, 900, 100_000):
         try:
@@ -279,7 +279,7 @@ def law(schema):
         {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "array", "items": {"const": 1}, "maxItems": 2}]},
     ],
 )
-def test_a_bound_that_is_asked_at_the_end_gives_the_law_of_the_exact_automaton(schema, monkeypatch):
+def test_a_bound_checked_at_the_end_gives_the_exact_posterior(schema, monkeypatch):
     exact, by_text, constraint = law(schema)
     assert not constraint.warnings and len(by_text) > 1
     build = json_texts.texts_of
@@ -324,14 +324,14 @@ def test_a_loose_bound_leaves_particles(name, lm):
             constraint.parse(json.dumps("a" * 70_000))
 
 
-def test_what_ends_too_late_says_that_llguidance_looks_for_no_end(lm):
+def test_a_late_end_blames_llguidance(lm):
     enum = JsonSchema({"enum": [{f"p{j}": i * j for j in range(9)} for i in range(1000)]})
     posterior = smc_steer(ConstrainedText(lm, "Once: ", enum, max_tokens=20), N=2, K=2, seed=1)
     assert "llguidance makes its masks and looks for no end (more than 100,000 states)" in posterior.deaths[0].reason
 
 
 @pytest.mark.parametrize("n", [500, 2000])
-def test_as_many_optional_properties_as_are_promised_work(n):
+def test_the_promised_number_of_optional_properties_works(n):
     names = {f"p{i}": {"type": "integer"} for i in range(n)}
     schema = {"type": "object", "properties": names, "additionalProperties": False}
     index = JsonSchema(schema).index(wording.BYTES)

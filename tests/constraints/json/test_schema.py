@@ -130,7 +130,7 @@ def test_masks_equal_trying_every_token_on_a_fresh_matcher(name, whitespace):
             assert differences(index, state, fits) == [], (state, text_of(index, state))
 
 
-def test_masks_of_a_finite_language_equal_those_of_its_strings():
+def test_masks_of_a_finite_language_agree_with_its_strings():
     values = [1, 12, "a", "\u00e9", None]
     lists = [[]] + [[x] for x in values] + [[x, y] for x in values for y in values]
     strings = [json.dumps(x, separators=(",", ":"), ensure_ascii=False).encode() for x in lists]
@@ -169,7 +169,7 @@ def test_a_mask_is_right_by_hand():
     assert spaced.mask(spaced.after('{"a"')).nonzero()[0].tolist() == [5, 9]
 
 
-def test_where_the_text_is_forced_all_its_spellings_may_follow():
+def test_a_forced_text_may_be_spelled_in_every_way():
     schema = {"const": "maybe"}
     vocab = Vocabulary([b'"', b"m", b"ma", b"may", b"maybe", b'"maybe"', b"be", b"b", b"e", b"a", b"y", b""], [11])
     index = JsonSchemaIndex(JsonSchema(schema), vocab)
@@ -225,7 +225,7 @@ def test_random_walks_end_in_instances(name):
         (' {"a":1}', False),
     ],
 )  # fmt: skip
-def test_what_a_schema_admits(text, inside):
+def test_a_schema_accepts_exactly_its_instances(text, inside):
     index = JsonSchemaIndex(JsonSchema(POINT), SMALL)
     try:
         assert index.accepts(index.after(text)) is inside
@@ -276,7 +276,7 @@ def test_the_whitespace_option():
         index.after("[1, 2]")
 
 
-def test_a_schema_may_be_text_and_its_copy_does_not_follow_changes():
+def test_a_schema_may_be_a_str_and_is_copied():
     schema = {"type": "integer"}
     constraint = JsonSchema(schema)
     assert JsonSchema(json.dumps(schema)).schema == constraint.schema == schema
@@ -285,7 +285,7 @@ def test_a_schema_may_be_text_and_its_copy_does_not_follow_changes():
     assert JsonSchemaIndex(constraint, SMALL).after("12") == (b"12",)
 
 
-def test_every_eos_may_follow_where_the_text_may_end_and_only_there():
+def test_every_eos_is_allowed_exactly_where_the_text_may_end():
     index = JsonSchemaIndex(JsonSchema({"type": "integer"}), SMALL)
     for text, ends in [("", False), ("-", False), ("1", True), ("12", True)]:
         state = index.after(text)
@@ -311,7 +311,7 @@ def test_a_vocabulary_is_tokens_and_eos_ids():
     assert [index.allowed(state).tolist() for state in [(), (0,), (0, 1)]] == [[0], [1, 2], [2]]
 
 
-def test_a_text_that_is_already_there_need_not_be_spelled_by_tokens():
+def test_an_existing_text_need_not_be_spelled_by_tokens():
     vocab = Vocabulary([b"1", b"}", b""], [2])
     index = JsonSchemaIndex(JsonSchema(POINT), Vocabulary([*vocab.tokens[:2], b"{", b""], [3]))
     state = index.after('{"a": ')
@@ -321,7 +321,7 @@ def test_a_text_that_is_already_there_need_not_be_spelled_by_tokens():
     assert index.after(b'{"a"') != index.after('{"a')
 
 
-def test_masks_are_those_before_each_token():
+def test_masks_lists_the_mask_before_each_token():
     index = JsonSchemaIndex(JsonSchema(POINT), SMALL)
     tokens = [*SMALL.spell(b'{"a": 12}'), EOS]
     masks = index.masks(tokens)
@@ -354,7 +354,7 @@ def test_a_prefix_that_particles_share_is_read_once():
     assert index.num_read == len(tokens) + len(digits)
 
 
-def test_memory_is_bounded_and_what_was_dropped_is_read_again(monkeypatch):
+def test_memory_is_bounded_and_dropped_entries_are_computed_again(monkeypatch):
     schema, rng = {"type": "array", "items": {"type": "string", "maxLength": 4}}, np.random.default_rng(0)
     ample = JsonSchemaIndex(JsonSchema(schema), SMALL)
     states = list({state for seed in range(20) for state in walk(ample, np.random.default_rng(seed), 30)})
@@ -368,7 +368,7 @@ def test_memory_is_bounded_and_what_was_dropped_is_read_again(monkeypatch):
         assert len(index._matchers) <= 3 and index._look.cache_info().currsize <= 64
 
 
-def test_a_text_of_thousands_of_tokens_is_no_deeper_than_a_short_one():
+def test_masks_work_after_thousands_of_tokens():
     index = JsonSchemaIndex(JsonSchema({"type": "string"}), SMALL)
     a = SMALL.spell(b"a")[0]
     state = (*SMALL.spell(b'"'), *[a] * 5000)
@@ -376,7 +376,7 @@ def test_a_text_of_thousands_of_tokens_is_no_deeper_than_a_short_one():
     assert index.mask(index.advance(state, a))[a]
 
 
-def test_copies_are_the_thing_itself():
+def test_copies_return_the_object_itself():
     constraint = JsonSchema(POINT)
     index = JsonSchemaIndex(constraint, SMALL)
     particle = {"index": index, "state": index.after('{"a"'), "constraint": constraint}
@@ -385,7 +385,7 @@ def test_copies_are_the_thing_itself():
     assert repr(pickle.loads(pickle.dumps(constraint))) == repr(constraint)
 
 
-def test_equal_vocabularies_share_what_llguidance_needs_of_them():
+def test_equal_vocabularies_share_the_tokenizer_of_llguidance():
     again = Vocabulary(SMALL.tokens, SMALL.eos_ids, SMALL.special_ids - set(SMALL.eos_ids) - {UNKNOWN}, [UNKNOWN])
     assert again == SMALL
     assert json_schema._tokenizer_of(SMALL)[0] is json_schema._tokenizer_of(again)[0]
@@ -425,7 +425,7 @@ def test_reprs_are_worth_reading():
         ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "Unsatisfiable .* required property 'a'"),
     ],
 )
-def test_a_schema_that_cannot_be_used_is_refused_with_its_place_and_keyword(schema, message):
+def test_an_invalid_schema_is_refused_with_place_and_keyword(schema, message):
     with pytest.raises(ValueError, match=message):
         JsonSchema(schema)
 
@@ -436,7 +436,7 @@ def test_a_place_is_found_in_a_large_schema_too():
         JsonSchema({"properties": many | {"last": {"$dynamicRef": "#a"}}})
 
 
-def test_lenient_passes_over_what_is_unknown_and_says_so():
+def test_lenient_ignores_unknown_keywords_with_a_warning():
     constraint = JsonSchema({"items": {"enum": [1], "format": "iri"}, "$dynamicRef": "#a"}, lenient=True)
     assert constraint.warnings == ["#, '$dynamicRef' is ignored", "#/items, 'format' is ignored"]
     index = JsonSchemaIndex(constraint, SMALL)
@@ -444,7 +444,7 @@ def test_lenient_passes_over_what_is_unknown_and_says_so():
     assert JsonSchema(POINT).warnings == []
 
 
-def test_a_token_that_may_not_follow_is_an_error_that_says_what_may():
+def test_a_forbidden_token_is_an_error_that_lists_the_allowed_bytes():
     index = JsonSchemaIndex(JsonSchema({"const": "ab"}), SMALL)
     state = index.after('"a')
     with pytest.raises(ValueError, match=r"token \d+ \(b'a'\) cannot follow b'\"a': the next byte must be one of b'b'"):
@@ -459,7 +459,7 @@ def test_a_token_that_may_not_follow_is_an_error_that_says_what_may():
         index.advance(index.after('"ab"'), SMALL.spell(b"a")[0])
 
 
-def test_a_text_that_no_instance_begins_with_is_an_error_with_its_place():
+def test_an_impossible_text_is_an_error_with_its_place():
     index = JsonSchemaIndex(JsonSchema(POINT), SMALL)
     with pytest.raises(ValueError, match="byte 5 of the text, b'x' after .*leaves the language: the next byte must be"):
         index.after('{"a":x')
@@ -480,7 +480,7 @@ def test_a_vocabulary_that_cannot_begin_an_instance_is_refused():
         JsonSchemaIndex(JsonSchema(POINT), Vocabulary([b"a", b"}", b""], [2]))
 
 
-def test_a_limit_of_llguidance_is_an_error_and_not_an_empty_mask(monkeypatch):
+def test_a_limit_of_llguidance_is_an_error_instead_of_an_empty_mask(monkeypatch):
     index = JsonSchemaIndex(JsonSchema(POINT), SMALL)
     broken = types.SimpleNamespace(
         compute_bitmask=lambda: bytes(100), is_accepting=lambda: False, is_error=lambda: True,
@@ -542,7 +542,7 @@ def bench() -> list[dict]:
     return cases[:: repetitions(1, 25)]
 
 
-def test_of_jsonschemabench_as_much_is_right_as_llguidance_itself_gets_right(capsys):
+def test_jsonschemabench_is_solved_as_often_as_by_llguidance(capsys):
     cases, vocab = bench(), real_vocabulary("embedded")
     tokenizer, _ = json_schema._tokenizer_of(vocab)
     ours, theirs = np.zeros(3, int), np.zeros(3, int)           # compiled, valid admitted, invalid refused
@@ -618,7 +618,7 @@ def nested(n, schema):
     return schema
 
 
-def test_a_schema_too_deep_or_too_large_is_refused_before_it_is_read():
+def test_a_schema_that_is_too_deep_or_too_large_is_refused():
     text = '{"properties":{"a":' * 5000 + "{}" + "}}" * 5000
     for deep in (nested(900, {"type": "string"}), text, nested(60, {"type": "null"})):
         with pytest.raises(ValueError, match="the schema is nested more than 120 deep"):
@@ -671,7 +671,7 @@ def test_a_recursion_that_can_end_is_read(schema):
     assert index.mask(index.start).any()
 
 
-def test_where_llguidance_gives_up_its_reason_the_schema_and_the_text_are_named(monkeypatch):
+def test_an_error_of_llguidance_names_reason_schema_and_text(monkeypatch):
     monkeypatch.setitem(native.LIMITS, "max_items_in_row", 50)
     wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(100)}}
     with pytest.raises(ValueError, match=r"JsonSchema.* after .*: llguidance gave up: .*max is 50; .*a smaller schema"):

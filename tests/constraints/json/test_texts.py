@@ -209,7 +209,7 @@ def differences(constraint: JsonSchema, rng: random.Random, num_texts: int, give
 
 @pytest.mark.parametrize("i", range(len(WITHIN)))
 @pytest.mark.parametrize("whitespace", [" ?", True, False])
-def test_texts_of_a_schema_are_those_of_llguidance(i, whitespace):
+def test_texts_of_a_schema_agree_with_llguidance(i, whitespace):
     constraint = JsonSchema(WITHIN[i], whitespace=whitespace)
     assert constraint.automaton is not None and constraint.fallback_reason == ""
     rng = random.Random(i)
@@ -221,7 +221,7 @@ def test_texts_of_a_schema_are_those_of_llguidance(i, whitespace):
 
 
 @pytest.mark.parametrize("seed", range(repetitions(500, 60)))
-def test_texts_of_drawn_schemas_are_those_of_llguidance(seed):
+def test_texts_of_drawn_schemas_agree_with_llguidance(seed):
     rng = random.Random(seed)
     try:
         constraint = JsonSchema(drawn_schema(rng))
@@ -247,7 +247,7 @@ def real_schemas(count: int) -> list[tuple[dict, list[bytes]]]:
     ]
 
 
-def test_texts_of_real_schemas_are_those_of_llguidance(capsys):
+def test_texts_of_real_schemas_agree_with_llguidance(capsys):
     rng, ours, taken = random.Random(0), 0, 0
     for schema, given in real_schemas(repetitions(10_000, 100)):
         try:
@@ -290,7 +290,7 @@ def real_vocabulary(name: str) -> Vocabulary:
 
 
 @pytest.mark.parametrize("tokenizer", ["gpt2", "cl100k_base", "mistral_v3"])
-def test_masks_are_those_of_llguidance(tokenizer):
+def test_masks_agree_with_llguidance(tokenizer):
     vocab, rng = real_vocabulary(tokenizer), np.random.default_rng(0)
     for schema in WITHIN if FULL else [RECORD, *WITHIN[3::9]]:
         constraint = JsonSchema(schema)
@@ -312,7 +312,7 @@ SMALL = Vocabulary([*PIECES, *BYTES, b""], [EOS])
 
 
 @pytest.mark.parametrize("schema", [RECORD, NUMBERS[2], STRINGS[3], SHAPES[2], SHAPES[9], SHAPES[15]], ids=range(6))
-def test_masks_within_are_those_of_all_texts_of_so_many_tokens(schema):
+def test_masks_within_a_limit_agree_with_the_enumeration(schema):
     index = JsonSchema(schema).index(SMALL)
     reach = {}                                      # by state: the fewest tokens to the end, by rounds over all states
 
@@ -342,7 +342,7 @@ def test_masks_within_are_those_of_all_texts_of_so_many_tokens(schema):
 
 
 @pytest.mark.parametrize("why", BEYOND)
-def test_what_is_beyond_an_automaton_is_read_by_llguidance_and_said(why):
+def test_a_schema_beyond_automata_uses_llguidance_and_reports_why(why):
     constraint = JsonSchema(BEYOND[why])
     assert constraint.automaton is None and why in constraint.fallback_reason
     index = constraint.index(SMALL)
@@ -358,7 +358,7 @@ def test_a_schema_that_grows_too_large_is_left_to_llguidance(monkeypatch):
     assert JsonSchema(some).automaton is not None
 
 
-def test_an_index_of_a_schema_is_saved_and_loaded_and_travels(tmp_path):
+def test_an_index_of_a_schema_can_be_saved_and_pickled(tmp_path):
     constraint = JsonSchema(RECORD)
     index = constraint.index(SMALL)
     index.save(tmp_path / "record.npz")
@@ -379,7 +379,7 @@ SHORT = {"anyOf": [{"type": "integer", "maximum": 12, "minimum": 0}, text(maxLen
 PAIR = CLOSED | {"properties": {"a": SHORT}, "required": ["a"]}
 
 
-def test_a_record_that_must_be_complete_is_weighed_as_by_enumeration():
+def test_a_complete_record_has_its_weight_by_enumeration():
     scores = np.random.default_rng(0).normal(size=(3, len(FEW) + 1))
     lm = table_lm(lambda ids: scores[len(ids) % 3].tolist(), FEW)
     program = ConstrainedText(lm, "x", JsonSchema(PAIR), max_tokens=5, complete=True)
@@ -413,14 +413,14 @@ def fewest_tokens(index, state, most: int) -> float:
 
 
 @pytest.mark.parametrize("n", [3, math.inf])
-def test_what_nests_and_cannot_be_closed_is_not_within_any_number_of_tokens(n):
+def test_a_nested_text_that_cannot_be_closed_is_never_within_reach(n):
     index = JsonSchema(True, whitespace=False).index(Vocabulary([b'"', b"a", b"[", b"1", b'"}', b""], [5]))
     assert index.allowed(index.start).tolist() == [0, 2, 3, 4]
     assert np.flatnonzero(index.mask_within(index.start, n)).tolist() == [0, 3, 4]
 
 
 @pytest.mark.parametrize("i", range(len(OPEN)))
-def test_where_json_nests_an_end_is_no_nearer_than_is_told_and_mostly_there(i):
+def test_the_promised_distance_to_an_end_of_nested_json_is_reachable(i):
     rng, found = random.Random(i), []
     index = JsonSchema(OPEN[i], whitespace=False).index(NESTED)
     for _ in range(repetitions(60, 12)):
@@ -435,7 +435,7 @@ def test_where_json_nests_an_end_is_no_nearer_than_is_told_and_mostly_there(i):
     assert np.mean(found) > 0.7
 
 
-def test_any_json_nests_as_deep_as_one_likes_and_its_index_is_not_saved(tmp_path):
+def test_free_json_may_nest_deeply_and_its_index_is_not_saved(tmp_path):
     constraint = JsonSchema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
     index = constraint.index(SMALL)
     deep = b'{"n": 1, "x": ' + b"[" * 200 + b'{"a": null}' + b"]" * 200 + b"}"
@@ -448,7 +448,7 @@ def test_any_json_nests_as_deep_as_one_likes_and_its_index_is_not_saved(tmp_path
     assert again.accepts(again.after(deep)) and repr(again).startswith("TokenIndex(JsonSchema(")
 
 
-def test_a_record_with_any_members_mostly_ends_in_time():
+def test_a_record_with_additional_members_usually_ends_in_time():
     """Nested values at the limit may die; without known distances, nearly all do."""
     scores = np.random.default_rng(1).normal(size=(5, len(NESTED.tokens)))
     lm = table_lm(lambda ids: scores[len(ids) % 5].tolist(), NESTED.tokens[:-1])

@@ -122,7 +122,7 @@ def test_lexing_follows_lark(case):
     assert not any(accepts(recognizer, text) for text in bad)
 
 
-def test_a_terminal_is_not_taken_for_another_whose_name_begins_alike():
+def test_a_terminal_is_not_confused_with_one_of_the_same_prefix():
     grammar = 'start: "b" | "c" ABC* A\nABC.1: /a/\nA: /a/\n%ignore " "'
     assert check_states(grammar, "abc ", 4) == 10   # "b" between blanks; "c" leads nowhere: A is always read as ABC
 
@@ -173,7 +173,7 @@ def mutated(text, rng, letters):
     return "".join(text)
 
 
-def test_what_lark_parses_is_admitted_and_nothing_else(known):
+def test_a_grammar_accepts_exactly_the_texts_that_lark_parses(known):
     recognizer, lark, words, letters = known
     rng = random.Random(2)
     good = 0
@@ -322,7 +322,7 @@ def test_text_ends_inside_a_character():
     assert {byte for byte in range(256) if recognizer.step(state, byte)} == {0xA9, 0xBC}
 
 
-def test_states_are_shared_and_copy_as_themselves():
+def test_states_are_shared_and_copies_return_themselves():
     recognizer = json_grammar()
     state = read(recognizer, '{"a": [1, 2')
     assert state is read(recognizer, '{"bc":[4,33') and hash(state) == hash(read(recognizer, '{"bc":[4,33'))
@@ -354,7 +354,7 @@ def python():
     return recognizer, plain_lark(path.read_text(), "file_input", postlex=PythonIndenter())
 
 
-def test_the_plan_completes_indented_texts_where_other_completions_are_not_looked_for(python, monkeypatch):
+def test_the_plan_alone_completes_indented_texts(python, monkeypatch):
     monkeypatch.setattr(TokenCompletions, "_shortest_completions", lambda self, stack: iter(()))
     path = Path(lark_package.__file__).parent / "grammars" / "python.lark"
     planned = Grammar.from_file(path, "file_input", postlex=PythonIndenter())
@@ -413,12 +413,12 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("grammar", ERRORS)
-def test_a_grammar_that_is_refused_says_why(grammar):
+def test_an_error_names_the_fault_of_a_grammar(grammar):
     with pytest.raises(ValueError, match=ERRORS[grammar]):
         Grammar(grammar)
 
 
-def test_a_postlex_that_is_no_plain_indenter_is_refused():
+def test_a_postlex_that_is_not_a_plain_indenter_is_refused():
     class Odd(PythonIndenter):
         def process(self, stream):
             return stream
@@ -427,21 +427,21 @@ def test_a_postlex_that_is_no_plain_indenter_is_refused():
         Grammar('start: "a" _NEWLINE\n_NEWLINE: /\\n/\n%declare _INDENT _DEDENT', postlex=Odd())
 
 
-def test_grammars_in_files_import_what_is_beside_them(tmp_path):
+def test_grammars_in_files_import_files_of_the_same_folder(tmp_path):
     (tmp_path / "words.lark").write_text("WORD: /[a-z]+/\n")
     (tmp_path / "main.lark").write_text("start: WORD+\n%import .words.WORD\n%ignore / /\n")
     assert accepts(Grammar.from_file(tmp_path / "main.lark"), "ab cd")
     assert accepts(Grammar("start: WORD\n%import words.WORD", import_paths=[tmp_path]), "ab")
 
 
-def test_what_conflicts_resolve_to_is_followed():
+def test_resolved_conflicts_are_followed():
     """A shift is preferred to a reduction, which here leaves no text at all, or a smaller language."""
     assert check_states('start: "a" x "b"\nx: "b" x |', "ab", 6) == 0
     assert check_states('start: "c" x ["a" "c"]\nx: ("a" "b")*', "abc", 7) > 0
     assert check_states('start: s\ns: "a" s ["b" s] | "c"', "abc", 7) > 5
 
 
-def test_masks_are_what_reading_the_tokens_says(known):
+def test_masks_agree_with_reading_the_tokens(known):
     """With stacks cut for the walk, too: tokens that close many brackets at once, at any depth."""
     recognizer, lark, words, letters = known
     rng = random.Random(8)
@@ -466,7 +466,7 @@ def test_masks_are_what_reading_the_tokens_says(known):
             state, text = index.advance(state, token), text + tokens[token]
 
 
-def test_masks_of_random_grammars_are_what_reading_the_tokens_says(monkeypatch):
+def test_masks_of_random_grammars_agree_with_reading_the_tokens(monkeypatch):
     """With look-aheads, keywords and ignored text; by walks node by node and by whole levels."""
     rng, shuffled = random.Random(10), np.random.default_rng(10)
     tokens = [bytes(text) for n in range(1, 5) for text in itertools.product(b"abc ", repeat=n)]
@@ -485,7 +485,7 @@ def test_masks_of_random_grammars_are_what_reading_the_tokens_says(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base", "mistral_v3", "embedded"])
-def test_masks_of_whole_vocabularies_are_what_reading_the_tokens_says(known, name):
+def test_masks_of_whole_vocabularies_agree_with_reading_the_tokens(known, name):
     grammar, lark, words, letters = known
     rng = np.random.default_rng(11)
     assert masks_agree(grammar, vocabulary(name), rng, repetitions(10, 1), repetitions(20, 5)) > 2
@@ -502,7 +502,7 @@ def vocabulary(name):
 
 
 @pytest.mark.parametrize("name", RESOLVED)
-def test_where_conflicts_were_resolved_the_plan_promises_what_the_search_finds(name):
+def test_with_resolved_conflicts_the_plan_agrees_with_the_search(name):
     """Two recognizers, one without the plan by which every stack is completed: they know the same bytes everywhere."""
     planned, searching = Grammar(RESOLVED[name]), Grammar(RESOLVED[name])
     assert planned._completability.tokens.always_completable
@@ -521,7 +521,7 @@ def test_where_conflicts_were_resolved_the_plan_promises_what_the_search_finds(n
             assert planned.accepts(one) == searching.accepts(other), text
 
 
-def test_what_follows_two_slashes_that_begin_no_comment_is_not_searched_for(monkeypatch):
+def test_two_slashes_that_begin_no_comment_need_no_search(monkeypatch):
     """The second one begins another comment then, and no line may end later: else the two had begun one."""
     monkeypatch.setattr(ReductionTable, "possible", None)
     grammar = Grammar(COMMENTS)
@@ -531,7 +531,7 @@ def test_what_follows_two_slashes_that_begin_no_comment_is_not_searched_for(monk
 
 
 @pytest.mark.parametrize("name", ["comments", "comments to the end of a sentence"])
-def test_what_must_not_be_a_comment_is_known_without_search(name):
+def test_a_text_that_must_not_be_a_comment_needs_no_search(name):
     """Two recognizers, one of which searches for all texts: they have as many hypotheses everywhere."""
     planned, searching = Grammar(RESOLVED[name]), Grammar(RESOLVED[name])
     searching._completability.tokens.always_completable = False
@@ -547,7 +547,7 @@ def test_what_must_not_be_a_comment_is_known_without_search(name):
             assert len(one.hypotheses) == len(other.hypotheses), text
 
 
-def test_the_search_goes_no_further_than_to_what_is_surely_completed():
+def test_the_search_stops_where_completion_is_certain():
     """Two recognizers, one of which does not tell its search so: the answers are equal, and it meets more."""
     telling, silent = Grammar(COMMENTS), Grammar(COMMENTS)
     silent._completability.reductions._completable = lambda lexer, residue: False
@@ -582,7 +582,7 @@ def test_an_indented_grammar_cannot_be_read_at_once(python):
         json_grammar().read_all(trie_of(vocabulary("embedded")), 10)
 
 
-def test_what_build_all_makes_of_a_grammar_gives_the_masks_that_are_found_lazily():
+def test_build_all_gives_the_same_masks_as_lazy_reading():
     vocab = vocabulary("embedded")
     built, lazy = json_grammar().index(vocab), json_grammar().index(vocab)
     whole = built.build_all()

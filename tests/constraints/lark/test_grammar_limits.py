@@ -86,7 +86,7 @@ def test_rules_as_automata_are_parsed_as_lark_parses_them(monkeypatch, most):
     assert nonempty > done / 4 and automata > done / 4
 
 
-def test_optionals_that_leave_the_same_are_refused_as_lark_refuses_them():
+def test_ambiguous_optionals_are_refused_as_in_lark():
     pair, many = "start: [A] [A]\nA: /x/", "start: " + "[A] " * 30 + "\nA: /x/"
     with pytest.raises(GrammarError, match="Rules defined twice"):
         plain_lark(pair)
@@ -98,7 +98,7 @@ def test_optionals_that_leave_the_same_are_refused_as_lark_refuses_them():
     assert accepts(many, "x" * 30) and read(many, "x" * 31) is None
 
 
-def test_where_an_automaton_would_not_do_a_rule_is_written_out_or_refused():
+def test_a_rule_without_an_automaton_is_expanded_or_refused():
     """After `b0` the parser may be in two states with different continuations: lark's alternatives keep them apart."""
 
     def grammar(number):
@@ -126,7 +126,7 @@ def test_keywords_in_the_same_places_are_one_terminal(number):
     assert len(grammar._tokens.tokens) < 3 * number
 
 
-def test_keywords_that_rules_tell_apart_cost_no_more_than_their_number():
+def test_keywords_that_rules_distinguish_cost_only_their_number():
     number = 300
     grammar = Grammar("start: (" + "|".join(f'"kw{i}" "=" "v{i}"' for i in range(number)) + ")+")
     assert num_alternatives(grammar) < 3 * number and len(grammar._parser.shifts) < 7 * number
@@ -201,7 +201,7 @@ def same_tables(lark):
     return len(paired)
 
 
-def test_the_tables_are_larks():
+def test_the_tables_agree_with_those_of_lark():
     rng = random.Random(9)
     texts = [grammar for grammar, _, _ in GRAMMARS.values()] + list(RESOLVED.values())
     texts += [make(rng) for _ in range(repetitions(600, 60)) for make in (random_grammar, random_optionals)]
@@ -219,7 +219,7 @@ def test_the_tables_are_larks():
     assert seen > len(texts) and collisions
 
 
-def test_tables_of_conflicts_are_told_from_others():
+def test_tables_of_conflicts_differ_from_others():
     def conflicts(text):
         lark = plain_lark(text)
         analysis = LALR_Analyzer(lark.parser.parser.parser_conf)
@@ -265,7 +265,7 @@ def test_a_terminal_with_too_many_states_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("terminal", ["/(.*a.{14})/", "/(.*a.{30})/", "/(a|b)*a(a|b){20}/"])
-def test_a_terminal_is_made_deterministic_only_where_a_text_leads(terminal):
+def test_a_terminal_is_determinised_only_as_far_as_needed(terminal):
     grammar = Grammar(f"start: A\nA: {terminal}")
     index = grammar.index(BYTES)
     text = "abba" + "ab" * 30
@@ -301,7 +301,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_not_end_is_refused_by_name(case):
+def test_an_endless_construction_is_refused_by_name(case):
     grammar, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         Grammar(grammar)
@@ -324,7 +324,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("case", ENDLESS)
-def test_where_larks_parser_never_ends_a_grammar_is_refused(case):
+def test_a_grammar_on_which_larks_parser_loops_is_refused(case):
     def use():
         index = Grammar(ENDLESS[case]).index(BYTES)
         for state in (index.start, index.after("a")):
@@ -342,7 +342,7 @@ NULLABLE = [
 
 
 @pytest.mark.parametrize("grammar", NULLABLE)
-def test_repeats_of_what_may_be_empty_are_read_as_by_lark(grammar):
+def test_repeats_of_a_part_that_may_be_empty_agree_with_lark(grammar):
     try:
         parser = Lark(grammar, parser="lalr")
     except GrammarError:
@@ -385,7 +385,7 @@ def test_a_grammar_is_an_attribute_of_a_program():
     assert [str(particle) for particle in posterior] == ["aa"] * len(posterior) and posterior.log_ml == 0
 
 
-def test_what_is_worked_out_once_copies_as_itself():
+def test_a_copy_of_an_index_or_recognizer_is_the_object_itself():
     grammar, regex = json_grammar(), Regex("a+")
     whole, masks = regex.index(BYTES).build_all(), grammar.read_all(trie_of(BYTES))
     for shared in (grammar, regex, regex | regex, whole, masks, trie_of(BYTES), grammar.index(BYTES)):

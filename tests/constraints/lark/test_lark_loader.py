@@ -70,14 +70,14 @@ def found(name):
 
 
 @pytest.mark.parametrize("name", LARK_INTERNALS)
-def test_the_part_of_lark_is_there_as_it_is_used(name):
+def test_every_used_part_of_lark_exists(name):
     value = found(name)
     assert LARK_INTERNALS[name]
     if name in SIGNATURES:
         assert "(" + ", ".join(inspect.signature(value).parameters) + ")" == SIGNATURES[name]
 
 
-def test_larks_functions_find_what_is_replaced_in_their_globals():
+def test_the_functions_of_lark_read_the_replaced_globals():
     compile, load = load_grammar.Grammar.compile, load_grammar.GrammarBuilder.load_grammar
     assert "EBNF_to_BNF" in compile.__code__.co_names and not compile.__closure__
     assert "resolve_term_references" in load.__code__.co_names and not load.__closure__
@@ -85,7 +85,7 @@ def test_larks_functions_find_what_is_replaced_in_their_globals():
     assert compile.__globals__ is load.__globals__ is vars(load_grammar)
 
 
-def test_what_lark_loads_and_compiles_has_the_fields_that_are_read():
+def test_loaded_and_compiled_grammars_have_the_fields_that_we_read():
     builder = load_grammar.GrammarBuilder(False, [])
     builder.load_grammar('start.2: "a" B?\nB.3: /b+/i\n%ignore " "', "<string>")
     loaded = builder.build()
@@ -102,7 +102,7 @@ def test_what_lark_loads_and_compiles_has_the_fields_that_are_read():
     assert RuleOptions(priority=2).priority == 2
 
 
-def test_an_indenter_names_its_terminals_where_they_are_read():
+def test_an_indenter_has_the_terminals_that_we_read():
     names = ["NL_type", "OPEN_PAREN_types", "CLOSE_PAREN_types", "INDENT_type", "DEDENT_type", "tab_len"]
     assert set(names) <= set(vars(Indenter)) and hasattr(Indenter, "always_accept")
 
@@ -157,7 +157,7 @@ def test_no_other_part_of_lark_is_used():
     assert [name for name in LARK_INTERNALS if name.rpartition(".")[2] not in texts] == []
 
 
-def test_a_part_of_lark_that_is_not_in_the_table_would_be_seen():
+def test_a_use_of_lark_outside_the_table_would_be_found():
     source = "from lark.parsers import lalr_analysis as a\nfrom lark import load_grammar\n_ = load_grammar.Grammar\n"
     rule = "lark.parsers.lalr_analysis.Rule"
     grammar = {"lark.load_grammar", "lark.load_grammar.Grammar"}

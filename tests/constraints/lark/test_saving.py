@@ -64,7 +64,7 @@ def counts(grammar):
 
 
 @pytest.mark.parametrize("name", [*GRAMMARS, "python"])
-def test_a_loaded_index_has_what_was_saved_works_nothing_out_twice_and_goes_on(tmp_path, name):
+def test_a_loaded_index_equals_the_saved_one_and_can_be_extended(tmp_path, name):
     vocab, path = vocabulary(name), tmp_path / "index.npz"
     index = made(name).index(vocab)
     known = masks(index, 0)
@@ -82,7 +82,7 @@ def test_a_loaded_index_has_what_was_saved_works_nothing_out_twice_and_goes_on(t
     assert masks(TokenIndex.load(path, vocab, made(name)), 2) == masks(used.index(vocab), 2)
 
 
-def test_the_vocabulary_as_build_all_reads_it_is_saved(tmp_path):
+def test_the_result_of_build_all_is_saved(tmp_path):
     vocab, path = vocabulary("keywords"), tmp_path / "index.npz"
     index = made("keywords").index(vocab)
     whole = index.build_all()
@@ -125,7 +125,7 @@ def test_indented_grammars_differ_by_their_indenters(tmp_path):
         TokenIndex.load(path, vocab, Grammar.from_file(PYTHON, "file_input", postlex=Wide()))
 
 
-def test_what_is_left_of_a_file_is_refused(tmp_path, monkeypatch):
+def test_a_truncated_or_changed_file_is_refused(tmp_path, monkeypatch):
     vocab, path = vocabulary("guards"), tmp_path / "index.npz"
     grammar = made("guards")
     index = grammar.index(vocab)

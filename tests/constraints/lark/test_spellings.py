@@ -31,12 +31,12 @@ BLOCK: /\/\*([^\*]|(\*+[^\/\*]))*\*+\//
 """
 
 
-def test_identifiers_behind_word_boundaries_have_spellings():
+def test_identifiers_with_word_boundaries_have_spellings():
     spellings = Grammar(GUARDED)._completability.spellings
     assert spellings.usable and not spellings.missing
 
 
-def test_what_completes_guarded_identifiers_is_not_searched_for(monkeypatch):
+def test_guarded_identifiers_are_completed_without_search(monkeypatch):
     monkeypatch.setattr(ReductionTable, "possible", None)
     grammar = Grammar(GUARDED)
     assert grammar._completability.tokens.always_completable
@@ -45,7 +45,7 @@ def test_what_completes_guarded_identifiers_is_not_searched_for(monkeypatch):
     assert after(grammar, b"1a") is None and after(grammar, b"int if") is not None
 
 
-def test_spellings_of_guarded_identifiers_promise_what_the_search_finds():
+def test_spellings_of_guarded_identifiers_agree_with_the_search():
     spelled, searching = Grammar(GUARDED), Grammar(GUARDED)
     searching._completability.tokens.always_completable = searching._completability.spellings.usable = False
     rng, letters = random.Random(4), b'ifelsnwt1;+[]/* \n"\\'
@@ -78,7 +78,7 @@ BOUNDED = {
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_what_can_be_completed_behind_a_boundary_is_what_lark_parses(name):
+def test_prefixes_with_word_boundaries_are_completable_as_in_lark(name):
     """Against all texts of six characters or fewer, for beginnings of three."""
     rules, alphabet = BOUNDED[name]
     grammar, lark = Grammar(rules), Lark(rules, parser="lalr", lexer="contextual")

@@ -100,7 +100,7 @@ def walk(request, monkeypatch):
 
 
 @pytest.mark.parametrize("generic", [False, True])
-def test_masks_and_steps_are_those_of_every_token_tried_byte_by_byte(walk, generic):
+def test_masks_and_steps_agree_with_trying_every_token(walk, generic):
     @given(machines(), vocabularies())
     def check(machine, vocab):
         recognizer = Plain(machine) if generic else machine
@@ -123,7 +123,7 @@ def test_masks_and_steps_are_those_of_every_token_tried_byte_by_byte(walk, gener
 
 
 @pytest.mark.parametrize("generic", [False, True])
-def test_the_whole_index_is_that_of_the_papers_algorithm(walk, generic):
+def test_the_whole_index_agrees_with_the_papers_algorithm(walk, generic):
     @given(machines(), vocabularies())
     def check(machine, vocab):
         recognizer = Plain(machine) if generic else machine
@@ -143,7 +143,7 @@ def test_the_whole_index_is_that_of_the_papers_algorithm(walk, generic):
     check()
 
 
-def test_all_walks_number_the_rows_alike_however_many_go_down_at_once(monkeypatch):
+def test_all_walks_number_the_rows_the_same_way(monkeypatch):
     found = []
     for (wide, narrow), chunk, many in itertools.product(WAYS.values(), (1 << 20, 30), (1 << 20, 50)):
         monkeypatch.setattr(trie_walk, "WIDE", wide)
@@ -198,7 +198,7 @@ def test_walks_from_many_states_and_nodes_agree_with_a_plain_walk(walk, seed):
     assert sorted(marked) == sorted(itertools.chain.from_iterable(flagged for _, flagged in expected))
 
 
-def test_any_number_of_walks_goes_down_in_turns(monkeypatch):
+def test_walks_of_any_number_are_split_into_turns(monkeypatch):
     monkeypatch.setattr(trie_walk, "MANY", 1)                    # one walk at once, of 2,000
     index = TokenIndex(Regex("[a-z]*"), Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"abc"], ()))
     rows = [trie_walk.walk(index.graph, index.trie, np.full(n, index.graph.number(index.start))) for n in (1, 2000)]
@@ -225,7 +225,7 @@ def test_example_1_of_willard_and_louf(walk):
     assert len(index.build_all()) <= 4
 
 
-def test_eos_fits_where_the_text_may_end_and_leads_to_the_end():
+def test_eos_is_allowed_where_the_text_may_end():
     vocab = Vocabulary([b"a", b"", b"", b"b"], eos_ids=[1, 2])
     index = TokenIndex(Regex("a"), vocab)
     assert index.mask(index.start).tolist() == [True, False, False, False]
@@ -249,7 +249,7 @@ def test_every_allowed_token_can_be_advanced_by_eos_too():
             assert index.advance(state, id) is not None
 
 
-def test_without_an_eos_the_state_tells_that_the_text_may_end():
+def test_without_an_eos_a_state_still_accepts():
     index = TokenIndex(Regex("a?"), Vocabulary([b"a"]))
     assert index.accepts(index.start)
     assert index.mask(index.advance(index.start, 0)).tolist() == [False]
@@ -275,7 +275,7 @@ def test_masks_are_read_only_and_shared_by_states_with_equal_sets():
             array[0] = 0
 
 
-def test_masks_that_were_let_go_come_back_the_same(monkeypatch):
+def test_dropped_masks_are_computed_again(monkeypatch):
     monkeypatch.setattr(mask_store, "MASK_BYTES", 200)
     vocab = Vocabulary([bytes([97 + i]) for i in range(26)] * 3)
     index = TokenIndex(Regex("[a-z][a-c][d-z]a[^a]"), vocab)
@@ -321,7 +321,7 @@ def test_a_mask_is_one_array_for_as_long_as_anyone_holds_it(kind, monkeypatch):
     assert len({id(mask) for mask in held.values()}) == len({mask.tobytes() for mask in held.values()})
 
 
-def test_ten_thousand_questions_make_as_many_arrays_as_there_are_sets():
+def test_ten_thousand_masks_need_one_array_per_distinct_set():
     """Sets of a few tokens also share one array."""
     index, made = TokenIndex(Regex("[a-e]{3}[0-4]{3}x"), Vocabulary([bytes([i]) for i in range(256)] * 20)), []
     keep = index.store._keep
@@ -335,7 +335,7 @@ def test_ten_thousand_questions_make_as_many_arrays_as_there_are_sets():
     assert made.count("mask") == made.count("ids") == len(sets) == 4
 
 
-def test_masks_in_use_stay_when_others_are_let_go(monkeypatch):
+def test_masks_in_use_stay_when_others_are_dropped(monkeypatch):
     monkeypatch.setattr(mask_store, "MASK_BYTES", 250)
     vocab = Vocabulary([bytes([97 + i]) for i in range(26)] * 3)          # 78 bytes a mask: room for three
     index = TokenIndex(Regex("(ab|bc|cd|de|ef|fg|gh|hi)*"), vocab)
@@ -464,7 +464,7 @@ def test_tokens_left_are_never_too_few_when_masks_look_ahead():
         assert state is END
 
 
-def test_what_is_no_vocabulary_is_told():
+def test_a_vocabulary_of_another_type_is_a_TypeError():
     with pytest.raises(TypeError, match=r"masks are over a Vocabulary, such as lm\.vocab, not 'abc'"):
         Regex("a").index("abc")
     with pytest.raises(TypeError, match="masks are over a Vocabulary"):
@@ -554,7 +554,7 @@ def test_a_saved_index_is_refused_for_another_vocabulary_or_recognizer(tmp_path)
         TokenIndex.load(tmp_path / "other.npz", vocab)
 
 
-def test_copies_of_an_index_are_the_index_and_END_stays_END():
+def test_copies_of_an_index_and_of_END_are_the_object_itself():
     index = TokenIndex(Regex("a"), Vocabulary([b"a"]))
     assert copy.copy(index) is copy.deepcopy(index) is copy.deepcopy([index])[0] is index
     assert copy.deepcopy(END) is copy.copy(END) is pickle.loads(pickle.dumps(END)) is END
@@ -581,7 +581,7 @@ def test_a_constraint_that_no_tokens_can_meet_is_refused():
         TokenIndex(Machine(np.zeros((2, 256)), [False, False]), Vocabulary([b"a"]))
 
 
-def test_a_token_that_does_not_fit_is_refused_with_what_would():
+def test_a_forbidden_token_is_refused_with_the_allowed_bytes():
     vocab = Vocabulary([b"1", b"a1", b"12x", b"", b"2", b"3"], eos_ids=[3])
     index = TokenIndex(Regex("[0-9]{3}"), vocab)
     state = index.advance(index.start, 0)
@@ -602,7 +602,7 @@ def test_a_token_that_does_not_fit_is_refused_with_what_would():
             index.advance(state, token)
 
 
-def test_a_state_of_another_index_is_refused_where_it_can_be_told():
+def test_a_state_of_another_index_is_refused_where_detectable():
     index = TokenIndex(Regex("ab"), Vocabulary([b"a", b"b"]))
     for state in (0, -3, 10_000, ("state", 1), None, "a"):
         for ask in (index.mask, index.allowed, index.accepts, index.next_bytes, index.tokens_to_accept):
@@ -634,7 +634,7 @@ def test_tries_hold_every_token_once_in_the_order_of_their_bytes():
     check()
 
 
-def test_our_automata_are_tabled_and_users_need_not_be():
+def test_our_automata_have_tables_and_custom_ones_need_none():
     assert isinstance(Regex("a"), TabledRecognizer)
     assert not isinstance(Nested(), TabledRecognizer)
 
@@ -770,7 +770,7 @@ def spread(V, allowed, eos):
 
 
 @pytest.mark.parametrize("V", [63, 64, 65])
-def test_a_set_is_the_same_kept_as_ids_or_as_bits(V, monkeypatch):
+def test_a_mask_set_may_be_kept_as_ids_or_as_bits(V, monkeypatch):
     """Two ids take as much memory as 64 bits."""
     monkeypatch.setattr(mask_store, "MASK_BYTES", 0)
     for allowed in ([50], [3, 50], [3, 7, 50], [50, 7]):
@@ -785,7 +785,7 @@ def test_a_set_is_the_same_kept_as_ids_or_as_bits(V, monkeypatch):
             index.allowed(index.start)[0] = 1
 
 
-def test_sets_and_steps_of_states_without_number_are_forgotten_in_time(monkeypatch):
+def test_an_unbounded_recognizer_forgets_old_sets_and_steps(monkeypatch):
     monkeypatch.setattr(trie_walk.MemoGraph, "room", 20)
     monkeypatch.setattr(index_module, "MAX_STEPS", 20)
     vocab = Vocabulary([b"(", b")", b"x", b"((", b"))", b""], eos_ids=[5])
@@ -855,7 +855,7 @@ def test_states_that_are_false_are_states_where_there_is_no_table():
         index.advance(0, 3)
 
 
-def test_a_table_whose_steps_say_zero_for_dead_is_read_the_same():
+def test_a_table_with_zero_for_dead_states_gives_the_same_masks():
     class Zero(Machine):
         def step(self, state, byte):
             return super().step(state, byte) or 0
@@ -872,7 +872,7 @@ def test_a_table_whose_steps_say_zero_for_dead_is_read_the_same():
         index.advance(index.start, 1)
 
 
-def test_distances_are_right_whichever_state_is_asked_first():
+def test_distances_do_not_depend_on_the_first_state():
     language = Regex("a{3}|b{5}|c(d|ee){2}").explore()
     vocab = Vocabulary([*(b"%c" % byte for byte in b"abcde"), b"aa", b"bbb", b""], eos_ids=[7])
     whole = TokenIndex(language, vocab)

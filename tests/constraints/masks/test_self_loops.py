@@ -96,7 +96,7 @@ def test_masks_inside_of_strings_and_numbers(usual, pattern, request):
 
 
 @pytest.mark.parametrize("i", range(len(SCHEMAS)))
-def test_masks_of_records_whose_names_are_known_or_any(i):
+def test_masks_are_right_for_records_with_fixed_or_free_names(i):
     rng = random.Random(i)
 
     @given(texts_as_tokens())
@@ -166,7 +166,7 @@ def test_few_bytes_are_no_loop():
     assert key_of(lambda _: row, 1) == (row[:128].astype(bool).tobytes(), False)
 
 
-def test_what_is_inside_of_a_string_is_walked_once_for_a_vocabulary(monkeypatch):
+def test_a_vocabulary_walks_the_inside_of_strings_once(monkeypatch):
     letters = [bytes([byte]) for byte in range(32, 127)]
     words = [bytes([a, b, c]) for a in b'abcdefghij"' for b in b"abcdefghij" for c in b'abcdefghij",:}']
     vocab = Vocabulary([*letters, *words])
@@ -206,7 +206,7 @@ def test_an_index_in_use_can_be_pickled(texts):
 
 
 @given(st.data())
-def test_the_moves_of_a_set_of_states_are_the_union_of_theirs(data):
+def test_the_moves_of_a_set_of_states_are_their_union(data):
     nfa, rows = NFA(), []
     for _ in range(data.draw(st.integers(1, 4))):
         cuts = sorted(data.draw(st.sets(st.integers(0, 255), min_size=2, max_size=8)))

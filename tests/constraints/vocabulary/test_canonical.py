@@ -281,7 +281,7 @@ def check(tokenizer, canonical, num, seed):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_passes_is_what_the_tokenizer_gives_back(name):
+def test_an_accepted_sequence_equals_the_encoding_of_the_tokenizer(name):
     tokenizer, canonical = made(name)
     assert canonical.supported == (name in SUPPORTED), canonical.reason
     wrong, cut = check(tokenizer, canonical, repetitions(20_000, 800), seed=1)
@@ -375,7 +375,7 @@ HALF_MERGES = [("Ã", "©"), ("a", "Ã"), ("©", "a"), ("Ġ", "Ã")]
         (["aab?a", "b"], LETTERS, LETTER_MERGES, 4, 1),
     ],
 )
-def test_all_short_sequences_and_what_may_still_become_canonical(patterns, vocab, merges, most, slack):
+def test_all_short_sequences_and_their_continuations_are_judged_correctly(patterns, vocab, merges, most, slack):
     tokenizer = byte_level(*patterns, vocab=vocab, merges=merges)
     canonical = canonical_of(tokenizer)
     assert canonical.supported
@@ -424,7 +424,7 @@ def test_an_s_after_an_apostrophe_that_belongs_to_an_exclamation_mark():
     assert verdicts(*made, spelled(canonical, "'", "s")) == (False, False)
 
 
-def test_halves_of_a_character_are_judged_by_their_bytes():
+def test_halves_of_a_character_are_compared_as_bytes():
     made = _, canonical = by_hand(vocab=["a", "Ã", "©", "aÃ"], merges=[])
     assert verdicts(*made, spelled(canonical, "a", b"\xc3", b"\xa9")) == (True, True)
     for ids in ([1], [0, 1], [2], [1, 0]):
@@ -438,7 +438,7 @@ def test_pairs_that_are_canonical_by_themselves_in_a_whole_that_is_not():
     assert verdicts(*made, [apostrophe, r]) == verdicts(*made, [apostrophe_r, e]) == (True, True)
 
 
-def test_text_that_looks_like_an_added_token_is_that_token():
+def test_text_equal_to_an_added_token_is_that_token():
     tokenizer = byte_level(vocab=["<", "e", ">", "a"], merges=[])
     tokenizer.add_special_tokens(["<e>"])
     canonical = canonical_of(tokenizer)
@@ -470,7 +470,7 @@ def test_ignore_merges_takes_a_word_whole_that_no_merges_build():
     assert verdicts(*made, spelled(canonical, "abc", "d")) == (False, False)
 
 
-def test_a_normaliser_changes_what_each_pair_leaves():
+def test_a_normaliser_may_change_a_whole_whose_pairs_are_canonical():
     letters = [*"aá", "\u0327", "\u0301"]
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(letters)}, []))
     tokenizer.normalizer, tokenizer.decoder = normalizers.NFC(), decoders.Fuse()
@@ -549,7 +549,7 @@ def test_states_of_a_supported_tokenizer_are_finitely_many_in_a_loop():
     assert len(seen) <= 2 * len(loop)
 
 
-def test_a_canonical_copies_as_itself_and_shows_what_it_is():
+def test_a_canonical_is_its_own_copy_and_has_a_repr():
     _, canonical = made("gpt2")
     assert copy.deepcopy([canonical])[0] is copy.copy(canonical) is canonical
     assert repr(canonical) == "Canonical(391 tokens, supported)" and canonical.reason == ""
@@ -564,7 +564,7 @@ def test_later_changes_to_the_tokenizer_are_not_seen():
     assert canonical.encode("the end") == before == canonical_of(tokenizer).encode("the end") and len(before) > 1
 
 
-def test_what_is_no_fast_tokenizer_or_not_this_vocabulary_is_refused():
+def test_an_unsuitable_tokenizer_or_vocabulary_is_refused():
     tokenizer, canonical = made("gpt2")
     with pytest.raises(TypeError, match="needs a fast tokenizer .* not the ByT5Tokenizer"):
         Canonical(ByT5Tokenizer(), canonical.vocab)
@@ -648,7 +648,7 @@ def test_blanks_however_they_are_written(tokenizer, supported):
         (pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(), pre_tokenizers.Digits()]), "read what something else"),
     ],
 )
-def test_what_is_not_supported_is_said_and_left_to_the_tokenizer(step, why):
+def test_an_unsupported_step_has_a_reason_and_uses_the_tokenizer(step, why):
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(LETTERS)}, LETTER_MERGES))
     tokenizer.pre_tokenizer, tokenizer.decoder = step, decoders.Fuse()
     canonical = canonical_of(tokenizer)
@@ -669,7 +669,7 @@ def merged(ids, ranks):
     return ids
 
 
-def test_merges_leave_side_by_side_what_they_leave_by_definition():
+def test_adjacent_merges_agree_with_the_definition():
     rng = random.Random(5)
     ascending = 0
     for _ in range(repetitions(2000, 150)):
@@ -739,6 +739,6 @@ def test_one_guess_remains_and_it_is_the_splits_own():
     assert supported > repetitions(500, 40)
 
 
-def test_no_other_ascii_letters_are_what_one_character_folds_to():
+def test_FOLDED_holds_every_ascii_string_that_a_character_folds_to():
     folded = {char.casefold() for char in map(chr, range(0x110000)) if len(char.casefold()) > 1}
     assert all(any(fold in text for fold in FOLDED) for text in folded if text.isascii())

@@ -89,7 +89,7 @@ def real(name):
 # --- EOS --------------------------------------------------------------------------------------------------------------
 
 
-def test_EOS_equals_the_eos_tokens_of_any_vocabulary_and_nothing_else():
+def test_EOS_equals_only_the_eos_tokens_of_any_vocabulary():
     vocab = Vocabulary([b"a", b"", b""], eos_ids=[1, 2])
     assert vocab[1] == EOS and EOS == vocab[2] and EOS == EOS and not vocab[1] != EOS
     assert vocab[0] != EOS and EOS != vocab[0]
@@ -134,7 +134,7 @@ def test_a_text_keeps_its_bytes_when_copied_or_pickled():
     assert pickle.loads(pickle.dumps(half)).bytes == Text(half).bytes == b"a\xc3"
 
 
-def test_what_has_no_bytes_is_refused():
+def test_a_value_without_bytes_is_refused():
     with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
         Text("\ud800")
     with pytest.raises(TypeError, match="made of str or bytes, not of the int 3"):
@@ -183,14 +183,14 @@ def test_a_token_equals_its_id_and_EOS_if_it_is_an_eos():
     assert a not in {"a", "."}                          # a set looks for the id, and never compares
 
 
-def test_the_repr_of_a_token_shows_its_text_or_what_it_is():
+def test_the_repr_of_a_token_shows_its_text_or_its_kind():
     vocab = Vocabulary([b" the", b"\xc3", b"", b"", b""], eos_ids=[2], special_ids=[3], unknown_ids=[4])
     assert [repr(token) for token in vocab] == [
         "Token(0, ' the')", "Token(1, b'\\xc3')", "Token(2, EOS)", "Token(3, special)", "Token(4, unknown)"
     ]  # fmt: skip
 
 
-def test_a_token_is_made_once_and_copies_as_itself():
+def test_a_token_is_made_once_and_is_its_own_copy():
     vocab = abc()
     assert vocab[1] is vocab[1] is vocab[np.int32(1)] is vocab.token(1) is copy.deepcopy({"a": vocab[1]})["a"]
     again = pickle.loads(pickle.dumps([vocab[1], vocab]))
@@ -263,7 +263,7 @@ def test_a_bad_vocabulary_is_refused_by_name(arguments, error, message):
         (EOS, TypeError, "EOS stands for every eos of the vocabulary, (3,)"),
     ],
 )
-def test_what_is_no_token_of_a_vocabulary_is_refused_by_name(value, error, message):
+def test_an_invalid_token_of_a_vocabulary_is_refused_by_name(value, error, message):
     for ask, raises in ((abc().token, error), (abc().__getitem__, IndexError if error is ValueError else error)):
         with pytest.raises(raises) as raised:
             ask(value)
@@ -291,7 +291,7 @@ def test_importing_the_module_loads_no_tokenizer_library():
 
 @given(st.lists(st.binary(min_size=0, max_size=3).map(lambda b: bytes(x % 2 + 97 for x in b)), min_size=1, max_size=6),
        st.lists(st.sampled_from([97, 98]), max_size=6).map(bytes))  # fmt: skip
-def test_spell_finds_the_fewest_tokens_and_of_those_the_lowest_ids(tokens, data):
+def test_spell_finds_the_fewest_tokens_with_the_lowest_ids(tokens, data):
     vocab = Vocabulary([*tokens, data], special_ids=[len(tokens)])
     ways = [ids for n in range(len(data) + 1) for ids in itertools.product(range(len(tokens)), repeat=n)
             if n <= 4 and joined(vocab, ids) == data]  # fmt: skip
@@ -318,7 +318,7 @@ def test_spell_names_the_first_byte_that_no_token_reaches():
 # --- vocabularies of tokenizers ---------------------------------------------------------------------------------------
 
 
-def test_byte_level_bytes_are_those_that_the_pre_tokenizer_writes():
+def test_byte_level_bytes_agree_with_the_pre_tokenizer():
     tokenizer = byte_level()
     vocab = Vocabulary.from_tokenizer(tokenizer)
     byte_of = {}  # the alphabet as the library itself writes it: all bytes that UTF-8 has
@@ -335,7 +335,7 @@ def test_byte_level_bytes_are_those_that_the_pre_tokenizer_writes():
 
 
 @given(UNICODE)
-def test_a_byte_level_encoding_has_the_bytes_of_its_text(text):
+def test_a_byte_level_encoding_has_the_bytes_of_the_text(text):
     tokenizer, vocab = made("byte-level")
     assert joined(vocab, tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) == text.encode()
 
@@ -364,7 +364,7 @@ def test_unigram_and_llama_pieces_are_spaces_words_and_bytes():
 
 @pytest.mark.parametrize("name", ["unigram", "llama"])
 @given(text=UNICODE)
-def test_a_sentencepiece_encoding_has_the_bytes_of_its_text_after_one_space(name, text):
+def test_a_sentencepiece_encoding_prepends_one_space_to_the_text(name, text):
     tokenizer, vocab = made(name)
     written = text.replace("▁", " ")  # these tokenizers write one for the other
     assert joined(vocab, tokenizer.encode(text, add_special_tokens=False)) in (
@@ -421,7 +421,7 @@ def test_ids_without_an_entry_are_unknown():
     assert vocab.eos_ids == ()  # this tokenizer has none
 
 
-def test_given_eos_ids_join_the_tokenizers_own():
+def test_extra_eos_ids_join_those_of_the_tokenizer():
     tokenizer = word_level()
     vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=[2, 0])
     assert vocab.eos_ids == (0, 2) and vocab.tokens[2] == b"" and vocab[2] == EOS
@@ -461,12 +461,12 @@ def test_a_decoder_that_does_not_work_token_by_token_is_refused(decoder):
 
 @pytest.mark.parametrize("name", ["byte-level", "unigram", "llama"])
 @given(text=UNICODE)
-def test_a_fragment_has_exactly_the_bytes_of_its_text(name, text):
+def test_a_fragment_has_the_bytes_of_its_text(name, text):
     tokenizer, vocab = made(name)
     assert joined(vocab, encode_fragment(tokenizer, vocab, text)) == text.encode()
 
 
-def test_a_fragment_is_written_as_in_the_middle_of_a_text():
+def test_a_fragment_is_encoded_as_in_the_middle_of_a_text():
     for tokenizer in (unigram(), llama()):
         vocab, id = Vocabulary.from_tokenizer(tokenizer), tokenizer.get_vocab()
         assert encode_fragment(tokenizer, vocab, "the the") == [id["the"], id["▁the"]]
@@ -497,7 +497,7 @@ def test_a_special_token_in_the_text_of_a_user_is_spelled(name):
     assert tokenizer.eos_token_id in tokenizer.encode("a" + tokenizer.eos_token)  # as before
 
 
-def test_what_a_normalizer_would_change_is_spelled_with_the_fewest_tokens():
+def test_a_text_that_a_normalizer_would_change_uses_the_fewest_tokens():
     tokenizer = byte_level(normalizer=normalizers.NFC())
     vocab = Vocabulary.from_tokenizer(tokenizer)
     text = "the e\u0301"
@@ -513,7 +513,7 @@ class Marks:
         return [id for char in text for id in (2, {"a": 0, "b": 1}.get(char, 3))]
 
 
-def test_a_special_token_inside_a_fragment_is_no_part_of_its_text():
+def test_a_special_token_inside_a_fragment_is_not_part_of_its_text():
     vocab = Vocabulary([b"a", b"b", b"", b"."], special_ids=[2])
     assert encode_fragment(Marks(), vocab, "ab") == [0, 1]          # [0, 2, 1] has the same bytes
     assert encode_fragment(Marks(), vocab, "a") == [0]
@@ -546,7 +546,7 @@ def test_a_real_tokenizer_round_trips_stories_and_unicode(name):
         assert len(vocab.spell(text.encode())) <= len(fragment)
 
 
-def test_special_tokens_of_a_real_tokenizer_are_those_that_its_entries_name():
+def test_special_tokens_of_a_real_tokenizer_are_those_of_its_entries():
     vocab = Vocabulary.from_tokenizer(real("vocab/mistral_v3"))
     assert len(vocab.special_ids) == 751 and sum(data == b"" for data in vocab.tokens) == 751
     assert vocab.eos_ids == (2,) and vocab.known.all()

@@ -80,7 +80,7 @@ def interrupt(at):
 
 @pytest.mark.parametrize("run", ALGORITHMS.values(), ids=ALGORITHMS)
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_run_that_is_interrupted_at_any_step_ends_as_it_would_have(program, run, tmp_path):
+def test_a_run_interrupted_at_any_step_ends_the_same(program, run, tmp_path):
     model = program()
     whole = run(model, seed=3)
     for every in (1, 3, None):
@@ -121,7 +121,7 @@ def constrained(lm, **options):
     return ConstrainedText(lm, "a", Regex("(a|bc|d)*"), end="eos", complete=False, max_tokens=10, **options)
 
 
-def test_what_was_computed_is_not_computed_again_but_for_the_contexts_of_the_particles(tmp_path):
+def test_a_resumed_run_computes_only_the_contexts_of_its_particles(tmp_path):
     def run(**how):
         return smc_steer(constrained(cold_lm()), 6, 3, seed=1, **how)
 
@@ -142,7 +142,7 @@ def test_what_was_computed_is_not_computed_again_but_for_the_contexts_of_the_par
         assert ended.stats.rows == ended.stats.tokens == 0
 
 
-def test_without_a_seed_the_stream_is_that_of_the_file_and_a_given_one_goes_on_as_after_the_run(tmp_path):
+def test_the_file_keeps_the_random_stream_and_a_given_rng_continues(tmp_path):
     run, path = ALGORITHMS["distinct"], tmp_path / "run.ckpt"
     with pytest.raises(KeyboardInterrupt):
         run(PROGRAMS["Streams"](), checkpoint=path, on_step=interrupt(3))
@@ -162,7 +162,7 @@ def test_without_a_seed_the_stream_is_that_of_the_file_and_a_given_one_goes_on_a
         assert [other.random(), other.spawn(1)[0].random()] == [rng.random(), rng.spawn(1)[0].random()]
 
 
-def test_the_recording_of_a_run_that_goes_on_is_whole(tmp_path):
+def test_the_recording_of_a_resumed_run_is_complete(tmp_path):
     path, recording = tmp_path / "run.ckpt", tmp_path / "run.jsonl"
     run = ALGORITHMS["copies"]
     with Recorder(tmp_path / "whole.jsonl") as recorder:
@@ -203,7 +203,7 @@ class Hops(Model):
 
 @pytest.mark.filterwarnings("ignore:step .* reached the end of what the model reads")
 @pytest.mark.parametrize("run", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_particles_that_the_length_of_the_model_has_cut_stay_as_they_are(run, tmp_path):
+def test_particles_cut_at_the_length_of_the_model_stay_cut(run, tmp_path):
     lm = CachedTransformer(lambda ids: [1.0, 0.5, 0.0, -2.0], Vocabulary([b"a", b"b", b"c", b""], [3]))
     lm.engine.max_length = 7
     whole = run(Hops(lm), seed=2)
@@ -215,7 +215,7 @@ def test_particles_that_the_length_of_the_model_has_cut_stay_as_they_are(run, tm
         assert told(run(Hops(lm), seed=2, checkpoint=tmp_path / "run.ckpt")) == told(whole)
 
 
-def test_a_run_in_which_all_died_comes_back_with_its_deaths(tmp_path):
+def test_a_resumed_run_keeps_its_deaths(tmp_path):
     class Dies(Model):
         def step(self):
             self.s += "ab"[self.sample(Bernoulli(0.5))]
@@ -225,7 +225,7 @@ def test_a_run_in_which_all_died_comes_back_with_its_deaths(tmp_path):
     assert len(dead[0]) == 0 and [death.step for death in dead[0].deaths] == [3] and told(dead[0]) == told(dead[1])
 
 
-def test_what_was_written_of_a_step_is_not_written_out_again(tmp_path, monkeypatch):
+def test_each_step_is_serialised_only_once(tmp_path, monkeypatch):
     written, path = [], tmp_path / "run.ckpt"
     for name in ("encode_record", "_encode_particle"):
         old = getattr(checkpoint, name)
@@ -328,7 +328,7 @@ print(json.dumps([whole, run(0.0, checkpoint=path), sorted(at)]))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="it kills its children")
 @pytest.mark.parametrize("every", [1, None])
 @pytest.mark.parametrize("lm", ["function", "transformer"])
-def test_a_run_that_is_killed_twenty_times_ends_as_it_would_have(lm, every, tmp_path):
+def test_a_run_killed_twenty_times_ends_the_same(lm, every, tmp_path):
     times, environment = "20", {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = [sys.executable, "-c", VICTIM, str(tmp_path / "run.ckpt"), times, lm, str(every)]
     ran = subprocess.run(arguments, capture_output=True, text=True, env=environment)
@@ -487,7 +487,7 @@ def test_a_transformer_of_other_weights_is_another_model(other, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [JsonSchema.index, JsonSchemaIndex])       # an automaton, and llguidance's parser
-def test_schemas_that_begin_alike_are_told_apart(kind):
+def test_schemas_with_a_common_beginning_have_different_identities(kind):
     vocab, names = Vocabulary([*(bytes([i]) for i in range(256)), b""], [256]), [f"property_{i}" for i in range(9)]
     program, told = Writes(LM), set()
     for last in ("integer", "boolean"):
@@ -504,7 +504,7 @@ def begun():
 
 
 @pytest.mark.parametrize("made, other, differs", OTHERS.values(), ids=OTHERS)
-def test_a_checkpoint_of_another_run_is_refused_by_what_differs_and_stays_as_it_is(made, other, differs, tmp_path):
+def test_a_checkpoint_of_another_run_is_refused_with_the_difference(made, other, differs, tmp_path):
     path = tmp_path / "run.ckpt"
     with pytest.raises(KeyboardInterrupt):
         made(checkpoint=path, on_step=interrupt(3))
@@ -516,7 +516,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs_and_stays_as_it_
     assert told(made(checkpoint=path)) == told(made())
 
 
-def test_a_checkpoint_that_is_torn_damaged_or_none_is_refused_and_stays_as_it_is(tmp_path):
+def test_a_torn_or_damaged_checkpoint_is_refused_and_left_unchanged(tmp_path):
     path = tmp_path / "run.ckpt"
     with pytest.raises(KeyboardInterrupt):
         MADE(checkpoint=path, on_step=interrupt(3))
@@ -544,7 +544,7 @@ def test_a_checkpoint_that_is_torn_damaged_or_none_is_refused_and_stays_as_it_is
     assert told(MADE(checkpoint=path)) == told(MADE())
 
 
-def test_more_steps_may_be_asked_of_a_run_that_was_cut(tmp_path):
+def test_a_cut_run_may_continue_with_more_steps(tmp_path):
     path = tmp_path / "run.ckpt"
     for most in (1, 3, None):
         assert told(MADE(checkpoint=path, max_steps=most)) == told(MADE(max_steps=most))
@@ -592,7 +592,7 @@ def test_values_of_all_plain_kinds_come_back_as_they_were(tmp_path):
     assert told(again) == told(smc_steer(Odd(values), 4, 3, seed=0))
 
 
-def test_a_value_that_cannot_be_written_is_a_TypeError_at_the_first_write_that_says_what_would_do(tmp_path):
+def test_a_value_that_cannot_be_saved_is_a_TypeError_with_a_remedy(tmp_path):
     path, cannot = tmp_path / "run.ckpt", r"run\.ckpt cannot hold what Odd sampled: <Colour.* a Colour\. Sample what"
     with pytest.raises(TypeError, match=cannot) as error:
         smc_steer(Odd([Colour.RED, Colour.BLUE]), 4, 3, seed=0, checkpoint=path, every=1)
@@ -601,7 +601,7 @@ def test_a_value_that_cannot_be_written_is_a_TypeError_at_the_first_write_that_s
     assert smc_steer(Odd(["RED", "BLUE"]), 4, 3, seed=0, checkpoint=tmp_path / "other.ckpt", every=1)
 
 
-def test_a_full_disk_ends_the_run_with_its_particles_and_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "run.ckpt"
 
     def full(file):
@@ -620,7 +620,7 @@ def test_a_full_disk_ends_the_run_with_its_particles_and_leaves_the_checkpoint_b
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_a_disk_that_is_full_from_the_beginning_is_told_before_the_run(tmp_path, monkeypatch):
+def test_a_disk_that_is_already_full_is_reported_before_the_run(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -630,7 +630,7 @@ def test_a_disk_that_is_full_from_the_beginning_is_told_before_the_run(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_path_that_cannot_be_written_is_told_before_the_run_and_every_wants_a_checkpoint(tmp_path):
+def test_an_unwritable_path_is_reported_before_the_run(tmp_path):
     never = {"on_step": lambda step: pytest.fail("it has begun")}
     with pytest.raises(FileNotFoundError, match="there is no folder '.*none'; make it first"):
         MADE(checkpoint=tmp_path / "none" / "run.ckpt", **never)

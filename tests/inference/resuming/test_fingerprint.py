@@ -201,7 +201,7 @@ def told(program):
 
 
 @pytest.mark.parametrize("made, named", MAKERS.values(), ids=MAKERS)
-def test_what_differs_anywhere_inside_an_attribute_is_named(made, named):
+def test_a_difference_inside_an_attribute_is_named_by_its_path(made, named):
     assert difference(told(M(made(1.0))), told(M(made(1.0)))) is None
     assert re.match(named, difference(told(M(made(1.0))), told(M(made(-3.0)))))
 
@@ -216,7 +216,7 @@ def test_a_global_that_a_step_reads_is_compared_and_named(monkeypatch):
     assert told(M(None)) == told(M(None)) and difference(told(M(None)), before) is not None
 
 
-def test_other_code_of_a_class_that_a_program_holds_is_named():
+def test_changed_code_of_a_held_class_is_named():
     def kind(**methods):
         return type("Kind", (Critic,), {"__qualname__": "Kind", **methods})
 
@@ -234,7 +234,7 @@ def test_a_finished_run_of_another_die_is_refused_by_its_private_attribute(tmp_p
 
 
 @pytest.mark.parametrize("made", [lambda: (i for i in range(3)), lambda: sqlite3.connect(":memory:")])
-def test_what_has_no_identity_is_a_TypeError_before_the_run(made, tmp_path):
+def test_a_value_without_identity_is_a_TypeError_before_the_run(made, tmp_path):
     with pytest.raises(TypeError, match=r"the attribute it\.held holds <.*>, which no other process can compare"):
         program = M(Critic(1.0))
         program.it.held = made()
@@ -243,7 +243,7 @@ def test_what_has_no_identity_is_a_TypeError_before_the_run(made, tmp_path):
         identity(M([[i] for i in range(1_000_001)]))
 
 
-def test_what_is_kept_to_save_time_is_no_part_of_an_identity():
+def test_caches_are_not_part_of_an_identity():
     schema = JsonSchema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
     index, critic, dist = Regex("(a|b)*c").index(VOCAB), Critic(1.0), Categorical({"a": 0.5, "b": 0.5})
     batch, mixed = batched(critic.score), mixture([dist, dist.tempered(2.0)], [0.5, 0.5])
@@ -265,7 +265,7 @@ LAZY = {
 
 
 @pytest.mark.parametrize("made", LAZY.values(), ids=LAZY)
-def test_an_automaton_is_told_by_its_language_not_by_the_states_that_it_has_met(made):
+def test_automata_are_compared_by_their_language(made):
     used = made("hello")
     for text in ("hallo", "zebra", "HELLO", "aahello7"):
         (used if isinstance(used, DFA) else used.recognizer).accepts_text(text)
@@ -273,7 +273,7 @@ def test_an_automaton_is_told_by_its_language_not_by_the_states_that_it_has_met(
     assert "the attribute it " in difference(told(M(used)), told(M(made("hella"))))
 
 
-def test_an_engine_is_the_same_after_it_has_run():
+def test_an_engine_keeps_its_identity_after_a_run():
     class Mine(Engine):
         scale = 1.0
 
@@ -310,7 +310,7 @@ print(json.dumps(identity(program)[0]["parts"]))
 """
 
 
-def test_the_same_program_is_told_alike_in_processes_of_other_hash_seeds():
+def test_an_identity_does_not_depend_on_the_hash_seed():
     parts = []
     for seed in ("0", "1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
@@ -321,7 +321,7 @@ def test_the_same_program_is_told_alike_in_processes_of_other_hash_seeds():
     assert parts[0] == parts[1] == parts[2] and len(parts[0]) > 100
 
 
-def test_the_order_of_a_set_of_objects_makes_no_other_program():
+def test_the_order_of_a_set_of_objects_does_not_matter():
     def held():
         return {Critic(w) for w in range(20)}
 

@@ -52,7 +52,7 @@ def contents(cache):
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
-def test_log_probs_are_those_of_transformers_own_loading(kind, tmp_path):
+def test_log_probs_agree_with_the_loading_of_transformers(kind, tmp_path):
     from transformers import AutoModelForCausalLM
 
     file = write(tmp_path / "tiny.gguf", kind)
@@ -65,7 +65,7 @@ def test_log_probs_are_those_of_transformers_own_loading(kind, tmp_path):
     assert np.ptp(expected.numpy()) > 3                 # far from uniform
 
 
-def test_weights_in_float32_are_those_that_were_written(original):
+def test_float32_weights_agree_with_the_written_ones(original):
     model, _ = llama()
     lm = load(original)
     context = lm.context("the")
@@ -74,7 +74,7 @@ def test_weights_in_float32_are_those_that_were_written(original):
     assert np.abs(context.log_probs() - expected.numpy()).max() < 1e-5
 
 
-def test_tokenizer_chat_template_ends_and_name_are_those_of_the_file(original):
+def test_tokenizer_template_ends_and_name_come_from_the_file(original):
     lm = load(str(original))
     assert [str(token) for token in lm.context("the hehe").tokens] == ["t", "he", " he", "he"]
     assert lm.vocab.eos_ids == (END, TURN)              # the end of a turn beside that of the text
@@ -83,7 +83,7 @@ def test_tokenizer_chat_template_ends_and_name_are_those_of_the_file(original):
     assert repr(lm).startswith(f"CachedTransformer(tiny, {original}, Vocabulary(261 tokens")
 
 
-def test_a_tokenizer_that_lies_beside_the_file_is_not_taken_for_its_own(original, tmp_path, embedded):
+def test_a_tokenizer_in_the_same_folder_is_ignored(original, tmp_path, embedded):
     embedded.tokenizer.save_pretrained(tmp_path)
     embedded.model.config.save_pretrained(tmp_path)
     beside = tmp_path / "tiny.gguf"
@@ -99,7 +99,7 @@ def test_the_real_model_knows_a_capital_and_ends_where_its_turn_does(smollm2):
 
 
 @pytest.mark.slow
-def test_the_real_model_is_what_transformers_loads(smollm2):
+def test_the_real_model_agrees_with_the_loading_of_transformers(smollm2):
     from transformers import AutoModelForCausalLM
 
     lm, file = smollm2, gguf.packaged("smollm2")
@@ -135,7 +135,7 @@ def test_the_same_bytes_under_another_path_are_not_converted_again(original, cac
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "lose", "unseal"])
-def test_a_converted_folder_that_does_not_meet_its_seal_is_made_anew(harm, original, cache):
+def test_a_converted_folder_with_a_wrong_checksum_is_rebuilt(harm, original, cache):
     before = load(original).context("the").log_probs()
     (folder,) = cache.glob("tiny-*")
     weights = folder / "model.safetensors"
@@ -244,7 +244,7 @@ for line in map(int, sys.argv[2:]):
     assert result.stdout.split("\n")[:-1] == [each for _, line in lines for each in (f"{line} 9 True", "True")]
 
 
-def test_processes_that_come_at_once_convert_once(original, cache, tmp_path):
+def test_simultaneous_processes_convert_once(original, cache, tmp_path):
     code = STUB + """
 started, number = Path(sys.argv[2]), int(sys.argv[3])
 read = gguf._read
@@ -264,12 +264,12 @@ print(gguf.converted(file))
     assert "".join(err).count("converting") == 1 and len(contents(cache)) == 2
 
 
-def test_threads_that_come_at_once_convert_once(stub, original, cache, capfd):
+def test_simultaneous_threads_convert_once(stub, original, cache, capfd):
     assert len(set(in_threads([lambda: stub.converted(original)] * 4))) == 1
     assert capfd.readouterr().err.count("converting") == 1 and len(contents(cache)) == 2
 
 
-def test_a_file_that_changes_meanwhile_is_refused(stub, original, cache, tmp_path, monkeypatch):
+def test_a_file_that_changes_during_the_conversion_is_refused(stub, original, cache, tmp_path, monkeypatch):
     growing = tmp_path / "growing.gguf"
     growing.write_bytes(original.read_bytes())
     read = stub._read
@@ -279,7 +279,7 @@ def test_a_file_that_changes_meanwhile_is_refused(stub, original, cache, tmp_pat
     assert contents(cache) == [".lock"]
 
 
-def test_a_cache_that_cannot_be_written_is_an_error_that_says_what_could_be(original, tmp_path, monkeypatch):
+def test_an_unwritable_cache_is_an_error_with_a_remedy(original, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(OSError, match=r"cannot convert .*tiny.gguf into .*: Not a directory.* XDG_CACHE_HOME names"):
@@ -301,7 +301,7 @@ def refused(data, tmp_path, cache, name="harmed.gguf"):
     return message.removeprefix(f"{file} ")
 
 
-def test_what_is_no_gguf_file_is_refused(tmp_path, cache):
+def test_a_file_of_another_format_is_refused(tmp_path, cache):
     published = "Compare its size and SHA-256 with those published"
     assert refused(b"", tmp_path, cache).startswith(f"is no GGUF file: it is empty. {published}")
     said = refused(b"<!DOCTYPE html>", tmp_path, cache)
@@ -331,7 +331,7 @@ def test_a_flipped_bit_is_refused_or_harmless(original, tmp_path, cache):
             assert place != layers + 3
 
 
-def test_weights_that_are_missing_or_no_numbers_are_refused(tmp_path, cache):
+def test_missing_or_non_finite_weights_are_refused(tmp_path, cache):
     file = write(tmp_path / "missing.gguf", without=["blk.1.ffn_up.weight"])
     said = refused(file.read_bytes(), tmp_path, cache)
     assert said.startswith("lacks weights of its model, as model.layers.1.mlp.up_proj.weight: it is damaged or a part.")
@@ -345,14 +345,14 @@ def test_a_file_without_a_tokenizer_is_refused(tmp_path, cache):
     assert said.startswith("holds no tokenizer: give a GGUF file with one, or load model and tokenizer by transformers")
 
 
-def test_an_architecture_that_is_not_read_is_refused_by_name(tmp_path, cache):
+def test_an_unknown_architecture_is_refused_by_name(tmp_path, cache):
     file = write(tmp_path / "strange.gguf", architecture="wavenet")
     said = refused(file.read_bytes(), tmp_path, cache)
     assert said.startswith("holds a model of architecture 'wavenet' that transformers ")
     assert "of an architecture that is not read from GGUF" in said and "give a folder of safetensors" in said
 
 
-def test_a_path_without_a_file_is_an_error_and_a_folder_is_looked_into(tmp_path):
+def test_a_missing_file_is_an_error_and_a_folder_is_searched(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no GGUF file '.*none.gguf' is here: give the path of one, or one of"):
         load(tmp_path / "none.gguf")
     (tmp_path / "folder.gguf").mkdir()
@@ -360,7 +360,7 @@ def test_a_path_without_a_file_is_an_error_and_a_folder_is_looked_into(tmp_path)
         load(tmp_path / "folder.gguf")
 
 
-def test_without_what_reads_it_a_file_is_an_error_that_says_how_to_install_it(original, monkeypatch):
+def test_without_gguf_the_error_says_how_to_install_it(original, monkeypatch):
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"to read .*tiny.gguf for the first time .*: pip install 'llmppl\[gguf\]'"):
         load(original)
@@ -395,13 +395,13 @@ def package(original, tmp_path, monkeypatch):
     return place / "toy_model" / "Toy.gguf"
 
 
-def test_the_model_of_a_package_is_found_by_its_name_and_the_package_not_imported(package):
+def test_a_packaged_model_is_found_by_name_without_importing_the_package(package):
     assert gguf.packaged("toy") == package
     assert repr(load("toy")).startswith(f"CachedTransformer(toy, {package}, ")
     assert "toy_model" not in sys.modules
 
 
-def test_the_file_of_a_package_is_compared_with_what_the_package_says_of_it(package):
+def test_a_packaged_file_is_checked_against_its_recorded_checksum(package):
     data = bytearray(package.read_bytes())
     data[-1] ^= 1                                       # no other check could tell
     package.write_bytes(data)
@@ -411,7 +411,7 @@ def test_the_file_of_a_package_is_compared_with_what_the_package_says_of_it(pack
 
 
 @pytest.mark.parametrize("missing", ["package", "reader"])
-def test_a_package_that_is_missing_is_an_error_that_says_the_command(missing, package, monkeypatch):
+def test_a_missing_package_is_an_error_with_the_install_command(missing, package, monkeypatch):
     if missing == "package":
         monkeypatch.setattr(gguf, "PACKAGES", {"smollm2": "no-such-package==1.0"})
     else:

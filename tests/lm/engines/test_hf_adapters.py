@@ -99,7 +99,7 @@ def state(model):
 
 
 @MADE
-def test_each_adapter_says_what_the_model_says_with_it_and_leaves_the_model_as_it_was(make, recwarn):
+def test_each_adapter_answers_as_the_adapted_model_and_changes_nothing(make, recwarn):
     model = make().requires_grad_(False)                # as one is that is loaded to be used
     truth, before = truths(model), state(model)
     recwarn.clear()                                     # peft warns when adapters are made
@@ -121,7 +121,7 @@ def test_each_adapter_says_what_the_model_says_with_it_and_leaves_the_model_as_i
 
 
 @MADE
-def test_a_model_is_used_with_the_adapter_that_was_active_when_it_was_given(make):
+def test_a_model_is_used_with_its_active_adapter(make):
     model = make()
     truth = truths(model)
     for name in NAMES:
@@ -131,7 +131,7 @@ def test_a_model_is_used_with_the_adapter_that_was_active_when_it_was_given(make
         assert lm.adapter(name) is lm and lm.adapter("a").adapter(name) is lm
 
 
-def test_the_same_name_is_the_same_object_and_says_its_name():
+def test_the_same_name_gives_the_same_object():
     lm = CachedTransformer(wrapped(), VOCAB, cache_bytes=1_000_000, row_bytes=100_000, max_batch_tokens=64)
     other = lm.adapter("b")
     assert lm.adapter("b") is other and other.adapter("a") is lm and other.adapter(None) is lm.adapter(None) is not lm
@@ -142,7 +142,7 @@ def test_the_same_name_is_the_same_object_and_says_its_name():
 
 
 @MADE
-def test_a_change_behind_the_back_changes_no_answer(make):
+def test_outside_changes_of_the_active_adapter_change_no_answer(make):
     model = make()
     truth = truths(model)
     lm = CachedTransformer(model, VOCAB)
@@ -157,7 +157,7 @@ def test_a_change_behind_the_back_changes_no_answer(make):
 
 
 @MADE
-def test_adapters_that_a_model_is_given_later_are_not_active_in_what_it_was(make):
+def test_adapters_added_later_do_not_change_the_existing_lm(make):
     model = build(TRIE["llama"]())
     lm = CachedTransformer(model, VOCAB)
     context = lm.at(range(3, 12))
@@ -195,7 +195,7 @@ def test_other_kinds_of_adapters(more):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_engine_of_each_adapter_passes_the_conformance_suite_while_others_are_asked(name):
+def test_the_engine_of_each_adapter_passes_the_conformance_suite(name):
     model = wrapped()
     lm, truth = CachedTransformer(model, VOCAB), truths(model)
     other = lm.at(range(3, 12))
@@ -286,7 +286,7 @@ def test_threads_that_use_different_adapters_do_not_disturb_each_other():
     assert state(model) == before
 
 
-def test_an_exception_out_of_a_pass_leaves_the_model_as_it_was(monkeypatch):
+def test_an_exception_in_a_pass_restores_the_model(monkeypatch):
     model = wrapped()
     truth, before = truths(model), state(model)
     lm = CachedTransformer(model, VOCAB).adapter("b")
@@ -300,7 +300,7 @@ def test_an_exception_out_of_a_pass_leaves_the_model_as_it_was(monkeypatch):
     assert error_of(lm.at(range(3, 12)), truth["b"]) <= LIMIT
 
 
-def test_merged_weights_are_refused_where_they_are_not_those_asked_for():
+def test_merged_weights_are_refused_unless_they_are_the_requested_ones():
     model = wrapped()
     truth = truths(model)
     lm = CachedTransformer(model, VOCAB)
@@ -313,7 +313,7 @@ def test_merged_weights_are_refused_where_they_are_not_those_asked_for():
     assert error_of(lm.adapter("b").at(range(3, 12)), truth["b"]) <= LIMIT
 
 
-def test_an_adapter_that_was_taken_out_or_replaced_is_refused_until_it_is_asked_for_again():
+def test_a_removed_or_replaced_adapter_is_refused_until_requested_again():
     model = wrapped()
     lm = CachedTransformer(model, VOCAB)
     old = lm.adapter("b")
@@ -331,7 +331,7 @@ def test_an_adapter_that_was_taken_out_or_replaced_is_refused_until_it_is_asked_
     assert error_of(lm.adapter("b").at(range(3, 12)), truths(model)["b"]) <= LIMIT
 
 
-def test_what_has_no_such_adapter_is_refused_by_name():
+def test_an_unknown_adapter_is_refused_by_name():
     lm = CachedTransformer(wrapped(), VOCAB)
     with pytest.raises(ValueError, match="the model has no adapter 'c'; there are 'a', 'b'"):
         lm.adapter("c")
@@ -341,7 +341,7 @@ def test_what_has_no_such_adapter_is_refused_by_name():
         CachedTransformer(lambda ids: np.zeros(V), VOCAB).adapter("c")
 
 
-def test_adapters_that_need_more_than_the_tokens_of_a_text_are_refused():
+def test_adapters_that_need_extra_inputs_are_refused():
     prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     with pytest.raises(ValueError, match=r"the adapter 'default' \(PromptTuningConfig\) depends on tokens or vectors"):
         CachedTransformer(peft.get_peft_model(build(TRIE["llama"]()), prompt), VOCAB)
@@ -352,7 +352,7 @@ def test_adapters_that_need_more_than_the_tokens_of_a_text_are_refused():
         CachedTransformer(peft.get_peft_model(build(TRIE["llama"]()), invoked), VOCAB)
 
 
-def test_biases_that_were_trained_in_place_leave_no_model_without_them():
+def test_a_model_with_biases_trained_in_place_requires_its_adapter():
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], bias="all", init_lora_weights=False)
     lm = CachedTransformer(peft.get_peft_model(build(TRIE["qwen2"]()), config, adapter_name="a"), VOCAB)
     with pytest.raises(ValueError, match="'a' was made with bias='all', so that its biases are in the model's own"):

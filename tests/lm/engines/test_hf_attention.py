@@ -54,7 +54,7 @@ def test_a_prompt_is_read_once_for_all_its_rows_in_every_family(name):
 
 @pytest.mark.parametrize("other", [[4], [4, 5]])        # as long as the first row, or longer by one
 @pytest.mark.parametrize("name", ["llama", "mistral-sliding", "phi3", "gemma2"])
-def test_texts_read_token_by_token_are_right_on_both_sides_of_a_sliding_window(name, other):
+def test_texts_are_right_on_both_sides_of_a_sliding_window(name, other):
     lm = family_lm(name)
     rows = [at(lm, [3]), at(lm, other)]
     for i in range(5, 17):
@@ -63,7 +63,7 @@ def test_texts_read_token_by_token_are_right_on_both_sides_of_a_sliding_window(n
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "mistral-sliding", "mpt"])
-def test_groups_of_rows_read_once_what_each_group_shares(name):
+def test_each_group_of_rows_reads_its_shared_prefix_once(name):
     lm = sharing_lm(name)
     prompts = [at(lm, [i, *range(10, 30 + i)]) for i in (3, 4, 5)] + [at(lm, [6, 7])]
     together([prompt.log_probs for prompt in prompts])
@@ -117,7 +117,7 @@ def test_the_parts_cover_every_slot_of_every_row_once(seed):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "mistral-sliding", "falcon"])
-def test_answers_are_right_whatever_happened_before_where_all_is_shared(name):
+def test_answers_are_right_after_any_history_with_shared_prefixes(name):
     slot_bytes = family_lm(name).engine.slot_bytes
 
     @settings(max_examples=repetitions(100, 3), derandomize=True)
@@ -180,7 +180,7 @@ class Widening(TorchDispatchMode):
 @pytest.mark.skipif(not hasattr(torch.ops.aten.bmm, "dtype"), reason="torch has no bmm with out_dtype=")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["llama", "mistral-sliding"])
-def test_keys_in_half_precision_are_multiplied_as_they_are_where_the_device_can(name, dtype, monkeypatch):
+def test_half_precision_keys_are_not_widened_if_the_device_can_multiply_them(name, dtype, monkeypatch):
     answers = []
     for widens in (["cpu"], []):
         lm = sharing_lm(name, dtype)
@@ -200,7 +200,7 @@ def test_keys_in_half_precision_are_multiplied_as_they_are_where_the_device_can(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("widens", [["cpu"], []])
-def test_shared_attention_in_half_precision_is_as_near_to_the_truth_as_torchs_own(dtype, widens, monkeypatch):
+def test_shared_attention_in_half_precision_is_as_accurate_as_torchs(dtype, widens, monkeypatch):
     """With scores in half precision, as in eager attention, the error would be 3 to 9 times that of torch."""
     if widens and not hasattr(torch.ops.aten.bmm, "dtype"):
         pytest.skip("torch has no bmm with out_dtype=")
@@ -242,7 +242,7 @@ def test_both_kinds_of_attention_share(name, kind):
 
 
 @pytest.mark.parametrize("wrong", [lambda *_: torch.zeros(1), lambda *both: 2 * _mean(*both)])
-def test_where_sharing_alone_is_wrong_every_row_reads_its_own(wrong, monkeypatch):
+def test_rows_read_their_own_prefix_where_sharing_would_be_wrong(wrong, monkeypatch):
     monkeypatch.setattr("llmppl.lm.engines.hf_attention._mean", wrong)
     lm = family_lm("gpt2")
     assert lm.engine.slot_bytes > 0 and lm.engine.least == np.inf
@@ -252,7 +252,7 @@ def test_where_sharing_alone_is_wrong_every_row_reads_its_own(wrong, monkeypatch
     assert read == 7 * 21 and error <= LIMIT
 
 
-def test_little_is_not_shared():
+def test_short_prefixes_are_not_shared():
     lm = family_lm("gpt2")
     prompt = at(lm, PROMPT)
     prompt.log_probs()
@@ -260,7 +260,7 @@ def test_little_is_not_shared():
     assert read == 7 * 21 and error <= LIMIT
 
 
-def test_two_lms_on_one_model_and_plain_calls_in_other_threads_do_not_disturb_each_other():
+def test_two_lms_and_plain_calls_may_share_a_model_across_threads():
     model = model_of("llama")
     lms = [sharing_lm("llama") for _ in range(2)]
     ids = torch.tensor([PROMPT])
@@ -312,7 +312,7 @@ class Allocations(TorchDispatchMode):
         return made
 
 
-def test_a_slab_grows_with_one_tensor_of_it_there_twice():
+def test_a_growing_slab_duplicates_one_tensor_at_a_time():
     lm = family_lm("llama")
     contexts = [at(lm, PROMPT)]
     assert error_of(lm, contexts[0]) <= LIMIT
@@ -327,7 +327,7 @@ def test_a_slab_grows_with_one_tensor_of_it_there_twice():
     assert error_of(lm, contexts[0] + 5) <= LIMIT
 
 
-def test_a_pass_leaves_no_memory_behind():
+def test_a_pass_frees_its_memory():
     lm = sharing_lm("llama")
     together([(at(lm, PROMPT) + lm.vocab[i]).log_probs for i in range(3, 9)])
     assert lm.engine.slab._passes == {}

@@ -54,7 +54,7 @@ def same_as_plain(lm, embedded):
 
 
 @pytest.mark.parametrize("places", MAPS.values(), ids=MAPS)
-def test_a_model_whose_weights_stay_on_disk_says_the_same(places, tmp_path, embedded, recwarn):
+def test_a_model_with_weights_on_disk_gives_the_same_answers(places, tmp_path, embedded, recwarn):
     lm = CachedTransformer.from_pretrained(device_map=places, offload_folder=tmp_path)
     assert any(p.device.type == "meta" for p in lm.model.parameters())
     same_as_plain(lm, embedded)
@@ -62,21 +62,21 @@ def test_a_model_whose_weights_stay_on_disk_says_the_same(places, tmp_path, embe
 
 
 @pytest.mark.parametrize("spread", [*SPREAD.values(), spread_inside], ids=[*SPREAD, "kept on disk but for the head"])
-def test_a_model_that_accelerate_has_spread_says_the_same(spread, tmp_path, embedded):
+def test_a_model_dispatched_by_accelerate_gives_the_same_answers(spread, tmp_path, embedded):
     same_as_plain(CachedTransformer(spread(copy.deepcopy(embedded.model), tmp_path), embedded.tokenizer), embedded)
 
 
 @pytest.mark.parametrize("places, kind", [
     ({"model": "disk", "lm_head": "cpu"}, ValueError), ({"model": "cpu", "lm_head": "disk"}, RuntimeError),
 ])  # fmt: skip
-def test_weights_that_are_shared_cannot_be_in_two_places(places, kind, tmp_path):
+def test_shared_weights_cannot_be_in_two_places(places, kind, tmp_path):
     with pytest.raises(kind, match="share weights, as embedding and head often do, have to be in the same place"):
         CachedTransformer.from_pretrained(device_map=places, offload_folder=tmp_path)
 
 
 @pytest.mark.parametrize("inside, outside", [("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32")])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_the_type_is_that_of_the_layers_though_the_embedding_has_another(inside, outside, attention, recwarn):
+def test_the_dtype_is_that_of_the_layers_not_the_embedding(inside, outside, attention, recwarn):
     inside, outside = getattr(torch, inside), getattr(torch, outside)
     model = build(TRIE["llama"](), inside)
     model.set_attn_implementation(attention)
@@ -126,13 +126,13 @@ def ask_in_many_ways(lm):
 
 
 @pytest.mark.parametrize("by", [None, "token"])
-def test_int8_weights_are_cached_and_so_are_activations_quantised_by_the_token(by, recwarn):
+def test_int8_weights_and_per_token_activations_are_cached(by, recwarn):
     lm = CachedTransformer(quantised(by), VOCAB)
     assert lm.engine.dtype == torch.float32 and lm.engine.slot_bytes > 0 and len(recwarn) == 0
     assert ask_in_many_ways(lm) <= 1e-4
 
 
-def test_activations_quantised_by_the_batch_are_told_of_and_every_context_is_run_alone():
+def test_activations_quantised_by_the_batch_warn_and_disable_batching():
     with pytest.warns(UserWarning) as warned:
         lm = CachedTransformer(quantised("batch"), VOCAB)
     (warning,) = warned
@@ -147,7 +147,7 @@ def test_activations_quantised_by_the_batch_are_told_of_and_every_context_is_run
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_embedded_model_quantised_by_torch_answers_as_it_does_to_each_context_alone(embedded):
+def test_the_embedded_model_quantised_by_torch_runs_each_context_alone(embedded):
     if torch.backends.quantized.engine == "none":
         pytest.skip("this build of torch has no quantised kernels")
     quantize = torch.ao.quantization.quantize_dynamic

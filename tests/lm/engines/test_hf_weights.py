@@ -73,7 +73,7 @@ def by_hand(model, ids):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_the_weights_is_seen_by_the_next_question(change):
+def test_a_change_of_the_weights_takes_effect_at_the_next_call(change):
     lm = own_lm()
     contexts = [lm.context("a"), lm.context("a") + lm.vocab[1], lm.context("abc"), lm.context("b")]
     before = [context.log_probs().copy() for context in contexts]
@@ -92,7 +92,7 @@ def test_a_change_of_the_weights_is_seen_by_the_next_question(change):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_run_after_a_change_is_that_of_a_new_language_model(change):
+def test_a_run_after_a_change_equals_that_of_a_new_lm(change):
     def run(lm):
         program = ConstrainedText(lm, "a", Regex("(a|bc|d)*"), end="eos", complete=False, max_tokens=8)
         particles = smc_steer(program, 4, 3, seed=1)
@@ -107,7 +107,7 @@ def test_a_run_after_a_change_is_that_of_a_new_language_model(change):
     assert run(lm)[2] == 0                              # nothing has changed since
 
 
-def test_nothing_is_forgotten_while_the_weights_stay():
+def test_nothing_is_dropped_while_the_weights_stay():
     lm = own_lm()
     lm.context("abc").log_probs()
     tokens = lm.stats.tokens
@@ -120,7 +120,7 @@ def test_nothing_is_forgotten_while_the_weights_stay():
     assert lm.stats.tokens == tokens and lm.engine.version() == lm.engine.version()
 
 
-def test_the_watch_over_the_weights_keeps_no_memory_of_replaced_ones():
+def test_the_watch_over_the_weights_keeps_no_replaced_weights_alive():
     import weakref
 
     model = torch.nn.Sequential(torch.nn.Linear(3, 3))
@@ -146,7 +146,7 @@ def test_inference_tensors_are_watched_by_their_addresses_and_cleared_by_hand():
     np.testing.assert_allclose(context.log_probs(), by_hand(model, [*map(int, context.tokens)]), atol=1e-12)
 
 
-def test_clear_forgets_what_torch_does_not_count():
+def test_clear_handles_changes_that_torch_does_not_count():
     lm = own_lm()
     context = lm.context("ab")
     context.log_probs()
@@ -159,7 +159,7 @@ def test_clear_forgets_what_torch_does_not_count():
     assert lm.store.slots_used == len(longer)
 
 
-def test_clear_is_for_functions_and_engines_of_ones_own_too():
+def test_clear_works_for_functions_and_custom_engines_too():
     scale = [1.0]
 
     class Scaled(Engine):
@@ -184,7 +184,7 @@ def test_clear_is_for_functions_and_engines_of_ones_own_too():
     assert lm.engine.cleared == 2                       # one when it was taken
 
 
-def test_an_engine_that_has_a_version_is_asked_anew_when_that_changes():
+def test_a_changed_version_of_an_engine_drops_old_answers():
     class Served(Engine):
         number = 0
 
@@ -227,7 +227,7 @@ def test_a_change_and_a_clear_are_right_while_other_threads_ask():
         np.testing.assert_allclose(context.log_probs(), by_hand(lm.model, [*map(int, context.tokens)]), atol=1e-9)
 
 
-def test_an_interrupted_clear_is_done_by_the_next_question(monkeypatch):
+def test_an_interrupted_clear_is_finished_by_the_next_call(monkeypatch):
     lm = own_lm()
     context = lm.context("ab")
     context.log_probs()
@@ -244,7 +244,7 @@ def test_an_interrupted_clear_is_done_by_the_next_question(monkeypatch):
     np.testing.assert_allclose(context.log_probs(), by_hand(lm.model, [*map(int, context.tokens)]), atol=1e-12)
 
 
-def test_a_step_may_clear_and_the_run_goes_on():
+def test_a_step_may_clear_and_the_run_continues():
     lm = cold_lm()
     program = ConstrainedText(lm, "a", Regex("(a|bc|d)*"), end="eos", complete=False, max_tokens=6)
     whole = smc_steer(program, 4, 3, seed=2)

@@ -117,7 +117,7 @@ def grown(rng, contexts):
 
 
 @pytest.mark.parametrize("kind, most", [("F32", 5e-5), ("F16", 0.02), ("Q8_0", 1.0), ("Q4_0", 10.0)])
-def test_log_probs_are_those_of_a_plain_forward_pass(kind, most, files, truth):
+def test_log_probs_agree_with_a_plain_forward_pass(kind, most, files, truth):
     rng = np.random.default_rng(1)
     engine = LlamaCpp(files(kind))
     start = rng.integers(5, V, 20).tolist()
@@ -129,7 +129,7 @@ def test_log_probs_are_those_of_a_plain_forward_pass(kind, most, files, truth):
 
 @pytest.mark.parametrize("seed", range(repetitions(full=20, quick=3)))
 @pytest.mark.parametrize("n_ctx", [256, 2048])
-def test_random_rounds_give_the_logits_of_plain_passes_whatever_is_held(seed, n_ctx, files, truth):
+def test_random_rounds_agree_with_plain_passes_whatever_is_cached(seed, n_ctx, files, truth):
     rng = np.random.default_rng(seed)
     engine = LlamaCpp(files(), n_ctx=n_ctx, batch_size=int(rng.choice([8, 64, 512])))
     contexts = [rng.integers(5, V, 40).tolist()]
@@ -146,7 +146,7 @@ def test_random_rounds_give_the_logits_of_plain_passes_whatever_is_held(seed, n_
             engine.clear()
 
 
-def test_a_token_that_contexts_share_is_run_once_and_what_is_held_is_not_run_again(files, truth):
+def test_shared_tokens_run_once_and_cached_tokens_do_not_run_again(files, truth):
     engine = LlamaCpp(files())
     start = list(range(10, 50))
     contexts = [[*start, 7, 8], [*start, 7, 9, 10], [*start[:20], 5], [3, 4]]
@@ -171,7 +171,7 @@ def test_more_contexts_than_sequences(files, model):
         contexts = [[*ids, 6] for ids in contexts]
 
 
-def test_a_cache_that_is_too_small_gives_up_what_was_released_first_then_the_least_recently_used(files, truth):
+def test_a_full_cache_drops_released_contexts_then_the_least_recently_used(files, truth):
     engine = LlamaCpp(files(), n_ctx=256)
     long, old, new = [[i] * 80 for i in (5, 6, 7)]
     for ids in (long, old, new):
@@ -267,7 +267,7 @@ def steer(lm, program):
 
 
 @pytest.mark.parametrize("program", [Words, Both, Ending])
-def test_a_steering_run_has_the_particles_of_transformers_at_its_cost(program, files, steered):
+def test_a_steering_run_agrees_with_transformers_at_the_same_cost(program, files, steered):
     texts, log_ml, tokens = steer(CachedTransformer.from_pretrained(files()), program)
     assert texts == steered[program][0] and log_ml == pytest.approx(steered[program][1], abs=1e-4)
     if program is Ending:                               # more is kept here of contexts with log-probabilities
@@ -316,7 +316,7 @@ def test_stories260k_conforms(kind, cache_type, most, tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interrupt_anywhere_leaves_nothing_wrong_behind(error, files, truth):
+def test_an_interrupt_at_any_point_leaves_a_correct_engine(error, files, truth):
     files_of_ours = {llamacpp.__file__, sequences.__file__}
     rng = np.random.default_rng(5)
     rounds = [[rng.integers(5, V, 12).tolist() for _ in range(3)]]
@@ -341,7 +341,7 @@ def test_an_interrupt_anywhere_leaves_nothing_wrong_behind(error, files, truth):
         assert distance(engine, truth, rounds[-1]) < 5e-5
 
 
-def test_engines_run_in_threads_of_their_own_and_one_after_another_in_any(files, truth):
+def test_engines_run_in_their_own_threads_or_in_turns(files, truth):
     contexts = [[5, 6, 7, i] for i in range(8, 20)]
     expected = [truth(ids) for ids in contexts]
     one, other = LlamaCpp(files()), LlamaCpp(files())
@@ -351,7 +351,7 @@ def test_engines_run_in_threads_of_their_own_and_one_after_another_in_any(files,
     assert np.abs(log_softmax(again) - [truth([*ids, 4]) for ids in contexts]).max() < 5e-5
 
 
-def test_what_is_closed_or_collected_is_freed(files, monkeypatch):
+def test_a_closed_or_collected_engine_is_freed(files, monkeypatch):
     freed = []
     monkeypatch.setattr(llamacpp, "_free", lambda process, c, context, model: freed.append((context, model)))
     engine = LlamaCpp(files())
@@ -375,7 +375,7 @@ def test_another_layout_is_refused(monkeypatch):
         llamacpp_api.library().block("context", llamacpp_api.CONTEXT)
 
 
-def test_a_context_of_other_sizes_than_asked_is_refused(files, monkeypatch):
+def test_a_context_of_unexpected_sizes_is_refused(files, monkeypatch):
     monkeypatch.setitem(llamacpp_api.CONTEXT, "kv_unified", (142, "?", False))          # one place too far
     with pytest.raises(ImportError, match="it was asked for .* in one cache and has"):
         LlamaCpp(files())
@@ -396,7 +396,7 @@ def test_a_file_that_cannot_be_loaded_is_a_value_error(data, message, tmp_path):
         LlamaCpp(file)
 
 
-def test_a_damaged_file_and_one_of_an_unknown_architecture_are_told(files, model, tmp_path):
+def test_damaged_files_and_unknown_architectures_are_reported(files, model, tmp_path):
     whole = files().read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[: len(whole) // 2])
@@ -410,7 +410,7 @@ def test_a_damaged_file_and_one_of_an_unknown_architecture_are_told(files, model
         LlamaCpp(spoiled)
 
 
-def test_a_model_whose_layers_look_back_a_few_tokens_is_right_beyond_them(tmp_path):
+def test_a_model_with_sliding_windows_is_right_beyond_them(tmp_path):
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     torch.manual_seed(0)
@@ -428,12 +428,12 @@ def test_a_model_whose_layers_look_back_a_few_tokens_is_right_beyond_them(tmp_pa
     check_engine(engine, reference, ids=range(5, 60), size=64, tolerance=0.02)         # GELU is from a table in F16
 
 
-def test_a_model_whose_contexts_cannot_share_what_it_keeps_is_refused(tmp_path):
+def test_a_model_with_recurrent_state_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a model of architecture 'mamba' keeps a recurrent state, which contexts can"):
         LlamaCpp(mamba(tmp_path / "mamba.gguf"))
 
 
-def test_a_cache_that_does_not_share_is_found_out_when_the_model_is_loaded(files, monkeypatch):
+def test_a_cache_that_cannot_share_prefixes_is_detected_at_loading(files, monkeypatch):
     monkeypatch.setattr(LlamaCpp, "_branch", lambda self, source, n: self._free.pop())
     with pytest.raises((ValueError, RuntimeError), match="contexts that share a prefix|llama.cpp gave up"):
         LlamaCpp(files())
@@ -448,7 +448,7 @@ def test_a_cache_that_does_not_share_is_found_out_when_the_model_is_loaded(files
         ({"batch_size": 0}, "batch_size must be"),
     ],
 )
-def test_bad_options_are_told(options, message, files):
+def test_invalid_options_are_reported(options, message, files):
     with pytest.raises(ValueError, match=message):
         LlamaCpp(files(), **options)
 

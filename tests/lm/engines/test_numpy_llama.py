@@ -26,7 +26,7 @@ def engine():
     return NumpyLlama(PATH)
 
 
-def test_it_answers_as_transformers_does_whatever_was_asked_before(engine, embedded):
+def test_it_answers_as_transformers_does_after_any_history(engine, embedded):
     report = check_engine(
         engine,
         lambda ids: embedded.engine.forward([ids], [(0, len(ids))])[0],
@@ -37,7 +37,7 @@ def test_it_answers_as_transformers_does_whatever_was_asked_before(engine, embed
     assert report.rows > 100 and report.distance < 1e-4
 
 
-def test_it_reads_and_writes_the_slots_it_is_told_to(engine, embedded):
+def test_it_reads_and_writes_the_given_slots(engine, embedded):
     """Rows of unequal lengths with a common prefix, in random slots, as in the check of transformers models."""
     rows = hf._sample_rows(embedded.model, embedded.vocab)
     truth = np.stack([
@@ -50,7 +50,7 @@ def test_it_reads_and_writes_the_slots_it_is_told_to(engine, embedded):
     assert engine.slot_bytes == kept[:, :, 0].nbytes
 
 
-def test_whole_contexts_are_run_beside_the_slots(engine, embedded):
+def test_whole_contexts_run_without_slots(engine, embedded):
     ids = [int(token) for token in embedded.context(TEXT).tokens]
     asked = [(1, 3), (0, 9), (1, 2), (0, 12)]
     found = engine.forward([ids[:12], ids[4:7]], asked)

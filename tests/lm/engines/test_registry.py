@@ -38,26 +38,26 @@ def installed(monkeypatch):
         ),
     ],
 )  # fmt: skip
-def test_what_an_engine_does_not_take_is_refused(installed, arguments, options, sentence):
+def test_an_option_that_the_engine_lacks_is_refused(installed, arguments, options, sentence):
     installed("xllamacpp", "vllm")
     with pytest.raises(ValueError, match=sentence):
         load(*arguments, **options)
 
 
 @pytest.mark.parametrize(("engine", "extra"), [("llama.cpp", "llama-cpp"), ("vllm", "vllm")])
-def test_an_engine_that_is_not_installed_says_how(installed, engine, extra):
+def test_a_missing_engine_says_how_to_install_it(installed, engine, extra):
     installed()
     with pytest.raises(ImportError, match=rf"pip install 'llmppl\[{extra}\]'"):
         load(engine=engine)
 
 
-def test_the_names_of_engines_are_the_same_for_type_checkers_and_the_command_line():
+def test_type_checkers_and_the_command_line_know_the_same_engines():
     assert get_args(registry.EngineName) == tuple(registry.ENGINES)
     of_option, none = get_args(get_type_hints(Source)["engine"])
     assert get_args(of_option) == tuple(registry.ENGINES) and none is type(None)
 
 
-def test_a_gguf_file_goes_to_llama_cpp_unless_something_is_for_transformers(installed, monkeypatch, tmp_path):
+def test_a_gguf_file_uses_llama_cpp_unless_an_option_is_for_transformers(installed, monkeypatch, tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr("llmppl.lm.engines.loading.load", lambda name, **options: ("transformers", {**none, **options}))
     wide = types.SimpleNamespace(quantised=False)
@@ -87,7 +87,7 @@ def test_a_gguf_file_goes_to_llama_cpp_unless_something_is_for_transformers(inst
     assert gguf.find(file).file == tmp_path / "a.gguf"
 
 
-def test_cache_bytes_are_for_keys_and_values_of_vllm_and_an_eighth_for_rows(installed, monkeypatch):
+def test_cache_bytes_size_the_cache_of_vllm_and_an_eighth_holds_rows(installed, monkeypatch):
     seen = {}
 
     class Mine(FunctionEngine):

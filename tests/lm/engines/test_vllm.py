@@ -158,17 +158,17 @@ def test_a_model_over_two_workers_answers_as_plain_forwards_do(tmp_path):
         ({"max_model_len": 512, "kv_cache_memory_bytes": 1 << 20}, ValueError, "512"),
     ],
 )
-def test_options_that_cannot_be_are_named(options, error, message):
+def test_impossible_options_are_named(options, error, message):
     with pytest.raises(error, match=message):
         load(None, **options)
 
 
-def test_a_name_of_no_model_is_told_before_the_engine_is_made():
+def test_an_unknown_model_name_is_reported_before_the_engine_starts():
     with pytest.raises(FileNotFoundError, match="'no/such model'"):
         load("no/such model")
 
 
-def test_models_in_processes_of_their_own_live_side_by_side_and_the_death_of_one_is_told():
+def test_models_in_their_own_processes_coexist_and_a_death_is_reported():
     first, second = (load(None, distributed_executor_backend="mp", **SMALL)[0] for _ in range(2))
     contexts, reference = texts(7, 12, 60), plain(PATH)
     assert distance(first, contexts, reference) < 1e-4
@@ -243,7 +243,7 @@ def scheduled(engine):
     return values["vllm:prefix_cache_queries"] - values["vllm:prefix_cache_hits"]
 
 
-def test_tokens_are_those_that_the_scheduler_counts(engine):
+def test_stats_count_the_tokens_that_the_scheduler_counts(engine):
     before, told = scheduled(engine), engine.tokens
     start = texts(2, 1, 3)[0] * 35
     first = [start + ids for ids in texts(3, 20, 40)]
@@ -256,7 +256,7 @@ def test_tokens_are_those_that_the_scheduler_counts(engine):
     assert len(first) <= again                          # the last token of each is always run
 
 
-def test_a_prefix_is_run_once_but_for_its_last_block(engine):
+def test_a_prefix_runs_once_except_for_its_last_block(engine):
     start = list(range(300, 300 + 96))                  # three blocks of 32
     engine.forward([start + [7]], [(0, 97)])
     before = engine.tokens
@@ -265,7 +265,7 @@ def test_a_prefix_is_run_once_but_for_its_last_block(engine):
     assert engine.tokens - before == 10
 
 
-def test_the_cache_of_an_lm_counts_what_was_run(lm):
+def test_stats_count_only_tokens_that_vllm_ran(lm):
     before = lm.engine.tokens
     lm.context("Once upon a time there was a dog").log_probs()
     assert lm.stats.tokens == lm.engine.tokens - before > 0
@@ -301,7 +301,7 @@ def test_ctrl_c_in_a_round_leaves_nothing_in_the_scheduler(engine, hook):
     assert distance(engine, contexts, plain(PATH)) < 1e-4
 
 
-def test_a_model_that_raises_is_heard_and_what_was_not_written_is_not_read(engine, hook):
+def test_an_exception_of_the_model_propagates_and_unwritten_blocks_are_not_read(engine, hook):
     contexts = texts(5, 20, 100)
     for error in (RuntimeError("out of memory"), ZeroDivisionError("in a layer")):
         hook.error = error
@@ -319,7 +319,7 @@ def test_a_second_model_in_this_process_is_refused(engine):
     assert distance(engine, contexts, plain(PATH)) < 1e-4
 
 
-def test_threads_ask_one_after_another(lm, hook):
+def test_threads_run_one_after_another(lm, hook):
     lengths, found = range(1, 9), {}
     reference = plain(PATH)
     start = [int(token) for token in lm.context("The").tokens]

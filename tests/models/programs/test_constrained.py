@@ -71,7 +71,7 @@ def by_hand(lm, fits, most, prompt=(A,)):
 
 
 @each_constraint
-def test_a_text_that_must_end_has_the_probability_of_its_spellings_that_end_in_time(name):
+def test_a_complete_text_sums_its_spellings_that_end_in_time(name):
     make, fits = CONSTRAINTS[name]
     truth = by_hand(tiny_lm(V), fits, 4)
     posterior = enumerate_exact(ConstrainedText(tiny_lm(V), "a", make(), **ENDS))
@@ -80,7 +80,7 @@ def test_a_text_that_must_end_has_the_probability_of_its_spellings_that_end_in_t
     assert not any(particle.cut for particle in posterior)
 
 
-def test_a_text_that_must_end_without_a_constraint_or_with_a_function_does():
+def test_complete_works_without_a_constraint_and_with_a_function():
     lm = tiny_lm(V)
     for constraint, fits in ((None, lambda text: True), (lambda text: "c" not in text, lambda text: "c" not in text)):
         posterior = enumerate_exact(ConstrainedText(lm, "a", constraint, complete=True, max_tokens=3))
@@ -97,7 +97,7 @@ def test_a_mask_and_a_constraint_hold_together():
 
 @each_constraint
 @pytest.mark.parametrize("run", [smc_steer, smc_standard, importance_sampling], ids=lambda run: run.__name__)
-def test_every_sampled_text_that_must_end_is_whole_and_short_enough(name, run):
+def test_every_sampled_complete_text_is_whole_and_short_enough(name, run):
     make, fits = CONSTRAINTS[name]
     program = ConstrainedText(tiny_lm(V), "a", make(), **ENDS)
     options = (20, 2) if run is smc_steer else (20,)
@@ -131,7 +131,7 @@ def test_eos_is_drawn_only_where_the_text_is_complete(name):
         assert not model.finished or model.log_weight == -math.inf or fits(model.s)
 
 
-def test_cut_marks_a_text_that_max_tokens_ended_and_leaves_the_others():
+def test_cut_marks_only_texts_that_max_tokens_ended():
     lm = tiny_lm(V)
     posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("(ab|c)+"), complete=False, max_tokens=2))
     for particle in posterior:
@@ -141,7 +141,7 @@ def test_cut_marks_a_text_that_max_tokens_ended_and_leaves_the_others():
     assert cut == {"ab", "aba", "abc", "abab", "cc", "ca", "cab"}
 
 
-def test_the_last_token_and_the_bound_fit_exactly():
+def test_the_last_token_may_meet_the_bound_exactly():
     lm = tiny_lm(V)
     posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("cc|aaaa"), max_tokens=2))
     assert {particle.s for particle in posterior} == {"cc"}
@@ -149,7 +149,7 @@ def test_the_last_token_and_the_bound_fit_exactly():
     assert [particle.s for particle in one] == ["ab"]
 
 
-def test_an_end_that_cannot_come_in_time_is_refused_with_the_shortest():
+def test_an_unreachable_end_is_refused_with_the_shortest_length():
     lm = tiny_lm(V)
     with pytest.raises(ValueError, match=r"Regex\('cccc'\).*no text ends within max_tokens=3, the shortest takes 4"):
         ConstrainedText(lm, "a", Regex("cccc"), max_tokens=3)
@@ -157,14 +157,14 @@ def test_an_end_that_cannot_come_in_time_is_refused_with_the_shortest():
         ConstrainedText(lm, "a", Grammar('start: "a" "a" "a" "a" "c"'), max_tokens=4)
 
 
-def test_a_text_that_must_be_complete_has_a_bound():
+def test_a_complete_text_requires_a_bound():
     with pytest.raises(ValueError, match="complete=True wants max_tokens"):
         ConstrainedText(table_lm(lambda ids: [0.0] * 3), "a", Regex("a"), complete=True)
     with pytest.raises(TypeError, match="complete must be True or False, not 'end'"):
         ConstrainedText(tiny_lm(V), "a", Regex("a"), complete="end", max_tokens=3)
 
 
-def test_what_is_no_constraint_is_refused():
+def test_an_invalid_constraint_is_refused():
     for wrong in ("[ab]+", 3, {"a"}, re.compile("a")):
         with pytest.raises(TypeError, match="a constraint is a Regex, a Grammar, a JsonSchema"):
             ConstrainedText(tiny_lm(V), "a", wrong)
@@ -190,7 +190,7 @@ WITHOUT_TEXT = [EvenLength, Regex, Callable[[str], bool]]
 
 
 @pytest.mark.parametrize("wrong", TYPES, ids=str)
-def test_a_type_is_never_taken_for_a_function_of_the_text(wrong):
+def test_a_type_is_never_mistaken_for_a_function_of_the_text(wrong):
     with pytest.raises(TypeError, match="mask must be a function, as short_words"):
         ConstrainedText(tiny_lm(V), "a", mask=wrong)
     with pytest.raises(TypeError, match="until must be a function, as ends_sentence is"):
@@ -198,7 +198,7 @@ def test_a_type_is_never_taken_for_a_function_of_the_text(wrong):
 
 
 @pytest.mark.parametrize("wrong", WITHOUT_TEXT, ids=str)
-def test_a_type_whose_values_are_not_written_is_no_constraint(wrong):
+def test_a_type_without_a_written_form_is_refused(wrong):
     for take in (lambda: ConstrainedText(tiny_lm(V), "a", wrong), lambda: conformity(tiny_lm(V), "a", wrong)):
         with pytest.raises(TypeError, match=r"cannot be the type .* A pydantic model, .* for other texts Regex\(...\)"):
             take()
@@ -218,7 +218,7 @@ class Says:
 
 
 @pytest.mark.parametrize("answer", [None, 1, 0.0, "yes", [], np.array([True])])
-def test_a_function_of_the_text_must_say_True_or_False(answer):
+def test_a_function_of_the_text_must_return_a_bool(answer):
     for program, name in [
         (ConstrainedText(tiny_lm(V), "a", Says(answer)), "constraint"),
         (PromptIntersection(tiny_lm(V), ["a", "b"], until=Says(answer)), "until"),
@@ -228,7 +228,7 @@ def test_a_function_of_the_text_must_say_True_or_False(answer):
             smc_steer(program, 4, 2, seed=0, max_steps=1, progress=False)
 
 
-def test_a_bool_of_numpy_is_an_answer_and_a_length_is_none():
+def test_a_function_may_return_a_numpy_bool_but_not_a_length():
     for truth in (True, np.True_):
         assert smc_steer(ConstrainedText(tiny_lm(V), "a", Says(truth), max_tokens=2), 2, 2, seed=0, progress=False)
     with pytest.raises(TypeError, match="constraint len returned [12] for '"):
@@ -245,12 +245,12 @@ def test_a_bool_of_numpy_is_an_answer_and_a_length_is_none():
         (lambda lm: ConstrainedText(lm, "a", wobble=1), "takes no wobble: it takes complete, end, mask, max_to"),
     ],
 )
-def test_a_mistyped_option_is_told_what_was_meant(make, meant):
+def test_a_mistyped_option_is_named_with_the_similar_one(make, meant):
     with pytest.raises(TypeError, match=meant):
         make(tiny_lm(V))
 
 
-def test_programs_refuse_what_is_no_text_by_name():
+def test_programs_refuse_invalid_texts_by_name():
     lm = tiny_lm(V)
     for make, error, message in [
         (lambda: ConstrainedText(lm, 5), TypeError, "prompt must be a str or a Context, not 5"),
@@ -272,12 +272,12 @@ def test_programs_refuse_what_is_no_text_by_name():
 
 
 @pytest.mark.parametrize("lengths", [Uniform(-2, -1), Categorical({0.5: 1.0}), Categorical({"a": 1.0})])
-def test_lengths_that_are_no_counts_are_refused_when_drawn(lengths):
+def test_invalid_lengths_are_refused_when_drawn(lengths):
     with pytest.raises(ValueError, match="lengths must be a Distribution over 0, 1, 2, ..., but .* drew"):
         smc_steer(Infilling(tiny_lm(V), "a[BLANK]b", lengths=lengths), 2, 2, seed=0, progress=False)
 
 
-def test_an_index_over_another_vocabulary_is_refused_and_one_over_an_equal_vocabulary_is_not():
+def test_only_an_index_over_an_equal_vocabulary_is_accepted():
     for V_other in (4, 5, 7):
         with pytest.raises(ValueError, match="another vocabulary"):
             ConstrainedText(tiny_lm(V), "a", Regex("[abc]+").index(tiny_vocab(V_other)))
@@ -286,7 +286,7 @@ def test_an_index_over_another_vocabulary_is_refused_and_one_over_an_equal_vocab
     assert ConstrainedText(tiny_lm(V), "a", equal).index is equal
 
 
-def test_an_impossible_constraint_is_refused_and_names_what_was_wanted():
+def test_an_impossible_constraint_is_refused_with_the_missing_bytes():
     lm = tiny_lm(V)
     with pytest.raises(ValueError, match=r"\[xyz\].*the next byte must be one of b'x'..b'z', and none of the 5 tokens"):
         ConstrainedText(lm, "a", Regex("[xyz]+"))
@@ -313,7 +313,7 @@ def test_a_run_never_changes_the_program():
     assert [str(x) for x in first] == [str(x) for x in second] and first.log_ml == second.log_ml
 
 
-def test_min_tokens_holds_beside_a_constraint():
+def test_min_tokens_works_together_with_a_constraint():
     lm = tiny_lm(V)
     posterior = enumerate_exact(ConstrainedText(lm, "a", Regex("c*"), min_tokens=2, **ENDS))
     assert {particle.s for particle in posterior} == {"cc", "ccc", "cccc"}
@@ -321,7 +321,7 @@ def test_min_tokens_holds_beside_a_constraint():
     assert weighed(posterior) == pytest.approx(truth, rel=1e-6)
 
 
-def test_the_target_is_that_of_throwing_away_what_does_not_fit():
+def test_the_target_equals_rejection_of_the_texts_that_do_not_match():
     """Check it also with a tempered and truncated distribution."""
     options = {"rule": Rule(temperature=1.5, top_k=4), "complete": True, **ENDS}
     free = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", **options)))
@@ -335,7 +335,7 @@ def test_the_target_is_that_of_throwing_away_what_does_not_fit():
 @pytest.mark.parametrize(
     "pattern", [r" [0-9]{1,3} years old\.", r"( [a-z]+){2,4}[.!]", r"(?i) (yes|no)", r" [^\W\d]\w{0,6}", " é+ 日本?"]
 )
-def test_texts_of_the_embedded_model_match_as_re_says(embedded, pattern):
+def test_texts_of_the_embedded_model_match_according_to_re(embedded, pattern):
     program = ConstrainedText(embedded, "Tim was", Regex(pattern), max_tokens=14)
     posterior = smc_steer(program, 4, 2, seed=0)
     assert len(posterior) and all(re.fullmatch(pattern, particle.s) for particle in posterior)
@@ -376,7 +376,7 @@ def test_texts_of_the_embedded_model_are_instances_of_a_schema(embedded):
 
 
 @each_constraint
-def test_conformity_is_what_the_distribution_and_the_mask_say(name):
+def test_conformity_agrees_with_distribution_and_mask(name):
     lm, make = tiny_lm(V), CONSTRAINTS[name][0]
     index = index_of(make(), lm.vocab)
     lengths = set()
@@ -400,7 +400,7 @@ def test_conformity_is_what_the_distribution_and_the_mask_say(name):
     assert max(lengths) > 1
 
 
-def test_the_weight_of_a_masked_text_is_the_sum_of_its_divergences_with_the_sign_turned():
+def test_a_masked_texts_weight_is_minus_the_sum_of_its_divergences():
     lm = tiny_lm(V)
     for seed in range(5):
         found = conformity(lm, "a", Regex("(ab|c){1,2}"), seed=seed)
@@ -415,22 +415,22 @@ def test_the_weight_of_a_masked_text_is_the_sum_of_its_divergences_with_the_sign
         assert log_prob_by_hand(lm, [A], ids) - log_q == pytest.approx(-masses, rel=1e-5)
 
 
-def test_conformity_of_an_unconstrained_text_is_whole():
+def test_conformity_of_an_unconstrained_text_is_one():
     for found in conformity(tiny_lm(V), "a", Regex("(?s).*"), max_tokens=5, seed=0):
         assert found.mass == pytest.approx(1.0) and found.kl == pytest.approx(0.0, abs=1e-9) and found.agrees
 
 
-def test_conformity_ends_where_no_token_of_positive_probability_fits():
+def test_conformity_ends_if_no_allowed_token_has_positive_probability():
     lm = table_lm(lambda ids: [0.0, -np.inf, -np.inf])   # "a" for ever
     assert [str(found.token) for found in conformity(lm, "a", Regex("aab"), seed=0)] == ["a", "a"]
 
 
-def test_conformity_wants_masks():
+def test_conformity_requires_masks():
     with pytest.raises(TypeError, match="has masks"):
         conformity(tiny_lm(V), "a", lambda text: True)
 
 
-def test_a_text_with_the_same_seed_is_the_same_whatever_is_cached():
+def test_a_seed_determines_the_text_whatever_is_cached():
     program = lambda lm: ConstrainedText(lm, "a", Regex(PATTERN), **ENDS)   # noqa: E731
     cold, warm = (smc_steer(program(lm), 5, 2, seed=4) for lm in (cold_lm(V), tiny_lm(V)))
     assert [str(x) for x in cold] == [str(x) for x in warm]

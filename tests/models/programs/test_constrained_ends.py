@@ -106,7 +106,7 @@ def program(name, end, **options):
 
 @each_end
 @each_constraint
-def test_every_text_has_the_probability_of_its_tokens_and_of_what_must_come_after_them(name, end):
+def test_a_text_has_the_probability_of_its_tokens_and_its_end(name, end):
     posterior = enumerate_exact(program(name, end))
     assert weighed(posterior) == pytest.approx(by_hand(name, end), rel=1e-9)
     assert posterior.log_ml == pytest.approx(math.log(sum(by_hand(name, end).values())), abs=1e-9)
@@ -115,7 +115,7 @@ def test_every_text_has_the_probability_of_its_tokens_and_of_what_must_come_afte
 
 @each_end
 @each_constraint
-def test_steering_filtering_and_importance_sampling_estimate_it_without_bias(name, end):
+def test_three_algorithms_estimate_this_probability_without_bias(name, end):
     model, truth = program(name, end), by_hand(name, end)
     for run in (
         lambda seed: smc_steer(model, 4, 2, seed=seed),
@@ -134,7 +134,7 @@ def test_steering_filtering_and_importance_sampling_estimate_it_without_bias(nam
 
 @each_end
 @pytest.mark.parametrize("pattern", ["(ab|c)+", "a*b?", "(a|ab|b)*c?", "c|ca|cab"])
-def test_a_query_of_the_same_language_with_the_same_end_finds_the_same_texts(pattern, end):
+def test_a_query_with_the_same_language_and_end_finds_the_same_texts(pattern, end):
     model = ConstrainedText(tiny_lm(V), "a", Regex(pattern), end=end, max_tokens=4)
     query = Query(tiny_lm(V), f"a({pattern})", prefix="a", end=end, max_tokens=4)
     found = {str(match)[1:]: 0.0 for match in query.best(results="tokens")}
@@ -148,7 +148,7 @@ def test_a_query_of_the_same_language_with_the_same_end_finds_the_same_texts(pat
 
 
 @each_end
-def test_bounds_a_rule_and_a_mask_hold_with_every_end(end):
+def test_bounds_a_rule_and_a_mask_work_with_every_end(end):
     found = weighed(enumerate_exact(program("regex", end, min_tokens=2, max_tokens=3)))
     assert found == pytest.approx(by_hand("regex", end, 3, 2), rel=1e-9)
     found = weighed(enumerate_exact(program("regex", end, rule=Rule(temperature=1.7))))
@@ -158,7 +158,7 @@ def test_bounds_a_rule_and_a_mask_hold_with_every_end(end):
     assert found == pytest.approx(by_hand("regex", end, without="c"), rel=1e-9)
 
 
-def test_an_end_that_a_mask_forbids_does_not_come():
+def test_an_end_that_a_mask_forbids_does_not_occur():
     mask = np.ones(V, bool)
     mask[END] = False
     for end in ENDS:
@@ -166,7 +166,7 @@ def test_an_end_that_a_mask_forbids_does_not_come():
         assert {len(particle.s) >= 3 for particle in enumerate_exact(open_ended)} == {True}
 
 
-def test_without_a_constraint_nothing_leaves_but_eos():
+def test_without_a_constraint_only_eos_ends_a_text():
     free = lambda end: weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", end=end, max_tokens=2)))  # noqa: E731
     assert free("boundary") == free("eos")
     fits = lambda text: "b" not in text  # noqa: E731
@@ -179,13 +179,13 @@ def test_without_a_constraint_nothing_leaves_but_eos():
     assert weighed(every) == pytest.approx(truth, rel=1e-9)
 
 
-def test_a_boundary_is_the_default_with_a_constraint():
+def test_boundary_is_the_default_end_with_a_constraint():
     assert weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex("a*b?"), max_tokens=3))) == weighed(
         enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex("a*b?"), max_tokens=3, end="boundary"))
     )
 
 
-def test_an_end_of_another_name_is_refused_with_those_there_are():
+def test_an_unknown_end_is_refused_with_the_valid_ones():
     with pytest.raises(ValueError, match="end must be one of 'eos', 'prefix', 'boundary', not 'bound'"):
         ConstrainedText(tiny_lm(V), "a", Regex("a"), end="bound")
 
@@ -193,7 +193,7 @@ def test_an_end_of_another_name_is_refused_with_those_there_are():
 # ---- a promise
 
 
-def test_a_constraint_means_complete_by_max_tokens_unless_a_cut_is_asked_for():
+def test_a_constraint_implies_complete_unless_complete_is_False():
     for constraint in (Regex("(ab|c)+"), ["ab", "cab", "ccc"], Grammar('start: "a" start "b" | "c"')):
         posterior = enumerate_exact(ConstrainedText(tiny_lm(V), "a", constraint, max_tokens=3))
         assert len(posterior) and not any(particle.cut for particle in posterior)
@@ -202,18 +202,18 @@ def test_a_constraint_means_complete_by_max_tokens_unless_a_cut_is_asked_for():
     assert {particle.s for particle in cut if particle.cut} == {"aba", "abab", "abc", "ab", "cc", "ca", "cab"}
 
 
-def test_without_a_constraint_or_with_a_function_a_text_is_cut_as_ever():
+def test_max_tokens_cuts_a_text_without_a_constraint():
     for constraint in (None, lambda text: True):
         posterior = enumerate_exact(ConstrainedText(tiny_lm(V), "a", constraint, max_tokens=2))
         assert {particle.cut for particle in posterior} == {True, False} and posterior.log_ml == pytest.approx(0.0)
 
 
-def test_a_text_to_which_nothing_can_be_added_is_not_cut_by_the_limit_that_it_meets():
+def test_a_text_that_cannot_grow_is_not_cut_at_max_tokens():
     posterior = enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex("cc|cab?"), complete=False, max_tokens=2))
     assert {particle.s: particle.cut for particle in posterior} == {"cc": False, "ca": True, "cab": False}
 
 
-def test_a_limit_that_is_too_low_is_refused_with_what_would_have_worked():
+def test_a_limit_that_is_too_low_is_refused_with_the_needed_one():
     with pytest.raises(ValueError, match="ends within max_tokens=3, the shortest takes 4 tokens: .* or complete=F"):
         ConstrainedText(tiny_lm(V), "a", Regex("cccc"), max_tokens=3)
     assert ConstrainedText(tiny_lm(V), "a", Regex("cccc"), max_tokens=3, complete=False)
@@ -232,7 +232,7 @@ def window_lm(room):
 @each_end
 @each_constraint
 @pytest.mark.parametrize("max_tokens", [None, 5, 300])
-def test_a_text_of_a_constraint_is_complete_by_the_end_of_what_the_model_reads(name, end, max_tokens):
+def test_a_constrained_text_is_complete_within_the_length_of_the_model(name, end, max_tokens):
     model = ConstrainedText(window_lm(4), "a", CONSTRAINTS[name][0](), end=end, max_tokens=max_tokens)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -242,7 +242,7 @@ def test_a_text_of_a_constraint_is_complete_by_the_end_of_what_the_model_reads(n
 
 
 @each_end
-def test_far_from_the_end_of_what_the_model_reads_any_token_may_come_and_the_weights_are_right(end, monkeypatch):
+def test_far_from_the_length_limit_any_token_is_proposed_with_exact_weights(end, monkeypatch):
     monkeypatch.setattr(constrained, "NEAR", 2)
     model = ConstrainedText(window_lm(4), "a", Regex("b?(accc|c)+"), end=end)
     truth = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex("b?(accc|c)+"), end=end, max_tokens=4)))
@@ -252,7 +252,7 @@ def test_far_from_the_end_of_what_the_model_reads_any_token_may_come_and_the_wei
     assert abs(np.mean(found) - sum(truth.values())) < 4.5 * np.std(found, ddof=1) / math.sqrt(RUNS) + 1e-9
 
 
-def test_what_is_no_promise_is_cut_where_the_model_reads_no_more():
+def test_without_complete_a_text_is_cut_at_the_length_of_the_model():
     for constraint, complete in ((None, None), (lambda text: True, None), (Regex("(ab|c)+"), False)):
         with pytest.warns(UserWarning, match="the model reads at most 3"):
             posterior = enumerate_exact(ConstrainedText(window_lm(2), "a", constraint, complete=complete))
@@ -269,7 +269,7 @@ def never_c(room):
     return lm
 
 
-def test_a_prompt_that_leaves_too_little_to_read_is_refused_with_what_is_left():
+def test_a_prompt_that_leaves_too_few_tokens_is_refused_with_their_number():
     for options in ({}, {"max_tokens": 9}):
         with pytest.raises(ValueError, match="no text ends within the 2 tokens that .* the shortest takes 3 tokens: "):
             ConstrainedText(window_lm(2), "a", Regex("ccc"), **options)
@@ -285,7 +285,7 @@ def test_a_prompt_that_leaves_too_little_to_read_is_refused_with_what_is_left():
 
 
 @pytest.mark.parametrize("end, tokens", [("eos", 4), ("prefix", 1), ("boundary", 1)])
-def test_where_nothing_can_be_added_the_model_is_not_asked_what_follows(end, tokens):
+def test_the_model_does_not_run_after_a_text_that_cannot_grow(end, tokens):
     lm = cold_lm(V)
     posterior = enumerate_exact(ConstrainedText(lm, "a", ["b", "c", " "], end=end))
     assert posterior.stats.tokens == tokens and len(posterior) == 3
@@ -294,13 +294,13 @@ def test_where_nothing_can_be_added_the_model_is_not_asked_what_follows(end, tok
         assert weighed(posterior) == pytest.approx(truth, rel=1e-9)
 
 
-def test_a_prefix_at_the_limit_is_over_and_a_boundary_there_must_still_be_left():
+def test_at_the_limit_a_prefix_ends_and_a_boundary_is_still_checked():
     for end, tokens in (("prefix", 1), ("boundary", 2)):
         posterior = enumerate_exact(ConstrainedText(cold_lm(V), "a", Regex("c*"), end=end, max_tokens=1))
         assert posterior.stats.tokens == tokens and {particle.s for particle in posterior} == {"", "c"}
 
 
-def test_particles_at_one_place_share_what_follows_it():
+def test_particles_in_the_same_state_share_the_distribution_of_the_end():
     inside = tiny_lm(V).vocab.not_eos
     dist = tiny_lm(V).context("ab").next_token()
     assert dist.with_end(inside, "boundary") is dist.with_end(inside, "boundary")
@@ -319,7 +319,7 @@ def test_all_eos_ids_end_a_text_together():
         assert weighed(posterior)["a"] == pytest.approx(prob, rel=1e-9)
 
 
-def test_a_vocabulary_without_an_eos_has_no_end_to_write():
+def test_a_vocabulary_without_an_eos_cannot_end_a_text_by_eos():
     lm = CachedTransformer(lambda ids: np.zeros(2), Vocabulary([b"a", b"b"]))
     with pytest.raises(ValueError, match="an eos id ends a text, and .* has none"):
         smc_steer(ConstrainedText(lm, lm.at([0]), Regex("a*"), max_tokens=3), 2, 2, seed=0)
@@ -328,7 +328,7 @@ def test_a_vocabulary_without_an_eos_has_no_end_to_write():
 @pytest.mark.parametrize("size", [5, 600])
 @pytest.mark.parametrize("part", [1e-14, 0.3, 1.0 - 1e-9])
 @pytest.mark.parametrize("end", ["prefix", "boundary"])
-def test_what_follows_is_summed_exactly_however_much_of_it_is_inside(size, part, end):
+def test_the_probability_of_an_end_is_summed_exactly(size, part, end):
     rng = np.random.default_rng(size)
     vocab = Vocabulary([*(b"%d;" % i for i in range(size)), b""], eos_ids=[size])
     inside = rng.random(size + 1) < 0.4
@@ -363,7 +363,7 @@ def test_what_follows_is_summed_exactly_however_much_of_it_is_inside(size, part,
 # ---- a language of JSON
 
 
-def test_a_json_text_ends_with_its_last_bracket_and_asks_for_no_eos():
+def test_a_json_text_ends_with_its_last_bracket_without_eos():
     pytest.importorskip("llguidance")
     vocab = Vocabulary([b"[", b"]", b"1", b"2", b",", b""], eos_ids=[5])
     lm = table_lm(lambda ids: [0.0] * 5 + [-50.0], vocab.tokens[:5])

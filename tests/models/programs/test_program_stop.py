@@ -62,7 +62,7 @@ def weighed(posterior):
 @pytest.mark.parametrize(
     "stops", [["b"], ["bc"], ["cab"], ["abc", "b"], ["c", " ", "bd"], ["bca", "dd"]], ids="|".join
 )
-def test_a_text_has_the_probability_of_going_on_to_its_first_stop_string(stops):
+def test_a_text_has_the_probability_of_reaching_its_first_stop_string(stops):
     posterior = enumerate_exact(ConstrainedText(tiny_lm(V), "a", stop=stops, max_tokens=3))
     truth = by_hand(stops, 3)
     assert weighed(posterior) == pytest.approx(truth, rel=1e-6)
@@ -71,7 +71,7 @@ def test_a_text_has_the_probability_of_going_on_to_its_first_stop_string(stops):
     assert any(not cut for _, cut in truth)
 
 
-def test_the_first_stop_string_to_be_whole_counts_and_a_token_may_run_past_it():
+def test_the_first_complete_stop_string_ends_the_text_even_inside_a_token():
     """Check "abc" and "b" after "a": the token "bc" completes "b" first. "ab" and "b" are completed together."""
     assert cut_at("abc", ["abc", "b"]) == "a" and cut_at("abc", ["b", "ab"]) == ""
     for stops in (["abc", "b"], ["ab", "b"]):
@@ -96,7 +96,7 @@ def test_a_stop_string_before_min_tokens_has_weight_zero():
         dead.best                                       # noqa: B018
 
 
-def test_a_function_of_the_text_is_asked_of_what_is_left_of_it():
+def test_a_function_of_the_text_sees_the_text_before_the_stop():
     def no_b(text):
         return "b" not in text
 
@@ -106,7 +106,7 @@ def test_a_function_of_the_text_is_asked_of_what_is_left_of_it():
     assert truth["", False] > math.exp(log_prob_by_hand(tiny_lm(V), [0], [V - 1]))          # the token "bc", too
 
 
-def test_prompts_that_go_on_alike_stop_alike():
+def test_prompts_with_the_same_continuation_stop_alike():
     lm = tiny_lm(V)
     program = PromptIntersection(lm, ["a", "a"], stop="b", max_tokens=3)
     doubled = {}
@@ -117,7 +117,7 @@ def test_prompts_that_go_on_alike_stop_alike():
     assert math.exp(enumerate_exact(program).log_ml) == pytest.approx(truth, rel=1e-6)
 
 
-def test_characters_that_tokens_split_are_stopped_at_whole():
+def test_stop_strings_match_characters_split_over_tokens():
     """Check "é" and the stop string "日" with a token for each byte. The prompt's "日" is no part of the text."""
     vocab = CachedTransformer(lambda ids: [0.0], byte_level()).vocab
     wanted = [vocab.ids_by_bytes[bytes([byte])][0] for byte in "éa日b".encode()]
@@ -136,7 +136,7 @@ def test_characters_that_tokens_split_are_stopped_at_whole():
     assert particle.num_tokens == len(wanted) - 1
 
 
-def test_a_program_of_ones_own_that_writes_stops_too():
+def test_a_custom_program_that_writes_can_stop_too():
     class Own(Program):
         def __init__(self, lm, **options):
             super().__init__(**options)
@@ -170,7 +170,7 @@ def test_a_program_of_ones_own_that_writes_stops_too():
         ({"eos_ids": [3]}, TypeError, "takes no eos_ids: it is an option of language models"),
     ],
 )
-def test_what_ends_no_text_is_named_and_other_names_are_answered(options, error, said):
+def test_an_invalid_stop_is_refused_with_a_suggestion(options, error, said):
     with pytest.raises(error, match=said):
         ConstrainedText(tiny_lm(V), "a", **options)
 

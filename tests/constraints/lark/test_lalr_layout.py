@@ -41,7 +41,7 @@ def searching(grammar):
     return grammar
 
 
-def test_a_line_may_begin_where_its_own_layout_has_columns():
+def test_a_line_may_begin_in_the_columns_of_its_layout():
     """One index: the stacks of these texts are equal, their layouts are not."""
     grammar = indented(BLOCKS)
     index = grammar.index(VOCAB)
@@ -64,7 +64,7 @@ def test_a_line_end_without_the_block_that_it_needs_is_refused():
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_masks_of_blocks_are_what_a_search_byte_by_byte_finds(seed):
+def test_masks_of_blocks_agree_with_a_search_byte_by_byte(seed):
     assert masks_agree(indented(BLOCKS), VOCAB, np.random.default_rng(seed), 12, 12) > 60
     one, other = indented(BLOCKS), searching(indented(BLOCKS))
     index, rng = one.index(VOCAB), np.random.default_rng(seed)
