@@ -1,7 +1,8 @@
 """llmppl: probabilistic programming with language models.
 
-A Model is a program; each step draws and weighs; inference advances many copies of it; the runtime turns what they ask
-into one batch; the lm answers from a trie of cached keys and values. A folder is imported when a name of it is used.
+A Model is a program, and each of its steps draws and weighs. Inference advances many copies of it. The runtime collects
+their questions into one batch, and the lm answers from a trie of cached keys and values. A folder is imported when one
+of its names is first used.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def byte_ranges(bytes: bytes) -> str:
 
 
 def expected(bytes: bytes, ends: bool) -> str:
-    """Return in words what may follow: one of `bytes`, or the end of the text if `ends`."""
+    """Describe the possible continuations: one of `bytes`, or the end of the text if `ends`."""
     if not bytes:
         return "the text must end"
     return f"the next byte must be one of {byte_ranges(bytes)}{', or the text must end' if ends else ''}"

@@ -1,6 +1,6 @@
 """The small language model that ships with the package: `PATH` is a folder that `from_pretrained` reads.
 
-What it was trained on, and what it can and cannot do: docs/embedded-model.md.
+Its training data, abilities and limits: docs/embedded-model.md.
 """
 
 import hashlib
