@@ -71,7 +71,7 @@ class Writer(ConstrainedText):
             proposal = proposal.top_k(1)
         token = self.sample(p, proposal=None if proposal is p else proposal)
         self.log_prob += p.log_prob(token)
-        if self.write(token):
+        if self.append(token):
             self.context += token
             if self.index is not None:
                 self.state = self.index.advance(self.state, token)

@@ -233,13 +233,13 @@ def test_a_span_under_a_type_makes_its_index_once():
             self.finish()
 
     for constraint in (Literal["b", "c"], ["b", "c"], Color):
-        spans._kept_index.cache_clear()
+        spans._cached_index_of.cache_clear()
         if constraint is Color:
             with pytest.raises(ValueError, match="none of the 5 tokens"):
                 importance_sampling(Twice(constraint), 3, seed=0)
             continue
         assert set("".join(importance_sampling(Twice(constraint), 5, seed=0).texts)) <= {"b", "c"}
-        assert spans._kept_index.cache_info().misses == 1
+        assert spans._cached_index_of.cache_info().misses == 1
 
 
 # ---- JSON

@@ -426,7 +426,7 @@ def test_vllm_refuses_to_run_in_the_child(monkeypatch):
     def ask():
         said = []
         for call in (engine.clear, lambda: engine.forward([[1]], [(0, 1)])):
-            with pytest.raises(RuntimeError, match="vLLM's engine is that of the process which forked this one"):
+            with pytest.raises(RuntimeError, match="vLLM's engine belongs to the parent process of this fork"):
                 said.append(call())
         vllm._living.clear()
         util._exit_function()

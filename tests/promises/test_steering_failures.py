@@ -66,13 +66,13 @@ def test_the_threshold_of_weights_6_2_1_1_is_5_halves():
 def test_Z_hat_of_soft_weights_is_not_biased(run):
     Z = 0.37**3
     assert Z == pytest.approx(0.050653) == math.exp(enumerate_exact(SoftCoins()).log_ml)
-    Zs = [math.exp(run(SoftCoins(), seed=seed).log_ml) for seed in range(repetitions(10000, 300))]
+    Zs = [math.exp(run(SoftCoins(), seed=seed).log_ml) for seed in range(repetitions(10000, 800))]
     assert_mean(Zs, Z)                                  # 0.0681, with a threshold of 2.0
 
 
 def test_every_text_of_the_soft_weights_has_its_share_of_Z():
     found = {"".join(coins): [] for coins in cartesian("HT", repeat=3)}
-    for seed in range(repetitions(10000, 400)):
+    for seed in range(repetitions(10000, 1000)):
         weights = dict.fromkeys(found, 0.0)
         for particle in smc_steer(SoftCoins(), 4, 2, expand="copies", seed=seed):
             weights[str(particle)] += math.exp(particle.log_weight)

@@ -150,10 +150,10 @@ def has(base, name):
 
 def test_no_other_part_of_lark_is_used():
     everywhere = {path: used(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
-    assert {path.parent.name for path, names in everywhere.items() if names} == {"grammar"}
+    assert {path.parent.name for path, names in everywhere.items() if names} == {"lark"}
     names = set().union(*everywhere.values())
     assert names - DOCUMENTED - LARK_INTERNALS.keys() == set()
-    texts = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "grammar").glob("*.py"))
+    texts = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "constraints" / "lark").glob("*.py"))
     assert [name for name in LARK_INTERNALS if name.rpartition(".")[2] not in texts] == []
 
 
