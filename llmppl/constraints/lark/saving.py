@@ -139,8 +139,8 @@ class _Writer:
             [t.keywords, t.threads, sorted(t.keyword_threads), self.obligations[t.obligation], t.column]
             for t in map(self.partials.tokens.__getitem__, self.tokens.keys_in_order)
         ]
-        below = [each for each in self.stacks.keys_in_order if each.below]
-        stacks = [[each.state, self.stacks[each.below], each.layout] for each in below]
+        every = self.stacks.keys_in_order
+        stacks = [[each.state, self.stacks[each.below], each.layout] for each in every if each.below]
         met, trackers = self.obligations.keys_in_order, self.partials.automata.trackers
         return {
             "rows": rows,
