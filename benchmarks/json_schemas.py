@@ -1,41 +1,57 @@
-"""JSON Schemas: the number of particles that end in time, and the cost of masks by our automata and by llguidance.
+"""JSON Schemas: the number of particles that end in time, and the cost of masks compared with other libraries.
 
 Of 8 particles, the number that end within 40 tokens, with a closed record and with an open one:
 
     python benchmarks/json_schemas.py                   # the embedded model
     python benchmarks/json_schemas.py --lm smollm2
 
-With real schemas, such as those of JSONSchemaBench, it counts the schemas that have an automaton. It also measures the
-CPU time to compile and to make masks along their texts. The automaton and llguidance (`JsonSchemaIndex`) take turns:
+With real schemas, such as those of JSONSchemaBench, it counts the schemas that each library compiles. It measures the
+CPU time to compile them, to make the first mask, and to make masks along their texts, read twice:
 
-    python benchmarks/json_schemas.py --schemas FOLDER --vocab FOLDER [--every 4]
+    python benchmarks/json_schemas.py --schemas FOLDER --vocab FOLDER [--every 1] [--largest 20] [--without xgrammar]
 
-A folder of schemas has files with one schema each (`*.json`), or with one JSON object per line (`*.jsonl`). An object
-has a "schema" and, if there are texts to read, "tests": objects with "valid", and with "data" if they are valid.
+By default it takes about 200 schemas, at equal distances in the folder. A folder of schemas has files with one schema
+each (`*.json`), or with one JSON object per line (`*.jsonl`). An object has a "schema" and, if there are texts to read,
+"tests": objects with "valid", and with "data" if they are valid.
+
+llmppl is compared with llguidance, xgrammar and outlines-core where they are installed (`pip install 'llmppl[bench]'`).
+All allow one blank between tokens of JSON, or none. Constructors are inside the clock, and vocabularies outside.
+llmppl and llguidance run in this process. The others run in a fork for each schema, which `--limit` stops.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import multiprocessing
 import os
-import time
+import re
+import resource
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")       # before the import of numpy and torch
 
+import constraints as C
 import numpy as np
 from tables import machine, table
 
 from llmppl import CachedTransformer, ConstrainedText, JsonSchema, Vocabulary, smc_standard
-from llmppl.constraints import JsonSchemaIndex, encode_fragment
-from llmppl.constraints.json.texts import OpenTexts
 
-KINDS = ("closed", "open", "left to llguidance", "refused")
+SCHEMAS = 200                                       # of a folder, about
 TEXTS = 3                                           # per schema, at most
+SHOWN = 100                                         # characters of an error
+FORKS = multiprocessing.get_context("fork")
+MEASURES = {
+    "compile": "compile",
+    "first": "compile + first mask",
+    "met": "a token's mask and step, at first",
+    "again": "the same, again",
+}
 
 PROPERTIES = {"name": {"type": "string"}, "age": {"type": "integer"}, "kind": {"enum": ["dog", "cat", "bird"]}}
 OPEN = {"type": "object", "required": [*PROPERTIES], "properties": PROPERTIES}
@@ -59,78 +75,218 @@ def count_alive(name: str | None, runs: int) -> None:
             print(f"    {text}")
 
 
-def read_schemas(folder: Path) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield the schemas of a folder, each with the valid instances among its tests."""
+def read_schemas(folder: Path) -> Iterator[tuple[str, Any, list[Any]]]:
+    """Yield name and schema of each schema of a folder, and the valid instances among its tests."""
     for path in sorted(folder.glob("*.json")):
-        yield json.loads(path.read_text()), []
+        yield path.stem, json.loads(path.read_text()), []
     for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text().splitlines():
+        for at, line in enumerate(path.read_text().splitlines()):
             found = json.loads(line)
-            yield found["schema"], [test["data"] for test in found.get("tests", []) if test["valid"]]
+            values = [test["data"] for test in found.get("tests", []) if test["valid"]]
+            yield f"{path.stem}:{at}", found["schema"], values
 
 
-def read(index: Any, text: list[int]) -> tuple[int, int]:
-    """Return the nanoseconds of mask and step over the tokens up to one that does not fit, and their number."""
-    state, spent = index.start, 0
-    for count, token in enumerate(text):
-        begin = time.thread_time_ns()
-        fits = index.mask(state)[token]
-        if fits:
-            state = index.advance(state, token)
-        spent += time.thread_time_ns() - begin
-        if not fits:
-            return spent, count
-    return spent, len(text)
+# ---- the libraries: `schema(schema)` compiles, and returns a reader
 
 
-def count_costs(folder: Path, every: int, vocab: Vocabulary, tokenizer: Any) -> None:
-    """Compile each schema by both libraries, and read its texts twice."""
-    kinds, reasons = Counter[str](), Counter[str]()
-    names = "compile + first mask", "a token, at first", "a token, again"
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    num_tokens = 0
-    for index in (JsonSchema(True).index(vocab), JsonSchemaIndex(JsonSchema(True), vocab)):
-        read(index, encode_fragment(tokenizer, vocab, '{"a": "b", "c": 10}'))       # one-time work per vocabulary
-    for schema, values in list(read_schemas(folder))[::every]:
+class Llmppl(C.Llmppl):
+    forks = False
+
+    def schema(self, schema: Any) -> C.Reader:
+        return C.Ours(JsonSchema(schema), self.subject)
+
+
+class LLGuidance(C.LLGuidance):
+    forks = False
+
+    def schema(self, schema: Any) -> C.Reader:
+        options = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
+        with_options = schema | {"x-guidance": options} if isinstance(schema, dict) else schema
+        return self._reader("start: %json " + json.dumps(with_options))
+
+
+class XGrammar(C.XGrammar):
+    forks = True
+
+    def schema(self, schema: Any) -> C.Reader:
+        compile_schema = self.compiler.compile_json_schema
+        return self._reader(compile_schema(json.dumps(schema), strict_mode=False, max_whitespace_cnt=1))
+
+
+class OutlinesCore(C.OutlinesCore):
+    forks = True
+
+    def schema(self, schema: Any) -> C.Reader:
+        from outlines_core.json_schema import build_regex_from_schema
+
+        return self.regex(build_regex_from_schema(json.dumps(schema), "[ ]?"))
+
+
+LIBRARIES: list[Any] = [Llmppl, LLGuidance, XGrammar, OutlinesCore]
+
+
+# ---- measuring
+
+
+@dataclass
+class Cost:
+    """CPU nanoseconds of one library with one schema, or its error."""
+
+    error: str = ""
+    compile: int = 0
+    first: int = 0                                  # with the compilation
+    met: int = 0                                    # of all tokens of the texts
+    again: int = 0
+    num_tokens: int = 0
+    peak: int = 0                                   # kilobytes, only in a fork
+
+
+def measure(library: Any, schema: Any, texts: list[list[int]]) -> Cost:
+    """Compile a schema, make its first mask, and read its texts twice."""
+    cost = Cost()
+    gc.disable()
+    begin = C.clock()
+    try:
+        reader = library.schema(schema)
+        cost.compile = C.clock() - begin
+        reader.begin()
+        reader.mask()
+        cost.first = C.clock() - begin
+        cost.met, cost.num_tokens = read(reader, texts)
+        cost.again, _ = read(reader, texts)
+    except Exception as error:
+        cost.error = f"{type(error).__name__}: {error}".partition("\n")[0][:SHOWN]
+    finally:
+        gc.enable()
+    return cost
+
+
+def read(reader: C.Reader, texts: list[list[int]]) -> tuple[int, int]:
+    """Return the nanoseconds of mask and step over the tokens of texts that fit, and their number."""
+    spent = count = 0
+    for text in texts:
+        reader.begin()
+        for token in text:
+            begin = C.clock()
+            reader.mask()
+            try:
+                fits = reader.read(token)
+            except ValueError:
+                fits = False
+            spent += C.clock() - begin - C.TICK
+            if fits is False:
+                break
+            count += 1
+    return spent, count
+
+
+def measure_in_fork(library: Any, schema: Any, texts: list[list[int]], limit: float) -> Cost:
+    """Measure in a process of its own, which is killed after `limit` seconds; add the peak of its memory."""
+    ours, theirs = FORKS.Pipe(duplex=False)
+
+    def run() -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        cost = measure(library, schema, texts)
+        cost.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        theirs.send(cost)
+
+    child = FORKS.Process(target=run)
+    child.start()
+    theirs.close()
+    try:
+        found: Cost = ours.recv() if ours.poll(limit) else Cost(f"over {limit:g} seconds")
+    except EOFError:
+        found = Cost("the process died")
+    if child.is_alive() and found.error.startswith("over"):
+        child.kill()
+    child.join()
+    return found
+
+
+def count_left(schemas: list[Any]) -> Counter[str]:
+    """Return how many schemas leave a keyword to the finished text, by keyword."""
+    found = Counter[str]()
+    for schema in schemas:
         try:
-            constraint = JsonSchema(schema)
+            warnings = JsonSchema(schema).warnings
         except ValueError:
-            kinds["refused"] += 1
             continue
-        indices, compiling = [], []
-        for make in (lambda c: c.index(vocab), lambda c: JsonSchemaIndex(c, vocab)):
-            begin = time.thread_time_ns()
-            index = make(constraint)
-            index.mask(index.start)
-            compiling.append((time.thread_time_ns() - begin) / 1e6)
-            indices.append(index)
-        if constraint.automaton is None:
-            kinds["left to llguidance"] += 1
-            reasons[constraint.beyond] += 1
-            continue
-        kinds["open" if isinstance(constraint.automaton, OpenTexts) else "closed"] += 1
-        found[names[0]].append((compiling[0], compiling[1]))
-        shown = [json.dumps(value, ensure_ascii=False) for value in values[:TEXTS]]
-        texts = [encode_fragment(tokenizer, vocab, text) for text in shown]
-        for name in names[1:]:
-            spent = np.array([[read(index, text) for index in indices] for text in texts]).reshape(-1, 2, 2).sum(0)
-            if spent[:, 1].all():
-                found[name].append(tuple(spent[:, 0] / spent[:, 1] / 1e6))
-                num_tokens += int(spent[0, 1])
-    total = kinds.total()
-    shares = [f"{kind} {kinds[kind]} ({kinds[kind] / total:.0%})" for kind in KINDS]
-    print(f"\n{total} schemas, {len(vocab):,} tokens: {', '.join(shares)}")
-    for reason, number in reasons.most_common(8):
-        print(f"    {number:4}  {reason[:100]}")
+        left = {each.partition(", '")[2].partition("'")[0] for each in warnings if each.endswith("the finished text")}
+        found.update([*left, "any"] if left else [])
+    return found
+
+
+def measure_all(folder: Path, every: int | None, subject: C.Subject, libraries: list[Any], limit: float) -> None:
+    rows = list(read_schemas(folder))
+    every = every or max(1, len(rows) // SCHEMAS)
+    rows = rows[::every]
+    found: dict[str, list[Cost]] = {library.name: [] for library in libraries}
+    warm_up = measure(libraries[0], {"type": "object"}, [subject.encode('{"a": "b", "c": [10, 1.5, true]}')] * 2)
+    assert not warm_up.error, warm_up
+    for library in libraries[1:]:
+        measure(library, {"type": "object"}, [])
+    gc.collect()
+    gc.freeze()
+    for _, schema, values in rows:
+        texts = [subject.encode(json.dumps(value, ensure_ascii=False)) for value in values[:TEXTS]]
+        for library in libraries:
+            run = measure_in_fork if library.forks else measure
+            found[library.name].append(run(library, schema, texts, *[limit] * library.forks))
+    print(f"\n{len(rows)} schemas, every {every}., {len(subject.vocab):,} tokens")
+    for name, costs in found.items():
+        errors = Counter(re.sub(r" at #[^ ,:]*", "", cost.error) for cost in costs if cost.error)
+        compiled = len(rows) - errors.total()
+        print(f"{name}: {compiled} compile ({compiled / len(rows):.1%})")
+        for error, number in errors.most_common(8):
+            print(f"    {number:4}  {error}")
+    left = count_left([schema for _, schema, _ in rows])
+    print(f"{libraries[0].name}: {left.pop('any', 0)} leave keywords to the finished text: {dict(left.most_common())}")
+    for measure_name, title in MEASURES.items():
+        compare(measure_name, title, found)
+
+
+def compare(name: str, title: str, found: dict[str, list[Cost]]) -> None:
+    """Print the times of each library, and ours for the same schemas."""
+    ours, *_ = found.values()
     rows = []
-    for name, pairs in found.items():
+    for library, costs in found.items():
+        pairs = [(mine, cost) for mine, cost in zip(ours, costs, strict=True) if not mine.error and not cost.error]
+        if name in ("met", "again"):
+            pairs = [(mine, cost) for mine, cost in pairs if 0 < mine.num_tokens == cost.num_tokens]
+            sizes = np.array([cost.num_tokens for _, cost in pairs])
+        else:
+            sizes = np.ones(len(pairs))
         if pairs:
-            ours, theirs = np.array(pairs).T
-            quantiles = [f"{np.quantile(some, q):.3f}" for some in (ours, theirs) for q in (0.5, 0.9)]
-            rows.append([name, len(pairs), *quantiles, f"{np.median(ours / theirs):.2f}"])
-    columns = ["CPU ms", "schemas", "median", "ninth decile", "llguidance", "ninth decile", "ours / theirs"]
-    note = f"{num_tokens // 2:,} tokens of at most {TEXTS} texts per schema"
-    table("automata compared with llguidance; a token is its mask and step", columns, rows, note)
+            mine, their = (np.array([getattr(cost, name) for cost in some]) / 1e6 for some in zip(*pairs, strict=True))
+            each = their / sizes
+            quantiles = [f"{np.quantile(each, q):.3g}" for q in (0.5, 0.9, 1)]
+            ratios = [f"{np.median(mine / their):.2f}", f"{mine.sum() / their.sum():.2f}"]
+            rows.append([library, len(pairs), *quantiles, f"{their.sum():.4g}", f"{mine.sum():.4g}", *ratios])
+    columns = ["CPU ms", "schemas", "median", "p90", "worst", "sum", "our sum", "ours/its, median", "sum"]
+    table(title, columns, rows)
+
+
+def measure_largest(folder: Path, number: int, libraries: list[Any], limit: float) -> None:
+    """Print CPU time and peak memory of compilation and first mask for the largest schemas."""
+    sized = sorted(((len(json.dumps(schema)), name, schema) for name, schema, _ in read_schemas(folder)),
+                   key=lambda row: -row[0])  # fmt: skip
+    rows = []
+    for size, name, schema in sized[:number]:
+        costs = [measure_in_fork(library, schema, [], limit) for library in libraries]
+        cells = [cost.error[:30] or f"{cost.first / 1e6:.0f} / {cost.peak / 1024:.0f}" for cost in costs]
+        rows.append([name, f"{size / 1024:.0f}", *cells])
+    columns = ["schema", "KB", *(library.name for library in libraries)]
+    table(f"the {number} largest schemas: compile + first mask, CPU ms / MB of peak memory", columns, rows)
+
+
+def count_costs(args: argparse.Namespace, vocab: Vocabulary, tokenizer: Any) -> None:
+    C.set_clock()
+    subject = C.Subject("vocabulary", tokenizer, vocab)
+    kept = [kind for kind in LIBRARIES if getattr(kind, "module", C) is not None and kind.name not in args.without]
+    libraries = [kind(subject) for kind in kept]
+    measure_all(args.schemas, args.every, subject, libraries, args.limit)
+    if args.largest:
+        measure_largest(args.schemas, args.largest, libraries, args.limit)
 
 
 def main() -> None:
@@ -139,7 +295,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--schemas", type=Path, metavar="FOLDER", help="real schemas: the cost of their masks")
     parser.add_argument("--vocab", metavar="FOLDER", help="of a tokenizer, for --schemas (default: the model's)")
-    parser.add_argument("--every", type=int, default=1, help="take every n-th schema of the folder")
+    parser.add_argument("--every", type=int, help=f"take every n-th schema of the folder (default: about {SCHEMAS})")
+    parser.add_argument("--largest", type=int, default=0, help="measure memory, too, for the n largest schemas")
+    parser.add_argument("--without", nargs="*", default=[], metavar="LIBRARY")
+    parser.add_argument("--limit", type=float, default=10.0, help="seconds for a schema in a fork")
     args = parser.parse_args()
     if args.schemas is None:
         count_alive(args.lm, args.runs)
@@ -147,15 +306,15 @@ def main() -> None:
         return
     if not any(True for _ in args.schemas.glob("*.json*")):
         raise SystemExit(f"--schemas {args.schemas}: no *.json or *.jsonl there; JSONSchemaBench's would work")
-    print(machine("llmppl", "numpy", "llguidance"))
+    print(machine("llmppl", "numpy", "llguidance", "xgrammar", "outlines-core"))
     if args.vocab is None:
         lm = CachedTransformer.from_pretrained(*[args.lm] * (args.lm is not None))
-        count_costs(args.schemas, args.every, lm.vocab, lm.tokenizer)
+        count_costs(args, lm.vocab, lm.tokenizer)
     else:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(args.vocab)
-        count_costs(args.schemas, args.every, Vocabulary.from_tokenizer(tokenizer), tokenizer)
+        count_costs(args, Vocabulary.from_tokenizer(tokenizer), tokenizer)
 
 
 if __name__ == "__main__":

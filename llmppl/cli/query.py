@@ -161,7 +161,7 @@ def _pointed(text: str, at: int, before: int = 60, after: int = 20) -> tuple[str
 
 def _print_in_order(schema: JsonSchema, text: str) -> None:
     """Print the text with its keys in the order of the schema and with plain blanks, if that text matches."""
-    from llmppl.constraints.json.checks import in_order
+    from llmppl.constraints.json.reader import in_order
     from llmppl.constraints.masks.explain import match_prefix
 
     try:

@@ -36,9 +36,6 @@ if TYPE_CHECKING:                                       # for type checkers
     from llmppl.constraints.constraint import TabledRecognizer as TabledRecognizer
     from llmppl.constraints.constraint import VocabularyLike as VocabularyLike
     from llmppl.constraints.json import JsonSchema as JsonSchema
-    from llmppl.constraints.json import JsonSchemaIndex as JsonSchemaIndex
-    from llmppl.constraints.json import JsonTexts as JsonTexts
-    from llmppl.constraints.json import OpenTexts as OpenTexts
     from llmppl.constraints.lark import Grammar as Grammar
     from llmppl.constraints.lark import json_grammar as json_grammar
     from llmppl.constraints.masks import END as END
@@ -75,9 +72,7 @@ else:
                 "homoglyphs", "ipv4", "iso_date", "iso_datetime", "iso_time", "number_range",
                 "optional_punctuation", "phone", "rewrite", "synonyms", "url", "uuid", "within",
             ],
-            "llmppl.constraints.json": [
-                "JsonSchema", "JsonSchemaIndex", "JsonTexts", "OpenTexts",
-            ],
+            "llmppl.constraints.json": ["JsonSchema"],
             "llmppl.constraints.lark": [
                 "Grammar", "json_grammar",
             ],

@@ -33,6 +33,7 @@ __all__ = ["Values", "constraint_of", "index_of"]
 
 FSM = ("alphabet", "finals", "initial", "map")      # the attributes of an interegular.FSM
 DECIMALS = 6                                        # decimals of a float with bounds, at most
+BOUND = re.compile("(greater|less)_than|multiple_of|(min|max)_length")      # validators of pydantic, in its remarks
 _FLOAT = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,21})?(?:e[+-]?[0-9]{1,2})?"
 _SCALARS: dict[type, tuple[str, Callable[[str], Any]]] = {
     bool: ("True|False", {"True": True, "False": False}.__getitem__),
@@ -148,17 +149,17 @@ def _annotated(type_: Any, base: Any) -> list[_Part] | None:
     found = _parts(base)
     if found is None:
         return None
-    schema = _schema_of(type_)
+    schema, remarks = _schema_of(type_), json_types.schema_of(type_)[1]
+    if len(found) > 1 and (schema != _schema_of(base) or any(map(BOUND.search, remarks))):
+        raise TypeError(f"{shown(type_)}: give bounds to each type of a Union, not to all of them")
     if schema != _schema_of(base):
-        if len(found) > 1:
-            raise TypeError(f"{shown(type_)}: give bounds to each type of a Union, not to all of them")
         found = [found[0]._replace(language=_bounded(type_, schema))]
     return [part._replace(convert=partial(_checked, type_, part.convert)) for part in found]
 
 
 def _schema_of(type_: Any) -> dict[str, Any]:
     """Return the JSON schema of a type without its notes."""
-    return {key: value for key, value in json_types.schema_of(type_).items() if key not in _NOTES}
+    return {key: value for key, value in json_types.schema_of(type_)[0].items() if key not in _NOTES}
 
 
 def _checked(type_: Any, convert: Callable[[str], Any], text: str) -> Any:

@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 from llmppl.constraints.constraint import Index
-from llmppl.constraints.json import JsonSchemaIndex
 from llmppl.distributions import Proposal
 from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.support.arguments import name_of, shown
@@ -102,10 +101,7 @@ def explain_no_token(
     allowed = index.mask(state)
     in_time = allowed if left == math.inf else index.mask_within(state, left)
     if left == 0 or (left < math.inf and not in_time.any()):
-        if not isinstance(index, JsonSchemaIndex):
-            return f"{late}: give room"
-        reason = index.constraint.fallback_reason
-        return f"{late}: give room; llguidance makes its masks and looks for no end ({reason})"
+        return f"{late}: give room"
     if not allowed.any():
         return f"{name} cannot go on: what must follow is in no token of the vocabulary"
     allow = f"{name} and the mask allow" if masked else f"{name} allows"

@@ -176,12 +176,15 @@ def _language(language: Language, name: str) -> DFA:
 def _texts_of(schema: JsonSchema, name: str) -> DFA:
     """Return the texts of a schema; raise a ValueError if no DFA accepts exactly these."""
     automaton = schema.automaton
-    if schema.warnings:
-        why = f"{schema.warnings[0]}, which a query does not do"
+    checked = [each for each in schema.warnings if each.endswith("is checked on the finished text")]
+    if checked:
+        why = f"{checked[0]}, which a query does not do"
     elif automaton is None:
-        why = f"a query wants an automaton, and there is none of {schema.fallback_reason}"
-    elif not isinstance(automaton, DFA):
-        why = "a part of it may be any JSON, which nests: say what is inside, and additionalProperties=false of objects"
+<<<<<<< HEAD
+        why = f"a query needs an automaton, and the schema has none: {schema.fallback_reason}"
+=======
+        why = f"a query needs an automaton, and there is none: {schema.fallback_reason}"
+>>>>>>> dad6b5f0bf0b9df2617bceb287d67907e863f9ca
     else:
         return automaton
     raise ValueError(f"{name} {schema!r}: {why}")

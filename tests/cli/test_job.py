@@ -180,7 +180,7 @@ def test_every_constraint_holds_for_many_prompts(limit, tiny, files, monkeypatch
 
 def test_a_json_schema_holds_for_many_prompts_also_in_a_pickled_job(files):
     """The embedded model, whose vocabulary has quotes."""
-    pytest.importorskip("llguidance")
+    pytest.importorskip("referencing")
     schema = files[0].parent / "size.json"
     schema.write_text('{"enum": ["small", "big"]}')
     files[0].write_text("The dog is \nThe house is \n")

@@ -150,7 +150,7 @@ def test_generate_keeps_to_a_grammar_and_ends_within_max_tokens(tmp_path):
 
 
 def test_generate_keeps_to_a_json_schema(tmp_path):
-    pytest.importorskip("llguidance")
+    pytest.importorskip("referencing")
     schema = tmp_path / "age.json"
     schema.write_text('{"type": "object", "properties": {"age": {"enum": [3, 4]}}, "required": ["age"], '
                       '"additionalProperties": false}')
@@ -388,7 +388,7 @@ def test_check_reads_grammars_and_schemas(tmp_path):
     assert run("check", "--grammar", str(grammar), "[1,22]").exit_code == 0
     result = run("check", "--grammar", str(grammar), "[1;2]")
     assert result.exit_code == 1 and "here may come ',', '0' to '9', ']', not ';'" in result.stdout
-    pytest.importorskip("llguidance")
+    pytest.importorskip("referencing")
     schema = tmp_path / "small.json"
     schema.write_text('{"type": "integer", "minimum": 1, "maximum": 30}')
     assert run("check", "--json-schema", str(schema), "30").exit_code == 0

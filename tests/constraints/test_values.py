@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import string
+import subprocess
 import sys
 import types
 import typing
@@ -202,9 +203,17 @@ def test_a_query_takes_types_and_schemas_that_are_written_as_json():
 @pytest.mark.parametrize(
     "pattern, message",
     [
-        (dict[str, Any], "may be any JSON, which nests: say what is inside"),
+<<<<<<< HEAD
+        (list[Any], "may be any JSON, which nests; say what is inside"),
+        (dict[str, Any], "may have names that it does not list; \"additionalProperties\": false would work"),
         (JsonSchema({"enum": [[1, 1], [1]], "uniqueItems": True}), "'uniqueItems' is checked on the finished text"),
-        (JsonSchema({"type": "string", "format": "uri"}), "a query wants an automaton, and there is none of"),
+        (JsonSchema({"type": "array", "items": {"$ref": "#"}}), "a query needs an automaton.* has none: it nests without end"),
+=======
+        (dict[str, Any], "there is none: an object may have names that it does not list"),
+        (list[Any], "there is none: a part of it may be any JSON, which nests; say what is inside"),
+        (JsonSchema({"enum": [[1, 1], [1]], "uniqueItems": True}), "'uniqueItems' is checked on the finished text"),
+        (JsonSchema({"items": {"$ref": "#"}, "type": "array"}), "there is none: it nests without end"),
+>>>>>>> dad6b5f0bf0b9df2617bceb287d67907e863f9ca
     ],
 )
 def test_a_query_refuses_a_schema_without_an_automaton(pattern, message):
@@ -352,6 +361,21 @@ def test_without_pydantic_scalars_work_and_the_rest_names_the_extra(monkeypatch)
     assert Values(int | None).parse("5") == 5
     with pytest.raises(ImportError, match=r"pip install llmppl\[json-schema\]"):
         JsonSchema(list[bytes])
+
+
+@pytest.mark.parametrize("package", ["referencing", "jsonschema_specifications"])
+def test_without_its_packages_only_json_schema_fails_and_names_the_extra(package):
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+from llmppl import ConstrainedText, JsonSchema, Regex, search
+try:
+    JsonSchema({{}})
+except ImportError as error:
+    print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install llmppl[json-schema]" in found.stdout
 
 
 def test_an_annotation_that_is_a_list_is_ignored():

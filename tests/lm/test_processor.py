@@ -168,7 +168,7 @@ def test_the_processor_masks_locally():
 
 
 def test_generation_obeys_a_json_schema(embedded):
-    pytest.importorskip("llguidance")
+    pytest.importorskip("referencing")
     processor = ConstraintLogitsProcessor(JsonSchema({"enum": ["small", "big"]}), embedded.tokenizer)
     ids = torch.tensor([[*map(int, embedded.context("The dog is").tokens)]])
     out = embedded.model.generate(

@@ -84,7 +84,7 @@ def test_the_document_lists_the_folders_in_their_order():
 
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 600, 400, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.26 and 0.33
-MAX_DENSITY = {"": 0.279, "constraints/lark": 0.333}
+MAX_DENSITY = {"": 0.291, "constraints/json": 0.402, "constraints/lark": 0.333}    # json branches by keyword
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
 MAX_WALK = 1.1                                          # times the moves that docs/architecture.md lists
@@ -93,8 +93,8 @@ LINES = {                                               # of a folder; a commit 
     ".": 470,
     "cli": 1200,
     "constraints": 490,
-    "constraints/automata": 3100,
-    "constraints/json": 2240,
+    "constraints/automata": 3470,                           # every format of JSON Schema as an automaton
+    "constraints/json": 5210,                               # all keywords of six drafts, which llguidance read before
     "constraints/lark": 3450,
     "constraints/masks": 1460,
     "constraints/vocabulary": 2090,

@@ -8,33 +8,37 @@ accept.
 from __future__ import annotations
 
 import math
+from datetime import date, datetime
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from llmppl.constraints.automata.decimals import decimals_within
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.numerals import digits_between, either, signed
 from llmppl.constraints.automata.regex import Regex
 from llmppl.support import arguments
+from llmppl.support.graphs import Numbering
 
 __all__ = [
-    "FORMATS", "JSON_FORMATS", "email", "ipv4", "iso_date", "iso_datetime", "iso_time", "number_range", "phone", "url",
-    "uuid",
+    "FORMATS", "date_range", "datetime_range", "email", "ipv4", "iso_date", "iso_datetime", "iso_time",
+    "number_range", "phone", "url", "uuid",
 ]  # fmt: skip
 
 Bound = float | Fraction
+Rest = str | None
 DIGITS = 18                                         # of the integer part of a number without a bound
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"       # not 0000
 _FOURTH = "(?:0[48]|[2468][048]|[13579][26])"       # two digits, a multiple of 4 above 0
-_DAY = (                                            # in a common year
+DAY = (                                            # in a common year
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 )
-_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
-DATE = f"(?:{_YEAR}-{_DAY}|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
-TIME = rf"{_MINUTE}(?::[0-5][0-9](?:\.[0-9]{{1,6}})?)?"
-DATETIME = f"{DATE}T{TIME}(?:Z|[+-]{_MINUTE})?"
+MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+DATE = f"(?:{_YEAR}-{DAY}|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
+TIME = rf"{MINUTE}(?::[0-5][0-9](?:\.[0-9]{{1,6}})?)?"
+DATETIME = f"{DATE}T{TIME}(?:Z|[+-]{MINUTE})?"
 UUID = "[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
@@ -52,21 +56,8 @@ _PORT = "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2
 _PATH = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})"
 _QUERY = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})"
 
-# By JSON Schema's names, the texts that Python's classes read; then those of RFC 3339 and others, as llguidance reads
-# them: with year 0 and leap seconds, and labels of any length in the domain of an email.
+# By JSON Schema's names, the texts that Python's classes read; `json_formats` has those of RFC 3339 and others.
 FORMATS = {"date": DATE, "time": TIME, "date-time": DATETIME, "uuid": UUID, "ipv4": IPV4}
-_FULL_DATE = f"(?:{DATE}|0000-(?:{_DAY}|02-29))"
-_FULL_TIME = rf"{_MINUTE}:(?:[0-5][0-9]|60)(?:\.[0-9]+)?(?:[zZ]|[+-]{_MINUTE})"
-_LONG_LABEL = _label(inner="*")
-JSON_FORMATS = {
-    "date": _FULL_DATE,
-    "time": _FULL_TIME,
-    "date-time": f"{_FULL_DATE}[tT]{_FULL_TIME}",
-    "uuid": UUID,
-    "ipv4": IPV4,
-    "hostname": rf"{_label()}(?:\.{_label()})*",
-    "email": rf"{_LOCAL_PART}@(?:{_LONG_LABEL}(?:\.{_LONG_LABEL})*|\[{IPV4}\])",
-}
 
 
 @lru_cache(1)
@@ -85,6 +76,63 @@ def iso_time() -> DFA:
 def iso_datetime() -> DFA:
     """Return a date, T and a time, with Z, an offset such as +02:00, or neither."""
     return Regex(DATETIME)
+
+
+@lru_cache(64)
+def date_range(
+    low: date | None = None, high: date | None = None, low_in: bool = True, high_in: bool = True
+) -> DFA:
+    """Return the dates of `iso_date` from `low` to `high`; None stands for no bound, False excludes the bound."""
+    first, last = (None if bound is None else bound.isoformat() for bound in (low, high))
+    return _in_order(iso_date(), first, last, low_in, high_in)
+
+
+@lru_cache(64)
+def datetime_range(
+    low: datetime | None = None, high: datetime | None = None, low_in: bool = True, high_in: bool = True
+) -> DFA:
+    """Return the date-times without a zone from `low` to `high`, as `date_range` does.
+
+    Raises ValueError if a bound has a zone.
+    """
+    if any(bound and bound.tzinfo for bound in (low, high)):
+        raise ValueError("bounds of date-times have no zone here; bound.replace(tzinfo=None) has none")
+    first = None if low is None else _spelled(low, longest=not low_in)
+    last = None if high is None else _spelled(high, longest=high_in)
+    return _in_order(Regex(f"{DATE}T{TIME}"), first, last, low_in, high_in)
+
+
+def _spelled(moment: datetime, longest: bool) -> str:
+    """Return the longest or the shortest spelling; all others lie between the two in the order of text."""
+    text = moment.isoformat(timespec="microseconds")
+    return text if longest else text.rstrip("0").rstrip(".").removesuffix(":00")
+
+
+def _in_order(language: DFA, low: str | None, high: str | None, low_in: bool, high_in: bool) -> DFA:
+    """Return the texts of an ASCII language that are between two texts in the order of text.
+
+    A state has the rest of each bound, or None once the bytes that are read decide the comparison.
+    """
+    rows, states = language.edges(), Numbering[tuple[int, Rest, Rest]]([(0, None, None), (language.start, low, high)])
+    edges, accepting = [(0, 0, 0)], list[bool]()
+    for number, (state, above, below) in enumerate(states.keys_in_order):                   # grows
+        inside = (above is None or (low_in and not above)) and (below is None or high_in or bool(below))
+        accepting.append(inside and language.accepts(state))
+        for byte, to in ((chr(byte), to) for lo, hi, to in rows[state] for byte in range(lo, hi + 1)):
+            rests = _advance(above, byte, is_low=True), _advance(below, byte, is_low=False)
+            if False not in rests:
+                edges.append((number, ord(byte), states[to, *rests]))
+    table = np.zeros((len(states), 256), np.int32)
+    source, column, target = np.array(edges).T
+    table[source, column] = target
+    return DFA.from_table(table, np.array(accepting), 1).minimise()
+
+
+def _advance(rest: Rest, byte: str, is_low: bool) -> Any:
+    """Return the rest of a bound after one more byte, None if all longer texts are within, or False if none are."""
+    if rest is None or byte == rest[:1]:
+        return rest and rest[1:]
+    return None if (byte > rest[:1]) == is_low else False
 
 
 @lru_cache(1)
@@ -144,11 +192,7 @@ def number_range(low: Bound | None = None, high: Bound | None = None, decimals: 
     if least > most:
         raise ValueError(f"no number of {decimals} decimals is at least {low} and at most {high}")
 
-    def magnitude(low: float, high: float, low_in: bool, high_in: bool) -> str:
-        return either(digits_between(int(low) + (not low_in), int(high), decimals))
-
-    numbers = Regex(signed(least, most, True, True, magnitude)).explore()
-    return (_shortened(numbers) if decimals else numbers).minimise()
+    return decimals_within(least, most, decimals)
 
 
 def _exact(name: str, bound: Bound) -> Fraction:
@@ -156,16 +200,3 @@ def _exact(name: str, bound: Bound) -> Fraction:
     if math.isinf(arguments.number(name, float(bound) if isinstance(bound, Fraction) else bound)):
         raise ValueError(f"{name} must be finite, or None for no bound, not {bound!r}")
     return Fraction(str(bound))
-
-
-def _shortened(numbers: DFA) -> DFA:
-    """Return the numbers also without zeros at their end, and without a point at their end."""
-    table, accepting = numbers.table, numbers.accepting.copy()
-    while (more := accepting | accepting[table[:, ord("0")]]).sum() > accepting.sum():
-        accepting = more
-    after_point = np.unique(table[:, ord(".")])
-    whole = accepting[table[:, ord(".")]]           # before a point and zeros
-    accepting[after_point] = False
-    digit = np.flatnonzero(table[:, ord(".")])
-    accepting[digit] = whole[digit]
-    return DFA.from_table(table, accepting, numbers.start)

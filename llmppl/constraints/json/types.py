@@ -1,7 +1,7 @@
 """Python types as JSON: the schema of a type, and the reader of its values. Both are pydantic's.
 
-The schema is narrowed so that every text of it can be read back. Objects have no members that their type does not name,
-and formats are regular expressions (`automata/formats.py`), because readers of schemas interpret formats differently.
+`pydantic_schema` narrows pydantic's schema so that every text of it can be read back. Objects have no members that
+their type does not name, and formats are patterns, because readers of schemas interpret formats differently.
 """
 
 from __future__ import annotations
@@ -11,19 +11,32 @@ import sys
 import typing
 from typing import TYPE_CHECKING, Any
 
-from llmppl.constraints.automata.formats import FORMATS
-from llmppl.constraints.json.checks import places
 from llmppl.support.arguments import is_hashable, shown
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+    from llmppl.constraints.json.pydantic_schema import TypeSchema
+
 __all__ = ["read", "schema_of"]
 
 
-def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type. Raises TypeError if its values have no JSON, ImportError without pydantic."""
-    return _of(kind)[1]
+def schema_of(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the JSON schema of a type, and the constraints that it lacks, as sentences with their places.
+
+    Every text of the schema can be read as an object of the type unless it breaks a listed constraint. Every text that
+    pydantic writes and reads (`dump_json(..., by_alias=True, round_trip=True)`) is in the schema, with two exceptions:
+    a `Decimal` with bounds or digits has no exponent, and a web address has no user name.
+
+    Raises
+    ------
+    TypeError
+        The values of the type have no JSON.
+    ImportError
+        pydantic is not installed.
+    """
+    _, schema, warnings = _of(kind)
+    return schema, list(warnings)
 
 
 def read(kind: Any, value: Any, *, json: bool) -> Any:
@@ -38,39 +51,35 @@ def read(kind: Any, value: Any, *, json: bool) -> Any:
         raise ValueError(": ".join((".".join(map(str, first["loc"])), first["msg"])).removeprefix(": ")) from error
 
 
-def _of(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+def _of(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any], list[str]]:
     return (_made if is_hashable(kind) else _made.__wrapped__)(kind)
 
 
 @functools.lru_cache(64)
-def _made(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+def _made(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any], list[str]]:
     try:
         from pydantic import TypeAdapter
         from pydantic.errors import PydanticUserError
+
+        from llmppl.constraints.json.pydantic_schema import TypeSchema
     except ImportError as error:
         raise ImportError("a type as JSON needs pydantic: pip install llmppl[json-schema]") from error
+    made: list[TypeSchema] = []
+
+    def generator(**options: Any) -> TypeSchema:
+        made.append(TypeSchema(**options))
+        return made[0]
+
     try:
         adapter = TypeAdapter(_readable(kind))
-        schema = adapter.json_schema()
+        schema = adapter.json_schema(schema_generator=generator)    # type: ignore[arg-type]
     except (PydanticUserError, NameError, RecursionError) as error:
         why = str(error).partition("\n")[0].rstrip(".")
         raise TypeError(
             f"a constraint cannot be the type {shown(kind)}: {why}. A pydantic model, a dataclass, a TypedDict, "
             "Literal[...], an Enum, int, list[...] and the like would work; for other texts Regex(...) or Grammar(...)"
         ) from None
-    for _, node in places(schema):
-        _narrow(node)
-    return adapter, schema
-
-
-def _narrow(node: dict[str, Any]) -> None:
-    """Forbid unnamed members, replace formats by patterns, and read choices by a tag as `anyOf`."""
-    if node.get("type") == "object":
-        node.setdefault("additionalProperties", False)
-    if node.get("format") in FORMATS:
-        node["pattern"] = f"^{FORMATS[node.pop('format')]}$"
-    if node.pop("discriminator", None):
-        node["anyOf"] = node.pop("oneOf")
+    return adapter, schema, made[0].warnings
 
 
 def _readable(kind: Any) -> Any:

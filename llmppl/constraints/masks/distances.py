@@ -22,7 +22,7 @@ from llmppl.constraints.vocabulary.trie import Trie, ranges
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, Walk
 from llmppl.support.locks import Lock, locked
 
-__all__ = ["SearchDistances", "TableDistances"]
+__all__ = ["SearchDistances", "TableDistances", "bytes_to_accept"]
 
 MAX_MEMO = 1 << 16                                  # distances that are kept for states without a table
 MAX_SEARCHED = 100_000                              # states that one search for an end visits at most
@@ -95,11 +95,11 @@ def _bounds(index: Searchable) -> tuple[Floats, Floats]:
     alone = {token[0] for token in tokens if len(token) == 1}
     if not alone.issuperset(np.flatnonzero(table.any(0)).tolist()):
         return np.zeros(len(table)), np.full(len(table), np.inf)
-    num_bytes = _bytes_to_accept(table, recognizer.accepting)
+    num_bytes = bytes_to_accept(table, recognizer.accepting)
     return np.ceil(num_bytes / max(1, max(map(len, tokens)))), num_bytes
 
 
-def _bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
+def bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
     """Return the least number of bytes from each state to one that accepts: (S,), inf if there is no path."""
     runs = np.ones(table.shape, bool)                   # neighbouring bytes mostly lead to the same state
     np.not_equal(table[:, 1:], table[:, :-1], out=runs[:, 1:])

@@ -39,7 +39,8 @@ import numpy as np
 from llmppl.constraints.automata import Regex
 from llmppl.constraints.automata.lazy_dfa import Machine
 from llmppl.constraints.automata.nfa import ACCEPT, FOUND, Ahead
-from llmppl.constraints.json import JsonSchema, JsonSchemaIndex, JsonTexts, OpenTexts
+from llmppl.constraints.json import JsonSchema
+from llmppl.constraints.json.index import JsonIndex
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.vocabulary import Token, Vocabulary
 from llmppl.constraints.vocabulary.text import Spelled
@@ -345,9 +346,9 @@ _KINDS: tuple[tuple[Any, Callable[[Fingerprint, Any, str], Contents]], ...] = (
     (CachedTransformer, Fingerprint.model),
     (Context, _by("lm", "tokens")),
     (Finite, Fingerprint.finite),
+    (JsonIndex, _by("constraint")),
     (TokenIndex, _by("recognizer")),
     (JsonSchema, lambda self, of, path: [json.dumps(of.schema), of._given, self.of(of.type, path)]),
-    ((JsonSchemaIndex, JsonTexts, OpenTexts), _by("constraint")),
     (Regex, _by("pattern", "flags")),
     (Machine, Fingerprint.automaton),
     (np.ndarray, Fingerprint.array),

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints.constraint import Index
-from llmppl.constraints.json import JsonSchemaIndex
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import Vocabulary
@@ -61,8 +60,7 @@ class ConstrainedText(Program):
         If True, the text must end after at most `max_tokens` tokens (EOS not counted), and within the length that the
         model can read; else it may be cut there. The default is True for a bounded text with a constraint that is not
         a function. A token after which the text cannot end in the tokens left is then not proposed, as far as the
-        constraint knows. A function does not know, nor does a JsonSchema without an `automaton`: texts that have not
-        ended in time die.
+        constraint knows. A function does not know: texts that have not ended in time die.
     mask : callable, optional
         `mask(text) -> (V,) bool` returns the tokens that may follow the text so far; EOS is True if the text may end.
         Tokens are then proposed from the allowed ones, with the exact importance weight, so that no draw is rejected.
@@ -194,7 +192,7 @@ def _warn_of_seam(prompt: Context, index: Index) -> None:
     text, name = str(prompt.text), name_of_constraint(index)
     if len(text) < 3 or not prompt.lm.vocab.tokens[prompt.tokens[-1]]:
         return                                          # a word begins after a special token, as in a chat
-    if not isinstance(index, TokenIndex | JsonSchemaIndex):
+    if not isinstance(index, TokenIndex):
         return
     data, state = text.encode(), index.start
     first = index.next_bytes(state)
