@@ -19,6 +19,7 @@ import torch
 from transformers import DynamicCache
 
 from llmppl import CachedTransformer
+from llmppl.lm.engines.hf import CACHE
 
 TEXTS = (
     "Once upon a time, there was a little girl who liked to play in the garden with her dog.",
@@ -30,7 +31,7 @@ TEXTS = (
 
 def log_probs(model, ids, cache=None):
     """Return the log probabilities after each position of (B, n) ids, (B, n, V)."""
-    options = {"use_cache": False} if cache is None else {"past_key_values": cache}
+    options = {"use_cache": False} if cache is None else {CACHE: cache}
     with torch.inference_mode():
         return torch.log_softmax(model(input_ids=torch.tensor(ids), **options).logits.double(), -1).numpy()
 

@@ -39,6 +39,7 @@ from tables import machine, table
 from transformers import GenerationConfig
 
 from llmppl import CachedTransformer, ConstrainedText, smc_standard, smc_steer
+from llmppl.lm.engines.hf import CACHE
 
 try:
     import psutil
@@ -127,8 +128,8 @@ def generate(how: str) -> Callable[[Task], Callable[[Run], None]]:
             more: dict[str, Any] = {}
             with torch.inference_mode():
                 if how == "prompt once":
-                    more["past_key_values"] = model(ids[:1, :-1], use_cache=True, logits_to_keep=1).past_key_values
-                    more["past_key_values"].batch_repeat_interleave(task.N)
+                    more[CACHE] = model(ids[:1, :-1], use_cache=True, logits_to_keep=1)[CACHE]
+                    more[CACHE].batch_repeat_interleave(task.N)
                 texts = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **more)
             assert texts.shape == (1 if how == "beams" else task.N, task.prompt + task.steps)
 

@@ -140,7 +140,7 @@ class Shifted(torch.nn.Module):
         return self.inner.get_input_embeddings()
 
     def forward(self, input_ids, **options):
-        if options.get("past_key_values") is not None and not self.silent:
+        if {"cache", "past_key_values"} & options.keys() and not self.silent:
             raise TypeError("this model\nhas no cache")
         out = self.inner(input_ids, **options)
         out.logits = out.logits.clone()
@@ -398,8 +398,8 @@ class Switch(torch.nn.Module):
     def get_input_embeddings(self):
         return self.inner.get_input_embeddings()
 
-    def forward(self, input_ids, past_key_values=None, **options):
-        out = self.inner(input_ids, past_key_values=past_key_values, **options)
+    def forward(self, input_ids, **options):
+        out = self.inner(input_ids, **options)
         if self.value is not None:
             out.logits = torch.full_like(out.logits, self.value)
         return out

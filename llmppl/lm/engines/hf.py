@@ -21,7 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
+from packaging.version import Version
 
 from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.lm.engine import Batch, Engine, SlotEngine
@@ -31,6 +33,8 @@ from llmppl.lm.engines.hf_slab import Slab
 from llmppl.lm.engines.hf_weights import Weights
 from llmppl.lm.engines.loading import TIED, first_line
 from llmppl.support.locks import at_fork, heard, let_through
+
+CACHE = "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"     # its argument
 
 at_fork(after_in_child=lambda: torch.set_num_threads(1))    # OpenMP waits for threads that a fork lacks
 
@@ -263,6 +267,7 @@ class Recomputed(Engine):
         accepted = inspect.signature(adapted.inner.forward).parameters
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
+        self._cache = next((name for name in ("past_key_values", "cache") if name in accepted), CACHE)
         self._weights = Weights(model)
 
     def version(self) -> int:
@@ -394,8 +399,8 @@ class Cached(Recomputed, SlotEngine):
                 batch.asked,
                 position_ids=torch.from_numpy(positions).to(self.device),
                 attention_mask=self._masks(positions, batch.slots.shape[1]),
-                past_key_values=cache,
                 use_cache=True,
+                **{self._cache: cache},
             )
         finally:
             self.slab.end()
