@@ -84,7 +84,8 @@ def engine(
 def _truth(plain: Recomputed, rows: NDArray[np.int64]) -> NDArray[Any]:
     """Return (2, n, V) logits of `rows` by plain forward passes; RuntimeError if the model does not run."""
     try:
-        truth = np.stack([_numpy(plain.forward([row.tolist()], _prefixes(row))) for row in rows])
+        prefixes = [(0, n) for n in range(1, rows.shape[1] + 1)]
+        truth = np.stack([_numpy(plain.forward([row.tolist()], prefixes)) for row in rows])
     except Exception as reason:
         let_through(reason)
         model = plain.adapted.model
@@ -174,11 +175,6 @@ def _shares(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any], toleranc
     except Exception as reason:                         # models may do anything with a `LazyKV`
         let_through(reason)
         return False
-
-
-def _prefixes(row: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return all prefixes of the only context, as `asked` of `Engine.forward`."""
-    return [(0, n) for n in range(1, len(row) + 1)]
 
 
 def _numpy(logits: Any) -> NDArray[Any]:
