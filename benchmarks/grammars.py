@@ -1,4 +1,4 @@
-"""Cost of the masks of grammars: compiling, the first mask, the masks along a text, and loading from a file.
+"""Cost of the masks of grammars: compiling, the first mask, and the masks along a text.
 
 The grammars are lark's own, with texts of their languages, and any others: a file, a text of its language, and
 optionally the start rule. Figures are CPU time in one thread. A text is read once, so a mask is computed if its state
@@ -16,7 +16,6 @@ import inspect
 import os
 import resource
 import statistics
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable
@@ -29,7 +28,7 @@ import lark
 from lark import indenter
 from tables import machine, table
 
-from llmppl import Grammar, TokenIndex, Vocabulary
+from llmppl import Grammar, Vocabulary
 from llmppl.constraints.vocabulary.trie import trie_of
 
 LARK = Path(lark.__file__).parent / "grammars"
@@ -60,14 +59,8 @@ def measure(vocab: Any, tokens: list[int], name: str, path: Path, start: str, po
         state = index.advance(state, token)
         costs.append(timed(lambda state=state: index.mask(state))[1])
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
-    with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder) / "index.npz"
-        index.save(saved)
-        again = Grammar.from_file(path, start, postlex=post)
-        loaded = timed(lambda: TokenIndex.load(saved, vocab, again))[1]
-        size = saved.stat().st_size / 1e6
     figures = load, first, statistics.median(costs), max(costs), sum(costs)
-    return name, len(tokens), *(f"{each:.3g}" for each in figures), f"{peak:.0f}", f"{size:.2g}", f"{loaded:.3g}"
+    return name, len(tokens), *(f"{each:.3g}" for each in figures), f"{peak:.0f}"
 
 
 def main() -> None:
@@ -92,7 +85,7 @@ def main() -> None:
         for name, path, text, start, post in subjects
     ]
     costs = "compile", "first mask", "median", "max", "all masks"
-    columns = "grammar", "tokens", *costs, "peak MB", "saved MB", "loaded"
+    columns = "grammar", "tokens", *costs, "peak MB"
     table(f"CPU ms over {len(vocab.tokens):,} tokens; masks along a text, read once", columns, rows)
 
 

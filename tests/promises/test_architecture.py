@@ -84,7 +84,7 @@ def test_the_document_lists_the_folders_in_their_order():
 
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 600, 400, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.26 and 0.33
-MAX_DENSITY = {"": 0.279, "constraints/lark": 0.333}
+MAX_DENSITY = {"": 0.279, "constraints/lark": 0.336}
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
 MAX_WALK = 1.1                                          # times the moves that docs/architecture.md lists
@@ -95,9 +95,9 @@ LINES = {                                               # of a folder; a commit 
     "constraints": 490,
     "constraints/automata": 3100,
     "constraints/json": 2240,
-    "constraints/lark": 3450,
-    "constraints/masks": 1460,
-    "constraints/vocabulary": 2090,
+    "constraints/lark": 3090,
+    "constraints/masks": 1150,
+    "constraints/vocabulary": 2080,
     "distributions": 1340,
     "inference": 2690,
     "inference/resuming": 1050,

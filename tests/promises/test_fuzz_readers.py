@@ -10,29 +10,22 @@ gigabytes.
 """
 
 import faulthandler
-import io
 import json
 import os
 import random
 import re
-import struct
 import subprocess
 import sys
-import tracemalloc
 import warnings
-import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from helpers.common import HANG, repetitions
 
-from llmppl import Grammar, Regex, TokenIndex, Vocabulary
-from llmppl.constraints.masks import index_files as storage
+from llmppl import Grammar
 from llmppl.support.files import checksum
 
 QUICK = {"flip": 10, "cut": 10, "insert": 5, "nul": 5, "forge": 5, "reseal": 10, "bomb": 2}
@@ -111,151 +104,10 @@ def nul(data, rng):
     return data[: rng.choice([len(data), rng.randrange(len(data))])] + bytes(rng.choice([1, 8, 4096]))
 
 
-# ---- indices
+# ---- grammars
 
 
-def members(data):
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def zipped(files):
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return made.getvalue()
-
-
-def npy(array):
-    made = io.BytesIO()
-    np.save(made, array)
-    return made.getvalue()
-
-
-def bent(array, rng):
-    """An array of other numbers, of another shape or dtype."""
-    array = np.array(array)
-    what = rng.randrange(8)
-    if what == 0:
-        return (
-            array.astype(rng.choice(["i8", "i4", "u2", "f8", ">i4", "b1", "c16"]))
-            if array.dtype.kind != "U"
-            else array.reshape(1)
-        )
-    if what == 1:
-        return array.reshape(rng.choice([(-1, 1), (1, -1), (1, *array.shape)]))
-    if what == 2:
-        return array[:-1] if array.ndim else array.reshape(1)
-    if what == 3:
-        return np.concatenate([array, array]) if array.ndim else np.zeros(0, array.dtype)
-    if what == 4:
-        return array[:0] if array.ndim else np.array("\ud800 x")
-    if array.dtype.kind != "U" and array.size:
-        flat = array.reshape(-1)
-        for _ in range(rng.choice([1, 1, 5])):
-            flat[rng.randrange(flat.size)] = np.array(
-                rng.choice([-1, 0, 1, 2, 3, 7, 255, 256, 2**31 - 1, -(2**31)])
-            ).astype(array.dtype)
-    return array
-
-
-def forge_npz(data, rng, reseal=False):
-    files = members(data)
-    name = rng.choice([name for name in files if name != "digest.npy"])
-    what = rng.randrange(10)
-    if "tree.npy" in files and rng.random() < 0.7:
-        name = "tree.npy"
-        tree = json.loads(np.load(io.BytesIO(files[name])).tobytes())
-        text = json.dumps(changed(tree, rng)) if what else "[" * 100_000
-        files[name] = npy(np.frombuffer(text.encode(), np.uint8))
-    elif what == 0:
-        del files[name]
-    elif what == 1:
-        files[rng.choice(["x.npy", "start.npy", "grammar.npy", "x"])] = (
-            files[name] if rng.random() < 0.5 else files.pop(name)
-        )
-    elif what == 2:  # as if numbers without end stood there
-        files[name] = files[name].replace(b"'shape': (", b"'shape': (9" * 1, 1)
-    elif what == 3:
-        files[name] = flip(files[name], rng) if rng.random() < 0.8 else cut(files[name], rng)
-    elif what == 4:
-        files[name] = npy(np.array([{}], object))
-    else:
-        files[name] = npy(bent(np.load(io.BytesIO(files[name])), rng))
-    if reseal:
-        try:
-            arrays = {
-                name.removesuffix(".npy"): np.load(io.BytesIO(each))
-                for name, each in files.items()
-                if "digest" not in name
-            }
-        except Exception:  # it has none
-            return zipped(files)
-        files["digest.npy"] = npy(np.array(storage._digest(arrays)))
-    return zipped(files)
-
-
-def reseal_npz(data, rng):
-    return forge_npz(data, rng, reseal=True)
-
-
-def bomb_npz(number):
-    """A zip file whose first member has, in 4 MB, 3.9 GB; the second one says that it has 200 bytes."""
-    size = 3_900_000_000
-    header = npy(np.zeros(0, np.int32)).replace(b"(0,), }" + b" " * 8, b"(%d,), }" % ((size - 128) // 4) + b" " * 7)[
-        :128
-    ]
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    first = deflate.compress(header + bytes(8)) + deflate.flush(zlib.Z_FULL_FLUSH)
-    block = deflate.compress(bytes(1 << 20)) + deflate.flush(zlib.Z_FULL_FLUSH)
-    data, name = first + block * (size >> 20) + deflate.flush(), b"table.npy"
-    fields = struct.pack("<HHHHHIII", 20, 0, 8, 0, 0, zlib.crc32(header), len(data), 200 if number else size)
-    local = b"PK\3\4" + fields + struct.pack("<HH", len(name), 0) + name + data
-    central = b"PK\1\2\x14\0" + fields + struct.pack("<HHHHHII", len(name), 0, 0, 0, 0, 0, 0) + name
-    return local + central + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), len(local), 0)
-
-
-LETTERS = Vocabulary(
-    [b"a", b"b", b"c", b"ab", b"abc", b"bb", b"ca", b"0", b"1", b"00", b"+", b"(", b")", b"(a", b"+a)", b""], [15]
-)
 GRAMMAR = 'start: sum\nsum: item ("+" item)*\nitem: NAME | NUMBER | "(" sum ")"\nNAME: /[abc]+/\nNUMBER: /[01]+(?!a)/\n'
-
-
-def write_index(path):
-    Regex("(ab|c)*[01]{2,3}(a|b)?").index(LETTERS).save(path)
-
-
-def read_index(path):
-    index = TokenIndex.load(path, LETTERS)
-    whole = index.build_all()
-    rows = [[part.tolist() for part in whole.row(i)] for i in range(len(whole))]
-    return index.name, rows, [index.mask(state).tolist() for state in whole.states], whole.accepting.tolist()
-
-
-def write_grammar_index(path):
-    index = Grammar(GRAMMAR).index(LETTERS)
-    walked(index)
-    index.save(path)
-
-
-def walked(index):
-    """The masks along some texts."""
-    found = []
-    for seed in range(3):
-        rng, state = random.Random(seed), index.start
-        for _ in range(5):
-            found.append(index.allowed(state).tolist())
-            state = index.advance(state, rng.choice([token for token in found[-1] if token != 15] or [15]))
-    return found
-
-
-def read_grammar_index(path):
-    index = TokenIndex.load(path, LETTERS, Grammar(GRAMMAR))
-    try:
-        return walked(index)
-    except ValueError as error:  # masks of a forged file may allow what the grammar does not
-        return str(error)
 
 
 # ---- results, checkpoints
@@ -417,8 +269,6 @@ SCHEMA = {
 }
 
 READERS = {
-    "index": Reader(write_index, read_index, forge=forge_npz, reseal=reseal_npz, bomb=bomb_npz),
-    "grammar index": Reader(write_grammar_index, read_grammar_index, forge=forge_npz, reseal=reseal_npz, bomb=bomb_npz),
     "recording": Reader(
         write_recording, read_recording, same=begins,
         forge=forge_recording, reseal=reseal_recording, bomb=bomb_recording,
@@ -495,30 +345,6 @@ def test_a_damaged_or_forged_file_is_refused_or_read_unchanged(name, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["failures"] == [] and found["tried"] >= counts["flip"] + counts["cut"]
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_file_that_claims_gigabytes_is_refused_before_allocation(number, tmp_path):
-    path = tmp_path / "bomb.npz"
-    path.write_bytes(bomb_npz(number))
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match=re.escape(str(path))):
-            TokenIndex.load(path, LETTERS)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 25
-    finally:
-        tracemalloc.stop()
-
-
-def test_an_index_above_the_bound_is_neither_saved_nor_loaded(tmp_path, monkeypatch):
-    path = tmp_path / "index.npz"
-    write_index(path)
-    monkeypatch.setattr(storage, "MAX_BYTES", 5_000)
-    with pytest.raises(ValueError, match=re.escape(f"{path} holds no saved TokenIndex (the index takes ")):
-        TokenIndex.load(path, LETTERS)
-    with pytest.raises(ValueError, match=r"the index takes [\d,]+ bytes, more than the 5,000 of one in a file"):
-        write_index(tmp_path / "other.npz")
-    assert not (tmp_path / "other.npz").exists()
 
 
 def test_a_changed_digit_of_a_recording_is_detected_by_its_checksum(tmp_path):

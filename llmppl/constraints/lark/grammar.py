@@ -15,9 +15,8 @@ Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from lark import Lark
@@ -25,15 +24,13 @@ from lark.indenter import Indenter
 
 from llmppl.constraints.automata.budget import MAX_LEXED, TooLarge
 from llmppl.constraints.constraint import State, VocabularyLike
-from llmppl.constraints.lark import saving
 from llmppl.constraints.lark.completion import Completability
 from llmppl.constraints.lark.lalr import IndentedParser, Parser, Stack
 from llmppl.constraints.lark.lalr_tables import bits_of
 from llmppl.constraints.lark.lark_loader import Rules, read
 from llmppl.constraints.lark.lexer import PartialTokens
 from llmppl.constraints.lark.masks import Masks
-from llmppl.constraints.masks import END, TokenIndex
-from llmppl.constraints.masks import index_files as storage
+from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.support.arguments import count, is_file_name, text
@@ -142,29 +139,6 @@ class Grammar(Shared):
         """Return the index of the tokens of a vocabulary that may follow each state."""
         return GrammarIndex(self, vocab)
 
-    @cached_property
-    def _digest(self) -> str:
-        return saving.digest(self._completability, self._options["g_regex_flags"])
-
-    @locked
-    def _load_index(self, path: str | Path, vocab: VocabularyLike) -> TokenIndex:
-        data = storage.read_arrays(path, "grammar")
-        if str(data["grammar"]) != self._digest:
-            raise ValueError(
-                f"{path} is the index of another grammar than the one given: rules, terminals, start, flags or postlex "
-                "differ"
-            )
-        storage.check_vocabulary(path, data, vocab)
-        index = self.index(vocab)
-        with storage.reading(path):
-            saving.read(data, index, self._completability, self._masks_over(index.trie), self._state_of)
-        return index
-
-    def _state_of(self, hypotheses: frozenset[Hypothesis], accepting: bool) -> _State:
-        if accepting == self.start.accepting and hypotheses == frozenset(self.start.hypotheses):
-            return self.start                           # even if `_forget` has dropped it
-        return self._states[hypotheses, accepting]
-
     def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
         return partial(Grammar, **self._options), (self.text,)
 
@@ -260,22 +234,6 @@ class GrammarIndex(TokenIndex):
             If that takes more than `max_states` quotients; if the grammar has a postlex.
         """
         return self.recognizer.read_all(self.trie, count("max_states", max_states))
-
-    @locked
-    def save(self, path: str | Path) -> None:
-        """Write the known part of the index to a file, from which `load`, given the grammar, continues."""
-        grammar: Grammar = self.recognizer
-        saving.write(path, self, grammar._digest, grammar._completability, grammar._masks_over(self.trie))
-
-    def known(self) -> tuple[list[tuple[State, bytes]], list[tuple[tuple[State, int], State]]]:
-        """Return the states with known masks and the masks' keys, and the known steps."""
-        masks = [(state, found.key) for state, found in [*self._masks.items()] if state is not END]
-        return masks, [*self._steps.items()]
-
-    def join(self, masks: Iterable[tuple[State, bytes]], steps: Iterable[tuple[tuple[State, int], State]]) -> None:
-        """Add masks, by their keys, and steps."""
-        self._masks.update((state, self.store.of_key(key)) for state, key in masks)
-        self._steps.update(steps)
 
     def _work_out(self, state: State, accepts: bool) -> PackedMask:
         return self.store.of_bits(self.recognizer.token_mask(state, self.trie), accepts)

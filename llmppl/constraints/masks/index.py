@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from llmppl.constraints.constraint import (
     VocabularyLike,
     bytes_of,
 )
-from llmppl.constraints.masks import explain, index_files
+from llmppl.constraints.masks import explain
 from llmppl.constraints.masks.distances import SearchDistances, TableDistances
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
 from llmppl.constraints.masks.precomputed import PrecomputedIndex, build
@@ -225,42 +224,15 @@ class TokenIndex(Index):
         """
         return self._build(arguments.count("max_states", max_states))
 
-    def save(self, path: str | Path) -> None:
-        """Save the whole index to a file, which `load` reads without the recognizer.
-
-        The index of a Grammar saves only the results so far, and is loaded with the grammar. Raise a TypeError if the
-        recognizer is neither tabled nor a Grammar, because its states cannot be saved.
-        """
-        if not isinstance(self.graph, TableGraph):
-            raise TypeError(f"only the index of a Grammar, a Regex or a DFA (with a table) can be saved, not {self!r}")
-        index_files.write(path, self._build(1_000_000))
-
-    @classmethod
-    def load(cls, path: str | Path, vocab: VocabularyLike, recognizer: Any = None) -> TokenIndex:
-        """Load a saved index without computing it again; the index of a Grammar needs the grammar as `recognizer`.
-
-        Raise a ValueError if the file holds no index, or an index over another vocabulary or of another recognizer.
-        """
-        load_index = getattr(recognizer, "_load_index", None)
-        if load_index is not None:
-            return load_index(path, vocab)  # type: ignore[no-any-return]
-        stored, fields = index_files.read(path, vocab, recognizer)
-        with index_files.reading(path):
-            index = cls(stored, vocab)
-        index._adopt(PrecomputedIndex(index, *fields))
-        return index
-
     # ---- implementation
 
     @locked
     def _build(self, max_states: int) -> PrecomputedIndex:
-        return self._precomputed or self._adopt(build(self, max_states))
-
-    def _adopt(self, precomputed: PrecomputedIndex) -> PrecomputedIndex:
-        self.store.adopt(precomputed.masks)
-        self._masks.update(zip(precomputed.states, precomputed.masks, strict=True))
-        self._precomputed = precomputed
-        return precomputed
+        if self._precomputed is None:
+            found = build(self, max_states)
+            self._masks.update(zip(found.states, found.masks, strict=True))
+            self._precomputed = found
+        return self._precomputed
 
     @locked
     def _find(self, state: State) -> PackedMask:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -83,10 +82,6 @@ class MaskStore:
     def of_key(self, key: bytes) -> PackedMask:
         """Return the mask with this key."""
         return self._by_key.get(key) or self._by_key.setdefault(key, PackedMask(key))
-
-    def adopt(self, masks: Iterable[PackedMask]) -> None:
-        """Add masks that were created elsewhere."""
-        self._by_key.update((found.key, found) for found in masks)
 
     def _of_mask(self, key: bytes, mask: Bools) -> PackedMask:
         found = self.of_key(key)

@@ -7,7 +7,6 @@ instead, so that the children of a node are adjacent. The root has no byte; its 
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +25,7 @@ Ids = npt.NDArray[np.int32]
 
 NARROW = 40                                         # levels of at most so many nodes are read node by node
 
-__all__ = ["Trie", "fingerprint", "once", "ranges", "trie_of"]
+__all__ = ["Trie", "once", "ranges", "trie_of"]
 
 
 class Trie(Shared):
@@ -263,11 +262,3 @@ def trie_of(vocab: VocabularyLike) -> Trie:
     if not hasattr(vocab, "tokens"):
         raise TypeError(f"masks are over a Vocabulary, such as lm.vocab, not {shown(vocab, 60)}")
     return Trie(vocab.tokens, without_bytes(vocab))
-
-
-def fingerprint(vocab: VocabularyLike) -> str:
-    """Return a text that is equal for vocabularies with equal masks."""
-    tokens = trie_of(vocab).tokens
-    length = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    digest = hashlib.blake2b(b"".join([length.tobytes(), *tokens]), digest_size=16)
-    return f"{digest.hexdigest()} {sorted(vocab.eos_ids)}"
